@@ -1,0 +1,35 @@
+"""distboot: the first second of a distributed training job. `distboot.init()` is right under every launcher."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .bootstrap import init as init
+    from .context import Context as Context
+    from .detection import detect as detect
+    from .errors import DistbootError as DistbootError
+    from .placement import Placement as Placement
+
+__version__ = "0.1.0"
+
+__all__ = ["Context", "DistbootError", "Placement", "__version__", "detect", "init"]
+
+# `import distboot` costs next to nothing: each public name is imported when it is first used (PEP 562).
+_HOMES = {
+    "Context": "context",
+    "DistbootError": "errors",
+    "Placement": "placement",
+    "detect": "detection",
+    "init": "bootstrap",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value: object = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,59 @@
+"""Which command is meant; and that every error becomes one message and an exit code, never a traceback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from .. import __version__
+from ..errors import DistbootError
+from . import env, run, show
+
+_HELP = """\
+usage: python -m distboot [run] [options] script.py [arguments …]
+       python -m distboot run [options] -m module [arguments …]
+       python -m distboot run [options] -- command [arguments …]
+       python -m distboot show [--json]
+       python -m distboot env [--format shell|dotenv] [--json]
+
+Finds out which process of a distributed training job this is, whatever launched it.
+
+commands:
+  run    export RANK, LOCAL_RANK, NODE_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, run the
+         script or command, forward signals to it, and exit with its code (the default: `run` may be left out)
+  show   print what was detected, every value with its source
+  env    print the variables that `run` exports, for a shell or an env file
+
+`python -m distboot COMMAND --help` tells the options of each.
+"""
+
+_COMMANDS = {"run": run.main, "show": show.main, "env": env.main}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        return _dispatch(arguments)
+    except DistbootError as error:
+        print(f"distboot: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # the reader of `show | head` has gone; nobody is left to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _dispatch(arguments: list[str]) -> int:
+    first = arguments[0] if arguments else "--help"
+    if first in ("-h", "--help"):
+        print(_HELP, end="")
+        return 0 if arguments else 2
+    if first == "--version":
+        print(f"distboot {__version__}")
+        return 0
+    code = _COMMANDS[first](arguments[1:]) if first in _COMMANDS else run.main(arguments)
+    sys.stdout.flush()  # here, where a broken pipe is caught
+    return code

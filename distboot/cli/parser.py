@@ -1,0 +1,24 @@
+"""argparse with our errors: a usage error is one line with a hint and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+from typing import NoReturn
+
+from ..errors import DistbootError
+
+
+class Parser(argparse.ArgumentParser):
+    """An `ArgumentParser` that raises `DistbootError` and accepts no abbreviated options."""
+
+    def __init__(self, command: str, description: str, usage: str | None = None) -> None:
+        super().__init__(prog=f"python -m distboot {command}", description=description, usage=usage, allow_abbrev=False)
+        self.add_argument(
+            "--launcher",
+            metavar="NAME",
+            help="believe this launcher (default: DISTBOOT_LAUNCHER, or the innermost found)",
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the `usage` error."""
+        raise DistbootError("usage", message, f"{self.prog} --help")

@@ -1,0 +1,79 @@
+"""`run`, the wrapper: detect, export, start the script or command as a child, and end as it ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from .. import supervise
+from ..detection import detect
+from ..errors import DistbootError
+from ..exports import applied, variables
+from ..rendezvous import join_timeout_setting, settled
+from .parser import Parser
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; the exit code of the child."""
+    options, target = _split(arguments)
+    parser = _parser()
+    parsed = parser.parse_args(options)
+    if not target:
+        parser.error("no script, module or command to run")
+    command = _command(target)
+    seconds = join_timeout_setting(parsed.join_timeout)
+    placement = settled(detect(launcher=parsed.launcher), seconds)
+    return supervise.run(command, applied(variables(placement, os.environ), os.environ))
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "run",
+        "Export the variables of torch.distributed and run a script or command as a child: signals are forwarded to "
+        "it, and its exit code is ours (128 + n when signal n ended it, 127 not found, 126 not executable).",
+        usage="python -m distboot [run] [options] (script.py | -m module | -- command) [arguments …]",
+    )
+    parser.add_argument(
+        "--join-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="how long to wait for the name of rank 0's host to resolve (default: DISTBOOT_JOIN_TIMEOUT, or 300)",
+    )
+    return parser
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Our own options, and the target: what follows belongs to it, also if it looks like one of ours."""
+    takes_value = {"--launcher", "--join-timeout"}
+    index = 0
+    while index < len(arguments) and arguments[index].startswith("-") and arguments[index] not in ("-m", "--"):
+        index += 2 if arguments[index] in takes_value else 1
+    return arguments[:index], arguments[index:]
+
+
+def _command(target: list[str]) -> list[str]:
+    if target[0] == "--":
+        if len(target) == 1:
+            raise DistbootError("usage", "no command after '--'", "python -m distboot run -- command [arguments …]")
+        return target[1:]
+    python = [sys.executable, *_interpreter_options()]
+    if target[0] == "-m":
+        if len(target) == 1:
+            raise DistbootError("usage", "no module after '-m'", "python -m distboot run -m module [arguments …]")
+        return [*python, *target]
+    script = target[0]
+    if not os.path.exists(script):
+        raise DistbootError(
+            "command-not-found",
+            f"there is no script {script!r} in {os.getcwd()!r}",
+            "check the path; a command that is no Python script goes after '--': run -- command",
+        )
+    if not os.access(script, os.R_OK):
+        raise DistbootError("command-not-executable", f"the script {script!r} may not be read", "chmod +r it")
+    return [*python, *target]
+
+
+def _interpreter_options() -> list[str]:
+    """The options of this Python, so that `python -u -m distboot train.py` runs `python -u train.py`."""
+    words = sys.orig_argv[1:]
+    return words[: words.index("-m")] if "-m" in words and words[words.index("-m") + 1 :][:1] == ["distboot"] else []

@@ -1,0 +1,87 @@
+"""`Context`: what a training script holds after `init`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+
+@dataclass(eq=False, slots=True)
+class Context:
+    """This process's exact place in the job, and the means to work with the other ranks.
+
+    Attributes:
+        framework: what was started, for example "torch".
+        launcher, platform, rank, world_size, local_rank, local_world_size, node_rank, num_nodes, master_addr,
+            master_port, job_id: as in `Placement`, but exact.
+        hosts: host name of each node, by node rank.
+        device: the `torch.device` of this rank.
+    """
+
+    framework: str
+    launcher: str
+    platform: str | None
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    num_nodes: int
+    master_addr: str
+    master_port: int
+    job_id: str | None
+    hosts: tuple[str, ...]
+    device: Any
+    _barrier: Callable[[], None] = field(repr=False)
+    _stop: Callable[[], None] = field(repr=False)
+    closed: bool = False
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    @property
+    def is_local_main(self) -> bool:
+        """Whether this is the first process of its node."""
+        return self.local_rank == 0
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        self._barrier()
+
+    @contextmanager
+    def main_first(self) -> Iterator[None]:
+        """Run a block on rank 0 first (a download, say), then on all the others. All ranks must enter it."""
+        yield from self._first(self.is_main)
+
+    @contextmanager
+    def local_main_first(self) -> Iterator[None]:
+        """Run a block on the first process of each node first, then on the others. All ranks must enter it."""
+        yield from self._first(self.is_local_main)
+
+    def close(self) -> None:
+        """Leave the process group. A second call does nothing."""
+        if not self.closed:
+            self.closed = True
+            self._stop()
+
+    def __enter__(self) -> Context:  # noqa: PYI034 - typing.Self needs Python 3.11
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _first(self, goes_first: bool) -> Iterator[None]:
+        if not goes_first:
+            self.barrier()
+        try:
+            yield
+        finally:  # also when the block failed: the others are waiting
+            if goes_first:
+                self.barrier()

@@ -1,0 +1,93 @@
+"""`detect`: from the environment of one process to its `Placement`. Pure: it reads the mapping and nothing else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+
+from . import handoff
+from .errors import DistbootError
+from .launchers import INNERMOST_FIRST, Launcher
+from .launchers.single import SINGLE, alone
+from .placement import Placement
+
+
+def detect(environ: Mapping[str, str] | None = None, *, launcher: str | None = None) -> Placement:
+    """Find out from the environment which process of the job this is.
+
+    Args:
+        environ: the environment to read; default: that of this process.
+        launcher: name of the launcher to believe, for example "openmpi"; default: DISTBOOT_LAUNCHER, or else the
+            innermost launcher that claims the environment.
+
+    Returns:
+        The placement. What one process's environment cannot prove is None in it.
+
+    Raises:
+        DistbootError: the environment is broken or contradictory, or does not fit the launcher named.
+    """
+    environ = os.environ if environ is None else environ
+    bare, handed_over = handoff.take(environ)
+    name, named_by = launcher, "launcher="
+    if name is None and environ.get("DISTBOOT_LAUNCHER"):
+        name, named_by = environ["DISTBOOT_LAUNCHER"], "DISTBOOT_LAUNCHER="
+    placement = _named(environ, bare, name, f"{named_by}{name!r}") if name else _innermost(environ, bare)
+    return handoff.apply(handed_over, placement) if handed_over else placement
+
+
+def by_name(name: str) -> Launcher | None:
+    """The launcher of that name, or None."""
+    return next((candidate for candidate in INNERMOST_FIRST if candidate.name == name), None)
+
+
+def _innermost(environ: Mapping[str, str], bare: Mapping[str, str]) -> Placement:
+    """`bare` is `environ` without what an outer distboot exported."""
+    for index, candidate in enumerate(INNERMOST_FIRST):
+        placement = candidate.read(environ if candidate.rewrites else bare)
+        if placement is not None:
+            if candidate.rewrites:
+                return placement
+            outer = INNERMOST_FIRST[index + 1 :]
+            return _reconciled(bare, placement, [other for other in outer if other.plain])
+    raise AssertionError("the last launcher, single, claims every environment")
+
+
+def _reconciled(environ: Mapping[str, str], placement: Placement, others: list[Launcher]) -> Placement:
+    """Refuse when variables with plain names describe another place: one is stale, and nothing says which."""
+    notes: list[str] = []
+    for other in others:
+        ignored = [name for name in other.markers if name in environ]
+        try:
+            rival = other.read(environ) if ignored else None
+        except DistbootError:  # half of a launcher, or broken: a left-over that nobody can mistake for the truth
+            notes.append(f"{', '.join(ignored)} ignored: {placement.launcher} owns the rank")
+            continue
+        if rival is None:
+            continue
+        if (rival.rank, rival.world_size) != (placement.rank, placement.world_size):
+            raise DistbootError(
+                "conflicting-launchers",
+                f"{placement.sources['rank']} says rank {placement.rank} of {placement.world_size}, but "
+                f"{rival.sources['rank']} says rank {rival.rank} of {rival.world_size}",
+                f"clear {', '.join(ignored)} if left over from a shell or an image, "
+                f"or set DISTBOOT_LAUNCHER={placement.launcher} or DISTBOOT_LAUNCHER={rival.launcher}",
+            )
+    return replace(placement, notes=(*placement.notes, *notes)) if notes else placement
+
+
+def _named(environ: Mapping[str, str], bare: Mapping[str, str], name: str, said: str) -> Placement:
+    if name == SINGLE.name:
+        return alone(bare)
+    candidate = by_name(name)
+    if candidate is None:
+        known = ", ".join(launcher.name for launcher in INNERMOST_FIRST)
+        raise DistbootError("unknown-launcher", f"{said} is no launcher", f"launchers: {known}")
+    placement = candidate.read(environ if candidate.rewrites else bare)
+    if placement is None:
+        raise DistbootError(
+            "launcher-mismatch",
+            f"{said}, but none of {', '.join(candidate.markers)} is set",
+            "remove the setting to let distboot find the launcher, or start the job with that launcher",
+        )
+    return placement

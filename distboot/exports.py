@@ -1,0 +1,67 @@
+"""What distboot tells the frameworks through the environment, and the one place that writes `os.environ`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from types import TracebackType
+
+from . import handoff
+from .placement import VARIABLES, Placement
+
+
+def variables(placement: Placement, environ: Mapping[str, str]) -> dict[str, str | None]:
+    """The variables to set for a placement, starting from `environ`; None means: must not be set.
+
+    A field that is not known is cleared, so that no framework reads a value left over from elsewhere.
+    """
+    exports: dict[str, str | None] = {}
+    for field, name in VARIABLES.items():
+        value = getattr(placement, field)
+        exports[name] = None if value is None else str(value)
+    if placement.launcher != "torchrun":
+        # Left over from a torchrun further out, it makes torch wait for a store that nobody serves.
+        exports["TORCHELASTIC_USE_AGENT_STORE"] = None
+    bare, _ = handoff.take(environ)
+    changed = [name for name, value in exports.items() if value is not None and bare.get(name) != value]
+    exports[handoff.VARIABLE] = handoff.encode(placement, changed)
+    return exports
+
+
+def applied(exports: Mapping[str, str | None], environ: Mapping[str, str]) -> dict[str, str]:
+    """A copy of `environ` with the exports in it, for a child process."""
+    merged = {**environ, **exports}
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+class Exported:
+    """Context manager: writes to `os.environ`, and puts it back as it was if the block fails."""
+
+    def __enter__(self) -> Exported:  # noqa: PYI034 - typing.Self needs Python 3.11
+        self._before: dict[str, str | None] = {}
+        return self
+
+    def environ_before(self) -> dict[str, str]:
+        """`os.environ` as it was on entering the block."""
+        merged = {**os.environ, **self._before}
+        return {name: value for name, value in merged.items() if value is not None}
+
+    def write(self, exports: Mapping[str, str | None]) -> None:
+        """Set (or, for None, clear) these variables in `os.environ`."""
+        for name, value in exports.items():
+            self._before.setdefault(name, os.environ.get(name))
+            _write(name, value)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            for name, value in self._before.items():
+                _write(name, value)
+
+
+def _write(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value

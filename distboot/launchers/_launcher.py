@@ -1,0 +1,41 @@
+"""What a launcher is: a record whose one behaviour is a plain function from an environment to a placement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ..placement import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """One launcher.
+
+    Attributes:
+        name: the value of `Placement.launcher`.
+        title: what people call it.
+        markers: variables of which any one claims the environment for this launcher.
+        read: environment -> the whole placement; None when the launcher did not start this process; raises
+            `DistbootError` when it did and its variables are broken.
+        source: version or documentation page that the facts are from.
+        plain: whether its variables have common names that a shell may have left over, so that a more
+            specific launcher may win over it, but not silently contradict it.
+        rewrites: whether it sets RANK, MASTER_ADDR and their like anew for every process, so that they are
+            never what an outer distboot exported.
+        passing: how a variable reaches every process of a job of this launcher, with NAME=VALUE in it.
+    """
+
+    name: str
+    title: str
+    markers: tuple[str, ...]
+    read: Callable[[Mapping[str, str]], Placement | None]
+    source: str
+    plain: bool = False
+    rewrites: bool = False
+    passing: str = "set NAME=VALUE for every process"
+
+
+def claims(environ: Mapping[str, str], markers: tuple[str, ...]) -> bool:
+    """Whether any of a launcher's markers is set, even if it is empty."""
+    return any(marker in environ for marker in markers)

@@ -1,0 +1,73 @@
+"""`Placement`: what one process's environment proves about its place in the job, and where each value came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+# The order in which the fields are shown to people.
+FIELDS = (
+    "launcher",
+    "platform",
+    "rank",
+    "world_size",
+    "local_rank",
+    "local_world_size",
+    "node_rank",
+    "num_nodes",
+    "master_addr",
+    "master_port",
+    "job_id",
+)
+
+# The variables in which PyTorch, and whatever imitates it, expects the fields.
+VARIABLES = {
+    "rank": "RANK",
+    "local_rank": "LOCAL_RANK",
+    "node_rank": "NODE_RANK",
+    "world_size": "WORLD_SIZE",
+    "local_world_size": "LOCAL_WORLD_SIZE",
+    "master_addr": "MASTER_ADDR",
+    "master_port": "MASTER_PORT",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """This process's place in the job. A field is None when the environment alone cannot prove it.
+
+    Attributes:
+        launcher: what started this process and owns its rank, for example "openmpi" or "single".
+        platform: what owns the machines, for example "azureml", or None.
+        rank: 0 to world_size - 1.
+        world_size: number of processes of the job.
+        local_rank: 0 to local_world_size - 1, or None.
+        local_world_size: number of the job's processes on this node, or None.
+        node_rank: 0 to num_nodes - 1; nodes are counted in the order in which the ranks first reach them. Or None.
+        num_nodes: number of nodes that have a rank, or None.
+        master_addr: host name or address of rank 0 without brackets or port, or None.
+        master_port: 1 to 65535, or None.
+        job_id: what the launcher or the platform calls this job, or None.
+        sources: field name -> where its value came from, for example "OMPI_COMM_WORLD_RANK".
+        notes: remarks for people, for example why an allocation was not taken for a launcher.
+    """
+
+    launcher: str
+    platform: str | None
+    rank: int
+    world_size: int
+    local_rank: int | None
+    local_world_size: int | None
+    node_rank: int | None
+    num_nodes: int | None
+    master_addr: str | None
+    master_port: int | None
+    job_id: str | None
+    sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    notes: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, object]:
+        """All fields as plain JSON types, `sources` as a dict and `notes` as a list."""
+        fields: dict[str, object] = {name: getattr(self, name) for name in FIELDS}
+        return {**fields, "sources": dict(self.sources), "notes": list(self.notes)}

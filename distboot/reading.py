@@ -1,0 +1,230 @@
+"""`Reading`: one launcher's reading of one environment. It gathers values, their sources and *every* problem.
+
+A launcher's function makes one, takes its variables from it, and ends with `placement()`, which checks that
+the numbers fit together, derives what follows from them, finds the address of rank 0, and raises a single
+error when anything was wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from .address import derived_port, is_loopback, parse_address, parse_port
+from .errors import DistbootError
+from .placement import FIELDS, Placement
+from .platforms import recognise
+
+# Larger than any job; a bound so that a garbled size is named and not believed.
+_MOST_PROCESSES = 1 << 24
+
+
+def variable(environ: Mapping[str, str], name: str) -> str:
+    """`NAME='value'`, as error messages show it; long values are shortened."""
+    value = environ[name]
+    return f"{name}={value!r}" if len(value) <= 200 else f"{name}={value[:200]!r}…"
+
+
+class Reading:
+    """What `launcher` says in `environ`: values by field, their sources, problems and notes.
+
+    Attributes:
+        environ: the environment; never written to.
+        problems: sentences for people, each naming the variable and its value.
+        notes: remarks for people that are no problems.
+    """
+
+    def __init__(self, environ: Mapping[str, str], launcher: str) -> None:
+        self.environ = environ
+        self.problems: list[str] = []
+        self.notes: list[str] = []
+        self._launcher = launcher
+        self._values: dict[str, Any] = dict.fromkeys(FIELDS)
+        self._values["launcher"] = launcher
+        self._sources: dict[str, str] = {}
+
+    def put(self, field: str, value: object, source: str) -> None:
+        """Record the value of a field of `Placement` and where it came from. The first value stays."""
+        if self._values[field] is None:
+            self._values[field] = value
+            self._sources[field] = source
+
+    def get(self, field: str) -> Any:
+        """The value recorded for a field so far, or None."""
+        return self._values[field]
+
+    def integer(self, name: str, field: str | None = None, *, required: bool = True) -> int | None:
+        """The non-negative integer in variable `name`, recorded under `field`; None when there is none.
+
+        A variable that is malformed, or required and missing, becomes a problem.
+        """
+        text = self.text(name, required=required)
+        if text is None:
+            return None
+        if not (text.isascii() and text.isdigit()):
+            cause = "is empty" if not text else "is not a whole number of 0 or more"
+            self.problems.append(f"{variable(self.environ, name)} {cause}")
+            return None
+        if len(text) > 8 or int(text) > _MOST_PROCESSES:
+            self.problems.append(f"{variable(self.environ, name)} is larger than any job")
+            return None
+        if field is not None:
+            self.put(field, int(text), name)
+        return int(text)
+
+    def text(self, name: str, *, required: bool = True) -> str | None:
+        """The text of variable `name`. Required and missing is a problem."""
+        text = self.environ.get(name)
+        if text is None and required:
+            self.problems.append(f"{name} is missing")
+        return text
+
+    def agree(self, name: str, other: object, source: str) -> None:
+        """When variable `name` exists, a value other than `other` (which came from `source`) is a problem."""
+        text = self.environ.get(name)
+        if text is not None and other is not None and text != str(other):
+            self.problems.append(f"{variable(self.environ, name)} contradicts {source}={str(other)!r}")
+
+    def job_id(self, *names: str) -> None:
+        """Take the job id from the first of these variables that is set and not empty."""
+        for name in names:
+            if self.environ.get(name):
+                self.put("job_id", self.environ[name], name)
+                return
+
+    def placement(
+        self,
+        *,
+        own_address: tuple[str, str] | None = None,
+        port_seed: tuple[str, str] | None = None,
+        nodes_are_hosts: bool = False,
+    ) -> Placement:
+        """The whole placement.
+
+        Args:
+            own_address: host of rank 0 as the launcher itself knows it, and the source of that.
+            port_seed: a text that is the same on all ranks, and its source, to derive a port from when there
+                is no job id.
+            nodes_are_hosts: whether different nodes of this launcher are different machines for certain, so
+                that a loopback address cannot be right for several of them.
+
+        Raises:
+            DistbootError: `broken-environment`, with every problem in it.
+        """
+        self._check_numbers()
+        if not self.problems:
+            self._derive_numbers()
+        self._locate_rank0(own_address, nodes_are_hosts)
+        self._find_port(port_seed)
+        if self.problems:
+            raise DistbootError("broken-environment", self._report(), self._remedy())
+        order = {field: self._sources[field] for field in FIELDS if field in self._sources}
+        return Placement(**self._values, sources=MappingProxyType(order), notes=tuple(self.notes))
+
+    def _check_numbers(self) -> None:
+        self._below("rank", "world_size")
+        self._below("local_rank", "local_world_size")
+        self._below("node_rank", "num_nodes")
+        for part in ("local_world_size", "num_nodes"):
+            if self.get(part) == 0:
+                self.problems.append(f"{self._said(part)} cannot be 0: this process is there")
+            elif self._known(part, "world_size") and self.get(part) > self.get("world_size"):
+                self.problems.append(f"{self._said(part)} is more than {self._said('world_size')}")
+        if self._known("local_world_size", "num_nodes", "world_size"):
+            # Every other node has at least one process; on a single node they are all here.
+            others = self.get("world_size") - self.get("local_world_size")
+            nodes = self.get("num_nodes")
+            if others < nodes - 1 or (nodes == 1 and others > 0):
+                said = ", ".join(map(self._said, ("world_size", "local_world_size", "num_nodes")))
+                self.problems.append(f"{said} do not fit together")
+
+    def _below(self, index: str, size: str) -> None:
+        if self._known(index, size) and not self.get(index) < self.get(size):
+            self.problems.append(f"{self._said(index)} is not below {self._said(size)}")
+
+    def _derive_numbers(self) -> None:
+        world_size = self.get("world_size")
+        if world_size == 1:
+            for field, value in (("local_rank", 0), ("local_world_size", 1), ("num_nodes", 1)):
+                self.put(field, value, "derived: a job of one process")
+        if self.get("local_world_size") == world_size:
+            self.put("num_nodes", 1, "derived: all processes of the job are on this node")
+        if self.get("num_nodes") == 1:
+            self.put("node_rank", 0, "derived: the job has one node")
+            self.put("local_world_size", world_size, "derived: the job has one node")
+            self.put("local_rank", self.get("rank"), "derived: the job has one node")
+        if self.get("num_nodes") == world_size:
+            # Every node has at least one rank, so each has exactly one, and rank r is the r-th to be met.
+            self.put("node_rank", self.get("rank"), "derived: one process a node")
+            self.put("local_rank", 0, "derived: one process a node")
+            self.put("local_world_size", 1, "derived: one process a node")
+        self._check_numbers()
+
+    def _locate_rank0(self, own_address: tuple[str, str] | None, nodes_are_hosts: bool) -> None:
+        platform = recognise(self.environ)
+        if platform:
+            self.put("platform", platform.name, next(m for m in platform.markers if m in self.environ))
+            self.job_id(*platform.job_id_variables)
+        if "MASTER_ADDR" in self.environ:
+            host = self._address("MASTER_ADDR", with_port=True)
+            if host and nodes_are_hosts and self._spans_nodes() and is_loopback(host):
+                self.problems.append(
+                    f"{variable(self.environ, 'MASTER_ADDR')} is a loopback address, but the job spans several "
+                    "nodes: every other node would call itself"
+                )
+        elif platform and (name := platform.address_variable(self.environ)):
+            self._address(name, with_port=False)
+        elif own_address:
+            self.put("master_addr", *own_address)
+        elif self.get("num_nodes") == 1:
+            self.put("master_addr", "127.0.0.1", "loopback: the job has one node")
+
+    def _address(self, name: str, *, with_port: bool) -> str | None:
+        try:
+            host, port = parse_address(self.environ[name])
+        except ValueError as cause:
+            self.problems.append(f"{variable(self.environ, name)} {cause}")
+            return None
+        self.put("master_addr", host, name)
+        if with_port and port is not None:
+            self.put("master_port", port, name)
+            self.agree("MASTER_PORT", port, f"the port in {name}")
+        return host
+
+    def _find_port(self, port_seed: tuple[str, str] | None) -> None:
+        if "MASTER_PORT" in self.environ:
+            try:
+                self.put("master_port", parse_port(self.environ["MASTER_PORT"]), "MASTER_PORT")
+            except ValueError as cause:
+                self.problems.append(f"{variable(self.environ, 'MASTER_PORT')} {cause}")
+        elif self.get("job_id") is not None:
+            self.put("master_port", derived_port(self.get("job_id")), f"derived from {self._sources['job_id']}")
+        elif port_seed:
+            self.put("master_port", derived_port(port_seed[0]), f"derived from {port_seed[1]}")
+
+    def _known(self, *fields: str) -> bool:
+        return all(self._values[field] is not None for field in fields)
+
+    def _said(self, field: str) -> str:
+        source = self._sources[field]
+        return f"{source}={self.environ[source]!r}" if source in self.environ else f"{field}={self.get(field)}"
+
+    def _spans_nodes(self) -> bool:
+        if self._known("num_nodes"):
+            return bool(self.get("num_nodes") > 1)
+        both = self._known("local_world_size", "world_size")
+        return both and bool(self.get("local_world_size") < self.get("world_size"))
+
+    def _report(self) -> str:
+        count = len(self.problems)
+        head = f"this looks like a process of launcher {self._launcher!r}, but "
+        if count == 1:
+            return head + self.problems[0]
+        return head + f"{count} things are wrong:" + "".join(f"\n  {problem}" for problem in self.problems)
+
+    def _remedy(self) -> str:
+        return (
+            "these variables come from the launcher and are not meant to be edited; look for a script, image or "
+            "shell that sets, clears or leaves them over, or name the launcher with DISTBOOT_LAUNCHER"
+        )

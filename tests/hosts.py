@@ -1,0 +1,233 @@
+"""Several hosts on one machine, for tests whose ranks must not share one.
+
+Everything about the hosts themselves is in `cluster/`, shell scripts that also work by hand; this module starts
+them for a test session, runs commands on a host under a time limit, and takes everything down again. Clusters of
+sessions that run at the same time do not meet: see `cluster/README.md`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+SCRIPTS = Path(__file__).resolve().parent / "cluster"
+REPOSITORY = SCRIPTS.parents[1]
+NAMES = ("head", "nodea", "nodeb")
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+PREFIX = "distboot-hosts-"
+
+# What a host needs from the kernel, and nothing that outlives the command.
+PROBE = "mount -n -t proc proc /proc && ip link add probe0 type bridge && ip link add probe1 type veth peer name probe2"
+
+
+class HostsError(Exception):
+    """The hosts, or Slurm on them, could not be brought up or down; the message holds the script's output."""
+
+
+@functools.cache
+def missing_for_hosts() -> str | None:
+    """One line saying why hosts cannot be had here, or None."""
+    if not sys.platform.startswith("linux"):
+        return "several hosts need Linux"
+    if os.geteuid() != 0:
+        return "several hosts need root"
+    absent = _absent("bash", "ip", "unshare", "nsenter", "setsid", "ssh", "ssh-keygen", "sshd")
+    if absent:
+        return absent
+    namespaces = ["unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child"]
+    try:
+        probe = _call([*namespaces, "bash", "-c", PROBE], {"PATH": SYSTEM_PATH}, timeout=20)
+    except TimeoutError as error:
+        return f"cannot create network namespaces: {error}"
+    if probe.returncode != 0:
+        return f"cannot create network namespaces: {' '.join(probe.stderr.split()) or probe.returncode}"
+    return None
+
+
+def missing_for_slurm() -> str | None:
+    """One line saying why Slurm cannot be had here, or None."""
+    return missing_for_hosts() or _absent("munged", "slurmctld", "slurmd", "srun", "sinfo", "squeue", "scancel")
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Hosts that are up: `with Hosts.up() as hosts: hosts.run("nodea", ["hostname"])`.
+
+    Process ids are each host's own: end a process by its id with `run(host, ["kill", ...])`, never with `os.kill`.
+    """
+
+    root: Path
+    """Scratch folder, visible on all hosts at the same path; the logs are in `run`."""
+    names: tuple[str, ...]
+    """The first is the head node."""
+
+    @classmethod
+    @contextmanager
+    def up(cls, names: Sequence[str] = NAMES, show: Sequence[Path] = ()) -> Iterator[Hosts]:
+        """Bring hosts up, and down at the end.
+
+        A host has a `/tmp` of its own. `show` names folders below the machine's that it must see all the same; the
+        repository and the Python that runs the tests always are.
+        """
+        absent = missing_for_hosts()
+        if absent:
+            raise HostsError(absent)
+        _take_down_crashed()
+        hosts = cls(Path(tempfile.mkdtemp(prefix=PREFIX)).resolve(), tuple(names))
+        lock = _lock(hosts.root)
+        visible = (REPOSITORY, Path(sys.prefix), Path(sys.base_prefix), *show)
+        try:
+            hosts.shared.mkdir()
+            _script("cluster.sh", "up", hosts.root, HC_NODES=" ".join(names), HC_SHOW=":".join(map(str, visible)))
+            try:
+                yield hosts
+            finally:
+                _script("cluster.sh", "down", hosts.root)
+            shutil.rmtree(hosts.root)
+        finally:
+            os.close(lock)
+
+    @property
+    def shared(self) -> Path:
+        """Folder for the tests' own files, the same on all hosts; commands start in it."""
+        return self.root / "shared"
+
+    def command(self, host: str, command: Sequence[str], cwd: Path | None = None) -> list[str]:
+        """The command line that runs `command` on a host."""
+        process = (self.root / "run" / f"{host}.pid").read_text().strip()
+        enter = ["nsenter", "--target", process, "--net", "--uts", "--ipc", "--mount", "--pid", "--"]
+        return [*enter, "env", f"--chdir={cwd or self.shared}", *command]
+
+    def environment(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The environment of a fresh login, with the tests' Python first on PATH, extended by `env`."""
+        path = f"{sys.prefix}/bin:{SYSTEM_PATH}"
+        return {"PATH": path, "HOME": str(Path("~root").expanduser()), "LANG": "C.UTF-8", **(env or {})}
+
+    def run(
+        self,
+        host: str,
+        command: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        timeout: float = 60,
+        cwd: Path | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command on a host to its end; TimeoutError, with what it wrote, when that takes too long."""
+        return _call(self.command(host, command, cwd), self.environment(env), timeout)
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """Slurm that is up on hosts: the controller on the first, 4 CPUs on each other one."""
+
+    hosts: Hosts
+
+    @classmethod
+    @contextmanager
+    def up(cls, hosts: Hosts, conf: str = "") -> Iterator[Slurm]:
+        """Bring Slurm up, with `conf` appended to slurm.conf, and down at the end."""
+        absent = missing_for_slurm()
+        if absent:
+            raise HostsError(absent)
+        _script("slurm.sh", "up", hosts.root, HC_SLURM_EXTRA=conf)
+        try:
+            yield cls(hosts)
+        finally:
+            _script("slurm.sh", "down", hosts.root)
+
+    def run(
+        self, command: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 60
+    ) -> subprocess.CompletedProcess[str]:
+        """Run any command on the head node."""
+        return self.hosts.run(self.hosts.names[0], command, env, timeout)
+
+    def srun(
+        self, args: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 60
+    ) -> subprocess.CompletedProcess[str]:
+        """`srun` with these arguments from the head node."""
+        return self.run(["srun", *args], env, timeout)
+
+
+def _absent(*programs: str) -> str | None:
+    absent = [name for name in programs if shutil.which(name, path=SYSTEM_PATH) is None]
+    return f"not installed: {', '.join(absent)} (see tests/cluster/packages.txt)" if absent else None
+
+
+def _lock(root: Path) -> int:
+    """Mark a scratch folder as in use, for as long as this process lives; BlockingIOError when it is already."""
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _take_down_crashed() -> None:
+    """End the hosts of a session that was killed: its folder is there, its lock went with it."""
+    for root in Path(tempfile.gettempdir()).resolve().glob(f"{PREFIX}*"):
+        # Anybody may make such a folder in a common /tmp. One without `run` was made this moment, or is empty.
+        if root.lstat().st_uid != os.geteuid() or not (root / "run").is_dir():
+            continue
+        with suppress(OSError):
+            lock = _lock(root)
+            try:
+                _script("cluster.sh", "down", root)
+                shutil.rmtree(root)
+            finally:
+                os.close(lock)
+
+
+def _script(name: str, action: str, root: Path, **settings: str) -> None:
+    environment = {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", "HCROOT": str(root), **settings}
+    done = _call([str(SCRIPTS / name), action], environment, timeout=90)
+    if done.returncode != 0:
+        raise HostsError(f"{name} {action} failed with {done.returncode}:\n{done.stdout}{done.stderr}")
+
+
+def _call(command: Sequence[str], env: Mapping[str, str], timeout: float) -> subprocess.CompletedProcess[str]:
+    """Run a command under a time limit. Its output goes to files: a pipe may be held open by what it left behind."""
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        process = subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True
+        )
+        late = False
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            late = True
+        finally:
+            if process.returncode is None:
+                _end(process)
+        stdout.seek(0)
+        stderr.seek(0)
+        out, err = stdout.read(), stderr.read()
+    if late:
+        raise TimeoutError(f"not done after {timeout} s: {' '.join(command)}\n{out[-4000:]}\n{err[-4000:]}")
+    return subprocess.CompletedProcess(list(command), process.returncode, out, err)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the process group that this process leads, gently first; the group is gone when none can be signalled."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + 3
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+            while time.monotonic() < deadline:
+                process.poll()
+                os.killpg(process.pid, 0)
+                time.sleep(0.02)

@@ -1,0 +1,166 @@
+"""Plain RANK/WORLD_SIZE, Azure ML as a platform, addresses and ports of rank 0."""
+
+from __future__ import annotations
+
+import pytest
+from captured import one
+from distboot import DistbootError, Placement, detect
+from distboot.address import DERIVED_PORTS
+from documented import AZUREML_PYTORCH, PYTORCHJOB
+
+TWO_NODES = "openmpi-4.1.4/2nodes_2procs"
+ONE_NODE = "openmpi-4.1.4/1node_4procs"
+
+
+def _refused(environ: dict[str, str], **options: str) -> DistbootError:
+    with pytest.raises(DistbootError) as refusal:
+        detect(environ, **options)
+    return refusal.value
+
+
+def _address(placement: Placement) -> tuple[str | None, int | None]:
+    return placement.master_addr, placement.master_port
+
+
+def test_azureml_pytorch_job() -> None:
+    placement = detect(AZUREML_PYTORCH)
+    assert (placement.launcher, placement.platform, placement.job_id) == ("torch", "azureml", "dreamy_clock_1f2z7")
+    assert (placement.rank, placement.world_size, placement.local_rank, placement.node_rank) == (3, 4, 1, 1)
+    assert (placement.local_world_size, placement.num_nodes) == (None, None), "nothing in the environment proves them"
+    assert _address(placement) == ("10.0.0.4", 6105)
+
+
+def test_pytorchjob_with_one_process_a_pod() -> None:
+    placement = detect(PYTORCHJOB)
+    assert (placement.launcher, placement.platform, placement.rank, placement.world_size) == (
+        "torch",
+        "kubernetes",
+        2,
+        3,
+    )
+    assert placement.local_rank is None
+    assert _address(placement) == ("digits-master-0", 23456)
+
+
+def test_rank_that_numbers_pods_is_refused() -> None:
+    refusal = _refused({**PYTORCHJOB, "PET_NPROC_PER_NODE": "4", "WORLD_SIZE": "12"})
+    assert refusal.code == "node-level-launch"
+    assert "torchrun" in refusal.hint
+
+
+@pytest.mark.parametrize(
+    ("variables", "host"),
+    [
+        ({"AZ_BATCH_MASTER_NODE": "10.0.0.4:6000", "AZ_BATCHAI_MPI_MASTER_NODE": "10.0.0.9"}, "10.0.0.4"),
+        ({"AZ_BATCH_MASTER_NODE": "10.0.0.4"}, "10.0.0.4"),
+        ({"AZ_BATCH_MASTER_NODE": "[fd00::4]:6000"}, "fd00::4"),
+        ({"AZ_BATCH_MASTER_NODE": "fd00::4"}, "fd00::4"),
+        ({"AZ_BATCHAI_MPI_MASTER_NODE": "10.0.0.4"}, "10.0.0.4"),
+        ({"AZ_BATCHAI_MPI_MASTER_NODE": "localhost", "AZ_BATCH_MASTER_NODE": "10.0.0.4:6000"}, "10.0.0.4"),
+    ],
+)
+def test_azureml_mpi_job_on_two_nodes(variables: dict[str, str], host: str) -> None:
+    placements = [detect({**one(TWO_NODES, rank), **variables}) for rank in range(4)]
+    assert {p.platform for p in placements} == {"azureml"}
+    assert {p.master_addr for p in placements} == {host}
+    ports = {p.master_port for p in placements}
+    # The port in AZ_BATCH_MASTER_NODE belongs to the Azure Batch service: its documentation forbids using it.
+    assert len(ports) == 1
+    assert ports <= set(DERIVED_PORTS)
+
+
+@pytest.mark.parametrize("variables", [{"AZ_BATCHAI_MPI_MASTER_NODE": "localhost"}, {"AZUREML_RUN_ID": "dreamy_clock"}])
+def test_azureml_mpi_job_on_one_node(variables: dict[str, str]) -> None:
+    placement = detect({**one(ONE_NODE, 2), **variables})
+    assert (placement.platform, placement.master_addr) == ("azureml", "127.0.0.1")
+
+
+def test_localhost_is_no_address_for_two_nodes() -> None:
+    placement = detect({**one(TWO_NODES, 3), "AZ_BATCHAI_MPI_MASTER_NODE": "localhost"})
+    assert placement.master_addr is None
+
+
+def test_malformed_platform_address_is_named() -> None:
+    refusal = _refused({**one(TWO_NODES, 3), "AZ_BATCH_MASTER_NODE": "10.0.0.999:6000"})
+    assert "AZ_BATCH_MASTER_NODE='10.0.0.999:6000' is not an IPv4 address" in refusal.message
+
+
+def test_bare_multi_node_mpirun_has_no_address() -> None:
+    for rank in range(4):
+        assert detect(one("openmpi-5.0.11/2nodes_2procs", rank)).master_addr is None
+
+
+def test_given_address_comes_before_the_platforms() -> None:
+    given = {"MASTER_ADDR": "nodea", "MASTER_PORT": "29500", "AZ_BATCH_MASTER_NODE": "10.0.0.4:6000"}
+    placement = detect({**one(TWO_NODES, 3), **given})
+    assert _address(placement) == ("nodea", 29500)
+    assert (placement.sources["master_addr"], placement.sources["master_port"]) == ("MASTER_ADDR", "MASTER_PORT")
+
+
+def test_port_in_the_address_is_taken_and_must_not_contradict() -> None:
+    environ = {**one(TWO_NODES, 3), "MASTER_ADDR": "[fd00::4]:29501"}
+    assert _address(detect(environ)) == ("fd00::4", 29501)
+    assert "MASTER_PORT='29500' contradicts" in _refused({**environ, "MASTER_PORT": "29500"}).message
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "0.0.0.0"])
+def test_loopback_address_for_several_hosts_is_refused(host: str) -> None:
+    assert "loopback" in _refused({**one(TWO_NODES, 0), "MASTER_ADDR": host}).message
+    assert detect({**one(ONE_NODE, 0), "MASTER_ADDR": host}).master_addr == host
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "99999", "-1", "abc", "", "29500.0", " 29500"])
+def test_port_out_of_range_or_malformed_is_refused(port: str) -> None:
+    assert f"MASTER_PORT={port!r}" in _refused({"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": port}).message
+
+
+def test_kubernetes_service_link_is_named_as_what_it_is() -> None:
+    refusal = _refused({**PYTORCHJOB, "MASTER_PORT": "tcp://10.0.0.1:2222"})
+    assert "enableServiceLinks" in refusal.message
+
+
+def test_derived_ports_are_the_same_for_a_job_and_spread_over_jobs() -> None:
+    ports = {detect({**one(ONE_NODE, 0), "PMIX_NAMESPACE": f"prterun-nodea-{n}@1"}).master_port for n in range(500)}
+    assert ports <= set(DERIVED_PORTS)
+    assert len(ports) > 400
+
+
+@pytest.mark.parametrize(
+    ("variables", "problem"),
+    [
+        ({"RANK": "4", "WORLD_SIZE": "4"}, "RANK='4' is not below WORLD_SIZE='4'"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "RANK='0' is not below WORLD_SIZE='0'"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_RANK='2' is not below"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "4"}, "LOCAL_WORLD_SIZE='4' is more than WORLD_SIZE='2'"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE='0' cannot be 0"),
+        ({"RANK": "1", "WORLD_SIZE": "99999999999"}, "WORLD_SIZE='99999999999' is larger than any job"),
+        ({"RANK": "0"}, "WORLD_SIZE is missing"),
+        ({"WORLD_SIZE": "4"}, "RANK is missing"),
+        ({"LOCAL_RANK": "1", "NODE_RANK": "0"}, "RANK is missing"),
+        ({"RANK": "٣", "WORLD_SIZE": "4"}, "RANK='٣' is not a whole number"),
+    ],
+)
+def test_contradictory_or_half_a_launcher_is_refused(variables: dict[str, str], problem: str) -> None:
+    refusal = _refused(variables)
+    assert refusal.code == "broken-environment"
+    assert problem in refusal.message
+    assert refusal.exit_code == 78
+
+
+def test_nothing_at_all_is_a_single_process() -> None:
+    placement = detect({})
+    assert (placement.launcher, placement.rank, placement.world_size) == ("single", 0, 1)
+    assert (placement.local_rank, placement.local_world_size, placement.node_rank, placement.num_nodes) == (0, 1, 0, 1)
+    assert placement.master_addr == "127.0.0.1"
+
+
+@pytest.mark.parametrize("variable", ["PMI_RANK", "PMIX_RANK", "JSM_NAMESPACE_RANK", "PALS_RANKID", "PET_NNODES"])
+def test_trace_of_an_unknown_launcher_is_not_a_single_process(variable: str) -> None:
+    assert _refused({variable: "1"}).code == "unsupported-launcher"
+    assert detect({variable: "1"}, launcher="single").world_size == 1
+
+
+def test_allocation_without_a_step_is_single_and_says_so() -> None:
+    placement = detect(one("slurm-sbatch-22.05.8/batch_step_python_no_ntasks", 0))
+    assert (placement.launcher, placement.platform) == ("single", "slurm")
+    assert any("not a step" in note for note in placement.notes)

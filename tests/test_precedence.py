@@ -1,0 +1,98 @@
+"""Which launcher owns the rank when several speak; the real nested runs are in test_real_launchers.py."""
+
+from __future__ import annotations
+
+import pytest
+from captured import one
+from distboot import DistbootError, detect
+from distboot.launchers import INNERMOST_FIRST
+from documented import tf_config
+
+OPENMPI = "openmpi-5.0.11/uneven_3_1"
+
+
+def test_launcher_names_are_unique_and_documented() -> None:
+    names = [launcher.name for launcher in INNERMOST_FIRST]
+    assert len(set(names)) == len(names)
+    assert names[-1] == "single"
+    assert all(launcher.source and launcher.title for launcher in INNERMOST_FIRST)
+
+
+@pytest.mark.parametrize(
+    ("capture", "innermost"),
+    [
+        ("torchrun-in-openmpi-4.1.4/2nodes_2procs_c10d", "torchrun"),
+        ("torchrun-in-openmpi-5.0.11/2nodes_2procs_static", "torchrun"),
+        ("torchrun-in-intelmpi-2021.19.0/2nodes_2procs_static", "torchrun"),
+        ("slurm-sbatch+torchrun-22.05.8/srun_torchrun_c10d_2nodes_2procs", "torchrun"),
+        ("slurm-sbatch+openmpi4-22.05.8/mpirun_2nodes_2procs_bynode", "openmpi"),
+        ("slurm-sbatch+openmpi5-22.05.8/mpirun_2nodes_2procs", "openmpi"),
+    ],
+)
+def test_innermost_launcher_wins(capture: str, innermost: str) -> None:
+    assert {detect(one(capture, rank)).launcher for rank in range(4)} == {innermost}
+
+
+def test_plain_variables_that_disagree_with_a_launcher_are_refused() -> None:
+    with pytest.raises(DistbootError) as refusal:
+        detect({**one(OPENMPI, 3), "RANK": "0", "WORLD_SIZE": "1"})
+    assert refusal.value.code == "conflicting-launchers"
+    assert "rank 3 of 4" in refusal.value.message
+    assert "rank 0 of 1" in refusal.value.message
+    assert "DISTBOOT_LAUNCHER=openmpi" in refusal.value.hint
+
+
+def test_plain_variables_that_agree_change_nothing() -> None:
+    placement = detect({**one(OPENMPI, 3), "RANK": "3", "WORLD_SIZE": "4"})
+    assert (placement.launcher, placement.rank, placement.notes) == ("openmpi", 3, ())
+
+
+@pytest.mark.parametrize("left_over", [{"WORLD_SIZE": "4"}, {"LOCAL_RANK": "7"}, {"RANK": "abc"}, {"TF_CONFIG": "{"}])
+def test_half_a_plain_launcher_beside_a_whole_one_is_ignored_and_noted(left_over: dict[str, str]) -> None:
+    placement = detect({**one(OPENMPI, 3), **left_over})
+    assert (placement.launcher, placement.rank, placement.local_rank) == ("openmpi", 3, 0)
+    assert any(next(iter(left_over)) in note for note in placement.notes)
+
+
+def test_tf_config_that_disagrees_is_refused() -> None:
+    with pytest.raises(DistbootError) as refusal:
+        detect({**one(OPENMPI, 3), **tf_config("worker", 0)})
+    assert refusal.value.code == "conflicting-launchers"
+
+
+@pytest.mark.parametrize("how", ["argument", "variable"])
+def test_named_launcher_wins(how: str) -> None:
+    environ = {**one(OPENMPI, 3), "RANK": "0", "WORLD_SIZE": "2"}
+    if how == "variable":
+        environ["DISTBOOT_LAUNCHER"] = "torch"
+    placement = detect(environ, launcher="torch" if how == "argument" else None)
+    assert (placement.launcher, placement.rank, placement.world_size) == ("torch", 0, 2)
+    assert detect(environ, launcher="openmpi").rank == 3
+    assert detect(environ, launcher="single").world_size == 1
+
+
+def test_named_launcher_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(DistbootError) as refusal:
+        detect(one(OPENMPI, 3), launcher="slurm")
+    assert refusal.value.code == "launcher-mismatch"
+    assert "SLURM_STEP_ID" in refusal.value.message
+
+
+def test_named_launcher_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(DistbootError) as refusal:
+        detect({"DISTBOOT_LAUNCHER": "opnempi"})
+    assert refusal.value.code == "unknown-launcher"
+    assert "openmpi" in refusal.value.hint
+
+
+def test_step_that_contradicts_itself_is_refused() -> None:
+    environ = one("slurm-srun-22.05.8/uneven_3_1_default", 3)
+    for variable, value in (("SLURM_GTIDS", "2"), ("SLURM_STEP_TASKS_PER_NODE", "2,1"), ("SLURM_NODEID", "2")):
+        with pytest.raises(DistbootError) as refusal:
+            detect({**environ, variable: value})
+        assert variable in refusal.value.message
+
+
+def test_interactive_slurm_shell_is_single() -> None:
+    environ = {**one("slurm-srun-22.05.8/1node_1proc", 0), "SLURM_STEP_ID": "4294967290"}
+    assert detect(environ).launcher == "single"

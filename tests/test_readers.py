@@ -1,0 +1,80 @@
+"""The readers of addresses, ports and Slurm's lists."""
+
+from __future__ import annotations
+
+import pytest
+from distboot.address import parse_address, parse_port
+from distboot.hostlist import expand_counts, expand_hosts
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("10.0.0.4", ("10.0.0.4", None)),
+        ("10.0.0.4:6000", ("10.0.0.4", 6000)),
+        ("nodea", ("nodea", None)),
+        ("node-a.cluster_1.test:1", ("node-a.cluster_1.test", 1)),
+        ("worker-0.svc.", ("worker-0.svc.", None)),
+        ("fd00::4", ("fd00::4", None)),
+        ("[fd00::4]", ("fd00::4", None)),
+        ("[fd00::4]:65535", ("fd00::4", 65535)),
+        ("::1", ("::1", None)),
+        ("[fe80::1%eth0]:1", ("fe80::1%eth0", 1)),
+    ],
+)
+def test_addresses(text: str, address: tuple[str, int | None]) -> None:
+    assert parse_address(text) == address
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ":1", "a:", "a:b", "[::1", "[::1]x", "[::1]:", "[a]:1", "1.2.3", "1.2.3.4.5", "256.1.1.1", "010.0.0.1", "1234",
+     "a b", "a/b", "-a", "tcp://a:1", "g::1", "a" * 254, "a\n", "a\x00", "é", "1.2.3.٤"],
+)  # fmt: skip
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^(is|has) "):
+        parse_address(text)
+
+
+def test_ports() -> None:
+    assert [parse_port(text) for text in ("1", "29500", "65535")] == [1, 29500, 65535]
+    for text in ("0", "65536", "", "1e3", "-1", "+1", " 1", "1_0", "٣", "9" * 1000):
+        with pytest.raises(ValueError, match=r"^is "):
+            parse_port(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("nodea", ["nodea"]),
+        ("nodea,nodeb", ["nodea", "nodeb"]),
+        ("n[1-3]", ["n1", "n2", "n3"]),
+        ("gpu[009-011,020]", ["gpu009", "gpu010", "gpu011", "gpu020"]),
+        ("rack[1-2]n[3-4,7]", ["rack1n3", "rack1n4", "rack1n7", "rack2n3", "rack2n4", "rack2n7"]),
+        ("a[1-2]-ib,b.x", ["a1-ib", "a2-ib", "b.x"]),
+        ("n[08-10]", ["n08", "n09", "n10"]),
+    ],
+)
+def test_hostlists(text: str, hosts: list[str]) -> None:
+    assert expand_hosts(text) == hosts
+
+
+@pytest.mark.parametrize(
+    "text", ["", ",", "a,", "a,,b", "n[", "n[]", "n]", "n[1", "n[1-]", "n[-1]", "n[3-1]", "n[a]", "n[[1]]", "n[1,]", "a b",
+             "n[1-9999999999]", "n[1-999][1-9999]"],
+)  # fmt: skip
+def test_what_is_no_hostlist_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^(is not a hostlist|names more)"):
+        expand_hosts(text)
+
+
+def test_counts() -> None:
+    assert expand_counts("4(x2),3") == [4, 4, 3]
+    for text in ("", "4(x)", "4x2", "a", "4,", "-1", "4(x99999999)"):
+        with pytest.raises(ValueError, match=r"^(is not a list|names more)"):
+            expand_counts(text)
+
+
+def test_hundred_thousand_hosts() -> None:
+    hosts = expand_hosts("n[000001-100000]")
+    assert (len(hosts), hosts[0], hosts[-1]) == (100_000, "n000001", "n100000")
