@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # type checkers take the name for typing's, whose import costs more than all of this
 if TYPE_CHECKING:
     from .bootstrap import init as init
     from .context import Context as Context

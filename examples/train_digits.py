@@ -18,6 +18,7 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
 SEED = 0
@@ -59,9 +60,7 @@ def make_loaders(batch_size: int, rank: int, world_size: int) -> tuple[DataLoade
     return train_loader, test_loader
 
 
-def train_epoch(
-    model: nn.Module, loader: DataLoader, optimizer: torch.optim.Optimizer, device: torch.device
-) -> None:
+def train_epoch(model: nn.Module, loader: DataLoader, optimizer: SGD, device: torch.device) -> None:
     """Go once over the training images."""
     model.train()
     for images, labels in loader:
@@ -100,14 +99,14 @@ def main() -> None:
     if distributed:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     args = parse_args()
-    print(f"rank {rank} of {world_size}, local rank {local_rank}, device {device}", flush=True)
+    print(f"rank {rank} of {world_size}, local rank {local_rank}, on {device}", flush=True)
 
     torch.manual_seed(SEED)
     train_loader, test_loader = make_loaders(args.batch_size, rank, world_size)
     model: nn.Module = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to(device)
     if distributed:
         model = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
+    optimizer = SGD(model.parameters(), lr=args.lr, momentum=0.9)
 
     for epoch in range(args.epochs):
         train_loader.sampler.set_epoch(epoch)
@@ -121,8 +120,8 @@ def main() -> None:
         print("result", json.dumps(result), flush=True)
     if distributed:
         dist.destroy_process_group()
-        # A Gloo thread that lets go of its last tensor only while Python shuts down aborts the process, and DDP
-        # keeps those threads alive (torch 2.13, pytorch issue 190489). Give them time to finish.
+        # DDP keeps the threads of Gloo alive, and one that lets go of its last tensor only while Python shuts
+        # down aborts the process (torch 2.13, pytorch issue 190489): give them time.
         time.sleep(0.1)
 
 

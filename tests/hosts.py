@@ -1,8 +1,8 @@
 """Several hosts on one machine, for tests whose ranks must not share one.
 
-Everything about the hosts themselves is in `cluster/`, shell scripts that also work by hand; this module starts
-them for a test session, runs commands on a host under a time limit, and takes everything down again. Clusters of
-sessions that run at the same time do not meet: see `cluster/README.md`.
+Everything about the hosts themselves is in `cluster/`, shell scripts that also work by hand. This module
+brings hosts up for a test session, runs commands on them under a time limit, and takes everything down again.
+Hosts of sessions that run at the same time do not meet: see `cluster/README.md`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,12 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PREFIX = "distboot-hosts-"
 
 # What a host needs from the kernel, and nothing that outlives the command.
-PROBE = "mount -n -t proc proc /proc && ip link add probe0 type bridge && ip link add probe1 type veth peer name probe2"
+PROBE = """
+set -e
+mount -n -t proc proc /proc
+ip link add probe0 type bridge
+ip link add probe1 type veth peer name probe2
+"""
 
 
 class HostsError(Exception):
@@ -60,14 +65,15 @@ def missing_for_hosts() -> str | None:
 
 def missing_for_slurm() -> str | None:
     """One line saying why Slurm cannot be had here, or None."""
-    return missing_for_hosts() or _absent("munged", "slurmctld", "slurmd", "srun", "sinfo", "squeue", "scancel")
+    programs = ("munged", "slurmctld", "slurmd", "srun", "sinfo", "squeue", "scancel")
+    return missing_for_hosts() or _absent(*programs)
 
 
 @dataclass(frozen=True)
 class Hosts:
     """Hosts that are up: `with Hosts.up() as hosts: hosts.run("nodea", ["hostname"])`.
 
-    Process ids are each host's own: end a process by its id with `run(host, ["kill", ...])`, never with `os.kill`.
+    Process ids are each host's own: end a process with `run(host, ["kill", ...])`, never with `os.kill`.
     """
 
     root: Path
@@ -80,8 +86,8 @@ class Hosts:
     def up(cls, names: Sequence[str] = NAMES, show: Sequence[Path] = ()) -> Iterator[Hosts]:
         """Bring hosts up, and down at the end.
 
-        A host has a `/tmp` of its own. `show` names folders below the machine's that it must see all the same; the
-        repository and the Python that runs the tests always are.
+        A host has a `/tmp` of its own. `show` names folders below the machine's that it must see all the
+        same; the repository and the Python that runs the tests are always among them.
         """
         absent = missing_for_hosts()
         if absent:
@@ -89,17 +95,14 @@ class Hosts:
         _take_down_crashed()
         hosts = cls(Path(tempfile.mkdtemp(prefix=PREFIX)).resolve(), tuple(names))
         lock = _lock(hosts.root)
-        visible = (REPOSITORY, Path(sys.prefix), Path(sys.base_prefix), *show)
+        folders = (REPOSITORY, Path(sys.prefix), Path(sys.base_prefix), *show)
+        visible = ":".join(str(path) for folder in folders for path in (folder, folder.resolve()))
         try:
             hosts.shared.mkdir()
-            _script("cluster.sh", "up", hosts.root, HC_NODES=" ".join(names), HC_SHOW=":".join(map(str, visible)))
-            try:
-                yield hosts
-            finally:
-                _script("cluster.sh", "down", hosts.root)
-            shutil.rmtree(hosts.root)
+            _script("cluster.sh", "up", hosts.root, HC_NODES=" ".join(names), HC_SHOW=visible)
+            yield hosts
         finally:
-            os.close(lock)
+            _take_down(hosts.root, lock)
 
     @property
     def shared(self) -> Path:
@@ -109,10 +112,12 @@ class Hosts:
     def command(self, host: str, command: Sequence[str], cwd: Path | None = None) -> list[str]:
         """The command line that runs `command` on a host."""
         process = (self.root / "run" / f"{host}.pid").read_text().strip()
-        enter = ["nsenter", "--target", process, "--net", "--uts", "--ipc", "--mount", "--pid", "--"]
-        return [*enter, "env", f"--chdir={cwd or self.shared}", *command]
+        nsenter = shutil.which("nsenter", path=SYSTEM_PATH) or "nsenter"
+        enter = [nsenter, "--target", process, "--net", "--uts", "--ipc", "--mount", "--pid", "--"]
+        return [*enter, "/usr/bin/env", f"--chdir={cwd or self.shared}", *command]
 
-    def environment(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
+    @staticmethod
+    def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment of a fresh login, with the tests' Python first on PATH, extended by `env`."""
         path = f"{sys.prefix}/bin:{SYSTEM_PATH}"
         return {"PATH": path, "HOME": str(Path("~root").expanduser()), "LANG": "C.UTF-8", **(env or {})}
@@ -167,7 +172,7 @@ def _absent(*programs: str) -> str | None:
 
 
 def _lock(root: Path) -> int:
-    """Mark a scratch folder as in use, for as long as this process lives; BlockingIOError when it is already."""
+    """Mark a scratch folder as in use, while this process lives; BlockingIOError when it is already."""
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -180,28 +185,37 @@ def _lock(root: Path) -> int:
 def _take_down_crashed() -> None:
     """End the hosts of a session that was killed: its folder is there, its lock went with it."""
     for root in Path(tempfile.gettempdir()).resolve().glob(f"{PREFIX}*"):
-        # Anybody may make such a folder in a common /tmp. One without `run` was made this moment, or is empty.
+        # Anybody may make such a folder in a common /tmp. One without `run` was made this very moment.
         if root.lstat().st_uid != os.geteuid() or not (root / "run").is_dir():
             continue
         with suppress(OSError):
-            lock = _lock(root)
-            try:
-                _script("cluster.sh", "down", root)
-                shutil.rmtree(root)
-            finally:
-                os.close(lock)
+            _take_down(root, _lock(root))
+
+
+def _take_down(root: Path, lock: int) -> None:
+    """End the hosts and remove their folder; where that fails it stays, for the next session to try."""
+    try:
+        _script("cluster.sh", "down", root)
+        shutil.rmtree(root)
+    finally:
+        os.close(lock)
 
 
 def _script(name: str, action: str, root: Path, **settings: str) -> None:
     environment = {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", "HCROOT": str(root), **settings}
     done = _call([str(SCRIPTS / name), action], environment, timeout=90)
     if done.returncode != 0:
-        raise HostsError(f"{name} {action} failed with {done.returncode}:\n{done.stdout}{done.stderr}")
+        message = f"{name} {action} failed with {done.returncode}:\n{done.stdout}{done.stderr}"
+        raise HostsError(message)
+
+
+def _text_file() -> IO[str]:
+    return tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
 
 
 def _call(command: Sequence[str], env: Mapping[str, str], timeout: float) -> subprocess.CompletedProcess[str]:
-    """Run a command under a time limit. Its output goes to files: a pipe may be held open by what it left behind."""
-    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+    """Run a command under a time limit. Output goes to files: what it leaves behind may hold a pipe open."""
+    with _text_file() as stdout, _text_file() as stderr:
         process = subprocess.Popen(
             command, env=env, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True
         )
@@ -217,12 +231,13 @@ def _call(command: Sequence[str], env: Mapping[str, str], timeout: float) -> sub
         stderr.seek(0)
         out, err = stdout.read(), stderr.read()
     if late:
-        raise TimeoutError(f"not done after {timeout} s: {' '.join(command)}\n{out[-4000:]}\n{err[-4000:]}")
+        message = f"not done after {timeout} s: {' '.join(command)}\n{out[-4000:]}\n{err[-4000:]}"
+        raise TimeoutError(message)
     return subprocess.CompletedProcess(list(command), process.returncode, out, err)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process group that this process leads, gently first; the group is gone when none can be signalled."""
+    """End the process group that this process leads, gently first, and wait until nobody is in it."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + 3
         with suppress(ProcessLookupError):

@@ -50,7 +50,7 @@ private() {
   for path in "${keep[@]}"; do
     [[ $path == "$folder"/* ]] || continue
     mkdir -p "$stage/${path#"$folder"/}"
-    mount -n --rbind "$path" "$stage/${path#"$folder"/}"
+    mount -n --bind "$path" "$stage/${path#"$folder"/}"
   done
   mount -n --move "$stage" "$folder"
 }

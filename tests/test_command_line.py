@@ -1,0 +1,131 @@
+"""`show`, `env` and every misuse of the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from captured import one
+from conftest import Run
+from distboot.errors import CODES
+from distboot.placement import FIELDS
+
+MPI_RANK_3 = one("openmpi-4.1.4/2nodes_2procs", 3)
+AZURE = {"AZ_BATCH_MASTER_NODE": "127.0.0.2:6000"}
+
+
+def test_show_json_has_the_whole_placement(distboot: Run) -> None:
+    result = distboot("show", "--json", env={**MPI_RANK_3, **AZURE})
+    shown = json.loads(result.stdout)
+    assert list(shown) == [*FIELDS, "sources", "notes"]
+    assert (shown["launcher"], shown["platform"], shown["rank"], shown["node_rank"]) == ("openmpi", "azureml", 3, None)
+    assert shown["sources"]["master_addr"] == "AZ_BATCH_MASTER_NODE"
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_show_tells_a_person_what_is_known_and_what_is_not(distboot: Run) -> None:
+    lines = distboot("show", env=MPI_RANK_3).stdout.splitlines()
+    values = {line.split()[0]: line.split(maxsplit=2)[1:] for line in lines}
+    assert values["rank"] == ["3", "OMPI_COMM_WORLD_RANK"]
+    assert values["node_rank"][0] == "-"
+    assert "MASTER_ADDR" in values["master_addr"][1]
+
+
+def test_show_explains_an_allocation_that_is_no_step(distboot: Run) -> None:
+    result = distboot("show", env=one("slurm-salloc-22.05.8/salloc_shell_python", 0))
+    assert "note: SLURM_* ignored" in result.stdout
+
+
+def test_shell_exports_can_be_evaluated(distboot: Run) -> None:
+    exports = distboot("env", env={**MPI_RANK_3, **AZURE, "NODE_RANK": "9"}).stdout
+    script = f"{exports}\necho $RANK $WORLD_SIZE $LOCAL_RANK $MASTER_ADDR ${{NODE_RANK-unset}}"
+    result = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env={"NODE_RANK": "9"}, check=True)
+    assert result.stdout == "3 4 1 127.0.0.2 unset\n"
+
+
+def test_dotenv_and_json_exports(distboot: Run) -> None:
+    env = {**MPI_RANK_3, **AZURE}
+    dotenv = dict(line.split("=", 1) for line in distboot("env", "--format", "dotenv", env=env).stdout.splitlines())
+    as_json = json.loads(distboot("env", "--json", env=env).stdout)
+    assert dotenv["RANK"] == as_json["RANK"] == "3"
+    assert "NODE_RANK" not in dotenv
+    assert as_json["NODE_RANK"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["show", "--jsno"], "usage"),
+        (["show", "extra"], "usage"),
+        (["env", "--format", "csv"], "usage"),
+        (["--bogus", "train.py"], "usage"),
+        (["run", "--laun", "openmpi", "train.py"], "usage"),
+        (["run"], "usage"),
+        (["run", "--"], "usage"),
+        (["run", "-m"], "usage"),
+        (["run", "--join-timeout", "soon", "train.py"], "usage"),
+        (["run", "--join-timeout", "-1", "--", "true"], "usage"),
+        (["run", "--launcher"], "usage"),
+        (["no_such_script.py"], "command-not-found"),
+        (["run", "--", "no-such-command-at-all"], "command-not-found"),
+        (["run", "--", "/"], "command-not-executable"),
+        (["run", "--launcher", "opnempi", "--", "true"], "unknown-launcher"),
+    ],
+)
+def test_misuse_is_one_error_with_a_hint_and_its_exit_code(distboot: Run, arguments: list[str], code: str) -> None:
+    result = distboot(*arguments)
+    assert result.stderr.startswith(f"distboot: error[{code}]: ")
+    assert "\nhint: " in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+    assert result.returncode == CODES[code][0]
+
+
+@pytest.mark.parametrize("command", [["show"], ["env"], ["run", "--", "touch", "started"]])
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"RANK": "abc", "WORLD_SIZE": "2"},
+        {"OMPI_COMM_WORLD_RANK": "0"},
+        {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "0"},
+    ],
+)
+def test_broken_environment_is_refused_and_nothing_is_started(
+    distboot: Run, run: Run, command: list[str], env: dict[str, str]
+) -> None:
+    result = distboot(*command, env=env)
+    assert result.returncode == 78
+    assert result.stderr.startswith("distboot: error[broken-environment]: ")
+    assert run("ls").stdout == ""
+
+
+def test_bare_multi_node_mpirun_is_told_what_to_pass(distboot: Run) -> None:
+    result = distboot("run", "--", "true", env=MPI_RANK_3)
+    assert result.returncode == 78
+    assert "error[no-master-addr]" in result.stderr
+    assert "mpirun -x MASTER_ADDR=" in result.stderr
+
+
+def test_unresolvable_address_is_waited_for_and_named(distboot: Run) -> None:
+    env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "nowhere.invalid", "MASTER_PORT": "29500"}
+    result = distboot("run", "--join-timeout", "0.5", "--", "true", env=env)
+    assert result.returncode == 75
+    assert "rank 1: 'nowhere.invalid' does not resolve yet" in result.stderr
+    assert "error[unresolvable-address]: rank 1: MASTER_ADDR says that rank 0 is at 'nowhere.invalid'" in result.stderr
+
+
+def test_help_of_every_command(distboot: Run) -> None:
+    for arguments in (["--help"], ["run", "--help"], ["show", "--help"], ["env", "--help"]):
+        result = distboot(*arguments)
+        assert (result.returncode, result.stderr) == (0, "")
+        assert "python -m distboot" in result.stdout
+    assert distboot().returncode == 2
+    assert distboot("--version").stdout.startswith("distboot ")
+
+
+def test_reader_that_goes_away_is_no_traceback(clean_env: dict[str, str]) -> None:
+    script = f"{sys.executable} -m distboot show | true; exit ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", script], env=clean_env, capture_output=True, text=True, check=False)
+    assert result.stderr == ""

@@ -1,0 +1,215 @@
+"""`init("torch")` in real processes: what it gives, and that after a failure everything is as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from captured import one
+from conftest import Run
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+# A failed init must leave the environment exactly as it was; prints the error's code.
+_FAILING = """
+import os, sys
+import distboot
+before = dict(os.environ)
+try:
+    distboot.init({arguments})
+except distboot.DistbootError as error:
+    print(error.code, dict(os.environ) == before, error, sep="|")
+else:
+    print("no error")
+"""
+
+
+def _failed(run: Run, arguments: str = "", env: dict[str, str] | None = None) -> tuple[str, str]:
+    """Code and text of the error of an `init` that must fail and must leave `os.environ` alone."""
+    result = run(sys.executable, "-c", _FAILING.format(arguments=arguments), env=env)
+    assert result.stdout.count("|") >= 2, result.stdout + result.stderr
+    code, unchanged, text = result.stdout.split("|", 2)
+    assert unchanged == "True"
+    return code, text
+
+
+@pytest.fixture
+def free_port() -> Iterator[int]:
+    """A port of this host, held open by us without listening until the test ends."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+_ALONE = """
+import json, os
+import distboot
+with distboot.init() as ctx:
+    assert distboot.init("torch") is ctx
+    import torch
+    names = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    group = (torch.distributed.get_rank(), torch.distributed.get_world_size(), torch.distributed.get_backend())
+    with ctx.main_first():
+        ctx.barrier()
+    print(json.dumps([ctx.launcher, ctx.is_main, ctx.is_local_main, str(ctx.device), group, ctx.hosts,
+                      {name: os.environ[name] for name in names}, ctx.master_port]))
+assert not torch.distributed.is_initialized()
+ctx.close()
+with distboot.init() as again:
+    assert again is not ctx
+"""
+
+
+def test_alone(run: Run) -> None:
+    result = run(sys.executable, "-c", _ALONE)
+    assert result.stderr == ""
+    launcher, is_main, is_local_main, device, group, hosts, environ, port = json.loads(result.stdout)
+    assert (launcher, is_main, is_local_main, device) == ("single", True, True, "cpu")
+    assert (group, hosts) == ([0, 1, "gloo"], [socket.gethostname()])
+    assert environ == {
+        "RANK": "0", "LOCAL_RANK": "0", "NODE_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
+
+
+def test_many_single_processes_at_once_do_not_share_a_port(clean_env: dict[str, str]) -> None:
+    script = "import distboot; distboot.init('torch', join_timeout=30).close(); print('up')"
+    command = [sys.executable, "-c", script]
+    started = [subprocess.Popen(command, env=clean_env, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert [process.communicate(timeout=120)[0] for process in started] == ["up\n"] * 3
+
+
+def test_broken_environment(run: Run) -> None:
+    code, text = _failed(run, env={"RANK": "2", "WORLD_SIZE": "2", "MASTER_PORT": "abc"})
+    assert code == "broken-environment"
+    assert "RANK='2' is not below WORLD_SIZE='2'" in text
+    assert "MASTER_PORT='abc'" in text
+
+
+def test_bare_multi_node_mpirun(run: Run) -> None:
+    code, text = _failed(run, env=one("openmpi-5.0.11/2nodes_2procs", 1))
+    assert code == "no-master-addr"
+    assert "-x MASTER_ADDR=" in text
+
+
+def test_no_port_and_no_job_id(run: Run) -> None:
+    code, text = _failed(run, env={"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"})
+    assert (code, "MASTER_PORT=29500" in text) == ("no-master-port", True)
+
+
+def test_rank_0_that_never_comes(run: Run, free_port: int) -> None:
+    env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
+    code, text = _failed(run, "join_timeout=1.5", env)
+    assert code == "join-timeout"
+    assert f"rank 1 of 2: not all ranks met at 127.0.0.1:{free_port} (from MASTER_ADDR) within 1.5 s" in text
+
+
+def test_rank_1_that_never_comes(run: Run) -> None:
+    env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        env["MASTER_PORT"] = str(probe.getsockname()[1])
+    code, text = _failed(run, env={**env, "DISTBOOT_JOIN_TIMEOUT": "1.5"})
+    assert code == "join-timeout"
+    assert "1/2 clients joined" in text
+
+
+def test_port_that_somebody_else_has(run: Run, free_port: int) -> None:
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        listener.listen()
+        env = {
+            "RANK": "0",
+            "WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(listener.getsockname()[1]),
+        }
+        code, text = _failed(run, "join_timeout=5", env)
+    assert code == "port-taken"
+    assert env["MASTER_PORT"] in text
+
+
+def test_unresolvable_address(run: Run) -> None:
+    env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "nowhere.invalid", "MASTER_PORT": "29500"}
+    code, text = _failed(run, "join_timeout=0.5", env)
+    assert (code, "'nowhere.invalid', which did not resolve in 0.5 s" in text) == ("unresolvable-address", True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ("'pytroch'", "unknown-framework"),
+        ("backend='nccl'", "backend-not-available"),
+        ("backend='bogus'", "backend-not-available"),
+        ("join_timeout=0", "usage"),
+        ("timeout=-1", "usage"),
+        ("launcher='bogus'", "unknown-launcher"),
+        ("launcher='openmpi'", "launcher-mismatch"),
+    ],
+)
+def test_wrong_arguments(run: Run, arguments: str, code: str) -> None:
+    assert _failed(run, arguments)[0] == code
+
+
+def test_torch_that_is_not_installed(run: Run) -> None:
+    hide = "import sys; sys.meta_path.insert(0, type('Hide', (), {'find_spec': staticmethod(lambda name, *_: "
+    hide += "(_ for _ in ()).throw(ModuleNotFoundError(name=name)) if name == 'torch' else None)}))\n"
+    result = run(sys.executable, "-c", hide + _FAILING.format(arguments=""))
+    assert result.stdout.startswith("framework-not-installed|True|")
+    assert 'pip install "distboot[torch]"' in result.stdout
+
+
+def test_process_group_that_is_there_already(run: Run) -> None:
+    script = "import torch.distributed as d; d.init_process_group('gloo', store=d.HashStore(), rank=0, world_size=1)\n"
+    result = run(sys.executable, "-c", script + _FAILING.format(arguments=""))
+    assert result.stdout.startswith("already-initialized|True|")
+
+
+_ROSTER = """
+import json, os, sys
+import distboot
+try:
+    with distboot.init(join_timeout=60) as ctx:
+        print(json.dumps([ctx.rank, ctx.local_rank, ctx.local_world_size, ctx.node_rank, ctx.num_nodes,
+                          os.environ["LOCAL_RANK"], os.environ["NODE_RANK"], os.environ["LOCAL_WORLD_SIZE"]]))
+except distboot.DistbootError as error:
+    print(json.dumps(error.code))
+"""
+
+
+def _plain_job(clean_env: dict[str, str], port: int, *extras: dict[str, str]) -> list[object]:
+    """Start one process a rank by hand, with nothing but RANK, WORLD_SIZE and the address; what each prints."""
+    base = {**clean_env, "WORLD_SIZE": str(len(extras)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", _ROSTER], env={**base, "RANK": str(rank), **extra}, stdout=subprocess.PIPE, text=True
+        )
+        for rank, extra in enumerate(extras)
+    ]
+    return [json.loads(process.communicate(timeout=120)[0]) for process in started]
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        number: int = probe.getsockname()[1]
+    return number
+
+
+def test_what_the_environment_leaves_open_is_completed(clean_env: dict[str, str], port: int) -> None:
+    assert _plain_job(clean_env, port, {}, {}, {}) == [[rank, rank, 3, 0, 1, str(rank), "0", "3"] for rank in range(3)]
+
+
+def test_ranks_that_contradict_each_other_all_say_so(clean_env: dict[str, str], port: int) -> None:
+    twice = {"LOCAL_RANK": "0"}
+    assert _plain_job(clean_env, port, twice, twice) == ["roster-mismatch"] * 2
+
+
+def test_environment_of_the_tests_themselves_is_untouched() -> None:
+    assert "DISTBOOT_PLACEMENT" not in os.environ

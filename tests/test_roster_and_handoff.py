@@ -1,0 +1,128 @@
+"""The roster that all ranks together yield, and what an outer distboot hands to an inner one."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from captured import one
+from distboot import DistbootError, detect
+from distboot.exports import applied, variables
+from distboot.handoff import VARIABLE
+from distboot.roster import Record, seats
+
+
+def _records(nodes: str, **known: list[int]) -> list[Record]:
+    """One record a rank; `nodes` has the node of each rank as a letter."""
+    fields = ("local_rank", "local_world_size", "node_rank", "num_nodes")
+    return [
+        Record(node, f"{node}/boot", len(nodes), *(known[field][rank] if field in known else None for field in fields))
+        for rank, node in enumerate(nodes)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "node_ranks", "local_ranks", "sizes"),
+    [
+        ("aabb", [0, 0, 1, 1], [0, 1, 0, 1], [2, 2, 2, 2]),
+        ("aaab", [0, 0, 0, 1], [0, 1, 2, 0], [3, 3, 3, 1]),
+        ("abab", [0, 1, 0, 1], [0, 0, 1, 1], [2, 2, 2, 2]),
+        ("baab", [0, 1, 1, 0], [0, 0, 1, 1], [2, 2, 2, 2]),
+        ("cab", [0, 1, 2], [0, 0, 0], [1, 1, 1]),
+    ],
+)
+def test_nodes_are_counted_as_the_ranks_reach_them(
+    nodes: str, node_ranks: list[int], local_ranks: list[int], sizes: list[int]
+) -> None:
+    placed = seats(_records(nodes))
+    assert [seat.node_rank for seat in placed] == node_ranks
+    assert [seat.local_rank for seat in placed] == local_ranks
+    assert [seat.local_world_size for seat in placed] == sizes
+    assert {seat.num_nodes for seat in placed} == {len(set(nodes))}
+
+
+def test_local_ranks_of_the_launcher_stay() -> None:
+    placed = seats(_records("aabb", local_rank=[1, 0, 0, 1], local_world_size=[2, 2, 2, 2]))
+    assert [seat.local_rank for seat in placed] == [1, 0, 0, 1]
+
+
+def test_two_agents_on_one_host_are_two_nodes_when_the_launcher_says_so() -> None:
+    placed = seats(_records("aaaa", local_rank=[0, 1, 0, 1], node_rank=[0, 0, 1, 1]))
+    assert [(seat.node_rank, seat.local_world_size, seat.num_nodes) for seat in placed] == [
+        (0, 2, 2), (0, 2, 2), (1, 2, 2), (1, 2, 2),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("records", "problem"),
+    [
+        (_records("aab", local_rank=[0, 0, 0]), "local ranks 0, 0"),
+        (_records("aab", local_world_size=[3, 3, 1]), "told of 3 processes on its node"),
+        (_records("aab", num_nodes=[3, 3, 3]), "told of 3 nodes"),
+        (_records("ab")[:1], "world of 1"),
+    ],
+)
+def test_ranks_that_contradict_each_other_are_refused(records: list[Record], problem: str) -> None:
+    with pytest.raises(DistbootError) as refusal:
+        seats(records)
+    assert refusal.value.code == "roster-mismatch"
+    assert problem in refusal.value.message
+
+
+def _exported(environ: dict[str, str]) -> dict[str, str]:
+    """The environment of a child of the wrapper."""
+    return applied(variables(detect(environ), environ), environ)
+
+
+def test_child_of_the_wrapper_is_the_same_process_of_the_job() -> None:
+    for name, rank in (
+        ("plain-python-3.11/nothing", 0),
+        ("openmpi-4.1.4/1node_4procs", 2),
+        ("torchrun-2.13.0/1node_4procs", 1),
+    ):
+        outer = detect(one(name, rank))
+        inner = detect(_exported(one(name, rank)))
+        assert {**inner.as_dict(), "sources": {}} == {**outer.as_dict(), "sources": {}}
+        assert {**detect(_exported(_exported(one(name, rank)))).as_dict(), "sources": {}} == {
+            **outer.as_dict(),
+            "sources": {},
+        }
+
+
+def test_port_that_the_wrapper_found_reaches_the_child() -> None:
+    environ = {**_exported({}), "MASTER_PORT": "61234"}
+    environ[VARIABLE] = environ[VARIABLE].replace("exported=", "master_port=61234,exported=MASTER_PORT+")
+    placement = detect(environ)
+    assert (placement.launcher, placement.master_port, placement.sources["master_port"]) == ("single", 61234, VARIABLE)
+
+
+@pytest.mark.parametrize("inner", ["openmpi-5.0.11/1node_4procs", "torchrun-2.13.0/1node_4procs"])
+def test_launcher_inside_the_wrapper_owns_its_ranks(inner: str) -> None:
+    outer = _exported({})  # an ENTRYPOINT that found nothing: RANK=0, WORLD_SIZE=1, …
+    for rank in range(4):
+        placement = detect({**outer, **one(inner, rank)})
+        assert (placement.rank, placement.world_size) == (rank, 4)
+
+
+def test_stale_variables_do_not_reach_the_child() -> None:
+    environ = {**one("openmpi-5.0.11/2nodes_x_master", 3), "NODE_RANK": "7", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    child = _exported(environ)
+    assert "NODE_RANK" not in child, "not known: no number is better than somebody else's"
+    assert "TORCHELASTIC_USE_AGENT_STORE" not in child
+    assert (child["RANK"], child["WORLD_SIZE"], child["LOCAL_RANK"]) == ("3", "4", "1")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "launcher=single", "launcher=single,rank=a,world_size=1,exported=", "9" * 1000]
+)
+def test_handoff_that_distboot_did_not_write_is_refused(text: str) -> None:
+    with pytest.raises(DistbootError) as refusal:
+        detect({VARIABLE: text})
+    assert refusal.value.code == "broken-environment"
+
+
+def test_handoff_needs_no_quoting() -> None:
+    safe = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789=,+._:-")
+    names = ("openmpi-5.0.11/2nodes_x_master", "slurm-srun-22.05.8/2nodes_2procs", "torchrun-2.13.0/2nodes_2procs_c10d")
+    for name, rank in itertools.product(names, range(4)):
+        assert set(_exported(one(name, rank))[VARIABLE]) <= safe

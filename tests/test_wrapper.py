@@ -1,0 +1,194 @@
+"""The wrapper as a black box: a real child that prints what it gets, real signals, real exit codes."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import pytest
+from conftest import Run
+
+FORWARDED = ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "WINCH", "CONT"]
+
+# Prints "ready", then the name of every signal that it gets; TERM twice ends it with 7.
+_CHILD = """
+import os, signal, sys
+terms = 0
+def got(number, frame):
+    global terms
+    print(signal.Signals(number).name, flush=True)
+    terms += number == signal.SIGTERM
+    if terms == 2:
+        os._exit(7)
+for name in sys.argv[1:]:
+    signal.signal(getattr(signal, "SIG" + name), got)
+print("ready", os.getpid(), flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def _read_line(stream: IO[str], seconds: float = 20) -> str:
+    """The next line of a child, bounded in time."""
+    ready, _, _ = select.select([stream], [], [], seconds)
+    assert ready, "the child said nothing"
+    return stream.readline().strip()
+
+
+def _until(condition: object, seconds: float = 20) -> None:
+    """Wait for a condition, bounded in time."""
+    assert callable(condition)
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.01)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+@contextmanager
+def _wrapped(env: dict[str, str], *command: str, **options: object) -> Iterator[subprocess.Popen[str]]:
+    """The wrapper around a command; ended with its child when the block ends, however it ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "distboot", "run", "--", *command],
+        env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1, start_new_session=True, **options,
+    )  # type: ignore[call-overload]  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()  # its child follows: that is tested below
+        process.wait(20)
+        process.stdout.close()
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 3, 42, 126, 127, 255])
+def test_exit_code_of_the_child_is_ours(distboot: Run, code: int) -> None:
+    assert distboot("run", "--", "sh", "-c", f"exit {code}").returncode == code
+
+
+@pytest.mark.parametrize("name", ["TERM", "KILL", "ABRT", "SEGV", "INT", "HUP", "PIPE", "USR1"])
+def test_signal_that_ended_the_child_is_128_more(distboot: Run, name: str) -> None:
+    result = distboot("run", "--", "bash", "-c", f"ulimit -c 0; kill -{name} $$; sleep 20")
+    assert result.returncode == 128 + getattr(signal, f"SIG{name}")
+
+
+@pytest.mark.parametrize("name", FORWARDED)
+def test_signal_is_forwarded_once(clean_env: dict[str, str], name: str) -> None:
+    with _wrapped(clean_env, sys.executable, "-c", _CHILD, name, "TERM") as wrapper:
+        assert _read_line(wrapper.stdout).startswith("ready")
+        os.kill(wrapper.pid, getattr(signal, f"SIG{name}"))
+        assert _read_line(wrapper.stdout) == f"SIG{name}"
+        os.kill(wrapper.pid, signal.SIGTERM)
+        assert _read_line(wrapper.stdout) == "SIGTERM", "and not the first signal again"
+        if name != "TERM":  # else that was the second one
+            os.kill(wrapper.pid, signal.SIGTERM)
+        assert wrapper.wait(20) == 7
+
+
+def test_signal_to_the_whole_group_reaches_the_child_once(clean_env: dict[str, str]) -> None:
+    # As mpirun does it.
+    with _wrapped(clean_env, sys.executable, "-c", _CHILD, "TERM", "USR1") as wrapper:
+        assert _read_line(wrapper.stdout).startswith("ready")
+        os.killpg(wrapper.pid, signal.SIGTERM)
+        assert _read_line(wrapper.stdout) == "SIGTERM"
+        os.kill(wrapper.pid, signal.SIGUSR1)
+        assert _read_line(wrapper.stdout) == "SIGUSR1"
+
+
+def test_child_does_not_outlive_a_killed_wrapper(clean_env: dict[str, str]) -> None:
+    with _wrapped(clean_env, sys.executable, "-c", _CHILD, "TERM") as wrapper:
+        child = int(_read_line(wrapper.stdout).split()[1])
+        assert _alive(child)
+        wrapper.kill()
+        wrapper.wait(20)
+        _until(lambda: not _alive(child))
+
+
+def test_child_starts_with_the_signal_mask_and_handlers_of_its_parent(distboot: Run) -> None:
+    show = "grep -E '^Sig(Blk|Ign)' /proc/self/status"
+    direct = subprocess.run(["bash", "-c", show], capture_output=True, text=True, check=True).stdout
+    assert distboot("run", "--", "bash", "-c", show).stdout == direct
+
+
+def test_child_gets_the_variables_arguments_and_streams(distboot: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, sys; print(sys.argv, *(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR')))"
+    )
+    result = distboot(
+        "train.py", "--epochs", "3", "--launcher", "mine", "--", "-m", env={"RANK": "0", "WORLD_SIZE": "1"}
+    )
+    assert result.stdout == "['train.py', '--epochs', '3', '--launcher', 'mine', '--', '-m'] 0 1 0 127.0.0.1\n"
+    assert (result.stderr, result.returncode) == ("", 0)
+
+
+def test_module_command_and_interpreter_options(run: Run, distboot: Run) -> None:
+    assert "usage: python -m this" not in distboot("run", "-m", "this").stderr
+    assert "Beautiful is better" in distboot("-m", "this").stdout
+    assert distboot("run", "--", "echo", "--", "a b").stdout == "-- a b\n"
+    options = run(sys.executable, "-u", "-X", "utf8=1", "-m", "distboot", "-m", "platform")
+    assert options.returncode == 0
+
+
+def test_options_of_the_interpreter_reach_the_script(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "flags.py").write_text("import sys; print(sys.flags.bytes_warning, sys.flags.optimize)")
+    assert run(sys.executable, "-b", "-O", "-m", "distboot", "flags.py").stdout == "1 1\n"
+    assert run(sys.executable, "-m", "distboot", "flags.py").stdout == "0 0\n"
+
+
+def test_script_that_may_not_be_executed(distboot: Run, tmp_path: Path) -> None:
+    script = tmp_path / "data.txt"
+    script.write_text("no program")
+    assert distboot("run", "--", str(script)).returncode == 126
+
+
+def test_error_of_the_child_is_shown_as_it_is(distboot: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("raise ValueError('the loss is NaN')")
+    result = distboot("train.py")
+    assert result.returncode == 1
+    assert result.stderr.endswith("ValueError: the loss is NaN\n")
+    assert "distboot" not in result.stderr
+
+
+_UNSHARE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+
+
+def _no_pid_namespace() -> str | None:
+    try:
+        tried = subprocess.run([*_UNSHARE, "true"], capture_output=True, text=True, check=False, timeout=20)
+    except OSError as error:
+        return str(error)
+    return tried.stderr.strip() or None if tried.returncode else None
+
+
+@pytest.mark.skipif(_no_pid_namespace() is not None, reason=f"no PID namespace here: {_no_pid_namespace()}")
+def test_as_process_1_it_reaps_orphans_and_keeps_the_exit_code(run: Run) -> None:
+    # 20 orphans end while the child lives; none of them may be left as a zombie.
+    script = (
+        "for i in $(seq 20); do (sleep 0.05 & ) ; done; "
+        "for i in $(seq 200); do sleep 0.02; n=$(ps -e -o ppid=,stat= | awk '$1 == 1 && /Z/' | wc -l); "
+        "p=$(pgrep -c sleep); [ $n = 0 ] && [ $p -le 1 ] && exit 43; done; exit 1"
+    )
+    result = run(*_UNSHARE, sys.executable, "-m", "distboot", "run", "--", "bash", "-c", script)
+    assert (result.returncode, result.stderr) == (43, "")
+
+
+@pytest.mark.skipif(_no_pid_namespace() is not None, reason=f"no PID namespace here: {_no_pid_namespace()}")
+def test_as_process_1_a_signal_is_not_lost(run: Run) -> None:
+    # The kernel drops a signal to process 1 that it neither handles nor blocks; the child signals its parent, us.
+    script = "trap 'echo got; exit 9' TERM; kill -TERM 1; while :; do sleep 0.05; done"
+    result = run(*_UNSHARE, sys.executable, "-m", "distboot", "run", "--", "bash", "-c", script)
+    assert (result.stdout, result.returncode) == ("got\n", 9)
