@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
 # 78 is sysexits.h's EX_CONFIG (mend the environment first), 75 is EX_TEMPFAIL (worth a retry);
 # 126 and 127 are what POSIX shells return for a command that cannot be run or found.
-CODES: Final[Mapping[str, tuple[int, str]]] = {
+CODES: Mapping[str, tuple[int, str]] = {
     "broken-environment": (78, "a launcher's variables are missing, malformed or contradict each other"),
     "conflicting-launchers": (78, "two launchers claim this process, and they disagree"),
     "unsupported-launcher": (78, "the process was started by a launcher that distboot cannot read yet"),

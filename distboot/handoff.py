@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 from .errors import DistbootError
 from .placement import VARIABLES, Placement
@@ -32,7 +31,7 @@ def encode(placement: Placement, exported: Iterable[str]) -> str:
     return ",".join([*known, "exported=" + "+".join(exported)])
 
 
-def take(environ: Mapping[str, str]) -> tuple[Mapping[str, str], dict[str, Any]]:
+def take(environ: Mapping[str, str]) -> tuple[Mapping[str, str], dict[str, int | str]]:
     """`environ` without what an outer distboot exported, and the fields that it handed over (empty: none did).
 
     An inner launcher with the same variables sets them all: one changed value means that all are its own.
@@ -40,25 +39,25 @@ def take(environ: Mapping[str, str]) -> tuple[Mapping[str, str], dict[str, Any]]
     if VARIABLE not in environ:
         return environ, {}
     fields = _decode(environ[VARIABLE])
-    own = set(filter(None, fields.pop("exported").split("+")))
+    own = set(filter(None, str(fields.pop("exported")).split("+")))
     values = {variable: str(fields.get(field)) for field, variable in VARIABLES.items()}
     if any(environ.get(name) != values.get(name) for name in own):
         own, fields = set(), {}
     return {name: value for name, value in environ.items() if name != VARIABLE and name not in own}, fields
 
 
-def apply(fields: dict[str, Any], placement: Placement) -> Placement:
+def apply(fields: dict[str, int | str], placement: Placement) -> Placement:
     """`placement` completed by what was handed over, if that is about the very same process of the job."""
     identity = ("launcher", "rank", "world_size")
     if any(fields.get(field) != getattr(placement, field) for field in identity):
         return placement
     changed = {field: value for field, value in fields.items() if getattr(placement, field) != value}
     sources = {**placement.sources, **dict.fromkeys(changed, VARIABLE)}
-    return replace(placement, **changed, sources=MappingProxyType(sources))
+    return replace(placement, **changed, sources=MappingProxyType(sources))  # type: ignore[arg-type]
 
 
-def _decode(text: str) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
+def _decode(text: str) -> dict[str, int | str]:
+    fields: dict[str, int | str] = {}
     for item in text.split(","):
         name, _, value = item.partition("=")
         if name in _NUMBERS and value.isascii() and value.isdigit() and len(value) <= 8:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 from .address import derived_port, is_loopback, parse_address, parse_port
 from .errors import DistbootError
@@ -40,7 +39,7 @@ class Reading:
         self.problems: list[str] = []
         self.notes: list[str] = []
         self._launcher = launcher
-        self._values: dict[str, Any] = dict.fromkeys(FIELDS)
+        self._values: dict[str, object] = dict.fromkeys(FIELDS)
         self._values["launcher"] = launcher
         self._sources: dict[str, str] = {}
 
@@ -50,9 +49,10 @@ class Reading:
             self._values[field] = value
             self._sources[field] = source
 
-    def get(self, field: str) -> Any:
-        """The value recorded for a field so far, or None."""
-        return self._values[field]
+    def number(self, field: str) -> int | None:
+        """The number recorded for a field so far, or None."""
+        value = self._values[field]
+        return value if isinstance(value, int) else None
 
     def integer(self, name: str, field: str | None = None, *, required: bool = True) -> int | None:
         """The non-negative integer in variable `name`, recorded under `field`; None when there is none.
@@ -120,43 +120,45 @@ class Reading:
         if self.problems:
             raise DistbootError("broken-environment", self._report(), self._remedy())
         order = {field: self._sources[field] for field in FIELDS if field in self._sources}
-        return Placement(**self._values, sources=MappingProxyType(order), notes=tuple(self.notes))
+        sources = MappingProxyType(order)
+        return Placement(**self._values, sources=sources, notes=tuple(self.notes))  # type: ignore[arg-type]
 
     def _check_numbers(self) -> None:
         self._below("rank", "world_size")
         self._below("local_rank", "local_world_size")
         self._below("node_rank", "num_nodes")
-        for part in ("local_world_size", "num_nodes"):
-            if self.get(part) == 0:
+        world_size, here, nodes = map(self.number, ("world_size", "local_world_size", "num_nodes"))
+        for part, count in (("local_world_size", here), ("num_nodes", nodes)):
+            if count == 0:
                 self.problems.append(f"{self._said(part)} cannot be 0: this process is there")
-            elif self._known(part, "world_size") and self.get(part) > self.get("world_size"):
+            elif count is not None and world_size is not None and count > world_size:
                 self.problems.append(f"{self._said(part)} is more than {self._said('world_size')}")
-        if self._known("local_world_size", "num_nodes", "world_size"):
+        if world_size is not None and here is not None and nodes is not None:
             # Every other node has at least one process; on a single node they are all here.
-            others = self.get("world_size") - self.get("local_world_size")
-            nodes = self.get("num_nodes")
+            others = world_size - here
             if others < nodes - 1 or (nodes == 1 and others > 0):
                 said = ", ".join(map(self._said, ("world_size", "local_world_size", "num_nodes")))
                 self.problems.append(f"{said} do not fit together")
 
     def _below(self, index: str, size: str) -> None:
-        if self._known(index, size) and not self.get(index) < self.get(size):
+        low, high = self.number(index), self.number(size)
+        if low is not None and high is not None and low >= high:
             self.problems.append(f"{self._said(index)} is not below {self._said(size)}")
 
     def _derive_numbers(self) -> None:
-        world_size = self.get("world_size")
+        world_size, rank = self.number("world_size"), self.number("rank")
         if world_size == 1:
             for field, value in (("local_rank", 0), ("local_world_size", 1), ("num_nodes", 1)):
                 self.put(field, value, "derived: a job of one process")
-        if self.get("local_world_size") == world_size:
+        if self.number("local_world_size") == world_size:
             self.put("num_nodes", 1, "derived: all processes of the job are on this node")
-        if self.get("num_nodes") == 1:
+        if self.number("num_nodes") == 1:
             self.put("node_rank", 0, "derived: the job has one node")
             self.put("local_world_size", world_size, "derived: the job has one node")
-            self.put("local_rank", self.get("rank"), "derived: the job has one node")
-        if self.get("num_nodes") == world_size:
+            self.put("local_rank", rank, "derived: the job has one node")
+        if self.number("num_nodes") == world_size:
             # Every node has at least one rank, so each has exactly one, and rank r is the r-th to be met.
-            self.put("node_rank", self.get("rank"), "derived: one process a node")
+            self.put("node_rank", rank, "derived: one process a node")
             self.put("local_rank", 0, "derived: one process a node")
             self.put("local_world_size", 1, "derived: one process a node")
         self._check_numbers()
@@ -177,7 +179,7 @@ class Reading:
             self._address(name, with_port=False)
         elif own_address:
             self.put("master_addr", *own_address)
-        elif self.get("num_nodes") == 1:
+        elif self.number("num_nodes") == 1:
             self.put("master_addr", "127.0.0.1", "loopback: the job has one node")
 
     def _address(self, name: str, *, with_port: bool) -> str | None:
@@ -198,23 +200,20 @@ class Reading:
                 self.put("master_port", parse_port(self.environ["MASTER_PORT"]), "MASTER_PORT")
             except ValueError as cause:
                 self.problems.append(f"{variable(self.environ, 'MASTER_PORT')} {cause}")
-        elif self.get("job_id") is not None:
-            self.put("master_port", derived_port(self.get("job_id")), f"derived from {self._sources['job_id']}")
+        elif isinstance(job_id := self._values["job_id"], str):
+            self.put("master_port", derived_port(job_id), f"derived from {self._sources['job_id']}")
         elif port_seed:
             self.put("master_port", derived_port(port_seed[0]), f"derived from {port_seed[1]}")
 
-    def _known(self, *fields: str) -> bool:
-        return all(self._values[field] is not None for field in fields)
-
     def _said(self, field: str) -> str:
         source = self._sources[field]
-        return f"{source}={self.environ[source]!r}" if source in self.environ else f"{field}={self.get(field)}"
+        return f"{source}={self.environ[source]!r}" if source in self.environ else f"{field}={self._values[field]}"
 
     def _spans_nodes(self) -> bool:
-        if self._known("num_nodes"):
-            return bool(self.get("num_nodes") > 1)
-        both = self._known("local_world_size", "world_size")
-        return both and bool(self.get("local_world_size") < self.get("world_size"))
+        world_size, here, nodes = map(self.number, ("world_size", "local_world_size", "num_nodes"))
+        if nodes is not None:
+            return nodes > 1
+        return here is not None and world_size is not None and here < world_size
 
     def _report(self) -> str:
         count = len(self.problems)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
-import socket
 import sys
 import time
 from dataclasses import replace
@@ -70,7 +68,12 @@ def settled(placement: Placement, join_timeout: float) -> Placement:
 
 def free_port() -> int:
     """A TCP port that nobody on this host listens on, above the ephemeral range so that it stays so."""
-    for port in random.sample(DERIVED_PORTS, 100):
+    import socket  # here and below, so that a job on one host does not pay for it
+
+    # From a random place, so that processes that look at the same time do not meet; every 45th port from there.
+    start = int.from_bytes(os.urandom(4), "big")
+    for attempt in range(100):
+        port = DERIVED_PORTS[(start + 45 * attempt) % len(DERIVED_PORTS)]
         with socket.socket() as probe:
             try:
                 probe.bind(("", port))
@@ -102,10 +105,15 @@ def _wait_until_resolves(placement: Placement, join_timeout: float) -> None:
             said += _PROGRESS
             line = f"rank {placement.rank}: {host!r} does not resolve yet ({cause}); trying for {left:.0f} s more"
             print(f"distboot: {line}", file=sys.stderr, flush=True)
-        time.sleep(min(left, random.uniform(0.2, 1.0)))  # noqa: S311 - jitter: a thousand ranks ask the same name server
+        # With jitter, because a thousand ranks ask the same name server.
+        time.sleep(min(left, 0.2 + os.urandom(1)[0] / 320))
 
 
 def _resolution_failure(host: str) -> str | None:
+    if ":" in host or host.replace(".", "").isdigit():
+        return None  # an address, checked when it was read
+    import socket
+
     try:
         socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:

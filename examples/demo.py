@@ -1,9 +1,8 @@
-"""Run one small training four ways, and compare: without a launcher, torchrun, mpirun as Azure ML starts it, the wrapper.
+"""Run one small training four ways and compare: no launcher, torchrun, mpirun as on Azure ML, the wrapper.
 
     python examples/demo.py --epochs 20
 
-Every row is a child process with a clean environment and a time limit. The demo passes when all four rows end well
-and reach the same accuracy.
+Each row is a child process with a clean environment and a time limit. All must end well and agree on accuracy.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import argparse
 import importlib.util
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -20,126 +20,103 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAIN, WITH_DISTBOOT = "examples/train_digits.py", "examples/train_digits_distboot.py"
-# All rows train on the same global batches, so they differ by rounding only: at worst a test image or two that lie on
-# the border between two digits. Ranks that train by themselves, or a lost part of the data, show as more than a point.
+# All rows train on the same global batches, so only rounding differs: at worst an image or two on the border
+# between two digits, of 357. A rank that trains by itself shows in the number of ranks or of results instead.
 TOLERANCE = 0.01
-GRACE = 10.0  # seconds between TERM and KILL: mpirun and torchrun need some to end their ranks
+GRACE = 10.0  # seconds from TERM to KILL, in which mpirun and torchrun end their ranks
 
-# What a launcher or a platform around this demo may have set, and what would make a row believe in it.
-LAUNCHER_VARIABLES = frozenset(
-    """RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE LOCAL_SIZE NODE_RANK GROUP_RANK GROUP_WORLD_SIZE ROLE_NAME ROLE_RANK
-    ROLE_WORLD_SIZE CROSS_RANK CROSS_SIZE MASTER_ADDR MASTER_PORT TF_CONFIG""".split()
-)
-LAUNCHER_PREFIXES = (
-    *("OMPI_", "PMIX_", "PMI_", "PRTE_", "MPI_LOCAL", "MPIR_", "I_MPI_", "HYDRA_", "HYDI_", "MV2_", "PALS_", "FLUX_"),
-    *("SLURM_", "SLURMD_", "LSB_", "LSF_", "JSM_", "PBS_", "TORCHELASTIC_", "PET_", "HOROVOD_", "DISTBOOT_"),
-    *("AZ_BATCH", "AZUREML_", "SM_", "AWS_BATCH_", "VC_", "VK_"),
+# What the launcher or the platform around this demo may have set: no row must believe in it.
+LAUNCHER_VARIABLE = re.compile(
+    r"((LOCAL_|NODE_|GROUP_|CROSS_|ROLE_)?(RANK|WORLD_SIZE)|(LOCAL|CROSS)_SIZE|MASTER_(ADDR|PORT)|TF_CONFIG)$"
+    r"|(OMPI|PMIX|PMI|PRTE|I_MPI|HYDRA|HYDI|MV2|PALS|FLUX|SLURM|SLURMD|LSB|LSF|JSM|PBS|TORCHELASTIC|PET|"
+    r"HOROVOD|AZUREML|SM|AWS_BATCH|VC|VK|DISTBOOT)_|AZ_BATCH|MPI_LOCAL"
 )
 
 
 @dataclass
 class Row:
-    """One way to start the training: `letter`, `name` and `ranks` for the table, the command and what it needs set."""
+    """One way to start the training, with the variables that this way sets, and how it went."""
 
     letter: str
-    name: str
+    launcher: str
     ranks: int
     command: list[str]
     variables: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass
-class Outcome:
-    """How a row ended; `failure` is None when it ended well, and then loss and accuracy are its result."""
-
-    seconds: float
-    failure: str | None
+    seconds: float = 0.0
+    failure: str = ""
     loss: float = 0.0
     accuracy: float = 0.0
 
 
 def main() -> int:
-    """Run the rows, print the table, and say whether they agree."""
+    """Run the rows one after the other, print the table, and return the exit code."""
     parser = argparse.ArgumentParser(description="Run one small training under four launchers and compare.")
-    parser.add_argument("--epochs", type=int, help="passed on to the training; its own default otherwise")
-    parser.add_argument("--time-limit", type=float, default=180.0, help="seconds for each row (180)")
+    parser.add_argument("--epochs", type=int, help="passed to the training scripts (default: theirs)")
+    parser.add_argument("--time-limit", type=float, default=180, help="seconds for each row (default: 180)")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that `finally` ends the child
-    missing = missing_pieces()
-    if missing:
-        print(f"demo: not installed here: {', '.join(missing)}. Run `make demo`, which installs all it needs first.")
+    for kind in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(kind, lambda number, _: sys.exit(128 + number))  # unwinds, and so ends the child
+    if missing := missing_pieces():
+        print(f"demo: not installed: {', '.join(missing)}. Run `make demo`: it installs what it needs.")
         return 1
-    extra = [] if args.epochs is None else ["--epochs", str(args.epochs)]
-    outcomes = [(row, run(row, args.time_limit)) for row in rows(extra)]
-    print_table(outcomes)
-    return verdict(outcomes)
+    options = [] if args.epochs is None else ["--epochs", str(args.epochs)]
+    rows = []
+    for row in all_rows(options):
+        run(row, args.time_limit)
+        rows.append(row)
+    return report(rows)
 
 
-def mpirun() -> str | None:
-    """The mpirun of this virtual environment, else the one on PATH."""
-    beside = Path(sys.executable).parent / "mpirun"
-    return str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun")
+def find_mpirun() -> str | None:
+    """Return the mpirun of this virtual environment, else the one on PATH."""
+    return shutil.which("mpirun", path=Path(sys.executable).parent) or shutil.which("mpirun")
 
 
 def missing_pieces() -> list[str]:
-    """What the rows need and this Python does not have."""
-    modules = {"torch": "torch", "sklearn": "scikit-learn", "distboot": "distboot"}
-    missing = [package for module, package in modules.items() if importlib.util.find_spec(module) is None]
-    return missing if mpirun() else [*missing, "mpirun (Open MPI)"]
+    """Return the names of what the rows need and do not find."""
+    packages = {"torch": "torch", "sklearn": "scikit-learn", "distboot": "distboot"}
+    missing = [package for module, package in packages.items() if importlib.util.find_spec(module) is None]
+    return missing if find_mpirun() else [*missing, "mpirun (Open MPI)"]
 
 
-def rows(extra: list[str]) -> list[Row]:
-    """The four rows. `extra` goes to every training."""
+def all_rows(options: list[str]) -> Iterator[Row]:
+    """Yield the four rows; `options` go to each training script."""
     python = sys.executable
+    yield Row("a", "none, plain script", 1, [python, PLAIN, *options])
     torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    # Two ranks on a machine with one core are fine here; Open MPI refuses them unless told.
-    mpi = [mpirun() or "mpirun", "--map-by", ":OVERSUBSCRIBE", "-n", "2", python]
-    # Root in a container is fine for a demo; Open MPI wants to hear it twice.
+    yield Row("b", "torchrun, distboot.init()", 2, [*torchrun, WITH_DISTBOOT, *options])
+    # Two ranks on one core and root in a container are fine for a demo. Open MPI refuses both unless told.
+    mpirun = [find_mpirun() or "mpirun", "--map-by", ":OVERSUBSCRIBE", "-n", "2", python]
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
-    azure = {
-        "AZUREML_RUN_ID": "distboot-demo",
-        "AZ_BATCH_MASTER_NODE": f"127.0.0.1:{free_port()}",
-        "AZ_BATCHAI_MPI_MASTER_NODE": "127.0.0.1",
-    }
-    return [
-        Row("a", "no launcher, plain script", 1, [python, PLAIN, *extra]),
-        Row("b", "torchrun, distboot.init()", 2, [*torchrun, WITH_DISTBOOT, *extra]),
-        Row("c", "mpirun as on Azure ML, distboot.init()", 2, [*mpi, WITH_DISTBOOT, *extra], azure | root),
-        Row("d", "mpirun, plain script in the wrapper", 2, [*mpi, "-m", "distboot", PLAIN, *extra], root),
-    ]
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as probe:  # a port that is free now
+        ip, port = probe.getsockname()
+    azure = {"AZ_BATCH_MASTER_NODE": f"{ip}:{port}", "AZ_BATCHAI_MPI_MASTER_NODE": ip, "AZUREML_RUN_ID": "demo"}
+    yield Row("c", "mpirun, Azure ML, distboot.init()", 2, [*mpirun, WITH_DISTBOOT, *options], azure | root)
+    yield Row("d", "mpirun, plain script, wrapper", 2, [*mpirun, "-m", "distboot", PLAIN, *options], root)
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's environment without any trace of a launcher, for the same start everywhere."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in LAUNCHER_VARIABLES and not name.startswith(LAUNCHER_PREFIXES)
-    }
-    kept["CUDA_VISIBLE_DEVICES"] = ""  # like with like, and two ranks cannot share the one GPU of a workstation
-    kept.pop("PYTHONUNBUFFERED", None)  # it writes the end of a line by itself, and two ranks' lines then mix
-    return kept
+    """Return this process's environment without any launcher's variables."""
+    clean = {name: value for name, value in os.environ.items() if not LAUNCHER_VARIABLE.match(name)}
+    # Like with like; and two ranks cannot share a workstation's only GPU.
+    return clean | {"CUDA_VISIBLE_DEVICES": ""}
 
 
-def run(row: Row, time_limit: float) -> Outcome:
-    """Run one row to its end, its output on the terminal as it comes."""
-    print(f"\n({row.letter}) {row.name}\n({row.letter}) $ {shown(row)}", flush=True)
+def run(row: Row, time_limit: float) -> None:
+    """Run a row to its end, or to the time limit, with its output on the terminal as it comes."""
+    words = [Path(word).name if Path(word).is_absolute() else word for word in row.command]
+    shown = [*(f"{name}={value}" for name, value in row.variables.items()), shlex.join(words)]
+    print(f"\n({row.letter}) {row.launcher}\n({row.letter}) $ {' '.join(shown)}", flush=True)
     start = time.monotonic()
-    # A session of its own: the whole row can be ended by one process group id, and nothing else is hit.
-    with subprocess.Popen(
+    child = subprocess.Popen(
         row.command,
         cwd=ROOT,
         env=clean_environment() | row.variables,
@@ -148,8 +125,76 @@ def run(row: Row, time_limit: float) -> Outcome:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        start_new_session=True,
-    ) as child:
-        results: list[str] = []
-        reader = threading.Thread(target=copy_lines, args=(child.stdout, row.letter, results), daemon=True)
-        reader.start()
+        start_new_session=True,  # a process group of its own, by whose id the row can be ended
+    )
+    results: list[str] = []
+    # In a thread, because a rank that outlives its launcher would keep the pipe open and the reader waiting.
+    reader = threading.Thread(target=copy_lines, args=(child.stdout, row.letter, results), daemon=True)
+    reader.start()
+    try:
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(time_limit)
+        late = child.poll() is None
+    finally:
+        end(child)
+    row.seconds = time.monotonic() - start
+    reader.join(GRACE)
+    if late:
+        row.failure = f"not done after {time_limit:g} s, then ended with exit code {child.returncode}"
+    elif child.returncode:
+        row.failure = f"exit code {child.returncode}"
+    else:
+        read_result(row, results)
+
+
+def copy_lines(output: IO[str], letter: str, results: list[str]) -> None:
+    """Print each line with the row's letter, and collect what follows the word `result`."""
+    for line in output:
+        print(f"({letter}) {line.rstrip()}", flush=True)
+        if line.startswith("result "):
+            results.append(line.removeprefix("result "))
+
+
+def end(child: subprocess.Popen[str]) -> None:
+    """End the process group of a child that still runs."""
+    for kind in (signal.SIGTERM, signal.SIGKILL):
+        if child.poll() is None:
+            os.killpg(child.pid, kind)
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(GRACE)
+
+
+def read_result(row: Row, results: list[str]) -> None:
+    """Take the result of a row with exit code 0, which may still have been two worlds of one rank."""
+    if len(results) != 1:
+        row.failure = f"exit code 0, but {len(results)} result lines instead of 1"
+        return
+    result = json.loads(results[0])
+    row.loss, row.accuracy = result["loss"], result["accuracy"]
+    if result["ranks"] != row.ranks:
+        row.failure = f"exit code 0, but a world of {result['ranks']} instead of {row.ranks}"
+
+
+def report(rows: list[Row]) -> int:
+    """Print the table, say whether all rows ended well and agree, and return the exit code."""
+    width = max(len(row.launcher) for row in rows)
+    print(f"\n     {'launcher':{width}}  ranks     loss  accuracy  seconds")
+    for row in rows:
+        result = f"{'failed':>17}" if row.failure else f"{row.loss:7.5f}  {row.accuracy:8.2%}"
+        print(f"({row.letter})  {row.launcher:{width}}  {row.ranks:5}  {result}  {row.seconds:7.1f}")
+    print()
+    failed = [row for row in rows if row.failure]
+    for row in failed:
+        print(f"demo: row ({row.letter}), {row.launcher}, failed: {row.failure}")
+    if failed:
+        return 1
+    accuracies = [row.accuracy for row in rows]
+    apart = max(accuracies) - min(accuracies)
+    word = "agree" if apart <= TOLERANCE else "DISAGREE"
+    print(f"demo: the four rows {word} on accuracy: {100 * apart:.2f} percentage points apart, at most")
+    print(f"      {100 * TOLERANCE:g} allowed: they train on the same batches, so only rounding differs")
+    return 0 if apart <= TOLERANCE else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

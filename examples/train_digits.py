@@ -99,7 +99,8 @@ def main() -> None:
     if distributed:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     args = parse_args()
-    print(f"rank {rank} of {world_size}, local rank {local_rank}, on {device}", flush=True)
+    # One write a line: the ranks share a terminal.
+    print(f"rank {rank} of {world_size}, local {local_rank}, on {device}\n", end="", flush=True)
 
     torch.manual_seed(SEED)
     train_loader, test_loader = make_loaders(args.batch_size, rank, world_size)

@@ -90,7 +90,8 @@ def main() -> None:
     """Train, and print the result on rank 0."""
     ctx = distboot.init()
     args = parse_args()
-    print(f"rank {ctx.rank} of {ctx.world_size}, local rank {ctx.local_rank}, on {ctx.device}", flush=True)
+    # One write a line: the ranks share a terminal.
+    print(f"rank {ctx.rank} of {ctx.world_size}, local {ctx.local_rank}, on {ctx.device}\n", end="", flush=True)
 
     torch.manual_seed(SEED)
     train_loader, test_loader = make_loaders(args.batch_size, ctx.rank, ctx.world_size)

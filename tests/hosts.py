@@ -239,7 +239,7 @@ def _call(command: Sequence[str], env: Mapping[str, str], timeout: float) -> sub
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End the process group that this process leads, gently first, and wait until nobody is in it."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        deadline = time.monotonic() + 3
+        deadline = time.monotonic() + 5
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
             while time.monotonic() < deadline:

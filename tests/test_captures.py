@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import pytest
 from captured import ALL, NUMBERS, Capture, wrong_numbers
+
 from distboot import DistbootError, Placement, detect
 
 # Recognised and refused until their own files are written.
@@ -96,16 +97,20 @@ def _damaged(environ: dict[str, str]) -> list[tuple[str, dict[str, str]]]:
     return cases
 
 
+def _detected(environ: dict[str, str]) -> Placement | None:
+    """The placement; None when there is an error, which then has a text. Any other exception is a failure."""
+    try:
+        return detect(environ)
+    except DistbootError as error:
+        return None if error.message else detect(environ)
+
+
 @pytest.mark.parametrize("capture", ALL, ids=lambda capture: capture.name)
 def test_damaged_environment_gives_the_same_numbers_or_a_named_error(capture: Capture) -> None:
     for process in capture.processes:
         for what, environ in _damaged(process.environ):
-            try:
-                placement = detect(environ)
-            except DistbootError as error:
-                assert error.message, what
-            else:
-                assert wrong_numbers(placement, process.expected) == {}, what
+            placement = _detected(environ)
+            assert placement is None or wrong_numbers(placement, process.expected) == {}, what
 
 
 # The variables of which each launcher needs every one.

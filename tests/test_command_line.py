@@ -9,6 +9,7 @@ import sys
 import pytest
 from captured import one
 from conftest import Run
+
 from distboot.errors import CODES
 from distboot.placement import FIELDS
 

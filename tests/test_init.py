@@ -119,7 +119,7 @@ def test_rank_1_that_never_comes(run: Run) -> None:
     assert "1/2 clients joined" in text
 
 
-def test_port_that_somebody_else_has(run: Run, free_port: int) -> None:
+def test_port_that_somebody_else_has(run: Run) -> None:
     with socket.socket() as listener:
         listener.bind(("", 0))
         listener.listen()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 from captured import one
+from documented import AZUREML_PYTORCH, PYTORCHJOB
+
 from distboot import DistbootError, Placement, detect
 from distboot.address import DERIVED_PORTS
-from documented import AZUREML_PYTORCH, PYTORCHJOB
 
 TWO_NODES = "openmpi-4.1.4/2nodes_2procs"
 ONE_NODE = "openmpi-4.1.4/1node_4procs"

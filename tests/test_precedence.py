@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 from captured import one
+from documented import tf_config
+
 from distboot import DistbootError, detect
 from distboot.launchers import INNERMOST_FIRST
-from documented import tf_config
 
 OPENMPI = "openmpi-5.0.11/uneven_3_1"
 

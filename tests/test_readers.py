@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from distboot.address import parse_address, parse_port
 from distboot.hostlist import expand_counts, expand_hosts
 
@@ -60,8 +61,9 @@ def test_hostlists(text: str, hosts: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", ",", "a,", "a,,b", "n[", "n[]", "n]", "n[1", "n[1-]", "n[-1]", "n[3-1]", "n[a]", "n[[1]]", "n[1,]", "a b",
-             "n[1-9999999999]", "n[1-999][1-9999]"],
+    "text",
+    ["", ",", "a,", "a,,b", "n[", "n[]", "n]", "n[1", "n[1-]", "n[-1]", "n[3-1]", "n[a]", "n[[1]]", "n[1,]", "a b",
+     "n[1-9999999999]", "n[1-999][1-9999]"],
 )  # fmt: skip
 def test_what_is_no_hostlist_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"^(is not a hostlist|names more)"):

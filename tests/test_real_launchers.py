@@ -81,7 +81,7 @@ def test_init_under_a_launcher(run: Run, who: str, command: list[str], launcher:
 @pytest.mark.parametrize(
     ("command", "launcher"),
     [
-        pytest.param([*TORCHRUN, *SHOW[:1], *SHOW[1:]], "torchrun", id="torchrun"),
+        pytest.param([*TORCHRUN, *SHOW], "torchrun", id="torchrun"),
         pytest.param([*LAUNCH, "--use-env", *SHOW], "torchrun", id="launch-use-env"),
         pytest.param([*MPIRUN, "2", sys.executable, *SHOW], "openmpi", id="mpirun", marks=needs_mpirun),
         pytest.param([sys.executable, *SHOW], "single", id="plain"),
@@ -106,7 +106,8 @@ import json, os
 import torch.distributed as dist
 dist.init_process_group("gloo")
 names = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-print(json.dumps({"group": [dist.get_rank(), dist.get_world_size()], **{n: int(os.environ[n]) for n in names}}), flush=True)
+group = [dist.get_rank(), dist.get_world_size()]
+print(json.dumps({"group": group, **{n: int(os.environ[n]) for n in names}}), flush=True)
 dist.destroy_process_group()
 """
 

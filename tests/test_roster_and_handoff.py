@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 from captured import one
+
 from distboot import DistbootError, detect
 from distboot.exports import applied, variables
 from distboot.handoff import VARIABLE

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from documented import tf_config
+
 from distboot import DistbootError, detect
 from distboot.address import DERIVED_PORTS
-from documented import tf_config
 
 _WITH_PS = {"chief": ["a:1"], "worker": ["b:1", "b:2"], "ps": ["c:1"]}
 

@@ -61,18 +61,19 @@ def _alive(pid: int) -> bool:
 
 
 @contextmanager
-def _wrapped(env: dict[str, str], *command: str, **options: object) -> Iterator[subprocess.Popen[str]]:
-    """The wrapper around a command; ended with its child when the block ends, however it ends."""
-    process = subprocess.Popen(
+def _wrapped(env: dict[str, str], *command: str) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
+    """The wrapper around a command, and what that prints; ended with its child when the block ends, however it ends."""
+    wrapper = subprocess.Popen(
         [sys.executable, "-m", "distboot", "run", "--", *command],
-        env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1, start_new_session=True, **options,
-    )  # type: ignore[call-overload]  # fmt: skip
+        env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1, start_new_session=True,
+    )  # fmt: skip
+    assert wrapper.stdout is not None
     try:
-        yield process
+        yield wrapper, wrapper.stdout
     finally:
-        process.kill()  # its child follows: that is tested below
-        process.wait(20)
-        process.stdout.close()
+        wrapper.kill()  # its child follows: that is tested below
+        wrapper.wait(20)
+        wrapper.stdout.close()
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 3, 42, 126, 127, 255])
@@ -88,12 +89,12 @@ def test_signal_that_ended_the_child_is_128_more(distboot: Run, name: str) -> No
 
 @pytest.mark.parametrize("name", FORWARDED)
 def test_signal_is_forwarded_once(clean_env: dict[str, str], name: str) -> None:
-    with _wrapped(clean_env, sys.executable, "-c", _CHILD, name, "TERM") as wrapper:
-        assert _read_line(wrapper.stdout).startswith("ready")
+    with _wrapped(clean_env, sys.executable, "-c", _CHILD, name, "TERM") as (wrapper, output):
+        assert _read_line(output).startswith("ready")
         os.kill(wrapper.pid, getattr(signal, f"SIG{name}"))
-        assert _read_line(wrapper.stdout) == f"SIG{name}"
+        assert _read_line(output) == f"SIG{name}"
         os.kill(wrapper.pid, signal.SIGTERM)
-        assert _read_line(wrapper.stdout) == "SIGTERM", "and not the first signal again"
+        assert _read_line(output) == "SIGTERM", "and not the first signal again"
         if name != "TERM":  # else that was the second one
             os.kill(wrapper.pid, signal.SIGTERM)
         assert wrapper.wait(20) == 7
@@ -101,17 +102,17 @@ def test_signal_is_forwarded_once(clean_env: dict[str, str], name: str) -> None:
 
 def test_signal_to_the_whole_group_reaches_the_child_once(clean_env: dict[str, str]) -> None:
     # As mpirun does it.
-    with _wrapped(clean_env, sys.executable, "-c", _CHILD, "TERM", "USR1") as wrapper:
-        assert _read_line(wrapper.stdout).startswith("ready")
+    with _wrapped(clean_env, sys.executable, "-c", _CHILD, "TERM", "USR1") as (wrapper, output):
+        assert _read_line(output).startswith("ready")
         os.killpg(wrapper.pid, signal.SIGTERM)
-        assert _read_line(wrapper.stdout) == "SIGTERM"
+        assert _read_line(output) == "SIGTERM"
         os.kill(wrapper.pid, signal.SIGUSR1)
-        assert _read_line(wrapper.stdout) == "SIGUSR1"
+        assert _read_line(output) == "SIGUSR1"
 
 
 def test_child_does_not_outlive_a_killed_wrapper(clean_env: dict[str, str]) -> None:
-    with _wrapped(clean_env, sys.executable, "-c", _CHILD, "TERM") as wrapper:
-        child = int(_read_line(wrapper.stdout).split()[1])
+    with _wrapped(clean_env, sys.executable, "-c", _CHILD, "TERM") as (wrapper, output):
+        child = int(_read_line(output).split()[1])
         assert _alive(child)
         wrapper.kill()
         wrapper.wait(20)

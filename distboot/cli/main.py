@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from importlib import import_module
 
 from .. import __version__
 from ..errors import DistbootError
-from . import env, run, show
 
 _HELP = """\
 usage: python -m distboot [run] [options] script.py [arguments …]
@@ -28,7 +28,7 @@ commands:
 `python -m distboot COMMAND --help` tells the options of each.
 """
 
-_COMMANDS = {"run": run.main, "show": show.main, "env": env.main}
+_COMMANDS = ("run", "show", "env")  # each is a module beside this one, imported only when it is asked for
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -54,6 +54,7 @@ def _dispatch(arguments: list[str]) -> int:
     if first == "--version":
         print(f"distboot {__version__}")
         return 0
-    code = _COMMANDS[first](arguments[1:]) if first in _COMMANDS else run.main(arguments)
+    command, rest = (first, arguments[1:]) if first in _COMMANDS else ("run", arguments)
+    code: int = import_module(f".{command}", __package__).main(rest)
     sys.stdout.flush()  # here, where a broken pipe is caught
     return code

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
 
 from ..errors import DistbootError
+
+TYPE_CHECKING = False  # type checkers take the name for typing's, whose import would slow every start
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 class Parser(argparse.ArgumentParser):

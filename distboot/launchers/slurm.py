@@ -34,7 +34,7 @@ def _read(environ: Mapping[str, str]) -> Placement | None:
     node_index = reading.integer("SLURM_NODEID")
     num_nodes = reading.integer("SLURM_STEP_NUM_NODES", "num_nodes")
     _read_layout(reading, node_index, num_nodes)
-    reading.agree("PMI_RANK", reading.get("rank"), "SLURM_PROCID")
+    reading.agree("PMI_RANK", reading.number("rank"), "SLURM_PROCID")
     if environ.get("SLURM_HET_SIZE", "1") != "1":
         reading.problems.append(
             f"{variable(environ, 'SLURM_HET_SIZE')}: steps of heterogeneous jobs cannot be read yet"
@@ -75,7 +75,7 @@ def _read_layout(reading: Reading, node_index: int | None, num_nodes: int | None
     except ValueError as cause:
         reading.problems.append(f"{variable(reading.environ, name)} {cause}")
         return
-    world_size = reading.get("world_size")
+    world_size = reading.number("world_size")
     if world_size is not None and sum(counts) != world_size:
         reading.problems.append(
             f"{variable(reading.environ, name)} does not add up to SLURM_STEP_NUM_TASKS={world_size}"
@@ -94,8 +94,8 @@ def _read_layout(reading: Reading, node_index: int | None, num_nodes: int | None
 def _check_task_ids(reading: Reading) -> None:
     # SLURM_GTIDS=1,3: the global ids of this node's tasks, in the order of their local ids.
     ids = reading.environ.get("SLURM_GTIDS")
-    rank, local_rank, local_world_size = map(reading.get, ("rank", "local_rank", "local_world_size"))
-    if ids is None or None in (rank, local_rank):
+    rank, local_rank, local_world_size = map(reading.number, ("rank", "local_rank", "local_world_size"))
+    if ids is None or rank is None or local_rank is None:
         return
     listed = ids.split(",")
     if len(listed) != local_world_size or local_rank >= len(listed) or listed[local_rank] != str(rank):

@@ -6,9 +6,7 @@ An evaluator is no part of the cluster and is a job of its own.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import Any
 
 from ..address import is_loopback, parse_address
 from ..placement import Placement
@@ -60,7 +58,9 @@ def _parsed(reading: Reading) -> tuple[dict[str, list[str]], str, int]:
     return cluster, task_type, index
 
 
-def _json_object(reading: Reading) -> dict[str, Any]:
+def _json_object(reading: Reading) -> dict[str, object]:
+    import json  # only here, so that other launchers do not pay for it
+
     text = reading.environ["TF_CONFIG"]
     try:
         config = json.loads(text) if len(text) <= _LONGEST else None
@@ -73,7 +73,7 @@ def _json_object(reading: Reading) -> dict[str, Any]:
     return config
 
 
-def _checked_cluster(cluster: dict[str, Any], problems: list[str]) -> dict[str, list[str]]:
+def _checked_cluster(cluster: dict[str, object], problems: list[str]) -> dict[str, list[str]]:
     """The usable part of the cluster. Addresses are `host:port` strings."""
     checked: dict[str, list[str]] = {}
     seen: dict[str, str] = {}

@@ -1,0 +1,195 @@
+"""`make bench`: what the project promises, measured side by side in one run, interleaved, medians.
+
+Every comparison alternates its two sides, so that what else the machine does falls on both alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from captured import ALL  # noqa: E402 - the captures are shared with the tests
+
+from distboot import DistbootError, detect  # noqa: E402
+
+PYTHON = sys.executable
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row of the table."""
+
+    what: str
+    measured: str
+    limit: str
+    reached: bool
+
+
+def clean_environ() -> dict[str, str]:
+    """This environment without launcher variables, and as MPI needs it on a small machine."""
+    prefixes = ("OMPI_", "PMIX_", "SLURM_", "TORCHELASTIC_", "MASTER_", "DISTBOOT_", "AZ", "TF_CONFIG")
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(prefixes) and k not in names}
+    environ |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its bytecode; the first round writes ours
+    if os.getuid() == 0:
+        environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return environ
+
+
+def seconds(command: list[str]) -> float:
+    """Wall time of a command that must succeed."""
+    start = time.perf_counter()
+    subprocess.run(command, env=clean_environ(), check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - start
+
+
+def interleaved(runs: int, *commands: list[str]) -> list[list[float]]:
+    """Wall times of each command, run in turn; one round before counts for nothing."""
+    rounds = [[seconds(command) for command in commands] for _ in range(runs + 1)][1:]
+    return [list(times) for times in zip(*rounds, strict=True)]
+
+
+def spread(times: list[float], scale: float = 1e3) -> str:
+    """Median and quartiles."""
+    low, middle, high = statistics.quantiles(times, n=4)
+    return f"{middle * scale:.1f} ({low * scale:.1f} to {high * scale:.1f})"
+
+
+def bench_import(runs: int) -> Result:
+    """What `import distboot` adds to the bare interpreter."""
+    bare, with_import = interleaved(runs, [PYTHON, "-c", "pass"], [PYTHON, "-c", "import distboot"])
+    more = statistics.median(with_import) - statistics.median(bare)
+    said = f"{more * 1e3:+.1f} ms: {spread(with_import)} against {spread(bare)}"
+    return Result("`import distboot` over the bare interpreter", said, "≤ 5 ms", more <= 5e-3)
+
+
+def bench_detect(runs: int) -> Result:
+    """`detect` on every captured process; refusals are timed too."""
+
+    def timed(environ: dict[str, str]) -> float:
+        times = []
+        for _ in range(runs):
+            start = time.perf_counter()
+            with suppress(DistbootError):
+                detect(environ)
+            times.append(time.perf_counter() - start)
+        return statistics.median(times)
+
+    medians = [timed(process.environ) for capture in ALL for process in capture.processes]
+    said = (
+        f"{statistics.median(medians) * 1e6:.0f} µs, slowest {max(medians) * 1e6:.0f} µs, of {len(medians)} processes"
+    )
+    return Result("`detect()` on any capture, median", said, "≤ 100 µs", max(medians) <= 100e-6)
+
+
+def bench_wrapper(runs: int) -> Result:
+    """What the wrapper adds to the command that it runs."""
+    child = [PYTHON, "-c", "pass"]
+    bare, wrapped = interleaved(runs, child, [PYTHON, "-m", "distboot", "run", "--", *child])
+    more = statistics.median(wrapped) - statistics.median(bare)
+    said = f"{more * 1e3:+.1f} ms: {spread(wrapped)} against {spread(bare)}"
+    return Result("wrapper around `python -c pass`, over it", said, "≤ 60 ms", more <= 60e-3)
+
+
+def bench_torchrun(runs: int) -> Result:
+    """The same for torchrun, for comparison; no limit."""
+    child = ["-c", "pass"]
+    torchrun = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "--no-python", PYTHON]
+    bare, wrapped = interleaved(runs, [PYTHON, *child], [*torchrun, *child])
+    more = statistics.median(wrapped) - statistics.median(bare)
+    return Result("torchrun around the same, for comparison", f"{more * 1e3:+.0f} ms", "", reached=True)
+
+
+def bench_memory() -> Result:
+    """Resident memory of the wrapper while its child runs."""
+    wrapper = subprocess.Popen(
+        [PYTHON, "-m", "distboot", "run", "--", "sh", "-c", "echo up; read wait"],
+        env=clean_environ(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert wrapper.stdout is not None
+    wrapper.stdout.readline()
+    status = Path(f"/proc/{wrapper.pid}/status").read_text()
+    wrapper.communicate("\n")
+    kib = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
+    megabytes = kib * 1024 / 1e6
+    return Result("the wrapper's own resident memory, a rank", f"{megabytes:.1f} MB", "≤ 20 MB", megabytes <= 20)
+
+
+_INIT = """
+import distboot
+ctx = distboot.init()
+ctx.barrier()
+ctx.close()
+"""
+
+_BY_HAND = """
+import os
+import torch.distributed as dist
+os.environ["RANK"] = os.environ["OMPI_COMM_WORLD_RANK"]
+os.environ["WORLD_SIZE"] = os.environ["OMPI_COMM_WORLD_SIZE"]
+os.environ["LOCAL_RANK"] = os.environ["OMPI_COMM_WORLD_LOCAL_RANK"]
+os.environ["MASTER_ADDR"] = "127.0.0.1"
+os.environ["MASTER_PORT"] = "29581"
+dist.init_process_group("gloo")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def bench_init(runs: int) -> Result:
+    """`init("torch")` at 4 ranks under mpirun, against the same script with the environment mapped by hand."""
+    what, limit = 'init("torch"), 4 ranks under mpirun, over mapping by hand', "≤ 1.03 ×"
+    mpirun = shutil.which("mpirun") or shutil.which("mpirun", path=str(Path(PYTHON).parent))
+    if mpirun is None:
+        return Result(what, "not measured: no mpirun", limit, reached=False)
+    launch = [mpirun, "--map-by", ":OVERSUBSCRIBE", "-n", "4", PYTHON]
+    with tempfile.TemporaryDirectory() as folder:
+        scripts = [Path(folder, name) for name in ("by_hand.py", "with_init.py")]
+        for script, text in zip(scripts, (_BY_HAND, _INIT), strict=True):
+            script.write_text(text)
+        by_hand, with_init = interleaved(runs, *([*launch, str(script)] for script in scripts))
+    ratio = statistics.median(with_init) / statistics.median(by_hand)
+    pairs = statistics.median(a / b for a, b in zip(with_init, by_hand, strict=True))
+    said = f"{ratio:.3f} × (pairwise {pairs:.3f} ×): {spread(with_init, 1)} s against {spread(by_hand, 1)} s"
+    return Result(what, said, limit, ratio <= 1.03)
+
+
+def main() -> int:
+    """Run all, print the table; 1 when a limit was not reached."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=15, help="rounds of the slow comparison (default: 15)")
+    runs = parser.parse_args().runs
+    benches: list[Callable[[], Result]] = [
+        lambda: bench_import(runs * 4),
+        lambda: bench_detect(200),
+        lambda: bench_wrapper(runs * 4),
+        lambda: bench_torchrun(3),
+        bench_memory,
+        lambda: bench_init(runs),
+    ]
+    print("| what | measured: median (quartiles) | must reach | |\n|---|---|---|---|", flush=True)
+    results = []
+    for bench in benches:
+        result = bench()
+        results.append(result)
+        verdict = ("reached" if result.reached else "**missed**") if result.limit else ""
+        print(f"| {result.what} | {result.measured} | {result.limit} | {verdict} |", flush=True)
+    return 0 if all(result.reached for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
