@@ -48,7 +48,8 @@ import json, os, socket, sys
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-line = {"host": socket.gethostname(), "NODE_RANK": os.environ.get("NODE_RANK"), **{n: int(os.environ[n]) for n in names}}
+seen = {name: int(os.environ[name]) for name in names}
+line = {"host": socket.gethostname(), "NODE_RANK": os.environ.get("NODE_RANK"), **seen}
 sys.stdout.write(json.dumps(line) + "\\n")
 dist.destroy_process_group()
 """

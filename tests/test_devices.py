@@ -1,0 +1,80 @@
+"""Which device and backend a rank gets. No accelerator can be had in CI, so a stand-in for torch says what is visible."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from captured import one
+
+from distboot import DistbootError, Placement, detect
+from distboot.frameworks.torch import _device_and_backend, _set_device
+
+
+class _Accelerator:
+    """`torch.cuda` or `torch.xpu` of a machine with so many devices."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.chosen: int | None = None
+
+    def is_available(self) -> bool:
+        return self.count > 0
+
+    def device_count(self) -> int:
+        return self.count
+
+    def set_device(self, index: int) -> None:
+        self.chosen = index
+
+
+def _torch(backends: str = "gloo nccl", **accelerators: int) -> Any:
+    return SimpleNamespace(
+        distributed=SimpleNamespace(is_backend_available=lambda name: name in backends.split()),
+        device=lambda kind, index=None: (kind, index),
+        **{name: _Accelerator(count) for name, count in accelerators.items()},
+    )
+
+
+def _rank(rank: int) -> Placement:
+    return detect(one("openmpi-4.1.4/1node_4procs", rank))
+
+
+@pytest.mark.parametrize(
+    ("torch", "wanted", "device_type", "backend"),
+    [
+        (_torch(), None, "cpu", "gloo"),
+        (_torch(cuda=0), None, "cpu", "gloo"),
+        (_torch(cuda=4), None, "cuda", "nccl"),
+        (_torch(cuda=4), "gloo", "cpu", "gloo"),
+        (_torch(cuda=4), "nccl", "cuda", "nccl"),
+        (_torch("gloo", cuda=4), None, "cuda", "gloo"),
+        (_torch("gloo xccl", cuda=0, xpu=2), None, "xpu", "xccl"),
+        (_torch("gloo hccl", hpu=8), None, "hpu", "hccl"),
+        (_torch(cuda=4), "cpu:gloo,cuda:nccl", "cuda", "cpu:gloo,cuda:nccl"),
+    ],
+)
+def test_device_and_backend(torch: Any, wanted: str | None, device_type: str, backend: str) -> None:
+    assert _device_and_backend(torch, wanted) == (device_type, backend)
+
+
+def test_backend_that_the_build_lacks_is_refused() -> None:
+    with pytest.raises(DistbootError) as refusal:
+        _device_and_backend(_torch("gloo", cuda=4), "nccl")
+    assert refusal.value.code == "backend-not-available"
+
+
+@pytest.mark.parametrize(("visible", "rank", "index"), [(4, 2, 2), (8, 3, 3), (1, 2, 0)])
+def test_device_is_the_local_rank_or_the_only_visible_one(visible: int, rank: int, index: int) -> None:
+    torch = _torch(cuda=visible)
+    assert _set_device(torch, "cuda", _rank(rank)) == ("cuda", index)
+    assert torch.cuda.chosen == index
+
+
+def test_too_few_devices_are_named() -> None:
+    with pytest.raises(DistbootError) as refusal:
+        _set_device(_torch(cuda=2), "cuda", _rank(2))
+    assert refusal.value.code == "too-few-accelerators"
+    assert "local rank 2 of 4" in refusal.value.message
+    assert "2 are visible" in refusal.value.message
