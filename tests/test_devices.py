@@ -1,4 +1,4 @@
-"""Which device and backend a rank gets. No accelerator can be had in CI, so a stand-in for torch says what is visible."""
+"""Which device and backend a rank gets. CI has no accelerator: a stand-in for torch says what is visible."""
 
 from __future__ import annotations
 
@@ -65,16 +65,20 @@ def test_backend_that_the_build_lacks_is_refused() -> None:
     assert refusal.value.code == "backend-not-available"
 
 
-@pytest.mark.parametrize(("visible", "rank", "index"), [(4, 2, 2), (8, 3, 3), (1, 2, 0)])
-def test_device_is_the_local_rank_or_the_only_visible_one(visible: int, rank: int, index: int) -> None:
+@pytest.mark.parametrize(
+    ("visible", "rank", "isolated", "index"),
+    [(4, 2, False, 2), (8, 3, True, 3), (1, 2, True, 0), (1, 0, False, 0)],
+)
+def test_device_is_the_local_rank_or_the_only_one_shown(visible: int, rank: int, isolated: bool, index: int) -> None:
     torch = _torch(cuda=visible)
-    assert _set_device(torch, "cuda", _rank(rank)) == ("cuda", index)
+    assert _set_device(torch, "cuda", _rank(rank), isolated=isolated) == ("cuda", index)
     assert torch.cuda.chosen == index
 
 
-def test_too_few_devices_are_named() -> None:
+@pytest.mark.parametrize(("visible", "isolated"), [(2, False), (2, True), (1, False)])
+def test_too_few_devices_are_named(visible: int, isolated: bool) -> None:
     with pytest.raises(DistbootError) as refusal:
-        _set_device(_torch(cuda=2), "cuda", _rank(2))
+        _set_device(_torch(cuda=visible), "cuda", _rank(2), isolated=isolated)
     assert refusal.value.code == "too-few-accelerators"
     assert "local rank 2 of 4" in refusal.value.message
-    assert "2 are visible" in refusal.value.message
+    assert f"{visible} visible" in refusal.value.message

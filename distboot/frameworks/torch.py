@@ -22,6 +22,14 @@ from ..roster import Record, Seat, own_record, seats
 
 # Device type -> the backend that PyTorch ships for it; gloo serves the CPU. In order of preference.
 _ACCELERATORS = {"cuda": "nccl", "xpu": "xccl", "hpu": "hccl"}
+# With any of these, the launcher or the user chose what each process sees.
+_VISIBILITY = (
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "ZE_AFFINITY_MASK",
+    "HABANA_VISIBLE_MODULES",
+)
 _CPU_BACKENDS = ("gloo", "mpi", "ucc")
 
 
@@ -37,7 +45,7 @@ def start(
         store = _meet(torch, join_timeout)
         placement, hosts = _complete(placement, store)
     exported.write(variables(placement, before))
-    device = _set_device(torch, device_type, placement)
+    device = _set_device(torch, device_type, placement, isolated=any(name in before for name in _VISIBILITY))
     limit = None if timeout is None else timedelta(seconds=timeout)
     store.set_timeout(limit or torch.distributed.constants.default_pg_timeout)
     torch.distributed.init_process_group(
@@ -156,18 +164,18 @@ def _roster(records: list[Record]) -> dict[str, Any]:
     return {"seats": [asdict(seat) for seat in placed], "hosts": [hosts[node] for node in sorted(hosts)]}
 
 
-def _set_device(torch: Any, device_type: str, placement: Placement) -> Any:
+def _set_device(torch: Any, device_type: str, placement: Placement, *, isolated: bool) -> Any:
     if device_type == "cpu":
         return torch.device("cpu")
     module = getattr(torch, device_type)
     count, local_rank = module.device_count(), placement.local_rank
-    # A launcher that shows each process only its own accelerator (gpus-per-task, CUDA_VISIBLE_DEVICES) numbers it 0.
-    index = 0 if count == 1 else local_rank
+    # A launcher that shows each process only its own accelerator (srun --gpus-per-task, say) numbers it 0 for all.
+    index = 0 if count == 1 and isolated else local_rank
     if index >= count:
         raise DistbootError(
             "too-few-accelerators",
             f"local rank {local_rank} of {placement.local_world_size} has no {device_type} device of its own: "
-            f"{count} are visible",
+            f"{count} visible",
             "start fewer processes a node, show them more devices, or ask for backend='gloo' to train on the CPU",
         )
     module.set_device(index)
