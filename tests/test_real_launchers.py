@@ -148,10 +148,10 @@ def test_launcher_inside_the_wrapper(run: Run, who: str, inner: str) -> None:
 
 
 @needs_mpirun
-def test_stale_rank_from_a_parent_is_refused_by_every_rank(run: Run) -> None:
+def test_stale_rank_from_a_parent_is_refused(run: Run) -> None:
     result = run(*MPIRUN, "2", sys.executable, *SHOW, env={"RANK": "5", "WORLD_SIZE": "8"})
-    assert result.returncode != 0
-    assert result.stderr.count("error[conflicting-launchers]") == 2
+    assert result.returncode == 78
+    assert "error[conflicting-launchers]" in result.stderr  # of one rank at least: mpirun ends the others at once
 
 
 @needs_mpirun
