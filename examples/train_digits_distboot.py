@@ -8,7 +8,6 @@ The batch size is that of the whole job, so every number of ranks trains on the 
 
 import argparse
 import json
-import time
 
 import torch
 import torch.distributed as dist
@@ -110,9 +109,6 @@ def main() -> None:
         result = {"ranks": ctx.world_size, "loss": round(loss, 6), "accuracy": round(accuracy, 6)}
         print("result", json.dumps(result), flush=True)
     ctx.close()
-    # DDP keeps the threads of Gloo alive, and one that lets go of its last tensor only while Python shuts
-    # down aborts the process (torch 2.13, pytorch issue 190489): give them time.
-    time.sleep(0.1)
 
 
 if __name__ == "__main__":
