@@ -6,7 +6,9 @@ completes the roster there, the device is set, and only then the process group s
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -58,7 +60,10 @@ def start(
         timeout=limit,
     )
     device_ids = [device.index] if backend == "nccl" else None
-    return _context(placement, hosts, device, torch.distributed, device_ids)
+    context = _context(placement, hosts, device, torch.distributed, device_ids)
+    if backend == "gloo":
+        atexit.register(_close_at_exit, context, os.getpid())
+    return context
 
 
 def _import() -> Any:
@@ -196,6 +201,13 @@ def _context(placement: Placement, hosts: tuple[str, ...], device: Any, dist: An
         _barrier=lambda: dist.barrier(device_ids=device_ids),
         _stop=lambda: _leave(dist),
     )
+
+
+def _close_at_exit(context: Context, pid: int) -> None:
+    """A script that ends well without close() is not to be aborted by Gloo either; see `_leave`."""
+    # Not after an uncaught exception, when peers may be gone and their answers awaited; nor in a forked child.
+    if not hasattr(sys, "last_type") and os.getpid() == pid:
+        context.close()
 
 
 def _leave(dist: Any) -> None:
