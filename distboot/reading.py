@@ -175,10 +175,10 @@ class Reading:
                     f"{variable(self.environ, 'MASTER_ADDR')} is a loopback address, but the job spans several "
                     "nodes: every other node would call itself"
                 )
+        elif own_address:  # before the platform's: it is rank 0's by the launcher's own definition
+            self.put("master_addr", *own_address)
         elif platform and (name := platform.address_variable(self.environ)):
             self._address(name, with_port=False)
-        elif own_address:
-            self.put("master_addr", *own_address)
         elif self.number("num_nodes") == 1:
             self.put("master_addr", "127.0.0.1", "loopback: the job has one node")
 

@@ -31,6 +31,11 @@ def test_all_tasks_derive_the_same_port() -> None:
     assert len({detect(tf_config(task, index, **_WITH_PS)).master_port for task, index in tasks}) == 1
 
 
+def test_first_task_is_rank_0_also_where_the_platform_names_another_node() -> None:
+    placement = detect({**tf_config("worker", 0, **_WITH_PS), "AZ_BATCH_MASTER_NODE": "10.0.0.9:6000"})
+    assert (placement.platform, placement.master_addr) == ("azureml", "a")
+
+
 def test_evaluator_runs_alone() -> None:
     placement = detect(tf_config("evaluator", 0))
     assert (placement.rank, placement.world_size) == (0, 1)
