@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 import zlib
 
+from .errors import quoted
+
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?", re.ASCII)
 _DIGITS_AND_DOTS = re.compile(r"[0-9.]+", re.ASCII)
 
@@ -54,14 +56,20 @@ def parse_port(text: str) -> int:
 
 def is_loopback(host: str) -> bool:
     """Whether a host name or address can mean only "this machine itself"; the wildcards reach it too."""
-    if host in ("localhost", "localhost.localdomain", "ip6-localhost", "::1", "::", "0.0.0.0"):  # noqa: S104 - compared, not bound to
+    if host.lower().rstrip(".") in ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"):
         return True
-    return host.startswith("127.") and _DIGITS_AND_DOTS.fullmatch(host) is not None
+    if not (":" in host or _DIGITS_AND_DOTS.fullmatch(host)):
+        return False
+    import ipaddress
+
+    address = ipaddress.ip_address(host)
+    mapped = getattr(address, "ipv4_mapped", None) or address
+    return mapped.is_loopback or mapped.is_unspecified
 
 
 def derived_port(job_id: str) -> int:
     """A port in `DERIVED_PORTS` that is the same wherever the job id is the same."""
-    return DERIVED_PORTS[zlib.crc32(job_id.encode()) % len(DERIVED_PORTS)]
+    return DERIVED_PORTS[zlib.crc32(job_id.encode(errors="surrogateescape")) % len(DERIVED_PORTS)]
 
 
 def _service_link(text: str) -> str:
@@ -77,7 +85,7 @@ def _ipv6(host: str) -> str:
     try:
         return str(ipaddress.IPv6Address(host))
     except ValueError:
-        raise ValueError(f"is not an IPv6 address: {host!r} does not parse") from None
+        raise ValueError(f"is not an IPv6 address: {quoted(host)} does not parse") from None
 
 
 def _name_or_ipv4(host: str) -> str:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from datetime import timedelta
+import threading
 
-from . import frameworks
+from . import frameworks, handoff
 from .context import Context
 from .detection import detect
-from .errors import DistbootError
+from .errors import DistbootError, quoted
 from .exports import Exported
-from .rendezvous import join_timeout_setting, settled
+from .placement import Placement
+from .rendezvous import join_timeout_setting, seconds, settled
 
-_current: Context | None = None
+_lock = threading.Lock()
+_current: tuple[int, Context] | None = None  # with the id of the process that made it: a fork has none
 
 
 def init(
@@ -40,18 +42,38 @@ def init(
     """
     global _current  # noqa: PLW0603 - a process has one default process group, and so one context
     start = frameworks.starter(framework)
-    if _current is not None and not _current.closed:
-        if _current.framework == framework:
-            return _current
+    join_limit = join_timeout_setting(join_timeout)
+    limit = None if timeout is None else seconds(f"timeout={quoted(timeout)}", timeout)
+    with _lock:
+        if _current is not None and _current[0] == os.getpid() and not _current[1].closed:
+            return _same(_current[1], framework)
+        placement = detect(os.environ, launcher=launcher)
+        _refuse_second_process(placement)
+        with Exported() as exported:
+            context = start(settled(placement, join_limit), exported, backend, join_limit, limit)
+        _current = (os.getpid(), context)
+    return context
+
+
+def _same(context: Context, framework: str) -> Context:
+    if context.framework != framework:
         raise DistbootError(
             "already-initialized",
-            f"init({framework!r}) after init({_current.framework!r}) in the same process",
+            f"init({framework!r}) after init({context.framework!r}) in the same process",
             "close() the first context, or use one framework a process",
         )
-    seconds = join_timeout_setting(join_timeout)
-    if timeout is not None and not 0 < timeout <= timedelta.max.total_seconds():
-        raise DistbootError("usage", f"timeout={timeout!r} is not a number of seconds above 0")
-    placement = detect(os.environ, launcher=launcher)
-    with Exported() as exported:
-        _current = start(settled(placement, seconds), exported, backend, seconds, timeout)
-    return _current
+    return context
+
+
+def _refuse_second_process(placement: Placement) -> None:
+    """A process that a rank started (a DataLoader worker, a subprocess) inherits the rank's environment."""
+    _, handed_over = handoff.take(os.environ)
+    if placement.world_size == 1 or handed_over is None or handed_over.joined in (0, os.getpid()):
+        return
+    if handed_over.is_about(placement):
+        raise DistbootError(
+            "already-joined",
+            f"rank {placement.rank} of {placement.world_size} has joined already, as process {handed_over.joined}, "
+            "which started this one",
+            "call distboot.init() in one process a rank: below `if __name__ == '__main__':` where workers are spawned",
+        )

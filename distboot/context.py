@@ -37,7 +37,12 @@ class Context:
     device: Any
     _barrier: Callable[[], None] = field(repr=False)
     _stop: Callable[[], None] = field(repr=False)
-    closed: bool = False
+    _is_up: Callable[[], bool] = field(repr=False)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the process group has ended, by `close()` or by the script itself."""
+        return not self._is_up()
 
     @property
     def is_main(self) -> bool:
@@ -66,7 +71,6 @@ class Context:
     def close(self) -> None:
         """Leave the process group. A second call does nothing."""
         if not self.closed:
-            self.closed = True
             self._stop()
 
     def __enter__(self) -> Context:  # noqa: PYI034 - typing.Self needs Python 3.11

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from . import handoff
-from .errors import DistbootError
+from .errors import DistbootError, quoted
 from .launchers import INNERMOST_FIRST, Launcher
 from .launchers.single import SINGLE, alone
 from .placement import Placement
@@ -32,8 +32,10 @@ def detect(environ: Mapping[str, str] | None = None, *, launcher: str | None = N
     name, named_by = launcher, "launcher="
     if name is None and environ.get("DISTBOOT_LAUNCHER"):
         name, named_by = environ["DISTBOOT_LAUNCHER"], "DISTBOOT_LAUNCHER="
-    placement = _named(environ, bare, name, f"{named_by}{name!r}") if name else _innermost(environ, bare)
-    return handoff.apply(handed_over, placement) if handed_over else placement
+    placement = (
+        _named(environ, bare, name, f"{named_by}{quoted(name)}") if name is not None else _innermost(environ, bare)
+    )
+    return handed_over.completed(placement) if handed_over and handed_over.is_about(placement) else placement
 
 
 def by_name(name: str) -> Launcher | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
-# 78 is sysexits.h's EX_CONFIG (mend the environment first), 75 is EX_TEMPFAIL (worth a retry);
+# From sysexits.h: 78 is EX_CONFIG (mend the environment first), 75 is EX_TEMPFAIL (worth a retry), 74 is EX_IOERR;
 # 126 and 127 are what POSIX shells return for a command that cannot be run or found.
 CODES: Mapping[str, tuple[int, str]] = {
     "broken-environment": (78, "a launcher's variables are missing, malformed or contradict each other"),
@@ -19,15 +20,34 @@ CODES: Mapping[str, tuple[int, str]] = {
     "port-taken": (75, "rank 0 cannot listen on MASTER_PORT: another program has it"),
     "join-timeout": (75, "not every rank joined within the join timeout"),
     "roster-mismatch": (78, "the ranks that met do not fit together"),
+    "process-group-failed": (78, "the ranks met, but torch could not start the process group"),
     "unknown-framework": (2, "there is no such framework"),
     "framework-not-installed": (78, "the framework cannot be imported"),
     "backend-not-available": (78, "this build of the framework lacks the backend asked for"),
     "too-few-accelerators": (78, "a node has fewer visible accelerators than local ranks"),
+    "already-joined": (78, "this process was started by a rank that has joined the job, and would be that rank again"),
     "already-initialized": (78, "a process group exists already, or init was called for another framework"),
     "usage": (2, "the command line or an argument is wrong"),
+    "output-failed": (74, "standard output cannot be written to"),
     "command-not-found": (127, "the script or command to run does not exist"),
     "command-not-executable": (126, "the script or command to run may not be executed"),
 }
+
+
+_LONGEST = 200  # characters of a value that a message shows
+_PASSWORD = re.compile(r"(://[^/@\s]*|[^:/@\s]*):[^:/@\s]+@")  # user:password@host
+
+
+def quoted(value: object) -> str:
+    """A value for an error message: quoted, control characters escaped, not too long, and without a password."""
+    text = repr(value)
+    text = text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
+    return _PASSWORD.sub(r"\1:***@", text)
+
+
+def printable(text: str) -> str:
+    """A text for the terminal with its control characters escaped; line ends are control characters too."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class DistbootError(Exception):

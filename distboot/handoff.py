@@ -1,76 +1,95 @@
 """`DISTBOOT_PLACEMENT`: what an outer distboot (the wrapper, `init`, `distboot env`) has already found and exported.
 
 Without it, a process could not tell RANK=0 that distboot exported from RANK=0 that a launcher set. Example:
-  launcher=openmpi,rank=3,world_size=4,node_rank=1,master_port=61234,exported=RANK+WORLD_SIZE+NODE_RANK
-A process of the same launcher and rank joins what was found. A process of an inner launcher (the wrapper
+  launcher=openmpi,rank=3,world_size=4,node_rank=1,master_port=61234,job=5c2f10aa,exported=RANK+WORLD_SIZE+NODE_RANK
+A process of the same launcher, job and rank joins what was found. A process of an inner launcher (the wrapper
 started mpirun, say) ignores everything that distboot exported for the outer one.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from types import MappingProxyType
+from dataclasses import dataclass
 
-from .errors import DistbootError
+from .errors import DistbootError, quoted
 from .placement import VARIABLES, Placement
 
 VARIABLE = "DISTBOOT_PLACEMENT"
 
 _NUMBERS = ("rank", "world_size", "local_rank", "local_world_size", "node_rank", "num_nodes", "master_port")
-_TEXTS = ("launcher", "master_addr", "exported")
+_IDENTITY = ("launcher", "rank", "world_size")
+_PLACE = ("local_rank", "local_world_size", "node_rank", "num_nodes")
 
 
-def encode(placement: Placement, exported: Iterable[str]) -> str:
-    """The value of `DISTBOOT_PLACEMENT` for a placement, and the variables that had to be set or changed for it.
+@dataclass(frozen=True, slots=True)
+class Handoff:
+    """What `DISTBOOT_PLACEMENT` says.
 
-    It has only characters that need no quoting in a shell or an env file.
+    Attributes:
+        fields: fields of `Placement` that were known, by name.
+        job: digest of the job id; empty when there was none.
+        exported: the variables that distboot set or changed.
+        joined: process id of the process that has joined the job as this rank with `init`; 0 when none has.
     """
+
+    fields: Mapping[str, int | str]
+    job: str
+    exported: frozenset[str]
+    joined: int
+
+    def is_about(self, placement: Placement) -> bool:
+        """Whether `placement` is the very process that this was written for."""
+        same = all(self.fields.get(field) == getattr(placement, field) for field in _IDENTITY)
+        place = ((self.fields.get(field), getattr(placement, field)) for field in _PLACE)
+        return same and self.job == _digest(placement.job_id) and all(new in (None, old) for old, new in place)
+
+    def completed(self, placement: Placement) -> Placement:
+        """`placement` with what was found out since about the very same process."""
+        # An address or a port that is in the environment all the same was set after distboot exported its own.
+        given = {field for field, name in VARIABLES.items() if placement.sources.get(field) == name}
+        return placement.with_fields(VARIABLE, {f: value for f, value in self.fields.items() if f not in given})
+
+
+def encode(placement: Placement, exported: Iterable[str], joined: int = 0) -> str:
+    """The value of `DISTBOOT_PLACEMENT`. It has only characters that need no quoting in a shell or an env file."""
     fields = ("launcher", *_NUMBERS, "master_addr")
-    known = [f"{field}={getattr(placement, field)}" for field in fields if getattr(placement, field) is not None]
-    return ",".join([*known, "exported=" + "+".join(exported)])
+    words = [f"{field}={getattr(placement, field)}" for field in fields if getattr(placement, field) is not None]
+    words += [f"job={_digest(placement.job_id)}"] if placement.job_id is not None else []
+    words += [f"joined={joined}"] if joined else []
+    return ",".join([*words, "exported=" + "+".join(exported)])
 
 
-def take(environ: Mapping[str, str]) -> tuple[Mapping[str, str], dict[str, int | str]]:
-    """`environ` without what an outer distboot exported, and the fields that it handed over (empty: none did).
-
-    An inner launcher with the same variables sets them all: one changed value means that all are its own.
-    """
+def take(environ: Mapping[str, str]) -> tuple[Mapping[str, str], Handoff | None]:
+    """`environ` without what an outer distboot exported, and what it handed over; None when there is nothing."""
     if VARIABLE not in environ:
-        return environ, {}
-    fields = _decode(environ[VARIABLE])
-    own = set(filter(None, str(fields.pop("exported")).split("+")))
-    values = {variable: str(fields.get(field)) for field, variable in VARIABLES.items()}
-    if any(environ.get(name) != values.get(name) for name in own):
-        own, fields = set(), {}
-    return {name: value for name, value in environ.items() if name != VARIABLE and name not in own}, fields
+        return environ, None
+    handoff = _decode(environ[VARIABLE])
+    ours = {name: str(handoff.fields.get(field)) for field, name in VARIABLES.items() if name in handoff.exported}
+    unchanged = {name for name, value in ours.items() if environ.get(name) == value}
+    if any(name in ours and name not in unchanged for name in ("RANK", "WORLD_SIZE")):
+        # Somebody started processes of their own and numbered them. What says where our one process was is not about
+        # them; the address may be: such starters often leave it to the environment.
+        unchanged -= {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    own = {VARIABLE, *unchanged}
+    return {name: value for name, value in environ.items() if name not in own}, handoff
 
 
-def apply(fields: dict[str, int | str], placement: Placement) -> Placement:
-    """`placement` completed by what was handed over, if that is about the very same process of the job."""
-    identity = ("launcher", "rank", "world_size")
-    if any(fields.get(field) != getattr(placement, field) for field in identity):
-        return placement
-    changed = {field: value for field, value in fields.items() if getattr(placement, field) != value}
-    sources = {**placement.sources, **dict.fromkeys(changed, VARIABLE)}
-    return replace(placement, **changed, sources=MappingProxyType(sources))  # type: ignore[arg-type]
+def _digest(job_id: str | None) -> str:
+    return "" if job_id is None else f"{zlib.crc32(job_id.encode(errors='surrogateescape')):08x}"
 
 
-def _decode(text: str) -> dict[str, int | str]:
-    fields: dict[str, int | str] = {}
-    for item in text.split(","):
-        name, _, value = item.partition("=")
-        if name in _NUMBERS and value.isascii() and value.isdigit() and len(value) <= 8:
-            fields[name] = int(value)
-        elif name in _TEXTS:
-            fields[name] = value
-        else:
-            break
-    else:
-        if {"launcher", "rank", "world_size", "exported"} <= fields.keys():
-            return fields
-    raise DistbootError(
-        "broken-environment",
-        f"{VARIABLE}={text[:200]!r} was not written by distboot",
-        f"unset {VARIABLE}",
-    )
+def _decode(text: str) -> Handoff:
+    words = dict(word.partition("=")[::2] for word in text.split(","))
+    exported = frozenset(filter(None, words.pop("exported", "?").split("+")))
+    job, joined = words.pop("job", ""), words.pop("joined", "0")
+    numbers = {name: value for name, value in words.items() if name in _NUMBERS}
+    texts = {name: value for name, value in words.items() if name in ("launcher", "master_addr")}
+    well_formed = all(value.isascii() and value.isdigit() and len(value) <= 8 for value in (*numbers.values(), joined))
+    complete = words.keys() >= set(_IDENTITY) and len(numbers) + len(texts) == len(words)
+    if not (well_formed and complete and exported <= set(VARIABLES.values())):
+        raise DistbootError(
+            "broken-environment", f"{VARIABLE}={quoted(text)} was not written by distboot", f"unset {VARIABLE}"
+        )
+    fields: dict[str, int | str] = {**texts, **{name: int(value) for name, value in numbers.items()}}
+    return Handoff(fields, job, exported, int(joined))

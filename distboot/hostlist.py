@@ -9,6 +9,8 @@ from __future__ import annotations
 import itertools
 import re
 
+from .errors import quoted
+
 # More hosts or nodes than any machine has; a bound so that a garbled list cannot eat the memory.
 _MOST = 1_000_000
 
@@ -27,7 +29,7 @@ def expand_hosts(text: str) -> list[str]:
     hosts: list[str] = []
     for item in _split_outside_brackets(text):
         if not _ITEM.fullmatch(item):
-            raise ValueError(f"is not a hostlist: cannot read {item!r}")
+            raise ValueError(f"is not a hostlist: cannot read {quoted(item)}")
         pieces = [_numbers(inside) if inside else [plain] for inside, plain in _PIECE.findall(item)]
         _bounded(len(hosts), *(len(piece) for piece in pieces))
         hosts.extend(map("".join, itertools.product(*pieces)))
@@ -44,7 +46,7 @@ def expand_counts(text: str) -> list[int]:
     for item in text.split(","):
         match = _COUNT.fullmatch(item)
         if not match:
-            raise ValueError(f"is not a list of counts like '4(x2),3': cannot read {item!r}")
+            raise ValueError(f"is not a list of counts like '4(x2),3': cannot read {quoted(item)}")
         times = int(match[2] or 1)
         _bounded(len(counts), times)
         counts.extend([int(match[1])] * times)
@@ -66,10 +68,10 @@ def _numbers(ranges: str) -> list[str]:
     for item in ranges.split(","):
         match = _RANGE.fullmatch(item)
         if not match:
-            raise ValueError(f"is not a hostlist: cannot read the range {item!r}")
+            raise ValueError(f"is not a hostlist: cannot read the range {quoted(item)}")
         low, high = int(match[1]), int(match[2] or match[1])
         if high < low:
-            raise ValueError(f"is not a hostlist: the range {item!r} runs backwards")
+            raise ValueError(f"is not a hostlist: the range {quoted(item)} runs backwards")
         _bounded(len(numbers), high - low + 1)
         numbers.extend(f"{number:0{len(match[1])}}" for number in range(low, high + 1))
     return numbers

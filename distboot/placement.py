@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 # The order in which the fields are shown to people.
@@ -66,6 +66,12 @@ class Placement:
     job_id: str | None
     sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     notes: tuple[str, ...] = ()
+
+    def with_fields(self, source: str, fields: Mapping[str, object]) -> Placement:
+        """A copy with these fields, those of them that are new having come from `source`."""
+        new = {name: value for name, value in fields.items() if getattr(self, name) != value}
+        sources = MappingProxyType({**self.sources, **dict.fromkeys(new, source)})
+        return replace(self, **new, sources=sources)  # type: ignore[arg-type]
 
     def as_dict(self) -> dict[str, object]:
         """All fields as plain JSON types, `sources` as a dict and `notes` as a list."""

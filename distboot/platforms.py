@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .address import is_loopback
-
 
 @dataclass(frozen=True, slots=True)
 class Platform:
@@ -15,7 +13,7 @@ class Platform:
     Attributes:
         name: the value of `Placement.platform`.
         markers: any one of these variables means this platform.
-        address_variables: the variables that hold rank 0's address, in the order of trust.
+        address_variables: the variables that hold rank 0's address, in the order of trust. "localhost" is none.
         job_id_variables: the variables that hold the job's id, in the order of trust.
         source: where these facts are from.
     """
@@ -25,13 +23,6 @@ class Platform:
     address_variables: tuple[str, ...] = ()
     job_id_variables: tuple[str, ...] = ()
     source: str = ""
-
-    def address_variable(self, environ: Mapping[str, str]) -> str | None:
-        """The first address variable that is set and says more than "this machine"."""
-        for name in self.address_variables:
-            if name in environ and not is_loopback(environ[name]):
-                return name
-        return None
 
 
 AZUREML = Platform(

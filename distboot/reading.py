@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from .address import derived_port, is_loopback, parse_address, parse_port
-from .errors import DistbootError
+from .errors import DistbootError, quoted
 from .placement import FIELDS, Placement
 from .platforms import recognise
 
@@ -19,10 +19,12 @@ from .platforms import recognise
 _MOST_PROCESSES = 1 << 24
 
 
+_MOST_PROBLEMS = 20  # in one message
+
+
 def variable(environ: Mapping[str, str], name: str) -> str:
-    """`NAME='value'`, as error messages show it; long values are shortened."""
-    value = environ[name]
-    return f"{name}={value!r}" if len(value) <= 200 else f"{name}={value[:200]!r}…"
+    """`NAME='value'`, as error messages show it."""
+    return f"{name}={quoted(environ[name])}"
 
 
 class Reading:
@@ -62,7 +64,8 @@ class Reading:
         text = self.text(name, required=required)
         if text is None:
             return None
-        if not (text.isascii() and text.isdigit()):
+        # Exactly as a launcher writes it: 01 or a digit of another script is somebody's mistake.
+        if not (text.isascii() and text.isdigit()) or (text[0] == "0" and text != "0"):
             cause = "is empty" if not text else "is not a whole number of 0 or more"
             self.problems.append(f"{variable(self.environ, name)} {cause}")
             return None
@@ -84,7 +87,7 @@ class Reading:
         """When variable `name` exists, a value other than `other` (which came from `source`) is a problem."""
         text = self.environ.get(name)
         if text is not None and other is not None and text != str(other):
-            self.problems.append(f"{variable(self.environ, name)} contradicts {source}={str(other)!r}")
+            self.problems.append(f"{variable(self.environ, name)} contradicts {source}={quoted(str(other))}")
 
     def job_id(self, *names: str) -> None:
         """Take the job id from the first of these variables that is set and not empty."""
@@ -124,9 +127,8 @@ class Reading:
         return Placement(**self._values, sources=sources, notes=tuple(self.notes))  # type: ignore[arg-type]
 
     def _check_numbers(self) -> None:
-        self._below("rank", "world_size")
-        self._below("local_rank", "local_world_size")
-        self._below("node_rank", "num_nodes")
+        for index, size in (("rank", "world_size"), ("local_rank", "local_world_size"), ("node_rank", "num_nodes")):
+            self._below(index, "world_size" if self.number(size) is None else size)
         world_size, here, nodes = map(self.number, ("world_size", "local_world_size", "num_nodes"))
         for part, count in (("local_world_size", here), ("num_nodes", nodes)):
             if count == 0:
@@ -169,30 +171,41 @@ class Reading:
             self.put("platform", platform.name, next(m for m in platform.markers if m in self.environ))
             self.job_id(*platform.job_id_variables)
         if "MASTER_ADDR" in self.environ:
-            host = self._address("MASTER_ADDR", with_port=True)
-            if host and nodes_are_hosts and self._spans_nodes() and is_loopback(host):
-                self.problems.append(
-                    f"{variable(self.environ, 'MASTER_ADDR')} is a loopback address, but the job spans several "
-                    "nodes: every other node would call itself"
-                )
+            self._take_given_address(nodes_are_hosts=nodes_are_hosts)
         elif own_address:  # before the platform's: it is rank 0's by the launcher's own definition
             self.put("master_addr", *own_address)
-        elif platform and (name := platform.address_variable(self.environ)):
-            self._address(name, with_port=False)
-        elif self.number("num_nodes") == 1:
+        elif platform and self.number("world_size") != 1:
+            for name in platform.address_variables:
+                self._take_platform_address(name)
+        if self.number("num_nodes") == 1:
             self.put("master_addr", "127.0.0.1", "loopback: the job has one node")
 
-    def _address(self, name: str, *, with_port: bool) -> str | None:
-        try:
-            host, port = parse_address(self.environ[name])
-        except ValueError as cause:
-            self.problems.append(f"{variable(self.environ, name)} {cause}")
-            return None
+    def _take_given_address(self, *, nodes_are_hosts: bool) -> None:
+        name = "MASTER_ADDR"
+        host, port = self._address(name)
+        if host is None:
+            return
+        if nodes_are_hosts and self._spans_nodes() and is_loopback(host):
+            problem = f"{variable(self.environ, name)} is a loopback address, and there are several nodes"
+            self.problems.append(f"{problem}: the others would call themselves")
         self.put("master_addr", host, name)
-        if with_port and port is not None:
+        if port is not None:
             self.put("master_port", port, name)
             self.agree("MASTER_PORT", port, f"the port in {name}")
-        return host
+
+    def _take_platform_address(self, name: str) -> None:
+        host, _ = self._address(name) if name in self.environ else (None, None)
+        if host is None or host.lower() == "localhost":
+            return  # Azure ML's way to say that there is one node
+        if self.number("num_nodes") == 1 or not is_loopback(host):
+            self.put("master_addr", host, name)
+
+    def _address(self, name: str) -> tuple[str | None, int | None]:
+        try:
+            return parse_address(self.environ[name])
+        except ValueError as cause:
+            self.problems.append(f"{variable(self.environ, name)} {cause}")
+            return None, None
 
     def _find_port(self, port_seed: tuple[str, str] | None) -> None:
         if "MASTER_PORT" in self.environ:
@@ -207,7 +220,7 @@ class Reading:
 
     def _said(self, field: str) -> str:
         source = self._sources[field]
-        return f"{source}={self.environ[source]!r}" if source in self.environ else f"{field}={self._values[field]}"
+        return variable(self.environ, source) if source in self.environ else f"{field}={self._values[field]}"
 
     def _spans_nodes(self) -> bool:
         world_size, here, nodes = map(self.number, ("world_size", "local_world_size", "num_nodes"))
@@ -216,14 +229,17 @@ class Reading:
         return here is not None and world_size is not None and here < world_size
 
     def _report(self) -> str:
-        count = len(self.problems)
-        head = f"this looks like a process of launcher {self._launcher!r}, but "
+        count, shown = len(self.problems), self.problems[:_MOST_PROBLEMS]
         if count == 1:
-            return head + self.problems[0]
-        return head + f"{count} things are wrong:" + "".join(f"\n  {problem}" for problem in self.problems)
+            return f"launcher {self._launcher!r}: {self.problems[0]}"
+        more = [f"and {count - len(shown)} more"] if count > len(shown) else []
+        head = f"launcher {self._launcher!r}: {count} things are wrong:"
+        return head + "".join(f"\n  {line}" for line in (*shown, *more))
 
     def _remedy(self) -> str:
+        if all(problem.startswith("MASTER_") for problem in self.problems):
+            return "set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, or clear them"
         return (
-            "these variables come from the launcher and are not meant to be edited; look for a script, image or "
-            "shell that sets, clears or leaves them over, or name the launcher with DISTBOOT_LAUNCHER"
+            "these variables come from the launcher; look for a script, image or shell that sets, clears or leaves "
+            "them over, or name the launcher with DISTBOOT_LAUNCHER"
         )

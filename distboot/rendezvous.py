@@ -5,35 +5,41 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import replace
-from types import MappingProxyType
 
 from .address import DERIVED_PORTS
 from .detection import by_name
-from .errors import DistbootError
-from .placement import Placement
+from .errors import DistbootError, quoted
+from .placement import VARIABLES, Placement
 
 DEFAULT_JOIN_TIMEOUT = 300.0  # seconds; torch's own default for its store
 _PROGRESS = 5.0  # seconds between two lines that say what is being waited for
 
 
-def join_timeout_setting(given: float | None, environ: dict[str, str] | os._Environ[str] = os.environ) -> float:
+def seconds(said: str, value: object, code: str = "usage") -> float:
+    """A time limit in seconds, above 0 and at most a day.
+
+    Raises:
+        DistbootError: with this code, it is not.
+    """
+    try:
+        number = float(value) if isinstance(value, str | int | float) else 0.0
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= 86400:
+        raise DistbootError(code, f"{said} is not a number of seconds", "give a number above 0, at most 86400")
+    return number
+
+
+def join_timeout_setting(given: object) -> float:
     """The join timeout in seconds: as given, or DISTBOOT_JOIN_TIMEOUT, or the default.
 
     Raises:
-        DistbootError: `usage`, it is not a positive number.
+        DistbootError: `usage` or `broken-environment`, it is not a positive number.
     """
-    said, value = "join_timeout", given
-    if given is None and "DISTBOOT_JOIN_TIMEOUT" in environ:
-        said = f"DISTBOOT_JOIN_TIMEOUT={environ['DISTBOOT_JOIN_TIMEOUT']!r}"
-        try:
-            value = float(environ["DISTBOOT_JOIN_TIMEOUT"])
-        except ValueError:
-            value = -1.0
-    value = DEFAULT_JOIN_TIMEOUT if value is None else value
-    if not 0 < value <= 86400:
-        raise DistbootError("usage", f"{said} is not a number of seconds", "give a number from above 0 to 86400")
-    return value
+    if given is not None:
+        return seconds(f"join_timeout={quoted(given)}", given)
+    text = os.environ.get("DISTBOOT_JOIN_TIMEOUT", str(DEFAULT_JOIN_TIMEOUT))
+    return seconds(f"DISTBOOT_JOIN_TIMEOUT={quoted(text)}", text, "broken-environment")
 
 
 def settled(placement: Placement, join_timeout: float) -> Placement:
@@ -49,19 +55,20 @@ def settled(placement: Placement, join_timeout: float) -> Placement:
     if placement.master_addr is None:
         raise DistbootError(
             "no-master-addr",
-            f"launcher {placement.launcher!r} started {placement.world_size} processes on several nodes, "
-            "and nothing in the environment says where rank 0 is",
+            f"launcher {placement.launcher!r} started {placement.world_size} processes"
+            f"{'' if placement.num_nodes is None else ' on several nodes'}, "
+            "and nothing in the environment says on which host rank 0 is",
             f"name the host of rank 0: {_how_to_pass(placement, 'MASTER_ADDR', '<host of rank 0>')}",
         )
-    if placement.master_port is None:
-        if placement.world_size > 1:
-            raise DistbootError(
-                "no-master-port",
-                f"launcher {placement.launcher!r} gives neither a port nor a job id to derive one from",
-                f"choose a free port: {_how_to_pass(placement, 'MASTER_PORT', '29500')}",
-            )
-        sources = MappingProxyType({**placement.sources, "master_port": "found free on this host"})
-        placement = replace(placement, master_port=free_port(), sources=sources)
+    if placement.master_port is None and placement.world_size > 1:
+        raise DistbootError(
+            "no-master-port",
+            f"launcher {placement.launcher!r} gives neither a port nor a job id to derive one from",
+            f"choose a free port: {_how_to_pass(placement, 'MASTER_PORT', '29500')}",
+        )
+    if placement.world_size == 1 and placement.sources.get("master_port") not in VARIABLES.values():
+        # Nobody else has to know it. One that is derived or handed over may be a sibling's.
+        placement = placement.with_fields("found free on this host", {"master_port": free_port()})
     _wait_until_resolves(placement, join_timeout)
     return placement
 
@@ -80,7 +87,11 @@ def free_port() -> int:
             except OSError:
                 continue
             return port
-    raise DistbootError("port-taken", "100 ports tried in 61000 to 65535, and none is free on this host")
+    raise DistbootError(
+        "port-taken",
+        "100 ports tried in 61000 to 65535, and none is free on this host",
+        "set MASTER_PORT to a free port",
+    )
 
 
 def _how_to_pass(placement: Placement, name: str, value: str) -> str:
@@ -89,24 +100,69 @@ def _how_to_pass(placement: Placement, name: str, value: str) -> str:
     return passing.replace("NAME=VALUE", f"{name}={value}")
 
 
+def wait_until_open(placement: Placement, join_timeout: float) -> float:
+    """Wait until somebody listens where rank 0 is said to be; the seconds that it took.
+
+    Raises:
+        DistbootError: `join-timeout`, nobody did within `join_timeout` seconds.
+    """
+    import socket
+
+    where = f"{placement.master_addr}:{placement.master_port}"
+    waiting = _Wait(placement, join_timeout, f"nobody listens at {where} yet")
+    while True:
+        try:
+            with socket.create_connection((placement.master_addr, placement.master_port or 0), timeout=waiting.left()):
+                return waiting.waited()
+        except OSError as error:
+            cause = error.strerror or str(error)
+        if not waiting.once_more(cause):
+            raise DistbootError(
+                "join-timeout",
+                f"rank {placement.rank} of {placement.world_size}: nobody listened at {where} "
+                f"(from {placement.sources.get('master_addr')}) for {join_timeout:g} s: {cause}",
+                "look for rank 0: it did not start, ended early, is on another host, or is behind a firewall",
+            )
+
+
 def _wait_until_resolves(placement: Placement, join_timeout: float) -> None:
-    host, start, said = str(placement.master_addr), time.monotonic(), 0.0
+    host = str(placement.master_addr)
+    waiting = _Wait(placement, join_timeout, f"{host!r} does not resolve yet")
     while (cause := _resolution_failure(host)) is not None:
-        waited = time.monotonic() - start
-        left = join_timeout - waited
-        if left <= 0:
+        if not waiting.once_more(cause):
             raise DistbootError(
                 "unresolvable-address",
                 f"rank {placement.rank}: {placement.sources['master_addr']} says that rank 0 is at {host!r}, "
                 f"which did not resolve in {join_timeout:g} s: {cause}",
                 "check the name, or give an address that this host can look up",
             )
-        if waited >= said:
-            said += _PROGRESS
-            line = f"rank {placement.rank}: {host!r} does not resolve yet ({cause}); trying for {left:.0f} s more"
-            print(f"distboot: {line}", file=sys.stderr, flush=True)
-        # With jitter, because a thousand ranks ask the same name server.
-        time.sleep(min(left, 0.2 + os.urandom(1)[0] / 320))
+
+
+class _Wait:
+    """Trying again until a time limit, with a line on stderr every few seconds."""
+
+    def __init__(self, placement: Placement, limit: float, what: str) -> None:
+        self._start = time.monotonic()
+        self._limit = limit
+        self._said = 1.0  # what is there within a second needs no line
+        self._line = f"distboot: rank {placement.rank}: {what}"
+
+    def waited(self) -> float:
+        return time.monotonic() - self._start
+
+    def left(self) -> float:
+        return max(self._limit - self.waited(), 0.001)
+
+    def once_more(self, cause: str) -> bool:
+        """Sleep a moment and say True, or say False when the time is over."""
+        if self.waited() >= self._limit:
+            return False
+        if self.waited() >= self._said:
+            self._said = self.waited() + _PROGRESS
+            print(f"{self._line} ({cause}); trying for {self.left():.0f} s more", file=sys.stderr, flush=True)
+        # With jitter, because a thousand ranks ask the same name server or knock at the same port.
+        time.sleep(min(self.left(), 0.05 + os.urandom(1)[0] / 1000))
+        return True
 
 
 def _resolution_failure(host: str) -> str | None:

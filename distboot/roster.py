@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .errors import DistbootError
+from .errors import DistbootError, quoted
 from .placement import Placement
 
 
@@ -26,6 +26,7 @@ class Seat:
 class Record:
     """What one rank says of itself when the ranks meet. None: it does not know."""
 
+    launcher: str
     host: str
     node: str  # equal on two ranks only when they are in the same container or on the same bare host
     world_size: int
@@ -49,6 +50,7 @@ def own_record(placement: Placement) -> Record:
     """The record of this very process."""
     host = socket.gethostname()
     return Record(
+        launcher=placement.launcher,
         host=host,
         node=f"{host}/{_boot_id()}",
         world_size=placement.world_size,
@@ -71,8 +73,9 @@ def seats(records: Sequence[Record]) -> list[Seat]:
     wrong = [f"{rank} says {r.world_size}" for rank, r in enumerate(records) if r.world_size != len(records)]
     if wrong:
         raise _mismatch(f"rank 0 has a world of {len(records)}, but rank {', rank '.join(wrong[:8])}")
-    given = [record.seat() for record in records]
-    if None not in given:
+    given = [record.seat() for record in records if record.launcher == "torchrun"]
+    if len(given) == len(records) and None not in given:
+        # Its agents number each node themselves; with --virtual-local-rank every local rank is 0.
         return [seat for seat in given if seat is not None]
     node_known = all(record.node_rank is not None for record in records)
     # Two agents on one host are two nodes when the launcher says so.
@@ -94,24 +97,27 @@ def seats(records: Sequence[Record]) -> list[Seat]:
     return result
 
 
-def _check(records: Sequence[Record], nodes: Any, result: list[Seat]) -> None:
+def _check(records: Sequence[Record], nodes: Iterable[list[int]], placed: list[Seat]) -> None:
+    """Every number that a rank was told must be so, and the numbers of each kind must be all there, once."""
+    node_ranks = []
     for ranks in nodes:
-        host = records[ranks[0]].host
-        local_ranks = sorted(result[rank].local_rank for rank in ranks)
+        host = quoted(records[ranks[0]].host)
+        node_ranks.append(placed[ranks[0]].node_rank)
+        local_ranks = sorted(placed[rank].local_rank for rank in ranks)
         if local_ranks != list(range(len(ranks))):
-            raise _mismatch(f"ranks {_some(ranks)} on host {host!r} have the local ranks {_some(local_ranks)}")
+            raise _mismatch(f"ranks {_some(ranks)} on host {host} have the local ranks {_some(local_ranks)}")
         for rank in ranks:
             said = records[rank].local_world_size
             if said is not None and said != len(ranks):
                 raise _mismatch(
-                    f"rank {rank} was told of {said} processes on its node, but {len(ranks)} are on host {host!r}: "
+                    f"rank {rank} was told of {said} processes on its node, but {len(ranks)} are on host {host}: "
                     f"ranks {_some(ranks)}"
                 )
-    for rank, (record, seat) in enumerate(zip(records, result, strict=True)):
-        if record.num_nodes is not None and record.num_nodes != seat.num_nodes:
-            raise _mismatch(f"rank {rank} was told of {record.num_nodes} nodes, but the ranks are on {seat.num_nodes}")
-        if not seat.node_rank < seat.num_nodes:
-            raise _mismatch(f"rank {rank} has node rank {seat.node_rank}, but there are {seat.num_nodes} nodes")
+    if sorted(node_ranks) != list(range(len(node_ranks))):
+        raise _mismatch(f"{len(node_ranks)} nodes have the node ranks {_some(sorted(node_ranks))}")
+    for rank, record in enumerate(records):
+        if record.num_nodes is not None and record.num_nodes != len(node_ranks):
+            raise _mismatch(f"rank {rank} was told of {record.num_nodes} nodes, but the ranks are on {len(node_ranks)}")
 
 
 def _mismatch(message: str) -> DistbootError:

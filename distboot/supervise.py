@@ -7,6 +7,7 @@ neither handled nor blocked is dropped by the kernel, and where the orphans of o
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from .errors import DistbootError
+from .errors import DistbootError, quoted
 
 _FORWARDED = {
     signal.SIGTERM,
@@ -28,6 +29,7 @@ _FORWARDED = {
 }
 # What the terminal sends to every process of the foreground group, the child included.
 _FROM_TERMINAL = {signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH}
+_ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 
 
 def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -36,24 +38,50 @@ def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
     Raises:
         DistbootError: `command-not-found` or `command-not-executable`; nothing was started.
     """
-    in_foreground = _in_foreground()
+    shared_group = _on_terminal()
+    for quiet in (signal.SIGCHLD, signal.SIGWINCH):
+        # Ignored, SIGCHLD would never come and the kernel would eat the child's exit code; and macOS drops, even
+        # when they are blocked, the signals that by default are ignored. Starting a program undoes a handler.
+        signal.signal(quiet, _nothing)
     waited_for = _FORWARDED | {signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)
     try:
-        child = _start(command, environ, before, own_group=not in_foreground)
-        forwarded = _FORWARDED - _FROM_TERMINAL if in_foreground else _FORWARDED
+        child = _start(command, environ, before, own_group=not shared_group)
+        ending: int | None = None
         while True:
-            number = signal.sigwait(waited_for)
+            number, from_kernel = _next_signal(waited_for)
             if number == signal.SIGCHLD:
                 code = _reap(child.pid)
                 if code is not None:
                     child.returncode = code  # else Popen would wait for it as well
+                    _end_group(child.pid, None if shared_group else ending)
                     return code
-            elif number in forwarded:
+            elif not (shared_group and from_kernel and number in _FROM_TERMINAL):
+                ending = number if number in _ENDING else ending
                 with suppress(ProcessLookupError):
                     os.kill(child.pid, number)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _nothing(number: int, frame: object) -> None:
+    """A handler that is never run: the signal is always blocked."""
+
+
+def _next_signal(waited_for: set[signal.Signals]) -> tuple[int, bool]:
+    """The next signal, and whether the kernel sent it, as it does for the keys of a terminal."""
+    if hasattr(signal, "sigwaitinfo"):  # not on macOS
+        info = signal.sigwaitinfo(waited_for)
+        return info.si_signo, info.si_code > 0  # SI_KERNEL; kill() and its like have 0 and less
+    return signal.sigwait(waited_for), True
+
+
+def _end_group(leader: int, number: int | None) -> None:
+    """Pass on a signal that ended the child to what is left of its group: only the child itself got it."""
+    # Not to all at once: a checkpoint handler needs its data loader's workers.
+    if number is not None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(leader, number)
 
 
 def _start(
@@ -73,18 +101,23 @@ def _start(
         # Popen also gives SIGPIPE and SIGXFSZ, which Python ignores, back to the child.
         return subprocess.Popen(command, env=dict(environ), preexec_fn=in_child)  # noqa: PLW1509 - one thread
     except OSError as error:
-        there = os.sep in command[0] and os.path.exists(command[0])  # then its interpreter is what is missing
-        if isinstance(error, FileNotFoundError | NotADirectoryError) and not there:
-            raise DistbootError(
-                "command-not-found",
-                f"{command[0]!r} does not exist",
-                "check the spelling, PATH and the directory",
-            ) from None
-        raise DistbootError(
-            "command-not-executable",
-            f"{command[0]!r} cannot be run: {error.strerror}",
-            "make it executable (chmod +x), or name its interpreter: run -- python script.py",
-        ) from None
+        raise _start_error(command[0], error) from None
+
+
+def _start_error(program: str, error: OSError) -> DistbootError:
+    there = os.sep in program and os.path.exists(program)  # then its interpreter is what is missing
+    if isinstance(error, FileNotFoundError | NotADirectoryError) and not there:
+        return DistbootError(
+            "command-not-found", f"{quoted(program)} does not exist", "check the spelling, PATH and the directory"
+        )
+    hints = {
+        errno.EACCES: "make it executable (chmod +x), or name its interpreter: run -- python script.py",
+        errno.ENOEXEC: "it has no #! line: name its interpreter: run -- python script.py",
+        errno.ENOENT: "its #! line names an interpreter that does not exist",
+        errno.EAGAIN: "this user may not start more processes (ulimit -u)",
+    }
+    hint = hints.get(error.errno or 0, "")
+    return DistbootError("command-not-executable", f"{quoted(program)} cannot be run: {error.strerror}", hint)
 
 
 def _reap(child: int) -> int | None:
@@ -102,9 +135,11 @@ def _reap(child: int) -> int | None:
             code = 128 - code if code < 0 else code
 
 
-def _in_foreground() -> bool:
-    """Whether a terminal sends its signals to our process group."""
+def _on_terminal() -> bool:
+    """Whether a shell's job control rules our process group: we read from a terminal, or one sends us its signals."""
     try:
+        if os.isatty(0):
+            return True
         with open("/dev/tty", "rb") as terminal:
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
     except OSError:

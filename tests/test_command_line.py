@@ -14,7 +14,7 @@ from distboot.errors import CODES
 from distboot.placement import FIELDS
 
 MPI_RANK_3 = one("openmpi-4.1.4/2nodes_2procs", 3)
-AZURE = {"AZ_BATCH_MASTER_NODE": "127.0.0.2:6000"}
+AZURE = {"AZ_BATCH_MASTER_NODE": "10.0.0.4:6000"}
 
 
 def test_show_json_has_the_whole_placement(distboot: Run) -> None:
@@ -43,7 +43,7 @@ def test_shell_exports_can_be_evaluated(distboot: Run) -> None:
     exports = distboot("env", env={**MPI_RANK_3, **AZURE, "NODE_RANK": "9"}).stdout
     script = f"{exports}\necho $RANK $WORLD_SIZE $LOCAL_RANK $MASTER_ADDR ${{NODE_RANK-unset}}"
     result = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env={"NODE_RANK": "9"}, check=True)
-    assert result.stdout == "3 4 1 127.0.0.2 unset\n"
+    assert result.stdout == "3 4 1 10.0.0.4 unset\n"
 
 
 def test_dotenv_and_json_exports(distboot: Run) -> None:
@@ -111,7 +111,7 @@ def test_bare_multi_node_mpirun_is_told_what_to_pass(distboot: Run) -> None:
 
 def test_unresolvable_address_is_waited_for_and_named(distboot: Run) -> None:
     env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "nowhere.invalid", "MASTER_PORT": "29500"}
-    result = distboot("run", "--join-timeout", "0.5", "--", "true", env=env)
+    result = distboot("run", "--join-timeout", "1.5", "--", "true", env=env)
     assert result.returncode == 75
     assert "rank 1: 'nowhere.invalid' does not resolve yet" in result.stderr
     assert "error[unresolvable-address]: rank 1: MASTER_ADDR says that rank 0 is at 'nowhere.invalid'" in result.stderr

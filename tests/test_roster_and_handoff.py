@@ -17,7 +17,13 @@ def _records(nodes: str, **known: list[int]) -> list[Record]:
     """One record a rank; `nodes` has the node of each rank as a letter."""
     fields = ("local_rank", "local_world_size", "node_rank", "num_nodes")
     return [
-        Record(node, f"{node}/boot", len(nodes), *(known[field][rank] if field in known else None for field in fields))
+        Record(
+            "torch",
+            node,
+            f"{node}/boot",
+            len(nodes),
+            *(known[field][rank] if field in known else None for field in fields),
+        )
         for rank, node in enumerate(nodes)
     ]
 

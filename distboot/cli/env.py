@@ -9,29 +9,32 @@ import shlex
 from ..detection import detect
 from ..exports import variables
 from ..rendezvous import join_timeout_setting, settled
+from .output import say
 from .parser import Parser
 
 
 def main(arguments: list[str]) -> int:
     """Run the command."""
     parser = Parser("env", 'Print the variables that `run` exports: eval "$(python -m distboot env)"')
-    parser.add_argument(
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument(
         "--format",
         choices=("shell", "dotenv"),
         default="shell",
         help="shell: export and unset lines (default); dotenv: NAME=value lines for an env file",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object; null means: must not be set")
+    form.add_argument("--json", action="store_true", help="print one JSON object; null means: must not be set")
     options = parser.parse_args(arguments)
     placement = settled(detect(launcher=options.launcher), join_timeout_setting(None))
     exports = variables(placement, os.environ)
     if options.json:
-        print(json.dumps(exports))
-        return 0
-    for name, value in exports.items():
-        if options.format == "dotenv":
-            if value is not None:
-                print(f"{name}={value}")
-        else:
-            print(f"unset {name}" if value is None else f"export {name}={shlex.quote(value)}")
+        say(json.dumps(exports))
+    elif options.format == "dotenv":
+        say("\n".join(f"{name}={value}" for name, value in exports.items() if value is not None))
+    else:
+        say("\n".join(map(_shell, exports, exports.values())))
     return 0
+
+
+def _shell(name: str, value: str | None) -> str:
+    return f"unset {name}" if value is None else f"export {name}={shlex.quote(value)}"

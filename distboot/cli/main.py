@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from importlib import import_module
 
 from .. import __version__
 from ..errors import DistbootError
+from .output import complain, say
 
 _HELP = """\
 usage: python -m distboot [run] [options] script.py [arguments …]
@@ -37,24 +37,22 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _dispatch(arguments)
     except DistbootError as error:
-        print(f"distboot: {error}", file=sys.stderr)
+        complain(error)
         return error.exit_code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader of `show | head` has gone; nobody is left to tell
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
 
 
 def _dispatch(arguments: list[str]) -> int:
     first = arguments[0] if arguments else "--help"
     if first in ("-h", "--help"):
-        print(_HELP, end="")
+        say(_HELP.rstrip())
         return 0 if arguments else 2
     if first == "--version":
-        print(f"distboot {__version__}")
+        say(f"distboot {__version__}")
         return 0
     command, rest = (first, arguments[1:]) if first in _COMMANDS else ("run", arguments)
     code: int = import_module(f".{command}", __package__).main(rest)
-    sys.stdout.flush()  # here, where a broken pipe is caught
     return code

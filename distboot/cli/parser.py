@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..errors import DistbootError
+from ..errors import DistbootError, printable
 
 TYPE_CHECKING = False  # type checkers take the name for typing's, whose import would slow every start
 if TYPE_CHECKING:
@@ -24,4 +24,4 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise the `usage` error."""
-        raise DistbootError("usage", message, f"{self.prog} --help")
+        raise DistbootError("usage", printable(message), f"{self.prog} --help")

@@ -7,7 +7,7 @@ import sys
 
 from .. import supervise
 from ..detection import detect
-from ..errors import DistbootError
+from ..errors import DistbootError, quoted
 from ..exports import applied, variables
 from ..rendezvous import join_timeout_setting, settled
 from .parser import Parser
@@ -65,15 +65,23 @@ def _command(target: list[str]) -> list[str]:
     if not os.path.exists(script):
         raise DistbootError(
             "command-not-found",
-            f"there is no script {script!r} in {os.getcwd()!r}",
+            f"there is no script {quoted(script)}",
             "check the path; a command that is no Python script goes after '--': run -- command",
         )
     if not os.access(script, os.R_OK):
-        raise DistbootError("command-not-executable", f"the script {script!r} may not be read", "chmod +r it")
+        raise DistbootError("command-not-executable", f"the script {quoted(script)} may not be read", "chmod +r it")
     return [*python, *target]
 
 
 def _interpreter_options() -> list[str]:
     """The options of this Python, so that `python -u -m distboot train.py` runs `python -u train.py`."""
-    words = sys.orig_argv[1:]
-    return words[: words.index("-m")] if "-m" in words and words[words.index("-m") + 1 :][:1] == ["distboot"] else []
+    spec = sys.modules["__main__"].__spec__
+    if spec is None or spec.name != "distboot.__main__":  # the console script: its Python has no options of its own
+        return []
+    options: list[str] = []
+    for word in sys.orig_argv[1:]:
+        if word.startswith("-") and not word.startswith("--") and "m" in word and word[1] not in "WXc":
+            flags = word[: word.index("m")]  # -m, or -Im, or -mdistboot
+            return [*options, flags] if flags != "-" else options
+        options.append(word)
+    return options

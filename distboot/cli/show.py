@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 from ..detection import detect
+from ..errors import printable
 from ..placement import FIELDS, Placement
+from .output import say
 from .parser import Parser
 
 
@@ -15,17 +17,16 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     placement = detect(launcher=options.launcher)
-    print(json.dumps(placement.as_dict()) if options.json else _table(placement))
+    say(json.dumps(placement.as_dict()) if options.json else _table(placement))
     return 0
 
 
 def _table(placement: Placement) -> str:
-    rows = [(field, getattr(placement, field), placement.sources.get(field, "")) for field in FIELDS]
-    width = max(len(str(value)) for _, value, _ in rows)
-    lines = [
-        f"{field:<16}  {'-' if value is None else value!s:<{width}}  {source or _unknown(field, placement)}".rstrip()
-        for field, value, source in rows
-    ]
+    values = {field: getattr(placement, field) for field in FIELDS}
+    shown = {field: "-" if value is None else printable(str(value)) for field, value in values.items()}
+    width = max(map(len, shown.values()))
+    sources = {field: placement.sources.get(field) or _unknown(field, placement) for field in FIELDS}
+    lines = [f"{field:<16}  {shown[field]:<{width}}  {sources[field]}".rstrip() for field in FIELDS]
     return "\n".join([*lines, *(f"note: {note}" for note in placement.notes)])
 
 

@@ -7,22 +7,18 @@ completes the roster there, the device is set, and only then the process group s
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
 from datetime import timedelta
-from types import MappingProxyType
 from typing import Any
 
+from .. import handoff
 from ..context import Context
-from ..errors import DistbootError
+from ..errors import DistbootError, quoted
 from ..exports import Exported, variables
-from ..placement import Placement
-from ..roster import Record, Seat, own_record, seats
+from ..placement import FIELDS, Placement
+from ._torch_store import all_or_none, complete, first_line, joining, meet
 
 # Device type -> the backend that PyTorch ships for it; gloo serves the CPU. In order of preference.
 _ACCELERATORS = {"cuda": "nccl", "xpu": "xccl", "hpu": "hccl"}
@@ -42,28 +38,61 @@ def start(
 ) -> Context:
     """Start the default process group. `placement` has an address and a port; all times are seconds."""
     torch = _import()
-    device_type, backend = _device_and_backend(torch, backend)
+    device_type, backend = _device_and_backend(torch, backend and backend.lower())
     before = exported.environ_before()
     exported.write(variables(placement, before))
-    with _joining(placement, join_timeout):
-        store = _meet(torch, join_timeout)
-        placement, hosts = _complete(placement, store)
-    exported.write(variables(placement, before))
-    device = _set_device(torch, device_type, placement, isolated=any(name in before for name in _VISIBILITY))
-    limit = None if timeout is None else timedelta(seconds=timeout)
-    store.set_timeout(limit or torch.distributed.constants.default_pg_timeout)
-    torch.distributed.init_process_group(
-        backend,
-        store=torch.distributed.PrefixStore("default_pg", store),
-        rank=placement.rank,
-        world_size=placement.world_size,
-        timeout=limit,
-    )
+    isolated = any(name in before for name in _VISIBILITY)
+    with joining(placement):
+        store = meet(torch, placement, join_timeout)
+        placement, hosts = complete(placement, store)
+        device = all_or_none(placement, store, lambda: _set_device(torch, device_type, placement, isolated=isolated))
+    exported.write(variables(placement, before, joined=os.getpid()))
+    _start_group(torch, placement, backend, store, timeout)
+
+    def stop() -> None:
+        _leave(torch.distributed)
+        # What this process starts from now on may be the rank in its place.
+        exported.write({handoff.VARIABLE: variables(placement, before)[handoff.VARIABLE]})
+
     device_ids = [device.index] if backend == "nccl" else None
-    context = _context(placement, hosts, device, torch.distributed, device_ids)
+    fields: dict[str, Any] = {name: getattr(placement, name) for name in FIELDS}
+    context = Context(
+        framework="torch",
+        **fields,
+        hosts=hosts,
+        device=device,
+        _barrier=lambda: torch.distributed.barrier(device_ids=device_ids),
+        _stop=stop,
+        _is_up=torch.distributed.is_initialized,
+    )
     if backend == "gloo":
         atexit.register(_close_at_exit, context, os.getpid())
     return context
+
+
+def _start_group(torch: Any, placement: Placement, backend: str, store: Any, timeout: float | None) -> None:
+    """Start the default process group on the store where the ranks have met, or leave nothing behind."""
+    limit = None if timeout is None else timedelta(seconds=timeout)
+    store.set_timeout(limit or torch.distributed.constants.default_pg_timeout)
+    try:
+        torch.distributed.init_process_group(
+            backend,
+            store=torch.distributed.PrefixStore("default_pg", store),
+            rank=placement.rank,
+            world_size=placement.world_size,
+            timeout=limit,
+        )
+    except BaseException as error:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        if not isinstance(error, RuntimeError):
+            raise
+        raise DistbootError(
+            "process-group-failed",
+            f"rank {placement.rank} of {placement.world_size}: torch could not start {quoted(backend)}: "
+            f"{first_line(error)}",
+            "if it speaks of an interface or an address, look at GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME",
+        ) from error
 
 
 def _import() -> Any:
@@ -103,72 +132,16 @@ def _device_and_backend(torch: Any, wanted: str | None) -> tuple[str, str]:
         backend = wanted or _ACCELERATORS.get(device_type, "gloo")
         if wanted is None and not torch.distributed.is_backend_available(backend):
             backend = "gloo"
-    if ":" not in backend and not torch.distributed.is_backend_available(backend):
+    for part in backend.split(","):  # "cpu:gloo,cuda:nccl" is torch's way to name several
+        name = part.rpartition(":")[2]
+        if name and torch.distributed.is_backend_available(name):
+            continue
         raise DistbootError(
             "backend-not-available",
-            f"this build of torch has no backend {backend!r}",
+            f"this build of torch has no backend {quoted(name)}",
             "leave backend out to get the right one for the device, or install a build that has it",
         )
     return device_type, backend
-
-
-@contextmanager
-def _joining(placement: Placement, join_timeout: float) -> Iterator[None]:
-    """Turns torch's errors while the ranks meet into ours."""
-    try:
-        yield
-    except RuntimeError as error:  # torch's DistError and all of its kinds are RuntimeErrors
-        where = f"{placement.master_addr}:{placement.master_port}"
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        if "EADDRINUSE" in str(error) or "already in use" in str(error):
-            raise DistbootError(
-                "port-taken",
-                f"rank 0 cannot listen on {where}, another program has that port: {text}",
-                "set MASTER_PORT to a free port for all processes, or end the program that has it",
-            ) from error
-        raise DistbootError(
-            "join-timeout",
-            f"rank {placement.rank} of {placement.world_size}: not all ranks met at {where} "
-            f"(from {placement.sources.get('master_addr')}) within {join_timeout:g} s; torch says: {text}",
-            "look for a rank that did not start, a firewall between the hosts, or a wrong MASTER_ADDR",
-        ) from error
-
-
-def _meet(torch: Any, join_timeout: float) -> Any:
-    """The store of torch, with all ranks connected to it."""
-    from torch.distributed.rendezvous import rendezvous
-
-    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=join_timeout)))
-    return torch.distributed.PrefixStore("distboot", store)
-
-
-def _complete(placement: Placement, store: Any) -> tuple[Placement, tuple[str, ...]]:
-    """The exact placement and the host of each node, worked out by rank 0 from the records of all ranks."""
-    rank, others = placement.rank, range(1, placement.world_size)
-    store.set(f"record/{rank}", json.dumps(own_record(placement).as_dict()))
-    if rank == 0:
-        texts = store.multi_get([f"record/{each}" for each in (0, *others)])
-        store.set("roster", json.dumps(_roster([Record(**json.loads(text)) for text in texts])))
-    roster = json.loads(store.get("roster"))
-    store.set(f"seen/{rank}", "")
-    if "error" in roster:
-        if rank == 0:  # the store ends with this process: not before everybody has read why
-            with suppress(RuntimeError):
-                store.wait([f"seen/{other}" for other in others], timedelta(seconds=5))
-        raise DistbootError(*roster["error"])
-    seat = Seat(**roster["seats"][rank])
-    learned = {name: value for name, value in asdict(seat).items() if getattr(placement, name) != value}
-    sources = {**placement.sources, **dict.fromkeys(learned, "roster: all ranks together")}
-    return replace(placement, **learned, sources=MappingProxyType(sources)), tuple(roster["hosts"])
-
-
-def _roster(records: list[Record]) -> dict[str, Any]:
-    try:
-        placed = seats(records)
-    except DistbootError as error:
-        return {"error": (error.code, error.message, error.hint)}
-    hosts = {seat.node_rank: record.host for record, seat in zip(records, placed, strict=True)}
-    return {"seats": [asdict(seat) for seat in placed], "hosts": [hosts[node] for node in sorted(hosts)]}
 
 
 def _set_device(torch: Any, device_type: str, placement: Placement, *, isolated: bool) -> Any:
@@ -187,20 +160,6 @@ def _set_device(torch: Any, device_type: str, placement: Placement, *, isolated:
         )
     module.set_device(index)
     return torch.device(device_type, index)
-
-
-def _context(placement: Placement, hosts: tuple[str, ...], device: Any, dist: Any, device_ids: Any) -> Context:
-    fields: dict[str, Any] = {
-        name: value for name, value in placement.as_dict().items() if name not in ("sources", "notes")
-    }
-    return Context(
-        framework="torch",
-        **fields,
-        hosts=hosts,
-        device=device,
-        _barrier=lambda: dist.barrier(device_ids=device_ids),
-        _stop=lambda: _leave(dist),
-    )
 
 
 def _close_at_exit(context: Context, pid: int) -> None:

@@ -12,6 +12,9 @@ from ._unsupported import HINT
 
 # Variables that exist only in a process that some launcher started as one of several.
 _LEFT_OVER = {
+    "OMPI_COMM_WORLD_LOCAL_RANK": "Open MPI",
+    "GROUP_RANK": "torchrun",
+    "HOROVOD_LOCAL_RANK": "horovodrun",
     "PMI_RANK": "an MPI launcher or srun --mpi=pmi2",
     "PMI_SIZE": "an MPI launcher or srun --mpi=pmi2",
     "PMIX_RANK": "Open MPI, prterun or srun --mpi=pmix",
@@ -20,6 +23,7 @@ _LEFT_OVER = {
     "FLUX_TASK_RANK": "flux run",
     "AWS_BATCH_JOB_NODE_INDEX": "an AWS Batch multi-node job",
     "PET_NNODES": "an operator that expects torchrun to be started",
+    "PET_NPROC_PER_NODE": "an operator that expects torchrun to be started",
     "PET_NODE_RANK": "an operator that expects torchrun to be started",
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..address import is_loopback, parse_address
+from ..errors import quoted
 from ..placement import Placement
 from ..reading import Reading
 from ._launcher import Launcher, claims
@@ -51,10 +52,10 @@ def _parsed(reading: Reading) -> tuple[dict[str, list[str]], str, int]:
     task_type, index = str(task.get("type")), task.get("index")
     if not isinstance(index, int) or isinstance(index, bool) or index < 0:
         if task:
-            problems.append(f"TF_CONFIG's task index {index!r} is not a whole number of 0 or more")
+            problems.append(f"TF_CONFIG's task index {quoted(index)} is not a whole number of 0 or more")
         index = 0
     elif task_type != _NO_RANK and (task_type not in cluster or index >= len(cluster[task_type])):
-        problems.append(f"TF_CONFIG's task {task_type!r} {index!r} is not in its cluster")
+        problems.append(f"TF_CONFIG's task {quoted(task_type)} {quoted(index)} is not in its cluster")
     return cluster, task_type, index
 
 
@@ -81,9 +82,9 @@ def _checked_cluster(cluster: dict[str, object], problems: list[str]) -> dict[st
         if task_type == "master":
             problems.append("TF_CONFIG has a 'master' task, which TensorFlow 2 calls 'chief'; rename it")
         elif task_type not in (*_TASK_TYPES, _NO_RANK):
-            problems.append(f"TF_CONFIG has tasks of the unknown type {task_type!r}")
+            problems.append(f"TF_CONFIG has tasks of the unknown type {quoted(task_type)}")
         elif not isinstance(addresses, list) or not addresses:
-            problems.append(f"TF_CONFIG's {task_type!r} tasks are not a list of 'host:port'")
+            problems.append(f"TF_CONFIG's {quoted(task_type)} tasks are not a list of 'host:port'")
         else:
             checked[task_type] = [str(address) for address in addresses]
             for index, address in enumerate(addresses):
@@ -100,12 +101,12 @@ def _check_address(task: str, address: object, seen: dict[str, str], problems: l
     try:
         _, port = parse_address(address) if isinstance(address, str) else (None, None)
     except ValueError as cause:
-        problems.append(f"TF_CONFIG's address {address!r} of {task} {cause}")
+        problems.append(f"TF_CONFIG's address {quoted(address)} of {task} {cause}")
         return
     if port is None or not isinstance(address, str):
-        problems.append(f"TF_CONFIG's address {address!r} of {task} is not 'host:port'")
+        problems.append(f"TF_CONFIG's address {quoted(address)} of {task} is not 'host:port'")
     elif address in seen:
-        problems.append(f"TF_CONFIG gives the address {address!r} to both {seen[address]} and {task}")
+        problems.append(f"TF_CONFIG gives the address {quoted(address)} to both {seen[address]} and {task}")
     else:
         seen[address] = task
 

@@ -13,7 +13,7 @@ from ._launcher import Launcher, claims
 #   RANK=3   WORLD_SIZE=4   LOCAL_RANK=1   NODE_RANK=1   MASTER_ADDR=10.0.0.4   MASTER_PORT=6105
 # Kubeflow's PyTorchJob with one process a pod: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT only.
 # LOCAL_RANK without the rest is half of a launcher (Lightning's subprocess launcher sets no RANK, say).
-_MARKERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+_MARKERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 def _read(environ: Mapping[str, str]) -> Placement | None:
@@ -37,8 +37,8 @@ def _refuse_node_level(environ: Mapping[str, str]) -> None:
     if per_node not in ("1", "auto"):
         raise DistbootError(
             "node-level-launch",
-            f"RANK={environ.get('RANK')!r} numbers pods, not processes: "
-            f"{variable(environ, 'PET_NPROC_PER_NODE')} asks for several processes in each",
+            f"{variable(environ, 'PET_NPROC_PER_NODE')} asks for several processes in each pod, so RANK numbers pods, "
+            "not processes",
             "start the script with torchrun, which reads the PET_* variables",
         )
 

@@ -1,0 +1,112 @@
+"""How the ranks meet at the store of torch.distributed: all are there, the roster is drawn up, nobody goes on alone.
+
+The store is env://'s own, so that the one of torchrun's agent is used where there is one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+from ..errors import DistbootError
+from ..placement import Placement
+from ..rendezvous import wait_until_open
+from ..roster import Record, Seat, own_record, seats
+
+_calls = itertools.count()
+
+
+@contextmanager
+def joining(placement: Placement) -> Iterator[None]:
+    """Turns torch's errors while the ranks meet into ours."""
+    start = time.monotonic()
+    try:
+        yield
+    except RuntimeError as error:  # torch's DistError and all of its kinds are RuntimeErrors
+        where = f"{placement.master_addr}:{placement.master_port}"
+        text = first_line(error)
+        if "EADDRINUSE" in str(error) or "already in use" in str(error):
+            raise DistbootError(
+                "port-taken",
+                f"rank 0 cannot listen on {where}, another program has that port: {text}",
+                "set MASTER_PORT to a free port for all processes, or end the program that has it",
+            ) from error
+        raise DistbootError(
+            "join-timeout",
+            f"rank {placement.rank} of {placement.world_size}: the ranks did not all meet at {where} "
+            f"(from {placement.sources.get('master_addr')}), given up after {time.monotonic() - start:.1f} s; "
+            f"torch says: {text}",
+            "look for a rank that ended early or never started (its own output says why), or for a firewall",
+        ) from error
+
+
+def first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def meet(torch: Any, placement: Placement, join_timeout: float) -> Any:
+    """The store of torch, with all ranks connected to it."""
+    from torch.distributed.rendezvous import rendezvous
+
+    left = join_timeout
+    if placement.rank > 0:
+        # torch's own client may take more than twice its timeout to say that nobody listens.
+        left -= wait_until_open(placement, join_timeout)
+    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=max(left, 1.0))))
+    # Keys of an earlier call, or of the life before a restart, may still be in the store of torchrun's agent.
+    life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return torch.distributed.PrefixStore(f"distboot/{life}/{next(_calls)}", store)
+
+
+def complete(placement: Placement, store: Any) -> tuple[Placement, tuple[str, ...]]:
+    """The exact placement and the host of each node, worked out by rank 0 from the records of all ranks."""
+    records = _exchange(placement, store, "record", own_record(placement).as_dict(), _roster)
+    seat = Seat(**records["seats"][placement.rank])
+    return placement.with_fields("roster: all ranks together", asdict(seat)), tuple(records["hosts"])
+
+
+def all_or_none(placement: Placement, store: Any, step: Callable[[], Any]) -> Any:
+    """Take a step that may fail on some ranks only, and fail on all of them with the first failure of any."""
+    result, failure = None, None
+    try:
+        result = step()
+    except DistbootError as error:
+        failure = (error.code, error.message, error.hint)
+    _exchange(placement, store, "step", failure, lambda failures: {"error": next(filter(None, failures), None)})
+    return result
+
+
+def _exchange(
+    placement: Placement, store: Any, name: str, own: Any, conclude: Callable[[list[Any]], dict[str, Any]]
+) -> dict[str, Any]:
+    """Every rank says something, rank 0 draws the conclusion, every rank gets it. An error in it is raised by all."""
+    rank, others = placement.rank, range(1, placement.world_size)
+    store.set(f"{name}/{rank}", json.dumps(own))
+    if rank == 0:
+        said = [json.loads(text) for text in store.multi_get([f"{name}/{each}" for each in (0, *others)])]
+        store.set(f"{name}/all", json.dumps(conclude(said)))
+    concluded: dict[str, Any] = json.loads(store.get(f"{name}/all"))
+    if not concluded.get("error"):
+        return concluded
+    store.set(f"{name}/seen/{rank}", "")
+    if rank == 0:  # the store ends with this process: not before everybody has read why
+        with suppress(RuntimeError):
+            store.wait([f"{name}/seen/{other}" for other in others], timedelta(seconds=5))
+    raise DistbootError(*concluded["error"])
+
+
+def _roster(said: list[dict[str, Any]]) -> dict[str, Any]:
+    records = [Record(**each) for each in said]
+    try:
+        placed = seats(records)
+    except DistbootError as error:
+        return {"error": (error.code, error.message, error.hint)}
+    hosts = {seat.node_rank: record.host for record, seat in zip(records, placed, strict=True)}
+    return {"seats": [asdict(seat) for seat in placed], "hosts": [hosts[node] for node in sorted(hosts)]}
