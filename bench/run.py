@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from captured import ALL  # noqa: E402 - the captures are shared with the tests
+from captured import ALL, without_launchers  # noqa: E402 - shared with the tests
 
 from distboot import DistbootError, detect  # noqa: E402
 
@@ -40,10 +40,7 @@ class Result:
 
 def clean_environ() -> dict[str, str]:
     """This environment without launcher variables, and as MPI needs it on a small machine."""
-    prefixes = ("OMPI_", "PMIX_", "SLURM_", "TORCHELASTIC_", "MASTER_", "DISTBOOT_", "AZ", "TF_CONFIG")
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(prefixes) and k not in names}
-    environ |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environ = without_launchers(os.environ) | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its bytecode; the first round writes ours
     if os.getuid() == 0:
         environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from distboot import Placement
 
 _FOLDER = Path(__file__).parent / "captures"
+
+# Families of variables by which a launcher around the tests and benchmarks themselves could leak into what they start.
+_LAUNCHER_PREFIXES = (
+    "AZ_", "AZUREML_", "DISTBOOT_", "GROUP_", "HOROVOD_", "HYDRA_", "KUBERNETES_", "LOCAL_", "MASTER_", "MPI_", "MV2_",
+    "NODE_RANK", "OMPI_", "PALS_", "PET_", "PMIX_", "PMI_", "PRTE_", "RANK", "ROLE_", "SLURM_", "TF_CONFIG",
+    "TORCHELASTIC_", "WORLD_SIZE",
+)  # fmt: skip
 
 # field of Placement -> name in a capture's `expected`
 NUMBERS = {
@@ -55,3 +63,8 @@ def wrong_numbers(placement: Placement, expected: dict[str, int | str]) -> dict[
     """Every number that is stated and not so: field -> (stated, true). Unknown (None) is not wrong."""
     pairs = {field: (getattr(placement, field), expected[name]) for field, name in NUMBERS.items()}
     return {field: pair for field, pair in pairs.items() if pair[0] is not None and pair[0] != pair[1]}
+
+
+def without_launchers(environ: Mapping[str, str]) -> dict[str, str]:
+    """A copy of an environment without any launcher's variables."""
+    return {name: value for name, value in environ.items() if not name.startswith(_LAUNCHER_PREFIXES)}

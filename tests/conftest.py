@@ -9,21 +9,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from captured import without_launchers
 
 ROOT = Path(__file__).parent.parent
-
-# Families of variables by which a launcher around the tests themselves could leak into what they start.
-_LAUNCHER_PREFIXES = (
-    "AZ_", "AZUREML_", "DISTBOOT_", "GROUP_", "HOROVOD_", "HYDRA_", "KUBERNETES_", "LOCAL_", "MASTER_", "MPI_", "MV2_",
-    "NODE_RANK", "OMPI_", "PALS_", "PET_", "PMIX_", "PMI_", "PRTE_", "RANK", "ROLE_", "SLURM_", "TF_CONFIG",
-    "TORCHELASTIC_", "WORLD_SIZE",
-)  # fmt: skip
 
 
 @pytest.fixture
 def clean_env() -> dict[str, str]:
     """This process's environment without any launcher, set up for MPI and threads on a small machine."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER_PREFIXES)}
+    env = without_launchers(os.environ)
     env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TORCH_CPP_LOG_LEVEL": "ERROR"}
     env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return env

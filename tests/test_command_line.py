@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -130,3 +131,17 @@ def test_reader_that_goes_away_is_no_traceback(clean_env: dict[str, str]) -> Non
     script = f"{sys.executable} -m distboot show | true; exit ${{PIPESTATUS[0]}}"
     result = subprocess.run(["bash", "-c", script], env=clean_env, capture_output=True, text=True, check=False)
     assert result.stderr == ""
+    assert result.returncode in (0, 128 + signal.SIGPIPE)  # 0 when all was written before the reader went
+
+
+def test_output_that_cannot_be_written_is_an_error(clean_env: dict[str, str]) -> None:
+    script = f"{sys.executable} -m distboot show >/dev/full"
+    result = subprocess.run(["bash", "-c", script], env=clean_env, capture_output=True, text=True, check=False)
+    assert result.stderr == "distboot: error[output-failed]: cannot write to standard output: No space left on device\n"
+    assert result.returncode == CODES["output-failed"][0]
+
+
+def test_job_id_cannot_forge_lines(distboot: Run) -> None:
+    result = distboot("show", env={"AZUREML_RUN_ID": "a\x1b[31m\nrank 99"})
+    assert "\x1b" not in result.stdout
+    assert "\nrank 99" not in result.stdout

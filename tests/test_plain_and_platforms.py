@@ -76,9 +76,16 @@ def test_azureml_mpi_job_on_one_node(variables: dict[str, str]) -> None:
     assert (placement.platform, placement.master_addr) == ("azureml", "127.0.0.1")
 
 
-def test_localhost_is_no_address_for_two_nodes() -> None:
-    placement = detect({**one(TWO_NODES, 3), "AZ_BATCHAI_MPI_MASTER_NODE": "localhost"})
-    assert placement.master_addr is None
+@pytest.mark.parametrize(
+    "here", ["localhost", "LOCALHOST", "localhost:6000", "127.0.0.1:6000", "[::1]:6000", "::ffff:127.0.0.1"]
+)
+def test_loopback_is_no_address_for_two_nodes(here: str) -> None:
+    for name in ("AZ_BATCHAI_MPI_MASTER_NODE", "AZ_BATCH_MASTER_NODE"):
+        assert detect({**one(TWO_NODES, 3), name: here}).master_addr is None
+
+
+def test_single_process_needs_no_other_node() -> None:
+    assert detect({"AZ_BATCH_MASTER_NODE": "10.0.0.4:6000"}).master_addr == "127.0.0.1"
 
 
 def test_malformed_platform_address_is_named() -> None:
@@ -104,10 +111,10 @@ def test_port_in_the_address_is_taken_and_must_not_contradict() -> None:
     assert "MASTER_PORT='29500' contradicts" in _refused({**environ, "MASTER_PORT": "29500"}).message
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "0.0.0.0"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LocalHost", "::1", "::ffff:127.0.0.1", "0.0.0.0"])
 def test_loopback_address_for_several_hosts_is_refused(host: str) -> None:
     assert "loopback" in _refused({**one(TWO_NODES, 0), "MASTER_ADDR": host}).message
-    assert detect({**one(ONE_NODE, 0), "MASTER_ADDR": host}).master_addr == host
+    assert detect({**one(ONE_NODE, 0), "MASTER_ADDR": host}).master_addr is not None
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "99999", "-1", "abc", "", "29500.0", " 29500"])
@@ -135,6 +142,9 @@ def test_derived_ports_are_the_same_for_a_job_and_spread_over_jobs() -> None:
         ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "4"}, "LOCAL_WORLD_SIZE='4' is more than WORLD_SIZE='2'"),
         ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE='0' cannot be 0"),
         ({"RANK": "1", "WORLD_SIZE": "99999999999"}, "WORLD_SIZE='99999999999' is larger than any job"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "4"}, "LOCAL_RANK='4' is not below WORLD_SIZE='2'"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "NODE_RANK": "2"}, "NODE_RANK='2' is not below WORLD_SIZE='2'"),
+        ({"RANK": "01", "WORLD_SIZE": "2"}, "RANK='01' is not a whole number"),
         ({"RANK": "0"}, "WORLD_SIZE is missing"),
         ({"WORLD_SIZE": "4"}, "RANK is missing"),
         ({"LOCAL_RANK": "1", "NODE_RANK": "0"}, "RANK is missing"),
@@ -146,6 +156,17 @@ def test_contradictory_or_half_a_launcher_is_refused(variables: dict[str, str], 
     assert refusal.code == "broken-environment"
     assert problem in refusal.message
     assert refusal.exit_code == 78
+
+
+def test_what_is_no_unicode_is_no_traceback() -> None:
+    assert detect({**one(TWO_NODES, 0), "PMIX_NAMESPACE": "job\udcff"}).master_port in DERIVED_PORTS
+
+
+def test_message_is_bounded_escaped_and_without_passwords() -> None:
+    refusal = _refused({"RANK": "x" * 100_000, "WORLD_SIZE": "\x1b[31m", "MASTER_ADDR": "user:secret@host"})
+    assert len(refusal.message) < 1000
+    assert "\x1b" not in refusal.message
+    assert "secret" not in refusal.message
 
 
 def test_nothing_at_all_is_a_single_process() -> None:

@@ -97,3 +97,52 @@ def test_step_that_contradicts_itself_is_refused() -> None:
 def test_interactive_slurm_shell_is_single() -> None:
     environ = {**one("slurm-srun-22.05.8/1node_1proc", 0), "SLURM_STEP_ID": "4294967290"}
     assert detect(environ).launcher == "single"
+
+
+def test_plain_rank_that_disagrees_is_refused_also_when_the_sizes_agree() -> None:
+    # Exported once in a batch script: the same RANK for every task.
+    with pytest.raises(DistbootError) as refusal:
+        detect({**one("slurm-srun-22.05.8/2nodes_2procs", 3), "RANK": "0", "WORLD_SIZE": "4"})
+    assert refusal.value.code == "conflicting-launchers"
+
+
+def test_plain_variables_come_before_tf_config() -> None:
+    plain = {"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "0"}
+    assert detect({**tf_config("worker", 0), **plain}).launcher == "torch"
+
+
+@pytest.mark.parametrize("inner", [{"HOROVOD_RANK": "1"}, {"MPI_LOCALRANKID": "0"}, {"MV2_COMM_WORLD_RANK": "1"}])
+def test_launcher_that_cannot_be_read_is_not_passed_over_for_the_slurm_step_around_it(inner: dict[str, str]) -> None:
+    with pytest.raises(DistbootError) as refusal:
+        detect({**one("slurm-srun-22.05.8/2nodes_2procs", 3), **inner})
+    assert refusal.value.code == "unsupported-launcher"
+
+
+@pytest.mark.parametrize(
+    ("capture", "variables", "problem"),
+    [
+        (OPENMPI, {"OMPI_WORLD_SIZE": "8"}, "OMPI_WORLD_SIZE='8' contradicts OMPI_COMM_WORLD_SIZE"),
+        ("slurm-srun-22.05.8/2nodes_2procs_pmi2", {"PMI_RANK": "0"}, "PMI_RANK='0' contradicts SLURM_PROCID"),
+        ("slurm-srun-22.05.8/2nodes_2procs", {"SLURM_HET_SIZE": "2"}, "SLURM_HET_SIZE='2'"),
+        ("slurm-srun-22.05.8/2nodes_2procs", {"MASTER_ADDR": "127.0.0.1"}, "is a loopback address"),
+        ("torchrun-2.13.0/2nodes_2procs_c10d", {"GROUP_WORLD_SIZE": "4"}, "do not fit together"),
+    ],
+)
+def test_what_contradicts_the_launchers_own_words_is_refused(
+    capture: str, variables: dict[str, str], problem: str
+) -> None:
+    with pytest.raises(DistbootError) as refusal:
+        detect({**one(capture, 3), **variables})
+    assert problem in refusal.value.message
+
+
+@pytest.mark.parametrize("variables", [{"OMPI_UNIVERSE_SIZE": "2"}, {"PRTE_MCA_rmaps_default_ranking_policy": "node"}])
+def test_local_rank_of_open_mpi_is_not_taken_where_it_may_not_follow_the_ranks(variables: dict[str, str]) -> None:
+    placements = [detect({**one("openmpi-5.0.11/2nodes_2procs", rank), **variables}) for rank in range(4)]
+    assert {placement.local_rank for placement in placements} == {None}
+    assert all(placement.notes for placement in placements)
+
+
+def test_step_of_several_tasks_with_a_terminal_is_a_step() -> None:
+    # srun inside an interactive shell inherits SLURM_PTY_PORT (seen with 22.05.8).
+    assert detect({**one("slurm-srun-22.05.8/2nodes_2procs", 3), "SLURM_PTY_PORT": "45663"}).rank == 3

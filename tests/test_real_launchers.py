@@ -158,3 +158,41 @@ def test_stale_rank_from_a_parent_is_refused(run: Run) -> None:
 def test_exit_code_of_a_wrapped_rank_reaches_mpirun(run: Run) -> None:
     result = run(*MPIRUN, "2", sys.executable, "-m", "distboot", "run", "--", "sh", "-c", "exit 3")
     assert result.returncode == 3
+
+
+_RESTARTED = """
+import os
+import distboot
+life = os.environ["TORCHELASTIC_RESTART_COUNT"]
+ctx = distboot.init(join_timeout=60)
+import torch
+total = torch.ones(1)
+torch.distributed.all_reduce(total)
+if life == "0" and ctx.rank == 1:
+    os._exit(3)
+ctx.barrier()
+ctx.close()
+os.write(1, f"life {life} rank {ctx.rank} total {total.item()}\\n".encode())
+"""
+
+
+def test_torchrun_restart(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "restarted.py").write_text(_RESTARTED)
+    result = run(*TORCHRUN, "--max-restarts", "1", "restarted.py")
+    assert result.returncode == 0, result.stderr
+    second_life = sorted(line for line in result.stdout.splitlines() if line.startswith("life 1"))
+    assert second_life == [f"life 1 rank {rank} total 2.0" for rank in range(2)]
+
+
+@needs_mpirun
+def test_mpirun_of_the_same_size_inside_the_wrapper_inside_mpirun(run: Run) -> None:
+    inner = [*MPIRUN, "2", sys.executable, *SHOW]
+    result = run(*MPIRUN, "2", sys.executable, "-m", "distboot", "run", "--", *inner)
+    assert result.returncode == 0, result.stderr
+    shown = [json.loads(line) for line in result.stdout.splitlines()]
+    jobs = {line["job_id"] for line in shown}
+    assert len(jobs) == 2, "two inner jobs, and the outer one is none of them"
+    for job in jobs:
+        places = {(line["rank"], line["local_rank"], line["master_port"]) for line in shown if line["job_id"] == job}
+        assert [place[:2] for place in sorted(places)] == [(0, 0), (1, 1)]
+        assert len({port for _, _, port in places}) == 1

@@ -67,6 +67,9 @@ def test_two_agents_on_one_host_are_two_nodes_when_the_launcher_says_so() -> Non
         (_records("aab", local_world_size=[3, 3, 1]), "told of 3 processes on its node"),
         (_records("aab", num_nodes=[3, 3, 3]), "told of 3 nodes"),
         (_records("ab")[:1], "world of 1"),
+        (_records("ab", node_rank=[0, 0]), "2 nodes have the node ranks 0, 0"),
+        (_records("aa", node_rank=[0, 2]), "2 nodes have the node ranks 0, 2"),
+        (_records("aa", local_rank=[0, 0], local_world_size=[2, 2], node_rank=[0, 0], num_nodes=[1, 1]), "ranks 0, 0"),
     ],
 )
 def test_ranks_that_contradict_each_other_are_refused(records: list[Record], problem: str) -> None:
@@ -133,3 +136,43 @@ def test_handoff_needs_no_quoting() -> None:
     names = ("openmpi-5.0.11/2nodes_x_master", "slurm-srun-22.05.8/2nodes_2procs", "torchrun-2.13.0/2nodes_2procs_c10d")
     for name, rank in itertools.product(names, range(4)):
         assert set(_exported(one(name, rank))[VARIABLE]) <= safe
+
+
+def test_two_hosts_of_one_name_are_two_nodes() -> None:
+    records = [Record("torch", "host", f"host/{boot}", 2, None, None, None, None) for boot in ("boot1", "boot2")]
+    assert [seat.node_rank for seat in seats(records)] == [0, 1]
+
+
+def test_inner_job_of_the_same_launcher_size_and_rank_is_another_job() -> None:
+    outer = _exported(one("openmpi-5.0.11/2nodes_1proc", 1))
+    inner = one("openmpi-5.0.11/alloc3_used1", 1)  # also rank 1 of 2, both on one node
+    placement = detect({**outer, **inner})
+    assert (placement.rank, placement.local_rank, placement.local_world_size, placement.num_nodes) == (1, 1, 2, 1)
+    assert placement.master_port == detect(inner).master_port
+
+
+def test_torchrun_that_numbers_its_one_worker_like_the_wrapper_around_it() -> None:
+    outer = applied(variables(detect({}).with_fields("found free", {"master_port": 61234}), {}), {})
+    worker = one("torchrun-2.13.0/1node_4procs", 0) | {
+        "WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": "1",
+        "ROLE_WORLD_SIZE": "1",
+    }
+    worker |= {"MASTER_ADDR": outer["MASTER_ADDR"], "MASTER_PORT": outer["MASTER_PORT"]}
+    placement = detect({**outer, **worker})
+    assert (placement.launcher, placement.rank, placement.world_size) == ("torchrun", 0, 1)
+
+
+def test_what_is_set_after_the_wrapper_counts() -> None:
+    mpi = one("openmpi-5.0.11/1node_4procs", 2)
+    for outer in (_exported({}), _exported(mpi)):
+        placement = detect({**outer, **mpi, "MASTER_PORT": "29999"})
+        assert (placement.launcher, placement.rank, placement.master_port) == ("openmpi", 2, 29999)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_processes_that_a_wrapped_script_numbers_itself(rank: int) -> None:
+    placement = detect({**_exported({}), "RANK": str(rank), "WORLD_SIZE": "2"})
+    assert (placement.launcher, placement.rank, placement.world_size) == ("torch", rank, 2)
+    assert (placement.local_rank, placement.node_rank) == (None, None), "what was exported is not about them"
+    assert placement.master_addr == "127.0.0.1", "they find each other where the wrapper said"

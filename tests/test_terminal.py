@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import select
+import signal
 import sys
 import time
 
@@ -43,6 +44,23 @@ def test_interrupt_and_input_in_a_terminal(clean_env: dict[str, str]) -> None:
         _read_until(terminal, "interrupt")
         os.write(terminal, b"hello\n")
         assert "interrupt" not in _read_until(terminal, "line hello"), "one Ctrl-C is one SIGINT"
+        os.write(terminal, b"end\n")
+        _, status = os.waitpid(pid, 0)
+        assert os.waitstatus_to_exitcode(status) == 5
+    finally:
+        os.close(terminal)
+
+
+def test_interrupt_by_kill_is_forwarded_in_a_terminal(clean_env: dict[str, str]) -> None:
+    # docker run -t with STOPSIGNAL SIGINT: not the keys of the terminal, so the child has not got it yet.
+    command = [sys.executable, "-m", "distboot", "run", "--", sys.executable, "-c", _CHILD]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, command, clean_env)
+    try:
+        _read_until(terminal, "ready")
+        os.kill(pid, signal.SIGINT)
+        _read_until(terminal, "interrupt")
         os.write(terminal, b"end\n")
         _, status = os.waitpid(pid, 0)
         assert os.waitstatus_to_exitcode(status) == 5

@@ -100,8 +100,15 @@ def test_signal_is_forwarded_once(clean_env: dict[str, str], name: str) -> None:
         assert wrapper.wait(20) == 7
 
 
-def test_signal_to_the_whole_group_reaches_the_child_once(clean_env: dict[str, str]) -> None:
-    # As mpirun does it.
+def test_child_is_in_a_group_of_its_own(clean_env: dict[str, str]) -> None:
+    # mpirun signals the whole group of the wrapper: the child gets each signal once, from the wrapper.
+    script = "import os; print(os.getpgrp(), os.getpid(), flush=True); input()"
+    with _wrapped(clean_env, sys.executable, "-c", script) as (wrapper, output):
+        group, child = _read_line(output).split()
+        assert group == child != str(wrapper.pid)
+
+
+def test_signal_to_the_whole_group_reaches_the_child(clean_env: dict[str, str]) -> None:
     with _wrapped(clean_env, sys.executable, "-c", _CHILD, "TERM", "USR1") as (wrapper, output):
         assert _read_line(output).startswith("ready")
         os.killpg(wrapper.pid, signal.SIGTERM)
@@ -147,6 +154,7 @@ def test_module_command_and_interpreter_options(run: Run, distboot: Run) -> None
 def test_options_of_the_interpreter_reach_the_script(run: Run, tmp_path: Path) -> None:
     (tmp_path / "flags.py").write_text("import sys; print(sys.flags.bytes_warning, sys.flags.optimize)")
     assert run(sys.executable, "-b", "-O", "-m", "distboot", "flags.py").stdout == "1 1\n"
+    assert run(sys.executable, "-bOm", "distboot", "flags.py").stdout == "1 1\n"
     assert run(sys.executable, "-m", "distboot", "flags.py").stdout == "0 0\n"
 
 
@@ -162,6 +170,44 @@ def test_error_of_the_child_is_shown_as_it_is(distboot: Run, tmp_path: Path) -> 
     assert result.returncode == 1
     assert result.stderr.endswith("ValueError: the loss is NaN\n")
     assert "distboot" not in result.stderr
+
+
+def test_rest_of_the_group_gets_the_signal_that_ended_the_child(clean_env: dict[str, str]) -> None:
+    # A shell that runs the training: TERM ends the shell, and must not leave the training behind.
+    script = "sleep 60 & echo $!; wait"
+    with _wrapped(clean_env, "sh", "-c", script) as (wrapper, output):
+        grandchild = int(_read_line(output))
+        os.kill(wrapper.pid, signal.SIGTERM)
+        assert wrapper.wait(20) == 128 + signal.SIGTERM
+        _until(lambda: not _alive(grandchild))
+
+
+def test_what_a_child_leaves_running_on_purpose_stays(clean_env: dict[str, str]) -> None:
+    with _wrapped(clean_env, "sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!") as (wrapper, output):
+        left_behind = int(_read_line(output))
+        assert wrapper.wait(20) == 0
+        assert _alive(left_behind)
+        os.kill(left_behind, signal.SIGKILL)
+
+
+def test_ignored_sigchld_does_not_eat_the_exit_code(clean_env: dict[str, str]) -> None:
+    command = f"trap '' CHLD; exec {sys.executable} -m distboot run -- sh -c 'exit 7'"
+    assert subprocess.run(["bash", "-c", command], env=clean_env, timeout=20, check=False).returncode == 7
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_do_not_change_the_exit_code(clean_env: dict[str, str], closed: str) -> None:
+    command = f"{sys.executable} -m distboot run -- sh -c 'exit 7' {closed}"
+    assert subprocess.run(["bash", "-c", command], env=clean_env, timeout=20, check=False).returncode == 7
+    command = f"RANK=x {sys.executable} -m distboot show {closed}"
+    assert subprocess.run(["bash", "-c", command], env=clean_env, timeout=20, check=False).returncode == 78
+
+
+def test_console_script_that_runs_a_module_named_distboot(run: Run) -> None:
+    console_script = Path(sys.executable).with_name("distboot")
+    if not console_script.exists():
+        pytest.skip("distboot is not installed in this Python")
+    assert run(str(console_script), "run", "-m", "distboot", "--version", timeout=20).stdout.startswith("distboot ")
 
 
 _UNSHARE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
