@@ -5,7 +5,6 @@ The store is env://'s own, so that the one of torchrun's agent is used where the
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import time
@@ -19,8 +18,6 @@ from ..errors import DistbootError
 from ..placement import Placement
 from ..rendezvous import wait_until_open
 from ..roster import Record, Seat, own_record, seats
-
-_calls = itertools.count()
 
 
 @contextmanager
@@ -55,14 +52,38 @@ def meet(torch: Any, placement: Placement, join_timeout: float) -> Any:
     """The store of torch, with all ranks connected to it."""
     from torch.distributed.rendezvous import rendezvous
 
-    left = join_timeout
+    end = time.monotonic() + join_timeout
     if placement.rank > 0:
         # torch's own client may take more than twice its timeout to say that nobody listens.
-        left -= wait_until_open(placement, join_timeout)
-    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=max(left, 1.0))))
-    # Keys of an earlier call, or of the life before a restart, may still be in the store of torchrun's agent.
-    life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return torch.distributed.PrefixStore(f"distboot/{life}/{next(_calls)}", store)
+        wait_until_open(placement, join_timeout)
+    left = max(end - time.monotonic(), 1.0)
+    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=left)))
+    store = torch.distributed.PrefixStore("distboot", store)
+    return torch.distributed.PrefixStore(_fresh_name(placement, store, end), store)
+
+
+def _fresh_name(placement: Placement, store: Any, end: float) -> str:
+    """A name that all ranks agree on and that was never used before in this store.
+
+    The store of torchrun's agent outlives a restart of the ranks, with the keys of their earlier life in it, and
+    nothing in the environment numbers the lives alike on all nodes. So rank 0 invents a name, and each of the others
+    looks for the latest one until it finds its own word repeated there.
+    """
+    own, others = os.urandom(8).hex(), range(1, placement.world_size)
+    if placement.rank == 0:
+        store.set("life", own)
+        words = [word.decode() for word in store.multi_get([f"{own}/{other}" for other in others])] if others else []
+        store.set(f"{own}/all", json.dumps(words))
+        return own
+    pause = 0.005
+    while time.monotonic() < end:
+        life = store.get("life").decode()
+        store.set(f"{life}/{placement.rank}", own)
+        if store.check([f"{life}/all"]) and own in json.loads(store.get(f"{life}/all")):
+            return life
+        time.sleep(pause)
+        pause = min(pause * 1.5, 1.0)
+    raise RuntimeError("rank 0 did not answer in time")
 
 
 def complete(placement: Placement, store: Any) -> tuple[Placement, tuple[str, ...]]:
