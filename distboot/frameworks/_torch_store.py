@@ -77,7 +77,7 @@ def _fresh_name(placement: Placement, store: Any, end: float) -> str:
         return own
     pause = 0.005
     while time.monotonic() < end:
-        life = store.get("life").decode()
+        life: str = store.get("life").decode()
         store.set(f"{life}/{placement.rank}", own)
         if store.check([f"{life}/all"]) and own in json.loads(store.get(f"{life}/all")):
             return life
