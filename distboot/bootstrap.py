@@ -75,5 +75,6 @@ def _refuse_second_process(placement: Placement) -> None:
             "already-joined",
             f"rank {placement.rank} of {placement.world_size} has joined already, as process {handed_over.joined}, "
             "which started this one",
-            "call distboot.init() in one process a rank: below `if __name__ == '__main__':` where workers are spawned",
+            "call distboot.init() in one process a rank, below `if __name__ == '__main__':` where workers are spawned, "
+            "or close() the context before another process takes its place",
         )

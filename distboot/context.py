@@ -39,10 +39,12 @@ class Context:
     _stop: Callable[[], None] = field(repr=False)
     _is_up: Callable[[], bool] = field(repr=False)
 
+    _ended: bool = field(default=False, repr=False)
+
     @property
     def closed(self) -> bool:
         """Whether the process group has ended, by `close()` or by the script itself."""
-        return not self._is_up()
+        return self._ended or not self._is_up()
 
     @property
     def is_main(self) -> bool:
@@ -70,7 +72,8 @@ class Context:
 
     def close(self) -> None:
         """Leave the process group. A second call does nothing."""
-        if not self.closed:
+        if not self._ended:
+            self._ended = True
             self._stop()
 
     def __enter__(self) -> Context:  # noqa: PYI034 - typing.Self needs Python 3.11

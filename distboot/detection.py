@@ -83,8 +83,8 @@ def _named(environ: Mapping[str, str], bare: Mapping[str, str], name: str, said:
         return alone(bare)
     candidate = by_name(name)
     if candidate is None:
-        known = ", ".join(launcher.name for launcher in INNERMOST_FIRST)
-        raise DistbootError("unknown-launcher", f"{said} is no launcher", f"launchers: {known}")
+        known = "; ".join(f"{launcher.name}: {launcher.title}" for launcher in INNERMOST_FIRST if launcher.readable)
+        raise DistbootError("unknown-launcher", f"{said} is no launcher", f"launchers are {known}")
     placement = candidate.read(environ if candidate.rewrites else bare)
     if placement is None:
         raise DistbootError(

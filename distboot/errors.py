@@ -25,6 +25,7 @@ CODES: Mapping[str, tuple[int, str]] = {
     "framework-not-installed": (78, "the framework cannot be imported"),
     "backend-not-available": (78, "this build of the framework lacks the backend asked for"),
     "too-few-accelerators": (78, "a node has fewer visible accelerators than local ranks"),
+    "device-failed": (78, "a rank could not set up its accelerator"),
     "already-joined": (78, "this process was started by a rank that has joined the job, and would be that rank again"),
     "already-initialized": (78, "a process group exists already, or init was called for another framework"),
     "usage": (2, "the command line or an argument is wrong"),

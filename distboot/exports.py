@@ -10,11 +10,13 @@ from . import handoff
 from .placement import VARIABLES, Placement
 
 
-def variables(placement: Placement, environ: Mapping[str, str], *, joined: int = 0) -> dict[str, str | None]:
+def variables(
+    placement: Placement, environ: Mapping[str, str], *, joined: int = 0, named: str | None = None
+) -> dict[str, str | None]:
     """The variables to set for a placement, starting from `environ`; None means: must not be set.
 
     A field that is not known is cleared, so that no framework reads a value left over from elsewhere. `joined` is the
-    id of this process when it has joined the job as this rank, else 0.
+    id of this process when it has joined the job as this rank, else 0; `named` is the launcher that the user named.
     """
     exports: dict[str, str | None] = {}
     for field, name in VARIABLES.items():
@@ -25,6 +27,8 @@ def variables(placement: Placement, environ: Mapping[str, str], *, joined: int =
         exports["TORCHELASTIC_USE_AGENT_STORE"] = None
     bare, _ = handoff.take(environ)
     changed = [name for name, value in exports.items() if value is not None and bare.get(name) != value]
+    if named is not None:
+        exports["DISTBOOT_LAUNCHER"] = named
     exports[handoff.VARIABLE] = handoff.encode(placement, changed, joined)
     return exports
 

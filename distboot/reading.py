@@ -239,6 +239,11 @@ class Reading:
     def _remedy(self) -> str:
         if all(problem.startswith("MASTER_") for problem in self.problems):
             return "set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, or clear them"
+        if self._launcher == "torch":
+            return (
+                "whoever starts the processes sets RANK and WORLD_SIZE for each of them: set both, or clear these if "
+                "they are left over"
+            )
         return (
             "these variables come from the launcher; look for a script, image or shell that sets, clears or leaves "
             "them over, or name the launcher with DISTBOOT_LAUNCHER"

@@ -112,7 +112,9 @@ def wait_until_open(placement: Placement, join_timeout: float) -> float:
     waiting = _Wait(placement, join_timeout, f"nobody listens at {where} yet")
     while True:
         try:
-            with socket.create_connection((placement.master_addr, placement.master_port or 0), timeout=waiting.left()):
+            with socket.create_connection(
+                (placement.master_addr, placement.master_port or 0), timeout=min(waiting.left(), _PROGRESS)
+            ):
                 return waiting.waited()
         except OSError as error:
             cause = error.strerror or str(error)

@@ -29,7 +29,7 @@ _FORWARDED = {
 }
 # What the terminal sends to every process of the foreground group, the child included.
 _FROM_TERMINAL = {signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH}
-_ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+_ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}  # HUP is "reload" to some
 
 
 def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -136,12 +136,11 @@ def _reap(child: int) -> int | None:
 
 
 def _on_terminal() -> bool:
-    """Whether a shell's job control rules our process group: we read from a terminal, or one sends us its signals."""
+    """Whether a shell's job control rules our process group: we read from our terminal, or it sends us its signals."""
     try:
-        if os.isatty(0):
-            return True
+        # There is none in a session of its own, as torchrun's workers have, whatever their stdin is.
         with open("/dev/tty", "rb") as terminal:
-            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+            return os.isatty(0) or os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
     except OSError:
         return False
 

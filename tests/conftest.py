@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -12,6 +13,13 @@ import pytest
 from captured import without_launchers
 
 ROOT = Path(__file__).parent.parent
+
+
+def pytest_configure() -> None:
+    """Give the tests the signals of an ordinary shell: a background job of CI may have these two ignored."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.fixture

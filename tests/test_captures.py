@@ -64,7 +64,7 @@ def test_captured_process_is_placed_as_it_really_was(capture: Capture) -> None:
     for placement, process in zip(placements, capture.processes, strict=True):
         assert wrong_numbers(placement, process.expected) == {}
         assert {field for field in NUMBERS if getattr(placement, field) is None} <= may_be_unknown
-        assert placement.launcher == _by_prefix(_LAUNCHERS, capture.name)
+        assert placement.launcher == _by_prefix(_LAUNCHERS, capture.name), "a new capture needs its line in _LAUNCHERS"
         stated = {field for field in NUMBERS if getattr(placement, field) is not None}
         assert stated <= placement.sources.keys(), "every value says where it came from"
 

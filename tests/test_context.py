@@ -106,7 +106,7 @@ def test_failure_of_one_rank_is_the_failure_of_all(two_ranks: TwoRanks) -> None:
     script = """
 from distboot.frameworks import torch as framework
 def too_few(*_, **__):
-    raise distboot.DistbootError("too-few-accelerators", "rank 1 has none")
+    raise distboot.DistbootError("too-few-accelerators", "none here")
 if os.environ["RANK"] == "1":
     framework._set_device = too_few  # no accelerator can be had here
 before = dict(os.environ)
@@ -115,7 +115,7 @@ try:
 except distboot.DistbootError as error:
     print(error, dict(os.environ) == before)
 """
-    assert two_ranks.run(script) == [("error[too-few-accelerators]: rank 1 has none True\n", 0)] * 2
+    assert two_ranks.run(script) == [("error[too-few-accelerators]: rank 1: none here True\n", 0)] * 2
 
 
 def test_group_that_cannot_be_started_is_an_error(two_ranks: TwoRanks) -> None:
@@ -204,7 +204,7 @@ with distboot.init() as again:
     print(again is ctx, again.closed, ctx.closed)
 """
     result = run(sys.executable, "-c", _START + script)
-    assert (result.stdout, result.stderr) == ("False False False\n", "")
+    assert (result.stdout, result.stderr) == ("False False True\n", "")
 
 
 def test_threads_share_one_context(run: Run) -> None:
@@ -226,3 +226,48 @@ print(subprocess.run([sys.executable, "-c", child], capture_output=True, text=Tr
 """
     result = run(sys.executable, "-m", "distboot", "run", "--", sys.executable, "-c", _START + script)
     assert "stdout='single\\n', stderr=''" in result.stdout
+
+
+def test_stranger_that_listens_and_never_answers(run: Run) -> None:
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", 0))
+        stranger.listen()
+        port = str(stranger.getsockname()[1])
+        env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        script = """
+try:
+    distboot.init(join_timeout=2)
+except distboot.DistbootError as error:
+    print(error.code, error.message)
+"""
+        result = run(sys.executable, "-c", _START + script, env=env, timeout=60)
+    assert result.stdout.startswith("join-timeout rank 1 of 2: ")
+
+
+def test_driver_that_fails_on_one_rank_is_told_to_all(two_ranks: TwoRanks) -> None:
+    script = """
+from distboot.frameworks import torch as framework
+def broken(*_, **__):
+    raise RuntimeError("CUDA error: device busy")
+if os.environ["RANK"] == "1":
+    framework._set_device = broken  # no accelerator can be had here
+try:
+    distboot.init(join_timeout=60)
+except distboot.DistbootError as error:
+    print(error.code, error.message)
+"""
+    assert two_ranks.run(script) == [("device-failed rank 1: CUDA error: device busy\n", 0)] * 2
+
+
+def test_closing_an_old_context_leaves_a_new_group_alone(run: Run) -> None:
+    script = """
+import torch.distributed as dist
+old = distboot.init()
+dist.destroy_process_group()
+new = distboot.init()
+old.close()
+print(old.closed, new.closed, dist.is_initialized())
+new.close()
+"""
+    result = run(sys.executable, "-c", _START + script)
+    assert (result.stdout, result.stderr) == ("True False True\n", "")

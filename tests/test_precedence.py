@@ -143,6 +143,10 @@ def test_local_rank_of_open_mpi_is_not_taken_where_it_may_not_follow_the_ranks(v
     assert all(placement.notes for placement in placements)
 
 
+def test_number_of_nodes_of_an_outer_open_mpi_4_is_not_that_of_an_inner_5() -> None:
+    assert detect({**one("openmpi-5.0.11/2nodes_2procs", 3), "OMPI_MCA_orte_num_nodes": "4"}).num_nodes is None
+
+
 def test_step_of_several_tasks_with_a_terminal_is_a_step() -> None:
     # srun inside an interactive shell inherits SLURM_PTY_PORT (seen with 22.05.8).
     assert detect({**one("slurm-srun-22.05.8/2nodes_2procs", 3), "SLURM_PTY_PORT": "45663"}).rank == 3

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import json
+import socket
+import sys
 
 import pytest
 from captured import one
+from conftest import Run
 
 from distboot import DistbootError, detect
 from distboot.exports import applied, variables
 from distboot.handoff import VARIABLE
-from distboot.roster import Record, seats
+from distboot.roster import Record, own_record, seats
 
 
 def _records(nodes: str, **known: list[int]) -> list[Record]:
@@ -176,3 +180,23 @@ def test_processes_that_a_wrapped_script_numbers_itself(rank: int) -> None:
     assert (placement.launcher, placement.rank, placement.world_size) == ("torch", rank, 2)
     assert (placement.local_rank, placement.node_rank) == (None, None), "what was exported is not about them"
     assert placement.master_addr == "127.0.0.1", "they find each other where the wrapper said"
+
+
+def test_processes_renumbered_on_a_node_are_not_taken_for_the_outer_one() -> None:
+    outer = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "nodea"}
+    inner = detect({**_exported({**outer, "MASTER_PORT": "29500"}), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"})
+    assert (inner.rank, inner.local_rank, inner.local_world_size) == (1, 0, 1)
+
+
+def test_launcher_that_was_named_to_the_wrapper_holds_for_the_script(distboot: Run) -> None:
+    command = ("run", "--launcher", "single", "--", sys.executable, "-m", "distboot", "show", "--json")
+    shown = json.loads(distboot(*command, env=one("openmpi-5.0.11/1node_4procs", 2)).stdout)
+    assert (shown["launcher"], shown["rank"], shown["world_size"]) == ("single", 0, 1)
+
+
+def test_containers_of_one_host_are_nodes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = set()
+    for name in ("pod-0", "pod-1"):
+        monkeypatch.setattr(socket, "gethostname", lambda name=name: name)
+        nodes.add(own_record(detect({"RANK": "0", "WORLD_SIZE": "2"})).node)
+    assert len(nodes) == 2

@@ -108,6 +108,17 @@ def test_child_is_in_a_group_of_its_own(clean_env: dict[str, str]) -> None:
         assert group == child != str(wrapper.pid)
 
 
+def test_child_is_in_a_group_of_its_own_also_when_stdin_is_somebody_elses_terminal(clean_env: dict[str, str]) -> None:
+    # torchrun starts its workers in new sessions with its own stdin, and ends them by their groups.
+    master, slave = os.openpty()
+    command = [sys.executable, "-m", "distboot", "run", "--", sys.executable, "-c", "import os; print(os.getpgrp())"]
+    wrapper = subprocess.Popen(command, env=clean_env, stdin=slave, stdout=subprocess.PIPE, start_new_session=True)
+    output, _ = wrapper.communicate(timeout=20)
+    os.close(master)
+    os.close(slave)
+    assert int(output) != wrapper.pid
+
+
 def test_signal_to_the_whole_group_reaches_the_child(clean_env: dict[str, str]) -> None:
     with _wrapped(clean_env, sys.executable, "-c", _CHILD, "TERM", "USR1") as (wrapper, output):
         assert _read_line(output).startswith("ready")
@@ -155,6 +166,7 @@ def test_options_of_the_interpreter_reach_the_script(run: Run, tmp_path: Path) -
     (tmp_path / "flags.py").write_text("import sys; print(sys.flags.bytes_warning, sys.flags.optimize)")
     assert run(sys.executable, "-b", "-O", "-m", "distboot", "flags.py").stdout == "1 1\n"
     assert run(sys.executable, "-bOm", "distboot", "flags.py").stdout == "1 1\n"
+    assert run(sys.executable, "-Xutf8=1", "-Wmodule", "-O", "-m", "distboot", "flags.py").stdout == "0 1\n"
     assert run(sys.executable, "-m", "distboot", "flags.py").stdout == "0 0\n"
 
 

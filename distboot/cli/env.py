@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
     form.add_argument("--json", action="store_true", help="print one JSON object; null means: must not be set")
     options = parser.parse_args(arguments)
     placement = settled(detect(launcher=options.launcher), join_timeout_setting(None))
-    exports = variables(placement, os.environ)
+    exports = variables(placement, os.environ, named=options.launcher)
     if options.json:
         say(json.dumps(exports))
     elif options.format == "dotenv":

@@ -19,7 +19,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(
             "--launcher",
             metavar="NAME",
-            help="believe this launcher (default: DISTBOOT_LAUNCHER, or the innermost found)",
+            help="believe this launcher, like DISTBOOT_LAUNCHER=NAME (default: the innermost one found)",
         )
 
     def error(self, message: str) -> NoReturn:

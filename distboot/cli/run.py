@@ -7,7 +7,7 @@ import sys
 
 from .. import supervise
 from ..detection import detect
-from ..errors import DistbootError, quoted
+from ..errors import DistbootError, printable, quoted
 from ..exports import applied, variables
 from ..rendezvous import join_timeout_setting, settled
 from .parser import Parser
@@ -23,7 +23,8 @@ def main(arguments: list[str]) -> int:
     command = _command(target)
     seconds = join_timeout_setting(parsed.join_timeout)
     placement = settled(detect(launcher=parsed.launcher), seconds)
-    return supervise.run(command, applied(variables(placement, os.environ), os.environ))
+    exports = variables(placement, os.environ, named=parsed.launcher)
+    return supervise.run(command, applied(exports, os.environ))
 
 
 def _parser() -> Parser:
@@ -66,7 +67,7 @@ def _command(target: list[str]) -> list[str]:
         raise DistbootError(
             "command-not-found",
             f"there is no script {quoted(script)}",
-            "check the path; a command that is no Python script goes after '--': run -- command",
+            f"check the path; any other command goes after '--': run -- {printable(script)} …; or is it show or env?",
         )
     if not os.access(script, os.R_OK):
         raise DistbootError("command-not-executable", f"the script {quoted(script)} may not be read", "chmod +r it")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import queue
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -32,16 +34,17 @@ def joining(placement: Placement) -> Iterator[None]:
         if "EADDRINUSE" in str(error) or "already in use" in str(error):
             raise DistbootError(
                 "port-taken",
-                f"rank 0 cannot listen on {where}, another program has that port: {text}",
-                "set MASTER_PORT to a free port for all processes, or end the program that has it",
-            ) from error
+                f"rank 0 cannot listen on {where}, somebody else has that port: {text}",
+                "set MASTER_PORT to a free port for all processes, end the program that has it, or look for a second "
+                "process with RANK=0",
+            ) from None
         raise DistbootError(
             "join-timeout",
             f"rank {placement.rank} of {placement.world_size}: the ranks did not all meet at {where} "
             f"(from {placement.sources.get('master_addr')}), given up after {time.monotonic() - start:.1f} s; "
             f"torch says: {text}",
             "look for a rank that ended early or never started (its own output says why), or for a firewall",
-        ) from error
+        ) from None
 
 
 def first_line(error: Exception) -> str:
@@ -57,9 +60,34 @@ def meet(torch: Any, placement: Placement, join_timeout: float) -> Any:
         # torch's own client may take more than twice its timeout to say that nobody listens.
         wait_until_open(placement, join_timeout)
     left = max(end - time.monotonic(), 1.0)
-    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=left)))
+    store = _bounded(placement, left, lambda: next(rendezvous("env://", timeout=timedelta(seconds=left)))[0])
     store = torch.distributed.PrefixStore("distboot", store)
     return torch.distributed.PrefixStore(_fresh_name(placement, store, end), store)
+
+
+def _bounded(placement: Placement, limit: float, connect: Callable[[], Any]) -> Any:
+    """What `connect` returns. torch waits for ever when somebody listens who never answers, whatever its timeout."""
+    done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            done.put((connect(), None))
+        except BaseException as error:  # noqa: BLE001 - raised again below, in the thread of the caller
+            done.put((None, error))
+
+    threading.Thread(target=work, name="distboot-join", daemon=True).start()
+    try:
+        store, error = done.get(timeout=limit + 2.0)  # torch's own message is better, where it has one
+    except queue.Empty:
+        raise DistbootError(
+            "join-timeout",
+            f"rank {placement.rank} of {placement.world_size}: somebody listens at {placement.master_addr}:"
+            f"{placement.master_port}, but does not answer as torch's store",
+            "look for another program on that port of rank 0's host, or set MASTER_PORT to a free one",
+        ) from None
+    if error is not None:
+        raise error
+    return store
 
 
 def _fresh_name(placement: Placement, store: Any, end: float) -> str:
@@ -99,7 +127,13 @@ def all_or_none(placement: Placement, store: Any, step: Callable[[], Any]) -> An
     try:
         result = step()
     except DistbootError as error:
-        failure = (error.code, error.message, error.hint)
+        failure = (error.code, f"rank {placement.rank}: {error.message}", error.hint)
+    except Exception as error:  # noqa: BLE001 - whatever a driver says, the other ranks must hear of it
+        failure = (
+            "device-failed",
+            f"rank {placement.rank}: {first_line(error)}",
+            "look at that rank's device and driver",
+        )
     _exchange(placement, store, "step", failure, lambda failures: {"error": next(filter(None, failures), None)})
     return result
 
@@ -124,7 +158,11 @@ def _exchange(
 
 
 def _roster(said: list[dict[str, Any]]) -> dict[str, Any]:
-    records = [Record(**each) for each in said]
+    try:
+        records = [Record(**each) for each in said]
+    except TypeError:
+        message = "the ranks run different versions of distboot, which do not understand each other"
+        return {"error": ("roster-mismatch", message, "install the same version on all nodes")}
     try:
         placed = seats(records)
     except DistbootError as error:

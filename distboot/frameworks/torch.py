@@ -10,6 +10,7 @@ import atexit
 import os
 import sys
 import time
+import weakref
 from datetime import timedelta
 from typing import Any
 
@@ -49,8 +50,14 @@ def start(
     exported.write(variables(placement, before, joined=os.getpid()))
     _start_group(torch, placement, backend, store, timeout)
 
+    group = weakref.ref(torch.distributed.group.WORLD)  # a reference proper would keep Gloo's threads alive
+
+    def is_up() -> bool:
+        return torch.distributed.is_initialized() and group() is torch.distributed.group.WORLD
+
     def stop() -> None:
-        _leave(torch.distributed)
+        if is_up():
+            _leave(torch.distributed)
         # What this process starts from now on may be the rank in its place.
         exported.write({handoff.VARIABLE: variables(placement, before)[handoff.VARIABLE]})
 
@@ -63,7 +70,7 @@ def start(
         device=device,
         _barrier=lambda: torch.distributed.barrier(device_ids=device_ids),
         _stop=stop,
-        _is_up=torch.distributed.is_initialized,
+        _is_up=is_up,
     )
     if backend == "gloo":
         atexit.register(_close_at_exit, context, os.getpid())
@@ -92,7 +99,7 @@ def _start_group(torch: Any, placement: Placement, backend: str, store: Any, tim
             f"rank {placement.rank} of {placement.world_size}: torch could not start {quoted(backend)}: "
             f"{first_line(error)}",
             "if it speaks of an interface or an address, look at GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME",
-        ) from error
+        ) from None
 
 
 def _import() -> Any:
@@ -105,7 +112,7 @@ def _import() -> Any:
         raise DistbootError(
             "framework-not-installed",
             "torch is not installed in this Python",
-            'pip install "distboot[torch]"',
+            "pip install torch",
         ) from None
     if not torch.distributed.is_available():
         raise DistbootError(

@@ -23,6 +23,7 @@ class Launcher:
             specific launcher may win over it, but not silently contradict it.
         rewrites: whether it sets RANK, MASTER_ADDR and their like anew for every process, so that they are
             never what an outer distboot exported.
+        readable: whether distboot can read it; else it is only recognised and refused.
         passing: how a variable reaches every process of a job of this launcher, with NAME=VALUE in it.
     """
 
@@ -33,6 +34,7 @@ class Launcher:
     source: str
     plain: bool = False
     rewrites: bool = False
+    readable: bool = True
     passing: str = "set NAME=VALUE for every process"
 
 

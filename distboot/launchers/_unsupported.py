@@ -30,7 +30,7 @@ def _refused(name: str, title: str, markers: tuple[str, ...], source: str) -> La
             HINT,
         )
 
-    return Launcher(name, title, markers, read, source)
+    return Launcher(name, title, markers, read, source, readable=False)
 
 
 HOROVODRUN = _refused("horovodrun", "horovodrun --gloo", ("HOROVOD_RANK", "HOROVOD_SIZE"), "capture of 0.28.1")
