@@ -19,14 +19,6 @@ import distboot
 """
 
 
-@pytest.fixture
-def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number: int = probe.getsockname()[1]
-    return number
-
-
 class TwoRanks:
     """Two processes of one job that run the same script in one folder."""
 

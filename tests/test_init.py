@@ -109,11 +109,8 @@ def test_rank_0_that_never_comes(run: Run, free_port: int) -> None:
     assert f"rank 1 of 2: nobody listened at 127.0.0.1:{free_port} (from MASTER_ADDR) for 1.5 s" in text
 
 
-def test_rank_1_that_never_comes(run: Run) -> None:
-    env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        env["MASTER_PORT"] = str(probe.getsockname()[1])
+def test_rank_1_that_never_comes(run: Run, port: int) -> None:
+    env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     code, text = _failed(run, env={**env, "DISTBOOT_JOIN_TIMEOUT": "1.5"})
     assert code == "join-timeout"
     assert "1/2 clients joined" in text
@@ -192,14 +189,6 @@ def _plain_job(clean_env: dict[str, str], port: int, *extras: dict[str, str]) ->
         for rank, extra in enumerate(extras)
     ]
     return [json.loads(process.communicate(timeout=120)[0]) for process in started]
-
-
-@pytest.fixture
-def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number: int = probe.getsockname()[1]
-    return number
 
 
 def test_what_the_environment_leaves_open_is_completed(clean_env: dict[str, str], port: int) -> None:
