@@ -146,6 +146,7 @@ class _Wait:
     def __init__(self, placement: Placement, limit: float, what: str) -> None:
         self._start = time.monotonic()
         self._limit = limit
+        self._pause = 0.01
         self._said = 1.0  # what is there within a second needs no line
         self._line = f"distboot: rank {placement.rank}: {what}"
 
@@ -162,8 +163,10 @@ class _Wait:
         if self.waited() >= self._said:
             self._said = self.waited() + _PROGRESS
             print(f"{self._line} ({cause}); trying for {self.left():.0f} s more", file=sys.stderr, flush=True)
-        # With jitter, because a thousand ranks ask the same name server or knock at the same port.
-        time.sleep(min(self.left(), 0.05 + os.urandom(1)[0] / 1000))
+        # Soon at first, for ranks that start together; then with jitter and less often, because a thousand of them
+        # ask the same name server or knock at the same port.
+        time.sleep(min(self.left(), self._pause * (0.5 + os.urandom(1)[0] / 255)))
+        self._pause = min(self._pause * 1.5, 0.5)
         return True
 
 
