@@ -112,7 +112,7 @@ def test_bare_multi_node_mpirun_is_told_what_to_pass(distboot: Run) -> None:
 
 def test_unresolvable_address_is_waited_for_and_named(distboot: Run) -> None:
     env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "nowhere.invalid", "MASTER_PORT": "29500"}
-    result = distboot("run", "--join-timeout", "1.5", "--", "true", env=env)
+    result = distboot("run", "--join-timeout", "3", "--", "true", env=env)
     assert result.returncode == 75
     assert "rank 1: 'nowhere.invalid' does not resolve yet" in result.stderr
     assert "error[unresolvable-address]: rank 1: MASTER_ADDR says that rank 0 is at 'nowhere.invalid'" in result.stderr
