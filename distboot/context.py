@@ -38,7 +38,6 @@ class Context:
     _barrier: Callable[[], None] = field(repr=False)
     _stop: Callable[[], None] = field(repr=False)
     _is_up: Callable[[], bool] = field(repr=False)
-
     _ended: bool = field(default=False, repr=False)
 
     @property

@@ -7,7 +7,7 @@ error when anything was wrong.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from .address import derived_port, is_loopback, parse_address, parse_port
@@ -15,10 +15,14 @@ from .errors import DistbootError, quoted
 from .placement import FIELDS, Placement
 from .platforms import recognise
 
+TYPE_CHECKING = False  # type checkers take the name for typing's, whose import would slow every start
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
 # Larger than any job; a bound so that a garbled size is named and not believed.
 _MOST_PROCESSES = 1 << 24
-
-
 _MOST_PROBLEMS = 20  # in one message
 
 
@@ -82,6 +86,20 @@ class Reading:
         if text is None and required:
             self.problems.append(f"{name} is missing")
         return text
+
+    def parsed(self, name: str, reader: Callable[[str], T]) -> T | None:
+        """What `reader` makes of variable `name`; None, and a problem, when it is missing or `reader` refuses it.
+
+        `reader` raises ValueError with a cause that reads well after `NAME='value' `.
+        """
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            return reader(text)
+        except ValueError as cause:
+            self.problems.append(f"{variable(self.environ, name)} {cause}")
+            return None
 
     def agree(self, name: str, other: object, source: str) -> None:
         """When variable `name` exists, a value other than `other` (which came from `source`) is a problem."""
@@ -182,9 +200,10 @@ class Reading:
 
     def _take_given_address(self, *, nodes_are_hosts: bool) -> None:
         name = "MASTER_ADDR"
-        host, port = self._address(name)
-        if host is None:
+        address = self.parsed(name, parse_address)
+        if address is None:
             return
+        host, port = address
         if nodes_are_hosts and self._spans_nodes() and is_loopback(host):
             problem = f"{variable(self.environ, name)} is a loopback address, and there are several nodes"
             self.problems.append(f"{problem}: the others would call themselves")
@@ -194,25 +213,15 @@ class Reading:
             self.agree("MASTER_PORT", port, f"the port in {name}")
 
     def _take_platform_address(self, name: str) -> None:
-        host, _ = self._address(name) if name in self.environ else (None, None)
-        if host is None or host.lower() == "localhost":
-            return  # Azure ML's way to say that there is one node
-        if self.number("num_nodes") == 1 or not is_loopback(host):
-            self.put("master_addr", host, name)
-
-    def _address(self, name: str) -> tuple[str | None, int | None]:
-        try:
-            return parse_address(self.environ[name])
-        except ValueError as cause:
-            self.problems.append(f"{variable(self.environ, name)} {cause}")
-            return None, None
+        address = self.parsed(name, parse_address) if name in self.environ else None
+        if address is None or address[0].lower() == "localhost":
+            return  # the latter is Azure ML's way to say that there is one node
+        if self.number("num_nodes") == 1 or not is_loopback(address[0]):
+            self.put("master_addr", address[0], name)
 
     def _find_port(self, port_seed: tuple[str, str] | None) -> None:
         if "MASTER_PORT" in self.environ:
-            try:
-                self.put("master_port", parse_port(self.environ["MASTER_PORT"]), "MASTER_PORT")
-            except ValueError as cause:
-                self.problems.append(f"{variable(self.environ, 'MASTER_PORT')} {cause}")
+            self.put("master_port", self.parsed("MASTER_PORT", parse_port), "MASTER_PORT")
         elif isinstance(job_id := self._values["job_id"], str):
             self.put("master_port", derived_port(job_id), f"derived from {self._sources['job_id']}")
         elif port_seed:

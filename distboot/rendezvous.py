@@ -96,12 +96,12 @@ def free_port() -> int:
 
 def _how_to_pass(placement: Placement, name: str, value: str) -> str:
     launcher = by_name(placement.launcher)
-    passing = launcher.passing if launcher else "set NAME=VALUE for every process"
-    return passing.replace("NAME=VALUE", f"{name}={value}")
+    assert launcher is not None, "a placement names the launcher that was found"
+    return launcher.passing.replace("NAME=VALUE", f"{name}={value}")
 
 
-def wait_until_open(placement: Placement, join_timeout: float) -> float:
-    """Wait until somebody listens where rank 0 is said to be; the seconds that it took.
+def wait_until_open(placement: Placement, join_timeout: float) -> None:
+    """Wait until somebody listens where rank 0 is said to be.
 
     Raises:
         DistbootError: `join-timeout`, nobody did within `join_timeout` seconds.
@@ -115,7 +115,7 @@ def wait_until_open(placement: Placement, join_timeout: float) -> float:
             with socket.create_connection(
                 (placement.master_addr, placement.master_port or 0), timeout=min(waiting.left(), _PROGRESS)
             ):
-                return waiting.waited()
+                return
         except OSError as error:
             cause = error.strerror or str(error)
         if not waiting.once_more(cause):

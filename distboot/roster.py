@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from .errors import DistbootError, quoted
 from .placement import Placement
@@ -40,10 +39,6 @@ class Record:
         place = (self.local_rank, self.local_world_size, self.node_rank, self.num_nodes)
         known = [value for value in place if value is not None]
         return Seat(*known) if len(known) == len(place) else None
-
-    def as_dict(self) -> dict[str, Any]:
-        """The record as plain JSON types."""
-        return asdict(self)
 
 
 def own_record(placement: Placement) -> Record:

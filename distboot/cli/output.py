@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 from ..errors import DistbootError
+
+TYPE_CHECKING = False  # type checkers take the name for typing's, whose import would slow every start
+if TYPE_CHECKING:
+    from typing import TextIO
 
 
 def say(text: str) -> None:
@@ -18,9 +23,7 @@ def say(text: str) -> None:
     if sys.stdout is None:  # closed before we started: nobody asked for the text
         return
     try:
-        encoding = sys.stdout.encoding or "utf-8"
-        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
-        sys.stdout.flush()
+        _write(sys.stdout, f"{text}\n")
     except OSError as error:
         # Python flushes once more when it ends, and would complain then.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -31,9 +34,11 @@ def say(text: str) -> None:
 
 def complain(error: DistbootError) -> None:
     """Print an error on standard error, if that is there."""
-    try:
-        encoding = sys.stderr.encoding or "utf-8"
-        sys.stderr.write(f"distboot: {error}\n".encode(encoding, "backslashreplace").decode(encoding))
-        sys.stderr.flush()
-    except (OSError, AttributeError):  # closed or full: the exit code has to do
-        pass
+    with suppress(OSError, AttributeError):  # full or closed: the exit code has to do
+        _write(sys.stderr, f"distboot: {error}\n")
+
+
+def _write(stream: TextIO, text: str) -> None:
+    encoding = stream.encoding or "utf-8"
+    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    stream.flush()

@@ -116,7 +116,7 @@ def _fresh_name(placement: Placement, store: Any, end: float) -> str:
 
 def complete(placement: Placement, store: Any) -> tuple[Placement, tuple[str, ...]]:
     """The exact placement and the host of each node, worked out by rank 0 from the records of all ranks."""
-    records = _exchange(placement, store, "record", own_record(placement).as_dict(), _roster)
+    records = _exchange(placement, store, "record", asdict(own_record(placement)), _roster)
     seat = Seat(**records["seats"][placement.rank])
     return placement.with_fields("roster: all ranks together", asdict(seat)), tuple(records["hosts"])
 

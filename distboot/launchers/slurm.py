@@ -67,13 +67,8 @@ def _fills_nodes_in_order(environ: Mapping[str, str]) -> bool:
 def _read_layout(reading: Reading, node_index: int | None, num_nodes: int | None) -> None:
     """The local size from SLURM_STEP_TASKS_PER_NODE, and whether all that is said of the layout fits together."""
     name = "SLURM_STEP_TASKS_PER_NODE"
-    text = reading.text(name)
-    if text is None:
-        return
-    try:
-        counts = expand_counts(text)
-    except ValueError as cause:
-        reading.problems.append(f"{variable(reading.environ, name)} {cause}")
+    counts = reading.parsed(name, expand_counts)
+    if counts is None:
         return
     world_size = reading.number("world_size")
     if world_size is not None and sum(counts) != world_size:
@@ -106,13 +101,8 @@ def _check_task_ids(reading: Reading) -> None:
 
 
 def _first_host(reading: Reading, num_nodes: int | None) -> str | None:
-    text = reading.text("SLURM_STEP_NODELIST")
-    if text is None:
-        return None
-    try:
-        hosts = expand_hosts(text)
-    except ValueError as cause:
-        reading.problems.append(f"{variable(reading.environ, 'SLURM_STEP_NODELIST')} {cause}")
+    hosts = reading.parsed("SLURM_STEP_NODELIST", expand_hosts)
+    if hosts is None:
         return None
     if num_nodes is not None and len(hosts) != num_nodes:
         reading.problems.append(
