@@ -7,10 +7,11 @@ import threading
 
 from . import frameworks, handoff
 from .context import Context
-from .detection import detect
+from .detection import by_name, detect
 from .errors import DistbootError, quoted
 from .exports import Exported
 from .placement import Placement
+from .nodes import refuse_unless_rank
 from .rendezvous import join_timeout_setting, seconds, settled
 
 _lock = threading.Lock()
@@ -48,9 +49,14 @@ def init(
         if _current is not None and _current[0] == os.getpid() and not _current[1].closed:
             return _same(_current[1], framework)
         placement = detect(os.environ, launcher=launcher)
-        _refuse_second_process(placement)
-        with Exported() as exported:
-            context = start(settled(placement, join_limit), exported, backend, join_limit, limit)
+        try:
+            _refuse_second_process(placement)
+            _refuse_unservable(placement)
+            refuse_unless_rank(placement)
+            with Exported() as exported:
+                context = start(settled(placement, join_limit), exported, backend, join_limit, limit)
+        except DistbootError as error:
+            raise error.of(placement.rank if placement.world_size > 1 else None) from None
         _current = (os.getpid(), context)
     return context
 
@@ -65,6 +71,16 @@ def _same(context: Context, framework: str) -> Context:
     return context
 
 
+def _refuse_unservable(placement: Placement) -> None:
+    launcher = by_name(placement.launcher)
+    if launcher is not None and launcher.no_init:
+        raise DistbootError(
+            "unsupported-launcher",
+            f"this process was started by {launcher.title}, whose first process is alone when it calls init",
+            launcher.no_init,
+        )
+
+
 def _refuse_second_process(placement: Placement) -> None:
     """A process that a rank started (a DataLoader worker, a subprocess) inherits the rank's environment."""
     _, handed_over = handoff.take(os.environ)
@@ -73,7 +89,7 @@ def _refuse_second_process(placement: Placement) -> None:
     if handed_over.is_about(placement):
         raise DistbootError(
             "already-joined",
-            f"rank {placement.rank} of {placement.world_size} has joined already, as process {handed_over.joined}, "
+            f"this rank has joined already, as process {handed_over.joined}, "
             "which started this one",
             "call distboot.init() in one process a rank, below `if __name__ == '__main__':` where workers are spawned, "
             "or close() the context before another process takes its place",

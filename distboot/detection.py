@@ -12,14 +12,18 @@ from .launchers import INNERMOST_FIRST, Launcher
 from .launchers.single import SINGLE, alone
 from .placement import Placement
 
+# DISTBOOT_LAUNCHER=none: look for no launcher at all.
+OFF = "none"
+
 
 def detect(environ: Mapping[str, str] | None = None, *, launcher: str | None = None) -> Placement:
     """Find out from the environment which process of the job this is.
 
     Args:
         environ: the environment to read; default: that of this process.
-        launcher: name of the launcher to believe, for example "openmpi"; default: DISTBOOT_LAUNCHER, or else the
-            innermost launcher that claims the environment.
+        launcher: name of the launcher to believe, for example "openmpi", or "none" for a process that is alone
+            whatever its environment says; default: DISTBOOT_LAUNCHER, or else the innermost launcher that claims
+            the environment.
 
     Returns:
         The placement. What one process's environment cannot prove is None in it.
@@ -48,15 +52,24 @@ def _innermost(environ: Mapping[str, str], bare: Mapping[str, str]) -> Placement
     for index, candidate in enumerate(INNERMOST_FIRST):
         placement = candidate.read(environ if candidate.rewrites else bare)
         if placement is not None:
-            if candidate.rewrites:
-                return placement
             outer = INNERMOST_FIRST[index + 1 :]
-            return _reconciled(bare, placement, [other for other in outer if other.plain])
+            notes = [note for other in outer if not other.plain for note in _ignored(bare, other, placement)]
+            if not candidate.rewrites:
+                notes += _reconciled(bare, placement, [other for other in outer if other.plain])
+            return replace(placement, notes=(*placement.notes, *notes)) if notes else placement
     raise AssertionError("the last launcher, single, claims every environment")
 
 
-def _reconciled(environ: Mapping[str, str], placement: Placement, others: list[Launcher]) -> Placement:
-    """Refuse when variables with plain names describe another place: one is stale, and nothing says which."""
+def _ignored(environ: Mapping[str, str], other: Launcher, placement: Placement) -> list[str]:
+    """A note when another launcher's variables are there, and why they do not count."""
+    names = [name for name in other.markers if name in environ]
+    if not names or placement.launcher == SINGLE.name:
+        return []
+    return [f"{', '.join(names)} ignored: {placement.launcher} owns the rank, {other.name} is further out"]
+
+
+def _reconciled(environ: Mapping[str, str], placement: Placement, others: list[Launcher]) -> list[str]:
+    """Refuse when variables with plain names describe another world: one is stale, and nothing says which."""
     notes: list[str] = []
     for other in others:
         ignored = [name for name in other.markers if name in environ]
@@ -67,29 +80,41 @@ def _reconciled(environ: Mapping[str, str], placement: Placement, others: list[L
             continue
         if rival is None:
             continue
-        if (rival.rank, rival.world_size) != (placement.rank, placement.world_size):
+        if rival.world_size == placement.world_size:
+            # Nobody starts an inner launcher with exactly one process for each outer one: RANK was exported once, in
+            # a batch script say, or it is the user's own order of the same processes.
+            if rival.rank != placement.rank:
+                notes.append(
+                    f"{', '.join(ignored)} ignored: {placement.launcher} owns the rank, and says {placement.rank} "
+                    f"where {rival.sources['rank']} says {rival.rank}"
+                )
+        else:
             raise DistbootError(
                 "conflicting-launchers",
                 f"{placement.sources['rank']} says rank {placement.rank} of {placement.world_size}, but "
                 f"{rival.sources['rank']} says rank {rival.rank} of {rival.world_size}",
                 f"clear {', '.join(ignored)} if left over from a shell or an image, "
                 f"or set DISTBOOT_LAUNCHER={placement.launcher} or DISTBOOT_LAUNCHER={rival.launcher}",
-            )
-    return replace(placement, notes=(*placement.notes, *notes)) if notes else placement
+            ).of("?")
+    return notes
 
 
 def _named(environ: Mapping[str, str], bare: Mapping[str, str], name: str, said: str) -> Placement:
-    if name == SINGLE.name:
+    if name in (SINGLE.name, OFF):
         return alone(bare)
     candidate = by_name(name)
     if candidate is None:
-        known = "; ".join(f"{launcher.name}: {launcher.title}" for launcher in INNERMOST_FIRST if launcher.readable)
-        raise DistbootError("unknown-launcher", f"{said} is no launcher", f"launchers are {known}")
+        known = ", ".join(launcher.name for launcher in INNERMOST_FIRST)
+        raise DistbootError(
+            "unknown-launcher",
+            f"{said} is no launcher",
+            f"the launchers are {known}, and {OFF} for a process that is alone; `python -m distboot launchers` tells more",
+        )
     placement = candidate.read(environ if candidate.rewrites else bare)
     if placement is None:
         raise DistbootError(
             "launcher-mismatch",
-            f"{said}, but none of {', '.join(candidate.markers)} is set",
+            f"{said}, but its variables ({', '.join(candidate.markers)}) are not set, or not as it sets them",
             "remove the setting to let distboot find the launcher, or start the job with that launcher",
-        )
+        ).of("?")
     return placement

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import TracebackType
 
 from . import handoff
+from .detection import by_name
 from .placement import VARIABLES, Placement
 
 
@@ -22,6 +23,11 @@ def variables(
     for field, name in VARIABLES.items():
         value = getattr(placement, field)
         exports[name] = None if value is None else str(value)
+    launcher = by_name(placement.launcher)
+    if launcher is not None and launcher.rewrites and "LOCAL_RANK" in environ:
+        # It numbers the devices that it gave to its processes, which need not be the order of their ranks: with
+        # torchrun --virtual-local-rank it is 0 for all, the one device that each sees.
+        exports["LOCAL_RANK"] = environ["LOCAL_RANK"]
     if placement.launcher != "torchrun":
         # Left over from a torchrun further out, it makes torch wait for a store that nobody serves.
         exports["TORCHELASTIC_USE_AGENT_STORE"] = None

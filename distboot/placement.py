@@ -51,6 +51,9 @@ class Placement:
         job_id: what the launcher or the platform calls this job, or None.
         sources: field name -> where its value came from, for example "OMPI_COMM_WORLD_RANK".
         notes: remarks for people, for example why an allocation was not taken for a launcher.
+        node_level: why this process stands for a whole node or pod and is to start the ranks there, for example
+            "PET_NPROC_PER_NODE='4' asks for 4 processes in each pod"; the numbers above then count such processes.
+            None: it is itself one of the job's ranks.
     """
 
     launcher: str
@@ -66,6 +69,7 @@ class Placement:
     job_id: str | None
     sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     notes: tuple[str, ...] = ()
+    node_level: str | None = None
 
     def with_fields(self, source: str, fields: Mapping[str, object]) -> Placement:
         """A copy with these fields, those of them that are new having come from `source`."""
@@ -76,4 +80,5 @@ class Placement:
     def as_dict(self) -> dict[str, object]:
         """All fields as plain JSON types, `sources` as a dict and `notes` as a list."""
         fields: dict[str, object] = {name: getattr(self, name) for name in FIELDS}
-        return {**fields, "sources": dict(self.sources), "notes": list(self.notes)}
+        more = {"sources": dict(self.sources), "notes": list(self.notes), "node_level": self.node_level}
+        return {**fields, **more}

@@ -38,20 +38,22 @@ class Reading:
         environ: the environment; never written to.
         problems: sentences for people, each naming the variable and its value.
         notes: remarks for people that are no problems.
+        node_level: why the launcher's numbers count nodes or pods and not ranks; None when they count ranks.
     """
 
     def __init__(self, environ: Mapping[str, str], launcher: str) -> None:
         self.environ = environ
         self.problems: list[str] = []
         self.notes: list[str] = []
+        self.node_level: str | None = None
         self._launcher = launcher
         self._values: dict[str, object] = dict.fromkeys(FIELDS)
         self._values["launcher"] = launcher
         self._sources: dict[str, str] = {}
 
     def put(self, field: str, value: object, source: str) -> None:
-        """Record the value of a field of `Placement` and where it came from. The first value stays."""
-        if self._values[field] is None:
+        """Record the value of a field of `Placement` and where it came from. The first value stays; None is none."""
+        if self._values[field] is None and value is not None:
             self._values[field] = value
             self._sources[field] = source
 
@@ -139,10 +141,11 @@ class Reading:
         self._locate_rank0(own_address, nodes_are_hosts)
         self._find_port(port_seed)
         if self.problems:
-            raise DistbootError("broken-environment", self._report(), self._remedy())
+            rank = self.number("rank")
+            raise DistbootError("broken-environment", self._report(), self._remedy()).of("?" if rank is None else rank)
         order = {field: self._sources[field] for field in FIELDS if field in self._sources}
         sources = MappingProxyType(order)
-        return Placement(**self._values, sources=sources, notes=tuple(self.notes))  # type: ignore[arg-type]
+        return Placement(**self._values, sources=sources, notes=tuple(self.notes), node_level=self.node_level)  # type: ignore[arg-type]
 
     def _check_numbers(self) -> None:
         for index, size in (("rank", "world_size"), ("local_rank", "local_world_size"), ("node_rank", "num_nodes")):
@@ -172,6 +175,8 @@ class Reading:
                 self.put(field, value, "derived: a job of one process")
         if self.number("local_world_size") == world_size:
             self.put("num_nodes", 1, "derived: all processes of the job are on this node")
+        elif self.number("local_world_size") == 1 and world_size == 2:
+            self.put("num_nodes", 2, "derived: two processes, and one of them is on this node")
         if self.number("num_nodes") == 1:
             self.put("node_rank", 0, "derived: the job has one node")
             self.put("local_world_size", world_size, "derived: the job has one node")
@@ -192,9 +197,9 @@ class Reading:
             self._take_given_address(nodes_are_hosts=nodes_are_hosts)
         elif own_address:  # before the platform's: it is rank 0's by the launcher's own definition
             self.put("master_addr", *own_address)
-        elif platform and self.number("world_size") != 1:
-            for name in platform.address_variables:
-                self._take_platform_address(name)
+        elif platform and self.number("world_size") != 1 and self.environ.get(platform.silenced_by) != "true":
+            for name, reader in platform.addresses:
+                self._take_platform_address(name, reader)
         if self.number("num_nodes") == 1:
             self.put("master_addr", "127.0.0.1", "loopback: the job has one node")
 
@@ -212,12 +217,12 @@ class Reading:
             self.put("master_port", port, name)
             self.agree("MASTER_PORT", port, f"the port in {name}")
 
-    def _take_platform_address(self, name: str) -> None:
-        address = self.parsed(name, parse_address) if name in self.environ else None
-        if address is None or address[0].lower() == "localhost":
+    def _take_platform_address(self, name: str, reader: Callable[[str], str]) -> None:
+        host = self.parsed(name, reader) if name in self.environ else None
+        if host is None or host.lower() == "localhost":
             return  # the latter is Azure ML's way to say that there is one node
-        if self.number("num_nodes") == 1 or not is_loopback(address[0]):
-            self.put("master_addr", address[0], name)
+        if self.number("num_nodes") == 1 or not is_loopback(host):
+            self.put("master_addr", host, name)
 
     def _find_port(self, port_seed: tuple[str, str] | None) -> None:
         if "MASTER_PORT" in self.environ:

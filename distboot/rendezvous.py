@@ -8,7 +8,7 @@ import time
 
 from .address import DERIVED_PORTS
 from .detection import by_name
-from .errors import DistbootError, quoted
+from .errors import DistbootError, quoted, who
 from .placement import VARIABLES, Placement
 
 DEFAULT_JOIN_TIMEOUT = 300.0  # seconds; torch's own default for its store
@@ -121,7 +121,7 @@ def wait_until_open(placement: Placement, join_timeout: float) -> None:
         if not waiting.once_more(cause):
             raise DistbootError(
                 "join-timeout",
-                f"rank {placement.rank} of {placement.world_size}: nobody listened at {where} "
+                f"nobody listened at {where} "
                 f"(from {placement.sources.get('master_addr')}) for {join_timeout:g} s: {cause}",
                 "look for rank 0: it did not start, ended early, is on another host, or is behind a firewall",
             )
@@ -134,7 +134,7 @@ def _wait_until_resolves(placement: Placement, join_timeout: float) -> None:
         if not waiting.once_more(cause):
             raise DistbootError(
                 "unresolvable-address",
-                f"rank {placement.rank}: {placement.sources['master_addr']} says that rank 0 is at {host!r}, "
+                f"{placement.sources['master_addr']} says that rank 0 is at {host!r}, "
                 f"which did not resolve in {join_timeout:g} s: {cause}",
                 "check the name, or give an address that this host can look up",
             )
@@ -148,7 +148,7 @@ class _Wait:
         self._limit = limit
         self._pause = 0.01
         self._said = 1.0  # what is there within a second needs no line
-        self._line = f"distboot: rank {placement.rank}: {what}"
+        self._line = f"distboot: {who(placement.rank)}{what}"
 
     def waited(self) -> float:
         return time.monotonic() - self._start

@@ -70,7 +70,7 @@ def seats(records: Sequence[Record]) -> list[Seat]:
         raise _mismatch(f"rank 0 has a world of {len(records)}, but rank {', rank '.join(wrong[:8])}")
     given = [record.seat() for record in records if record.launcher == "torchrun"]
     if len(given) == len(records) and None not in given:
-        # Its agents number each node themselves; with --virtual-local-rank every local rank is 0.
+        # Its agents number each node themselves; two of them may be on one host.
         return [seat for seat in given if seat is not None]
     node_known = all(record.node_rank is not None for record in records)
     # Two agents on one host are two nodes when the launcher says so.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -21,14 +22,15 @@ AZURE = {"AZ_BATCH_MASTER_NODE": "10.0.0.4:6000"}
 def test_show_json_has_the_whole_placement(distboot: Run) -> None:
     result = distboot("show", "--json", env={**MPI_RANK_3, **AZURE})
     shown = json.loads(result.stdout)
-    assert list(shown) == [*FIELDS, "sources", "notes"]
+    assert list(shown) == [*FIELDS, "sources", "notes", "node_level"]
     assert (shown["launcher"], shown["platform"], shown["rank"], shown["node_rank"]) == ("openmpi", "azureml", 3, None)
     assert shown["sources"]["master_addr"] == "AZ_BATCH_MASTER_NODE"
     assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_show_tells_a_person_what_is_known_and_what_is_not(distboot: Run) -> None:
-    lines = distboot("show", env=MPI_RANK_3).stdout.splitlines()
+    headline, _, *lines = distboot("show", env=MPI_RANK_3).stdout.splitlines()
+    assert headline.startswith("Rank 3 of 4, local rank 1 of 2: started by Open MPI")
     values = {line.split()[0]: line.split(maxsplit=2)[1:] for line in lines}
     assert values["rank"] == ["3", "OMPI_COMM_WORLD_RANK"]
     assert values["node_rank"][0] == "-"
@@ -114,8 +116,9 @@ def test_unresolvable_address_is_waited_for_and_named(distboot: Run) -> None:
     env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "nowhere.invalid", "MASTER_PORT": "29500"}
     result = distboot("run", "--join-timeout", "3", "--", "true", env=env)
     assert result.returncode == 75
-    assert "rank 1: 'nowhere.invalid' does not resolve yet" in result.stderr
-    assert "error[unresolvable-address]: rank 1: MASTER_ADDR says that rank 0 is at 'nowhere.invalid'" in result.stderr
+    assert f"rank 1 on {os.uname().nodename}: 'nowhere.invalid' does not resolve yet" in result.stderr
+    said = f"error[unresolvable-address]: rank 1 on {os.uname().nodename}: MASTER_ADDR says that rank 0 is at"
+    assert f"{said} 'nowhere.invalid'" in result.stderr
 
 
 def test_help_of_every_command(distboot: Run) -> None:

@@ -19,7 +19,7 @@ LAYERS = (
     {"reading"},
     {"launchers"},
     {"detection"},
-    {"exports", "rendezvous", "roster", "context", "supervise"},
+    {"exports", "nodes", "rendezvous", "roster", "context", "supervise"},
     {"frameworks"},
     {"bootstrap"},
     {"cli"},

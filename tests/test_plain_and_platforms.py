@@ -43,12 +43,6 @@ def test_pytorchjob_with_one_process_a_pod() -> None:
     assert _address(placement) == ("digits-master-0", 23456)
 
 
-def test_rank_that_numbers_pods_is_refused() -> None:
-    refusal = _refused({**PYTORCHJOB, "PET_NPROC_PER_NODE": "4", "WORLD_SIZE": "12"})
-    assert refusal.code == "node-level-launch"
-    assert "torchrun" in refusal.hint
-
-
 @pytest.mark.parametrize(
     ("variables", "host"),
     [
@@ -176,10 +170,11 @@ def test_nothing_at_all_is_a_single_process() -> None:
     assert placement.master_addr == "127.0.0.1"
 
 
-@pytest.mark.parametrize("variable", ["PMI_RANK", "PMIX_RANK", "JSM_NAMESPACE_RANK", "PALS_RANKID", "PET_NNODES"])
+@pytest.mark.parametrize("variable", ["PMI_RANK", "PMIX_RANK", "JSM_NAMESPACE_LOCAL_RANK", "LSF_PM_TASKID", "ALPS_APP_PE", "PBS_TASKNUM"])
 def test_trace_of_an_unknown_launcher_is_not_a_single_process(variable: str) -> None:
-    assert _refused({variable: "1"}).code == "unsupported-launcher"
-    assert detect({variable: "1"}, launcher="single").world_size == 1
+    assert _refused({variable: "3"}).code == "unsupported-launcher"
+    for name in ("single", "none"):
+        assert detect({variable: "3"}, launcher=name).world_size == 1
 
 
 def test_allocation_without_a_step_is_single_and_says_so() -> None:

@@ -99,11 +99,11 @@ def test_interactive_slurm_shell_is_single() -> None:
     assert detect(environ).launcher == "single"
 
 
-def test_plain_rank_that_disagrees_is_refused_also_when_the_sizes_agree() -> None:
+def test_plain_rank_in_a_world_of_the_same_size_is_ignored_and_noted() -> None:
     # Exported once in a batch script: the same RANK for every task.
-    with pytest.raises(DistbootError) as refusal:
-        detect({**one("slurm-srun-22.05.8/2nodes_2procs", 3), "RANK": "0", "WORLD_SIZE": "4"})
-    assert refusal.value.code == "conflicting-launchers"
+    placement = detect({**one("slurm-srun-22.05.8/2nodes_2procs", 3), "RANK": "0", "WORLD_SIZE": "4"})
+    assert (placement.launcher, placement.rank) == ("slurm", 3)
+    assert any("RANK, WORLD_SIZE ignored: slurm owns the rank, and says 3" in note for note in placement.notes)
 
 
 def test_plain_variables_come_before_tf_config() -> None:
@@ -111,11 +111,24 @@ def test_plain_variables_come_before_tf_config() -> None:
     assert detect({**tf_config("worker", 0), **plain}).launcher == "torch"
 
 
-@pytest.mark.parametrize("inner", [{"HOROVOD_RANK": "1"}, {"MPI_LOCALRANKID": "0"}, {"MV2_COMM_WORLD_RANK": "1"}])
-def test_launcher_that_cannot_be_read_is_not_passed_over_for_the_slurm_step_around_it(inner: dict[str, str]) -> None:
-    with pytest.raises(DistbootError) as refusal:
-        detect({**one("slurm-srun-22.05.8/2nodes_2procs", 3), **inner})
-    assert refusal.value.code == "unsupported-launcher"
+@pytest.mark.parametrize(
+    ("inner", "launcher"),
+    [
+        ("horovodrun-0.28.1/gloo_2nodes_2procs", "horovodrun"),
+        ("mpich-4.0.2/2nodes_2procs", "mpich"),
+        ("intelmpi-2021.19.0/2nodes_2procs", "intelmpi"),
+        ("mvapich2-2.3.7/2nodes_2procs", "mvapich"),
+        ("deepspeed-0.19.8/pdsh_2nodes_2procs", "deepspeed"),
+        ("openmpi-5.0.11/2nodes_2procs", "openmpi"),
+        ("torchrun-2.13.0/2nodes_2procs_c10d", "torchrun"),
+    ],
+)
+def test_launcher_inside_a_slurm_step_wins_and_the_step_is_noted(inner: str, launcher: str) -> None:
+    # The step of one task a node with which these launchers' daemons are started.
+    step = one("slurm-srun-22.05.8/2nodes_1proc", 1)
+    placement = detect({**step, **one(inner, 3)})
+    assert (placement.launcher, placement.rank, placement.world_size) == (launcher, 3, 4)
+    assert any("SLURM_STEP_ID" in note and "slurm is further out" in note for note in placement.notes)
 
 
 @pytest.mark.parametrize(

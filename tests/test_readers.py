@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from pathlib import Path
+from random import Random
+
 import pytest
 
 from distboot.address import parse_address, parse_port
@@ -52,7 +57,11 @@ def test_ports() -> None:
         ("n[1-3]", ["n1", "n2", "n3"]),
         ("gpu[009-011,020]", ["gpu009", "gpu010", "gpu011", "gpu020"]),
         ("rack[1-2]n[3-4,7]", ["rack1n3", "rack1n4", "rack1n7", "rack2n3", "rack2n4", "rack2n7"]),
-        ("a[1-2]-ib,b.x", ["a1-ib", "a2-ib", "b.x"]),
+        ("a-ib[1-2],b.x,b.x", ["a-ib1", "a-ib2", "b.x", "b.x"]),
+        ("n[1-2][3-4]", ["n13", "n14", "n23", "n24"]),
+        ("a[1-2]b[3-4]c[5,6]", ["a1b3c5", "a1b3c6", "a2b3c5", "a2b3c6", "a1b4c5", "a1b4c6", "a2b4c5", "a2b4c6"]),
+        ("[1-2],n[007]", ["1", "2", "n007"]),
+        ("n[1-010]", ["n1", "n2", "n3", "n4", "n5", "n6", "n7", "n8", "n9", "n10"]),
         ("n[08-10]", ["n08", "n09", "n10"]),
     ],
 )
@@ -63,11 +72,42 @@ def test_hostlists(text: str, hosts: list[str]) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", ",", "a,", "a,,b", "n[", "n[]", "n]", "n[1", "n[1-]", "n[-1]", "n[3-1]", "n[a]", "n[[1]]", "n[1,]", "a b",
-     "n[1-9999999999]", "n[1-999][1-9999]"],
+     "n[1-9999999999]", "n[1-999][1-9999]", "n[1-65537]", "n[1-3]x", "a[1-2],b[3-4]c", "-a", "-[1]", "n[1]]", "]n[1]", "n[0x1]",
+     "n[1-2-3]", "n\n", "n[1]" * 10_000 + "x", "n[" + "1," * 100_000, "a" * 100_000 + "!"],
 )  # fmt: skip
 def test_what_is_no_hostlist_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"^(is not a hostlist|names more)"):
         expand_hosts(text)
+
+
+_SCONTROL = shutil.which("scontrol")
+
+
+@pytest.mark.skipif(_SCONTROL is None, reason="no scontrol (Debian: slurm-client)")
+def test_hostlists_are_read_as_slurm_reads_them(tmp_path: Path) -> None:
+    """Whatever is accepted is what scontrol makes of it, and what scontrol rejects is rejected."""
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("ClusterName=x\nSlurmctldHost=localhost\nNodeName=localhost\nPartitionName=p Nodes=localhost\n")
+    random = Random(3)
+    pieces = ["n", "rack", "-", ",", "[", "]", "1", "2", "07", "10", "-3", "[1-3]", "[08-11]", "[1,3]", "n[2-4]", "x.y", "_"]
+    accepted = 0
+    for _ in range(300):
+        text = "".join(random.choices(pieces, k=random.randint(1, 6)))
+        try:
+            ours: list[str] | None = expand_hosts(text)
+        except ValueError:
+            ours = None
+        said = subprocess.run(
+            [str(_SCONTROL), "show", "hostnames", text],
+            capture_output=True, text=True, timeout=20, check=False, env={"SLURM_CONF": str(conf)},
+        )  # fmt: skip
+        theirs = None if "nvalid hostlist" in said.stderr + said.stdout else said.stdout.split()
+        if ours is not None:
+            accepted += 1
+            assert ours == theirs, text
+        if theirs is None:
+            assert ours is None, text
+    assert accepted > 50
 
 
 def test_counts() -> None:
@@ -78,5 +118,5 @@ def test_counts() -> None:
 
 
 def test_hundred_thousand_hosts() -> None:
-    hosts = expand_hosts("n[000001-100000]")
+    hosts = expand_hosts("n[000001-050000,050001-100000]")
     assert (len(hosts), hosts[0], hosts[-1]) == (100_000, "n000001", "n100000")

@@ -8,8 +8,9 @@ import shlex
 
 from ..detection import detect
 from ..exports import variables
+from ..nodes import refuse_unless_rank
 from ..rendezvous import join_timeout_setting, settled
-from .output import say
+from .output import said_by, say
 from .parser import Parser
 
 
@@ -25,7 +26,10 @@ def main(arguments: list[str]) -> int:
     )
     form.add_argument("--json", action="store_true", help="print one JSON object; null means: must not be set")
     options = parser.parse_args(arguments)
-    placement = settled(detect(launcher=options.launcher), join_timeout_setting(None))
+    placement = detect(launcher=options.launcher)
+    with said_by(placement):
+        refuse_unless_rank(placement)
+        placement = settled(placement, join_timeout_setting(None))
     exports = variables(placement, os.environ, named=options.launcher)
     if options.json:
         say(json.dumps(exports))

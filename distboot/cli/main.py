@@ -16,6 +16,7 @@ usage: python -m distboot [run] [options] script.py [arguments …]
        python -m distboot run [options] -- command [arguments …]
        python -m distboot show [--json]
        python -m distboot env [--format shell|dotenv] [--json]
+       python -m distboot launchers [--json]
 
 Finds out which process of a distributed training job this is, whatever launched it.
 
@@ -24,11 +25,12 @@ commands:
          script or command, forward signals to it, and exit with its code (the default: `run` may be left out)
   show   print what was detected, every value with its source
   env    print the variables that `run` exports, for a shell or an env file
+  launchers  print the table of all launchers and platforms that can be recognised
 
 `python -m distboot COMMAND --help` tells the options of each.
 """
 
-_COMMANDS = ("run", "show", "env")  # each is a module beside this one, imported only when it is asked for
+_COMMANDS = ("run", "show", "env", "launchers")  # each is a module beside this one, imported only when it is asked for
 
 
 def main(arguments: list[str] | None = None) -> int:

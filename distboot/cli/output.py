@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from ..errors import DistbootError
+from ..placement import Placement
 
 TYPE_CHECKING = False  # type checkers take the name for typing's, whose import would slow every start
 if TYPE_CHECKING:
@@ -30,6 +32,15 @@ def say(text: str) -> None:
         if isinstance(error, BrokenPipeError):
             raise
         raise DistbootError("output-failed", f"cannot write to standard output: {error.strerror}") from None
+
+
+@contextmanager
+def said_by(placement: Placement) -> Iterator[None]:
+    """Errors in this block say whose they are, when this is one rank of several."""
+    try:
+        yield
+    except DistbootError as error:
+        raise error.of(placement.rank if placement.world_size > 1 else None) from None
 
 
 def complain(error: DistbootError) -> None:

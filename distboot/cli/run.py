@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
-from .. import supervise
+from .. import nodes, supervise
 from ..detection import detect
 from ..errors import DistbootError, printable, quoted
 from ..exports import applied, variables
 from ..rendezvous import join_timeout_setting, settled
+from .output import said_by
 from .parser import Parser
 
 
@@ -22,9 +23,20 @@ def main(arguments: list[str]) -> int:
         parser.error("no script, module or command to run")
     command = _command(target)
     seconds = join_timeout_setting(parsed.join_timeout)
-    placement = settled(detect(launcher=parsed.launcher), seconds)
-    exports = variables(placement, os.environ, named=parsed.launcher)
-    return supervise.run(command, applied(exports, os.environ))
+    placement = detect(launcher=parsed.launcher)
+    with said_by(placement):
+        if parsed.nproc_per_node:
+            agent = nodes.torchrun(settled(placement, seconds), parsed.nproc_per_node)
+            return supervise.run([*agent, *nodes.agent_target(target)], nodes.agent_environ(os.environ))
+        nodes.refuse_unless_rank(placement)
+        exports = variables(settled(placement, seconds), os.environ, named=parsed.launcher)
+        return supervise.run(command, applied(exports, os.environ))
+
+
+def _processes(text: str) -> str:
+    if text in ("auto", "gpu", "cpu") or (text.isascii() and text.isdigit() and 0 < int(text[:6]) < 10_000):
+        return text
+    raise ValueError
 
 
 def _parser() -> Parser:
@@ -40,12 +52,19 @@ def _parser() -> Parser:
         metavar="SECONDS",
         help="how long to wait for the name of rank 0's host to resolve (default: DISTBOOT_JOIN_TIMEOUT, or 300)",
     )
+    parser.add_argument(
+        "--nproc-per-node",
+        type=_processes,
+        metavar="N|auto",
+        help="for launches of one process a node: let torchrun start N processes here, with the node rank, the number "
+        "of nodes and the address found (auto or gpu: one an accelerator; cpu: one a CPU)",
+    )
     return parser
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Our own options, and the target: what follows belongs to it, also if it looks like one of ours."""
-    takes_value = {"--launcher", "--join-timeout"}
+    takes_value = {"--launcher", "--join-timeout", "--nproc-per-node"}
     index = 0
     while index < len(arguments) and arguments[index].startswith("-") and arguments[index] not in ("-m", "--"):
         index += 2 if arguments[index] in takes_value else 1

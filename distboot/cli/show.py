@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
-from ..detection import detect
+from ..detection import by_name, detect
 from ..errors import printable
 from ..placement import FIELDS, Placement
+from ..platforms import PLATFORMS
 from .output import say
 from .parser import Parser
 
@@ -27,7 +28,30 @@ def _table(placement: Placement) -> str:
     width = max(map(len, shown.values()))
     sources = {field: placement.sources.get(field) or _unknown(field, placement) for field in FIELDS}
     lines = [f"{field:<16}  {shown[field]:<{width}}  {sources[field]}".rstrip() for field in FIELDS]
-    return "\n".join([*lines, *(f"note: {note}" for note in placement.notes)])
+    return "\n".join([_headline(placement), "", *lines, *(f"note: {printable(note)}" for note in placement.notes)])
+
+
+def _headline(placement: Placement) -> str:
+    """One sentence: who this process is, by whom it was started, and where."""
+    launcher = by_name(placement.launcher)
+    assert launcher is not None, "a placement names the launcher that was found"
+    platform = next((f", in {platform.title}" for platform in PLATFORMS if platform.name == placement.platform), "")
+    if placement.node_level is not None:
+        return (
+            f"Node {placement.rank} of {placement.world_size}, and no rank: {printable(placement.node_level)}.\n"
+            f"Started by {launcher.title}{platform}.\n"
+            "Start the ranks with: python -m distboot --nproc-per-node N script.py …"
+        )
+    if launcher.name == "single":
+        return f"One process, alone: no launcher claims it{platform}."
+    where = f"rank {placement.rank} of {placement.world_size}"
+    if placement.local_rank is not None:
+        of = f" of {placement.local_world_size}" if placement.local_world_size is not None else ""
+        where += f", local rank {placement.local_rank}{of}"
+    if placement.node_rank is not None:
+        of = f" of {placement.num_nodes}" if placement.num_nodes is not None else ""
+        where += f", node {placement.node_rank}{of}"
+    return f"{where[0].upper()}{where[1:]}: started by {launcher.title}{platform}."
 
 
 def _unknown(field: str, placement: Placement) -> str:

@@ -40,7 +40,7 @@ def joining(placement: Placement) -> Iterator[None]:
             ) from None
         raise DistbootError(
             "join-timeout",
-            f"rank {placement.rank} of {placement.world_size}: the ranks did not all meet at {where} "
+            f"the {placement.world_size} ranks did not all meet at {where} "
             f"(from {placement.sources.get('master_addr')}), given up after {time.monotonic() - start:.1f} s; "
             f"torch says: {text}",
             "look for a rank that ended early or never started (its own output says why), or for a firewall",
@@ -81,8 +81,7 @@ def _bounded(placement: Placement, limit: float, connect: Callable[[], Any]) -> 
     except queue.Empty:
         raise DistbootError(
             "join-timeout",
-            f"rank {placement.rank} of {placement.world_size}: somebody listens at {placement.master_addr}:"
-            f"{placement.master_port}, but does not answer as torch's store",
+            f"somebody listens at {placement.master_addr}:{placement.master_port}, but does not answer as torch's store",
             "look for another program on that port of rank 0's host, or set MASTER_PORT to a free one",
         ) from None
     if error is not None:

@@ -18,6 +18,7 @@ from .. import handoff
 from ..context import Context
 from ..errors import DistbootError, quoted
 from ..exports import Exported, variables
+from ..nodes import refuse_idle_accelerators
 from ..placement import FIELDS, Placement
 from ._torch_store import all_or_none, complete, first_line, joining, meet
 
@@ -96,8 +97,7 @@ def _start_group(torch: Any, placement: Placement, backend: str, store: Any, tim
             raise
         raise DistbootError(
             "process-group-failed",
-            f"rank {placement.rank} of {placement.world_size}: torch could not start {quoted(backend)}: "
-            f"{first_line(error)}",
+            f"torch could not start {quoted(backend)}: {first_line(error)}",
             "if it speaks of an interface or an address, look at GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME",
         ) from None
 
@@ -156,6 +156,7 @@ def _set_device(torch: Any, device_type: str, placement: Placement, *, isolated:
         return torch.device("cpu")
     module = getattr(torch, device_type)
     count, local_rank = module.device_count(), placement.local_rank
+    refuse_idle_accelerators(placement, device_type, count)
     # A launcher that shows each process only its own accelerator (srun --gpus-per-task, say) numbers it 0 for all.
     index = 0 if count == 1 and isolated else local_rank
     if index >= count:

@@ -21,10 +21,10 @@ class Launcher:
         source: version or documentation page that the facts are from.
         plain: whether its variables have common names that a shell may have left over, so that a more
             specific launcher may win over it, but not silently contradict it.
-        rewrites: whether it sets RANK, MASTER_ADDR and their like anew for every process, so that they are
-            never what an outer distboot exported.
-        readable: whether distboot can read it; else it is only recognised and refused.
+        rewrites: whether it sets RANK, LOCAL_RANK, MASTER_ADDR and their like anew for every process, so that they
+            are never what an outer distboot exported, and are to stay as they are.
         passing: how a variable reaches every process of a job of this launcher, with NAME=VALUE in it.
+        no_init: why `init` cannot serve the processes of this launcher, with what to do instead; empty if it can.
     """
 
     name: str
@@ -34,8 +34,8 @@ class Launcher:
     source: str
     plain: bool = False
     rewrites: bool = False
-    readable: bool = True
     passing: str = "set NAME=VALUE for every process"
+    no_init: str = ""
 
 
 def claims(environ: Mapping[str, str], markers: tuple[str, ...]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from ..placement import Placement
@@ -15,6 +16,9 @@ from ._launcher import Launcher, claims
 # GROUP_RANK is the index of the node's agent; there is no NODE_RANK. MASTER_ADDR is the host of the agent of
 # rank 0, whose store listens at MASTER_PORT. torch.distributed.launch sets the same (without --use-env it also
 # puts --local-rank=N into argv, which needs no reading).
+# With --virtual-local-rank LOCAL_RANK is 0 for all, and each sees one device. The true one is in the name of
+#   TORCHELASTIC_ERROR_FILE=/tmp/torchelastic_2bxcjlcq/none_vf65h9kz/attempt_0/1/error.json
+_ERROR_FILE = re.compile(r".*/attempt_[0-9]+/([0-9]{1,8})/error\.json", re.ASCII | re.DOTALL)
 _MARKERS = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
 
 
@@ -24,8 +28,12 @@ def _read(environ: Mapping[str, str]) -> Placement | None:
     reading = Reading(environ, "torchrun")
     reading.integer("RANK", "rank")
     reading.integer("WORLD_SIZE", "world_size")
-    reading.integer("LOCAL_RANK", "local_rank")
-    reading.integer("LOCAL_WORLD_SIZE", "local_world_size")
+    local_rank = reading.integer("LOCAL_RANK")
+    local_world_size = reading.integer("LOCAL_WORLD_SIZE", "local_world_size")
+    if local_rank or local_world_size == 1:
+        reading.put("local_rank", local_rank, "LOCAL_RANK")
+    else:
+        _find_local_rank(reading)
     reading.integer("GROUP_RANK", "node_rank")
     reading.integer("GROUP_WORLD_SIZE", "num_nodes")
     reading.text("TORCHELASTIC_RUN_ID")
@@ -33,6 +41,14 @@ def _read(environ: Mapping[str, str]) -> Placement | None:
     reading.text("MASTER_ADDR")
     reading.text("MASTER_PORT")
     return reading.placement()
+
+
+def _find_local_rank(reading: Reading) -> None:
+    """LOCAL_RANK is 0, which with --virtual-local-rank it is for every process."""
+    match = _ERROR_FILE.fullmatch(reading.environ.get("TORCHELASTIC_ERROR_FILE", ""))
+    if match:
+        number = int(match[1])
+        reading.put("local_rank", number, "LOCAL_RANK" if number == 0 else "TORCHELASTIC_ERROR_FILE: LOCAL_RANK is virtual")
 
 
 TORCHRUN = Launcher(

@@ -1,0 +1,88 @@
+"""Launches of one process a node, pod or container: refused where ranks are due, and turned into ranks by torchrun."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+
+from . import handoff
+from .errors import DistbootError
+from .placement import Placement
+
+_WAY_OUT = (
+    "let the wrapper start the ranks: python -m distboot --nproc-per-node N script.py …, with N processes a node, "
+    "or auto for one an accelerator, or 1 if there is to be no other"
+)
+
+
+def refuse_unless_rank(placement: Placement) -> None:
+    """Refuse a process that stands for a whole node.
+
+    Raises:
+        DistbootError: `node-level-launch`.
+    """
+    if placement.node_level is not None:
+        raise DistbootError(
+            "node-level-launch",
+            f"{placement.node_level}; this process stands for node {placement.rank} of {placement.world_size}, "
+            "and is no rank",
+            _WAY_OUT,
+        )
+
+
+def refuse_idle_accelerators(placement: Placement, device_type: str, count: int) -> None:
+    """Refuse one process a node where the node has several accelerators, `count`, and nobody chose that.
+
+    Raises:
+        DistbootError: `node-level-launch`.
+    """
+    one_a_node = placement.num_nodes == placement.world_size and placement.world_size > 1
+    if one_a_node and count > 1 and placement.launcher != "torchrun":
+        raise DistbootError(
+            "node-level-launch",
+            f"one process was started on each of {placement.num_nodes} nodes, and this one sees {count} {device_type} "
+            "devices: all but the first would idle",
+            f"{_WAY_OUT}; or show each process the one device that it is to use (CUDA_VISIBLE_DEVICES=0)",
+        )
+
+
+def torchrun(placement: Placement, nproc_per_node: str) -> list[str]:
+    """The command line, without its script, of the agent that starts the ranks of this node.
+
+    Args:
+        placement: of the one process on this node, with an address and a port.
+        nproc_per_node: a number, or auto, gpu or cpu, as torchrun takes it.
+
+    Raises:
+        DistbootError: `usage`, there are several processes on this node; `framework-not-installed`.
+    """
+    if placement.local_world_size not in (None, 1):
+        raise DistbootError(
+            "usage",
+            f"--nproc-per-node, but {placement.launcher} started {placement.local_world_size} processes on this node",
+            "start one process a node, or leave --nproc-per-node out",
+        )
+    if find_spec("torch") is None:
+        raise DistbootError(
+            "framework-not-installed",
+            "--nproc-per-node starts the ranks with torchrun, and torch is not installed in this Python",
+            "pip install torch",
+        )
+    return [
+        *(sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=static"),
+        *(f"--nnodes={placement.world_size}", f"--node-rank={placement.rank}", f"--nproc-per-node={nproc_per_node}"),
+        *(f"--master-addr={placement.master_addr}", f"--master-port={placement.master_port}"),
+    ]
+
+
+def agent_target(target: Sequence[str]) -> list[str]:
+    """Script, module or command as torchrun wants to be told of it."""
+    return ["--no-python", *target[1:]] if target[0] == "--" else list(target)
+
+
+def agent_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for the agent: without what says that each of its ranks is this one process."""
+    bare, _ = handoff.take(environ)
+    ours = ("DISTBOOT_LAUNCHER", "PET_STANDALONE")
+    return {name: value for name, value in bare.items() if name not in ours and not name.startswith("PET_RDZV_")}
