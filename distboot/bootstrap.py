@@ -10,8 +10,8 @@ from .context import Context
 from .detection import by_name, detect
 from .errors import DistbootError, quoted
 from .exports import Exported
-from .placement import Placement
 from .nodes import refuse_unless_rank
+from .placement import Placement
 from .rendezvous import join_timeout_setting, seconds, settled
 
 _lock = threading.Lock()
@@ -89,8 +89,7 @@ def _refuse_second_process(placement: Placement) -> None:
     if handed_over.is_about(placement):
         raise DistbootError(
             "already-joined",
-            f"this rank has joined already, as process {handed_over.joined}, "
-            "which started this one",
+            f"this rank has joined already, as process {handed_over.joined}, which started this one",
             "call distboot.init() in one process a rank, below `if __name__ == '__main__':` where workers are spawned, "
             "or close() the context before another process takes its place",
         )

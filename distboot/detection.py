@@ -108,7 +108,7 @@ def _named(environ: Mapping[str, str], bare: Mapping[str, str], name: str, said:
         raise DistbootError(
             "unknown-launcher",
             f"{said} is no launcher",
-            f"the launchers are {known}, and {OFF} for a process that is alone; `python -m distboot launchers` tells more",
+            f"the launchers are {known}, and {OFF} for a process that is alone (see `python -m distboot launchers`)",
         )
     placement = candidate.read(environ if candidate.rewrites else bare)
     if placement is None:

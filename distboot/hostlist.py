@@ -20,11 +20,6 @@ _LONGEST_JSON = 1_000_000  # characters
 
 _NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*", re.ASCII)
 _BRACKETS = re.compile(r"\[([0-9,-]+)\]", re.ASCII)
-_RANGE = 65536  # Slurm's own bound for one range
-
-# n[1-2]c[3] is an item, n[1-2]-ib is none: nothing follows the last bracket in Slurm.
-_ITEM = re.compile(r"([A-Za-z0-9_.][A-Za-z0-9_.-]*|(?:[A-Za-z0-9_.-]*\[[0-9,-]+\])+)(?:,(?!\Z)|\Z)", re.ASCII)
-_BRACKETS = re.compile(r"\[([0-9,-]+)\]", re.ASCII)
 _RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})", re.ASCII)
 _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", re.ASCII)
 

@@ -170,7 +170,7 @@ def test_nothing_at_all_is_a_single_process() -> None:
     assert placement.master_addr == "127.0.0.1"
 
 
-@pytest.mark.parametrize("variable", ["PMI_RANK", "PMIX_RANK", "JSM_NAMESPACE_LOCAL_RANK", "LSF_PM_TASKID", "ALPS_APP_PE", "PBS_TASKNUM"])
+@pytest.mark.parametrize("variable", ["PMI_RANK", "PMIX_RANK", "LSF_PM_TASKID", "ALPS_APP_PE", "PBS_TASKNUM"])
 def test_trace_of_an_unknown_launcher_is_not_a_single_process(variable: str) -> None:
     assert _refused({variable: "3"}).code == "unsupported-launcher"
     for name in ("single", "none"):

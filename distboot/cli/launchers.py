@@ -24,11 +24,10 @@ def main(arguments: list[str]) -> int:
 def markdown() -> str:
     """The table of launchers for the documents."""
     head = ["| name | launcher | recognised by | facts from |", "|---|---|---|---|"]
-    rows = [
-        f"| `{launcher.name}` | {launcher.title} | {', '.join(f'`{m}`' for m in launcher.markers) or 'no trace of any'} "
-        f"| {launcher.source} |"
-        for launcher in INNERMOST_FIRST
-    ]
+    rows = []
+    for known in INNERMOST_FIRST:
+        markers = ", ".join(f"`{marker}`" for marker in known.markers) or "no trace of any of these"
+        rows.append(f"| `{known.name}` | {known.title} | {markers} | {known.source} |")
     return "\n".join(head + rows)
 
 

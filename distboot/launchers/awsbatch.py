@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ..address import parse_address
 from ..placement import Placement
-from ..reading import Reading
+from ..reading import Reading, variable
 from ._launcher import Launcher, claims
 
 # Node 2 of 3:
@@ -26,8 +26,9 @@ def _read(environ: Mapping[str, str]) -> Placement | None:
     main = reading.integer("AWS_BATCH_JOB_MAIN_NODE_INDEX")
     reading.put("num_nodes", nodes, "AWS_BATCH_JOB_NUM_NODES")
     if nodes is not None and main is not None and main >= nodes:
-        reading.problems.append(f"AWS_BATCH_JOB_MAIN_NODE_INDEX={main} is not below AWS_BATCH_JOB_NUM_NODES={nodes}")
-    if node is not None and main is not None:
+        name = "AWS_BATCH_JOB_MAIN_NODE_INDEX"
+        reading.problems.append(f"{variable(environ, name)} is not below AWS_BATCH_JOB_NUM_NODES={nodes}")
+    elif node is not None and main is not None:
         # Only the main node's address is known to all, so it is rank 0; the others keep their order.
         rank = 0 if node == main else node + 1 if node < main else node
         reading.put("rank", rank, "AWS_BATCH_JOB_NODE_INDEX" + ("" if main == 0 else ", the main node first"))

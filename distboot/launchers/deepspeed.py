@@ -34,7 +34,7 @@ def _read(environ: Mapping[str, str]) -> Placement | None:
         if first is not None and 0 <= rank - first < here:
             reading.put("local_rank", rank - first, "derived: RANK counted from the first of this node")
         elif first is not None:
-            reading.problems.append(f"RANK={rank} is not on node CROSS_RANK={node}, which has LOCAL_SIZE={here} processes")
+            reading.problems.append(f"RANK={rank} is not one of the LOCAL_SIZE={here} on node CROSS_RANK={node}")
         else:
             reading.notes.append("LOCAL_RANK ignored: DeepSpeed counts it as if all nodes had the same size")
     reading.text("MASTER_ADDR")

@@ -31,8 +31,11 @@ def _read(environ: Mapping[str, str]) -> Placement | None:
     cross_rank = reading.integer("HOROVOD_CROSS_RANK")
     cross_size = reading.integer("HOROVOD_CROSS_SIZE")
     last_of_equals = (
-        local_rank is not None and here is not None and cross_size is not None
-        and local_rank == here - 1 and here * cross_size == size
+        local_rank is not None
+        and here is not None
+        and cross_size is not None
+        and local_rank == here - 1
+        and here * cross_size == size
     )
     if local_rank == 0 or last_of_equals:
         reading.put("node_rank", cross_rank, "HOROVOD_CROSS_RANK")

@@ -31,7 +31,7 @@ def _read(environ: Mapping[str, str]) -> Placement | None:
     if ":" in environ.get("PET_NNODES", ""):
         raise DistbootError(
             "node-level-launch",
-            f"{variable(environ, 'PET_NNODES')} is a range: an elastic job, whose processes torchrun starts and numbers",
+            f"{variable(environ, 'PET_NNODES')} is a range: an elastic job, whose ranks torchrun starts and numbers",
             "start the script with torchrun in every pod; it reads the PET_* variables",
         )
     reading = Reading(environ, "kubeflow")
@@ -43,7 +43,8 @@ def _read(environ: Mapping[str, str]) -> Placement | None:
     count = None if per_node in ("auto", "cpu", "gpu", "xpu") else reading.integer("PET_NPROC_PER_NODE")
     if nodes is not None and environ.get("WORLD_SIZE", str(nodes)) not in (str(nodes), str(nodes * (count or 1))):
         reading.problems.append(
-            f"{variable(environ, 'WORLD_SIZE')} is neither PET_NNODES={nodes} nor that times PET_NPROC_PER_NODE={per_node}"
+            f"{variable(environ, 'WORLD_SIZE')} is neither PET_NNODES={nodes} "
+            f"nor that times PET_NPROC_PER_NODE={per_node}"
         )
     reading.put("num_nodes", nodes, "PET_NNODES")
     if count != 1:

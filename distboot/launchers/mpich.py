@@ -29,7 +29,7 @@ def _read(environ: Mapping[str, str]) -> Placement | None:
         reading.put("local_rank", local_rank, "MPI_LOCALRANKID")
         reading.put("local_world_size", local_size, "MPI_LOCALNRANKS")
     else:
-        reading.notes.append("MPI_LOCALRANKID and MPI_LOCALNRANKS ignored: a host listed twice, or by name and address, has two of each")
+        reading.notes.append("MPI_LOCALRANKID and MPI_LOCALNRANKS ignored: a host that is listed twice has two of each")
     return reading.placement(nodes_are_hosts=True)
 
 

@@ -72,8 +72,9 @@ def _tasks(config: dict[str, object], problems: list[str]) -> list[_Task]:
     """The tasks whose addresses can be used, in the order of the text; every problem of the others is recorded."""
     cluster = config.get("cluster")
     if config and not isinstance(cluster, dict):
-        sparse = "; a 'sparseCluster' (TFJob's enableDynamicWorker) has no fixed ranks" if "sparseCluster" in config else ""
-        problems.append(f"TF_CONFIG has no 'cluster' object{sparse}")
+        problems.append("TF_CONFIG has no 'cluster' object")
+        if "sparseCluster" in config:
+            problems.append("TF_CONFIG has a 'sparseCluster' (TFJob's enableDynamicWorker), which has no fixed ranks")
     tasks: list[_Task] = []
     for kind, addresses in cluster.items() if isinstance(cluster, dict) else ():
         if kind == "master":

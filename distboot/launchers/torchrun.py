@@ -48,7 +48,8 @@ def _find_local_rank(reading: Reading) -> None:
     match = _ERROR_FILE.fullmatch(reading.environ.get("TORCHELASTIC_ERROR_FILE", ""))
     if match:
         number = int(match[1])
-        reading.put("local_rank", number, "LOCAL_RANK" if number == 0 else "TORCHELASTIC_ERROR_FILE: LOCAL_RANK is virtual")
+        source = "LOCAL_RANK" if number == 0 else "TORCHELASTIC_ERROR_FILE: LOCAL_RANK is virtual"
+        reading.put("local_rank", number, source)
 
 
 TORCHRUN = Launcher(

@@ -1,0 +1,147 @@
+"""Launchers that cannot be started here: environments as their documentation gives them (documented.py)."""
+
+from __future__ import annotations
+
+import pytest
+from documented import AWSBATCH, FLUX, JSRUN, LIGHTNING, PALS, PYTORCHJOB, SAGEMAKER, TRAINJOB, VOLCANO
+
+from distboot import DistbootError, Placement, detect
+from distboot.address import DERIVED_PORTS
+
+
+def _numbers(placement: Placement) -> tuple[int | None, ...]:
+    p = placement
+    return p.rank, p.world_size, p.local_rank, p.local_world_size, p.node_rank, p.num_nodes
+
+
+def _problem(environ: dict[str, str]) -> str:
+    with pytest.raises(DistbootError) as refusal:
+        detect(environ)
+    assert refusal.value.code == "broken-environment"
+    return refusal.value.message
+
+
+@pytest.mark.parametrize(
+    ("environ", "launcher", "platform", "numbers"),
+    [
+        (JSRUN, "lsf", "lsf", (3, 4, 1, None, None, None)),
+        ({**JSRUN, "JSM_NAMESPACE_LOCAL_SIZE": "2"}, "lsf", "lsf", (3, 4, 1, 2, None, None)),
+        (PALS, "pals", "pbs", (3, 4, 1, 2, 1, None)),
+        (FLUX, "flux", "flux", (3, 4, 1, None, None, 2)),
+        ({**FLUX, "FLUX_JOB_NNODES": "1", "FLUX_TASK_LOCAL_ID": "3"}, "flux", "flux", (3, 4, 3, 4, 0, 1)),
+        (SAGEMAKER, "sagemaker", "sagemaker", (1, 2, 0, 1, 1, 2)),
+        (LIGHTNING, "lightning", None, (1, 2, 1, 2, 0, 1)),
+        ({**LIGHTNING, "MASTER_ADDR": "10.0.0.4", "WORLD_SIZE": "4"}, "lightning", None, (1, 4, 1, None, 0, None)),
+    ],
+)
+def test_documented_launcher_is_read(
+    environ: dict[str, str], launcher: str, platform: str | None, numbers: tuple[int | None, ...]
+) -> None:
+    placement = detect(environ)
+    assert (placement.launcher, placement.platform, placement.node_level) == (launcher, platform, None)
+    assert _numbers(placement) == numbers
+
+
+@pytest.mark.parametrize(
+    ("environ", "launcher", "rank", "reason", "address"),
+    [
+        (
+            {**PYTORCHJOB, "WORLD_SIZE": "12", "PET_NPROC_PER_NODE": "4", "PET_NODE_RANK": "2"},
+            "kubeflow", 2, "PET_NPROC_PER_NODE=4 asks for 4 processes", ("digits-master-0", 23456),
+        ),
+        # The operator's early versions: WORLD_SIZE counts pods whatever nprocPerNode is.
+        ({**PYTORCHJOB, "PET_NPROC_PER_NODE": "4"}, "kubeflow", 2, "asks for 4", ("digits-master-0", 23456)),
+        (TRAINJOB, "kubeflow", 1, "PET_NPROC_PER_NODE=auto asks for several", ("digits-node-0-0.digits", 29500)),
+        (VOLCANO, "volcano", 2, "Volcano's RANK counts pods", ("digits-master-0.digits", 23456)),
+        (AWSBATCH, "awsbatch", 2, "AWS Batch counts nodes", ("10.0.0.4", None)),
+        ({**SAGEMAKER, "SM_NUM_GPUS": "8"}, "sagemaker", 1, "SM_NUM_GPUS='8'", ("algo-1", None)),
+    ],
+)  # fmt: skip
+def test_process_that_stands_for_a_node_is_recognised(
+    environ: dict[str, str], launcher: str, rank: int, reason: str, address: tuple[str, int | None]
+) -> None:
+    placement = detect(environ)
+    nodes = 2 if rank == 1 else 3
+    assert (placement.launcher, _numbers(placement)) == (launcher, (rank, nodes, 0, 1, rank, nodes))
+    assert placement.node_level is not None
+    assert reason in placement.node_level
+    assert placement.master_addr == address[0]
+    assert placement.master_port == address[1] or (address[1] is None and placement.master_port in DERIVED_PORTS)
+
+
+def test_one_process_a_pod_is_a_rank() -> None:
+    assert detect({**TRAINJOB, "PET_NPROC_PER_NODE": "1"}).node_level is None
+    assert detect(PYTORCHJOB).launcher == "torch"
+    # The ranks that somebody has started in the pod have a LOCAL_RANK.
+    started = {"PET_NPROC_PER_NODE": "4", "RANK": "5", "WORLD_SIZE": "12", "LOCAL_RANK": "1"}
+    assert detect({**PYTORCHJOB, **started}).rank == 5
+    assert detect(VOLCANO, launcher="torch").rank == 2
+
+
+def test_pods_of_an_elastic_job_are_for_torchrun_to_count() -> None:
+    with pytest.raises(DistbootError) as refusal:
+        detect({**TRAINJOB, "PET_NNODES": "1:3", "PET_RDZV_ENDPOINT": "digits-worker-0:29400"})
+    assert refusal.value.code == "node-level-launch"
+    assert "torchrun" in refusal.value.hint
+
+
+def test_main_node_of_aws_batch_is_rank_0_whatever_its_index() -> None:
+    second_is_main = {**AWSBATCH, "AWS_BATCH_JOB_MAIN_NODE_INDEX": "1"}
+    environs = [{**second_is_main, "AWS_BATCH_JOB_NODE_INDEX": str(node)} for node in range(3)]
+    assert [detect(environ).rank for environ in environs] == [1, 0, 2]
+    ports = {detect({**e, "AWS_BATCH_JOB_ID": f"a7182d0e#{n}"}).master_port for n, e in enumerate(environs)}
+    assert len(ports) == 1, "the part after # differs from node to node"
+    main = {name: value for name, value in environs[1].items() if "PRIVATE_IPV4" not in name}
+    assert detect({**main, "HOSTNAME": "ip-10-0-0-4.ec2.internal"}).master_addr == "ip-10-0-0-4.ec2.internal"
+    assert detect(main).master_addr is None
+
+
+def test_mpirun_in_sagemaker_owns_the_rank() -> None:
+    # mpirun passes all SM_* of its own host to every rank.
+    numbers = {"RANK": "3", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
+    mpi = {f"OMPI_COMM_WORLD_{name}": value for name, value in numbers.items()}
+    placement = detect({**SAGEMAKER, **mpi, "OMPI_UNIVERSE_SIZE": "4", "SM_CURRENT_HOST": "algo-1"})
+    assert (placement.launcher, placement.platform, placement.rank) == ("openmpi", "sagemaker", 3)
+    assert (placement.master_addr, placement.job_id) == ("algo-1", "digits-2026-11-21-09-12-41-001")
+    assert detect({**SAGEMAKER, **mpi, "SM_IS_HETERO": "true"}).master_addr is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "problem"),
+    [
+        ({**JSRUN, "OMPI_COMM_WORLD_RANK": "2"}, "OMPI_COMM_WORLD_RANK='2' contradicts JSM_NAMESPACE_RANK='3'"),
+        ({**PALS, "PMI_RANK": "0"}, "PMI_RANK='0' contradicts PALS_RANKID='3'"),
+        ({n: v for n, v in PALS.items() if n != "PMI_SIZE"}, "PMI_SIZE is missing"),
+        ({**FLUX, "PMI_SIZE": "8"}, "PMI_SIZE='8' contradicts FLUX_JOB_SIZE='4'"),
+        ({**SAGEMAKER, "SM_CURRENT_HOST": "algo-3"}, "SM_CURRENT_HOST='algo-3' is not in SM_HOSTS="),
+        ({**SAGEMAKER, "SM_HOSTS": "algo-1,algo-2"}, "SM_HOSTS='algo-1,algo-2' is not a JSON list of host names"),
+        ({**SAGEMAKER, "SM_HOSTS": '["algo-1","algo-1"]'}, "names a host twice"),
+        ({**AWSBATCH, "AWS_BATCH_JOB_NODE_INDEX": "3"}, "AWS_BATCH_JOB_NODE_INDEX='3' is not below"),
+        ({**AWSBATCH, "AWS_BATCH_JOB_MAIN_NODE_INDEX": "7"}, "AWS_BATCH_JOB_MAIN_NODE_INDEX='7' is not below"),
+        ({**TRAINJOB, "PET_NODE_RANK": "2"}, "PET_NODE_RANK='2' is not below PET_NNODES='2'"),
+        ({**PYTORCHJOB, "PET_NPROC_PER_NODE": "4", "WORLD_SIZE": "8"}, "WORLD_SIZE='8' is neither PET_NNODES=3 nor"),
+        ({n: v for n, v in VOLCANO.items() if n not in ("RANK", "WORLD_SIZE")}, "RANK and WORLD_SIZE are missing"),
+        ({**LIGHTNING, "NODE_RANK": "1", "WORLD_SIZE": "4"}, "NODE_RANK='1': Lightning does not say how many"),
+    ],
+)
+def test_contradictory_variables_are_named(environ: dict[str, str], problem: str) -> None:
+    assert problem in _problem(environ)
+
+
+@pytest.mark.parametrize(
+    ("environ", "note"),
+    [
+        ({"FLUX_URI": "local:///run/flux/local-0"}, "start the script with flux run"),
+        ({"PBS_JOBID": "4242.pbs-01", "PBS_TASKNUM": "1"}, "PBS_* ignored"),
+        ({"LSB_JOBID": "1234", "LSB_HOSTS": "batch h1 h1"}, "LSB_* ignored"),
+        ({"JOB_COMPLETION_INDEX": "2", "KUBERNETES_SERVICE_HOST": "10.96.0.1"}, "JOB_COMPLETION_INDEX ignored"),
+    ],
+)
+def test_job_script_is_one_process_and_says_so(environ: dict[str, str], note: str) -> None:
+    placement = detect(environ)
+    assert (placement.launcher, placement.world_size) == ("single", 1)
+    assert any(note in said for said in placement.notes)
+
+
+def test_task_of_slurm_or_flux_with_the_variables_of_cray_pals_is_theirs() -> None:
+    assert detect({**PALS, **FLUX}).launcher == "flux"
