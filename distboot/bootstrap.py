@@ -56,7 +56,7 @@ def init(
             with Exported() as exported:
                 context = start(settled(placement, join_limit), exported, backend, join_limit, limit)
         except DistbootError as error:
-            raise error.of(placement.rank if placement.world_size > 1 else None) from None
+            raise error.of(placement.who) from None
         _current = (os.getpid(), context)
     return context
 

@@ -95,7 +95,7 @@ def _reconciled(environ: Mapping[str, str], placement: Placement, others: list[L
                 f"{rival.sources['rank']} says rank {rival.rank} of {rival.world_size}",
                 f"clear {', '.join(ignored)} if left over from a shell or an image, "
                 f"or set DISTBOOT_LAUNCHER={placement.launcher} or DISTBOOT_LAUNCHER={rival.launcher}",
-            ).of("?")
+            ).of("rank ?")
     return notes
 
 
@@ -109,12 +109,12 @@ def _named(environ: Mapping[str, str], bare: Mapping[str, str], name: str, said:
             "unknown-launcher",
             f"{said} is no launcher",
             f"the launchers are {known}, and {OFF} for a process that is alone (see `python -m distboot launchers`)",
-        )
+        ).of("rank ?")
     placement = candidate.read(environ if candidate.rewrites else bare)
     if placement is None:
         raise DistbootError(
             "launcher-mismatch",
             f"{said}, but its variables ({', '.join(candidate.markers)}) are not set, or not as it sets them",
             "remove the setting to let distboot find the launcher, or start the job with that launcher",
-        ).of("?")
+        ).of("rank ?")
     return placement

@@ -52,9 +52,9 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def who(rank: int | str | None) -> str:
-    """`"rank 3 on node-a: "`, to begin a line with in a log of many ranks; empty for None: nobody launched us."""
-    return "" if rank is None else f"rank {rank} on {os.uname().nodename}: "
+def on_this_host(who: str | None) -> str:
+    """`"rank 3 on node-a: "`, to begin a line with in a log of many ranks; empty for None: this process is alone."""
+    return "" if who is None else f"{who} on {os.uname().nodename}: "
 
 
 class DistbootError(Exception):
@@ -65,7 +65,7 @@ class DistbootError(Exception):
         message: what was found; may have several lines when there are several problems.
         hint: what to do; may be empty.
         exit_code: the exit code of the command for this error.
-        rank: the rank of this process; "?" when it has one that its environment does not say; None when it is alone.
+        who: this process, as "rank 3", or "rank ?" when its environment does not say which; None when it is alone.
     """
 
     # Tracebacks and pickles show the public name, not the file that it lives in.
@@ -76,17 +76,17 @@ class DistbootError(Exception):
         self.message = message
         self.hint = hint
         self.exit_code = CODES[code][0]
-        self.rank: int | str | None = None
+        self.who: str | None = None
         super().__init__(code, message, hint)
 
-    def of(self, rank: int | str | None) -> DistbootError:
+    def of(self, who: str | None) -> DistbootError:
         """This very error, which now says whose it is, unless it did already."""
-        self.rank = rank if self.rank is None else self.rank
+        self.who = who if self.who is None else self.who
         return self
 
     def __str__(self) -> str:
         # Every line says its rank and host: it may stand between those of 63 other ranks.
-        whose = who(self.rank)
+        whose = on_this_host(self.who)
         first, *others = self.message.split("\n")
         lines = [f"error[{self.code}]: {whose}{first}", *(whose + other for other in others)]
         return "\n".join([*lines, f"hint: {whose}{self.hint}"] if self.hint else lines)

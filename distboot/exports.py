@@ -24,10 +24,10 @@ def variables(
         value = getattr(placement, field)
         exports[name] = None if value is None else str(value)
     launcher = by_name(placement.launcher)
-    if launcher is not None and launcher.rewrites and "LOCAL_RANK" in environ:
-        # It numbers the devices that it gave to its processes, which need not be the order of their ranks: with
-        # torchrun --virtual-local-rank it is 0 for all, the one device that each sees.
-        exports["LOCAL_RANK"] = environ["LOCAL_RANK"]
+    if launcher is not None and launcher.local_index in environ and (launcher.rewrites or placement.local_rank is None):
+        # What the launcher has set stays: it is the index of the device that it meant for this process (with torchrun
+        # --virtual-local-rank 0 for all). And better in another order than not at all.
+        exports["LOCAL_RANK"] = environ[launcher.local_index]
     if placement.launcher != "torchrun":
         # Left over from a torchrun further out, it makes torch wait for a store that nobody serves.
         exports["TORCHELASTIC_USE_AGENT_STORE"] = None

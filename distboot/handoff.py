@@ -66,7 +66,8 @@ def take(environ: Mapping[str, str]) -> tuple[Mapping[str, str], Handoff | None]
         return environ, None
     handoff = _decode(environ[VARIABLE])
     ours = {name: str(handoff.fields.get(field)) for field, name in VARIABLES.items() if name in handoff.exported}
-    unchanged = {name for name, value in ours.items() if environ.get(name) == value}
+    # What was exported without being a field is the launcher's own variable under another name.
+    unchanged = {name for name, value in ours.items() if value == "None" or environ.get(name) == value}
     if any(name in ours and name not in unchanged for name in ("RANK", "WORLD_SIZE")):
         # Somebody started processes of their own and numbered them. What says where our one process was is not about
         # them; the address may be: such starters often leave it to the environment.

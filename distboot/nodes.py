@@ -47,6 +47,20 @@ def refuse_idle_accelerators(placement: Placement, device_type: str, count: int)
         )
 
 
+def refuse_several_here(placement: Placement) -> None:
+    """Refuse to start the ranks of this node from one of several processes on it.
+
+    Raises:
+        DistbootError: `usage`.
+    """
+    if placement.local_world_size not in (None, 1):
+        raise DistbootError(
+            "usage",
+            f"--nproc-per-node, but {placement.launcher} started {placement.local_world_size} processes on this node",
+            "start one process a node, or leave --nproc-per-node out",
+        )
+
+
 def torchrun(placement: Placement, nproc_per_node: str) -> list[str]:
     """The command line, without its script, of the agent that starts the ranks of this node.
 
@@ -55,14 +69,8 @@ def torchrun(placement: Placement, nproc_per_node: str) -> list[str]:
         nproc_per_node: a number, or auto, gpu or cpu, as torchrun takes it.
 
     Raises:
-        DistbootError: `usage`, there are several processes on this node; `framework-not-installed`.
+        DistbootError: `framework-not-installed`.
     """
-    if placement.local_world_size not in (None, 1):
-        raise DistbootError(
-            "usage",
-            f"--nproc-per-node, but {placement.launcher} started {placement.local_world_size} processes on this node",
-            "start one process a node, or leave --nproc-per-node out",
-        )
     if find_spec("torch") is None:
         raise DistbootError(
             "framework-not-installed",

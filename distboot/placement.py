@@ -71,6 +71,13 @@ class Placement:
     notes: tuple[str, ...] = ()
     node_level: str | None = None
 
+    @property
+    def who(self) -> str | None:
+        """This process as messages name it: "rank 3", "node 2" if it stands for one; None when it is alone."""
+        if self.world_size == 1:
+            return None
+        return f"{'rank' if self.node_level is None else 'node'} {self.rank}"
+
     def with_fields(self, source: str, fields: Mapping[str, object]) -> Placement:
         """A copy with these fields, those of them that are new having come from `source`."""
         new = {name: value for name, value in fields.items() if getattr(self, name) != value}

@@ -142,7 +142,8 @@ class Reading:
         self._find_port(port_seed)
         if self.problems:
             rank = self.number("rank")
-            raise DistbootError("broken-environment", self._report(), self._remedy()).of("?" if rank is None else rank)
+            who = f"rank {'?' if rank is None else rank}"
+            raise DistbootError("broken-environment", self._report(), self._remedy()).of(who)
         order = {field: self._sources[field] for field in FIELDS if field in self._sources}
         sources = MappingProxyType(order)
         return Placement(**self._values, sources=sources, notes=tuple(self.notes), node_level=self.node_level)  # type: ignore[arg-type]
@@ -253,6 +254,11 @@ class Reading:
     def _remedy(self) -> str:
         if all(problem.startswith("MASTER_") for problem in self.problems):
             return "set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, or clear them"
+        if self._launcher == "tf_config":
+            return (
+                'TF_CONFIG is to be {"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index": 0}}, '
+                "the same cluster for all, and another index for each task of a type"
+            )
         if self._launcher == "torch":
             return (
                 "whoever starts the processes sets RANK and WORLD_SIZE for each of them: set both, or clear these if "

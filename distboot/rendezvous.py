@@ -8,7 +8,7 @@ import time
 
 from .address import DERIVED_PORTS
 from .detection import by_name
-from .errors import DistbootError, quoted, who
+from .errors import DistbootError, on_this_host, quoted
 from .placement import VARIABLES, Placement
 
 DEFAULT_JOIN_TIMEOUT = 300.0  # seconds; torch's own default for its store
@@ -97,7 +97,7 @@ def free_port() -> int:
 def _how_to_pass(placement: Placement, name: str, value: str) -> str:
     launcher = by_name(placement.launcher)
     assert launcher is not None, "a placement names the launcher that was found"
-    return launcher.passing.replace("NAME=VALUE", f"{name}={value}")
+    return launcher.passing.replace("NAME", name).replace("VALUE", value)
 
 
 def wait_until_open(placement: Placement, join_timeout: float) -> None:
@@ -148,7 +148,7 @@ class _Wait:
         self._limit = limit
         self._pause = 0.01
         self._said = 1.0  # what is there within a second needs no line
-        self._line = f"distboot: {who(placement.rank)}{what}"
+        self._line = f"distboot: {on_this_host(placement.who)}{what}"
 
     def waited(self) -> float:
         return time.monotonic() - self._start

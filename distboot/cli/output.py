@@ -40,13 +40,14 @@ def said_by(placement: Placement) -> Iterator[None]:
     try:
         yield
     except DistbootError as error:
-        raise error.of(placement.rank if placement.world_size > 1 else None) from None
+        raise error.of(placement.who) from None
 
 
 def complain(error: DistbootError) -> None:
     """Print an error on standard error, if that is there."""
     with suppress(OSError, AttributeError):  # full or closed: the exit code has to do
-        _write(sys.stderr, f"distboot: {error}\n")
+        lines = (line if line.startswith("hint: ") else f"distboot: {line}" for line in str(error).split("\n"))
+        _write(sys.stderr, "\n".join(lines) + "\n")
 
 
 def _write(stream: TextIO, text: str) -> None:

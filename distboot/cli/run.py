@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from argparse import ArgumentTypeError
 
 from .. import nodes, supervise
 from ..detection import detect
@@ -21,11 +22,12 @@ def main(arguments: list[str]) -> int:
     parsed = parser.parse_args(options)
     if not target:
         parser.error("no script, module or command to run")
-    command = _command(target)
-    seconds = join_timeout_setting(parsed.join_timeout)
     placement = detect(launcher=parsed.launcher)
     with said_by(placement):
+        command = _command(target)
+        seconds = join_timeout_setting(parsed.join_timeout)
         if parsed.nproc_per_node:
+            nodes.refuse_several_here(placement)
             agent = nodes.torchrun(settled(placement, seconds), parsed.nproc_per_node)
             return supervise.run([*agent, *nodes.agent_target(target)], nodes.agent_environ(os.environ))
         nodes.refuse_unless_rank(placement)
@@ -36,7 +38,7 @@ def main(arguments: list[str]) -> int:
 def _processes(text: str) -> str:
     if text in ("auto", "gpu", "cpu") or (text.isascii() and text.isdigit() and 0 < int(text[:6]) < 10_000):
         return text
-    raise ValueError
+    raise ArgumentTypeError(f"{text!r} is neither a number of processes nor auto, gpu or cpu")
 
 
 def _parser() -> Parser:

@@ -23,7 +23,9 @@ class Launcher:
             specific launcher may win over it, but not silently contradict it.
         rewrites: whether it sets RANK, LOCAL_RANK, MASTER_ADDR and their like anew for every process, so that they
             are never what an outer distboot exported, and are to stay as they are.
-        passing: how a variable reaches every process of a job of this launcher, with NAME=VALUE in it.
+        local_index: the variable with a number that no other process of the node has. It is what a script wants
+            LOCAL_RANK for, although it need not follow the order of ranks as `Placement.local_rank` does.
+        passing: how a variable reaches every process of a job of this launcher, with NAME and VALUE in it.
         no_init: why `init` cannot serve the processes of this launcher, with what to do instead; empty if it can.
     """
 
@@ -34,6 +36,7 @@ class Launcher:
     source: str
     plain: bool = False
     rewrites: bool = False
+    local_index: str = ""
     passing: str = "set NAME=VALUE for every process"
     no_init: str = ""
 

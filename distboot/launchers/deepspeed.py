@@ -49,4 +49,5 @@ DEEPSPEED = Launcher(
     read=_read,
     source="captures of 0.19.8; DeepSpeed, deepspeed/launcher/launch.py",
     rewrites=True,
+    local_index="LOCAL_RANK",
 )

@@ -25,23 +25,36 @@ def _read(environ: Mapping[str, str]) -> Placement | None:
         return None
     reading = Reading(environ, "horovodrun")
     reading.integer("HOROVOD_RANK", "rank")
-    size = reading.integer("HOROVOD_SIZE", "world_size")
-    local_rank = reading.integer("HOROVOD_LOCAL_RANK", "local_rank")
-    here = reading.integer("HOROVOD_LOCAL_SIZE", "local_world_size")
-    cross_rank = reading.integer("HOROVOD_CROSS_RANK")
-    cross_size = reading.integer("HOROVOD_CROSS_SIZE")
-    last_of_equals = (
-        local_rank is not None
-        and here is not None
-        and cross_size is not None
-        and local_rank == here - 1
-        and here * cross_size == size
-    )
-    if local_rank == 0 or last_of_equals:
+    reading.integer("HOROVOD_SIZE", "world_size")
+    said = [reading.integer(f"HOROVOD_{name}") for name in ("LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")]
+    local_rank, here, cross_rank, cross_size = (-1 if number is None else number for number in said)
+    if not reading.problems and _is_whole_host(reading, local_rank, here, cross_rank, cross_size):
+        reading.put("local_rank", local_rank, "HOROVOD_LOCAL_RANK")
+        reading.put("local_world_size", here, "HOROVOD_LOCAL_SIZE")
         reading.put("node_rank", cross_rank, "HOROVOD_CROSS_RANK")
         reading.put("num_nodes", cross_size, "HOROVOD_CROSS_SIZE")
+    else:
+        reading.notes.append("HOROVOD_LOCAL_RANK and _LOCAL_SIZE ignored: a host that -H names twice has two of each")
+        if local_rank == 0:
+            reading.put("num_nodes", cross_size, "HOROVOD_CROSS_SIZE")
     server = ":".join(environ.get(name, "") for name in _SERVER)
     return reading.placement(port_seed=(server, " and ".join(_SERVER)), nodes_are_hosts=True)
+
+
+def _is_whole_host(reading: Reading, local_rank: int, here: int, cross_rank: int, cross_size: int) -> bool:
+    """Whether -H cannot name this process's host a second time (nodea:1,nodeb:1,nodea:2).
+
+    The local numbers would start anew for each mention, and HOROVOD_CROSS_RANK be that of the last one. The first and
+    the last mention of all tell by it whether there is another; and where as many hosts as can be have a process of
+    the highest local rank, there is none.
+    """
+    rank, size = reading.number("rank"), reading.number("world_size")
+    assert rank is not None
+    assert size is not None
+    if local_rank == 0:
+        is_last = rank + here == size and cross_rank < cross_size
+        return cross_rank == 0 or is_last or cross_size == size
+    return here == size or (local_rank == here - 1 and here * cross_size == size)
 
 
 HOROVODRUN = Launcher(

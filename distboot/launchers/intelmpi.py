@@ -11,7 +11,7 @@ from ._launcher import Launcher, claims
 # Intel MPI 2021.19, -machinefile with nodea:1 nodeb:1 nodea:2, rank 3:
 #   PMI_RANK=3   PMI_SIZE=4   MPI_LOCALRANKID=2   MPI_LOCALNRANKS=3   HYDRA_BSTRAP_NODE_ID=0
 #   I_MPI_HYDRA_UUID=cb680000-d51a-633c-c060-060095bab106
-# Unlike MPICH it has one proxy a host, however often the host is listed.
+# Unlike MPICH it has one proxy a host, however often the host is listed. With -genvnone there is no I_MPI_HYDRA_UUID.
 _MARKERS = ("I_MPI_HYDRA_UUID", "HYDRA_BSTRAP_NODE_ID")
 
 
@@ -33,6 +33,6 @@ INTELMPI = Launcher(
     title="Intel MPI 2021 (mpiexec.hydra, mpirun)",
     markers=_MARKERS,
     read=_read,
-    source="captures of 2021.19",
+    source="captures of 2021.8 to 2021.19",
     passing="mpiexec -genv NAME VALUE …",
 )

@@ -33,7 +33,7 @@ def _read(environ: Mapping[str, str]) -> Placement | None:
             "node-level-launch",
             f"{variable(environ, 'PET_NNODES')} is a range: an elastic job, whose ranks torchrun starts and numbers",
             "start the script with torchrun in every pod; it reads the PET_* variables",
-        )
+        ).of("node ?")
     reading = Reading(environ, "kubeflow")
     nodes = reading.integer("PET_NNODES", "world_size")
     node = reading.integer("PET_NODE_RANK", "rank", required="RANK" not in environ)

@@ -38,6 +38,6 @@ MPICH = Launcher(
     title="MPICH 3, 4 and 5 (mpiexec, mpirun)",
     markers=_MARKERS,
     read=_read,
-    source="captures of 3.4.3 and 4.0.2; MPICH, src/pm/hydra/proxy/pmip_cb.c",
+    source="captures of 3.4.3 to 5.0.2; MPICH, src/pm/hydra/proxy/pmip_cb.c",
     passing="mpiexec -genv NAME VALUE …",
 )

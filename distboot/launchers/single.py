@@ -57,7 +57,7 @@ def _refuse(environ: Mapping[str, str], name: str, started_by: str) -> None:
         "but no launcher that distboot can read claims it",
         "set RANK, WORLD_SIZE and LOCAL_RANK for every process and DISTBOOT_LAUNCHER=torch, "
         "or DISTBOOT_LAUNCHER=none if this process is alone",
-    ).of("?")
+    ).of("rank ?")
 
 
 def alone(environ: Mapping[str, str]) -> Placement:

@@ -11,8 +11,8 @@ from ._launcher import Launcher, claims
 # Azure ML, distribution type PyTorch, two nodes of two, rank 3:
 #   RANK=3   WORLD_SIZE=4   LOCAL_RANK=1   NODE_RANK=1   MASTER_ADDR=10.0.0.4   MASTER_PORT=6105
 # Kubeflow's PyTorchJob with one process a pod: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT only.
-# LOCAL_RANK without the rest is half of a launcher (Lightning's subprocess launcher sets no RANK, say).
-_MARKERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+# LOCAL_RANK or NODE_RANK without the rest is half of a launcher.
+_MARKERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
 
 
 def _read(environ: Mapping[str, str]) -> Placement | None:

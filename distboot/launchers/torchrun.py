@@ -59,4 +59,5 @@ TORCHRUN = Launcher(
     read=_read,
     source="captures of 2.13.0; PyTorch documentation, 'torchrun (Elastic Launch): Environment Variables'",
     rewrites=True,
+    local_index="LOCAL_RANK",
 )

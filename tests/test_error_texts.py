@@ -1,0 +1,90 @@
+"""What a user reads when something is wrong, word for word: `error_texts/` has the text of each case.
+
+After a change that is meant, write them anew and read the difference aloud:
+    DISTBOOT_WRITE_ERROR_TEXTS=1 make test ARGS=tests/test_error_texts.py
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from captured import one
+from conftest import Run
+from documented import AWSBATCH, PALS, PYTORCHJOB_4_A_POD, SAGEMAKER, TRAINJOB, VOLCANO, tf_config
+
+FOLDER = Path(__file__).parent / "error_texts"
+WRITE = bool(os.environ.get("DISTBOOT_WRITE_ERROR_TEXTS"))
+
+OPENMPI = one("openmpi-5.0.11/uneven_3_1", 3)
+MPICH = one("mpich-4.0.2/uneven_3_1", 3)
+SLURM = one("slurm-srun-22.05.8/uneven_3_1_default", 3)
+TORCHRUN = one("torchrun-2.13.0/2nodes_2procs_c10d", 3)
+
+RUN = ("run", "--", "true")
+CASES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+    "openmpi_rank_malformed": (RUN, {**OPENMPI, "OMPI_COMM_WORLD_RANK": "abc"}),
+    "openmpi_three_problems": (
+        RUN,
+        {**OPENMPI, "OMPI_COMM_WORLD_SIZE": "", "OMPI_COMM_WORLD_LOCAL_RANK": "-1", "MASTER_PORT": "99999"},
+    ),
+    "openmpi_no_master_addr": (RUN, OPENMPI),
+    "openmpi_loopback_for_several_nodes": (RUN, {**OPENMPI, "MASTER_ADDR": "127.0.0.1"}),
+    "openmpi_and_plain_disagree": (RUN, {**OPENMPI, "RANK": "0", "WORLD_SIZE": "1"}),
+    "mpich_no_master_port": (RUN, {**MPICH, "MASTER_ADDR": "nodea"}),
+    "mpich_size_missing": (RUN, {name: value for name, value in MPICH.items() if name != "PMI_SIZE"}),
+    "slurm_hostlist_malformed": (RUN, {**SLURM, "SLURM_STEP_NODELIST": "node[a-b]"}),
+    "slurm_tasks_contradict": (RUN, {**SLURM, "SLURM_STEP_TASKS_PER_NODE": "2,1"}),
+    "torchrun_half": (RUN, {name: value for name, value in TORCHRUN.items() if name not in ("RANK", "MASTER_ADDR")}),
+    "plain_rank_without_world_size": (RUN, {"RANK": "0"}),
+    "plain_rank_too_high": (RUN, {"RANK": "4", "WORLD_SIZE": "4", "MASTER_ADDR": "nodea", "MASTER_PORT": "29500"}),
+    "kubernetes_service_link": (
+        RUN, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "tcp://10.0.0.1:2222", "MASTER_PORT": "tcp://10.0.0.1:2222"},
+    ),
+    "address_with_a_password": (
+        RUN, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "user:hunter2@nodea", "MASTER_PORT": "29500"},
+    ),
+    "tf_config_no_json": (RUN, {"TF_CONFIG": "{'cluster': {}}"}),
+    "tf_config_master": (RUN, tf_config("master", 0, master=["a:1"], worker=["b:1"])),
+    "tf_config_duplicate_and_loopback": (RUN, tf_config("worker", 0, worker=["localhost:1", "b:1", "b:1"])),
+    "pytorchjob_four_a_pod": (RUN, PYTORCHJOB_4_A_POD),
+    "trainjob": (RUN, TRAINJOB),
+    "trainjob_elastic": (RUN, {**TRAINJOB, "PET_NNODES": "1:3"}),
+    "volcano": (RUN, VOLCANO),
+    "awsbatch": (RUN, AWSBATCH),
+    "sagemaker_eight_gpus": (RUN, {**SAGEMAKER, "SM_NUM_GPUS": "8"}),
+    "pals_without_a_size": (RUN, {name: value for name, value in PALS.items() if name != "PMI_SIZE"}),
+    "left_over_pmix": (RUN, {"PMIX_RANK": "3", "PMIX_NAMESPACE": "job"}),
+    "launcher_misspelt": (RUN, {**OPENMPI, "DISTBOOT_LAUNCHER": "opnempi"}),
+    "launcher_does_not_fit": (RUN, {**OPENMPI, "DISTBOOT_LAUNCHER": "slurm"}),
+    "nproc_per_node_with_several": (("run", "--nproc-per-node", "4", "--", "true"), {**OPENMPI, "MASTER_ADDR": "nodea",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_WORLD_LOCAL_SIZE": "2"}),
+    "nproc_per_node_malformed": (("run", "--nproc-per-node", "many", "--", "true"), {}),
+    "join_timeout_malformed": (RUN, {**OPENMPI, "DISTBOOT_JOIN_TIMEOUT": "soon"}),
+    "no_such_script": (("train.py",), {}),
+    "no_such_option": (("show", "--jsno"), {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_error_reads_as_written_down(distboot: Run, name: str) -> None:
+    arguments, env = CASES[name]
+    result = distboot(*arguments, env=env)
+    assert result.stdout == ""
+    said = f"{result.stderr.replace(os.uname().nodename, 'HOST')}exit code {result.returncode}\n"
+    if WRITE:
+        (FOLDER / f"{name}.txt").write_text(said)
+    assert said == (FOLDER / f"{name}.txt").read_text()
+
+
+def test_every_text_has_its_case() -> None:
+    assert {path.stem for path in FOLDER.iterdir()} == CASES.keys()
+
+
+@pytest.mark.parametrize("name", [name for name, (_, env) in CASES.items() if env])
+def test_every_line_says_whose_it_is(name: str) -> None:
+    """In the log of 64 ranks each line stands alone."""
+    *lines, _ = (FOLDER / f"{name}.txt").read_text().splitlines()
+    assert all(re.search("(rank|node) ([0-9]+|[?]) on HOST: ", line) for line in lines)
