@@ -13,7 +13,7 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --disable-pip-version-check
 
 .DEFAULT_GOAL = help
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test lint format docs bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -32,6 +32,9 @@ lint: $(VENV)/dev.stamp ## ruff, ruff format, mypy strict
 format: $(VENV)/dev.stamp ## let ruff format and mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/dev.stamp ## write the tables of README.md anew from the code's own records
+	$(BIN)/python docs/tables.py
 
 bench: $(VENV)/dev.stamp ## measure what the project promises, side by side
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python bench/run.py $(ARGS)

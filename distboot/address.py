@@ -55,14 +55,20 @@ def parse_port(text: str) -> int:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address can mean only "this machine itself"; the wildcards reach it too."""
+    """Whether a host name or address can mean only "this machine itself"; the wildcards reach it too.
+
+    What is neither a name nor an address is not.
+    """
     if host.lower().rstrip(".") in ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"):
         return True
     if not (":" in host or _DIGITS_AND_DOTS.fullmatch(host)):
         return False
     import ipaddress
 
-    address = ipaddress.ip_address(host)
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
     mapped = getattr(address, "ipv4_mapped", None) or address
     return mapped.is_loopback or mapped.is_unspecified
 

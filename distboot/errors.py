@@ -11,8 +11,8 @@ from collections.abc import Mapping
 CODES: Mapping[str, tuple[int, str]] = {
     "broken-environment": (78, "a launcher's variables are missing, malformed or contradict each other"),
     "conflicting-launchers": (78, "two launchers claim this process, and they disagree"),
-    "unsupported-launcher": (78, "the process was started by a launcher that distboot cannot read yet"),
-    "node-level-launch": (78, "RANK and WORLD_SIZE number pods or nodes, not processes"),
+    "unsupported-launcher": (78, "the process was started by a launcher that does not say, or not in time, who it is"),
+    "node-level-launch": (78, "the process stands for a whole node or pod, and is no rank"),
     "unknown-launcher": (78, "the launcher named by the user does not exist"),
     "launcher-mismatch": (78, "the launcher named by the user did not start this process"),
     "no-master-addr": (78, "nothing in the environment says where rank 0 is"),

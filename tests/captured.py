@@ -15,8 +15,8 @@ _FOLDER = Path(__file__).parent / "captures"
 _LAUNCHER_PREFIXES = (
     "ALPS_", "AWS_BATCH_", "AZ_", "AZUREML_", "CROSS_", "DISTBOOT_", "FLUX_", "GROUP_", "HOROVOD_", "HYDRA_", "I_MPI_",
     "JOB_COMPLETION_INDEX", "JSM_", "KUBERNETES_", "LOCAL_", "LSB_", "LSF_", "MASTER_", "MPI_", "MV2_", "NODE_RANK",
-    "OMPI_", "PALS_", "PBS_", "PET_", "PMIX_", "PMI_", "PRTE_", "RANK", "ROLE_", "SLURM_", "SM_", "TF_CONFIG", "TORCHELASTIC_",
-    "TRAINING_JOB_NAME", "VC_", "VK_", "WORLD_SIZE",
+    "OMPI_", "PALS_", "PBS_", "PET_", "PMIX_", "PMI_", "PRTE_", "RANK", "ROLE_", "SLURM_", "SM_", "TF_CONFIG",
+    "TORCHELASTIC_", "TRAINING_JOB_NAME", "VC_", "VK_", "WORLD_SIZE",
 )  # fmt: skip
 
 # field of Placement -> name in a capture's `expected`

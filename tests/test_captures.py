@@ -13,37 +13,52 @@ from distboot import DistbootError, Placement, detect
 _LOCAL = {"local_rank", "local_world_size"}
 _NODES = {"node_rank", "num_nodes"}
 _UNKNOWN = {
+    "accelerate-1.15.0/cpu_mpirun_hostfile_mpich": _LOCAL | _NODES,
     "deepspeed-0.19.8/pdsh_3nodes": {"local_rank"},
-    "horovodrun-0.28.1/gloo_uneven": _LOCAL | _NODES,
+    "deepspeed-0.19.8/openmpi4": _NODES,
+    "deepspeed-0.19.8/mpich": _LOCAL | _NODES,
+    "deepspeed-0.19.8/impi": {"num_nodes"},
     "horovodrun-0.28.1/mpi": _NODES,
+    "horovodrun": _LOCAL | _NODES,
     "intelmpi": {"num_nodes"},
     "mpich": _LOCAL | _NODES,
-    "openmpi-4": _NODES,
+    "openmpi-4": _NODES | {"local_rank"},
     "openmpi-5": _NODES | {"local_rank"},
-    "slurm-sbatch+mpich4": _LOCAL | _NODES,
-    "slurm-sbatch+openmpi4": _NODES,
-    "slurm-sbatch+openmpi5": _NODES,
+    "slurm-sbatch+mpich": _LOCAL | _NODES,
+    "slurm-sbatch+intelmpi": {"num_nodes"},
+    "slurm-sbatch+openmpi": _NODES,
     "slurm-srun-22.05.8/arbitrary": {"node_rank"},
+    "slurm-srun-22.05.8/hostfile": {"node_rank"},
 }
-_ON_ONE_NODE = ("1node", "alloc3_used1", "mpirun_subset_1node")
+# Where all processes are on one host, and the launcher can tell so, everything is known.
+_ON_ONE_NODE = ("1node", "alloc3_used1", "mpirun_subset_1node", "gloo_alias_localhost_and_name")
 
 _LAUNCHERS = {
+    "accelerate-1.15.0/cpu_num_processes_2": "single",
+    "accelerate-1.15.0/cpu_mpirun_hostfile_mpich": "mpich",
+    "accelerate-1.15.0/use_deepspeed_pdsh": "deepspeed",
     "accelerate": "torchrun",
     "deepspeed-0.19.8/slurm": "slurm",
+    "deepspeed-0.19.8/openmpi4": "openmpi",
+    "deepspeed-0.19.8/mpich": "mpich",
+    "deepspeed-0.19.8/impi": "intelmpi",
     "deepspeed": "deepspeed",
     "horovodrun-0.28.1/mpi": "openmpi",
     "horovodrun": "horovodrun",
     "intelmpi": "intelmpi",
+    "lightning": "torchrun",
     "mpich": "mpich",
     "mvapich": "mvapich",
     "openmpi": "openmpi",
     "plain-python": "single",
+    "slurm-interactive-22.05.8/uis_salloc_shell_typed_srun": "slurm",
     "slurm-interactive": "single",
     "slurm-salloc-22.05.8/salloc_shell": "single",
-    "slurm-salloc": "slurm",
     "slurm-sbatch+openmpi": "openmpi",
     "slurm-sbatch+mpich": "mpich",
+    "slurm-sbatch+intelmpi": "intelmpi",
     "slurm-sbatch+torchrun": "torchrun",
+    "slurm-salloc+torchrun": "torchrun",
     "slurm-sbatch-22.05.8/batch_step": "single",
     "slurm-": "slurm",
     "torch": "torchrun",
@@ -77,7 +92,7 @@ def test_all_ranks_of_a_job_agree_on_where_rank_0_is(capture: Capture) -> None:
     placements = [detect(process.environ) for process in capture.processes]
     assert len({(p.master_addr, p.master_port) for p in placements}) == 1
     host = placements[0].master_addr
-    if host not in (None, "127.0.0.1", "10.77.0.11"):  # nodea by its address
+    if host not in (None, "127.0.0.1", "localhost", "10.77.0.11"):  # nodea by its address
         assert host.partition(".")[0] == capture.processes[0].expected["rank0_host"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -107,7 +108,10 @@ try:
 except distboot.DistbootError as error:
     print(error, dict(os.environ) == before)
 """
-    assert two_ranks.run(script) == [("error[too-few-accelerators]: rank 1: none here True\n", 0)] * 2
+    assert two_ranks.run(script) == [
+        (f"error[too-few-accelerators]: rank {rank} on {os.uname().nodename}: rank 1: none here True\n", 0)
+        for rank in range(2)
+    ]
 
 
 def test_group_that_cannot_be_started_is_an_error(two_ranks: TwoRanks) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from ..launchers import INNERMOST_FIRST
-from ..platforms import PLATFORMS
+from ..launchers import INNERMOST_FIRST, Launcher
+from ..platforms import PLATFORMS, Platform
 from .output import say
 from .parser import Parser
 
@@ -13,34 +13,38 @@ from .parser import Parser
 def main(arguments: list[str]) -> int:
     """Run the command."""
     parser = Parser("launchers", "Print all launchers, innermost first, and all platforms that can be recognised.")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print one JSON object")
-    form.add_argument("--markdown", action="store_true", help="print the launchers as the README has them")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
-    say(json.dumps(_records()) if options.json else markdown() if options.markdown else _table())
+    say(json.dumps(_records()) if options.json else _table())
     return 0
 
 
 def markdown() -> str:
     """The table of launchers for the documents."""
-    head = ["| name | launcher | recognised by | facts from |", "|---|---|---|---|"]
-    rows = []
-    for known in INNERMOST_FIRST:
+    return _markdown("launcher", INNERMOST_FIRST)
+
+
+def platforms_markdown() -> str:
+    """The table of platforms for the documents."""
+    return _markdown("platform", PLATFORMS)
+
+
+def _markdown(kind: str, records: tuple[Launcher, ...] | tuple[Platform, ...]) -> str:
+    rows = [f"| name | {kind} | recognised by | facts from |", "|---|---|---|---|"]
+    for known in records:
         markers = ", ".join(f"`{marker}`" for marker in known.markers) or "no trace of any of these"
         rows.append(f"| `{known.name}` | {known.title} | {markers} | {known.source} |")
-    return "\n".join(head + rows)
+    return "\n".join(rows)
 
 
 def _records() -> dict[str, list[dict[str, object]]]:
-    launchers: list[dict[str, object]] = [
-        {"name": known.name, "title": known.title, "markers": known.markers, "source": known.source}
-        for known in INNERMOST_FIRST
-    ]
-    platforms: list[dict[str, object]] = [
-        {"name": known.name, "title": known.title, "markers": known.markers, "source": known.source}
-        for known in PLATFORMS
-    ]
-    return {"launchers": launchers, "platforms": platforms}
+    return {
+        kind: [
+            {"name": known.name, "title": known.title, "markers": known.markers, "source": known.source}
+            for known in records
+        ]
+        for kind, records in (("launchers", INNERMOST_FIRST), ("platforms", PLATFORMS))
+    }
 
 
 def _table() -> str:

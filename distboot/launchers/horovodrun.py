@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..address import is_loopback, parse_address
 from ..placement import Placement
 from ..reading import Reading
 from ._launcher import Launcher, claims
@@ -28,7 +29,11 @@ def _read(environ: Mapping[str, str]) -> Placement | None:
     reading.integer("HOROVOD_SIZE", "world_size")
     said = [reading.integer(f"HOROVOD_{name}") for name in ("LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")]
     local_rank, here, cross_rank, cross_size = (-1 if number is None else number for number in said)
-    if not reading.problems and _is_whole_host(reading, local_rank, here, cross_rank, cross_size):
+    server = reading.parsed(_SERVER[0], _address)
+    if server is not None and is_loopback(server):
+        # Every process calls horovodrun's server there, whatever names -H gives this host.
+        reading.put("num_nodes", 1, f"{_SERVER[0]} is a loopback address")
+    elif not reading.problems and _is_whole_host(reading, local_rank, here, cross_rank, cross_size):
         reading.put("local_rank", local_rank, "HOROVOD_LOCAL_RANK")
         reading.put("local_world_size", here, "HOROVOD_LOCAL_SIZE")
         reading.put("node_rank", cross_rank, "HOROVOD_CROSS_RANK")
@@ -37,8 +42,15 @@ def _read(environ: Mapping[str, str]) -> Placement | None:
         reading.notes.append("HOROVOD_LOCAL_RANK and _LOCAL_SIZE ignored: a host that -H names twice has two of each")
         if local_rank == 0:
             reading.put("num_nodes", cross_size, "HOROVOD_CROSS_SIZE")
-    server = ":".join(environ.get(name, "") for name in _SERVER)
-    return reading.placement(port_seed=(server, " and ".join(_SERVER)), nodes_are_hosts=True)
+    seed = f"{server}:{reading.text(_SERVER[1])}"
+    return reading.placement(port_seed=(seed, " and ".join(_SERVER)), nodes_are_hosts=True)
+
+
+def _address(text: str) -> str:
+    host, _ = parse_address(text)
+    if ":" not in host and not host.replace(".", "").isdigit():
+        raise ValueError("is not a numeric address, as horovodrun writes it")
+    return host
 
 
 def _is_whole_host(reading: Reading, local_rank: int, here: int, cross_rank: int, cross_size: int) -> bool:

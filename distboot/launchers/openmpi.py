@@ -36,7 +36,7 @@ def _read(environ: Mapping[str, str]) -> Placement | None:
     reading.agree("OMPI_WORLD_LOCAL_SIZE", local_size, "OMPI_COMM_WORLD_LOCAL_SIZE")  # 5 only
     if local_size == size and local_rank is not None and size is not None and local_rank < size:
         reading.put("local_rank", rank, "derived: all processes are on this node")
-    elif _in_rank_order(environ, size, local_size):
+    elif _in_rank_order(environ, rank, size, local_size):
         reading.put("local_rank", local_rank, "OMPI_COMM_WORLD_LOCAL_RANK")
     else:
         reading.notes.append(
@@ -46,12 +46,13 @@ def _read(environ: Mapping[str, str]) -> Placement | None:
     return reading.placement(nodes_are_hosts=True)
 
 
-def _in_rank_order(environ: Mapping[str, str], size: int | None, local_size: int | None) -> bool:
+def _in_rank_order(environ: Mapping[str, str], rank: int | None, size: int | None, local_size: int | None) -> bool:
     """Whether the local ranks of Open MPI increase with the rank, as PyTorch's do."""
     # It hands them out in the order in which it maps processes to slots. That is another order where there are more
-    # processes than slots (5.0.11, --map-by :OVERSUBSCRIBE, 4 on 2 slots: 0, 2, 1, 3), or with --rank-by; and in 5,
-    # which has OMPI_VERSION, without any trace where it maps by package (0, 2, 1, 3 on two packages).
-    if "OMPI_VERSION" in environ and local_size not in (1, 2):
+    # processes than slots (5.0.11, --map-by :OVERSUBSCRIBE, 4 on 2 slots: 0, 2, 1, 3), or with --rank-by; and in 5
+    # without any trace where it maps by package (0, 2, 1, 3 on two packages). 4 is known by a variable of its own.
+    is_4 = "OMPI_VERSION" not in environ and environ.get("OMPI_MCA_ess_base_vpid") == str(rank)
+    if not is_4 and local_size not in (1, 2):
         return False
     slots = environ.get("OMPI_UNIVERSE_SIZE", "")
     enough = slots.isascii() and slots.isdigit() and size is not None and int(slots[:9]) >= size

@@ -13,7 +13,7 @@ from ._launcher import Launcher
 _LEFT_OVER = {
     "OMPI_COMM_WORLD_LOCAL_RANK": "Open MPI",
     "MV2_COMM_WORLD_LOCAL_RANK": "MVAPICH2",
-    "GROUP_RANK": "torchrun",
+    "GROUP_RANK": "torchrun, or by somebody for PyTorch Lightning",
     "HOROVOD_LOCAL_RANK": "horovodrun",
     "PMI_RANK": "an MPI launcher or srun --mpi=pmi2",
     "PMI_SIZE": "an MPI launcher or srun --mpi=pmi2",
@@ -44,6 +44,8 @@ def _read(environ: Mapping[str, str]) -> Placement:
     for name, started_by in _LEFT_OVER.items():
         if name in environ:
             _refuse(environ, name, started_by)
+    if environ.get("SLURM_PROCID", "0") != "0":  # which the batch script has too
+        _refuse(environ, "SLURM_PROCID", "srun, but the variables of its step are gone")
     # The job script of PBS is its task 1; pbsdsh counts on from there, and nothing says how many it starts.
     if environ.get("PBS_TASKNUM", "1") != "1":
         _refuse(environ, "PBS_TASKNUM", "pbsdsh, which numbers tasks but does not count them")
