@@ -7,11 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from captured import without_launchers
+from hosts import Hosts, Slurm
+from launched import PLAIN, WHO
 
 ROOT = Path(__file__).parent.parent
 
@@ -69,3 +71,17 @@ def distboot(run: Run) -> Run:
         return run(sys.executable, "-m", "distboot", *arguments, env=env, timeout=timeout)
 
     return run_it
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    with Hosts.up() as up:
+        (up.shared / "who.py").write_text(WHO)
+        (up.shared / "plain.py").write_text(PLAIN)
+        yield up
+
+
+@pytest.fixture(scope="module")
+def slurm(hosts: Hosts) -> Iterator[Slurm]:
+    with Slurm.up(hosts) as up:
+        yield up

@@ -136,7 +136,9 @@ def test_launcher_inside_a_slurm_step_wins_and_the_step_is_noted(inner: str, lau
     [
         (OPENMPI, {"OMPI_WORLD_SIZE": "8"}, "OMPI_WORLD_SIZE='8' contradicts OMPI_COMM_WORLD_SIZE"),
         ("slurm-srun-22.05.8/2nodes_2procs_pmi2", {"PMI_RANK": "0"}, "PMI_RANK='0' contradicts SLURM_PROCID"),
-        ("slurm-srun-22.05.8/2nodes_2procs", {"SLURM_HET_SIZE": "2"}, "SLURM_HET_SIZE='2'"),
+        ("slurm-srun-22.05.8/2nodes_2procs", {"SLURMD_NODENAME": "nodez"}, "SLURMD_NODENAME='nodez' is not in"),
+        # sbatch called inside a step: the new job's own variables, and the step's of the old one.
+        ("slurm-srun-22.05.8/2nodes_2procs", {"SLURM_NTASKS": "1"}, "left over from the step"),
         ("slurm-srun-22.05.8/2nodes_2procs", {"MASTER_ADDR": "127.0.0.1"}, "is a loopback address"),
         ("torchrun-2.13.0/2nodes_2procs_c10d", {"GROUP_WORLD_SIZE": "4"}, "do not fit together"),
     ],

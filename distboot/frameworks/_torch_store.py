@@ -81,7 +81,7 @@ def _bounded(placement: Placement, limit: float, connect: Callable[[], Any]) -> 
     except queue.Empty:
         raise DistbootError(
             "join-timeout",
-            f"who listens at {placement.master_addr}:{placement.master_port} does not answer as torch's store does",
+            f"somebody listens at {placement.master_addr}:{placement.master_port} and does not answer as torch's store",
             "look for another program on that port of rank 0's host, or set MASTER_PORT to a free one",
         ) from None
     if error is not None:

