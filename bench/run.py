@@ -24,6 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from captured import ALL, without_launchers  # noqa: E402 - shared with the tests
 
 from distboot import DistbootError, detect  # noqa: E402
+from distboot.hostlist import expand_hosts  # noqa: E402
 
 PYTHON = sys.executable
 
@@ -91,6 +92,28 @@ def bench_detect(runs: int) -> Result:
         f"{statistics.median(medians) * 1e6:.0f} µs, slowest {max(medians) * 1e6:.0f} µs, of {len(medians)} processes"
     )
     return Result("`detect()` on any capture, median", said, "≤ 100 µs", max(medians) <= 100e-6)
+
+
+def bench_hostlist(runs: int) -> Result:
+    """100,000 host names in each way that Slurm writes them."""
+    lists = (
+        "n[000001-050000,050001-100000]",
+        "rack[1-100]n[0001-1000]",
+        "n[" + ",".join(map(str, range(0, 200_000, 2))) + "]",
+        ",".join(f"host-{number}" for number in range(100_000)),
+        ",".join(f"r{number}n[1-10]" for number in range(10_000)),
+    )
+    medians = []
+    for text in lists:
+        times = []
+        for _ in range(runs):
+            start = time.perf_counter()
+            count = len(expand_hosts(text))
+            times.append(time.perf_counter() - start)
+            assert count == 100_000
+        medians.append(statistics.median(times))
+    said = f"{min(medians) * 1e3:.0f} to {max(medians) * 1e3:.0f} ms in {len(lists)} forms"
+    return Result("a Slurm hostlist of 100,000 hosts, median", said, "≤ 100 ms", max(medians) <= 0.1)
 
 
 def bench_wrapper(runs: int) -> Result:
@@ -173,6 +196,7 @@ def main() -> int:
     benches: list[Callable[[], Result]] = [
         lambda: bench_import(runs * 4),
         lambda: bench_detect(200),
+        lambda: bench_hostlist(15),
         lambda: bench_wrapper(runs * 4),
         lambda: bench_torchrun(3),
         bench_memory,
