@@ -56,6 +56,7 @@ def _innermost(environ: Mapping[str, str], bare: Mapping[str, str]) -> Placement
             notes = [note for other in outer if not other.plain for note in _ignored(bare, other, placement)]
             if not candidate.rewrites:
                 notes += _reconciled(bare, placement, [other for other in outer if other.plain])
+                notes += _one_a_node(placement)
             return replace(placement, notes=(*placement.notes, *notes)) if notes else placement
     raise AssertionError("the last launcher, single, claims every environment")
 
@@ -66,6 +67,12 @@ def _ignored(environ: Mapping[str, str], other: Launcher, placement: Placement) 
     if not names or placement.launcher == SINGLE.name:
         return []
     return [f"{', '.join(names)} ignored: {placement.launcher} owns the rank, {other.name} is further out"]
+
+
+def _one_a_node(placement: Placement) -> list[str]:
+    if placement.node_level is not None or placement.world_size == 1 or placement.num_nodes != placement.world_size:
+        return []
+    return ["one process was started on each node; if it is to start several ranks there, see --nproc-per-node"]
 
 
 def _reconciled(environ: Mapping[str, str], placement: Placement, others: list[Launcher]) -> list[str]:

@@ -85,8 +85,10 @@ def torchrun(placement: Placement, nproc_per_node: str) -> list[str]:
 
 
 def agent_target(target: Sequence[str]) -> list[str]:
-    """Script, module or command as torchrun wants to be told of it."""
-    return ["--no-python", *target[1:]] if target[0] == "--" else list(target)
+    """Script, module or command, with its arguments, as torchrun wants to be told of it."""
+    # It reads the words as templates, for ${local_rank} (torch.distributed.elastic, utils.api.macros).
+    words = [word.replace("$", "$$") for word in target]
+    return ["--no-python", *words[1:]] if target[0] == "--" else words
 
 
 def agent_environ(environ: Mapping[str, str]) -> dict[str, str]:

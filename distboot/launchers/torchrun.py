@@ -54,7 +54,7 @@ def _find_local_rank(reading: Reading) -> None:
 
 TORCHRUN = Launcher(
     name="torchrun",
-    title="torchrun, torch.distributed.run, torch.distributed.launch",
+    title="torchrun, torch.distributed.run and .launch, accelerate launch",
     markers=_MARKERS,
     read=_read,
     source="captures of 2.13.0; PyTorch documentation, 'torchrun (Elastic Launch): Environment Variables'",

@@ -1,0 +1,134 @@
+"""One process a node or pod: told apart from a rank, refused as one, and turned into ranks by the wrapper."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from captured import one
+from conftest import Run
+from documented import AZUREML_PYTORCH, PYTORCHJOB_4_A_POD, TRAINJOB
+from launched import WHO, json_lines, needs_torch
+
+from distboot import DistbootError, detect, init
+from distboot.nodes import refuse_idle_accelerators
+
+MPI_PER_NODE = "openmpi-4.1.4/2nodes_1proc"
+
+
+@pytest.fixture
+def who(tmp_path: Path) -> str:
+    path = tmp_path / "who is it.py"
+    path.write_text(WHO)
+    return str(path)
+
+
+def test_show_says_what_it_is_and_the_way_out(distboot: Run) -> None:
+    result = distboot("show", env=PYTORCHJOB_4_A_POD)
+    assert result.returncode == 0
+    assert result.stdout.startswith(
+        "Node 2 of 3, and no rank: PET_NPROC_PER_NODE=4 asks for 4 processes in each pod.\n"
+    )
+    assert "python -m distboot --nproc-per-node N script.py" in result.stdout
+
+
+@pytest.mark.parametrize("environ", [PYTORCHJOB_4_A_POD, TRAINJOB])
+def test_init_refuses_before_it_waits_for_anybody(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    before = dict(os.environ)
+    with pytest.raises(DistbootError) as refusal:
+        init(join_timeout=600)
+    assert refusal.value.code == "node-level-launch"
+    assert "--nproc-per-node" in refusal.value.hint
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize("command", [("run", "--", "true"), ("env",)])
+def test_variables_of_a_rank_are_not_exported_for_a_node(distboot: Run, command: tuple[str, ...]) -> None:
+    result = distboot(*command, env=TRAINJOB)
+    assert (result.returncode, result.stdout) == (78, "")
+    assert "error[node-level-launch]: node 1 on " in result.stderr
+
+
+def test_one_mpi_process_a_node_is_noted_and_refused_where_accelerators_would_idle() -> None:
+    placement = detect(one(MPI_PER_NODE, 1))
+    assert (placement.rank, placement.world_size, placement.node_level) == (1, 2, None)
+    assert any("one process was started on each node" in note for note in placement.notes)
+    refuse_idle_accelerators(placement, "cuda", 1)
+    with pytest.raises(DistbootError) as refusal:
+        refuse_idle_accelerators(placement, "cuda", 8)
+    assert refusal.value.code == "node-level-launch"
+    assert "sees 8 cuda devices" in refusal.value.message
+
+
+def test_several_ranks_a_node_or_one_that_torchrun_was_told_to_start_are_as_they_are_to_be() -> None:
+    for name in ("openmpi-4.1.4/1node_4procs", "torchrun-2.13.0/2nodes_2procs_static"):
+        refuse_idle_accelerators(detect(one(name, 0)), "cuda", 8)
+    chosen = {"GROUP_WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "3", "LOCAL_RANK": "0"}
+    refuse_idle_accelerators(detect({**one("torchrun-2.13.0/2nodes_2procs_static", 3), **chosen}), "cuda", 8)
+
+
+def test_azureml_pytorch_job_with_one_process_a_node_is_a_rank_until_the_node_is_known() -> None:
+    placement = detect({**AZUREML_PYTORCH, "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0"})
+    assert (placement.launcher, placement.rank, placement.world_size, placement.node_rank) == ("torch", 1, 2, 1)
+    assert placement.num_nodes is None
+
+
+@needs_torch
+@pytest.mark.parametrize("named", [{}, {"DISTBOOT_LAUNCHER": "none"}, {"DISTBOOT_LAUNCHER": "single"}], ids=str)
+def test_on_a_laptop_the_wrapper_starts_the_ranks(distboot: Run, who: str, named: dict[str, str]) -> None:
+    result = distboot("--nproc-per-node", "2", who, env=named)
+    assert [(line["launcher"], line["RANK"], line["total"]) for line in json_lines(result)] == [
+        ("torchrun", 0, 3.0),
+        ("torchrun", 1, 3.0),
+    ]
+
+
+@needs_torch
+def test_module_and_command_are_started_too(distboot: Run, tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text("import os, sys\nprint(os.environ['RANK'], sys.argv[1:])")
+    module = distboot("run", "--nproc-per-node=2", "-m", "module", "--epochs", "3")
+    assert sorted(module.stdout.splitlines()) == ["0 ['--epochs', '3']", "1 ['--epochs', '3']"]
+    command = distboot("run", "--nproc-per-node", "2", "--", "sh", "-c", "echo $RANK; exit 0")
+    assert sorted(command.stdout.split()) == ["0", "1"]
+
+
+@needs_torch
+def test_pod_of_a_pytorchjob_starts_its_ranks(distboot: Run, who: str) -> None:
+    only_pod = {**PYTORCHJOB_4_A_POD, "PET_NNODES": "1", "WORLD_SIZE": "2", "RANK": "0", "PET_NODE_RANK": "0"}
+    only_pod |= {"PET_NPROC_PER_NODE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    del only_pod["MASTER_PORT"]
+    lines = json_lines(distboot("--nproc-per-node", "2", who, env=only_pod))
+    assert [(line["RANK"], line["WORLD_SIZE"], line["NODE_RANK"]) for line in lines] == [(0, 2, 0), (1, 2, 0)]
+
+
+@needs_torch
+def test_failure_of_a_rank_is_the_failure_of_the_wrapper(distboot: Run) -> None:
+    result = distboot("--nproc-per-node", "2", "run", "--", "true")
+    assert result.returncode == 127, "the script is named run"
+    assert distboot("run", "--nproc-per-node", "2", "--", "sh", "-c", "exit 3").returncode == 1
+
+
+@needs_torch
+def test_term_ends_the_agent_and_its_ranks(clean_env: dict[str, str], tmp_path: Path) -> None:
+    script = "echo $$ > $RANK.tmp; mv $RANK.tmp $RANK.pid; exec sleep 600"
+    command = [sys.executable, "-m", "distboot", "run", "--nproc-per-node", "2", "--", "sh", "-c", script]
+    wrapper = subprocess.Popen(command, env=clean_env, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    try:
+        while not all((tmp_path / f"{rank}.pid").exists() for rank in range(2)):
+            assert wrapper.poll() is None
+            os.sched_yield()
+        ranks = [int((tmp_path / f"{rank}.pid").read_text()) for rank in range(2)]
+        wrapper.send_signal(signal.SIGTERM)
+        assert wrapper.wait(60) != 0
+        for rank in ranks:
+            with pytest.raises(ProcessLookupError):
+                os.kill(rank, 0)
+    finally:
+        wrapper.kill()
+        wrapper.wait()
