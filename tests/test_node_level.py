@@ -99,10 +99,9 @@ def test_module_and_command_are_started_too(distboot: Run, tmp_path: Path) -> No
 
 
 @needs_torch
-def test_pod_of_a_pytorchjob_starts_its_ranks(distboot: Run, who: str) -> None:
+def test_pod_of_a_pytorchjob_starts_its_ranks(distboot: Run, who: str, port: int) -> None:
     only_pod = {**PYTORCHJOB_4_A_POD, "PET_NNODES": "1", "WORLD_SIZE": "2", "RANK": "0", "PET_NODE_RANK": "0"}
-    only_pod |= {"PET_NPROC_PER_NODE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    del only_pod["MASTER_PORT"]
+    only_pod |= {"PET_NPROC_PER_NODE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     lines = json_lines(distboot("--nproc-per-node", "2", who, env=only_pod))
     assert [(line["RANK"], line["WORLD_SIZE"], line["NODE_RANK"]) for line in lines] == [(0, 2, 0), (1, 2, 0)]
 
