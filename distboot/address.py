@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 import zlib
+from contextlib import suppress
 
 from .errors import quoted
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?", re.ASCII)
+_SCOPE = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)  # the name or the number of an interface
 _DIGITS_AND_DOTS = re.compile(r"[0-9.]+", re.ASCII)
 
 # Above the usual ephemeral ranges (Linux 32768-60999), so that an outgoing connection does not sit on the port.
@@ -47,7 +49,7 @@ def parse_port(text: str) -> int:
     """
     if "://" in text:
         raise ValueError("is a URL, not a port" + _service_link(text))
-    if not (text.isascii() and text.isdigit()):
+    if not (text.isascii() and text.isdigit()) or (text[0] == "0" and text != "0"):
         raise ValueError("is not a port number" if text else "is empty where a port number is due")
     if len(text) > 5 or not 1 <= int(text) <= 65535:
         raise ValueError("is not a port: ports are 1 to 65535")
@@ -75,7 +77,7 @@ def is_loopback(host: str) -> bool:
 
 def derived_port(job_id: str) -> int:
     """A port in `DERIVED_PORTS` that is the same wherever the job id is the same."""
-    return DERIVED_PORTS[zlib.crc32(job_id.encode(errors="surrogateescape")) % len(DERIVED_PORTS)]
+    return DERIVED_PORTS[zlib.crc32(job_id.encode(errors="surrogatepass")) % len(DERIVED_PORTS)]
 
 
 def _service_link(text: str) -> str:
@@ -88,10 +90,11 @@ def _service_link(text: str) -> str:
 def _ipv6(host: str) -> str:
     import ipaddress  # only here, so that reading a name or an IPv4 address does not pay for it
 
-    try:
-        return str(ipaddress.IPv6Address(host))
-    except ValueError:
-        raise ValueError(f"is not an IPv6 address: {quoted(host)} does not parse") from None
+    address, percent, scope = host.partition("%")
+    if not percent or _SCOPE.fullmatch(scope):
+        with suppress(ValueError):
+            return str(ipaddress.IPv6Address(address)) + percent + scope
+    raise ValueError(f"is not an IPv6 address: {quoted(host)} does not parse")
 
 
 def _name_or_ipv4(host: str) -> str:
@@ -102,6 +105,10 @@ def _name_or_ipv4(host: str) -> str:
         # Leading zeros are refused: some resolvers read 010 as octal 8.
         if len(parts) != 4 or not all(p and len(p) <= 3 and str(int(p)) == p and int(p) <= 255 for p in parts):
             raise ValueError("is not an IPv4 address")
-    elif len(host) > 253 or not _HOST_NAME.fullmatch(host):
+    elif (
+        not _HOST_NAME.fullmatch(host)
+        or len(host) > 253
+        or not all(0 < len(label) <= 63 for label in host.removesuffix(".").split("."))
+    ):
         raise ValueError("is not a host name")
     return host

@@ -10,6 +10,7 @@ from . import handoff
 from .errors import DistbootError, quoted
 from .launchers import INNERMOST_FIRST, Launcher
 from .launchers.single import SINGLE, alone
+from .launchers.slurm import SLURM
 from .placement import Placement
 
 # DISTBOOT_LAUNCHER=none: look for no launcher at all.
@@ -49,24 +50,53 @@ def by_name(name: str) -> Launcher | None:
 
 def _innermost(environ: Mapping[str, str], bare: Mapping[str, str]) -> Placement:
     """`bare` is `environ` without what an outer distboot exported."""
+    notes: list[str] = []
     for index, candidate in enumerate(INNERMOST_FIRST):
         placement = candidate.read(environ if candidate.rewrites else bare)
-        if placement is not None:
-            outer = INNERMOST_FIRST[index + 1 :]
-            notes = [note for other in outer if not other.plain for note in _ignored(bare, other, placement)]
-            if not candidate.rewrites:
-                notes += _reconciled(bare, placement, [other for other in outer if other.plain])
-                notes += _one_a_node(placement)
-            return replace(placement, notes=(*placement.notes, *notes)) if notes else placement
+        if placement is None:
+            names = _present(bare, candidate)
+            notes += [f"{names} ignored: they are not about this very process"] if names else []
+            continue
+        outer = INNERMOST_FIRST[index + 1 :]
+        if candidate.has_daemons:
+            _refuse_rivals(bare, placement, [other for other in outer if other.has_daemons or other is SLURM])
+        for other in () if candidate is SINGLE else outer:
+            names = _present(bare, other)
+            notes += [f"{names} ignored: {candidate.name} owns the rank, {other.name} is further out"] if names else []
+        if not candidate.reads_plain:
+            notes += _reconciled(bare, placement, [other for other in outer if other.plain])
+            notes += _one_a_node(placement)
+        return replace(placement, notes=(*placement.notes, *notes)) if notes else placement
     raise AssertionError("the last launcher, single, claims every environment")
 
 
-def _ignored(environ: Mapping[str, str], other: Launcher, placement: Placement) -> list[str]:
-    """A note when another launcher's variables are there, and why they do not count."""
-    names = [name for name in other.markers if name in environ]
-    if not names or placement.launcher == SINGLE.name:
-        return []
-    return [f"{', '.join(names)} ignored: {placement.launcher} owns the rank, {other.name} is further out"]
+def _present(environ: Mapping[str, str], launcher: Launcher) -> str:
+    """The launcher's markers that are there, for a note; of those with plain names `_reconciled` speaks."""
+    return "" if launcher.plain else ", ".join(name for name in launcher.markers if name in environ)
+
+
+def _refuse_rivals(environ: Mapping[str, str], placement: Placement, others: list[Launcher]) -> None:
+    """Refuse when another launcher with daemons, or a step that none of its daemons is in, has other numbers."""
+    for other in others:
+        try:
+            rival = other.read(environ) if _present(environ, other) else None
+        except DistbootError:
+            continue  # half a launcher
+        if rival is None or (rival.rank, rival.world_size) == (placement.rank, placement.world_size):
+            continue
+        # A step of one task a node is that of the daemons, and one with a terminal is the shell that it all began in.
+        if other is not SLURM or (rival.world_size != rival.num_nodes and "SLURM_PTY_PORT" not in environ):
+            raise _conflict(placement, rival, _present(environ, other))
+
+
+def _conflict(placement: Placement, rival: Placement, variables: str) -> DistbootError:
+    return DistbootError(
+        "conflicting-launchers",
+        f"{placement.sources['rank']} says rank {placement.rank} of {placement.world_size}, but "
+        f"{rival.sources['rank']} says rank {rival.rank} of {rival.world_size}",
+        f"clear {variables} if left over from a shell or an image, "
+        f"or set DISTBOOT_LAUNCHER={placement.launcher} or DISTBOOT_LAUNCHER={rival.launcher}",
+    ).of("rank ?")
 
 
 def _one_a_node(placement: Placement) -> list[str]:
@@ -96,13 +126,7 @@ def _reconciled(environ: Mapping[str, str], placement: Placement, others: list[L
                     f"where {rival.sources['rank']} says {rival.rank}"
                 )
         else:
-            raise DistbootError(
-                "conflicting-launchers",
-                f"{placement.sources['rank']} says rank {placement.rank} of {placement.world_size}, but "
-                f"{rival.sources['rank']} says rank {rival.rank} of {rival.world_size}",
-                f"clear {', '.join(ignored)} if left over from a shell or an image, "
-                f"or set DISTBOOT_LAUNCHER={placement.launcher} or DISTBOOT_LAUNCHER={rival.launcher}",
-            ).of("rank ?")
+            raise _conflict(placement, rival, ", ".join(ignored))
     return notes
 
 

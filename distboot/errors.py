@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 
 # From sysexits.h: 78 is EX_CONFIG (mend the environment first), 75 is EX_TEMPFAIL (worth a retry), 74 is EX_IOERR;
@@ -37,14 +36,14 @@ CODES: Mapping[str, tuple[int, str]] = {
 
 
 _LONGEST = 200  # characters of a value that a message shows
-_PASSWORD = re.compile(r"(://[^/@\s]*|[^:/@\s]*):[^:/@\s]+@")  # user:password@host
 
 
 def quoted(value: object) -> str:
     """A value for an error message: quoted, control characters escaped, not too long, and without a password."""
+    if isinstance(value, str) and "@" in value:  # user:password@host, or a token for it
+        value = "***" + value[value.rindex("@") :]
     text = repr(value)
-    text = text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
-    return _PASSWORD.sub(r"\1:***@", text)
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
 
 
 def printable(text: str) -> str:

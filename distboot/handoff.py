@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from .address import parse_address, parse_port
 from .errors import DistbootError, quoted
 from .placement import VARIABLES, Placement
 
@@ -77,20 +78,35 @@ def take(environ: Mapping[str, str]) -> tuple[Mapping[str, str], Handoff | None]
 
 
 def _digest(job_id: str | None) -> str:
-    return "" if job_id is None else f"{zlib.crc32(job_id.encode(errors='surrogateescape')):08x}"
+    return "" if job_id is None else f"{zlib.crc32(job_id.encode(errors='surrogatepass')):08x}"
 
 
 def _decode(text: str) -> Handoff:
-    words = dict(word.partition("=")[::2] for word in text.split(","))
+    pairs = [word.partition("=")[::2] for word in text.split(",")]
+    words = dict(pairs)
     exported = frozenset(filter(None, words.pop("exported", "?").split("+")))
     job, joined = words.pop("job", ""), words.pop("joined", "0")
     numbers = {name: value for name, value in words.items() if name in _NUMBERS}
     texts = {name: value for name, value in words.items() if name in ("launcher", "master_addr")}
     well_formed = all(value.isascii() and value.isdigit() and len(value) <= 8 for value in (*numbers.values(), joined))
     complete = words.keys() >= set(_IDENTITY) and len(numbers) + len(texts) == len(words)
-    if not (well_formed and complete and exported <= set(VARIABLES.values())):
+    once = len({name for name, _ in pairs}) == len(pairs)
+    fields = {name: int(value) for name, value in numbers.items()} if well_formed else {}
+    if not (complete and once and exported <= set(VARIABLES.values()) and _is_possible(fields, texts)):
         raise DistbootError(
             "broken-environment", f"{VARIABLE}={quoted(text)} was not written by distboot", f"unset {VARIABLE}"
-        )
-    fields: dict[str, int | str] = {**texts, **{name: int(value) for name, value in numbers.items()}}
-    return Handoff(fields, job, exported, int(joined))
+        ).of("rank ?")
+    return Handoff({**texts, **fields}, job, exported, int(joined))
+
+
+def _is_possible(numbers: Mapping[str, int], texts: Mapping[str, str]) -> bool:
+    """Whether a placement can have these fields: it was checked before it was written, but anybody can write it."""
+    world_size = numbers.get("world_size", 0)
+    pairs = (("rank", "world_size"), ("local_rank", "local_world_size"), ("node_rank", "num_nodes"))
+    below = all(numbers.get(index, 0) < numbers.get(size, world_size) <= world_size for index, size in pairs)
+    try:
+        parse_port(str(numbers.get("master_port", 1)))
+        host = parse_address(texts.get("master_addr", "localhost"))[0]
+    except ValueError:
+        return False
+    return below and host == texts.get("master_addr", host)

@@ -37,8 +37,7 @@ def expand_hosts(text: str) -> list[str]:
             parts = _BRACKETS.split(item)
             if parts[-1] or not all(not plain or _NAME.fullmatch(plain) for plain in (parts[0], *parts[2::2])):
                 raise ValueError(f"is not a hostlist: cannot read {quoted(item)}")
-            *prefix, plain, numbers = [_numbers(part) if index % 2 else [part] for index, part in enumerate(parts[:-1])]
-            _bounded(len(hosts), len(numbers), *map(len, prefix))
+            *prefix, plain, numbers = _pieces(parts, len(hosts))
             # Slurm's own order: the last bracket runs fastest, then the first, then the second.
             heads = ["".join(reversed(head)) + plain[0] for head in itertools.product(*reversed(prefix))]
             hosts.extend([head + number for head in heads for number in numbers])
@@ -62,7 +61,7 @@ def expand_counts(text: str) -> list[int]:
         if not match:
             raise ValueError(f"is not a list of counts like '4(x2),3': cannot read {quoted(item)}")
         times = int(match[2] or 1)
-        _bounded(len(counts), times)
+        _bounded(len(counts) + times)
         counts.extend([int(match[1])] * times)
     return counts
 
@@ -105,6 +104,17 @@ def _split_outside_brackets(text: str) -> list[str]:
     return list(map(",".join, items))
 
 
+def _pieces(parts: list[str], already: int) -> list[list[str]]:
+    """What each part of an item stands for, no more of them than there may be together."""
+    pieces: list[list[str]] = []
+    together = 1
+    for index, part in enumerate(parts[:-1]):
+        pieces.append(_numbers(part) if index % 2 else [part])
+        together *= len(pieces[-1])
+        _bounded(already + together)
+    return pieces
+
+
 def _numbers(ranges: str) -> list[str]:
     numbers: list[str] = []
     for item in ranges.split(","):
@@ -119,15 +129,12 @@ def _numbers(ranges: str) -> list[str]:
             raise ValueError(f"is not a hostlist: the range {quoted(item)} runs backwards")
         if high - low >= _LONGEST_RANGE:
             raise ValueError(f"is not a hostlist: the range {quoted(item)} has more than {_LONGEST_RANGE} numbers")
-        _bounded(len(numbers), high - low + 1)
+        _bounded(len(numbers) + high - low + 1)
         padded = f"%0{width}d"
         numbers.extend([padded % number for number in range(low, high + 1)])
     return numbers
 
 
-def _bounded(already: int, *factors: int) -> None:
-    total = 1 if factors else 0
-    for factor in factors:
-        total *= factor
-    if already + total > _MOST:
+def _bounded(count: int) -> None:
+    if count > _MOST:
         raise ValueError(f"names more than {_MOST} nodes")

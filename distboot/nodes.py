@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
 from . import handoff
-from .errors import DistbootError
+from .detection import by_name
+from .errors import DistbootError, quoted
 from .placement import Placement
 
 _WAY_OUT = (
@@ -47,16 +48,20 @@ def refuse_idle_accelerators(placement: Placement, device_type: str, count: int)
         )
 
 
-def refuse_several_here(placement: Placement) -> None:
+def refuse_several_here(placement: Placement, environ: Mapping[str, str]) -> None:
     """Refuse to start the ranks of this node from one of several processes on it.
 
     Raises:
         DistbootError: `usage`.
     """
-    if placement.local_world_size not in (None, 1):
+    launcher = by_name(placement.launcher)
+    assert launcher is not None, "a placement names the launcher that was found"
+    here = environ.get(launcher.local_count) or str(placement.local_world_size or 1)
+    if here != "1" or placement.local_rank:
+        many = "several" if here == "1" else quoted(here)
         raise DistbootError(
             "usage",
-            f"--nproc-per-node, but {placement.launcher} started {placement.local_world_size} processes on this node",
+            f"--nproc-per-node, but {placement.launcher} started {many} processes on this node",
             "start one process a node, or leave --nproc-per-node out",
         )
 
@@ -88,11 +93,16 @@ def agent_target(target: Sequence[str]) -> list[str]:
     """Script, module or command, with its arguments, as torchrun wants to be told of it."""
     # It reads the words as templates, for ${local_rank} (torch.distributed.elastic, utils.api.macros).
     words = [word.replace("$", "$$") for word in target]
-    return ["--no-python", *words[1:]] if target[0] == "--" else words
+    return ["--no-python", *words] if target[0] == "--" else words
 
 
 def agent_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment for the agent: without what says that each of its ranks is this one process."""
     bare, _ = handoff.take(environ)
-    ours = ("DISTBOOT_LAUNCHER", "PET_STANDALONE")
-    return {name: value for name, value in bare.items() if name not in ours and not name.startswith("PET_RDZV_")}
+    # torchrun takes PET_* for its options, and all that matter are given; TORCHELASTIC_* are those of an agent further
+    # out, whose store this one must not use.
+    kept = {name: value for name, value in bare.items() if not name.startswith(("PET_", "TORCHELASTIC_"))}
+    kept.pop("DISTBOOT_LAUNCHER", None)
+    # By default these two would end the agent and leave its ranks alone.
+    kept["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
+    return kept

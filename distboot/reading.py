@@ -39,6 +39,7 @@ class Reading:
         problems: sentences for people, each naming the variable and its value.
         notes: remarks for people that are no problems.
         node_level: why the launcher's numbers count nodes or pods and not ranks; None when they count ranks.
+        remedy: the hint of the error, when there are problems.
     """
 
     def __init__(self, environ: Mapping[str, str], launcher: str) -> None:
@@ -46,6 +47,10 @@ class Reading:
         self.problems: list[str] = []
         self.notes: list[str] = []
         self.node_level: str | None = None
+        self.remedy = (
+            "these variables come from the launcher; look for a script, image or shell that sets, clears or leaves "
+            "them over, or name the launcher with DISTBOOT_LAUNCHER"
+        )
         self._launcher = launcher
         self._values: dict[str, object] = dict.fromkeys(FIELDS)
         self._values["launcher"] = launcher
@@ -138,8 +143,12 @@ class Reading:
         self._check_numbers()
         if not self.problems:
             self._derive_numbers()
+        found = len(self.problems)
         self._locate_rank0(own_address, nodes_are_hosts)
         self._find_port(port_seed)
+        if self._launcher == "single":  # one process, to which nobody else comes
+            self.notes += [f"{problem}; ignored, as this process is alone" for problem in self.problems[found:]]
+            del self.problems[found:]
         if self.problems:
             rank = self.number("rank")
             who = f"rank {'?' if rank is None else rank}"
@@ -152,6 +161,7 @@ class Reading:
         for index, size in (("rank", "world_size"), ("local_rank", "local_world_size"), ("node_rank", "num_nodes")):
             self._below(index, "world_size" if self.number(size) is None else size)
         world_size, here, nodes = map(self.number, ("world_size", "local_world_size", "num_nodes"))
+        self._check_order(nodes)
         for part, count in (("local_world_size", here), ("num_nodes", nodes)):
             if count == 0:
                 self.problems.append(f"{self._said(part)} cannot be 0: this process is there")
@@ -163,6 +173,19 @@ class Reading:
             if others < nodes - 1 or (nodes == 1 and others > 0):
                 said = ", ".join(map(self._said, ("world_size", "local_world_size", "num_nodes")))
                 self.problems.append(f"{said} do not fit together")
+
+    def _check_order(self, nodes: int | None) -> None:
+        """Local ranks and nodes are counted in the order of ranks; but a person may have numbered them as they like."""
+        rank = self.number("rank")
+        if rank is None or self._launcher == "torch":
+            return
+        for index in ("local_rank", "node_rank"):
+            number = self.number(index)
+            if number is not None and number > rank:
+                self.problems.append(f"{self._said(index)} is above {self._said('rank')}")
+        local_rank = self.number("local_rank")
+        if nodes == 1 and local_rank is not None and local_rank < rank:
+            self.problems.append(f"{self._said('local_rank')} is not {self._said('rank')}, and there is one node")
 
     def _below(self, index: str, size: str) -> None:
         low, high = self.number(index), self.number(size)
@@ -254,17 +277,4 @@ class Reading:
     def _remedy(self) -> str:
         if all(problem.startswith("MASTER_") for problem in self.problems):
             return "set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, or clear them"
-        if self._launcher == "tf_config":
-            return (
-                'TF_CONFIG is to be {"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index": 0}}, '
-                "the same cluster for all, and another index for each task of a type"
-            )
-        if self._launcher == "torch":
-            return (
-                "whoever starts the processes sets RANK and WORLD_SIZE for each of them: set both, or clear these if "
-                "they are left over"
-            )
-        return (
-            "these variables come from the launcher; look for a script, image or shell that sets, clears or leaves "
-            "them over, or name the launcher with DISTBOOT_LAUNCHER"
-        )
+        return self.remedy

@@ -1,4 +1,4 @@
-"""Which launcher owns the rank when several speak; the real nested runs are in test_real_launchers.py."""
+"""Which launcher owns the rank when several speak; the real nested runs are in test_nested_launchers.py."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from argparse import ArgumentTypeError
 
@@ -27,7 +28,11 @@ def main(arguments: list[str]) -> int:
         command = _command(target)
         seconds = join_timeout_setting(parsed.join_timeout)
         if parsed.nproc_per_node:
-            nodes.refuse_several_here(placement)
+            nodes.refuse_several_here(placement, os.environ)
+            if shutil.which(command[0]) is None:  # torchrun would say so with a traceback, once for each rank
+                raise DistbootError(
+                    "command-not-found", f"{quoted(command[0])} does not exist", "check PATH and spelling"
+                )
             agent = nodes.torchrun(settled(placement, seconds), parsed.nproc_per_node)
             return supervise.run([*agent, *nodes.agent_target(target)], nodes.agent_environ(os.environ))
         nodes.refuse_unless_rank(placement)

@@ -23,8 +23,13 @@ class Launcher:
             specific launcher may win over it, but not silently contradict it.
         rewrites: whether it sets RANK, LOCAL_RANK, MASTER_ADDR and their like anew for every process, so that they
             are never what an outer distboot exported, and are to stay as they are.
+        reads_plain: whether RANK and WORLD_SIZE are among its own variables, so that no plain launcher is a rival.
+        has_daemons: whether it starts the processes through daemons of its own, which Slurm may have started as a
+            step of one task a node. Of two such launchers nothing says which is the inner one.
         local_index: the variable with a number that no other process of the node has. It is what a script wants
             LOCAL_RANK for, although it need not follow the order of ranks as `Placement.local_rank` does.
+        local_count: the variable with the number of processes that its daemon here started, of which the node may
+            have more.
         passing: how a variable reaches every process of a job of this launcher, with NAME and VALUE in it.
         no_init: why `init` cannot serve the processes of this launcher, with what to do instead; empty if it can.
     """
@@ -36,7 +41,10 @@ class Launcher:
     source: str
     plain: bool = False
     rewrites: bool = False
+    reads_plain: bool = False
+    has_daemons: bool = False
     local_index: str = ""
+    local_count: str = ""
     passing: str = "set NAME=VALUE for every process"
     no_init: str = ""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..address import parse_address
+from ..address import is_loopback, parse_address
 from ..placement import Placement
 from ..reading import Reading, variable
 from ._launcher import Launcher, claims
@@ -36,10 +36,19 @@ def _read(environ: Mapping[str, str]) -> Placement | None:
     reading.put("job_id", job or None, "AWS_BATCH_JOB_ID")
     if nodes != 1:
         reading.node_level = "AWS Batch counts nodes, and nothing says how many processes each is to run"
-    # The main node itself is not told its address.
-    name = "HOSTNAME" if node == main and "HOSTNAME" in environ else _MAIN_ADDRESS
-    address = reading.parsed(name, parse_address) if name in environ else None
-    return reading.placement(own_address=address and (address[0], name))
+    if _MAIN_ADDRESS in environ:
+        address = reading.parsed(_MAIN_ADDRESS, parse_address)
+        return reading.placement(own_address=address and (address[0], _MAIN_ADDRESS), nodes_are_hosts=True)
+    own = environ.get("HOSTNAME") if node == main else None  # the main node itself is not told its address
+    return reading.placement(own_address=_named(own) if own else None, nodes_are_hosts=True)
+
+
+def _named(host: str) -> tuple[str, str] | None:
+    try:
+        name = parse_address(host)[0]
+    except ValueError:
+        return None
+    return None if is_loopback(name) else (name, "HOSTNAME of the main node")
 
 
 AWSBATCH = Launcher(

@@ -18,7 +18,8 @@ _MARKERS = ("CROSS_RANK", "CROSS_SIZE")
 
 
 def _read(environ: Mapping[str, str]) -> Placement | None:
-    if not claims(environ, _MARKERS):
+    # Names without a prefix of its own: one of them alone is somebody else's, or left over.
+    if sum(name in environ for name in (*_MARKERS, "LOCAL_SIZE")) < 2 or not claims(environ, ("RANK", "WORLD_SIZE")):
         return None
     reading = Reading(environ, "deepspeed")
     rank = reading.integer("RANK", "rank")
@@ -49,5 +50,6 @@ DEEPSPEED = Launcher(
     read=_read,
     source="captures of 0.19.8; DeepSpeed, deepspeed/launcher/launch.py",
     rewrites=True,
+    reads_plain=True,
     local_index="LOCAL_RANK",
 )

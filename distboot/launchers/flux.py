@@ -36,5 +36,6 @@ FLUX = Launcher(
     markers=_MARKERS,
     read=_read,
     source="documentation: flux-core, flux-environment(7)",
+    has_daemons=True,
     passing="flux run --env=NAME=VALUE …",
 )

@@ -75,5 +75,7 @@ HOROVODRUN = Launcher(
     markers=_MARKERS,
     read=_read,
     source="captures of 0.28.1; Horovod, horovod/runner/gloo_run.py and common/util/hosts.py",
+    has_daemons=True,
+    local_count="HOROVOD_LOCAL_SIZE",
     passing="export NAME=VALUE before horovodrun …",
 )

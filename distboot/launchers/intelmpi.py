@@ -34,5 +34,6 @@ INTELMPI = Launcher(
     markers=_MARKERS,
     read=_read,
     source="captures of 2021.8 to 2021.19",
+    has_daemons=True,
     passing="mpiexec -genv NAME VALUE …",
 )

@@ -44,7 +44,7 @@ def _read(environ: Mapping[str, str]) -> Placement | None:
     if nodes is not None and environ.get("WORLD_SIZE", str(nodes)) not in (str(nodes), str(nodes * (count or 1))):
         reading.problems.append(
             f"{variable(environ, 'WORLD_SIZE')} is neither PET_NNODES={nodes} "
-            f"nor that times PET_NPROC_PER_NODE={per_node}"
+            f"nor that times {variable(environ, 'PET_NPROC_PER_NODE')}"
         )
     reading.put("num_nodes", nodes, "PET_NNODES")
     if count != 1:
@@ -64,6 +64,6 @@ KUBEFLOW = Launcher(
     read=_read,
     source="documentation: Kubeflow training operator v1, pkg/controller.v1/pytorch/envvar.go; Kubeflow Trainer v2, "
     "pkg/runtime/framework/plugins/torch/torch.go",
-    rewrites=True,
+    reads_plain=True,
     passing="an env entry NAME=VALUE in the pod template",
 )

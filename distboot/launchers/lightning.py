@@ -15,18 +15,19 @@ from ._launcher import Launcher
 # Lightning 2.6, Trainer(devices=2, strategy="ddp"), the second process:
 #   LOCAL_RANK=1   NODE_RANK=0   WORLD_SIZE=2   MASTER_ADDR=127.0.0.1   MASTER_PORT=45741
 # Its rank is NODE_RANK * devices + LOCAL_RANK, and nothing says how many devices: only node 0 knows its ranks.
-_MARKERS = ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_MARKERS = ("LOCAL_RANK", "NODE_RANK")
+_ALL = (*_MARKERS, "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def _read(environ: Mapping[str, str]) -> Placement | None:
-    if "RANK" in environ or not all(marker in environ for marker in _MARKERS):
+    if "RANK" in environ or not all(marker in environ for marker in _ALL):
         return None
     reading = Reading(environ, "lightning")
     reading.integer("WORLD_SIZE", "world_size")
     local_rank = reading.integer("LOCAL_RANK", "local_rank")
     node_rank = reading.integer("NODE_RANK", "node_rank")
     if node_rank == 0:
-        reading.put("rank", local_rank, "LOCAL_RANK: the first node has the first ranks")
+        reading.put("rank", local_rank, "LOCAL_RANK on the first node")
     elif node_rank is not None:
         reading.problems.append(
             f"RANK is missing, and {variable(environ, 'NODE_RANK')}: Lightning does not say how many processes the "
@@ -43,7 +44,6 @@ LIGHTNING = Launcher(
     markers=_MARKERS,
     read=_read,
     source="PyTorch Lightning 2.6, strategies/launchers/subprocess_script.py",
-    rewrites=True,
     plain=True,
     no_init="start the script with torchrun, and Lightning uses the processes that it finds",
 )

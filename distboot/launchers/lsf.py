@@ -37,5 +37,6 @@ LSF = Launcher(
     markers=_MARKERS,
     read=_read,
     source="documentation: PyTorch Lightning's LSFEnvironment ('JSM_NAMESPACE_LOCAL_RANK: the node local rank')",
+    has_daemons=True,
     passing="jsrun -E NAME=VALUE …",
 )

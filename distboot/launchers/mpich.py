@@ -39,5 +39,7 @@ MPICH = Launcher(
     markers=_MARKERS,
     read=_read,
     source="captures of 3.4.3 to 5.0.2; MPICH, src/pm/hydra/proxy/pmip_cb.c",
+    has_daemons=True,
+    local_count="MPI_LOCALNRANKS",
     passing="mpiexec -genv NAME VALUE …",
 )

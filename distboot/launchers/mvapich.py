@@ -36,5 +36,6 @@ MVAPICH = Launcher(
     markers=_MARKERS,
     read=_read,
     source="captures of 2.3.7; MVAPICH2, src/pm/mpirun/mpispawn.c",
+    has_daemons=True,
     passing="mpirun_rsh … NAME=VALUE program …",
 )

@@ -32,6 +32,7 @@ def _read(environ: Mapping[str, str]) -> Placement | None:
     size = reading.integer("OMPI_COMM_WORLD_SIZE", "world_size")
     local_rank = reading.integer("OMPI_COMM_WORLD_LOCAL_RANK")
     local_size = reading.integer("OMPI_COMM_WORLD_LOCAL_SIZE", "local_world_size")
+    reading.agree("PMIX_RANK", rank, "OMPI_COMM_WORLD_RANK")
     reading.agree("OMPI_WORLD_SIZE", size, "OMPI_COMM_WORLD_SIZE")  # 5 only
     reading.agree("OMPI_WORLD_LOCAL_SIZE", local_size, "OMPI_COMM_WORLD_LOCAL_SIZE")  # 5 only
     if local_size == size and local_rank is not None and size is not None and local_rank < size:
@@ -65,6 +66,7 @@ OPENMPI = Launcher(
     markers=_MARKERS,
     read=_read,
     source="captures of 4.1.4 and 5.0.11; Open MPI FAQ, 'environment variables that Open MPI defines'",
+    has_daemons=True,
     passing="mpirun -x NAME=VALUE …",
     local_index="OMPI_COMM_WORLD_LOCAL_RANK",
 )

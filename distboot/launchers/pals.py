@@ -19,14 +19,16 @@ _MARKERS = ("PALS_RANKID", "PALS_NODEID")
 
 
 def _read(environ: Mapping[str, str]) -> Placement | None:
-    if not claims(environ, _MARKERS):
+    if not claims(environ, _MARKERS) or "SLURM_STEP_ID" in environ:
         return None
     reading = Reading(environ, "pals")
     rank = reading.integer("PALS_RANKID", "rank")
     reading.integer("PMI_SIZE", "world_size")
     reading.integer("PALS_LOCAL_RANKID", "local_rank", required=False)
     reading.integer("PALS_LOCAL_SIZE", "local_world_size", required=False)
-    reading.integer("PALS_NODEID", "node_rank")
+    node = reading.integer("PALS_NODEID")
+    if rank is not None and node is not None and node <= rank:  # else somebody mapped the ranks to nodes as they liked
+        reading.put("node_rank", node, "PALS_NODEID")
     reading.agree("PMI_RANK", rank, "PALS_RANKID")
     reading.agree("PMI_LOCAL_RANK", reading.number("local_rank"), "PALS_LOCAL_RANKID")
     reading.agree("PMI_LOCAL_SIZE", reading.number("local_world_size"), "PALS_LOCAL_SIZE")
@@ -40,5 +42,6 @@ PALS = Launcher(
     markers=_MARKERS,
     read=_read,
     source="documentation: HPE pals.h, 'Environment variables available for applications'",
+    has_daemons=True,
     passing="mpiexec --env NAME=VALUE …",
 )

@@ -34,7 +34,7 @@ def _read(environ: Mapping[str, str]) -> Placement | None:
     if hosts and len(hosts) > 1 and gpus is not None and gpus > 1:
         reading.node_level = f"{variable(environ, 'SM_NUM_GPUS')}, and one process was started on each host"
     reading.job_id("TRAINING_JOB_NAME")
-    return reading.placement(own_address=(hosts[0], "first host of SM_HOSTS") if hosts else None)
+    return reading.placement(own_address=(hosts[0], "first host of SM_HOSTS") if hosts else None, nodes_are_hosts=True)
 
 
 SAGEMAKER = Launcher(

@@ -41,11 +41,14 @@ _NO_LAUNCHER = {
 
 
 def _read(environ: Mapping[str, str]) -> Placement:
+    # The one task of an interactive shell has these, too, where the site's MpiDefault is not none.
+    in_shell = environ.get("SLURM_STEP_NUM_TASKS") == "1"
     for name, started_by in _LEFT_OVER.items():
-        if name in environ:
+        if name in environ and not (in_shell and name.startswith(("PMI_", "PMIX_", "PALS_"))):
             _refuse(environ, name, started_by)
-    if environ.get("SLURM_PROCID", "0") != "0":  # which the batch script has too
-        _refuse(environ, "SLURM_PROCID", "srun, but the variables of its step are gone")
+    for name in ("SLURM_PROCID", "SLURM_GTIDS"):
+        if environ.get(name, "0") != "0":  # which the batch script has too
+            _refuse(environ, name, "srun, but the variables of its step are gone")
     # The job script of PBS is its task 1; pbsdsh counts on from there, and nothing says how many it starts.
     if environ.get("PBS_TASKNUM", "1") != "1":
         _refuse(environ, "PBS_TASKNUM", "pbsdsh, which numbers tasks but does not count them")

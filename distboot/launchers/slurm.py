@@ -47,11 +47,11 @@ def _read(environ: Mapping[str, str]) -> Placement | None:
     _check_for_left_overs(reading)
     job, step = reading.text("SLURM_JOB_ID"), reading.text("SLURM_STEP_ID")
     reading.put("job_id", f"{job}.{step}", "SLURM_JOB_ID and SLURM_STEP_ID")
-    ordered = _fills_nodes_in_order(environ)
+    ordered = _fills_nodes_in_order(environ) and (rank is None or node_index is None or node_index <= rank)
     if ordered:
         reading.put("node_rank", node_index, "SLURM_NODEID")
     # The list is sorted by name. In a step of several components (srun A : B) the ranks need not be.
-    first_is_rank0 = ordered and own == node_index and "SLURM_HET_SIZE" not in environ
+    first_is_rank0 = ordered and own == node_index and "SLURMD_NODENAME" in environ and "SLURM_HET_SIZE" not in environ
     if not hosts or not (first_is_rank0 or num_nodes == 1):
         return reading.placement(nodes_are_hosts=True)
     return reading.placement(own_address=(hosts[0], "first host of SLURM_STEP_NODELIST"), nodes_are_hosts=True)

@@ -24,16 +24,20 @@ _LONGEST = 4_000_000  # bytes; a cluster of 100,000 tasks has about 3 MB
 class _Task:
     """One task of the cluster."""
 
-    __slots__ = ("address", "host", "index", "kind")
+    __slots__ = ("address", "host", "index", "kind", "port")
 
-    def __init__(self, kind: str, index: int, address: str, host: str) -> None:
-        self.kind, self.index, self.address, self.host = kind, index, address, host
+    def __init__(self, kind: str, index: int, address: str, host: str, port: int) -> None:
+        self.kind, self.index, self.address, self.host, self.port = kind, index, address, host.lower(), port
 
 
 def _read(environ: Mapping[str, str]) -> Placement | None:
     if not claims(environ, ("TF_CONFIG",)):
         return None
     reading = Reading(environ, "tf_config")
+    reading.remedy = (
+        'TF_CONFIG is to be {"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index": 0}}, '
+        "the same cluster for all, and another index for each task of a type"
+    )
     config = _json_object(reading)
     tasks = _tasks(config, reading.problems)
     kind, index = _own(config, tasks, reading.problems)
@@ -98,21 +102,21 @@ def _task(kind: str, index: int, address: object, problems: list[str]) -> _Task 
     if port is None or not isinstance(address, str):
         problems.append(f"TF_CONFIG's address {quoted(address)} of {kind} {index} is not 'host:port'")
         return None
-    return _Task(kind, index, address, host)
+    return _Task(kind, index, address, host, port)
 
 
 def _check_together(tasks: list[_Task], problems: list[str]) -> None:
     if sum(task.kind == "chief" for task in tasks) > 1:
         problems.append("TF_CONFIG has more than one chief")
-    seen: dict[str, _Task] = {}
+    seen: dict[tuple[str, int], _Task] = {}
     for task in tasks:
-        first = seen.setdefault(task.address, task)
+        first = seen.setdefault((task.host, task.port), task)
         if first is not task:
             both = f"{first.kind} {first.index} and {task.kind} {task.index}"
             problems.append(f"TF_CONFIG gives the address {quoted(task.address)} to both {both}")
     hosts = {task.host for task in tasks}
     here = sorted(host for host in hosts if is_loopback(host))
-    if here and len(hosts) > 1:
+    if here and len(here) < len(hosts):
         problems.append(f"TF_CONFIG mixes the loopback address {quoted(here[0])} with the addresses of other hosts")
 
 

@@ -19,6 +19,10 @@ def _read(environ: Mapping[str, str]) -> Placement | None:
     if not claims(environ, _MARKERS):
         return None
     reading = Reading(environ, "torch")
+    reading.remedy = (
+        "whoever starts the processes sets RANK and WORLD_SIZE for each of them: set both, or clear these if they are "
+        "left over"
+    )
     reading.integer("RANK", "rank")
     reading.integer("WORLD_SIZE", "world_size")
     reading.integer("LOCAL_RANK", "local_rank", required=False)

@@ -59,5 +59,6 @@ TORCHRUN = Launcher(
     read=_read,
     source="captures of 2.13.0; PyTorch documentation, 'torchrun (Elastic Launch): Environment Variables'",
     rewrites=True,
+    reads_plain=True,
     local_index="LOCAL_RANK",
 )

@@ -20,10 +20,13 @@ def _read(environ: Mapping[str, str]) -> Placement | None:
         return None
     reading = Reading(environ, "volcano")
     if not claims(environ, ("RANK", "WORLD_SIZE")):
+        if _pods(environ) == 1:
+            return None
         index = next(marker for marker in _MARKERS if marker in environ)
-        reading.problems.append(
-            f"RANK and WORLD_SIZE are missing, and {index} only counts the pods of one kind: give the job Volcano's "
-            "pytorch plugin, or its tensorflow or mpi plugin"
+        reading.problems.append(f"RANK and WORLD_SIZE are missing, and {index} only counts the pods of one kind")
+        reading.remedy = (
+            "give the job Volcano's pytorch plugin (or its tensorflow or mpi plugin), or set DISTBOOT_LAUNCHER=none if "
+            "each pod works alone"
         )
         return reading.placement()
     reading.integer("RANK", "rank")
@@ -33,12 +36,18 @@ def _read(environ: Mapping[str, str]) -> Placement | None:
     return reading.placement()
 
 
+def _pods(environ: Mapping[str, str]) -> int:
+    """How many pods the svc plugin counts; 0 when it is not there."""
+    counts = [value for name, value in environ.items() if name.startswith("VC_") and name.endswith("_NUM")]
+    return sum(int(count) for count in counts if count.isascii() and count.isdigit() and len(count) <= 8)
+
+
 VOLCANO = Launcher(
     name="volcano",
     title="Volcano jobs (plugins pytorch and env)",
     markers=_MARKERS,
     read=_read,
     source="documentation: Volcano, pkg/controllers/job/plugins/distributed-framework/pytorch and plugins/env",
-    rewrites=True,
+    reads_plain=True,
     passing="an env entry NAME=VALUE in the pod template",
 )
