@@ -61,7 +61,8 @@ def _innermost(environ: Mapping[str, str], bare: Mapping[str, str]) -> Placement
         if candidate.has_daemons:
             _refuse_rivals(bare, placement, [other for other in outer if other.has_daemons or other is SLURM])
         for other in () if candidate is SINGLE else outer:
-            names = _present(bare, other)
+            # Of two with daemons that are there and agree, one has inherited the variables of the other: no news.
+            names = "" if candidate.has_daemons and other.has_daemons else _present(bare, other)
             notes += [f"{names} ignored: {candidate.name} owns the rank, {other.name} is further out"] if names else []
         if not candidate.reads_plain:
             notes += _reconciled(bare, placement, [other for other in outer if other.plain])
@@ -77,9 +78,11 @@ def _present(environ: Mapping[str, str], launcher: Launcher) -> str:
 
 def _refuse_rivals(environ: Mapping[str, str], placement: Placement, others: list[Launcher]) -> None:
     """Refuse when another launcher with daemons, or a step that none of its daemons is in, has other numbers."""
+    # srun sets PMI_* for some of its plugins only, so what is there need not be about the step.
+    for_slurm = {name: value for name, value in environ.items() if not name.startswith("PMI_")}
     for other in others:
         try:
-            rival = other.read(environ) if _present(environ, other) else None
+            rival = other.read(for_slurm if other is SLURM else environ) if _present(environ, other) else None
         except DistbootError:
             continue  # half a launcher
         if rival is None or (rival.rank, rival.world_size) == (placement.rank, placement.world_size):

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from . import handoff
 from .detection import by_name
-from .errors import DistbootError, quoted
+from .errors import DistbootError
 from .placement import Placement
 
 _WAY_OUT = (
@@ -58,7 +58,7 @@ def refuse_several_here(placement: Placement, environ: Mapping[str, str]) -> Non
     assert launcher is not None, "a placement names the launcher that was found"
     here = environ.get(launcher.local_count) or str(placement.local_world_size or 1)
     if here != "1" or placement.local_rank:
-        many = "several" if here == "1" else quoted(here)
+        many = here if here.isdigit() and here != "1" else "several"
         raise DistbootError(
             "usage",
             f"--nproc-per-node, but {placement.launcher} started {many} processes on this node",
@@ -84,6 +84,8 @@ def torchrun(placement: Placement, nproc_per_node: str) -> list[str]:
         )
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=static"),
+        # By default the last two would end the agent and leave its ranks alone.
+        "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2",
         *(f"--nnodes={placement.world_size}", f"--node-rank={placement.rank}", f"--nproc-per-node={nproc_per_node}"),
         *(f"--master-addr={placement.master_addr}", f"--master-port={placement.master_port}"),
     ]
@@ -103,6 +105,4 @@ def agent_environ(environ: Mapping[str, str]) -> dict[str, str]:
     # out, whose store this one must not use.
     kept = {name: value for name, value in bare.items() if not name.startswith(("PET_", "TORCHELASTIC_"))}
     kept.pop("DISTBOOT_LAUNCHER", None)
-    # By default these two would end the agent and leave its ranks alone.
-    kept["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
     return kept

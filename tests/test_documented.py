@@ -96,6 +96,17 @@ def test_main_node_of_aws_batch_is_rank_0_whatever_its_index() -> None:
     assert detect(main).master_addr is None
 
 
+def test_hostname_of_the_main_node_is_an_address_or_nothing() -> None:
+    main = {name: value for name, value in AWSBATCH.items() if "PRIVATE_IPV4" not in name}
+    for host in ("localhost", "a b", ""):
+        assert detect({**main, "AWS_BATCH_JOB_NODE_INDEX": "0", "HOSTNAME": host}).master_addr is None
+
+
+def test_single_pod_of_volcano_needs_no_plugin() -> None:
+    pod = {"VC_TASK_INDEX": "0", "VK_TASK_INDEX": "0", "VC_WORKER_NUM": "1", "VC_WORKER_HOSTS": "a"}
+    assert detect(pod).launcher == "single"
+
+
 def test_mpirun_in_sagemaker_owns_the_rank() -> None:
     # mpirun passes all SM_* of its own host to every rank.
     numbers = {"RANK": "3", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}

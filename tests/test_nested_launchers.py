@@ -249,6 +249,14 @@ def test_step_in_a_heterogeneous_job_without_others_is_its_own_world(slurm: Slur
 
 
 @needs_slurm
+@pytest.mark.parametrize("plugin", ["none", "pmi2", "pmix"])
+def test_interactive_shell_is_single_whatever_the_mpi_plugin_leaves_in_it(slurm: Slurm, plugin: str) -> None:
+    shell = ["srun", "-Q", f"--mpi={plugin}", "-N1", "-n1", "--pty", "bash", "-c", shlex.join(SHOW)]
+    (line,) = json_lines(slurm.run(["script", "-qec", shlex.join(shell), "/dev/null"]))
+    assert (line["launcher"], line["world_size"]) == ("single", 1)
+
+
+@needs_slurm
 def test_step_inside_an_interactive_shell(slurm: Slurm) -> None:
     inner = ["srun", "-Q", "--overlap", "-n2", *SHOW]
     shell = ["srun", "-Q", "-N1", "-n1", "--pty", "bash", "-c", shlex.join(inner)]

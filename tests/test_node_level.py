@@ -107,6 +107,49 @@ def test_pod_of_a_pytorchjob_starts_its_ranks(distboot: Run, who: str, port: int
 
 
 @needs_torch
+def test_pod_of_one_process_is_the_same_rank_inside_the_wrapper(distboot: Run) -> None:
+    pod = {**TRAINJOB, "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1"}
+    result = distboot("run", "--", sys.executable, "-m", "distboot", "show", "--json", env=pod)
+    (line,) = json_lines(result)
+    assert (line["launcher"], line["rank"], line["world_size"]) == ("kubeflow", 1, 2)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {**AZUREML_PYTORCH},
+        one("mpich-4.0.2/2nodes_2procs", 0),
+        {
+            "FLUX_TASK_RANK": "3",
+            "FLUX_TASK_LOCAL_ID": "1",
+            "FLUX_JOB_SIZE": "4",
+            "FLUX_JOB_NNODES": "2",
+            "FLUX_JOB_ID": "f",
+        },
+    ],
+    ids=["azureml", "mpich", "flux"],
+)
+def test_one_of_several_processes_on_a_node_starts_no_ranks(distboot: Run, environ: dict[str, str]) -> None:
+    result = distboot("run", "--nproc-per-node", "2", "--", "true", env={**environ, "MASTER_ADDR": "10.0.0.4"})
+    assert result.returncode == 2
+    assert "processes on this node" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["--help", "no-such-command", ""])
+def test_command_that_does_not_exist_is_said_once(distboot: Run, command: str) -> None:
+    result = distboot("run", "--nproc-per-node", "2", "--", command)
+    assert (result.returncode, result.stdout) == (127, "")
+    assert result.stderr.startswith("distboot: error[command-not-found]: ")
+
+
+@needs_torch
+def test_options_for_torchrun_in_the_environment_are_not_for_our_agent(distboot: Run, who: str) -> None:
+    stray = {"PET_NO_PYTHON": "1", "PET_MODULE": "1", "PET_TEE": "x", "PET_VIRTUAL_LOCAL_RANK": "1"}
+    lines = json_lines(distboot("--nproc-per-node", "2", who, env={**stray, "DISTBOOT_LAUNCHER": "none"}))
+    assert [line["LOCAL_RANK"] for line in lines] == [0, 1]
+
+
+@needs_torch
 def test_failure_of_a_rank_is_the_failure_of_the_wrapper(distboot: Run) -> None:
     result = distboot("--nproc-per-node", "2", "run", "--", "true")
     assert result.returncode == 127, "the script is named run"
@@ -114,7 +157,8 @@ def test_failure_of_a_rank_is_the_failure_of_the_wrapper(distboot: Run) -> None:
 
 
 @needs_torch
-def test_term_ends_the_agent_and_its_ranks(clean_env: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=lambda number: number.name)
+def test_signal_ends_the_agent_and_its_ranks(clean_env: dict[str, str], tmp_path: Path, number: int) -> None:
     script = "echo $$ > $RANK.tmp; mv $RANK.tmp $RANK.pid; exec sleep 600"
     command = [sys.executable, "-m", "distboot", "run", "--nproc-per-node", "2", "--", "sh", "-c", script]
     wrapper = subprocess.Popen(command, env=clean_env, cwd=tmp_path, stderr=subprocess.DEVNULL)
@@ -123,7 +167,7 @@ def test_term_ends_the_agent_and_its_ranks(clean_env: dict[str, str], tmp_path: 
             assert wrapper.poll() is None
             os.sched_yield()
         ranks = [int((tmp_path / f"{rank}.pid").read_text()) for rank in range(2)]
-        wrapper.send_signal(signal.SIGTERM)
+        wrapper.send_signal(number)
         assert wrapper.wait(60) != 0
         for rank in ranks:
             with pytest.raises(ProcessLookupError):

@@ -163,6 +163,24 @@ def test_message_is_bounded_escaped_and_without_passwords() -> None:
     assert "secret" not in refusal.message
 
 
+@pytest.mark.parametrize(
+    "value",
+    ["user:hun/ter2@host", "user:hunter2 hunter2@host", "http://u:hun@ter2@host", "https://hunter2@host:80",
+     "user:" + "hunter2" * 50 + "@host", "x" * 185 + "user:hunter2hunter2@host"],
+)  # fmt: skip
+def test_no_part_of_a_password_is_shown(value: str) -> None:
+    for name in ("MASTER_ADDR", "RANK"):
+        assert "hunter" not in str(_refused({"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "1", name: value}))
+
+
+def test_address_for_a_process_that_is_alone_is_not_needed() -> None:
+    # Kubernetes sets it in every pod for a Service called master.
+    placement = detect({"MASTER_PORT": "tcp://10.0.0.1:80"})
+    assert (placement.launcher, placement.master_addr) == ("single", "127.0.0.1")
+    assert any("ignored, as this process is alone" in note for note in placement.notes)
+    assert detect({"MASTER_ADDR": "[", "RANK": "1"}, launcher="none").world_size == 1
+
+
 def test_nothing_at_all_is_a_single_process() -> None:
     placement = detect({})
     assert (placement.launcher, placement.rank, placement.world_size) == ("single", 0, 1)

@@ -140,6 +140,9 @@ def test_launcher_inside_a_slurm_step_wins_and_the_step_is_noted(inner: str, lau
         # sbatch called inside a step: the new job's own variables, and the step's of the old one.
         ("slurm-srun-22.05.8/2nodes_2procs", {"SLURM_NTASKS": "1"}, "left over from the step"),
         ("slurm-srun-22.05.8/2nodes_2procs", {"MASTER_ADDR": "127.0.0.1"}, "is a loopback address"),
+        (OPENMPI, {"PMIX_RANK": "1"}, "PMIX_RANK='1' contradicts OMPI_COMM_WORLD_RANK='3'"),
+        ("mpich-4.0.2/1node_4procs", {"MPI_LOCALRANKID": "1"}, "MPI_LOCALRANKID='1' is not PMI_RANK='3'"),
+        ("intelmpi-2021.19.0/2nodes_2procs", {"HYDRA_BSTRAP_NODE_ID": "4", "PMI_SIZE": "8"}, "is above PMI_RANK='3'"),
         ("torchrun-2.13.0/2nodes_2procs_c10d", {"GROUP_WORLD_SIZE": "4"}, "do not fit together"),
     ],
 )
@@ -156,6 +159,45 @@ def test_local_rank_of_open_mpi_is_not_taken_where_it_may_not_follow_the_ranks(v
     placements = [detect({**one("openmpi-5.0.11/2nodes_2procs", rank), **variables}) for rank in range(4)]
     assert {placement.local_rank for placement in placements} == {None}
     assert all(placement.notes for placement in placements)
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [
+        ("openmpi-5.0.11/2nodes_2procs", "mpich-4.0.2/2nodes_2procs"),
+        ("mpich-4.0.2/2nodes_2procs", "openmpi-4.1.4/2nodes_2procs"),
+        ("openmpi-4.1.4/2nodes_2procs", "mvapich2-2.3.7/2nodes_2procs"),
+        ("horovodrun-0.28.1/gloo_2nodes_2procs", "mpich-4.0.2/2nodes_2procs"),
+        # A step of one task a node is that of the daemons; one of two is not.
+        ("mpich-4.0.2/2nodes_2procs", "slurm-srun-22.05.8/2nodes_2procs"),
+        ("openmpi-4.1.4/2nodes_2procs", "slurm-srun-22.05.8/2nodes_2procs"),
+        ("intelmpi-2021.19.0/2nodes_2procs", "slurm-srun-22.05.8/2nodes_2procs"),
+    ],
+)
+def test_two_launchers_of_which_nothing_says_who_is_the_inner_one_are_refused(outer: str, inner: str) -> None:
+    with pytest.raises(DistbootError) as refusal:
+        detect({**one(outer, 0), **one(inner, 3)})
+    assert refusal.value.code == "conflicting-launchers"
+    assert "rank 0 of 4" in refusal.value.message
+    assert "rank 3 of 4" in refusal.value.message
+
+
+def test_mpirun_typed_into_an_interactive_step_of_several_tasks_owns_the_rank() -> None:
+    shell = {**one("slurm-srun-22.05.8/2nodes_2procs", 0), "SLURM_PTY_PORT": "45663"}
+    assert detect({**shell, **one("openmpi-4.1.4/1node_4procs", 3)}).rank == 3
+
+
+def test_variables_of_a_launcher_that_did_not_start_this_process_are_noted() -> None:
+    placement = detect({"PET_NNODES": "3", "PET_NPROC_PER_NODE": "auto", "RANK": "2", "WORLD_SIZE": "3"})
+    assert placement.launcher == "torch"
+    assert any(note.startswith("PET_NNODES, PET_NPROC_PER_NODE ignored") for note in placement.notes)
+
+
+@pytest.mark.parametrize(
+    "left_over", [{"CROSS_SIZE": "2"}, {"CROSS_RANK": "0"}, {"CROSS_RANK": "0", "CROSS_SIZE": "2"}]
+)
+def test_names_of_deepspeed_alone_are_somebody_elses(left_over: dict[str, str]) -> None:
+    assert detect({**one(OPENMPI, 3), **left_over}).launcher == "openmpi"
 
 
 def test_number_of_nodes_of_an_outer_open_mpi_4_is_not_that_of_an_inner_5() -> None:

@@ -26,6 +26,7 @@ from distboot.hostlist import expand_counts, expand_hosts
         ("[fd00::4]:65535", ("fd00::4", 65535)),
         ("::1", ("::1", None)),
         ("[fe80::1%eth0]:1", ("fe80::1%eth0", 1)),
+        ("fe80::1%2", ("fe80::1%2", None)),
     ],
 )
 def test_addresses(text: str, address: tuple[str, int | None]) -> None:
@@ -35,7 +36,8 @@ def test_addresses(text: str, address: tuple[str, int | None]) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", ":1", "a:", "a:b", "[::1", "[::1]x", "[::1]:", "[a]:1", "1.2.3", "1.2.3.4.5", "256.1.1.1", "010.0.0.1", "1234",
-     "a b", "a/b", "-a", "tcp://a:1", "g::1", "a" * 254, "a\n", "a\x00", "é", "1.2.3.٤"],
+     "a b", "a/b", "-a", "tcp://a:1", "g::1", "a" * 254, "a\n", "a\x00", "é", "1.2.3.٤",
+     "a..b", "a" * 64, "fe80::1%", "fe80::1%e\nexport X=1", "fe80::1%a,rank=0", "fe80::1%a b", "h:029500"],
 )  # fmt: skip
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"^(is|has) "):
@@ -44,7 +46,7 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 
 def test_ports() -> None:
     assert [parse_port(text) for text in ("1", "29500", "65535")] == [1, 29500, 65535]
-    for text in ("0", "65536", "", "1e3", "-1", "+1", " 1", "1_0", "٣", "9" * 1000):
+    for text in ("0", "65536", "", "1e3", "-1", "+1", " 1", "01", "1_0", "٣", "9" * 1000):
         with pytest.raises(ValueError, match=r"^is "):
             parse_port(text)
 
@@ -73,7 +75,8 @@ def test_hostlists(text: str, hosts: list[str]) -> None:
     "text",
     ["", ",", "a,", "a,,b", "n[", "n[]", "n]", "n[1", "n[1-]", "n[-1]", "n[3-1]", "n[a]", "n[[1]]", "n[1,]", "a b",
      "n[1-9999999999]", "n[1-999][1-9999]", "n[1-65537]", "n[1-3]x", "a[1-2],b[3-4]c", "-a", "-[1]", "n[1]]", "]n[1]",
-     "n[0x1]", "n[1-2-3]", "n\n", "n[1]" * 10_000 + "x", "n[" + "1," * 100_000, "a" * 100_000 + "!"],
+     "n[0x1]", "n[1-2-3]", "n\n", "n[1]" * 10_000 + "x",
+      "n" + "[1-65536]" * 10_000, "n[" + "1," * 100_000, "a" * 100_000 + "!"],
 )  # fmt: skip
 def test_what_is_no_hostlist_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"^(is not a hostlist|names more)"):

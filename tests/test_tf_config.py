@@ -59,6 +59,8 @@ def test_evaluator_runs_alone() -> None:
         (tf_config("worker", -1), "task index -1"),
         (tf_config("master", 0, master=["a:1"]), "rename it"),
         (tf_config("worker", 0, worker=["a:1", "a:1"]), "both worker 0 and worker 1"),
+        (tf_config("worker", 0, worker=["A:1", "a:1"]), "both worker 0 and worker 1"),
+        (tf_config("worker", 0, worker=["[fd00::4]:1", "[fd00:0::4]:1"]), "both worker 0 and worker 1"),
         (tf_config("worker", 0, worker=["a:1", "127.0.0.1:2"]), "mixes the loopback address '127.0.0.1'"),
         (tf_config("worker", 0, worker=["a"]), "not 'host:port'"),
         (tf_config("worker", 0, worker=["a:99999"]), "not a port"),
