@@ -19,6 +19,8 @@ CODES: Mapping[str, tuple[int, str]] = {
     "unresolvable-address": (75, "the name of rank 0's host did not resolve within the join timeout"),
     "port-taken": (75, "rank 0 cannot listen on MASTER_PORT: another program has it"),
     "join-timeout": (75, "not every rank joined within the join timeout"),
+    "missing-rank": (75, "not every rank reported to rank 0 within the join timeout"),
+    "duplicate-rank": (78, "two processes say that they are the same rank"),
     "roster-mismatch": (78, "the ranks that met do not fit together"),
     "process-group-failed": (78, "the ranks met, but torch could not start the process group"),
     "unknown-framework": (2, "there is no such framework"),

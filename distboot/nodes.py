@@ -98,11 +98,12 @@ def agent_target(target: Sequence[str]) -> list[str]:
     return ["--no-python", *words] if target[0] == "--" else words
 
 
-def agent_environ(environ: Mapping[str, str]) -> dict[str, str]:
+def agent_environ(environ: Mapping[str, str], placement: Placement) -> dict[str, str]:
     """The environment for the agent: without what says that each of its ranks is this one process."""
     bare, _ = handoff.take(environ)
     # torchrun takes PET_* for its options, and all that matter are given; TORCHELASTIC_* are those of an agent further
     # out, whose store this one must not use.
     kept = {name: value for name, value in bare.items() if not name.startswith(("PET_", "TORCHELASTIC_"))}
     kept.pop("DISTBOOT_LAUNCHER", None)
+    kept["NODE_RANK"] = str(placement.rank)  # torchrun itself has no name for it that scripts know
     return kept

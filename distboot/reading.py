@@ -161,7 +161,8 @@ class Reading:
         for index, size in (("rank", "world_size"), ("local_rank", "local_world_size"), ("node_rank", "num_nodes")):
             self._below(index, "world_size" if self.number(size) is None else size)
         world_size, here, nodes = map(self.number, ("world_size", "local_world_size", "num_nodes"))
-        self._check_order(nodes)
+        if world_size is not None:
+            self._check_order(nodes)
         for part, count in (("local_world_size", here), ("num_nodes", nodes)):
             if count == 0:
                 self.problems.append(f"{self._said(part)} cannot be 0: this process is there")
@@ -176,16 +177,24 @@ class Reading:
 
     def _check_order(self, nodes: int | None) -> None:
         """Local ranks and nodes are counted in the order of ranks; but a person may have numbered them as they like."""
-        rank = self.number("rank")
+        rank, local_rank, node_rank = map(self.number, ("rank", "local_rank", "node_rank"))
+        world_size, here = self.number("world_size"), self.number("local_world_size")
         if rank is None or self._launcher == "torch":
             return
-        for index in ("local_rank", "node_rank"):
-            number = self.number(index)
-            if number is not None and number > rank:
-                self.problems.append(f"{self._said(index)} is above {self._said('rank')}")
-        local_rank = self.number("local_rank")
-        if nodes == 1 and local_rank is not None and local_rank < rank:
-            self.problems.append(f"{self._said('local_rank')} is not {self._said('rank')}, and there is one node")
+        # Below this rank are one of each node before, and all of this node with a lower local rank.
+        possible = (node_rank or 0) + (local_rank or 0) <= rank
+        if local_rank is not None and here is not None and world_size is not None:
+            possible &= here - local_rank <= world_size - rank  # above it are those with a higher one
+        if node_rank == 0 and local_rank == 0:
+            possible &= rank == 0
+        if nodes == 1 and local_rank is not None:
+            possible &= local_rank == rank
+        if not possible:
+            named = [
+                index for index in ("local_rank", "local_world_size", "node_rank") if self.number(index) is not None
+            ]
+            place = ", ".join(map(self._said, named))
+            self.problems.append(f"{self._said('rank')} of {self._said('world_size')} cannot be at {place}")
 
     def _below(self, index: str, size: str) -> None:
         low, high = self.number(index), self.number(size)

@@ -58,7 +58,8 @@ def settled(placement: Placement, join_timeout: float) -> Placement:
             f"launcher {placement.launcher!r} started {placement.world_size} processes"
             f"{'' if placement.num_nodes is None else ' on several nodes'}, "
             "and nothing in the environment says on which host rank 0 is",
-            f"name the host of rank 0: {_how_to_pass(placement, 'MASTER_ADDR', '<host of rank 0>')}",
+            f"name the host of rank 0: {_how_to_pass(placement, 'MASTER_ADDR', '<host of rank 0>')}"
+            + ("; and a free port there as MASTER_PORT" if placement.master_port is None else ""),
         )
     if placement.master_port is None and placement.world_size > 1:
         raise DistbootError(

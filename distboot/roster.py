@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from .errors import DistbootError, quoted
 from .placement import Placement
+
+_LONGEST_TEXT = 1000  # characters
+_LARGEST = 1 << 32  # of any number in a record
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +28,11 @@ class Seat:
 class Record:
     """What one rank says of itself when the ranks meet. None: it does not know."""
 
+    rank: int
     launcher: str
     host: str
     node: str  # equal on two ranks only when they are in the same container or on the same bare host
+    pid: int
     world_size: int
     local_rank: int | None
     local_world_size: int | None
@@ -40,20 +45,96 @@ class Record:
         known = [value for value in place if value is not None]
         return Seat(*known) if len(known) == len(place) else None
 
+    def as_message(self) -> dict[str, object]:
+        """The record as plain JSON types."""
+        return asdict(self)
+
+    @classmethod
+    def from_message(cls, message: object) -> Record:
+        """The record in a message of somebody who may be anybody.
+
+        Raises:
+            TypeError, ValueError: it is none.
+        """
+        if not isinstance(message, dict):
+            raise TypeError("it is no object")
+        for name in ("launcher", "host", "node"):
+            if not isinstance(message.get(name), str) or len(message[name]) > _LONGEST_TEXT:
+                raise TypeError(f"its {name} is no text")
+        for name in ("rank", "pid", "world_size", "local_rank", "local_world_size", "node_rank", "num_nodes"):
+            value = message.get(name)
+            may_be_none = name not in ("rank", "pid", "world_size")
+            if not (value is None and may_be_none) and not (type(value) is int and 0 <= value < _LARGEST):
+                raise TypeError(f"its {name} is no number")
+        return cls(**message)
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """The whole job, the same on every rank.
+
+    Attributes:
+        hosts: name of each node's host, in the order of node ranks.
+        nodes: the ranks on each node, in the order of local ranks.
+    """
+
+    hosts: tuple[str, ...]
+    nodes: tuple[tuple[int, ...], ...]
+
+    def seat(self, rank: int) -> Seat:
+        """The exact place of a rank."""
+        node_rank, here = next((node, ranks) for node, ranks in enumerate(self.nodes) if rank in ranks)
+        return Seat(here.index(rank), len(here), node_rank, len(self.nodes))
+
+    def as_message(self) -> dict[str, object]:
+        """The roster as plain JSON types."""
+        return {"hosts": list(self.hosts), "nodes": [list(ranks) for ranks in self.nodes]}
+
+    @classmethod
+    def from_message(cls, message: object) -> Roster:
+        """The roster in a message.
+
+        Raises:
+            TypeError, ValueError: it is none.
+        """
+        hosts, nodes = (message.get("hosts"), message.get("nodes")) if isinstance(message, dict) else (None, None)
+        if not isinstance(hosts, list) or not isinstance(nodes, list) or len(hosts) != len(nodes):
+            raise TypeError("it has no hosts and nodes")
+        ranks = sorted(rank for node in nodes for rank in node)
+        if not all(isinstance(host, str) for host in hosts) or ranks != list(range(len(ranks))):
+            raise ValueError("its ranks are not all there, once")
+        return cls(tuple(hosts), tuple(tuple(node) for node in nodes))
+
 
 def own_record(placement: Placement) -> Record:
     """The record of this very process."""
     host = socket.gethostname()
     return Record(
+        rank=placement.rank,
         launcher=placement.launcher,
         host=host,
         node=f"{host}/{_boot_id()}",
+        pid=os.getpid(),
         world_size=placement.world_size,
         local_rank=placement.local_rank,
         local_world_size=placement.local_world_size,
         node_rank=placement.node_rank,
         num_nodes=placement.num_nodes,
     )
+
+
+def roster_of(records: Sequence[Record]) -> Roster:
+    """The roster; `records` are in rank order.
+
+    Raises:
+        DistbootError: `roster-mismatch`, the ranks contradict each other.
+    """
+    placed = seats(records)
+    nodes: dict[int, list[int]] = {}
+    for rank in sorted(range(len(records)), key=lambda rank: (placed[rank].node_rank, placed[rank].local_rank)):
+        nodes.setdefault(placed[rank].node_rank, []).append(rank)
+    hosts = tuple(records[ranks[0]].host for ranks in nodes.values())
+    return Roster(hosts, tuple(tuple(ranks) for ranks in nodes.values()))
 
 
 def seats(records: Sequence[Record]) -> list[Seat]:

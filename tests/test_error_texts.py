@@ -60,7 +60,7 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "launcher_misspelt": (RUN, {**OPENMPI, "DISTBOOT_LAUNCHER": "opnempi"}),
     "launcher_does_not_fit": (RUN, {**OPENMPI, "DISTBOOT_LAUNCHER": "slurm"}),
     "nproc_per_node_with_several": (("run", "--nproc-per-node", "4", "--", "true"), {**OPENMPI, "MASTER_ADDR": "nodea",
-        "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_WORLD_LOCAL_SIZE": "2"}),
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_WORLD_LOCAL_SIZE": "2"}),
     "nproc_per_node_malformed": (("run", "--nproc-per-node", "many", "--", "true"), {}),
     "join_timeout_malformed": (RUN, {**OPENMPI, "DISTBOOT_JOIN_TIMEOUT": "soon"}),
     "no_such_script": (("train.py",), {}),

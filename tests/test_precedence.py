@@ -7,6 +7,7 @@ from captured import one
 from documented import tf_config
 
 from distboot import DistbootError, detect
+from distboot.exports import applied, variables
 from distboot.launchers import INNERMOST_FIRST
 
 OPENMPI = "openmpi-5.0.11/uneven_3_1"
@@ -141,8 +142,16 @@ def test_launcher_inside_a_slurm_step_wins_and_the_step_is_noted(inner: str, lau
         ("slurm-srun-22.05.8/2nodes_2procs", {"SLURM_NTASKS": "1"}, "left over from the step"),
         ("slurm-srun-22.05.8/2nodes_2procs", {"MASTER_ADDR": "127.0.0.1"}, "is a loopback address"),
         (OPENMPI, {"PMIX_RANK": "1"}, "PMIX_RANK='1' contradicts OMPI_COMM_WORLD_RANK='3'"),
-        ("mpich-4.0.2/1node_4procs", {"MPI_LOCALRANKID": "1"}, "MPI_LOCALRANKID='1' is not PMI_RANK='3'"),
-        ("intelmpi-2021.19.0/2nodes_2procs", {"HYDRA_BSTRAP_NODE_ID": "4", "PMI_SIZE": "8"}, "is above PMI_RANK='3'"),
+        (
+            "mpich-4.0.2/1node_4procs",
+            {"MPI_LOCALRANKID": "1"},
+            "PMI_RANK='3' of PMI_SIZE='4' cannot be at",
+        ),
+        (
+            "intelmpi-2021.19.0/2nodes_2procs",
+            {"HYDRA_BSTRAP_NODE_ID": "4", "PMI_SIZE": "8"},
+            "cannot be at MPI_LOCALRANKID",
+        ),
         ("torchrun-2.13.0/2nodes_2procs_c10d", {"GROUP_WORLD_SIZE": "4"}, "do not fit together"),
     ],
 )
@@ -180,6 +189,42 @@ def test_two_launchers_of_which_nothing_says_who_is_the_inner_one_are_refused(ou
     assert refusal.value.code == "conflicting-launchers"
     assert "rank 0 of 4" in refusal.value.message
     assert "rank 3 of 4" in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1", "PMI_RANK": "0", "PMI_SIZE": "1"},
+        {f"OMPI_COMM_WORLD_{name}": value for name, value in zip(("RANK", "LOCAL_RANK"), "00", strict=True)}
+        | {f"OMPI_COMM_WORLD_{name}": "1" for name in ("SIZE", "LOCAL_SIZE")},
+    ],
+    ids=["mpich", "openmpi"],
+)
+def test_world_of_one_left_over_in_a_shell_is_not_believed_in_a_step_of_several_tasks(inner: dict[str, str]) -> None:
+    for step in ("slurm-srun-22.05.8/2nodes_1proc", "slurm-srun-22.05.8/2nodes_2procs"):
+        with pytest.raises(DistbootError) as refusal:
+            detect({**one(step, 1), **inner})
+        assert refusal.value.code == "conflicting-launchers"
+
+
+def test_local_rank_of_another_launcher_shows_that_the_rank_is_not_its_own() -> None:
+    # srun --mpi=pmi2 sets PMI_RANK and PMI_SIZE anew, next to what is left over of Intel MPI.
+    step = one("slurm-srun-22.05.8/2nodes_2procs_pmi2", 3)
+    left_over = {"I_MPI_HYDRA_UUID": "u", "HYDRA_BSTRAP_NODE_ID": "1", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
+    with pytest.raises(DistbootError):
+        detect({**step, **left_over})
+
+
+def test_mpirun_inside_one_task_of_flux_owns_the_rank() -> None:
+    task = {"FLUX_TASK_RANK": "0", "FLUX_TASK_LOCAL_ID": "0", "FLUX_JOB_SIZE": "1", "FLUX_JOB_NNODES": "1"}
+    assert detect({**task, **one("openmpi-4.1.4/1node_4procs", 3)}).launcher == "openmpi"
+
+
+def test_launcher_started_under_the_wrapper_owns_its_ranks() -> None:
+    outer = one("openmpi-4.1.4/1node_1proc", 0)
+    wrapped = applied(variables(detect(outer), outer), outer)
+    placement = detect({**wrapped, **one("mpich-4.0.2/1node_4procs", 3)})
+    assert (placement.launcher, placement.rank, placement.world_size) == ("mpich", 3, 4)
 
 
 def test_mpirun_typed_into_an_interactive_step_of_several_tasks_owns_the_rank() -> None:

@@ -22,9 +22,11 @@ def _records(nodes: str, **known: list[int]) -> list[Record]:
     fields = ("local_rank", "local_world_size", "node_rank", "num_nodes")
     return [
         Record(
+            rank,
             "torch",
             node,
             f"{node}/boot",
+            1000 + rank,
             len(nodes),
             *(known[field][rank] if field in known else None for field in fields),
         )
@@ -143,7 +145,10 @@ def test_handoff_needs_no_quoting() -> None:
 
 
 def test_two_hosts_of_one_name_are_two_nodes() -> None:
-    records = [Record("torch", "host", f"host/{boot}", 2, None, None, None, None) for boot in ("boot1", "boot2")]
+    records = [
+        Record(rank, "torch", "host", f"host/{boot}", 1, 2, None, None, None, None)
+        for rank, boot in enumerate(("boot1", "boot2"))
+    ]
     assert [seat.node_rank for seat in seats(records)] == [0, 1]
 
 

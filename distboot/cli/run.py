@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
                     "command-not-found", f"{quoted(command[0])} does not exist", "check PATH and spelling"
                 )
             agent = nodes.torchrun(settled(placement, seconds), parsed.nproc_per_node)
-            return supervise.run([*agent, *nodes.agent_target(target)], nodes.agent_environ(os.environ))
+            return supervise.run([*agent, *nodes.agent_target(target)], nodes.agent_environ(os.environ, placement))
         nodes.refuse_unless_rank(placement)
         exports = variables(settled(placement, seconds), os.environ, named=parsed.launcher)
         return supervise.run(command, applied(exports, os.environ))

@@ -19,7 +19,7 @@ from typing import Any
 from ..errors import DistbootError
 from ..placement import Placement
 from ..rendezvous import wait_until_open
-from ..roster import Record, Seat, own_record, seats
+from ..roster import Record, Roster, own_record, roster_of
 
 
 @contextmanager
@@ -115,9 +115,8 @@ def _fresh_name(placement: Placement, store: Any, end: float) -> str:
 
 def complete(placement: Placement, store: Any) -> tuple[Placement, tuple[str, ...]]:
     """The exact placement and the host of each node, worked out by rank 0 from the records of all ranks."""
-    records = _exchange(placement, store, "record", asdict(own_record(placement)), _roster)
-    seat = Seat(**records["seats"][placement.rank])
-    return placement.with_fields("roster: all ranks together", asdict(seat)), tuple(records["hosts"])
+    roster = Roster.from_message(_exchange(placement, store, "record", own_record(placement).as_message(), _roster))
+    return placement.with_fields("roster: all ranks together", asdict(roster.seat(placement.rank))), roster.hosts
 
 
 def all_or_none(placement: Placement, store: Any, step: Callable[[], Any]) -> Any:
@@ -158,13 +157,11 @@ def _exchange(
 
 def _roster(said: list[dict[str, Any]]) -> dict[str, Any]:
     try:
-        records = [Record(**each) for each in said]
-    except TypeError:
+        records = [Record.from_message(each) for each in said]
+    except (TypeError, ValueError):
         message = "the ranks run different versions of distboot, which do not understand each other"
         return {"error": ("roster-mismatch", message, "install the same version on all nodes")}
     try:
-        placed = seats(records)
+        return roster_of(records).as_message()
     except DistbootError as error:
         return {"error": (error.code, error.message, error.hint)}
-    hosts = {seat.node_rank: record.host for record, seat in zip(records, placed, strict=True)}
-    return {"seats": [asdict(seat) for seat in placed], "hosts": [hosts[node] for node in sorted(hosts)]}
