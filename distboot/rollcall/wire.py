@@ -1,0 +1,95 @@
+"""The frames of the roll call on the wire, and their authentication. Nothing here blocks or knows what is said."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+from dataclasses import dataclass
+
+VERSION = 1
+MOST_FROM_A_RANK = 64 * 1024  # bytes of one frame
+MOST_FROM_RANK_0 = 64 * 1024 * 1024  # the roster of some 500,000 ranks
+_LENGTH = 4  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """What tells the ranks of one job from everybody else.
+
+    Attributes:
+        job: digest of the job id; empty when there is none.
+        secret: what all ranks of the job know; empty when there is none.
+    """
+
+    job: str = ""
+    secret: str = ""
+
+
+class WireError(Exception):
+    """The peer does not speak this protocol; the text says why, and reads well after "the peer"."""
+
+
+def frame(message: dict[str, object]) -> bytes:
+    """A message as it goes over the wire."""
+    body = json.dumps(message, separators=(",", ":")).encode()
+    return len(body).to_bytes(_LENGTH, "big") + body
+
+
+class Frames:
+    """Takes bytes as they come, and gives whole messages.
+
+    Args:
+        most: bytes that one frame may have; what announces more is not read.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[dict[str, object]]:
+        """The messages that `data` completes.
+
+        Raises:
+            WireError: it is no frame of ours, or too long.
+        """
+        self._buffer += data
+        messages = []
+        while len(self._buffer) >= _LENGTH:
+            length = int.from_bytes(self._buffer[:_LENGTH], "big")
+            if length > self._most:
+                raise WireError(f"announces a message of {length} bytes, of at most {self._most}")
+            if len(self._buffer) < _LENGTH + length:
+                break
+            messages.append(_message(bytes(self._buffer[_LENGTH : _LENGTH + length])))
+            del self._buffer[: _LENGTH + length]
+        return messages
+
+
+def _message(body: bytes) -> dict[str, object]:
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError):
+        raise WireError("sends no JSON") from None
+    if not isinstance(message, dict):
+        raise WireError("sends no JSON object")
+    return message
+
+
+def fresh() -> str:
+    """32 hex digits that were never used before."""
+    return os.urandom(16).hex()
+
+
+def authentication(secret: str, challenge: str, nonce: str, direction: str, content: object) -> str:
+    """The "mac" of a message; empty without a secret. `direction` keeps an answer from being taken for a report."""
+    if not secret:
+        return ""
+    text = json.dumps([challenge, nonce, direction, content], separators=(",", ":"), sort_keys=True)
+    return hmac.new(secret.encode(errors="surrogateescape"), text.encode(), hashlib.sha256).hexdigest()
+
+
+def is_authentic(mac: object, expected: str) -> bool:
+    """Whether a "mac" is the expected one; the time that it takes does not tell how much of it was right."""
+    return isinstance(mac, str) and hmac.compare_digest(mac.encode(errors="replace"), expected.encode())
