@@ -91,7 +91,9 @@ def test_on_a_laptop_the_wrapper_starts_the_ranks(distboot: Run, who: str, named
 
 @needs_torch
 def test_module_and_command_are_started_too(distboot: Run, tmp_path: Path) -> None:
-    (tmp_path / "module.py").write_text("import os, sys\nprint(os.environ['RANK'], sys.argv[1:])")
+    (tmp_path / "module.py").write_text(
+        "import os, sys\nos.write(1, f\"{os.environ['RANK']} {sys.argv[1:]}\\n\".encode())"  # one write a line
+    )
     module = distboot("run", "--nproc-per-node=2", "-m", "module", "--epochs", "3")
     assert sorted(module.stdout.splitlines()) == ["0 ['--epochs', '3']", "1 ['--epochs', '3']"]
     command = distboot("run", "--nproc-per-node", "2", "--", "sh", "-c", "echo $RANK; exit 0")
