@@ -43,7 +43,7 @@ class Handoff:
         """Whether `placement` is the very process that this was written for."""
         same = all(self.fields.get(field) == getattr(placement, field) for field in _IDENTITY)
         place = ((self.fields.get(field), getattr(placement, field)) for field in _PLACE)
-        return same and self.job == _digest(placement.job_id) and all(new in (None, old) for old, new in place)
+        return same and self.job == digest(placement.job_id) and all(new in (None, old) for old, new in place)
 
     def completed(self, placement: Placement) -> Placement:
         """`placement` with what was found out since about the very same process."""
@@ -56,7 +56,7 @@ def encode(placement: Placement, exported: Iterable[str], joined: int = 0) -> st
     """The value of `DISTBOOT_PLACEMENT`. It has only characters that need no quoting in a shell or an env file."""
     fields = ("launcher", *_NUMBERS, "master_addr")
     words = [f"{field}={getattr(placement, field)}" for field in fields if getattr(placement, field) is not None]
-    words += [f"job={_digest(placement.job_id)}"] if placement.job_id is not None else []
+    words += [f"job={digest(placement.job_id)}"] if placement.job_id is not None else []
     words += [f"joined={joined}"] if joined else []
     return ",".join([*words, "exported=" + "+".join(exported)])
 
@@ -77,7 +77,8 @@ def take(environ: Mapping[str, str]) -> tuple[Mapping[str, str], Handoff | None]
     return {name: value for name, value in environ.items() if name not in own}, handoff
 
 
-def _digest(job_id: str | None) -> str:
+def digest(job_id: str | None) -> str:
+    """Eight hex digits that stand for a job id; empty for None."""
     return "" if job_id is None else f"{zlib.crc32(job_id.encode(errors='surrogatepass')):08x}"
 
 

@@ -98,6 +98,16 @@ def test_intel_mpi_on_two_hosts(hosts: Hosts, machines: str, nodes: list[int]) -
     assert len({(line["job_id"], line["master_port"]) for line in lines}) == 1
 
 
+@needs_mpich
+def test_roll_call_finds_the_host_that_is_listed_twice(hosts: Hosts) -> None:
+    where = [word for name, value in MASTER.items() for word in ("-genv", name, value)]
+    layout = ["-n", "4", "-hosts", "nodea:1,nodeb:1,nodea:2"]
+    done = hosts.run("nodea", _mpich(*layout, *where, command=[*WRAPPER, "show", "--job"]), timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = ["All 4 ranks are there, on 2 nodes.", "node 0     nodea  ranks 0, 2-3", "node 1     nodeb  ranks 1"]
+    assert done.stdout.splitlines() == lines
+
+
 def _agent(rank_variable: str) -> list[str]:
     """torchrun on each node, numbered by the launcher around it, as people write it."""
     agent = "-m torch.distributed.run --nnodes 2 --nproc-per-node 2 --master-addr nodea --master-port 29508"

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+from conftest import Run
+from launched import needs_torch
 
 from distboot import DistbootError
 from distboot.rollcall.caller import call
@@ -266,3 +272,39 @@ def test_missing_ranks_are_said_as_ranges_with_their_node_where_it_is_proved() -
     assert register.progress() == "96/104 joined, missing 96-103 (node 12)"
     register.enter(_record(97, 104, "n12", local_rank=1, local_world_size=1, node_rank=12, num_nodes=13))
     assert register.progress() == "97/104 joined, missing 96, 98-103", "not every node has eight"
+
+
+def _job(run: Run, rank: int, world_size: int, port: int, timeout: str) -> subprocess.CompletedProcess[str]:
+    env = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    return run(sys.executable, "-m", "distboot", "show", "--job", env={**env, "DISTBOOT_JOIN_TIMEOUT": timeout})
+
+
+def test_show_job_prints_where_each_rank_is(run: Run, port: int) -> None:
+    with ThreadPoolExecutor() as pool:
+        results = list(pool.map(lambda rank: _job(run, rank, 3, port, "30"), range(3)))
+    assert [result.returncode for result in results] == [0, 0, 0], results
+    host = socket.gethostname()
+    assert results[0].stdout == f"All 3 ranks are there, on 1 node.\nnode 0     {host}  ranks 0-2\n"
+    assert [result.stdout for result in results[1:]] == ["", ""]
+
+
+def test_show_job_names_the_missing_rank_on_every_rank(run: Run, port: int) -> None:
+    with ThreadPoolExecutor() as pool:
+        results = list(pool.map(lambda rank: _job(run, rank, 4, port, "4"), (0, 1, 3)))
+    for rank, result in zip((0, 1, 3), results, strict=True):
+        assert (result.returncode, result.stdout) == (75, "")
+        assert f"error[missing-rank]: rank {rank} on {socket.gethostname()}: " in result.stderr
+        assert "3 of 4 ranks joined within 4 s, missing 2" in result.stderr
+
+
+@needs_torch
+def test_show_job_under_torchrun_whose_agent_has_the_port(run: Run) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    result = run(*launch, "-m", "distboot", "show", "--job", "--json")
+    (line,) = json_lines_of(result)
+    assert line["nodes"] == [{"node_rank": 0, "host": socket.gethostname(), "ranks": [0, 1]}]
+
+
+def json_lines_of(result: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
+    assert result.returncode == 0, result.stderr
+    return [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]

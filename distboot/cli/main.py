@@ -14,7 +14,7 @@ _HELP = """\
 usage: python -m distboot [run] [options] script.py [arguments …]
        python -m distboot run [options] -m module [arguments …]
        python -m distboot run [options] -- command [arguments …]
-       python -m distboot show [--json]
+       python -m distboot show [--job] [--json]
        python -m distboot env [--format shell|dotenv] [--json]
        python -m distboot launchers [--json]
 
@@ -23,7 +23,8 @@ Finds out which process of a distributed training job this is, whatever launched
 commands:
   run    export RANK, LOCAL_RANK, NODE_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, run the
          script or command, forward signals to it, and exit with its code (the default: `run` may be left out)
-  show   print what was detected, every value with its source
+  show   print what was detected, every value with its source; with --job on all ranks, let them meet once, and
+         print where each is or who is missing
   env    print the variables that `run` exports, for a shell or an env file
   launchers  print the table of all launchers and platforms that can be recognised
 

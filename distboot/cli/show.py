@@ -6,9 +6,13 @@ import json
 
 from ..detection import by_name, detect
 from ..errors import printable
+from ..nodes import refuse_unless_rank
 from ..placement import FIELDS, Placement
 from ..platforms import PLATFORMS
-from .output import say
+from ..rendezvous import join_timeout_setting, settled
+from ..rollcall.attend import attend
+from ..rollcall.register import ranges
+from .output import said_by, say
 from .parser import Parser
 
 
@@ -16,10 +20,41 @@ def main(arguments: list[str]) -> int:
     """Run the command."""
     parser = Parser("show", "Print what was detected, every value with its source.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--job",
+        action="store_true",
+        help="to be run on all ranks: let them meet once, and say where each is (rank 0 does), or who is missing",
+    )
     options = parser.parse_args(arguments)
     placement = detect(launcher=options.launcher)
+    if options.job:
+        _show_job(placement, as_json=options.json)
+        return 0
     say(json.dumps(placement.as_dict()) if options.json else _table(placement))
     return 0
+
+
+def _show_job(placement: Placement, *, as_json: bool) -> None:
+    with said_by(placement):
+        refuse_unless_rank(placement)
+        join_timeout = join_timeout_setting(None)
+        roster = attend(settled(placement, join_timeout), join_timeout)
+    if placement.rank > 0:
+        return
+    nodes = [
+        {"node_rank": node, "host": host, "ranks": list(ranks)}
+        for node, (host, ranks) in enumerate(zip(roster.hosts, roster.nodes, strict=True))
+    ]
+    if as_json:
+        say(json.dumps({"world_size": placement.world_size, "num_nodes": len(nodes), "nodes": nodes}))
+        return
+    width = max(map(len, roster.hosts))
+    lines = [
+        f"node {node:<5} {printable(host):<{width}}  ranks {ranges(sorted(ranks))}"
+        for node, (host, ranks) in enumerate(zip(roster.hosts, roster.nodes, strict=True))
+    ]
+    count = f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}"
+    say("\n".join([f"All {placement.world_size} ranks are there, on {count}.", *lines]))
 
 
 def _table(placement: Placement) -> str:
