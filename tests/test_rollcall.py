@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -226,6 +227,18 @@ def test_rank_that_lost_its_connection_may_report_again(rank0: Callable[..., _Ra
     assert all(isinstance(rank.ended(), Roster) for rank in ranks)
 
 
+def test_who_comes_after_the_last_rank_gets_no_roster(rank0: Callable[..., _Rank0]) -> None:
+    first = rank0(2)
+    before = _peer(first.port, HELLO)  # has not reported when the roll call ends
+    assert isinstance(_Rank(first.port, _record(1, 2)).ended(), Roster)
+    first.join(20)
+    after = _peer(first.port, HELLO)
+    first.listener.close()
+    assert all("roster" not in message for message in _answers(before))
+    with suppress(ConnectionResetError):
+        assert _answers(after) == []
+
+
 def test_secret_is_needed_on_both_sides(rank0: Callable[..., _Rank0], capfd: pytest.CaptureFixture[str]) -> None:
     ours, others = Membership(OURS.job, "correct horse"), Membership(OURS.job, "battery staple")
     first = rank0(2, 20, ours)
@@ -245,10 +258,10 @@ def test_rank_0_without_the_secret_is_not_believed(rank0: Callable[..., _Rank0])
 
 
 def test_what_was_said_once_proves_nothing_the_next_time() -> None:
-    first, second = (authentication("secret", challenge, "nonce", "report", {}) for challenge in ("1", "2"))
+    first, second = (authentication("secret", challenge, "nonce", "report", "{}") for challenge in ("1", "2"))
     assert first != second
-    assert authentication("secret", "1", "nonce", "answer", {}) != first
-    assert authentication("", "1", "nonce", "report", {}) == ""
+    assert authentication("secret", "1", "nonce", "roster", "{}") != first
+    assert authentication("", "1", "nonce", "report", "{}") == ""
 
 
 def test_frames_come_in_any_pieces() -> None:

@@ -10,7 +10,18 @@ from collections.abc import Iterator
 
 from ..errors import CODES, DistbootError, on_this_host, quoted
 from ..roster import Record, Roster
-from .wire import MOST_FROM_RANK_0, VERSION, Frames, Membership, WireError, authentication, frame, fresh, is_authentic
+from .wire import (
+    MOST_FROM_RANK_0,
+    VERSION,
+    Frames,
+    Membership,
+    WireError,
+    authentication,
+    canonical,
+    frame,
+    fresh,
+    is_authentic,
+)
 
 _GRACE = 1.0  # seconds beyond the join timeout for rank 0, whose clock started a little later, to say who is missing
 _ANSWER_LIMIT = 10.0  # seconds for rank 0 to send its challenge
@@ -83,7 +94,7 @@ def _report(connection: socket.socket, own: Record, membership: Membership, end:
     if welcome.get("distboot") != VERSION or not isinstance(challenge, str):
         raise WireError(f"refused us: {quoted(welcome['refused'])}" if "refused" in welcome else "is not rank 0")
     content = own.as_message()
-    mac = authentication(membership.secret, challenge, nonce, "report", content)
+    mac = authentication(membership.secret, challenge, nonce, "report", canonical(content))
     connection.sendall(frame({"record": content, "mac": mac}))
     connection.settimeout(max(end - time.monotonic(), 0.0) + _GRACE)
     answer = next(messages)
@@ -92,7 +103,7 @@ def _report(connection: socket.socket, own: Record, membership: Membership, end:
     kind = "roster" if "roster" in answer else "error"
     said = answer.get(kind)
     if not is_authentic(
-        answer.get("mac", ""), authentication(membership.secret, challenge, nonce, "answer", [kind, said])
+        answer.get("mac", ""), authentication(membership.secret, challenge, nonce, kind, canonical(said))
     ):
         raise WireError("does not know DISTBOOT_SECRET")
     if kind == "error":

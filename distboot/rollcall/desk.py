@@ -10,7 +10,19 @@ import time
 from ..errors import DistbootError, on_this_host, printable
 from ..roster import Record, Roster, roster_of
 from .register import Register
-from .wire import MOST_FROM_A_RANK, VERSION, Frames, Membership, WireError, authentication, frame, fresh, is_authentic
+from .wire import (
+    MOST_FROM_A_RANK,
+    VERSION,
+    Frames,
+    Membership,
+    WireError,
+    authentication,
+    canonical,
+    frame,
+    framed,
+    fresh,
+    is_authentic,
+)
 
 _REPORT_LIMIT = 10.0  # seconds that a peer has to report
 _ANSWER_LIMIT = 10.0  # seconds that all of them together have to take the answer
@@ -28,7 +40,7 @@ class _Peer:
         self.at = at
         self.born = time.monotonic()
         self.frames = Frames(MOST_FROM_A_RANK)
-        self.out = bytearray()
+        self.out: memoryview | None = None
         self.nonce: str | None = None
         self.challenge = fresh()
         self.rank: int | None = None
@@ -75,7 +87,8 @@ class Desk:
     def _wait(self, join_timeout: float) -> None:
         start = time.monotonic()
         end, said = start + join_timeout, start + 1.0  # what is there within a second needs no line
-        while self._register.missing:
+        checked = start
+        while not self._register.is_complete:
             now = time.monotonic()
             if now >= end:
                 missing = self._register.missing_said()
@@ -88,7 +101,9 @@ class Desk:
             if now >= said:
                 said = now + _PROGRESS
                 self._say(f"{self._register.progress()}; waiting for {end - now:.0f} s more")
-            self._drop_late(now)
+            if now >= checked:
+                checked = now + 0.5
+                self._drop_late(now)
             for key, _ in self._selector.select(min(end - now, said - now, 0.5)):
                 if key.fileobj is self._listener:
                     self._accept()
@@ -136,7 +151,7 @@ class Desk:
             self._send(peer, {"distboot": VERSION, "challenge": peer.challenge})
             return
         said = message.get("record")
-        expected = authentication(self._membership.secret, peer.challenge, peer.nonce, "report", said)
+        expected = authentication(self._membership.secret, peer.challenge, peer.nonce, "report", canonical(said))
         if not is_authentic(message.get("mac", ""), expected):
             raise WireError("does not know DISTBOOT_SECRET")
         try:
@@ -172,33 +187,43 @@ class Desk:
 
     def _answer(self, kind: str, content: object) -> None:
         """Tell every rank that is there, all at the same time, so that a slow one holds up nobody else."""
+        self._selector.unregister(self._listener)  # who comes now has not reported, and gets no answer
         for peer in list(self._peers.values()):
             if peer.rank is None:
                 self._drop(peer)
                 continue
-            mac = authentication(self._membership.secret, peer.challenge, str(peer.nonce), "answer", [kind, content])
-            peer.out += frame({kind: content, "mac": mac})
             self._selector.modify(peer.socket, selectors.EVENT_WRITE)
+        text, shared = canonical(content), None
+        if not self._membership.secret:
+            shared = framed(f'{{"{kind}":{text},"mac":""}}')
         end = time.monotonic() + _ANSWER_LIMIT
         waiting = {peer.socket for peer in self._peers.values()}
         while waiting and time.monotonic() < end:
             for key, _ in self._selector.select(0.5):
-                if key.fileobj is self._listener:
-                    self._accept()
-                elif key.fileobj in waiting:
-                    self._write(self._peers[key.fileobj], waiting)
+                peer = self._peers[key.fileobj]  # type: ignore[index]
+                if peer.out is None:  # only now: thousands of copies of the roster would fill the memory
+                    peer.out = memoryview(shared or self._authentic(peer, kind, text))
+                if self._write(peer):
+                    waiting.discard(peer.socket)
 
-    def _write(self, peer: _Peer, waiting: set[socket.socket]) -> None:
+    def _authentic(self, peer: _Peer, kind: str, text: str) -> bytes:
+        mac = authentication(self._membership.secret, peer.challenge, str(peer.nonce), kind, text)
+        return framed(f'{{"{kind}":{text},"mac":"{mac}"}}')
+
+    def _write(self, peer: _Peer) -> bool:
+        """Whether the peer has taken all of its answer, or will never do so."""
+        assert peer.out is not None
         try:
-            sent = peer.socket.send(peer.out)
+            peer.out = peer.out[peer.socket.send(peer.out) :]
         except BlockingIOError:
-            return
+            return False
         except OSError:
-            sent = len(peer.out)  # it has gone; the lifeline, or the framework, will say so
-        del peer.out[:sent]
-        if not peer.out:
-            waiting.discard(peer.socket)
-            self._selector.unregister(peer.socket)
+            peer.out = peer.out[:0]  # it has gone; the lifeline, or the framework, will say so
+        if peer.out:
+            return False
+        self._selector.unregister(peer.socket)
+        peer.out = None
+        return True
 
     def _close_all(self) -> None:
         for peer in self._peers.values():

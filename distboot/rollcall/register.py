@@ -48,6 +48,11 @@ class Register:
         self.records.pop(rank, None)
 
     @property
+    def is_complete(self) -> bool:
+        """Whether every rank has reported."""
+        return len(self.records) == self.world_size
+
+    @property
     def missing(self) -> list[int]:
         """The ranks that have not reported."""
         return [rank for rank in range(self.world_size) if rank not in self.records]

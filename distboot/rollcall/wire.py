@@ -33,7 +33,12 @@ class WireError(Exception):
 
 def frame(message: dict[str, object]) -> bytes:
     """A message as it goes over the wire."""
-    body = json.dumps(message, separators=(",", ":")).encode()
+    return framed(json.dumps(message, separators=(",", ":")))
+
+
+def framed(text: str) -> bytes:
+    """A text that is a JSON object, as it goes over the wire."""
+    body = text.encode()
     return len(body).to_bytes(_LENGTH, "big") + body
 
 
@@ -82,11 +87,16 @@ def fresh() -> str:
     return os.urandom(16).hex()
 
 
-def authentication(secret: str, challenge: str, nonce: str, direction: str, content: object) -> str:
-    """The "mac" of a message; empty without a secret. `direction` keeps an answer from being taken for a report."""
+def canonical(content: object) -> str:
+    """The one text of a JSON value that both sides authenticate."""
+    return json.dumps(content, separators=(",", ":"), sort_keys=True)
+
+
+def authentication(secret: str, challenge: str, nonce: str, direction: str, text: str) -> str:
+    """The "mac" of a canonical text; empty without a secret. `direction` keeps an answer from passing for a report."""
     if not secret:
         return ""
-    text = json.dumps([challenge, nonce, direction, content], separators=(",", ":"), sort_keys=True)
+    text = canonical([challenge, nonce, direction, text])
     return hmac.new(secret.encode(errors="surrogateescape"), text.encode(), hashlib.sha256).hexdigest()
 
 
