@@ -115,9 +115,9 @@ def _peer(port: int, data: bytes) -> socket.socket:
 def _answers(peer: socket.socket) -> list[dict[str, object]]:
     """All that is said to a peer until its connection ends."""
     frames, messages = Frames(1 << 20), []
-    while data := peer.recv(65536):
-        messages += frames.feed(data)
-    peer.close()
+    with peer:
+        while data := peer.recv(65536):
+            messages += frames.feed(data)
     return messages
 
 
