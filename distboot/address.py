@@ -41,6 +41,14 @@ def parse_address(text: str) -> tuple[str, int | None]:
     return _name_or_ipv4(host), parse_port(port) if colon else None
 
 
+def is_whole_number(text: str) -> bool:
+    """Whether a text is a number of 0 or more as a launcher writes it.
+
+    01 or a digit of another script is somebody's mistake.
+    """
+    return text.isascii() and text.isdigit() and (text == "0" or text[0] != "0")
+
+
 def parse_port(text: str) -> int:
     """A TCP port, 1 to 65535.
 
@@ -49,7 +57,7 @@ def parse_port(text: str) -> int:
     """
     if "://" in text:
         raise ValueError("is a URL, not a port" + _service_link(text))
-    if not (text.isascii() and text.isdigit()) or (text[0] == "0" and text != "0"):
+    if not is_whole_number(text):
         raise ValueError("is not a port number" if text else "is empty where a port number is due")
     if len(text) > 5 or not 1 <= int(text) <= 65535:
         raise ValueError("is not a port: ports are 1 to 65535")

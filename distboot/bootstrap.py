@@ -7,8 +7,8 @@ import threading
 
 from . import frameworks, handoff
 from .context import Context
-from .detection import by_name, detect
-from .errors import DistbootError, quoted
+from .detection import detect, launcher_of
+from .errors import DistbootError, quoted, said_by
 from .exports import Exported
 from .nodes import refuse_unless_rank
 from .placement import Placement
@@ -49,14 +49,12 @@ def init(
         if _current is not None and _current[0] == os.getpid() and not _current[1].closed:
             return _same(_current[1], framework)
         placement = detect(os.environ, launcher=launcher)
-        try:
+        with said_by(placement.who):
             _refuse_second_process(placement)
             _refuse_unservable(placement)
             refuse_unless_rank(placement)
             with Exported() as exported:
                 context = start(settled(placement, join_limit), exported, backend, join_limit, limit)
-        except DistbootError as error:
-            raise error.of(placement.who) from None
         _current = (os.getpid(), context)
     return context
 
@@ -72,8 +70,8 @@ def _same(context: Context, framework: str) -> Context:
 
 
 def _refuse_unservable(placement: Placement) -> None:
-    launcher = by_name(placement.launcher)
-    if launcher is not None and launcher.no_init:
+    launcher = launcher_of(placement)
+    if launcher.no_init:
         raise DistbootError(
             "unsupported-launcher",
             f"this process was started by {launcher.title}, whose first process is alone when it calls init",

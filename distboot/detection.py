@@ -49,6 +49,13 @@ def by_name(name: str) -> Launcher | None:
     return next((candidate for candidate in INNERMOST_FIRST if candidate.name == name), None)
 
 
+def launcher_of(placement: Placement) -> Launcher:
+    """The record of the launcher that a placement names."""
+    launcher = by_name(placement.launcher)
+    assert launcher is not None, "a placement names the launcher that was found"
+    return launcher
+
+
 def _innermost(environ: Mapping[str, str], bare: Mapping[str, str], handed_over: handoff.Handoff | None) -> Placement:
     """`bare` is `environ` without what an outer distboot exported."""
     notes: list[str] = []

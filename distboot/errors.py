@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 # From sysexits.h: 78 is EX_CONFIG (mend the environment first), 75 is EX_TEMPFAIL (worth a retry), 74 is EX_IOERR;
 # 126 and 127 are what POSIX shells return for a command that cannot be run or found.
@@ -91,3 +92,12 @@ class DistbootError(Exception):
         first, *others = self.message.split("\n")
         lines = [f"error[{self.code}]: {whose}{first}", *(whose + other for other in others)]
         return "\n".join([*lines, f"hint: {whose}{self.hint}"] if self.hint else lines)
+
+
+@contextmanager
+def said_by(who: str | None) -> Iterator[None]:
+    """Errors in this block say whose they are, unless they do already; `who` as `Placement.who`."""
+    try:
+        yield
+    except DistbootError as error:
+        raise error.of(who) from None

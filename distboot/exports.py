@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import TracebackType
 
 from . import handoff
-from .detection import by_name
+from .detection import launcher_of
 from .placement import VARIABLES, Placement
 
 
@@ -23,8 +23,8 @@ def variables(
     for field, name in VARIABLES.items():
         value = getattr(placement, field)
         exports[name] = None if value is None else str(value)
-    launcher = by_name(placement.launcher)
-    if launcher is not None and launcher.local_index in environ and (launcher.rewrites or placement.local_rank is None):
+    launcher = launcher_of(placement)
+    if launcher.local_index in environ and (launcher.rewrites or placement.local_rank is None):
         # What the launcher has set stays: it is the index of the device that it meant for this process (with torchrun
         # --virtual-local-rank 0 for all). And better in another order than not at all.
         exports["LOCAL_RANK"] = environ[launcher.local_index]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
 from . import handoff
-from .detection import by_name
+from .detection import launcher_of
 from .errors import DistbootError
 from .placement import Placement
 
@@ -54,8 +54,7 @@ def refuse_several_here(placement: Placement, environ: Mapping[str, str]) -> Non
     Raises:
         DistbootError: `usage`.
     """
-    launcher = by_name(placement.launcher)
-    assert launcher is not None, "a placement names the launcher that was found"
+    launcher = launcher_of(placement)
     here = environ.get(launcher.local_count) or str(placement.local_world_size or 1)
     if here != "1" or placement.local_rank:
         many = here if here.isdigit() and here != "1" else "several"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from .address import derived_port, is_loopback, parse_address, parse_port
+from .address import derived_port, is_loopback, is_whole_number, parse_address, parse_port
 from .errors import DistbootError, quoted
 from .placement import FIELDS, Placement
 from .platforms import recognise
@@ -75,8 +75,7 @@ class Reading:
         text = self.text(name, required=required)
         if text is None:
             return None
-        # Exactly as a launcher writes it: 01 or a digit of another script is somebody's mistake.
-        if not (text.isascii() and text.isdigit()) or (text[0] == "0" and text != "0"):
+        if not is_whole_number(text):
             cause = "is empty" if not text else "is not a whole number of 0 or more"
             self.problems.append(f"{variable(self.environ, name)} {cause}")
             return None

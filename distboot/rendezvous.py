@@ -7,7 +7,7 @@ import sys
 import time
 
 from .address import DERIVED_PORTS
-from .detection import by_name
+from .detection import launcher_of
 from .errors import DistbootError, on_this_host, quoted
 from .placement import VARIABLES, Placement
 
@@ -96,9 +96,7 @@ def free_port() -> int:
 
 
 def _how_to_pass(placement: Placement, name: str, value: str) -> str:
-    launcher = by_name(placement.launcher)
-    assert launcher is not None, "a placement names the launcher that was found"
-    return launcher.passing.replace("NAME", name).replace("VALUE", value)
+    return launcher_of(placement).passing.replace("NAME", name).replace("VALUE", value)
 
 
 def wait_until_open(placement: Placement, join_timeout: float) -> None:
@@ -110,7 +108,7 @@ def wait_until_open(placement: Placement, join_timeout: float) -> None:
     import socket
 
     where = f"{placement.master_addr}:{placement.master_port}"
-    waiting = _Wait(placement, join_timeout, f"nobody listens at {where} yet")
+    waiting = Wait(placement.who, join_timeout, f"nobody listens at {where} yet")
     while True:
         try:
             with socket.create_connection(
@@ -130,7 +128,7 @@ def wait_until_open(placement: Placement, join_timeout: float) -> None:
 
 def _wait_until_resolves(placement: Placement, join_timeout: float) -> None:
     host = str(placement.master_addr)
-    waiting = _Wait(placement, join_timeout, f"{host!r} does not resolve yet")
+    waiting = Wait(placement.who, join_timeout, f"{host!r} does not resolve yet")
     while (cause := _resolution_failure(host)) is not None:
         if not waiting.once_more(cause):
             raise DistbootError(
@@ -141,15 +139,21 @@ def _wait_until_resolves(placement: Placement, join_timeout: float) -> None:
             )
 
 
-class _Wait:
-    """Trying again until a time limit, with a line on stderr every few seconds."""
+class Wait:
+    """Trying again until a time limit, with a line on stderr every few seconds.
 
-    def __init__(self, placement: Placement, limit: float, what: str) -> None:
+    Args:
+        who: the process that waits, as `Placement.who`.
+        limit: seconds.
+        what: what it waits for, as the line says it.
+    """
+
+    def __init__(self, who: str | None, limit: float, what: str) -> None:
         self._start = time.monotonic()
         self._limit = limit
         self._pause = 0.01
         self._said = 1.0  # what is there within a second needs no line
-        self._line = f"distboot: {on_this_host(placement.who)}{what}"
+        self._line = f"distboot: {on_this_host(who)}{what}"
 
     def waited(self) -> float:
         return time.monotonic() - self._start

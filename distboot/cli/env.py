@@ -7,10 +7,11 @@ import os
 import shlex
 
 from ..detection import detect
+from ..errors import said_by
 from ..exports import variables
 from ..nodes import refuse_unless_rank
 from ..rendezvous import join_timeout_setting, settled
-from .output import said_by, say
+from .output import say
 from .parser import Parser
 
 
@@ -27,7 +28,7 @@ def main(arguments: list[str]) -> int:
     form.add_argument("--json", action="store_true", help="print one JSON object; null means: must not be set")
     options = parser.parse_args(arguments)
     placement = detect(launcher=options.launcher)
-    with said_by(placement):
+    with said_by(placement.who):
         refuse_unless_rank(placement)
         placement = settled(placement, join_timeout_setting(None))
     exports = variables(placement, os.environ, named=options.launcher)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 from ..errors import DistbootError
-from ..placement import Placement
 
 TYPE_CHECKING = False  # type checkers take the name for typing's, whose import would slow every start
 if TYPE_CHECKING:
@@ -32,15 +30,6 @@ def say(text: str) -> None:
         if isinstance(error, BrokenPipeError):
             raise
         raise DistbootError("output-failed", f"cannot write to standard output: {error.strerror}") from None
-
-
-@contextmanager
-def said_by(placement: Placement) -> Iterator[None]:
-    """Errors in this block say whose they are, when this is one rank of several."""
-    try:
-        yield
-    except DistbootError as error:
-        raise error.of(placement.who) from None
 
 
 def complain(error: DistbootError) -> None:

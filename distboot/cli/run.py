@@ -9,10 +9,9 @@ from argparse import ArgumentTypeError
 
 from .. import nodes, supervise
 from ..detection import detect
-from ..errors import DistbootError, printable, quoted
+from ..errors import DistbootError, printable, quoted, said_by
 from ..exports import applied, variables
 from ..rendezvous import join_timeout_setting, settled
-from .output import said_by
 from .parser import Parser
 
 
@@ -24,7 +23,7 @@ def main(arguments: list[str]) -> int:
     if not target:
         parser.error("no script, module or command to run")
     placement = detect(launcher=parsed.launcher)
-    with said_by(placement):
+    with said_by(placement.who):
         command = _command(target)
         seconds = join_timeout_setting(parsed.join_timeout)
         if parsed.nproc_per_node:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 
-from ..detection import by_name, detect
-from ..errors import printable
+from ..detection import detect, launcher_of
+from ..errors import printable, said_by
 from ..nodes import refuse_unless_rank
 from ..placement import FIELDS, Placement
 from ..platforms import PLATFORMS
 from ..rendezvous import join_timeout_setting, settled
-from ..rollcall.attend import attend
-from ..rollcall.register import ranges
-from .output import said_by, say
+from .output import say
 from .parser import Parser
 
 
@@ -35,7 +33,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _show_job(placement: Placement, *, as_json: bool) -> None:
-    with said_by(placement):
+    from ..rollcall.attend import attend  # only here, so that a plain `show` does not pay for sockets
+    from ..rollcall.register import ranges
+
+    with said_by(placement.who):
         refuse_unless_rank(placement)
         join_timeout = join_timeout_setting(None)
         roster = attend(settled(placement, join_timeout), join_timeout)
@@ -50,8 +51,8 @@ def _show_job(placement: Placement, *, as_json: bool) -> None:
         return
     width = max(map(len, roster.hosts))
     lines = [
-        f"node {node:<5} {printable(host):<{width}}  ranks {ranges(sorted(ranks))}"
-        for node, (host, ranks) in enumerate(zip(roster.hosts, roster.nodes, strict=True))
+        f"node {node['node_rank']:<5} {printable(str(node['host'])):<{width}}  ranks {ranges(sorted(ranks))}"
+        for node, ranks in zip(nodes, roster.nodes, strict=True)
     ]
     count = f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}"
     say("\n".join([f"All {placement.world_size} ranks are there, on {count}.", *lines]))
@@ -68,8 +69,7 @@ def _table(placement: Placement) -> str:
 
 def _headline(placement: Placement) -> str:
     """One sentence: who this process is, by whom it was started, and where."""
-    launcher = by_name(placement.launcher)
-    assert launcher is not None, "a placement names the launcher that was found"
+    launcher = launcher_of(placement)
     platform = next((f", in {platform.title}" for platform in PLATFORMS if platform.name == placement.platform), "")
     if placement.node_level is not None:
         return (

@@ -6,7 +6,6 @@ import os
 import socket
 
 from ..address import derived_port
-from ..detection import by_name
 from ..errors import DistbootError
 from ..handoff import digest
 from ..placement import Placement
@@ -43,8 +42,7 @@ def attend(placement: Placement, join_timeout: float) -> Roster:
 
 
 def _port(placement: Placement) -> int:
-    launcher = by_name(placement.launcher)
-    if launcher is not None and launcher.name == "torchrun":  # whose agent listens at MASTER_PORT itself
+    if placement.launcher == "torchrun":  # whose agent listens at MASTER_PORT itself
         return derived_port(f"{placement.job_id}:{placement.master_port}")
     return placement.master_port or 0
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import sys
 import time
 from collections.abc import Iterator
 
-from ..errors import CODES, DistbootError, on_this_host, quoted
+from ..errors import CODES, DistbootError, quoted
+from ..rendezvous import Wait
 from ..roster import Record, Roster
 from .wire import (
     MOST_FROM_RANK_0,
@@ -25,7 +24,6 @@ from .wire import (
 
 _GRACE = 1.0  # seconds beyond the join timeout for rank 0, whose clock started a little later, to say who is missing
 _ANSWER_LIMIT = 10.0  # seconds for rank 0 to send its challenge
-_PROGRESS = 5.0  # seconds between two lines
 
 
 class _NoAnswerError(Exception):
@@ -42,27 +40,19 @@ def call(
     Raises:
         DistbootError: what rank 0 says is wrong with the job, or `missing-rank` for rank 0 itself.
     """
-    start = time.monotonic()
-    end, said, pause = start + join_timeout, start + 1.0, 0.01
+    end = time.monotonic() + join_timeout
+    waiting = Wait(f"rank {own.rank}", join_timeout, f"rank 0 does not answer at {host}:{port} yet")
     while True:
         try:
             return _attempt((host, port), own, membership, end)
         except _NoAnswerError as failure:
             why = str(failure)
-        now = time.monotonic()
-        if now >= end:
+        if not waiting.once_more(why):
             raise DistbootError(
                 "missing-rank",
                 f"rank 0 did not answer at {host}:{port} within {join_timeout:g} s: {why}",
                 "look at the output of rank 0: it ended early, never started, is on another host, or behind a firewall",
             )
-        if now >= said:
-            said = now + _PROGRESS
-            line = f"rank 0 does not answer at {host}:{port} yet ({why}); trying for {end - now:.0f} s more"
-            print(f"distboot: {on_this_host(f'rank {own.rank}')}{line}", file=sys.stderr, flush=True)
-        # Soon at first, then less often, and never all ranks at the same moment.
-        time.sleep(min(max(end - now, 0.001), pause * (0.5 + os.urandom(1)[0] / 255)))
-        pause = min(pause * 1.5, 0.5)
 
 
 def _attempt(address: tuple[str, int], own: Record, membership: Membership, end: float) -> tuple[Roster, socket.socket]:
