@@ -215,6 +215,11 @@ def test_local_rank_of_another_launcher_shows_that_the_rank_is_not_its_own() -> 
         detect({**step, **left_over})
 
 
+def test_digit_of_another_script_in_a_step_beside_mpi_is_no_traceback() -> None:
+    step = {"SLURM_PROCID": "²", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2"}
+    assert detect({**one("mpich-4.0.2/2nodes_2procs", 3), **step}).rank == 3
+
+
 def test_mpirun_inside_one_task_of_flux_owns_the_rank() -> None:
     task = {"FLUX_TASK_RANK": "0", "FLUX_TASK_LOCAL_ID": "0", "FLUX_JOB_SIZE": "1", "FLUX_JOB_NNODES": "1"}
     assert detect({**task, **one("openmpi-4.1.4/1node_4procs", 3)}).launcher == "openmpi"
