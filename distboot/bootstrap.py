@@ -1,18 +1,20 @@
-"""`init`: detect, settle where rank 0 is, export, start the framework; all of it or nothing."""
+"""`init`: detect, let all ranks meet, export, start the framework; all of it or nothing."""
 
 from __future__ import annotations
 
 import os
 import threading
 
-from . import frameworks, handoff
+from . import frameworks, handoff, mpi
 from .context import Context
 from .detection import detect, launcher_of
 from .errors import DistbootError, quoted, said_by
 from .exports import Exported
 from .nodes import refuse_unless_rank
 from .placement import Placement
-from .rendezvous import join_timeout_setting, seconds, settled
+from .rendezvous import join_timeout_setting, roll_call_setting, seconds, settled, wait_until_resolves
+from .rollcall.attend import attend
+from .rollcall.meeting import Meeting, alone
 
 _lock = threading.Lock()
 _current: tuple[int, Context] | None = None  # with the id of the process that made it: a fork has none
@@ -53,10 +55,25 @@ def init(
             _refuse_second_process(placement)
             _refuse_unservable(placement)
             refuse_unless_rank(placement)
-            with Exported() as exported:
-                context = start(settled(placement, join_limit), exported, backend, join_limit, limit)
+            with Exported() as exported, _met(placement, join_limit, framework, backend) as meeting:
+                context = start(meeting, exported, backend, limit)
         _current = (os.getpid(), context)
     return context
+
+
+def _met(placement: Placement, join_limit: float, framework: str, backend: str | None) -> Meeting:
+    """All ranks together, or, where the roll call is off, what this process's environment alone proves."""
+    hosts: list[str] = []
+    if mpi.can_tell(placement):
+        placement, hosts = mpi.located(placement)
+    placement = settled(placement)
+    if not roll_call_setting():
+        wait_until_resolves(placement, join_limit)
+        return alone(placement, join_limit)
+    _, handed_over = handoff.take(os.environ)
+    again = handed_over is not None and handed_over.is_about(placement)
+    on_cpu = frameworks.on_cpu(framework, backend)
+    return attend(placement, os.environ, join_limit, hosts=hosts, on_cpu=on_cpu, again=again)
 
 
 def _same(context: Context, framework: str) -> Context:

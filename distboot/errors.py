@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -18,11 +19,17 @@ CODES: Mapping[str, tuple[int, str]] = {
     "no-master-addr": (78, "nothing in the environment says where rank 0 is"),
     "no-master-port": (78, "no port was given, and there is no job id to derive one from"),
     "unresolvable-address": (75, "the name of rank 0's host did not resolve within the join timeout"),
-    "port-taken": (75, "rank 0 cannot listen on MASTER_PORT: another program has it"),
-    "join-timeout": (75, "not every rank joined within the join timeout"),
+    "port-taken": (75, "rank 0 cannot listen on MASTER_PORT, nor on any other port that the ranks try"),
+    "join-timeout": (75, "the roll call is off, and not every rank joined within the join timeout"),
     "missing-rank": (75, "not every rank reported to rank 0 within the join timeout"),
+    "rank-failed": (75, "a rank that had joined ended before the framework could start"),
     "duplicate-rank": (78, "two processes say that they are the same rank"),
     "roster-mismatch": (78, "the ranks that met do not fit together"),
+    "shared-accelerator": (78, "two ranks would use the same accelerator"),
+    "unknown-interface": (78, "a variable names a network interface that this host does not have"),
+    "too-few-files": (78, "rank 0 may not open a connection for every rank"),
+    "mpi-mismatch": (78, "mpi4py uses another MPI than the one that started the process"),
+    "roll-call-needed": (78, "the roll call is off, and the environment alone leaves something open"),
     "process-group-failed": (78, "the ranks met, but torch could not start the process group"),
     "unknown-framework": (2, "there is no such framework"),
     "framework-not-installed": (78, "the framework cannot be imported"),
@@ -57,6 +64,12 @@ def printable(text: str) -> str:
 def on_this_host(who: str | None) -> str:
     """`"rank 3 on node-a: "`, to begin a line with in a log of many ranks; empty for None: this process is alone."""
     return "" if who is None else f"{who} on {os.uname().nodename}: "
+
+
+def tell(who: str | None, text: str) -> None:
+    """Print a line about this process on stderr; in one piece, because other ranks may write there too."""
+    sys.stderr.write(f"distboot: {on_this_host(who)}{text}\n")
+    sys.stderr.flush()
 
 
 class DistbootError(Exception):

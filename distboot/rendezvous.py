@@ -1,14 +1,13 @@
-"""Before any framework starts: rank 0 has an address that resolves and a port, or an error says what to pass."""
+"""Before the ranks meet: rank 0 has an address and a port, or an error says what to pass; and how long to wait."""
 
 from __future__ import annotations
 
 import os
-import sys
 import time
 
 from .address import DERIVED_PORTS
 from .detection import launcher_of
-from .errors import DistbootError, on_this_host, quoted
+from .errors import DistbootError, quoted, tell
 from .placement import VARIABLES, Placement
 
 DEFAULT_JOIN_TIMEOUT = 300.0  # seconds; torch's own default for its store
@@ -42,15 +41,28 @@ def join_timeout_setting(given: object) -> float:
     return seconds(f"DISTBOOT_JOIN_TIMEOUT={quoted(text)}", text, "broken-environment")
 
 
-def settled(placement: Placement, join_timeout: float) -> Placement:
+def roll_call_setting() -> bool:
+    """Whether the ranks are to meet before the framework starts: DISTBOOT_ROLL_CALL, 1 (the default) or 0.
+
+    Raises:
+        DistbootError: `broken-environment`, it is something else.
+    """
+    text = os.environ.get("DISTBOOT_ROLL_CALL", "1")
+    if text not in ("0", "1"):
+        raise DistbootError(
+            "broken-environment", f"DISTBOOT_ROLL_CALL={quoted(text)} is neither 0 nor 1", "unset it, or set it to 0"
+        )
+    return text == "1"
+
+
+def settled(placement: Placement) -> Placement:
     """The placement with an address of rank 0 that resolves, and a port.
 
     Args:
         placement: as detected.
-        join_timeout: seconds for which a name that does not resolve yet is tried again.
 
     Raises:
-        DistbootError: `no-master-addr`, `no-master-port` or `unresolvable-address`.
+        DistbootError: `no-master-addr` or `no-master-port`.
     """
     if placement.master_addr is None:
         raise DistbootError(
@@ -70,7 +82,6 @@ def settled(placement: Placement, join_timeout: float) -> Placement:
     if placement.world_size == 1 and placement.sources.get("master_port") not in VARIABLES.values():
         # Nobody else has to know it. One that is derived or handed over may be a sibling's.
         placement = placement.with_fields("found free on this host", {"master_port": free_port()})
-    _wait_until_resolves(placement, join_timeout)
     return placement
 
 
@@ -99,34 +110,12 @@ def _how_to_pass(placement: Placement, name: str, value: str) -> str:
     return launcher_of(placement).passing.replace("NAME", name).replace("VALUE", value)
 
 
-def wait_until_open(placement: Placement, join_timeout: float) -> None:
-    """Wait until somebody listens where rank 0 is said to be.
+def wait_until_resolves(placement: Placement, join_timeout: float) -> None:
+    """Wait until the name of rank 0's host resolves.
 
     Raises:
-        DistbootError: `join-timeout`, nobody did within `join_timeout` seconds.
+        DistbootError: `unresolvable-address`, it did not within `join_timeout` seconds.
     """
-    import socket
-
-    where = f"{placement.master_addr}:{placement.master_port}"
-    waiting = Wait(placement.who, join_timeout, f"nobody listens at {where} yet")
-    while True:
-        try:
-            with socket.create_connection(
-                (placement.master_addr, placement.master_port or 0), timeout=min(waiting.left(), _PROGRESS)
-            ):
-                return
-        except OSError as error:
-            cause = error.strerror or str(error)
-        if not waiting.once_more(cause):
-            raise DistbootError(
-                "join-timeout",
-                f"nobody listened at {where} "
-                f"(from {placement.sources.get('master_addr')}) for {join_timeout:g} s: {cause}",
-                "look for rank 0: it did not start, ended early, is on another host, or is behind a firewall",
-            )
-
-
-def _wait_until_resolves(placement: Placement, join_timeout: float) -> None:
     host = str(placement.master_addr)
     waiting = Wait(placement.who, join_timeout, f"{host!r} does not resolve yet")
     while (cause := _resolution_failure(host)) is not None:
@@ -146,14 +135,16 @@ class Wait:
         who: the process that waits, as `Placement.who`.
         limit: seconds.
         what: what it waits for, as the line says it.
+        quiet: whether somebody else on this node says the same.
     """
 
-    def __init__(self, who: str | None, limit: float, what: str) -> None:
+    def __init__(self, who: str | None, limit: float, what: str, *, quiet: bool = False) -> None:
         self._start = time.monotonic()
         self._limit = limit
+        self._quiet = quiet
         self._pause = 0.01
         self._said = 1.0  # what is there within a second needs no line
-        self._line = f"distboot: {on_this_host(who)}{what}"
+        self._who, self._what = who, what
 
     def waited(self) -> float:
         return time.monotonic() - self._start
@@ -165,9 +156,9 @@ class Wait:
         """Sleep a moment and say True, or say False when the time is over."""
         if self.waited() >= self._limit:
             return False
-        if self.waited() >= self._said:
+        if self.waited() >= self._said and not self._quiet:
             self._said = self.waited() + _PROGRESS
-            print(f"{self._line} ({cause}); trying for {self.left():.0f} s more", file=sys.stderr, flush=True)
+            tell(self._who, f"{self._what} ({cause}); trying for {self.left():.0f} s more")
         # Soon at first, for ranks that start together; then with jitter and less often, because a thousand of them
         # ask the same name server or knock at the same port.
         time.sleep(min(self.left(), self._pause * (0.5 + os.urandom(1)[0] / 255)))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import socket
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from .errors import DistbootError, quoted
-from .placement import Placement
+from .record import Record
 
-_LONGEST_TEXT = 1000  # characters
-_LARGEST = 1 << 32  # of any number in a record
+_MOST_SPANS = 20  # ranges in one line
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,70 +22,32 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """What one rank says of itself when the ranks meet. None: it does not know."""
-
-    rank: int
-    launcher: str
-    host: str
-    node: str  # equal on two ranks only when they are in the same container or on the same bare host
-    pid: int
-    world_size: int
-    local_rank: int | None
-    local_world_size: int | None
-    node_rank: int | None
-    num_nodes: int | None
-
-    def seat(self) -> Seat | None:
-        """The place that the launcher gave this rank, if it left nothing open."""
-        place = (self.local_rank, self.local_world_size, self.node_rank, self.num_nodes)
-        known = [value for value in place if value is not None]
-        return Seat(*known) if len(known) == len(place) else None
-
-    def as_message(self) -> dict[str, object]:
-        """The record as plain JSON types."""
-        return asdict(self)
-
-    @classmethod
-    def from_message(cls, message: object) -> Record:
-        """The record in a message of somebody who may be anybody.
-
-        Raises:
-            TypeError, ValueError: it is none.
-        """
-        if not isinstance(message, dict):
-            raise TypeError("it is no object")
-        for name in ("launcher", "host", "node"):
-            if not isinstance(message.get(name), str) or len(message[name]) > _LONGEST_TEXT:
-                raise TypeError(f"its {name} is no text")
-        for name in ("rank", "pid", "world_size", "local_rank", "local_world_size", "node_rank", "num_nodes"):
-            value = message.get(name)
-            may_be_none = name not in ("rank", "pid", "world_size")
-            if not (value is None and may_be_none) and not (type(value) is int and 0 <= value < _LARGEST):
-                raise TypeError(f"its {name} is no number")
-        return cls(**message)
-
-
-@dataclass(frozen=True, slots=True)
 class Roster:
     """The whole job, the same on every rank.
 
     Attributes:
         hosts: name of each node's host, in the order of node ranks.
         nodes: the ranks on each node, in the order of local ranks.
+        master_addr: address under which the ranks of other nodes reached rank 0; None if there are none.
     """
 
     hosts: tuple[str, ...]
     nodes: tuple[tuple[int, ...], ...]
+    master_addr: str | None = None
 
     def seat(self, rank: int) -> Seat:
         """The exact place of a rank."""
         node_rank, here = next((node, ranks) for node, ranks in enumerate(self.nodes) if rank in ranks)
         return Seat(here.index(rank), len(here), node_rank, len(self.nodes))
 
+    def node_of(self) -> dict[int, int]:
+        """Rank -> node rank."""
+        return {rank: node for node, ranks in enumerate(self.nodes) for rank in ranks}
+
     def as_message(self) -> dict[str, object]:
         """The roster as plain JSON types."""
-        return {"hosts": list(self.hosts), "nodes": [list(ranks) for ranks in self.nodes]}
+        nodes = [list(ranks) for ranks in self.nodes]
+        return {"hosts": list(self.hosts), "nodes": nodes, "master_addr": self.master_addr}
 
     @classmethod
     def from_message(cls, message: object) -> Roster:
@@ -97,30 +56,18 @@ class Roster:
         Raises:
             TypeError, ValueError: it is none.
         """
-        hosts, nodes = (message.get("hosts"), message.get("nodes")) if isinstance(message, dict) else (None, None)
+        if not isinstance(message, dict):
+            raise TypeError("it is no object")
+        hosts, nodes, master_addr = (message.get(name) for name in ("hosts", "nodes", "master_addr"))
         if not isinstance(hosts, list) or not isinstance(nodes, list) or len(hosts) != len(nodes):
             raise TypeError("it has no hosts and nodes")
-        ranks = sorted(rank for node in nodes for rank in node)
-        if not all(isinstance(host, str) for host in hosts) or ranks != list(range(len(ranks))):
+        if not (master_addr is None or isinstance(master_addr, str)):
+            raise TypeError("its address is no text")
+        ranks = [rank for node in nodes for rank in node]
+        known = all(isinstance(host, str) for host in hosts) and all(type(rank) is int for rank in ranks)
+        if not known or sorted(ranks) != list(range(len(ranks))):
             raise ValueError("its ranks are not all there, once")
-        return cls(tuple(hosts), tuple(tuple(node) for node in nodes))
-
-
-def own_record(placement: Placement) -> Record:
-    """The record of this very process."""
-    host = socket.gethostname()
-    return Record(
-        rank=placement.rank,
-        launcher=placement.launcher,
-        host=host,
-        node=f"{host}/{_boot_id()}",
-        pid=os.getpid(),
-        world_size=placement.world_size,
-        local_rank=placement.local_rank,
-        local_world_size=placement.local_world_size,
-        node_rank=placement.node_rank,
-        num_nodes=placement.num_nodes,
-    )
+        return cls(tuple(hosts), tuple(tuple(node) for node in nodes), master_addr)
 
 
 def roster_of(records: Sequence[Record]) -> Roster:
@@ -146,10 +93,7 @@ def seats(records: Sequence[Record]) -> list[Seat]:
     Raises:
         DistbootError: `roster-mismatch`, the ranks contradict each other.
     """
-    wrong = [f"{rank} says {r.world_size}" for rank, r in enumerate(records) if r.world_size != len(records)]
-    if wrong:
-        raise _mismatch(f"rank 0 has a world of {len(records)}, but rank {', rank '.join(wrong[:8])}")
-    given = [record.seat() for record in records if record.launcher == "torchrun"]
+    given = [_given(record) for record in records if record.launcher == "torchrun"]
     if len(given) == len(records) and None not in given:
         # Its agents number each node themselves; two of them may be on one host.
         return [seat for seat in given if seat is not None]
@@ -173,6 +117,13 @@ def seats(records: Sequence[Record]) -> list[Seat]:
     return result
 
 
+def _given(record: Record) -> Seat | None:
+    """The place that the launcher gave a rank, if it left nothing open."""
+    place = (record.local_rank, record.local_world_size, record.node_rank, record.num_nodes)
+    known = [value for value in place if value is not None]
+    return Seat(*known) if len(known) == len(place) else None
+
+
 def _check(records: Sequence[Record], nodes: Iterable[list[int]], placed: list[Seat]) -> None:
     """Every number that a rank was told must be so, and the numbers of each kind must be all there, once."""
     node_ranks = []
@@ -181,16 +132,16 @@ def _check(records: Sequence[Record], nodes: Iterable[list[int]], placed: list[S
         node_ranks.append(placed[ranks[0]].node_rank)
         local_ranks = sorted(placed[rank].local_rank for rank in ranks)
         if local_ranks != list(range(len(ranks))):
-            raise _mismatch(f"ranks {_some(ranks)} on host {host} have the local ranks {_some(local_ranks)}")
+            raise _mismatch(f"ranks {ranges(ranks)} on host {host} have the local ranks {ranges(local_ranks)}")
         for rank in ranks:
             said = records[rank].local_world_size
             if said is not None and said != len(ranks):
                 raise _mismatch(
                     f"rank {rank} was told of {said} processes on its node, but {len(ranks)} are on host {host}: "
-                    f"ranks {_some(ranks)}"
+                    f"ranks {ranges(ranks)}"
                 )
     if sorted(node_ranks) != list(range(len(node_ranks))):
-        raise _mismatch(f"{len(node_ranks)} nodes have the node ranks {_some(sorted(node_ranks))}")
+        raise _mismatch(f"{len(node_ranks)} nodes have the node ranks {ranges(sorted(node_ranks))}")
     for rank, record in enumerate(records):
         if record.num_nodes is not None and record.num_nodes != len(node_ranks):
             raise _mismatch(f"rank {rank} was told of {record.num_nodes} nodes, but the ranks are on {len(node_ranks)}")
@@ -204,14 +155,24 @@ def _mismatch(message: str) -> DistbootError:
     )
 
 
-def _some(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers[:16])) + (" …" if len(numbers) > 16 else "")
+def ranges(numbers: Iterable[int]) -> str:
+    """`[0, 1, 2, 5]` -> `"0-2, 5"`; the numbers are in ascending order."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return _first([str(low) if low == high else f"{low}-{high}" for low, high in spans])
 
 
-def _boot_id() -> str:
-    # Tells two hosts of the same name apart. Linux only; elsewhere the name has to do.
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return os.uname().nodename
+def with_nodes(ranks: Iterable[int], node_of: Mapping[int, int]) -> str:
+    """`"3 (node 0), 8-15 (node 1)"`, for ranks in ascending order."""
+    by_node: dict[int, list[int]] = {}
+    for rank in ranks:
+        by_node.setdefault(node_of[rank], []).append(rank)
+    return _first([f"{ranges(here)} (node {node})" for node, here in by_node.items()])
+
+
+def _first(said: list[str]) -> str:
+    return ", ".join(said[:_MOST_SPANS]) + (f" and {len(said) - _MOST_SPANS} more" if len(said) > _MOST_SPANS else "")

@@ -14,13 +14,14 @@ PACKAGE = ROOT / "distboot"
 # From the bottom to the top: a module imports only from layers below its own.
 LAYERS = (
     {"errors"},
-    {"placement", "address", "hostlist"},
-    {"platforms", "handoff"},
+    {"placement", "address", "hostlist", "accelerators", "interfaces"},
+    {"platforms", "handoff", "facts"},
     {"reading"},
     {"launchers"},
     {"rivals"},
     {"detection"},
-    {"exports", "nodes", "rendezvous", "roster", "context", "supervise"},
+    {"exports", "nodes", "rendezvous", "record", "context", "supervise"},
+    {"roster", "mpi"},
     {"rollcall"},
     {"frameworks"},
     {"bootstrap"},

@@ -10,7 +10,7 @@ from ..detection import detect
 from ..errors import said_by
 from ..exports import variables
 from ..nodes import refuse_unless_rank
-from ..rendezvous import join_timeout_setting, settled
+from ..rendezvous import join_timeout_setting, settled, wait_until_resolves
 from .output import say
 from .parser import Parser
 
@@ -30,7 +30,8 @@ def main(arguments: list[str]) -> int:
     placement = detect(launcher=options.launcher)
     with said_by(placement.who):
         refuse_unless_rank(placement)
-        placement = settled(placement, join_timeout_setting(None))
+        placement = settled(placement)
+        wait_until_resolves(placement, join_timeout_setting(None))
     exports = variables(placement, os.environ, named=options.launcher)
     if options.json:
         say(json.dumps(exports))

@@ -7,11 +7,11 @@ import shutil
 import sys
 from argparse import ArgumentTypeError
 
-from .. import nodes, supervise
+from .. import interfaces, nodes, supervise
 from ..detection import detect
 from ..errors import DistbootError, printable, quoted, said_by
 from ..exports import applied, variables
-from ..rendezvous import join_timeout_setting, settled
+from ..rendezvous import join_timeout_setting, roll_call_setting, settled, wait_until_resolves
 from .parser import Parser
 
 
@@ -32,11 +32,23 @@ def main(arguments: list[str]) -> int:
                 raise DistbootError(
                     "command-not-found", f"{quoted(command[0])} does not exist", "check PATH and spelling"
                 )
-            agent = nodes.torchrun(settled(placement, seconds), parsed.nproc_per_node)
+            placement = settled(placement)
+            wait_until_resolves(placement, seconds)
+            agent = nodes.torchrun(placement, parsed.nproc_per_node)
             return supervise.run([*agent, *nodes.agent_target(target)], nodes.agent_environ(os.environ, placement))
         nodes.refuse_unless_rank(placement)
-        exports = variables(settled(placement, seconds), os.environ, named=parsed.launcher)
-        return supervise.run(command, applied(exports, os.environ))
+        placement = settled(placement)
+        if placement.world_size == 1 or not roll_call_setting():
+            wait_until_resolves(placement, seconds)
+            exports = variables(placement, os.environ, named=parsed.launcher)
+            return supervise.run(command, applied(exports, os.environ))
+        from ..rollcall.attend import attend  # only here, so that a process that is alone does not pay for sockets
+
+        with attend(placement, os.environ, seconds) as meeting:
+            exports = variables(meeting.placement, os.environ, named=parsed.launcher)
+            exports |= interfaces.variables(meeting.interface, os.environ)
+            meeting.vacate()
+            return supervise.run(command, applied(exports, os.environ))
 
 
 def _processes(text: str) -> str:
@@ -56,7 +68,7 @@ def _parser() -> Parser:
         "--join-timeout",
         type=float,
         metavar="SECONDS",
-        help="how long to wait for the name of rank 0's host to resolve (default: DISTBOOT_JOIN_TIMEOUT, or 300)",
+        help="how long to wait for all ranks to be there (default: DISTBOOT_JOIN_TIMEOUT, or 300)",
     )
     parser.add_argument(
         "--nproc-per-node",

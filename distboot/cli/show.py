@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 
 from ..detection import detect, launcher_of
-from ..errors import printable, said_by
-from ..nodes import refuse_unless_rank
+from ..errors import printable
 from ..placement import FIELDS, Placement
 from ..platforms import PLATFORMS
-from ..rendezvous import join_timeout_setting, settled
 from .output import say
 from .parser import Parser
 
@@ -26,36 +24,12 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     placement = detect(launcher=options.launcher)
     if options.job:
-        _show_job(placement, as_json=options.json)
+        from . import job  # only here, so that a plain `show` does not pay for sockets
+
+        job.show(placement, as_json=options.json)
         return 0
     say(json.dumps(placement.as_dict()) if options.json else _table(placement))
     return 0
-
-
-def _show_job(placement: Placement, *, as_json: bool) -> None:
-    from ..rollcall.attend import attend  # only here, so that a plain `show` does not pay for sockets
-    from ..rollcall.register import ranges
-
-    with said_by(placement.who):
-        refuse_unless_rank(placement)
-        join_timeout = join_timeout_setting(None)
-        roster = attend(settled(placement, join_timeout), join_timeout)
-    if placement.rank > 0:
-        return
-    nodes = [
-        {"node_rank": node, "host": host, "ranks": list(ranks)}
-        for node, (host, ranks) in enumerate(zip(roster.hosts, roster.nodes, strict=True))
-    ]
-    if as_json:
-        say(json.dumps({"world_size": placement.world_size, "num_nodes": len(nodes), "nodes": nodes}))
-        return
-    width = max(map(len, roster.hosts))
-    lines = [
-        f"node {node['node_rank']:<5} {printable(str(node['host'])):<{width}}  ranks {ranges(sorted(ranks))}"
-        for node, ranks in zip(nodes, roster.nodes, strict=True)
-    ]
-    count = f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}"
-    say("\n".join([f"All {placement.world_size} ranks are there, on {count}.", *lines]))
 
 
 def _table(placement: Placement) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from types import ModuleType
 
 from ..context import Context
 from ..errors import DistbootError
 from ..exports import Exported
-from ..placement import Placement
+from ..rollcall.meeting import Meeting
 
-# Placement with address and port, where to export, backend, join timeout and timeout in seconds.
-Starter = Callable[[Placement, Exported, str | None, float, float | None], Context]
+# All ranks together, where to export, backend, timeout in seconds.
+Starter = Callable[[Meeting, Exported, str | None, float | None], Context]
 
 KNOWN = ("torch",)
 
@@ -24,5 +25,14 @@ def starter(framework: str) -> Starter:
     """
     if framework not in KNOWN:
         raise DistbootError("unknown-framework", f"{framework!r} is no framework", f"frameworks: {', '.join(KNOWN)}")
-    start: Starter = import_module(f".{framework}", __name__).start
+    start: Starter = _module(framework).start
     return start
+
+
+def on_cpu(framework: str, backend: str | None) -> bool:
+    """Whether starting a known framework like this uses no accelerator."""
+    return bool(_module(framework).on_cpu(backend))
+
+
+def _module(framework: str) -> ModuleType:
+    return import_module(f".{framework}", __name__)

@@ -1,7 +1,7 @@
 """`init("torch")`: torch.distributed with NCCL on CUDA and Gloo on CPU.
 
-The ranks meet at torch's own store (env://, so that torchrun's agent store is used where there is one), rank 0
-completes the roster there, the device is set, and only then the process group starts on the same store.
+The ranks have met already. Each imports torch and sets its device, and only when all of them could, the process group
+starts, on a store that rank 0 serves at the very socket where they met.
 """
 
 from __future__ import annotations
@@ -14,42 +14,43 @@ import weakref
 from datetime import timedelta
 from typing import Any
 
-from .. import handoff
+from .. import handoff, interfaces
+from ..accelerators import VISIBILITY
 from ..context import Context
 from ..errors import DistbootError, quoted
 from ..exports import Exported, variables
 from ..nodes import refuse_idle_accelerators
 from ..placement import FIELDS, Placement
-from ._torch_store import all_or_none, complete, first_line, joining, meet
+from ..rollcall.meeting import Meeting
+
+# Device type -> the backend that PyTorch ships for it; gloo serves the CPU. In order of preference.
 
 # Device type -> the backend that PyTorch ships for it; gloo serves the CPU. In order of preference.
 _ACCELERATORS = {"cuda": "nccl", "xpu": "xccl", "hpu": "hccl"}
-# With any of these, the launcher or the user chose what each process sees.
-_VISIBILITY = (
-    "CUDA_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "ZE_AFFINITY_MASK",
-    "HABANA_VISIBLE_MODULES",
-)
 _CPU_BACKENDS = ("gloo", "mpi", "ucc")
 
 
-def start(
-    placement: Placement, exported: Exported, backend: str | None, join_timeout: float, timeout: float | None
-) -> Context:
-    """Start the default process group. `placement` has an address and a port; all times are seconds."""
-    torch = _import()
-    device_type, backend = _device_and_backend(torch, backend and backend.lower())
-    before = exported.environ_before()
-    exported.write(variables(placement, before))
-    isolated = any(name in before for name in _VISIBILITY)
-    with joining(placement):
-        store = meet(torch, placement, join_timeout)
-        placement, hosts = complete(placement, store)
-        device = all_or_none(placement, store, lambda: _set_device(torch, device_type, placement, isolated=isolated))
+def on_cpu(backend: str | None) -> bool:
+    """Asking for a CPU backend means training on the CPU."""
+    return (backend or "").lower() in _CPU_BACKENDS
+
+
+def start(meeting: Meeting, exported: Exported, backend: str | None, timeout: float | None) -> Context:
+    """Start the default process group. `timeout` is in seconds."""
+    placement, before = meeting.placement, exported.environ_before()
+    found = {**variables(placement, before), **interfaces.variables(meeting.interface, before)}
+    exported.write(found)
+
+    def prepare() -> tuple[tuple[Any, str, Any], str | None]:
+        torch = _import()
+        device_type, name = _device_and_backend(torch, backend and backend.lower())
+        isolated = any(variable in before for variable in VISIBILITY)
+        device = _set_device(torch, device_type, placement, isolated=isolated)
+        return (torch, name, device), _device_id(torch, device)
+
+    torch, backend, device = meeting.ready(prepare)
     exported.write(variables(placement, before, joined=os.getpid()))
-    _start_group(torch, placement, backend, store, timeout)
+    _start_group(torch, meeting, backend, timeout)
 
     group = weakref.ref(torch.distributed.group.WORLD)  # a reference proper would keep Gloo's threads alive
 
@@ -60,14 +61,14 @@ def start(
         if is_up():
             _leave(torch.distributed)
         # What this process starts from now on may be the rank in its place.
-        exported.write({handoff.VARIABLE: variables(placement, before)[handoff.VARIABLE]})
+        exported.write({handoff.VARIABLE: found[handoff.VARIABLE]})
 
     device_ids = [device.index] if backend == "nccl" else None
     fields: dict[str, Any] = {name: getattr(placement, name) for name in FIELDS}
     context = Context(
         framework="torch",
         **fields,
-        hosts=hosts,
+        hosts=meeting.hosts,
         device=device,
         _barrier=lambda: torch.distributed.barrier(device_ids=device_ids),
         _stop=stop,
@@ -78,9 +79,11 @@ def start(
     return context
 
 
-def _start_group(torch: Any, placement: Placement, backend: str, store: Any, timeout: float | None) -> None:
-    """Start the default process group on the store where the ranks have met, or leave nothing behind."""
+def _start_group(torch: Any, meeting: Meeting, backend: str, timeout: float | None) -> None:
+    """Start the default process group where the ranks have met, or leave nothing behind."""
     limit = None if timeout is None else timedelta(seconds=timeout)
+    placement = meeting.placement
+    store = _store(torch, meeting)
     store.set_timeout(limit or torch.distributed.constants.default_pg_timeout)
     try:
         torch.distributed.init_process_group(
@@ -97,9 +100,37 @@ def _start_group(torch: Any, placement: Placement, backend: str, store: Any, tim
             raise
         raise DistbootError(
             "process-group-failed",
-            f"torch could not start {quoted(backend)}: {first_line(error)}",
+            f"torch could not start {quoted(backend)}: {_first_line(error)}",
             "if it speaks of an interface or an address, look at GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME",
         ) from None
+
+
+def _store(torch: Any, meeting: Meeting) -> Any:
+    """The store of the process group: at the socket where the ranks have met, else the one of env://."""
+    limit = timedelta(seconds=meeting.join_timeout)
+    try:
+        if meeting.store_address is None:
+            from torch.distributed.rendezvous import rendezvous
+
+            return next(rendezvous("env://", timeout=limit))[0]
+        listener = meeting.take_listener()
+        # The socket is the store's from here on, without a moment in which somebody else could take the port.
+        served = {} if listener is None else {"master_listen_fd": listener}
+        is_master = listener is not None
+        return torch.distributed.TCPStore(
+            *meeting.store_address, is_master=is_master, timeout=limit, wait_for_workers=False, **served
+        )
+    except RuntimeError as error:  # torch's DistError and all of its kinds are RuntimeErrors
+        placement = meeting.placement
+        raise DistbootError(
+            "join-timeout",
+            f"torch's store at {placement.master_addr}:{placement.master_port} was not to be had: {_first_line(error)}",
+            "look for a rank that ended early or never started (its own output says why), or for a firewall",
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _import() -> Any:
@@ -130,8 +161,8 @@ def _import() -> Any:
 
 
 def _device_and_backend(torch: Any, wanted: str | None) -> tuple[str, str]:
-    """Device type and backend. Asking for a CPU backend means training on the CPU."""
-    if wanted in _CPU_BACKENDS:
+    """Device type and backend."""
+    if wanted is not None and on_cpu(wanted):
         device_type, backend = "cpu", wanted
     else:
         present = (t for t in _ACCELERATORS if hasattr(torch, t) and getattr(torch, t).is_available())
@@ -168,6 +199,14 @@ def _set_device(torch: Any, device_type: str, placement: Placement, *, isolated:
         )
     module.set_device(index)
     return torch.device(device_type, index)
+
+
+def _device_id(torch: Any, device: Any) -> str | None:
+    """What two ranks must not both have; None on the CPU, or if this torch does not tell."""
+    if device.type != "cuda":
+        return None
+    uuid = getattr(torch.cuda.get_device_properties(device.index), "uuid", None)  # since torch 2.6
+    return None if uuid is None else f"GPU-{uuid}"
 
 
 def _close_at_exit(context: Context, pid: int) -> None:

@@ -4,118 +4,225 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from ..errors import CODES, DistbootError, quoted
+from ..address import is_loopback
+from ..errors import DistbootError, quoted
+from ..record import Record, is_problem
 from ..rendezvous import Wait
-from ..roster import Record, Roster
-from .wire import (
-    MOST_FROM_RANK_0,
-    VERSION,
-    Frames,
-    Membership,
-    WireError,
-    authentication,
-    canonical,
-    frame,
-    fresh,
-    is_authentic,
-)
+from ..roster import Roster
+from .ready import Ready
+from .resolve import reachable_at
+from .wire import MOST_FROM_RANK_0, VERSION, Frames, Membership, Session, WireError, canonical, frame, fresh
 
-_GRACE = 1.0  # seconds beyond the join timeout for rank 0, whose clock started a little later, to say who is missing
-_ANSWER_LIMIT = 10.0  # seconds for rank 0 to send its challenge
+_GRACE = 0.8  # seconds beyond the join timeout for rank 0 to say who is missing
+_FIRST_LIMIT = 1.0  # seconds for a stranger to answer; it grows, because rank 0 may be busy with thousands
+_LAST_LIMIT = 10.0
 
 
-class _NoAnswerError(Exception):
-    """This attempt failed; the text says how."""
+class NoAnswerError(Exception):
+    """An attempt failed; the text says how."""
 
 
-def call(
-    host: str, port: int, own: Record, membership: Membership, join_timeout: float
-) -> tuple[Roster, socket.socket]:
-    """Report to rank 0 at `host` and `port`: the roster, and the connection, which stays open.
+class _UnreachableError(NoAnswerError):
+    """The host itself did not answer, so that its other ports need not be tried."""
 
-    What does not answer as rank 0 of this job is tried again until the join timeout, in seconds.
 
-    Raises:
-        DistbootError: what rank 0 says is wrong with the job, or `missing-rank` for rank 0 itself.
+class _UnresolvedError(_UnreachableError):
+    """The name of the host does not resolve."""
+
+
+class Caller:
+    """A rank other than 0 in the roll call.
+
+    Args:
+        hosts: names or addresses of rank 0's host, the likeliest first.
+        ports: those that rank 0 may listen at, in the order in which it tries them.
+        own: this rank's record.
+        membership: what tells the ranks of this job from everybody else.
     """
-    end = time.monotonic() + join_timeout
-    waiting = Wait(f"rank {own.rank}", join_timeout, f"rank 0 does not answer at {host}:{port} yet")
-    while True:
+
+    def __init__(self, hosts: Sequence[str], ports: Sequence[int], own: Record, membership: Membership) -> None:
+        self._hosts = hosts
+        self._ports = ports
+        self._own = own
+        self._membership = membership
+        self._frames = Frames(MOST_FROM_RANK_0)
+        self._session = Session()
+        self._connection: socket.socket | None = None
+        self.host, self.port = hosts[0], ports[0]  # where rank 0 was reached, once it was
+
+    def report(self, join_timeout: float, *, quiet: bool = False) -> Roster:
+        """Report to rank 0: the roster. What does not answer as rank 0 of this job is tried again until the timeout.
+
+        Raises:
+            DistbootError: what rank 0 says is wrong with the job, or `missing-rank` for rank 0 itself.
+        """
+        end = time.monotonic() + join_timeout
+        where = f"{self._hosts[0]}:{self._ports[0]}"
+        waiting = Wait(f"rank {self._own.rank}", join_timeout, f"rank 0 does not answer at {where} yet", quiet=quiet)
+        limit = _FIRST_LIMIT
+        while True:
+            try:
+                return self._round(end, limit)
+            except NoAnswerError as failure:
+                last = failure
+            if not waiting.once_more(str(last)):
+                raise self._unanswered(where, join_timeout, last)
+            limit = min(limit * 2, _LAST_LIMIT)
+
+    def knock(self, limit: float) -> Roster:
+        """Report once, within `limit` seconds.
+
+        Raises:
+            NoAnswerError: nobody answers as rank 0 of this job.
+            DistbootError: what rank 0 says is wrong with it.
+        """
+        return self._round(time.monotonic() + limit, limit)
+
+    def confirm(self, own: Ready, limit: float) -> None:
+        """Say that this rank is ready, or why not, and wait up to `limit` seconds until all of them are.
+
+        Raises:
+            DistbootError: why another rank is not ready, or `rank-failed` for rank 0 itself.
+        """
+        assert self._connection is not None
         try:
-            return _attempt((host, port), own, membership, end)
-        except _NoAnswerError as failure:
-            why = str(failure)
-        if not waiting.once_more(why):
+            self._send("ready", own.as_message())
+            self._connection.settimeout(limit + _GRACE)
+            kind, said = self._session.opened(next(self._messages()), "go", "error")
+        except (WireError, OSError) as error:
+            self.close()
+            why = "does not answer any more" if isinstance(error, TimeoutError) else str(error)
             raise DistbootError(
-                "missing-rank",
-                f"rank 0 did not answer at {host}:{port} within {join_timeout:g} s: {why}",
-                "look at the output of rank 0: it ended early, never started, is on another host, or behind a firewall",
+                "rank-failed",
+                f"all ranks joined, and then rank 0 at {self.host}:{self.port} {why}",
+                "look at the output of rank 0",
+            ) from None
+        if kind == "error":
+            raise _told(said)
+
+    def own_address(self) -> str:
+        """The address of this host from which rank 0 was reached."""
+        assert self._connection is not None
+        return str(self._connection.getsockname()[0])
+
+    def address_of_rank_0(self) -> str:
+        """The address at which rank 0 was reached."""
+        assert self._connection is not None
+        return str(self._connection.getpeername()[0])
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._connection is not None:
+            self._connection.close()
+
+    def _round(self, end: float, limit: float) -> Roster:
+        """Knock once wherever rank 0 may be; why the first of these did not answer, if none did."""
+        first: NoAnswerError | None = None
+        for host in self._hosts:
+            for port in self._ports:
+                try:
+                    return self._attempt(host, port, end, limit)
+                except NoAnswerError as failure:  # noqa: PERF203 - what is tried is a connection
+                    first = first or failure
+                    if isinstance(failure, _UnreachableError):
+                        break
+        assert first is not None
+        raise first
+
+    def _attempt(self, host: str, port: int, end: float, limit: float) -> Roster:
+        limit = max(min(end - time.monotonic(), limit), 0.1)
+        self._connection = self._connected(host, port, limit)
+        self.host, self.port = host, port
+        try:
+            roster = self._talk(self._connection, end)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, WireError):
+                raise NoAnswerError(f"who listens there {error}") from None
+            if isinstance(error, OSError):
+                raise NoAnswerError(error.strerror or str(error)) from None
+            raise
+        self._connection.settimeout(None)
+        return roster
+
+    @staticmethod
+    def _connected(host: str, port: int, limit: float) -> socket.socket:
+        try:
+            candidates = reachable_at(host, port, limit)
+        except OSError as error:
+            raise _UnresolvedError(error.strerror or str(error)) from None
+        failure: OSError | None = None
+        for family, address in candidates:
+            connection = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                connection.settimeout(limit)
+                connection.connect(address)
+            except OSError as error:
+                connection.close()
+                failure = error
+                continue
+            return connection
+        if isinstance(failure, ConnectionRefusedError | ConnectionResetError):
+            raise NoAnswerError(failure.strerror)
+        raise _UnreachableError((failure and failure.strerror) or str(failure))
+
+    def _talk(self, connection: socket.socket, end: float) -> Roster:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._frames, nonce = Frames(MOST_FROM_RANK_0), fresh()
+        connection.sendall(frame({"distboot": VERSION, "job": self._membership.job, "nonce": nonce}))
+        welcome = next(self._messages())
+        challenge = welcome.get("challenge")
+        if welcome.get("distboot") != VERSION or not isinstance(challenge, str):
+            raise WireError("is not rank 0")
+        self._session = Session(self._membership.secret, challenge, nonce)
+        left = max(end - time.monotonic(), 0.0)
+        self._send("record", replace(self._own, clock=time.time(), patience=left).as_message())
+        connection.settimeout(left + _GRACE)
+        kind, said = self._session.opened(next(self._messages()), "roster", "error")
+        if kind == "error":
+            raise _told(said)
+        try:
+            roster = Roster.from_message(said)
+            roster.seat(self._own.rank)
+        except (TypeError, ValueError, StopIteration) as error:
+            raise WireError(f"sends a broken roster: {error}") from None
+        return roster
+
+    def _send(self, kind: str, content: object) -> None:
+        assert self._connection is not None
+        self._connection.sendall(self._session.sealed(kind, canonical(content)))
+
+    def _messages(self) -> Iterator[dict[str, object]]:
+        assert self._connection is not None
+        while True:
+            data = self._connection.recv(65536)
+            if not data:
+                raise WireError("closed the connection")
+            for message in self._frames.feed(data):
+                if "refused" in message:
+                    raise WireError(f"refused us: {quoted(message['refused'])}")
+                yield message
+
+    def _unanswered(self, where: str, join_timeout: float, why: NoAnswerError) -> DistbootError:
+        if isinstance(why, _UnresolvedError):
+            return DistbootError(
+                "unresolvable-address",
+                f"rank 0 is said to be at {self._hosts[0]!r}, which did not resolve within {join_timeout:g} s: {why}",
+                "check the name, or give an address that this host can look up",
             )
-
-
-def _attempt(address: tuple[str, int], own: Record, membership: Membership, end: float) -> tuple[Roster, socket.socket]:
-    limit = max(min(end - time.monotonic(), _ANSWER_LIMIT), 0.1)
-    try:
-        connection = socket.create_connection(address, timeout=limit)
-    except OSError as error:
-        raise _NoAnswerError(error.strerror or str(error)) from None
-    try:
-        roster = _report(connection, own, membership, end)
-    except BaseException as error:
-        connection.close()
-        if isinstance(error, WireError):
-            raise _NoAnswerError(f"who listens there {error}") from None
-        if isinstance(error, OSError):
-            raise _NoAnswerError(error.strerror or str(error)) from None
-        raise
-    connection.settimeout(None)
-    return roster, connection
-
-
-def _report(connection: socket.socket, own: Record, membership: Membership, end: float) -> Roster:
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    nonce, messages = fresh(), _messages(connection)
-    connection.sendall(frame({"distboot": VERSION, "job": membership.job, "nonce": nonce}))
-    welcome = next(messages)
-    challenge = welcome.get("challenge")
-    if welcome.get("distboot") != VERSION or not isinstance(challenge, str):
-        raise WireError(f"refused us: {quoted(welcome['refused'])}" if "refused" in welcome else "is not rank 0")
-    content = own.as_message()
-    mac = authentication(membership.secret, challenge, nonce, "report", canonical(content))
-    connection.sendall(frame({"record": content, "mac": mac}))
-    connection.settimeout(max(end - time.monotonic(), 0.0) + _GRACE)
-    answer = next(messages)
-    if "refused" in answer:
-        raise WireError(f"refused us: {quoted(answer['refused'])}")
-    kind = "roster" if "roster" in answer else "error"
-    said = answer.get(kind)
-    if not is_authentic(
-        answer.get("mac", ""), authentication(membership.secret, challenge, nonce, kind, canonical(said))
-    ):
-        raise WireError("does not know DISTBOOT_SECRET")
-    if kind == "error":
-        raise _told(said)
-    try:
-        return Roster.from_message(said)
-    except (TypeError, ValueError) as error:
-        raise WireError(f"sends a broken roster: {error}") from None
-
-
-def _messages(connection: socket.socket) -> Iterator[dict[str, object]]:
-    frames = Frames(MOST_FROM_RANK_0)
-    while True:
-        data = connection.recv(65536)
-        if not data:
-            raise WireError("closed the connection")
-        yield from frames.feed(data)
+        hint = "look at the output of rank 0: it ended early, never started, is on another host, or behind a firewall"
+        if all(map(is_loopback, self._hosts)):
+            hint = f"{self._hosts[0]} is this very host: if rank 0 is on another one, set MASTER_ADDR to its name"
+        return DistbootError("missing-rank", f"rank 0 did not answer at {where} within {join_timeout:g} s: {why}", hint)
 
 
 def _told(said: object) -> DistbootError:
     """The error that rank 0 sent to all."""
-    if not (isinstance(said, list) and len(said) == 3 and all(isinstance(text, str) for text in said)):
+    if not is_problem(said):
         raise WireError("sends a broken error")
-    code, message, hint = said
-    return DistbootError(code if code in CODES else "roster-mismatch", f"rank 0 says: {message}", hint)
+    code, message, hint = tuple(map(str, said))  # type: ignore[call-overload]
+    return DistbootError(code, f"rank 0 says: {message}", hint)

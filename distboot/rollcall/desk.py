@@ -2,48 +2,47 @@
 
 from __future__ import annotations
 
+import errno
 import selectors
 import socket
-import sys
 import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 
-from ..errors import DistbootError, on_this_host, printable
-from ..roster import Record, Roster, roster_of
+from ..errors import DistbootError, printable, quoted, tell
+from ..record import Record, as_problem
+from ..roster import Roster, roster_of, with_nodes
+from .broadcast import send_to_all
+from .files import allow_files, files_allowed
+from .findings import findings
+from .ready import Ready
 from .register import Register
-from .wire import (
-    MOST_FROM_A_RANK,
-    VERSION,
-    Frames,
-    Membership,
-    WireError,
-    authentication,
-    canonical,
-    frame,
-    framed,
-    fresh,
-    is_authentic,
-)
+from .wire import MOST_FROM_A_RANK, VERSION, Frames, Membership, Session, WireError, canonical, frame, fresh
 
 _REPORT_LIMIT = 10.0  # seconds that a peer has to report
 _ANSWER_LIMIT = 10.0  # seconds that all of them together have to take the answer
 _PROGRESS = 5.0  # seconds between two lines
 _SPARE = 64  # connections beyond those of the ranks, for strangers
+_ACCEPTED_AT_ONCE = 64
+_LINGER = 0.7  # seconds for ranks that come a little later than a failure to hear of it
 
 
 class _Peer:
-    """One connection that has not reported, or that waits for the answer."""
+    """One connection."""
 
-    __slots__ = ("at", "born", "challenge", "frames", "nonce", "out", "rank", "socket")
+    __slots__ = ("at", "born", "challenge", "frames", "rank", "session", "socket")
 
     def __init__(self, connection: socket.socket, at: str) -> None:
         self.socket = connection
         self.at = at
         self.born = time.monotonic()
         self.frames = Frames(MOST_FROM_A_RANK)
-        self.out: memoryview | None = None
-        self.nonce: str | None = None
         self.challenge = fresh()
-        self.rank: int | None = None
+        self.session: Session | None = None  # once it has said hello
+        self.rank: int | None = None  # once it has reported
 
 
 class Desk:
@@ -53,75 +52,147 @@ class Desk:
         listener: a listening socket, which stays open.
         own: rank 0's own record.
         membership: what tells the ranks of this job from everybody else.
+
+    Attributes:
+        findings: what the ranks should have alike and have not.
     """
 
     def __init__(self, listener: socket.socket, own: Record, membership: Membership) -> None:
+        self.findings: list[str] = []
         self._listener = listener
+        self._own = own
         self._membership = membership
         self._register = Register(own.world_size)
-        self._register.enter(own)
+        self._roster: Roster | None = None  # once the roll call is over
+        self._unready: set[int] = set()  # once it is over: those that are not ready to start the framework
         self._peers: dict[socket.socket, _Peer] = {}
+        self._strangers: dict[socket.socket, _Peer] = {}  # those that have not reported, the oldest first
+        self._at: dict[int, _Peer] = {}  # where each rank is to be reached
+        self._misfit: _Peer | None = None  # whose record ended the roll call
         self._selector = selectors.DefaultSelector()
+        self._skews: dict[int, float] = {}
+        self._failure: str | None = None  # once it has failed: why, as all ranks are told
+        self._told = 0
+        self._end = 0.0
+        self._limit = ""  # what ended the waiting for ranks, as the error says it
 
-    def hold(self, join_timeout: float) -> tuple[Roster, dict[int, socket.socket]]:
-        """Wait for all ranks and answer them: the roster, and the connection of each rank.
+    def hold(self, join_timeout: float, *, warn: bool = True) -> Roster:
+        """Wait for all ranks and answer them with the roster; `warn` of what they should have alike and have not.
 
         Raises:
-            DistbootError: `missing-rank`, `duplicate-rank` or `roster-mismatch`; every rank that is there gets it, too.
+            DistbootError: `missing-rank`, or what is wrong with the job; every rank that is there gets it, too.
         """
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
+        self._end, self._limit = time.monotonic() + join_timeout, f"within {join_timeout:g} s"
         try:
-            self._wait(join_timeout)
+            allow_files(self._own.world_size + _SPARE, self._say)
+            self._register.enter(self._own)
+            self._wait(lambda: self._register.is_complete, self._register.progress, self._missing)
             records = [self._register.records[rank] for rank in range(self._register.world_size)]
-            roster = roster_of(records)
-            self._answer("roster", roster.as_message())
+            roster = replace(roster_of(records), master_addr=self._reached())
+            self.findings = findings(records, roster, self._skews)
+            for finding in self.findings if warn else ():
+                self._say(f"warning: {finding}")
         except DistbootError as error:
-            self._answer("error", [error.code, error.message, error.hint])
-            self._close_all()
+            self._fail(error)
             raise
-        finally:
-            self._selector.close()
-        return roster, {peer.rank: peer.socket for peer in self._peers.values() if peer.rank is not None}
+        for peer in list(self._strangers.values()):  # they come too late for it
+            self._drop(peer)
+        self._answer("roster", roster.as_message())
+        self._roster, self._unready = roster, set(range(self._register.world_size))
+        return roster
 
-    def _wait(self, join_timeout: float) -> None:
-        start = time.monotonic()
-        end, said = start + join_timeout, start + 1.0  # what is there within a second needs no line
-        checked = start
-        while not self._register.is_complete:
+    def confirm(self, own: Ready, limit: float) -> None:
+        """Wait, for `limit` seconds, until every rank is ready to start the framework, and tell them all to go.
+
+        Raises:
+            DistbootError: what any of them cannot be ready for, `rank-failed` or `missing-rank`; all of them get it.
+        """
+        self._end = time.monotonic() + limit
+        try:
+            self._enter_ready(self._own.rank, own)
+            self._wait(lambda: not self._unready, self._waiting, self._not_ready)
+        except DistbootError as error:
+            self._fail(error)
+            raise
+        self._answer("go", None)
+
+    def close(self) -> None:
+        """End all connections; the listener stays open."""
+        for peer in self._peers.values():
+            peer.socket.close()
+        self._peers.clear()
+        self._selector.close()
+
+    def _reached(self) -> str | None:
+        """The address of this host under which the ranks of other nodes reached it; None when there are none."""
+        elsewhere = [
+            peer.socket for rank, peer in self._at.items() if self._register.records[rank].node != self._own.node
+        ]
+        addresses = Counter(map(_own_address, elsewhere))
+        return addresses.most_common(1)[0][0] if addresses else None
+
+    def _missing(self) -> DistbootError:
+        joined = f"{len(self._register.records)} of {self._register.world_size} ranks joined"
+        return DistbootError(
+            "missing-rank",
+            f"{joined} {self._limit}, missing {self._register.missing_said()}",
+            "look at the output of the missing ranks: they ended early, never started, or cannot reach rank 0",
+        )
+
+    def _waiting(self) -> str:
+        return f"all ranks are there; waiting for {self._unready_said()} to be ready"
+
+    def _unready_said(self) -> str:
+        assert self._roster is not None
+        return f"rank {with_nodes(sorted(self._unready), self._roster.node_of())}"
+
+    def _not_ready(self) -> DistbootError:
+        return DistbootError(
+            "missing-rank",
+            f"all ranks joined, and then did not get ready in time: {self._unready_said()}",
+            "look at their output: the import of the framework hangs or is slow there, or their host has gone",
+        )
+
+    def _wait(self, over: Callable[[], bool], progress: Callable[[], str], late: Callable[[], DistbootError]) -> None:
+        said = time.monotonic() + 1.0  # what is there within a second needs no line
+        checked = 0.0
+        while not over():
             now = time.monotonic()
-            if now >= end:
-                missing = self._register.missing_said()
-                joined = f"{len(self._register.records)} of {self._register.world_size} ranks joined"
-                raise DistbootError(
-                    "missing-rank",
-                    f"{joined} within {join_timeout:g} s, missing {missing}",
-                    "look at the output of the missing ranks: they ended early, never started, or cannot reach rank 0",
-                )
+            if now >= self._end:
+                raise late()
             if now >= said:
                 said = now + _PROGRESS
-                self._say(f"{self._register.progress()}; waiting for {end - now:.0f} s more")
+                self._say(f"{progress()}; waiting for {self._end - now:.0f} s more")
             if now >= checked:
                 checked = now + 0.5
                 self._drop_late(now)
-            for key, _ in self._selector.select(min(end - now, said - now, 0.5)):
+            for key, _ in self._selector.select(max(min(self._end - now, said - now, 0.5), 0.0)):
                 if key.fileobj is self._listener:
                     self._accept()
-                else:
-                    self._read(self._peers[key.fileobj])  # type: ignore[index]
+                elif key.fileobj in self._peers:  # it may have gone in this very round
+                    self._read(self._peers[key.fileobj])
 
     def _accept(self) -> None:
-        try:
-            connection, at = self._listener.accept()
-        except OSError:  # it has gone already, or there are no more file descriptors: those that are open go on
-            return
-        if len(self._peers) >= self._register.world_size + _SPARE:
-            connection.close()
-            return
-        connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._peers[connection] = _Peer(connection, f"{at[0]}:{at[1]}")
-        self._selector.register(connection, selectors.EVENT_READ)
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                connection, at = self._listener.accept()
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                    return  # nobody is there any more
+                raise DistbootError(
+                    "too-few-files",
+                    f"rank 0 may open {files_allowed()} files, too few for the connections of "
+                    f"{self._register.world_size} ranks; {len(self._register.records)} of them had joined",
+                    "raise the limit for rank 0 (ulimit -n, LimitNOFILE=, or docker run --ulimit nofile=…)",
+                ) from None
+            if len(self._peers) >= self._register.world_size + _SPARE:
+                self._drop(next(iter(self._strangers.values())))  # the oldest that has not said who it is
+            connection.setblocking(False)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._peers[connection] = self._strangers[connection] = _Peer(connection, f"{at[0]}:{at[1]}")
+            self._selector.register(connection, selectors.EVENT_READ)
 
     def _read(self, peer: _Peer) -> None:
         try:
@@ -140,94 +211,134 @@ class Desk:
             self._refuse(peer, str(error))
 
     def _take(self, peer: _Peer, message: dict[str, object]) -> None:
-        if peer.rank is not None:
+        if peer.session is None:
+            self._take_hello(peer, message)
+        elif peer.rank is None:
+            self._take_record(peer, message)
+        elif self._roster is None:
             raise WireError("reports twice on one connection")
-        if peer.nonce is None:
-            if message.get("distboot") != VERSION:
-                raise WireError(f"speaks version {message.get('distboot')!r} of the protocol, and rank 0 {VERSION}")
-            if message.get("job") != self._membership.job:
-                raise WireError("belongs to another job")
-            peer.nonce = str(message.get("nonce"))
-            self._send(peer, {"distboot": VERSION, "challenge": peer.challenge})
-            return
-        said = message.get("record")
-        expected = authentication(self._membership.secret, peer.challenge, peer.nonce, "report", canonical(said))
-        if not is_authentic(message.get("mac", ""), expected):
-            raise WireError("does not know DISTBOOT_SECRET")
+        else:
+            _, content = peer.session.opened(message, "ready")
+            self._enter_ready(peer.rank, Ready.from_message(content))
+
+    def _take_hello(self, peer: _Peer, message: dict[str, object]) -> None:
+        if message.get("distboot") != VERSION:
+            version = quoted(message.get("distboot"))
+            raise WireError(f"speaks version {version} of the protocol, and rank 0 {VERSION}: install one distboot")
+        if message.get("job") != self._membership.job:
+            raise WireError("belongs to another job")
+        peer.session = Session(self._membership.secret, peer.challenge, str(message.get("nonce")))
+        self._send(peer, frame({"distboot": VERSION, "challenge": peer.challenge}))
+
+    def _take_record(self, peer: _Peer, message: dict[str, object]) -> None:
+        assert peer.session is not None
+        _, content = peer.session.opened(message, "record")
         try:
-            record = Record.from_message(said)
+            record = Record.from_message(content)
         except (TypeError, ValueError) as error:
             raise WireError(f"sends a broken record: {error}") from None
-        peer.rank = record.rank  # also if it does not fit: then it is told so
+        if self._failure is not None:
+            self._send(peer, peer.session.sealed("error", self._failure))
+            self._told += 1
+            return
+        if self._roster is not None:
+            first = self._register.records.get(record.rank, record)
+            there = f"rank {record.rank} is there already, as process {first.pid} on {quoted(first.host)}"
+            raise WireError(f"comes after the roll call, and {there}")
+        self._strangers.pop(peer.socket, None)
+        self._misfit = peer
         self._register.enter(record)
+        self._misfit, peer.rank = None, record.rank
+        earlier = self._at.get(record.rank)
+        self._at[record.rank] = peer
+        if earlier is not None:  # the same process, over a new connection
+            earlier.rank = None
+            self._drop(earlier)
+        self._skews[record.rank] = record.clock - time.time()
+        end = time.monotonic() + record.patience
+        if end < self._end:  # whoever is out of patience first is told who is missing, and so is everybody else
+            if end < self._end - 1.0:
+                self._limit = f"before the join timeout of rank {record.rank}, which came first, was over"
+            self._end = end
 
-    def _send(self, peer: _Peer, message: dict[str, object]) -> None:
+    def _enter_ready(self, rank: int, ready: Ready) -> None:
+        record = self._register.records[rank]
+        if ready.problem is not None:
+            code, message, hint = ready.problem
+            raise DistbootError(code, f"rank {rank} on {quoted(record.host)}: {message}", hint)
+        self._register.claim(rank, ready.device, record)
+        self._unready.discard(rank)
+
+    def _send(self, peer: _Peer, data: bytes) -> None:
         """Send what fits into an empty socket buffer; whoever leaves no room for it is dropped."""
         try:
-            peer.socket.send(frame(message))
+            peer.socket.send(data)
         except OSError:
             self._drop(peer)
 
     def _refuse(self, peer: _Peer, why: str) -> None:
         self._say(f"refused a connection from {peer.at}: the peer {printable(why)}; the job goes on")
-        self._send(peer, {"refused": f"the peer {why}"})
+        self._send(peer, frame({"refused": f"the peer {why}"}))
         self._drop(peer)
 
     def _drop_late(self, now: float) -> None:
-        for peer in [peer for peer in self._peers.values() if peer.rank is None and now - peer.born > _REPORT_LIMIT]:
+        for peer in list(self._strangers.values()):
+            if now - peer.born <= _REPORT_LIMIT:
+                break  # and all that follow are younger
             self._refuse(peer, f"did not report within {_REPORT_LIMIT:g} s")
 
     def _drop(self, peer: _Peer) -> None:
         if self._peers.pop(peer.socket, None) is None:
             return
+        self._strangers.pop(peer.socket, None)
         self._selector.unregister(peer.socket)
         peer.socket.close()
-        if peer.rank is not None:
+        if peer.rank is None:
+            return
+        self._at.pop(peer.rank, None)
+        if self._roster is None:
             self._register.leave(peer.rank)
+            return
+        record = self._register.records[peer.rank]
+        raise DistbootError(
+            "rank-failed",
+            f"rank {peer.rank} (process {record.pid} on {quoted(record.host)}) joined, and ended before the framework "
+            "could start",
+            "look at the output of that rank",
+        )
+
+    def _fail(self, error: DistbootError) -> None:
+        """Tell all that are there, and for a moment also those that come a little later."""
+        self._answer("error", as_problem(error))
+        if self._roster is not None:
+            self.close()
+            return
+        self._failure = canonical(as_problem(error))
+        self._told = len(self._at)
+        self._end = min(self._end, time.monotonic() + _LINGER)
+        with suppress(DistbootError):
+            self._wait(lambda: self._told >= self._register.world_size - 1, str, lambda: error)
+        self.close()
 
     def _answer(self, kind: str, content: object) -> None:
-        """Tell every rank that is there, all at the same time, so that a slow one holds up nobody else."""
-        self._selector.unregister(self._listener)  # who comes now has not reported, and gets no answer
-        for peer in list(self._peers.values()):
-            if peer.rank is None:
-                self._drop(peer)
-                continue
-            self._selector.modify(peer.socket, selectors.EVENT_WRITE)
-        text, shared = canonical(content), None
-        if not self._membership.secret:
-            shared = framed(f'{{"{kind}":{text},"mac":""}}')
-        end = time.monotonic() + _ANSWER_LIMIT
-        waiting = {peer.socket for peer in self._peers.values()}
-        while waiting and time.monotonic() < end:
-            for key, _ in self._selector.select(0.5):
-                peer = self._peers[key.fileobj]  # type: ignore[index]
-                if peer.out is None:  # only now: thousands of copies of the roster would fill the memory
-                    peer.out = memoryview(shared or self._authentic(peer, kind, text))
-                if self._write(peer):
-                    waiting.discard(peer.socket)
+        """Tell every rank that is there."""
+        text = canonical(content)
+        shared = None if self._membership.secret else Session().sealed(kind, text)
 
-    def _authentic(self, peer: _Peer, kind: str, text: str) -> bytes:
-        mac = authentication(self._membership.secret, peer.challenge, str(peer.nonce), kind, text)
-        return framed(f'{{"{kind}":{text},"mac":"{mac}"}}')
+        def sealed(peer: _Peer) -> bytes:
+            assert peer.session is not None
+            return shared or peer.session.sealed(kind, text)
 
-    def _write(self, peer: _Peer) -> bool:
-        """Whether the peer has taken all of its answer, or will never do so."""
-        assert peer.out is not None
-        try:
-            peer.out = peer.out[peer.socket.send(peer.out) :]
-        except BlockingIOError:
-            return False
-        except OSError:
-            peer.out = peer.out[:0]  # it has gone; the lifeline, or the framework, will say so
-        if peer.out:
-            return False
-        self._selector.unregister(peer.socket)
-        peer.out = None
-        return True
-
-    def _close_all(self) -> None:
-        for peer in self._peers.values():
-            peer.socket.close()
+        told = [*self._at.values(), *([self._misfit] if self._misfit else [])]
+        send_to_all({peer.socket: partial(sealed, peer) for peer in told}, _ANSWER_LIMIT)
 
     def _say(self, text: str) -> None:
-        print(f"distboot: {on_this_host('rank 0')}{text}", file=sys.stderr, flush=True)
+        tell("rank 0", text)
+
+
+def _own_address(connection: socket.socket) -> str:
+    try:
+        address: str = connection.getsockname()[0]
+    except OSError:
+        return ""
+    return address.removeprefix("::ffff:")  # IPv4 at a socket that serves both

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import replace
 
 from ..errors import DistbootError, quoted
-from ..roster import Record
+from ..record import Record
+from ..roster import ranges, with_nodes
 
 
 class Register:
@@ -18,12 +19,15 @@ class Register:
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
         self.records: dict[int, Record] = {}
+        self._devices: dict[str, Record] = {}
+        self._facts: dict[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]] = {}
 
     def enter(self, record: Record) -> None:
         """Enter one rank.
 
         Raises:
-            DistbootError: `duplicate-rank` or `roster-mismatch`, which no waiting can mend.
+            DistbootError: `duplicate-rank`, `roster-mismatch`, `shared-accelerator` or the rank's own problem, which
+                no waiting can mend.
         """
         rank = record.rank
         if record.world_size != self.world_size or not 0 <= rank < self.world_size:
@@ -31,21 +35,51 @@ class Register:
                 "roster-mismatch",
                 f"rank 0 has a world of {self.world_size}, but rank {rank} on {quoted(record.host)} (process "
                 f"{record.pid}) says {record.world_size}",
-                "start all ranks with one launcher and the same number of processes",
+                "start all ranks with one launcher and the same number of processes; of two jobs on one host give "
+                "each its own MASTER_PORT, or its own DISTBOOT_SECRET",
             )
         first = self.records.get(rank)
-        if first is not None and (first.host, first.pid) != (record.host, record.pid):
+        if first is not None and (first.node, first.pid) != (record.node, record.pid):
             raise DistbootError(
                 "duplicate-rank",
                 f"rank {rank} is there twice: process {first.pid} on {quoted(first.host)} and process {record.pid} on "
                 f"{quoted(record.host)}",
-                "look for a second copy of the job, or for RANK set once for several processes",
+                "look for a second copy of the job, or for RANK set once for several processes; of two jobs on one "
+                "host give each its own MASTER_PORT, or its own DISTBOOT_SECRET",
             )
-        self.records[rank] = record
+        if record.problem is not None:
+            code, message, hint = record.problem
+            raise DistbootError(code, f"rank {rank} on {quoted(record.host)}: {message}", hint)
+        self.claim(rank, record.device, record)
+        # One copy of what all of them say alike.
+        facts = self._facts.setdefault(record.facts, record.facts)
+        self.records[rank] = replace(record, facts=facts)
+
+    def claim(self, rank: int, device: str | None, record: Record) -> None:
+        """Enter which accelerator a rank uses.
+
+        Raises:
+            DistbootError: `shared-accelerator`, another one has it.
+        """
+        if device is None:
+            return
+        # NVIDIA's and AMD's ids are unique in the world, all others on their node.
+        unique = device if device.startswith(("GPU-", "MIG-")) else f"{record.node}/{device}"
+        holder = self._devices.setdefault(unique, record)
+        if holder.rank != rank:
+            raise DistbootError(
+                "shared-accelerator",
+                f"ranks {holder.rank} and {rank} on {quoted(record.host)} would both use the accelerator "
+                f"{quoted(device)}",
+                "show each process its own (CUDA_VISIBLE_DEVICES), or let each see them all; to train on the CPU "
+                "set CUDA_VISIBLE_DEVICES to nothing",
+            )
 
     def leave(self, rank: int) -> None:
         """The connection of a rank is gone before the roll call was over; it may come again."""
-        self.records.pop(rank, None)
+        record = self.records.pop(rank, None)
+        if record is not None:
+            self._devices = {device: holder for device, holder in self._devices.items() if holder.rank != rank}
 
     @property
     def is_complete(self) -> bool:
@@ -66,10 +100,7 @@ class Register:
         here = self._ranks_a_node()
         if here is None:
             return ranges(self.missing)
-        by_node: dict[int, list[int]] = {}
-        for rank in self.missing:
-            by_node.setdefault(rank // here, []).append(rank)
-        return ", ".join(f"{ranges(ranks)} (node {node})" for node, ranks in by_node.items())
+        return with_nodes(self.missing, {rank: rank // here for rank in self.missing})
 
     def _ranks_a_node(self) -> int | None:
         """How many ranks each node has, if all that reported agree that the nodes are filled one after the other."""
@@ -81,18 +112,3 @@ class Register:
         ):
             return None
         return here
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """`[0, 1, 2, 5]` -> `"0-2, 5"`; the numbers are in ascending order."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    said = [str(low) if low == high else f"{low}-{high}" for low, high in spans[:_MOST_SPANS]]
-    return ", ".join(said) + (f" and {len(spans) - _MOST_SPANS} more" if len(spans) > _MOST_SPANS else "")
-
-
-_MOST_SPANS = 20

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 VERSION = 1
 MOST_FROM_A_RANK = 64 * 1024  # bytes of one frame
@@ -24,7 +24,7 @@ class Membership:
     """
 
     job: str = ""
-    secret: str = ""
+    secret: str = field(default="", repr=False)
 
 
 class WireError(Exception):
@@ -92,14 +92,42 @@ def canonical(content: object) -> str:
     return json.dumps(content, separators=(",", ":"), sort_keys=True)
 
 
-def authentication(secret: str, challenge: str, nonce: str, direction: str, text: str) -> str:
-    """The "mac" of a canonical text; empty without a secret. `direction` keeps an answer from passing for a report."""
-    if not secret:
-        return ""
-    text = canonical([challenge, nonce, direction, text])
-    return hmac.new(secret.encode(errors="surrogateescape"), text.encode(), hashlib.sha256).hexdigest()
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What a message on one connection is sealed with.
 
+    Attributes:
+        secret: of the job; empty when there is none, and then nothing is proved.
+        challenge: of rank 0, fresh for this connection.
+        nonce: of the rank, fresh for this connection.
+    """
 
-def is_authentic(mac: object, expected: str) -> bool:
-    """Whether a "mac" is the expected one; the time that it takes does not tell how much of it was right."""
-    return isinstance(mac, str) and hmac.compare_digest(mac.encode(errors="replace"), expected.encode())
+    secret: str = field(default="", repr=False)
+    challenge: str = ""
+    nonce: str = ""
+
+    def sealed(self, kind: str, text: str) -> bytes:
+        """A frame with a message of this kind, whose content is a canonical text."""
+        return framed(f'{{"{kind}":{text},"mac":"{self._mac(kind, text)}"}}')
+
+    def opened(self, message: dict[str, object], *kinds: str) -> tuple[str, object]:
+        """Kind and content of a message, which must be one of these kinds.
+
+        Raises:
+            WireError: it is none, or was not sent by somebody who knows the secret.
+        """
+        kind = next((kind for kind in kinds if kind in message), None)
+        if kind is None:
+            raise WireError(f"does not send {' or '.join(kinds)} where that is due")
+        content, mac = message[kind], message.get("mac")
+        expected = self._mac(kind, canonical(content)) if self.secret else ""
+        if not (isinstance(mac, str) and hmac.compare_digest(mac.encode(errors="replace"), expected.encode())):
+            raise WireError("does not know DISTBOOT_SECRET")
+        return kind, content
+
+    def _mac(self, kind: str, text: str) -> str:
+        """The kind is part of it, so that an answer does not pass for a report."""
+        if not self.secret:
+            return ""
+        text = canonical([self.challenge, self.nonce, kind, text])
+        return hmac.new(self.secret.encode(errors="surrogateescape"), text.encode(), hashlib.sha256).hexdigest()

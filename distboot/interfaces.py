@@ -1,0 +1,104 @@
+"""The network interfaces of this host, and the variables that tell Gloo, NCCL and TensorPipe which one to use."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+
+from .errors import DistbootError, quoted
+
+# From linux/netlink.h, rtnetlink.h, if_addr.h.
+_REQUEST_DUMP = 0x1 | 0x300
+_GET_ADDRESSES, _NEW_ADDRESS, _DONE, _ERROR = 22, 20, 3, 2
+_ADDRESS, _LOCAL = 1, 2
+
+_GLOO, _NCCL, _TENSORPIPE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"
+
+
+def addresses() -> list[tuple[str, str]]:
+    """Interface and address of all addresses of this host; empty where the kernel is not Linux or does not tell."""
+    if sys.platform != "linux":
+        return []
+    with suppress(OSError):
+        return _ask_kernel()
+    return []
+
+
+def interface_of(address: str) -> str | None:
+    """The name of the interface that has an address; None for loopback, which carries nothing to another host."""
+    name = next((name for name, its in addresses() if its == address.partition("%")[0]), None)
+    return None if name == "lo" else name
+
+
+def variables(interface: str | None, environ: Mapping[str, str]) -> dict[str, str | None]:
+    """What to set so that the frameworks use this interface: only what is not set yet."""
+    # NCCL takes names for beginnings of names, unless a = comes first.
+    wanted = {_GLOO: interface, _NCCL: f"={interface}", _TENSORPIPE: interface}
+    return {} if interface is None else {name: value for name, value in wanted.items() if name not in environ}
+
+
+def refuse_unknown(environ: Mapping[str, str]) -> None:
+    """Refuse an interface that the user named and that this host does not have.
+
+    Raises:
+        DistbootError: `unknown-interface`.
+    """
+    for variable in (_GLOO, _NCCL, _TENSORPIPE):
+        text = environ.get(variable, "")
+        if not text or text.startswith("^"):  # NCCL's way to name those that it is not to use
+            continue
+        present = [name for _, name in socket.if_nameindex()]
+        missing = _missing(text, present, prefixes=variable == _NCCL)
+        if missing is not None:
+            raise DistbootError(
+                "unknown-interface",
+                f"{variable}={quoted(text)}, and this host has no interface {quoted(missing)}: "
+                f"it has {', '.join(present)}",
+                f"unset {variable}: the interface that reaches rank 0 is then found and used",
+            )
+
+
+def _missing(text: str, present: list[str], *, prefixes: bool) -> str | None:
+    """The name that no interface has. NCCL uses whatever matches of its list, the others need all of theirs."""
+    if not prefixes:
+        return next((name for name in text.split(",") if name not in present), None)
+    exact, names = text.startswith("="), text.removeprefix("=").split(",")
+    # A port or an alias may follow the name: eth0:1
+    wanted = [name.partition(":")[0] for name in names if name]
+    matches = (name == word if exact else name.startswith(word) for word in wanted for name in present)
+    return None if any(matches) else text
+
+
+def _ask_kernel() -> list[tuple[str, str]]:
+    names = dict(socket.if_nameindex())
+    found: list[tuple[str, str]] = []
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as kernel:  # 0: NETLINK_ROUTE
+        kernel.settimeout(2.0)
+        kernel.sendall(struct.pack("=IHHIIBxxxI", 24, _GET_ADDRESSES, _REQUEST_DUMP, 1, 0, socket.AF_UNSPEC, 0))
+        while True:
+            data = kernel.recv(65536)
+            while len(data) >= 16:
+                length, kind = struct.unpack_from("=IH", data)
+                if kind in (_DONE, _ERROR) or length < 16:
+                    return found
+                if kind == _NEW_ADDRESS:
+                    found += _address(data[16:length], names)
+                data = data[(length + 3) & ~3 :]
+
+
+def _address(message: bytes, names: Mapping[int, str]) -> list[tuple[str, str]]:
+    family, _, _, _, index = struct.unpack_from("=BBBBI", message)
+    attributes, rest = {}, message[8:]
+    while len(rest) >= 4:
+        length, kind = struct.unpack_from("=HH", rest)
+        if length < 4:
+            break
+        attributes[kind] = rest[4:length]
+        rest = rest[(length + 3) & ~3 :]
+    raw = attributes.get(_LOCAL, attributes.get(_ADDRESS))  # on a point-to-point link the latter is the other end's
+    if raw is None or index not in names or family not in (socket.AF_INET, socket.AF_INET6):
+        return []
+    return [(names[index], socket.inet_ntop(family, raw))]

@@ -1,0 +1,148 @@
+"""What one rank says of itself when the ranks meet."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from . import accelerators
+from .errors import CODES, DistbootError
+from .facts import facts
+from .placement import Placement
+
+_LONGEST_TEXT = 1000  # characters
+_MOST_FACTS = 100
+_LARGEST = 1 << 32  # of any number in a record
+_TEXTS = ("launcher", "host", "node")
+_NUMBERS = ("rank", "pid", "world_size")
+_PLACE = ("local_rank", "local_world_size", "node_rank", "num_nodes")
+_TIMES = ("clock", "patience")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What one rank says of itself. None: it does not know.
+
+    Attributes:
+        node: equal on two ranks only when they are in the same container or on the same bare host.
+        facts: pairs of name and value that should be the same on all ranks.
+        device: id of the accelerator that this rank will use.
+        problem: code, message and hint of the error for which it cannot take part.
+        clock: seconds since the epoch, when it was sent.
+        patience: seconds that the rank will wait for the others from then on.
+    """
+
+    rank: int
+    launcher: str
+    host: str
+    node: str
+    pid: int
+    world_size: int
+    local_rank: int | None = None
+    local_world_size: int | None = None
+    node_rank: int | None = None
+    num_nodes: int | None = None
+    facts: tuple[tuple[str, str], ...] = ()
+    device: str | None = None
+    problem: tuple[str, str, str] | None = None
+    clock: float = 0.0
+    patience: float = 86400.0
+
+    def as_message(self) -> dict[str, object]:
+        """The record as plain JSON types."""
+        return {**asdict(self), "facts": dict(self.facts)}
+
+    @classmethod
+    def from_message(cls, message: object) -> Record:
+        """The record in a message of somebody who may be anybody.
+
+        Raises:
+            TypeError, ValueError: it is none.
+        """
+        if not isinstance(message, dict):
+            raise TypeError("it is no object")
+        for name in _TEXTS:
+            _check(_is_text(message.get(name)), name, "text")
+        for name in (*_NUMBERS, *_PLACE):
+            value = message.get(name)
+            optional = value is None and name in _PLACE
+            _check(optional or (type(value) is int and 0 <= value < _LARGEST), name, "number")
+        for name in _TIMES:
+            value = message.get(name)
+            _check(isinstance(value, int | float) and 0 <= value < _LARGEST, name, "time")
+        facts = message.get("facts")
+        if not isinstance(facts, dict) or len(facts) > _MOST_FACTS:
+            raise TypeError("its facts are no table")
+        _check(all(map(_is_text, (*facts, *facts.values()))), "facts", "table of texts")
+        device, problem = message.get("device"), message.get("problem")
+        _check(device is None or _is_text(device), "device", "text")
+        _check(problem is None or is_problem(problem), "problem", "error")
+        return cls(**{**message, "facts": tuple(facts.items()), "problem": problem and tuple(problem)})
+
+
+def is_problem(value: object) -> bool:
+    """Whether it is code, message and hint of an error, as somebody who may be anybody sent it."""
+    return isinstance(value, list | tuple) and len(value) == 3 and all(map(_is_text, value)) and value[0] in CODES
+
+
+def own_record(
+    placement: Placement, environ: Mapping[str, str], *, on_cpu: bool = False, problem: DistbootError | None = None
+) -> Record:
+    """The record of this very process.
+
+    Args:
+        placement: of this process.
+        environ: its environment.
+        on_cpu: whether it is to use no accelerator.
+        problem: for what it cannot take part.
+    """
+    host = socket.gethostname()
+    ids = accelerators.visible(environ)
+    return Record(
+        rank=placement.rank,
+        launcher=placement.launcher,
+        host=host,
+        node=f"{host}/{_boot_id()}/{_network()}",
+        pid=os.getpid(),
+        world_size=placement.world_size,
+        local_rank=placement.local_rank,
+        local_world_size=placement.local_world_size,
+        node_rank=placement.node_rank,
+        num_nodes=placement.num_nodes,
+        facts=facts(environ, len(ids)),
+        device=None if on_cpu else accelerators.own(ids, environ, placement.local_rank),
+        problem=as_problem(problem),
+    )
+
+
+def as_problem(error: DistbootError | None) -> tuple[str, str, str] | None:
+    """An error as it is sent."""
+    return None if error is None else (error.code, error.message[:_LONGEST_TEXT], error.hint[:_LONGEST_TEXT])
+
+
+def _check(fits: bool, name: str, kind: str) -> None:
+    if not fits:
+        raise TypeError(f"its {name} is no {kind}")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= _LONGEST_TEXT
+
+
+def _boot_id() -> str:
+    # Tells two hosts of the same name apart. Linux only; elsewhere the name has to do.
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return os.uname().nodename
+
+
+def _network() -> str:
+    # Tells two containers of the same name on one host apart: each has a network of its own, or they are one node.
+    try:
+        return str(os.stat("/proc/self/ns/net").st_ino)
+    except OSError:
+        return ""

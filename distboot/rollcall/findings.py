@@ -1,0 +1,80 @@
+"""What the ranks should have alike and have not: versions, settings, accelerators, clocks. Each is one line of text."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from ..errors import printable, quoted
+from ..record import Record
+from ..roster import Roster, ranges
+
+_MOST_SKEW = 30.0  # seconds; more than that, and logs cannot be compared and credentials expire early
+_MOST_GROUPS = 4  # odd groups named for one fact
+
+
+def findings(records: Sequence[Record], roster: Roster, skews: Mapping[int, float]) -> list[str]:
+    """Lines like "ranks 8-15 (node 1): torch 2.12.0, others 2.13.0".
+
+    Args:
+        records: of all ranks, in rank order.
+        roster: of the same ranks.
+        skews: rank -> seconds that its clock is ahead of rank 0's.
+    """
+    node_of = roster.node_of()
+    found: list[str] = []
+    if len({record.facts for record in records}) > 1:
+        tables = [dict(record.facts) for record in records]
+        for name in dict.fromkeys(name for table in tables for name in table):
+            found += _about(name, [table.get(name) for table in tables], node_of)
+    return found + _clocks(skews, roster)
+
+
+def _about(name: str, values: Sequence[str | None], node_of: Mapping[int, int]) -> list[str]:
+    groups: dict[str | None, list[int]] = defaultdict(list)
+    for rank, value in enumerate(values):
+        groups[value].append(rank)
+    usual, *odd = sorted(groups, key=lambda value: (-len(groups[value]), groups[value][0]))
+    said = [
+        f"{_ranks(groups[value], node_of)}: {_said(name, value)}, others {_value(name, usual)}"
+        for value in odd[:_MOST_GROUPS]
+    ]
+    if len(odd) > _MOST_GROUPS:
+        said.append(f"{name.rstrip('=')}: {len(odd) - _MOST_GROUPS} more values on other ranks")
+    return said
+
+
+def _said(name: str, value: str | None) -> str:
+    if name == "accelerators":
+        return f"{value} accelerators visible"
+    return f"{name}{_value(name, value)}" if name.endswith("=") and value is not None else _named(name, value)
+
+
+def _named(name: str, value: str | None) -> str:
+    return f"{name.rstrip('=')} {_value(name, value)}"
+
+
+def _value(name: str, value: str | None) -> str:
+    if value is None:
+        return "not set" if name.endswith("=") else "not there"
+    return quoted(value) if name.endswith("=") else printable(value)
+
+
+def _clocks(skews: Mapping[int, float], roster: Roster) -> list[str]:
+    said = []
+    for node, ranks in enumerate(roster.nodes):
+        off = {rank: skews[rank] for rank in sorted(ranks) if abs(skews.get(rank, 0.0)) > _MOST_SKEW}
+        if off:
+            worst = max(off.values(), key=abs)
+            which = "ahead of" if worst > 0 else "behind"
+            said.append(f"{_named_ranks(list(off))} (node {node}): clock {abs(worst):.0f} s {which} rank 0's")
+    return said
+
+
+def _ranks(ranks: list[int], node_of: Mapping[int, int]) -> str:
+    nodes = sorted({node_of[rank] for rank in ranks})
+    return f"{_named_ranks(ranks)} (node{'s' if len(nodes) > 1 else ''} {ranges(nodes)})"
+
+
+def _named_ranks(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}"

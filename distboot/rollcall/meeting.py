@@ -1,0 +1,117 @@
+"""`Meeting`: what a process holds once all ranks have met, until its framework has started."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from types import TracebackType
+from typing import TypeVar
+
+from ..errors import DistbootError
+from ..placement import Placement
+from ..record import as_problem
+from ..roster import Roster
+from .caller import Caller
+from .desk import Desk
+from .ports import Hold
+from .ready import Ready
+
+T = TypeVar("T")
+
+
+class Meeting:
+    """All ranks have met, or were not to. A context manager, which ends the connections.
+
+    Attributes:
+        placement: this process's place, exact; address and port are those where rank 0 was really reached.
+        roster: the whole job; None when the ranks have not met.
+        findings: what they should have alike and have not, as rank 0 knows it.
+        interface: the network interface that leads to the other nodes; None when there are none, or it is not known.
+        store_address: host and port of rank 0's listening socket; None when the ranks have not met.
+        join_timeout: seconds for all ranks to be ready once they have met.
+    """
+
+    def __init__(self, placement: Placement, join_timeout: float) -> None:
+        self.placement = placement
+        self.join_timeout = join_timeout
+        self.roster: Roster | None = None
+        self.findings: list[str] = []
+        self.interface: str | None = None
+        self.store_address: tuple[str, int] | None = None
+        self.link: Desk | Caller | None = None
+        self.listener: socket.socket | None = None
+        self.hold: Hold | None = None
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Host name of each node, by node rank; empty when the ranks have not met."""
+        return () if self.roster is None else self.roster.hosts
+
+    def ready(self, step: Callable[[], tuple[T, str | None]]) -> T:
+        """Take a step that may fail on some ranks only, and fail on all of them with the first failure of any.
+
+        Args:
+            step: returns its result, and the id of the accelerator that this rank uses.
+        """
+        result, device, failure = _taken(step)
+        if self.link is not None:
+            try:
+                self.link.confirm(Ready(device, as_problem(failure)), self.join_timeout)
+            except DistbootError:
+                if failure is None:
+                    raise
+        if failure is not None:
+            raise failure
+        assert result is not None
+        return result
+
+    def take_listener(self) -> int | None:
+        """The file descriptor of rank 0's listening socket, which is the caller's now; None on all other ranks."""
+        listener, self.listener = self.listener, None
+        return None if listener is None else listener.detach()
+
+    def vacate(self) -> None:
+        """Let the process that we start listen at the port of rank 0, and keep other jobs away from it until we end."""
+        if self.listener is not None:
+            self.listener.close()
+
+    def close(self) -> None:
+        """End what is open."""
+        for each in (self.link, self.listener, self.hold):
+            if each is not None:
+                each.close()
+
+    def __enter__(self) -> Meeting:  # noqa: PYI034 - typing.Self needs Python 3.11
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def alone(placement: Placement, join_timeout: float) -> Meeting:
+    """What stands for the meeting where the roll call is off.
+
+    Raises:
+        DistbootError: `roll-call-needed`, the environment alone leaves something open.
+    """
+    fields = ("local_rank", "local_world_size", "node_rank", "num_nodes")
+    unknown = [field for field in fields if getattr(placement, field) is None]
+    if unknown:
+        raise DistbootError(
+            "roll-call-needed",
+            f"DISTBOOT_ROLL_CALL=0, and {placement.launcher} does not say the {', '.join(unknown)} of this process",
+            "unset DISTBOOT_ROLL_CALL: the ranks find it out when they meet",
+        )
+    return Meeting(placement, join_timeout)
+
+
+def _taken(step: Callable[[], tuple[T, str | None]]) -> tuple[T | None, str | None, DistbootError | None]:
+    try:
+        return *step(), None
+    except DistbootError as error:
+        return None, None, error
+    except Exception as error:  # noqa: BLE001 - whatever a driver says, the other ranks must hear of it
+        said = (str(error) or type(error).__name__).splitlines()[0]
+        return None, None, DistbootError("device-failed", said, "look at this rank's device and driver")

@@ -1,0 +1,125 @@
+"""Both sides of a roll call in threads of this process, over real sockets, and peers that misbehave."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from distboot import DistbootError
+from distboot.record import Record
+from distboot.rollcall.caller import Caller
+from distboot.rollcall.desk import Desk
+from distboot.rollcall.ready import Ready
+from distboot.rollcall.wire import VERSION, Frames, Membership, frame
+from distboot.roster import Roster
+
+OURS = Membership("5c2f10aa")
+HELLO = frame({"distboot": VERSION, "job": OURS.job, "nonce": "0" * 32})
+
+
+def record(rank: int, world_size: int, node: str = "a", **more: Any) -> Record:
+    """A record of a rank on a node."""
+    return Record(rank, "openmpi", node, f"{node}/boot", 1000 + rank, world_size, **more)
+
+
+class Process(threading.Thread):
+    """A rank in a thread of its own; subclasses say what it does. Its error is kept, whatever it is."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.roster: Roster | None = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.meet()
+        except BaseException as error:  # noqa: BLE001 - told to the test
+            self.error = error
+
+    def meet(self) -> None:
+        raise NotImplementedError
+
+    def met(self) -> Roster:
+        """The roster, once it is there; fails if there is an error instead."""
+        self.join(30)
+        assert self.error is None, self.error
+        assert self.roster is not None
+        return self.roster
+
+    def failed(self) -> DistbootError:
+        """The error that must have come."""
+        self.join(30)
+        assert isinstance(self.error, DistbootError), self.error
+        return self.error
+
+
+class Rank0(Process):
+    """Rank 0 at its desk."""
+
+    def __init__(
+        self, own: Record, join_timeout: float = 20, membership: Membership = OURS, *, ready: Ready | None = None
+    ) -> None:
+        super().__init__()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self.listener.getsockname()[1]
+        self.desk = Desk(self.listener, own, membership)
+        self.arguments = join_timeout, ready
+        self.start()
+
+    def meet(self) -> None:
+        join_timeout, ready = self.arguments
+        self.roster = self.desk.hold(join_timeout)
+        if ready is not None:
+            self.desk.confirm(ready, join_timeout)
+
+    def close(self) -> None:
+        self.join(30)
+        self.desk.close()
+        self.listener.close()
+
+
+class Rank(Process):
+    """Another rank. With `ready` it takes the second step, after waiting for `gate`."""
+
+    def __init__(
+        self,
+        port: int,
+        own: Record,
+        join_timeout: float = 20,
+        membership: Membership = OURS,
+        *,
+        ready: Ready | None = None,
+        gate: Callable[[Caller], object] = lambda _: None,
+    ) -> None:
+        super().__init__()
+        self.caller = Caller(["127.0.0.1"], [port], own, membership)
+        self.arguments = join_timeout, ready, gate
+        self.start()
+
+    def meet(self) -> None:
+        join_timeout, ready, gate = self.arguments
+        try:
+            self.roster = self.caller.report(join_timeout)
+            gate(self.caller)
+            if ready is not None:
+                self.caller.confirm(ready, join_timeout)
+        finally:
+            self.caller.close()
+
+
+def peer(port: int, data: bytes) -> socket.socket:
+    """A connection to rank 0 of somebody who sends this."""
+    connection = socket.create_connection(("127.0.0.1", port), timeout=20)
+    connection.sendall(data)
+    return connection
+
+
+def answers(connection: socket.socket) -> list[dict[str, object]]:
+    """All that is said to a peer until its connection ends."""
+    frames, messages = Frames(1 << 20), []
+    with connection:
+        while data := connection.recv(65536):
+            messages += frames.feed(data)
+    return messages
