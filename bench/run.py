@@ -16,11 +16,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+import rollcall  # noqa: E402 - beside this file
 from captured import ALL, without_launchers  # noqa: E402 - shared with the tests
 
 from distboot import DistbootError, detect  # noqa: E402
@@ -188,6 +190,44 @@ def bench_init(runs: int) -> Result:
     return Result(what, said, limit, ratio <= 1.03)
 
 
+def bench_roll_call(runs: int) -> Result:
+    """What the roll call adds to `init` at 4 ranks on one machine, over the same with the roll call switched off."""
+    what, limit = "the roll call in `init`, 4 ranks under mpirun, over it switched off", "≤ 50 ms"
+    mpirun = shutil.which("mpirun") or shutil.which("mpirun", path=str(Path(PYTHON).parent))
+    if mpirun is None:
+        return Result(what, "not measured: no mpirun", limit, reached=False)
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "with_init.py")
+        script.write_text(_INIT)
+        launch = [mpirun, "--map-by", ":OVERSUBSCRIBE", "-n", "4"]
+        off, on = interleaved(
+            runs,
+            [*launch, "-x", "DISTBOOT_ROLL_CALL=0", PYTHON, str(script)],
+            [*launch, "-x", "DISTBOOT_ROLL_CALL=1", PYTHON, str(script)],
+        )
+    more = statistics.median(a - b for a, b in zip(on, off, strict=True))
+    said = f"{more * 1e3:+.0f} ms pairwise: {spread(on, 1)} s against {spread(off, 1)} s"
+    return Result(what, said, limit, more <= 50e-3)
+
+
+def bench_scale(world_size: int, most: float | None) -> Result:
+    """Rank 0's time a rank and its memory, with simulated ranks at real sockets."""
+    took, peak = rollcall.scale(world_size, 5)
+    limit = "≤ 0.5 ms a rank" + (f", ≤ {most:.0f} MB" if most else "")
+    reached = took <= 0.5 and (most is None or peak <= most)
+    what = f"rank 0 in a roll call of {world_size:,} ranks (simulated, real sockets)"
+    return Result(what, f"{took:.3f} ms a rank, {peak:.0f} MB resident", limit, reached)
+
+
+def bench_naming(what: str) -> Result:
+    """How soon every rank has the error that names the culprit, after the last of them has arrived."""
+    code, join_timeout, ranks = rollcall.CASES[what]
+    codes, took = rollcall.naming(join_timeout, *ranks)
+    limit = 1.0 + (join_timeout if code == "missing-rank" else 0.0)
+    reached = took <= limit and codes == [code] * (len(ranks) + 1)
+    return Result(f"{what} named on every rank", f"after {took:.2f} s", f"≤ {limit:g} s", reached)
+
+
 def main() -> int:
     """Run all, print the table; 1 when a limit was not reached."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -201,6 +241,11 @@ def main() -> int:
         lambda: bench_torchrun(3),
         bench_memory,
         lambda: bench_init(runs),
+        lambda: bench_roll_call(runs),
+        lambda: bench_scale(1024, None),
+        lambda: bench_scale(4096, 100),
+        lambda: bench_scale(10000, None),
+        *(partial(bench_naming, case) for case in rollcall.CASES),
     ]
     print("| what | measured: median (quartiles) | must reach | |\n|---|---|---|---|", flush=True)
     results = []

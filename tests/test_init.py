@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from captured import one
@@ -91,10 +92,22 @@ def test_broken_environment(run: Run) -> None:
     assert "MASTER_PORT='abc'" in text
 
 
-def test_bare_multi_node_mpirun(run: Run) -> None:
-    code, text = _failed(run, env=one("openmpi-5.0.11/2nodes_2procs", 1))
-    assert code == "no-master-addr"
-    assert "-x MASTER_ADDR=" in text
+_HIDE = "import sys; sys.modules['{module}'] = None\nimport importlib.util as u; find = u.find_spec\n"
+_HIDE += "u.find_spec = lambda name, *a: None if name == '{module}' else find(name, *a)\n"
+
+
+def test_bare_multi_node_mpirun_without_mpi4py(run: Run) -> None:
+    script = _HIDE.format(module="mpi4py") + _FAILING.format(arguments="")
+    result = run(sys.executable, "-c", script, env=one("openmpi-5.0.11/2nodes_2procs", 1))
+    assert result.stdout.startswith("no-master-addr|True|"), result.stdout + result.stderr
+    assert "-x MASTER_ADDR=" in result.stdout
+
+
+def test_bare_multi_node_mpirun_with_an_mpi4py_for_another_mpi(run: Run) -> None:
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+    code, text = _failed(run, env=one("mpich-5.0.2/2nodes_2procs", 1))  # not in a job of any MPI: a world of one
+    assert code == "mpi-mismatch", text
+    assert "rank 1 of 4, and mpi4py that it is rank 0 of 1" in text
 
 
 def test_no_port_and_no_job_id(run: Run) -> None:
@@ -105,39 +118,55 @@ def test_no_port_and_no_job_id(run: Run) -> None:
 def test_rank_0_that_never_comes(run: Run, free_port: int) -> None:
     env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
     code, text = _failed(run, "join_timeout=1.5", env)
-    assert code == "join-timeout"
-    assert (
-        f"rank 1 on {os.uname().nodename}: nobody listened at 127.0.0.1:{free_port} (from MASTER_ADDR) for 1.5 s"
-        in text
-    )
+    assert code == "missing-rank"
+    where = f"rank 1 on {os.uname().nodename}: rank 0 did not answer at 127.0.0.1:{free_port} within 1.5 s"
+    assert where in text
+    assert "127.0.0.1 is this very host" in text
 
 
 def test_rank_1_that_never_comes(run: Run, port: int) -> None:
     env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     code, text = _failed(run, env={**env, "DISTBOOT_JOIN_TIMEOUT": "1.5"})
-    assert code == "join-timeout"
-    assert "1/2 clients joined" in text
+    assert code == "missing-rank"
+    assert "1 of 2 ranks joined within 1.5 s, missing 1" in text
 
 
-def test_port_that_somebody_else_has(run: Run) -> None:
+def test_port_that_somebody_else_has_is_not_needed(run: Run) -> None:
     with socket.socket() as listener:
         listener.bind(("", 0))
         listener.listen()
-        env = {
-            "RANK": "0",
-            "WORLD_SIZE": "1",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(listener.getsockname()[1]),
-        }
-        code, text = _failed(run, "join_timeout=5", env)
-    assert code == "port-taken"
-    assert env["MASTER_PORT"] in text
+        port = listener.getsockname()[1]
+        env = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        result = run(sys.executable, "-c", "import distboot; print(distboot.init().master_port)", env=env)
+    assert int(result.stdout) != port
 
 
 def test_unresolvable_address(run: Run) -> None:
     env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "nowhere.invalid", "MASTER_PORT": "29500"}
     code, text = _failed(run, "join_timeout=0.5", env)
-    assert (code, "'nowhere.invalid', which did not resolve in 0.5 s" in text) == ("unresolvable-address", True)
+    assert (code, "'nowhere.invalid', which did not resolve within 0.5 s" in text) == ("unresolvable-address", True)
+
+
+def test_interface_that_this_host_does_not_have(run: Run, port: int) -> None:
+    env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    code, text = _failed(run, "join_timeout=60", env={**env, "GLOO_SOCKET_IFNAME": "ib7"})
+    assert code == "unknown-interface"
+    assert "GLOO_SOCKET_IFNAME='ib7', and this host has no interface 'ib7': it has lo" in text
+
+
+@pytest.mark.parametrize(
+    ("env", "code", "said"),
+    [
+        ({"DISTBOOT_ROLL_CALL": "no"}, "broken-environment", "DISTBOOT_ROLL_CALL='no' is neither 0 nor 1"),
+        ({"DISTBOOT_ROLL_CALL": "0"}, "roll-call-needed", "torch does not say the local_rank, local_world_size"),
+        ({"DISTBOOT_ROLL_CALL": "0", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0"},
+         "join-timeout", "was not to be had"),
+    ],
+)  # fmt: skip
+def test_without_the_roll_call(run: Run, free_port: int, env: dict[str, str], code: str, said: str) -> None:
+    job = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
+    found, text = _failed(run, "join_timeout=1", {**job, **env})
+    assert (found, said in text) == (code, True), text
 
 
 @pytest.mark.parametrize(
@@ -201,6 +230,37 @@ def test_what_the_environment_leaves_open_is_completed(clean_env: dict[str, str]
 def test_ranks_that_contradict_each_other_all_say_so(clean_env: dict[str, str], port: int) -> None:
     twice = {"LOCAL_RANK": "0"}
     assert _plain_job(clean_env, port, twice, twice) == ["roster-mismatch"] * 2
+
+
+def test_what_one_rank_lacks_is_told_to_all_at_once(clean_env: dict[str, str], port: int, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(name='torch')")
+    lacking = {"PYTHONPATH": f"{tmp_path}:{clean_env['PYTHONPATH']}"}
+    assert _plain_job(clean_env, port, {}, {}, lacking) == ["framework-not-installed"] * 3
+
+
+def test_rank_that_dies_before_the_framework_starts_is_named(
+    clean_env: dict[str, str], port: int, tmp_path: Path
+) -> None:
+    (tmp_path / "torch.py").write_text("import os; os._exit(9)")
+    base = {**clean_env, "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", "import distboot; distboot.init()"],
+            env={
+                **base,
+                "RANK": str(rank),
+                **({"PYTHONPATH": f"{tmp_path}:{base['PYTHONPATH']}"} if rank == 2 else {}),
+            },
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    said = [process.communicate(timeout=120)[1] for process in started]
+    assert started[2].returncode == 9
+    for text in said[:2]:
+        assert "error[rank-failed]" in text
+        assert f"rank 2 (process {started[2].pid} on '{socket.gethostname()}') joined, and ended before" in text
 
 
 def test_environment_of_the_tests_themselves_is_untouched() -> None:

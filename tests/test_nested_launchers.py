@@ -104,7 +104,8 @@ def test_roll_call_finds_the_host_that_is_listed_twice(hosts: Hosts) -> None:
     layout = ["-n", "4", "-hosts", "nodea:1,nodeb:1,nodea:2"]
     done = hosts.run("nodea", _mpich(*layout, *where, command=[*WRAPPER, "show", "--job"]), timeout=120)
     assert done.returncode == 0, done.stderr
-    lines = ["All 4 ranks are there, on 2 nodes.", "node 0     nodea  ranks 0, 2-3", "node 1     nodeb  ranks 1"]
+    first = "All 4 ranks are there, on 2 nodes; rank 0 at nodea, port 29507."
+    lines = [first, "node 0     nodea  ranks 0, 2-3", "node 1     nodeb  ranks 1"]
     assert done.stdout.splitlines() == lines
 
 

@@ -10,13 +10,25 @@ that length. Rank 0 listens; for every other rank, on a connection of its own:
     rank   -> rank 0   {"record": what the rank says of itself, "mac": …}
     rank 0 -> rank     {"roster": nodes, hosts and ranks of the whole job, "mac": …}
 
-In place of any of its messages rank 0 may send {"error": [code, message, hint]}, which ends the job on every rank, or
-{"refused": message}, which ends this connection only: the peer belongs to another job, or speaks another version.
+and, in `init`, once more when the framework is imported and the device set:
 
-With DISTBOOT_SECRET, "mac" is HMAC-SHA256 over challenge, nonce, direction and content: nobody without the secret can
-join, pose as rank 0, or send again what was said in another run. Without it the job id keeps strangers out by accident
-only, not by force. Nothing is encrypted: a record has host names and versions, no secrets.
+    rank   -> rank 0   {"ready": its accelerator, or why it cannot go on, "mac": …}
+    rank 0 -> rank     {"go": null, "mac": …}
+
+Rank 0 answers only when it has heard of all ranks. In place of roster and go it may send {"error": [code, message,
+hint], "mac": …}, which ends the job on every rank: a rank is missing, there twice, fits not or has failed. In place of
+any message it may send {"refused": message}, which ends this connection only: the peer belongs to another job, or
+speaks another version.
+
+With DISTBOOT_SECRET, "mac" is HMAC-SHA256 over challenge, nonce, kind and content: nobody without the secret can join,
+pose as rank 0, or send again what was said in another run. Without it the job id keeps strangers out by accident only,
+not by force. Nothing is encrypted: a record has host names, versions and settings, no secrets.
+
+Where: rank 0 listens at the first free one of five ports, MASTER_PORT and four derived from it and the job id; under
+torchrun, whose agent has MASTER_PORT, all five are derived. The others knock at all of them in this order, again and
+again with jitter.
 
 Limits: a peer sends at most 64 kB in one frame and has 10 seconds to report; what does not answer like this is
-dropped, whatever it sends and however slowly, and the job goes on waiting for its own ranks until the join timeout.
+dropped, whatever it sends and however slowly, and the job goes on waiting for its own ranks. A record says how long its
+rank is still going to wait: when the first is out of patience, all are told who is missing.
 """

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict
 
 from .. import interfaces
-from ..errors import DistbootError
+from ..errors import DistbootError, tell
 from ..handoff import digest
 from ..placement import Placement
 from ..record import Record, own_record
@@ -122,6 +122,9 @@ def _listen(meeting: Meeting, own: Record, membership: Membership, *, again: boo
             _refuse_second_rank_0(port, own, membership)
             taken.append((port, str(reason)))
             continue
+        if taken:
+            said = ", ".join(f"port {other} is taken ({why})" for other, why in taken)
+            tell("rank 0", f"{said}; the ranks meet at port {port}")
         return port
     raise all_taken(taken)
 

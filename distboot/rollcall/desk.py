@@ -27,7 +27,7 @@ _ANSWER_LIMIT = 10.0  # seconds that all of them together have to take the answe
 _PROGRESS = 5.0  # seconds between two lines
 _SPARE = 64  # connections beyond those of the ranks, for strangers
 _ACCEPTED_AT_ONCE = 64
-_LINGER = 0.7  # seconds for ranks that come a little later than a failure to hear of it
+_LINGER = 0.5  # seconds for ranks that come a little later than a failure to hear of it
 
 
 class _Peer:

@@ -27,7 +27,7 @@ def findings(records: Sequence[Record], roster: Roster, skews: Mapping[int, floa
         tables = [dict(record.facts) for record in records]
         for name in dict.fromkeys(name for table in tables for name in table):
             found += _about(name, [table.get(name) for table in tables], node_of)
-    return found + _clocks(skews, roster)
+    return found + _clocks(skews, node_of)
 
 
 def _about(name: str, values: Sequence[str | None], node_of: Mapping[int, int]) -> list[str]:
@@ -60,21 +60,21 @@ def _value(name: str, value: str | None) -> str:
     return quoted(value) if name.endswith("=") else printable(value)
 
 
-def _clocks(skews: Mapping[int, float], roster: Roster) -> list[str]:
+def _clocks(skews: Mapping[int, float], node_of: Mapping[int, int]) -> list[str]:
+    """Against the middle one: rank 0's own clock may be the one that is wrong."""
+    clocks = {0: 0.0, **skews}
+    middle = sorted(clocks.values())[len(clocks) // 2]
     said = []
-    for node, ranks in enumerate(roster.nodes):
-        off = {rank: skews[rank] for rank in sorted(ranks) if abs(skews.get(rank, 0.0)) > _MOST_SKEW}
+    for sign, how in ((1, "ahead of"), (-1, "behind")):
+        off = {rank: sign * (clock - middle) for rank, clock in sorted(clocks.items())}
+        off = {rank: seconds for rank, seconds in off.items() if seconds > _MOST_SKEW}
         if off:
-            worst = max(off.values(), key=abs)
-            which = "ahead of" if worst > 0 else "behind"
-            said.append(f"{_named_ranks(list(off))} (node {node}): clock {abs(worst):.0f} s {which} rank 0's")
+            most = max(off.values())
+            said.append(f"{_ranks(list(off), node_of)}: clock up to {most:.0f} s {how} that of the others")
     return said
 
 
 def _ranks(ranks: list[int], node_of: Mapping[int, int]) -> str:
     nodes = sorted({node_of[rank] for rank in ranks})
-    return f"{_named_ranks(ranks)} (node{'s' if len(nodes) > 1 else ''} {ranges(nodes)})"
-
-
-def _named_ranks(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}"
+    which, where = ("s" if len(several) > 1 else "" for several in (ranks, nodes))
+    return f"rank{which} {ranges(ranks)} (node{where} {ranges(nodes)})"

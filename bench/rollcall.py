@@ -1,0 +1,152 @@
+"""What the roll call costs: what it adds to `init`, rank 0's time and memory for thousands of ranks, and how soon
+whoever is missing or there twice is named. The ranks are simulated, the sockets are real.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from distboot import DistbootError
+from distboot.facts import facts
+from distboot.record import Record
+from distboot.rollcall.caller import Caller
+from distboot.rollcall.desk import Desk
+from distboot.rollcall.wire import VERSION, Membership, Session, canonical, frame
+
+JOB = Membership("5c2f10aa")
+
+
+def record(rank: int, world_size: int, **more: object) -> Record:
+    """A rank on a node of eight, with the facts of this very Python."""
+    node = f"node-{rank // 8:05}"
+    return Record(rank, "slurm", node, f"{node}/boot", 1000 + rank, world_size, facts=facts({}, 8), **more)  # type: ignore[arg-type]
+
+
+def _report(rank: int, world_size: int) -> bytes:
+    return Session().sealed("record", canonical(record(rank, world_size, clock=time.time()).as_message()))
+
+
+def _peers(port: int, world_size: int) -> None:
+    """All other ranks, in one loop: each connects, reports, and reads until it has its roster."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    poll, connections, stage = select.epoll(), {}, {}
+    hello = frame({"distboot": VERSION, "job": JOB.job, "nonce": "0" * 32})
+    messages = [_report(rank, world_size) for rank in range(world_size)]
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for rank in range(1, world_size):
+        connection = socket.create_connection((f"127.0.{rank % 200}.{1 + rank % 250}", port))
+        connection.sendall(hello)
+        connection.setblocking(False)
+        connections[connection.fileno()] = (rank, connection)
+        poll.register(connection, select.EPOLLIN)
+    left = world_size - 1
+    while left:
+        for descriptor, _ in poll.poll():
+            rank, connection = connections[descriptor]
+            data = connection.recv(1 << 20)
+            if not data:
+                raise SystemExit(f"rank {rank} was dropped")
+            if rank not in stage:
+                stage[rank] = -1
+                connection.send(messages[rank])
+                continue
+            stage[rank] = (
+                int.from_bytes(data[:4], "big") + 4 - len(data) if stage[rank] < 0 else stage[rank] - len(data)
+            )
+            if stage[rank] == 0:
+                left -= 1
+
+
+def _rank_0(world_size: int) -> tuple[float, float]:
+    """Seconds from the first connection to the end, and resident megabytes at the end."""
+    listener = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
+    peers = subprocess.Popen(
+        [sys.executable, __file__, "peers", str(listener.getsockname()[1]), str(world_size)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert peers.stdout is not None
+    assert peers.stdin is not None
+    peers.stdout.readline()
+    desk = Desk(listener, record(0, world_size), JOB)
+    peers.stdin.write("\n")
+    peers.stdin.flush()
+    select.select([listener], [], [])
+    start = time.perf_counter()
+    desk.hold(300)
+    took = time.perf_counter() - start
+    status = Path("/proc/self/status").read_text()
+    peak = int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
+    assert peers.wait(60) == 0
+    return took, peak * 1024 / 1e6
+
+
+def scale(world_size: int, runs: int) -> tuple[float, float]:
+    """Median milliseconds a rank, and the most resident megabytes, each run in a process of its own."""
+    results = []
+    for _ in range(runs):
+        done = subprocess.run(
+            [sys.executable, __file__, "rank0", str(world_size)], capture_output=True, text=True, check=True
+        )
+        results.append(tuple(map(float, done.stdout.split())))
+    return statistics.median(took for took, _ in results) / world_size * 1e3, max(peak for _, peak in results)
+
+
+def naming(join_timeout: float, *ranks: Record, world_size: int = 8) -> tuple[list[str], float]:
+    """The code that each of these ranks ends with, and the seconds from the last arrival to the last of the errors."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port, ends, codes = listener.getsockname()[1], [], []
+
+    def ended(meet: Callable[[], object]) -> None:
+        try:
+            meet()
+        except DistbootError as error:
+            codes.append(error.code)
+        ends.append(time.perf_counter())
+
+    desk = Desk(listener, record(0, world_size), JOB)
+    threads = [threading.Thread(target=ended, args=(lambda: desk.hold(join_timeout),))]
+    for each in ranks:
+        caller = Caller(["127.0.0.1"], [port], each, JOB)
+        threads.append(threading.Thread(target=ended, args=(lambda caller=caller: caller.report(join_timeout),)))
+    for thread in threads[:-1]:
+        thread.start()
+    arrived = time.perf_counter()
+    if join_timeout > 10:
+        time.sleep(0.5)  # for all but the last one, whose arrival ends the roll call, to be there
+        arrived = time.perf_counter()
+    threads[-1].start()
+    for thread in threads:
+        thread.join()
+    listener.close()
+    return codes, max(ends) - arrived
+
+
+CASES: dict[str, tuple[str, float, list[Record]]] = {
+    "a missing rank (join timeout: 2 s)": (
+        "missing-rank", 2.0, [record(rank, 8) for rank in range(1, 7)],
+    ),
+    "a duplicate rank": ("duplicate-rank", 60.0, [record(1, 8), replace(record(1, 8), pid=7)]),
+    "disagreeing sizes": ("roster-mismatch", 60.0, [record(1, 8), record(2, 16)]),
+    "a shared accelerator": ("shared-accelerator", 60.0, [record(1, 8, device="GPU-1"), record(2, 8, device="GPU-1")]),
+}  # fmt: skip
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "peers":
+        _peers(int(sys.argv[2]), int(sys.argv[3]))
+    else:
+        print(*_rank_0(int(sys.argv[2])))
+        os._exit(0)  # thousands of sockets need not be closed one by one

@@ -1,0 +1,245 @@
+"""The roll call and real Gloo over three hosts, as networks are: names missing, links down, ports taken.
+
+The hosts are network namespaces (see cluster/README.md); each test sets up the names that they know.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hosts import Hosts, missing_for_hosts
+from launched import PLAIN, WHO, json_lines, needs_torch
+
+pytestmark = [pytest.mark.skipif(missing_for_hosts() is not None, reason=str(missing_for_hosts())), needs_torch]
+
+NAMES = ("nodea", "nodeb", "nodec")
+ADDRESSES = dict(zip(NAMES, ("10.77.0.11", "10.77.0.12", "10.77.0.13"), strict=True))
+V6 = dict(zip(NAMES, ("fd77::11", "fd77::12", "fd77::13"), strict=True))
+UNEVEN = ("nodea", "nodea", "nodeb", "nodec")
+CYCLIC = ("nodea", "nodeb", "nodec", "nodea")
+WRAPPER = ("-m", "distboot")
+SHOW_JOB = ("-m", "distboot", "show", "--job")
+Done = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture
+def three() -> Iterator[Hosts]:
+    """Three hosts for one test, which may break them."""
+    with Hosts.up(("head", *NAMES)) as hosts:
+        (hosts.shared / "who.py").write_text(WHO)
+        (hosts.shared / "plain.py").write_text(PLAIN)
+        yield hosts
+
+
+def _knows(hosts: Hosts, host: str, names: Mapping[str, str]) -> None:
+    """What a host finds in its /etc/hosts: name -> address."""
+    text = "".join(f"{address} {name}\n" for name, address in names.items())
+    own = f"/tmp/hosts-of-{host}"
+    mount = f"umount /etc/hosts; printf %s {shlex.quote(text)} > {own}; mount -n --bind {own} /etc/hosts"
+    assert hosts.run(host, ["sh", "-c", mount]).returncode == 0
+
+
+def _job(
+    hosts: Hosts,
+    layout: Sequence[str],
+    *command: str,
+    late: Mapping[int, Callable[[], Any]] | None = None,
+    absent: Sequence[int] = (),
+    each: Mapping[int, Mapping[str, str]] | None = None,
+    **variables: str,
+) -> dict[int, Done]:
+    """One process a rank, started by hand with RANK, WORLD_SIZE and the address; `late` waits before it starts one."""
+    base = {"MASTER_ADDR": "nodea", "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1", "PYTHONPATH": "", **variables}
+
+    def start(rank: int) -> Done:
+        (late or {}).get(rank, lambda: None)()
+        env = {**base, "RANK": str(rank), "WORLD_SIZE": str(len(layout)), **(each or {}).get(rank, {})}
+        return hosts.run(layout[rank], [sys.executable, *command], env, timeout=90)
+
+    ranks = [rank for rank in range(len(layout)) if rank not in absent]
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return dict(zip(ranks, pool.map(start, ranks), strict=True))
+
+
+def _places(done: Mapping[int, Done]) -> list[tuple[object, ...]]:
+    lines = [json_lines(each)[0] for each in done.values()]
+    return [(line["host"], int(str(line["NODE_RANK"])), line["LOCAL_RANK"], line["LOCAL_WORLD_SIZE"]) for line in lines]
+
+
+EXACT = {
+    UNEVEN: [("nodea", 0, 0, 2), ("nodea", 0, 1, 2), ("nodeb", 1, 0, 1), ("nodec", 2, 0, 1)],
+    CYCLIC: [("nodea", 0, 0, 2), ("nodeb", 1, 0, 1), ("nodec", 2, 0, 1), ("nodea", 0, 1, 2)],
+    ("nodec", "nodeb", "nodea"): [("nodec", 0, 0, 1), ("nodeb", 1, 0, 1), ("nodea", 2, 0, 1)],
+}
+
+
+@pytest.mark.parametrize("layout", EXACT, ids=["uneven", "cyclic", "reversed"])
+@pytest.mark.parametrize("command", [("who.py",), (*WRAPPER, "plain.py")], ids=["init", "wrapper"])
+def test_three_hosts_are_exact(hosts3: Hosts, layout: tuple[str, ...], command: tuple[str, ...]) -> None:
+    done = _job(hosts3, layout, *command, MASTER_ADDR=layout[0])
+    assert _places(done) == EXACT[layout]
+
+
+@pytest.fixture(scope="module")
+def hosts3() -> Iterator[Hosts]:
+    """Three hosts for the tests that leave them as they are."""
+    with Hosts.up(("head", *NAMES)) as hosts:
+        (hosts.shared / "who.py").write_text(WHO)
+        (hosts.shared / "plain.py").write_text(PLAIN)
+        yield hosts
+
+
+@pytest.mark.parametrize("command", [("who.py",), (*WRAPPER, "plain.py")], ids=["init", "wrapper"])
+@pytest.mark.parametrize("own", ["127.0.1.1", None], ids=["127.0.1.1", "nothing"])
+def test_host_that_does_not_know_its_own_address(three: Hosts, command: tuple[str, ...], own: str | None) -> None:
+    """Debian writes the first into /etc/hosts; either kills Gloo, which looks its own host name up."""
+    for host in NAMES:
+        others = {name: address for name, address in ADDRESSES.items() if name != host}
+        _knows(three, host, others if own is None else {**others, host: own})
+    assert _places(_job(three, CYCLIC, *command)) == EXACT[CYCLIC]
+
+
+def test_hosts_without_any_names(three: Hosts) -> None:
+    for host in NAMES:
+        _knows(three, host, {})
+    assert _places(_job(three, UNEVEN, "who.py", MASTER_ADDR=ADDRESSES["nodea"])) == EXACT[UNEVEN]
+
+
+@pytest.mark.parametrize("command", [("who.py",), (*WRAPPER, "plain.py")], ids=["init", "wrapper"])
+@pytest.mark.parametrize("given", ["nodea", "fd77::11", "[fd77::11]"])
+def test_hosts_with_ipv6_only(three: Hosts, command: tuple[str, ...], given: str) -> None:
+    for host in NAMES:
+        change = f"ip -6 addr add {V6[host]}/64 dev eth0 nodad && ip -4 addr flush dev eth0"
+        assert three.run(host, ["sh", "-c", change]).returncode == 0
+        _knows(three, host, V6)
+    assert _places(_job(three, UNEVEN, *command, MASTER_ADDR=given)) == EXACT[UNEVEN]
+
+
+def test_variables_for_interfaces_are_set_only_where_they_are_not(hosts3: Hosts) -> None:
+    (hosts3.shared / "seen.py").write_text(
+        "import json, os, distboot\n"
+        "with distboot.init(join_timeout=60):\n"
+        "    print(json.dumps([os.environ[f'{of}_SOCKET_IFNAME'] for of in ('GLOO', 'NCCL', 'TP')]))\n"
+    )
+    done = _job(hosts3, ("nodea", "nodeb"), "seen.py", each={1: {"NCCL_SOCKET_IFNAME": "^lo,docker"}})
+    assert [json.loads(done[rank].stdout) for rank in (0, 1)] == [
+        ["eth0", "=eth0", "eth0"],
+        ["eth0", "^lo,docker", "eth0"],
+    ]
+
+
+def test_interface_that_one_host_lacks_is_told_to_all_at_once(hosts3: Hosts) -> None:
+    done = _job(hosts3, UNEVEN, "who.py", each={3: {"GLOO_SOCKET_IFNAME": "ib0"}})
+    for rank, each in done.items():
+        assert each.returncode == 1
+        assert "error[unknown-interface]" in each.stderr
+        assert ("" if rank == 3 else "rank 3 on 'nodec': ") + "GLOO_SOCKET_IFNAME='ib0'" in each.stderr
+
+
+def test_host_that_is_cut_off_before_it_joins_is_named_everywhere(three: Hosts) -> None:
+    assert three.run("nodec", ["ip", "link", "set", "eth0", "down"]).returncode == 0
+    done = _job(three, UNEVEN, *SHOW_JOB, DISTBOOT_JOIN_TIMEOUT="4")
+    assert {each.returncode for each in done.values()} == {75}
+    for rank in (0, 1, 2):
+        assert "missing 3" in done[rank].stderr.splitlines()[-2]
+    assert "rank 3 on nodec: rank 0 did not answer at nodea:29500 within 4 s: Network is unreachable" in done[3].stderr
+
+
+def test_host_whose_packets_are_dropped_is_named_everywhere(three: Hosts) -> None:
+    # A route into nothing is a firewall that answers nobody.
+    nowhere = ["lladdr", "02:00:00:00:00:01", "dev", "eth0"]
+    assert three.run("nodea", ["ip", "neigh", "replace", ADDRESSES["nodec"], *nowhere]).returncode == 0
+    done = _job(three, UNEVEN, *SHOW_JOB, DISTBOOT_JOIN_TIMEOUT="4")
+    assert {each.returncode for each in done.values()} == {75}
+    for rank in (0, 1, 2):
+        assert "missing 3" in done[rank].stderr.splitlines()[-2]
+    assert "rank 0 did not answer at nodea:29500 within 4 s: timed out" in done[3].stderr
+
+
+def test_host_that_is_cut_off_after_it_joined_is_named_everywhere(three: Hosts) -> None:
+    (three.shared / "cut.py").write_text(
+        "import subprocess, sys, distboot.rollcall.meeting as m\n"
+        "ready = m.Meeting.ready\n"
+        "def cut(self, step):\n"
+        "    if self.placement.rank == 3: subprocess.run(['ip', 'link', 'set', 'eth0', 'down'], check=True)\n"
+        "    return ready(self, step)\n"
+        "m.Meeting.ready = cut\n"
+        "import distboot; distboot.init(join_timeout=8)\n"
+    )
+    done = _job(three, UNEVEN, "cut.py")
+    for rank in (0, 1, 2):
+        assert "all ranks joined, and then did not get ready in time: rank 3 (node 2)" in done[rank].stderr
+    assert "error[rank-failed]: rank 3 on nodec: all ranks joined, and then rank 0" in done[3].stderr
+
+
+def test_master_that_is_late_is_waited_for_and_said(three: Hosts) -> None:
+    late = {0: lambda: three.run("nodea", ["sleep", "20"])}
+    done = _job(three, ("nodea", "nodeb"), "who.py", late=late)
+    assert _places(done) == [("nodea", 0, 0, 1), ("nodeb", 1, 0, 1)]
+    assert "rank 1 on nodeb: rank 0 does not answer at nodea:29500 yet (Connection refused)" in done[1].stderr
+
+
+def test_master_that_never_comes_is_named_by_all(hosts3: Hosts) -> None:
+    done = _job(hosts3, UNEVEN, *SHOW_JOB, absent=[0], DISTBOOT_JOIN_TIMEOUT="3")
+    for rank, each in done.items():
+        assert each.returncode == 75
+        assert f"rank {rank} on {UNEVEN[rank]}: rank 0 did not answer at nodea:29500 within 3 s" in each.stderr
+
+
+def test_name_that_resolves_only_later_is_waited_for_and_said(three: Hosts) -> None:
+    _knows(three, "nodeb", {})
+
+    def learn() -> None:
+        three.run("nodeb", ["sleep", "4"])
+        _knows(three, "nodeb", ADDRESSES)
+
+    with ThreadPoolExecutor(1) as pool:
+        learning = pool.submit(learn)
+        done = _job(three, ("nodea", "nodeb"), "who.py")
+        learning.result()
+    assert _places(done) == [("nodea", 0, 0, 1), ("nodeb", 1, 0, 1)]
+    assert "rank 0 does not answer at nodea:29500 yet (" in done[1].stderr
+    assert "name resolution" in done[1].stderr
+
+
+def test_port_that_a_stranger_has_is_left_to_him(three: Hosts) -> None:
+    stranger = "import socket, time; s = socket.create_server(('', 29500)); print('up', flush=True); time.sleep(60)"
+    command = three.command("nodea", [sys.executable, "-c", stranger])
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=three.environment(), text=True) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "up\n"
+        done = _job(three, UNEVEN, *SHOW_JOB)
+        program.kill()
+    assert [each.returncode for each in done.values()] == [0] * 4, done
+    assert "rank 0 at nodea, port 29500." not in done[0].stdout
+    assert "port 29500 is taken" in done[0].stderr
+
+
+@pytest.mark.parametrize("command", [("who.py",), (*WRAPPER, "plain.py")], ids=["init", "wrapper"])
+def test_two_jobs_with_one_port_on_the_same_hosts_both_come_up(hosts3: Hosts, command: tuple[str, ...]) -> None:
+    def job(secret: str) -> dict[int, Done]:
+        return _job(hosts3, CYCLIC, *command, DISTBOOT_SECRET=secret)
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in pool.map(job, ("one", "two")):
+            assert _places(done) == EXACT[CYCLIC]
+
+
+def test_what_differs_between_the_ranks_is_said_once(hosts3: Hosts) -> None:
+    done = _job(hosts3, UNEVEN, *SHOW_JOB, "--json", each={3: {"NCCL_IB_DISABLE": "1"}})
+    said = "rank 3 (node 2): NCCL_IB_DISABLE='1', others not set"
+    assert f"distboot: rank 0 on nodea: warning: {said}" in done[0].stderr
+    assert json.loads(done[0].stdout)["warnings"] == [said]
+    assert all("NCCL" not in done[rank].stderr for rank in (1, 2, 3))
+
+
+def test_loopback_that_all_hosts_are_told_is_named(hosts3: Hosts) -> None:
+    done = _job(hosts3, ("nodea", "nodeb"), *SHOW_JOB, MASTER_ADDR="localhost", DISTBOOT_JOIN_TIMEOUT="2")
+    assert "localhost is this very host: if rank 0 is on another one, set MASTER_ADDR to its name" in done[1].stderr
