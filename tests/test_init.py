@@ -119,7 +119,7 @@ def test_rank_0_that_never_comes(run: Run, free_port: int) -> None:
     env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
     code, text = _failed(run, "join_timeout=1.5", env)
     assert code == "missing-rank"
-    where = f"rank 1 on {os.uname().nodename}: rank 0 did not answer at 127.0.0.1:{free_port} within 1.5 s"
+    where = f"rank 1 on {os.uname().nodename}: rank 0 did not answer at 127.0.0.1:{free_port} (from MASTER_ADDR)"
     assert where in text
     assert "127.0.0.1 is this very host" in text
 
@@ -144,7 +144,8 @@ def test_port_that_somebody_else_has_is_not_needed(run: Run) -> None:
 def test_unresolvable_address(run: Run) -> None:
     env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "nowhere.invalid", "MASTER_PORT": "29500"}
     code, text = _failed(run, "join_timeout=0.5", env)
-    assert (code, "'nowhere.invalid', which did not resolve within 0.5 s" in text) == ("unresolvable-address", True)
+    assert code == "unresolvable-address"
+    assert "rank 0 did not answer at nowhere.invalid:29500 (from MASTER_ADDR) within 0.5 s: Name or service" in text
 
 
 def test_interface_that_this_host_does_not_have(run: Run, port: int) -> None:

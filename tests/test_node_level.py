@@ -110,7 +110,7 @@ def test_pod_of_a_pytorchjob_starts_its_ranks(distboot: Run, who: str, port: int
 
 @needs_torch
 def test_pod_of_one_process_is_the_same_rank_inside_the_wrapper(distboot: Run) -> None:
-    pod = {**TRAINJOB, "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1"}
+    pod = {**TRAINJOB, "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1", "DISTBOOT_ROLL_CALL": "0"}
     result = distboot("run", "--", sys.executable, "-m", "distboot", "show", "--json", env=pod)
     (line,) = json_lines(result)
     assert (line["launcher"], line["rank"], line["world_size"]) == ("kubeflow", 1, 2)

@@ -149,7 +149,10 @@ def test_host_that_is_cut_off_before_it_joins_is_named_everywhere(three: Hosts) 
     assert {each.returncode for each in done.values()} == {75}
     for rank in (0, 1, 2):
         assert "missing 3" in done[rank].stderr.splitlines()[-2]
-    assert "rank 3 on nodec: rank 0 did not answer at nodea:29500 within 4 s: Network is unreachable" in done[3].stderr
+    assert (
+        "rank 3 on nodec: rank 0 did not answer at nodea:29500 (from MASTER_ADDR) within 4 s: Network is unreachable"
+        in done[3].stderr
+    )
 
 
 def test_host_whose_packets_are_dropped_is_named_everywhere(three: Hosts) -> None:
@@ -160,7 +163,7 @@ def test_host_whose_packets_are_dropped_is_named_everywhere(three: Hosts) -> Non
     assert {each.returncode for each in done.values()} == {75}
     for rank in (0, 1, 2):
         assert "missing 3" in done[rank].stderr.splitlines()[-2]
-    assert "rank 0 did not answer at nodea:29500 within 4 s: timed out" in done[3].stderr
+    assert "rank 0 did not answer at nodea:29500 (from MASTER_ADDR) within 4 s: timed out" in done[3].stderr
 
 
 def test_host_that_is_cut_off_after_it_joined_is_named_everywhere(three: Hosts) -> None:
@@ -190,7 +193,10 @@ def test_master_that_never_comes_is_named_by_all(hosts3: Hosts) -> None:
     done = _job(hosts3, UNEVEN, *SHOW_JOB, absent=[0], DISTBOOT_JOIN_TIMEOUT="3")
     for rank, each in done.items():
         assert each.returncode == 75
-        assert f"rank {rank} on {UNEVEN[rank]}: rank 0 did not answer at nodea:29500 within 3 s" in each.stderr
+        assert (
+            f"rank {rank} on {UNEVEN[rank]}: rank 0 did not answer at nodea:29500 (from MASTER_ADDR) within 3 s"
+            in each.stderr
+        )
 
 
 def test_name_that_resolves_only_later_is_waited_for_and_said(three: Hosts) -> None:

@@ -53,9 +53,11 @@ def test_azureml_mpi_job_on_two_hosts_is_exact(
 @needs_torch
 def test_unmodified_script_on_two_hosts_through_the_wrapper(hosts: Hosts) -> None:
     command = (sys.executable, "-m", "distboot", "plain.py")
-    lines = json_lines(_mpirun(hosts, "nodea:2,nodeb:1", *command, MASTER_ADDR="nodea"))
-    # The node rank is not known from one process alone: no number is better than a wrong one.
-    assert places_of(lines) == [(host, None, local_rank, size) for host, _, local_rank, size in UNEVEN]
+    places = [(host, str(node), local_rank, size) for host, node, local_rank, size in UNEVEN]
+    assert places_of(json_lines(_mpirun(hosts, "nodea:2,nodeb:1", *command, MASTER_ADDR="nodea"))) == places
+    lines = json_lines(_mpirun(hosts, "nodea:2,nodeb:1", *command, MASTER_ADDR="nodea", DISTBOOT_ROLL_CALL="0"))
+    # Without it the node rank is not known from one process alone: no number is better than a wrong one.
+    assert places_of(lines) == [(host, None, local_rank, size) for host, _, local_rank, size in places]
 
 
 @needs_mpirun
@@ -66,13 +68,25 @@ def test_first_of_hosts_need_not_be_the_first_in_the_alphabet(hosts: Hosts) -> N
 
 
 @needs_mpirun
-@pytest.mark.parametrize("through", ["init", "wrapper"])
-def test_bare_mpirun_on_two_hosts_says_what_to_pass(hosts: Hosts, through: str) -> None:
-    command = ["who.py"] if through == "init" else ["-m", "distboot", "plain.py"]
-    done = _mpirun(hosts, "nodea:1,nodeb:1", sys.executable, *command)
+def test_bare_mpirun_on_two_hosts_says_what_to_pass_to_the_wrapper(hosts: Hosts) -> None:
+    done = _mpirun(hosts, "nodea:1,nodeb:1", sys.executable, "-m", "distboot", "plain.py")
     assert done.returncode != 0
     assert "error[no-master-addr]" in done.stderr
     assert "mpirun -x MASTER_ADDR=" in done.stderr
+
+
+@needs_mpirun
+@needs_torch
+@pytest.mark.parametrize(
+    ("options", "places"), [((), UNEVEN), (("--map-by", "node"), CYCLIC)], ids=["uneven", "uneven-cyclic"]
+)
+def test_bare_mpirun_on_two_hosts_comes_up_with_mpi4py(
+    hosts: Hosts, options: tuple[str, ...], places: list[tuple[object, ...]]
+) -> None:
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+    lines = json_lines(_mpirun(hosts, "nodea:2,nodeb:1", sys.executable, "who.py", options=options))
+    assert places_of(lines) == places
+    assert {(line["launcher"], line["total"]) for line in lines} == {("openmpi", 6.0)}
 
 
 @needs_mpirun

@@ -86,7 +86,9 @@ def _hold(meeting: Meeting, own: Record, membership: Membership, hosts: Sequence
 
 def _call(meeting: Meeting, own: Record, membership: Membership, hosts: Sequence[str]) -> Roster:
     placement = meeting.placement
-    meeting.link = caller = Caller(hosts or [str(placement.master_addr)], candidates(placement), own, membership)
+    source = placement.sources.get("master_addr", "")
+    where = hosts or [str(placement.master_addr)]
+    meeting.link = caller = Caller(where, candidates(placement), own, membership, source)
     # One process a node says what all of them are waiting for.
     roster = caller.report(meeting.join_timeout, quiet=bool(placement.local_rank))
     meeting.store_address = (caller.address_of_rank_0(), caller.port)

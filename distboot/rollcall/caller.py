@@ -41,10 +41,14 @@ class Caller:
         ports: those that rank 0 may listen at, in the order in which it tries them.
         own: this rank's record.
         membership: what tells the ranks of this job from everybody else.
+        source: what says that rank 0 is there, for example "MASTER_ADDR".
     """
 
-    def __init__(self, hosts: Sequence[str], ports: Sequence[int], own: Record, membership: Membership) -> None:
+    def __init__(
+        self, hosts: Sequence[str], ports: Sequence[int], own: Record, membership: Membership, source: str = ""
+    ) -> None:
         self._hosts = hosts
+        self._where = f"{hosts[0]}:{ports[0]}" + (f" (from {source})" if source else "")
         self._ports = ports
         self._own = own
         self._membership = membership
@@ -60,8 +64,8 @@ class Caller:
             DistbootError: what rank 0 says is wrong with the job, or `missing-rank` for rank 0 itself.
         """
         end = time.monotonic() + join_timeout
-        where = f"{self._hosts[0]}:{self._ports[0]}"
-        waiting = Wait(f"rank {self._own.rank}", join_timeout, f"rank 0 does not answer at {where} yet", quiet=quiet)
+        line = f"rank 0 does not answer at {self.host}:{self.port} yet"
+        waiting = Wait(f"rank {self._own.rank}", join_timeout, line, quiet=quiet)
         limit = _FIRST_LIMIT
         while True:
             try:
@@ -69,7 +73,7 @@ class Caller:
             except NoAnswerError as failure:
                 last = failure
             if not waiting.once_more(str(last)):
-                raise self._unanswered(where, join_timeout, last)
+                raise self._unanswered(join_timeout, last)
             limit = min(limit * 2, _LAST_LIMIT)
 
     def knock(self, limit: float) -> Roster:
@@ -142,6 +146,8 @@ class Caller:
             self.close()
             if isinstance(error, WireError):
                 raise NoAnswerError(f"who listens there {error}") from None
+            if isinstance(error, TimeoutError):
+                raise NoAnswerError("somebody listens there, and does not answer as rank 0") from None
             if isinstance(error, OSError):
                 raise NoAnswerError(error.strerror or str(error)) from None
             raise
@@ -207,17 +213,17 @@ class Caller:
                     raise WireError(f"refused us: {quoted(message['refused'])}")
                 yield message
 
-    def _unanswered(self, where: str, join_timeout: float, why: NoAnswerError) -> DistbootError:
-        if isinstance(why, _UnresolvedError):
-            return DistbootError(
-                "unresolvable-address",
-                f"rank 0 is said to be at {self._hosts[0]!r}, which did not resolve within {join_timeout:g} s: {why}",
-                "check the name, or give an address that this host can look up",
-            )
+    def _unanswered(self, join_timeout: float, why: NoAnswerError) -> DistbootError:
         hint = "look at the output of rank 0: it ended early, never started, is on another host, or behind a firewall"
-        if all(map(is_loopback, self._hosts)):
+        if isinstance(why, _UnresolvedError):
+            hint = "check the name, or give an address that this host can look up"
+        elif all(map(is_loopback, self._hosts)):
             hint = f"{self._hosts[0]} is this very host: if rank 0 is on another one, set MASTER_ADDR to its name"
-        return DistbootError("missing-rank", f"rank 0 did not answer at {where} within {join_timeout:g} s: {why}", hint)
+        return DistbootError(
+            "unresolvable-address" if isinstance(why, _UnresolvedError) else "missing-rank",
+            f"rank 0 did not answer at {self._where} within {join_timeout:g} s: {why}",
+            hint,
+        )
 
 
 def _told(said: object) -> DistbootError:

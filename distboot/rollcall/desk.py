@@ -181,6 +181,11 @@ class Desk:
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
                     return  # nobody is there any more
+                if self._failure is not None:
+                    self._selector.unregister(
+                        self._listener
+                    )  # those that are there are told; there is no room for more
+                    return
                 raise DistbootError(
                     "too-few-files",
                     f"rank 0 may open {files_allowed()} files, too few for the connections of "

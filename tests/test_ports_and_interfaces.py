@@ -1,0 +1,172 @@
+"""The ports at which the ranks try to meet, who is kept away from them, and which interface leads to the others."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
+from captured import one
+from conftest import Run
+
+from distboot import DistbootError, detect, interfaces
+from distboot.rollcall.ports import Hold, Taken, candidates, listening
+
+SHOW_JOB = [sys.executable, "-m", "distboot", "show", "--job"]
+
+
+def _plain(rank: int, world_size: int, port: int, **more: str) -> dict[str, str]:
+    job = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    return {**job, "DISTBOOT_JOIN_TIMEOUT": "30", **more}
+
+
+def test_ports_are_the_same_on_all_ranks_and_begin_with_the_one_that_is_given() -> None:
+    ports = [candidates(detect(_plain(rank, 4, 29500))) for rank in range(4)]
+    assert ports[0][0] == 29500
+    assert len(set(ports[0])) == 5
+    assert ports == [ports[0]] * 4
+    assert not set(ports[0]) & set(candidates(detect(_plain(0, 4, 29501))))
+
+
+def test_port_of_the_agent_of_torchrun_is_left_to_it() -> None:
+    placement = detect(one("torchrun-2.13.0/1node_4procs", 2))
+    assert placement.master_port not in candidates(placement)
+    assert len(candidates(placement)) == 5
+
+
+def test_port_that_was_just_left_can_be_had_again(port: int) -> None:
+    with listening(port) as listener:
+        client = socket.create_connection(("127.0.0.1", port))
+        connection, _ = listener.accept()
+        connection.close()  # the side that closes first waits in TIME_WAIT
+        client.close()
+    listening(port).close()
+
+
+def test_listener_answers_both_families(port: int) -> None:
+    with listening(port):
+        for host in ("127.0.0.1", "::1"):
+            socket.create_connection((host, port)).close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the names are Linux's")
+def test_hold_keeps_others_away_until_it_is_closed(port: int) -> None:
+    with closing(Hold(port)):
+        listening(port).close()  # it holds a name, not the port
+        with pytest.raises(Taken):
+            Hold(port)
+    Hold(port).close()
+
+
+def test_wrapper_keeps_other_jobs_from_its_port_until_its_script_ends(clean_env: dict[str, str], port: int) -> None:
+    script = "import os, sys; print(os.environ['MASTER_PORT'], flush=True); sys.stdin.read()"
+    command = [sys.executable, "-m", "distboot", "run", "--", sys.executable, "-c", script]
+    started = [
+        subprocess.Popen(
+            command,
+            env={**clean_env, **_plain(rank, 2, port)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        assert [int(process.stdout.readline()) for process in started if process.stdout] == [port, port]
+        # Another job, while nobody listens there.
+        second = [{**clean_env, **_plain(rank, 2, port, DISTBOOT_SECRET="another")} for rank in range(2)]
+        with ThreadPoolExecutor() as pool:
+            done = list(
+                pool.map(
+                    lambda env: subprocess.run(
+                        [*SHOW_JOB, "--json"], env=env, capture_output=True, text=True, timeout=60, check=True
+                    ),
+                    second,
+                )
+            )
+        assert json.loads(done[0].stdout)["master_port"] == candidates(detect(_plain(0, 2, port)))[1]
+        assert f"port {port} is taken (another job holds it" in done[0].stderr
+    finally:
+        for process in started:
+            process.communicate("")
+
+
+def test_second_rank_0_of_a_job_is_a_duplicate_not_a_stranger(run: Run, port: int) -> None:
+    with ThreadPoolExecutor() as pool:
+        done = list(pool.map(lambda _: run(*SHOW_JOB, env=_plain(0, 2, port)), range(2)))
+    for each in done:
+        assert each.returncode == 78
+        assert "error[duplicate-rank]" in each.stderr
+        assert each.stderr.count("process ") >= 2
+
+
+def test_all_ports_taken(run: Run) -> None:
+    with socket.create_server(("", 0)) as first:
+        port = first.getsockname()[1]
+        others = [socket.create_server(("", each)) for each in candidates(detect(_plain(0, 2, port)))[1:]]
+        result = run(*SHOW_JOB, env=_plain(0, 2, port))
+        for each in others:
+            each.close()
+    assert result.returncode == 75
+    assert "error[port-taken]" in result.stderr
+    assert f"{port}: Address already in use" in result.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux's kernel is asked")
+def test_interface_of_an_address() -> None:
+    found = interfaces.addresses()
+    assert ("lo", "127.0.0.1") in found
+    assert interfaces.interface_of("127.0.0.1") is None, "it leads nowhere"
+    for name, address in found:
+        if name != "lo":
+            assert interfaces.interface_of(address) == name
+    assert interfaces.interface_of("192.0.2.99") is None
+
+
+def _refusal(**environ: str) -> DistbootError | None:
+    try:
+        interfaces.refuse_unknown(environ)
+    except DistbootError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "is_there"),
+    [
+        ("GLOO_SOCKET_IFNAME", "lo", True),
+        ("GLOO_SOCKET_IFNAME", "lo,lo", True),
+        ("GLOO_SOCKET_IFNAME", "lo,ib9", False),
+        ("GLOO_SOCKET_IFNAME", "l", False),
+        ("TP_SOCKET_IFNAME", "ib9", False),
+        ("NCCL_SOCKET_IFNAME", "l", True),
+        ("NCCL_SOCKET_IFNAME", "=l", False),
+        ("NCCL_SOCKET_IFNAME", "=lo", True),
+        ("NCCL_SOCKET_IFNAME", "ib,lo", True),
+        ("NCCL_SOCKET_IFNAME", "ib,mlx", False),
+        ("NCCL_SOCKET_IFNAME", "^ib", True),
+        ("NCCL_SOCKET_IFNAME", "", True),
+    ],
+)
+def test_interface_that_is_not_there_is_refused(variable: str, value: str, is_there: bool) -> None:
+    refusal = _refusal(**{variable: value})
+    assert (refusal is None) == is_there
+    if refusal is not None:
+        assert f"{variable}='{value}'" in refusal.message
+
+
+def test_nothing_is_left_open_by_a_roll_call(run: Run, port: int) -> None:
+    script = (
+        "import os, distboot\n"
+        "before = set(os.listdir('/proc/self/fd'))\n"
+        "try: distboot.init(join_timeout=0.2)\n"
+        "except distboot.DistbootError as error: print(error.code)\n"
+        "print(len(set(os.listdir('/proc/self/fd')) - before))\n"
+    )
+    for rank, code in ((0, "missing-rank"), (1, "missing-rank")):
+        result = run(sys.executable, "-W", "error", "-c", script, env=_plain(rank, 2, port, RANK=str(rank)))
+        assert result.stdout == f"{code}\n0\n", result.stderr
