@@ -22,7 +22,17 @@ from distboot.facts import facts
 from distboot.record import Record
 from distboot.rollcall.caller import Caller
 from distboot.rollcall.desk import Desk
-from distboot.rollcall.wire import VERSION, Membership, Session, canonical, frame
+from distboot.rollcall.wire import (
+    MOST_FROM_A_RANK,
+    MOST_FROM_RANK_0,
+    VERSION,
+    Frames,
+    Membership,
+    Session,
+    canonical,
+    frame,
+)
+from distboot.roster import Roster, roster_of
 
 JOB = Membership("5c2f10aa")
 
@@ -134,6 +144,30 @@ def naming(join_timeout: float, *ranks: Record, world_size: int = 8) -> tuple[li
     return codes, max(ends) - arrived
 
 
+def costs() -> None:
+    """What one message costs, and what grows with the square of the ranks: the figures of docs/scale.md."""
+    report = _report(7, 100_000)
+    start = time.perf_counter()
+    for _ in range(1000):
+        (message,) = Frames(MOST_FROM_A_RANK).feed(report)
+        Record.from_message(Session().opened(message, "record")[1])
+    print(f"report: {len(report)} bytes, {(time.perf_counter() - start) * 1e3:.0f} µs to read one")
+    for world_size in (1_000, 10_000, 100_000):
+        records = [record(rank, world_size) for rank in range(world_size)]
+        start = time.perf_counter()
+        roster = roster_of(records)
+        made = time.perf_counter() - start
+        start = time.perf_counter()
+        answer = Session().sealed("roster", canonical(roster.as_message()))
+        sealed = time.perf_counter() - start
+        start = time.perf_counter()
+        (message,) = Frames(MOST_FROM_RANK_0).feed(answer)
+        Roster.from_message(message["roster"]).seat(world_size - 1)
+        read = time.perf_counter() - start
+        said = f"{made * 1e3:.0f} ms to draw up, {sealed * 1e3:.0f} ms to write, {read * 1e3:.0f} ms to read"
+        print(f"{world_size} ranks: roster {len(answer)} bytes, {said}")
+
+
 CASES: dict[str, tuple[str, float, list[Record]]] = {
     "a missing rank (join timeout: 2 s)": (
         "missing-rank", 2.0, [record(rank, 8) for rank in range(1, 7)],
@@ -145,7 +179,9 @@ CASES: dict[str, tuple[str, float, list[Record]]] = {
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "peers":
+    if sys.argv[1] == "costs":
+        costs()
+    elif sys.argv[1] == "peers":
         _peers(int(sys.argv[2]), int(sys.argv[3]))
     else:
         print(*_rank_0(int(sys.argv[2])))

@@ -7,7 +7,7 @@ import shutil
 import sys
 from argparse import ArgumentTypeError
 
-from .. import interfaces, nodes, supervise
+from .. import nodes, supervise
 from ..detection import detect
 from ..errors import DistbootError, printable, quoted, said_by
 from ..exports import applied, variables
@@ -42,7 +42,8 @@ def main(arguments: list[str]) -> int:
             wait_until_resolves(placement, seconds)
             exports = variables(placement, os.environ, named=parsed.launcher)
             return supervise.run(command, applied(exports, os.environ))
-        from ..rollcall.attend import attend  # only here, so that a process that is alone does not pay for sockets
+        from .. import interfaces  # here and below, so that a process that is alone does not pay for sockets
+        from ..rollcall.attend import attend
 
         with attend(placement, os.environ, seconds) as meeting:
             exports = variables(meeting.placement, os.environ, named=parsed.launcher)
