@@ -40,7 +40,7 @@ JOB = Membership("5c2f10aa")
 def record(rank: int, world_size: int, **more: object) -> Record:
     """A rank on a node of eight, with the facts of this very Python."""
     node = f"node-{rank // 8:05}"
-    return Record(rank, "slurm", node, f"{node}/boot", 1000 + rank, world_size, facts=facts({}, 8), **more)  # type: ignore[arg-type]
+    return Record(rank, "slurm", node, f"{node}/boot", 1000 + rank, str(rank), world_size, facts=facts({}, 8), **more)  # type: ignore[arg-type]
 
 
 def _report(rank: int, world_size: int) -> bytes:
@@ -172,7 +172,7 @@ CASES: dict[str, tuple[str, float, list[Record]]] = {
     "a missing rank (join timeout: 2 s)": (
         "missing-rank", 2.0, [record(rank, 8) for rank in range(1, 7)],
     ),
-    "a duplicate rank": ("duplicate-rank", 60.0, [record(1, 8), replace(record(1, 8), pid=7)]),
+    "a duplicate rank": ("duplicate-rank", 60.0, [record(1, 8), replace(record(1, 8), pid=7, process="7")]),
     "disagreeing sizes": ("roster-mismatch", 60.0, [record(1, 8), record(2, 16)]),
     "a shared accelerator": ("shared-accelerator", 60.0, [record(1, 8, device="GPU-1"), record(2, 8, device="GPU-1")]),
 }  # fmt: skip

@@ -5,6 +5,7 @@ NVIDIA's driver lists its devices under /proc/driver/nvidia, AMD's under /sys/cl
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -56,8 +57,12 @@ def _nvidia(root: Path) -> list[str]:
     with suppress(OSError):
         for path in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
             # GPU UUID: 	 GPU-9a1c4b7e-…
-            uuid = re.search(r"^GPU UUID:\s*(GPU-[0-9a-f-]+)\s*$", path.read_text(), re.MULTILINE)
-            ids.append(uuid[1] if uuid else path.parent.name)
+            # Device Minor: 	 0
+            said = dict(re.findall(r"^(GPU UUID|Device Minor):\s*(\S+)\s*$", path.read_text(), re.MULTILINE))
+            device = root / f"dev/nvidia{said.get('Device Minor', '')}"
+            # /proc lists them all; with Slurm's ConstrainDevices a task may open its own only, and numbers it 0.
+            if os.access(device, os.R_OK | os.W_OK):
+                ids.append(said.get("GPU UUID", path.parent.name))
     return ids
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 # From sysexits.h: 78 is EX_CONFIG (mend the environment first), 75 is EX_TEMPFAIL (worth a retry), 74 is EX_IOERR;
 # 126 and 127 are what POSIX shells return for a command that cannot be run or found.
@@ -68,8 +68,9 @@ def on_this_host(who: str | None) -> str:
 
 def tell(who: str | None, text: str) -> None:
     """Print a line about this process on stderr; in one piece, because other ranks may write there too."""
-    sys.stderr.write(f"distboot: {on_this_host(who)}{text}\n")
-    sys.stderr.flush()
+    with suppress(OSError, ValueError, AttributeError):  # closed, or full: a line is not worth the job
+        sys.stderr.write(f"distboot: {on_this_host(who)}{text}\n")
+        sys.stderr.flush()
 
 
 class DistbootError(Exception):

@@ -8,17 +8,24 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from . import accelerators
-from .errors import CODES, DistbootError
+from .errors import CODES, DistbootError, printable
 from .facts import facts
 from .placement import Placement
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeGuard
 
 _LONGEST_TEXT = 1000  # characters
 _MOST_FACTS = 100
 _LARGEST = 1 << 32  # of any number in a record
-_TEXTS = ("launcher", "host", "node")
+_TEXTS = ("launcher", "host", "node", "process")
 _NUMBERS = ("rank", "pid", "world_size")
 _PLACE = ("local_rank", "local_world_size", "node_rank", "num_nodes")
 _TIMES = ("clock", "patience")
+
+
+Problem = tuple[str, str, str]  # code, message and hint of an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +34,7 @@ class Record:
 
     Attributes:
         node: equal on two ranks only when they are in the same container or on the same bare host.
+        process: random, and the same on all connections of one process: two containers may both have process 1.
         facts: pairs of name and value that should be the same on all ranks.
         device: id of the accelerator that this rank will use.
         problem: code, message and hint of the error for which it cannot take part.
@@ -39,6 +47,7 @@ class Record:
     host: str
     node: str
     pid: int
+    process: str
     world_size: int
     local_rank: int | None = None
     local_world_size: int | None = None
@@ -46,7 +55,7 @@ class Record:
     num_nodes: int | None = None
     facts: tuple[tuple[str, str], ...] = ()
     device: str | None = None
-    problem: tuple[str, str, str] | None = None
+    problem: Problem | None = None
     clock: float = 0.0
     patience: float = 86400.0
 
@@ -79,12 +88,21 @@ class Record:
         device, problem = message.get("device"), message.get("problem")
         _check(device is None or _is_text(device), "device", "text")
         _check(problem is None or is_problem(problem), "problem", "error")
-        return cls(**{**message, "facts": tuple(facts.items()), "problem": problem and tuple(problem)})
+        return cls(
+            **{**message, "facts": tuple(facts.items()), "problem": problem if problem is None else tuple(problem)}
+        )
 
 
-def is_problem(value: object) -> bool:
+def is_problem(value: object) -> TypeGuard[Problem]:
     """Whether it is code, message and hint of an error, as somebody who may be anybody sent it."""
-    return isinstance(value, list | tuple) and len(value) == 3 and all(map(_is_text, value)) and value[0] in CODES
+    return isinstance(value, list | tuple) and len(value) == 3 and all(map(_is_text, value))
+
+
+def as_error(problem: Problem, whose: str) -> DistbootError:
+    """The error that somebody else sent. His distboot may be newer and have a code that ours has not."""
+    code, message, hint = problem
+    message, hint = ("\n".join(map(printable, text.split("\n"))) for text in (message, hint))
+    return DistbootError(code if code in CODES else "rank-failed", f"{whose}: {message}", hint)
 
 
 def own_record(
@@ -106,6 +124,7 @@ def own_record(
         host=host,
         node=f"{host}/{_boot_id()}/{_network()}",
         pid=os.getpid(),
+        process=os.urandom(8).hex(),
         world_size=placement.world_size,
         local_rank=placement.local_rank,
         local_world_size=placement.local_world_size,
@@ -117,7 +136,7 @@ def own_record(
     )
 
 
-def as_problem(error: DistbootError | None) -> tuple[str, str, str] | None:
+def as_problem(error: DistbootError | None) -> Problem | None:
     """An error as it is sent."""
     return None if error is None else (error.code, error.message[:_LONGEST_TEXT], error.hint[:_LONGEST_TEXT])
 

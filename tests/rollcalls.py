@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from distboot import DistbootError
@@ -21,7 +22,8 @@ HELLO = frame({"distboot": VERSION, "job": OURS.job, "nonce": "0" * 32})
 
 def record(rank: int, world_size: int, node: str = "a", **more: Any) -> Record:
     """A record of a rank on a node."""
-    return Record(rank, "openmpi", node, f"{node}/boot", 1000 + rank, world_size, **more)
+    pid = 1000 + rank
+    return Record(rank, "openmpi", node, f"{node}/boot", pid, f"{node}/{pid}", world_size, **more)
 
 
 class Process(threading.Thread):
@@ -107,6 +109,40 @@ class Rank(Process):
                 self.caller.confirm(ready, join_timeout)
         finally:
             self.caller.close()
+
+
+class FakeRank0(threading.Thread):
+    """Somebody who listens where rank 0 is expected, and does to each connection what a function says."""
+
+    def __init__(self, talk: Callable[[socket.socket], None]) -> None:
+        super().__init__(daemon=True)
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self.listener.getsockname()[1]
+        self.talk = talk
+        self.start()
+
+    def run(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self.listener.accept()
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            self.talk(connection)
+
+    def close(self) -> None:
+        with suppress(OSError):  # a second time
+            self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        self.join(30)
+
+
+def welcome(connection: socket.socket) -> None:
+    """What rank 0 answers to a hello; then it has read the record, too."""
+    connection.recv(65536)
+    connection.sendall(frame({"distboot": VERSION, "challenge": "0" * 32}))
+    connection.recv(65536)
 
 
 def peer(port: int, data: bytes) -> socket.socket:

@@ -104,17 +104,20 @@ IRQ:   \t\t 213
 GPU UUID: \t {uuid}
 Video BIOS: \t 96.00.74.00.01
 Bus Location: \t {bus}
-Device Minor: \t 0
+Device Minor: \t {minor}
 """
 UUIDS = ["GPU-11111111-aaaa", "GPU-22222222-bbbb", "GPU-33333333-cccc"]
 
 
 @pytest.fixture
 def nvidia(tmp_path: Path) -> Path:
-    for bus, uuid in (("0000:1b:00.0", UUIDS[2]), ("0000:04:00.0", UUIDS[0]), ("0000:0c:00.0", UUIDS[1])):
+    (tmp_path / "dev").mkdir()
+    buses = (("0000:1b:00.0", UUIDS[2]), ("0000:04:00.0", UUIDS[0]), ("0000:0c:00.0", UUIDS[1]))
+    for minor, (bus, uuid) in enumerate(buses):
+        (tmp_path / f"dev/nvidia{minor}").touch()
         folder = tmp_path / "proc/driver/nvidia/gpus" / bus
         folder.mkdir(parents=True)
-        (folder / "information").write_text(INFORMATION.format(uuid=uuid, bus=bus))
+        (folder / "information").write_text(INFORMATION.format(uuid=uuid, bus=bus, minor=minor))
     (tmp_path / "proc/driver/nvidia/version").write_text(
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\nGCC 12\n"
     )
@@ -138,6 +141,12 @@ def test_accelerators_as_the_visibility_variable_leaves_them(nvidia: Path, choic
     environ = {} if choice is None else {"CUDA_VISIBLE_DEVICES": choice}
     assert accelerators.visible(environ, nvidia) == seen
     assert accelerators.nvidia_driver(nvidia) == "550.54.15"
+
+
+def test_accelerators_of_other_tasks_do_not_count(nvidia: Path) -> None:
+    (nvidia / "dev/nvidia1").unlink()  # for root, who may open everything; Slurm's cgroup denies it
+    assert accelerators.visible({}, nvidia) == UUIDS[1:]
+    assert accelerators.visible({"CUDA_VISIBLE_DEVICES": "0"}, nvidia) == [UUIDS[1]]
 
 
 def test_amd_accelerators(tmp_path: Path) -> None:

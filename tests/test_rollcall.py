@@ -82,7 +82,7 @@ def test_missing_rank_0_is_named_by_every_other() -> None:
 
 def test_second_process_with_the_same_rank_ends_the_job_at_once(rank0: Callable[..., Rank0]) -> None:
     first = rank0(4, 600)
-    ranks = [Rank(first.port, record(1, 4)), Rank(first.port, replace(record(1, 4, "b"), pid=77))]
+    ranks = [Rank(first.port, record(1, 4)), Rank(first.port, replace(record(1, 4, "b"), pid=77, process="77"))]
     for error in [each.failed() for each in (first, *ranks)]:
         assert error.code == "duplicate-rank"
         for said in ("rank 1 is there twice", "process 1001 on 'a'", "process 77 on 'b'"):
@@ -203,9 +203,9 @@ def test_who_comes_after_the_last_rank_gets_no_roster(rank0: Callable[..., Rank0
 def test_secret_is_needed_on_both_sides(rank0: Callable[..., Rank0], capfd: pytest.CaptureFixture[str]) -> None:
     ours, others = Membership(OURS.job, "correct horse"), Membership(OURS.job, "battery staple")
     first = rank0(2, 20, ours)
-    for wrong in (others, OURS):
+    for wrong, why in ((others, "the peer has another DISTBOOT_SECRET"), (OURS, "the peer has no DISTBOOT_SECRET")):
         error = Rank(first.port, record(1, 2), 0.3, wrong).failed()
-        assert "does not know DISTBOOT_SECRET" in error.message
+        assert why in error.message
     assert Rank(first.port, record(1, 2), 20, ours).met()
     said = capfd.readouterr().err + repr(ours) + repr(Session("correct horse"))
     assert "horse" not in said
@@ -215,7 +215,8 @@ def test_secret_is_needed_on_both_sides(rank0: Callable[..., Rank0], capfd: pyte
 def test_rank_0_without_the_secret_is_not_believed(rank0: Callable[..., Rank0]) -> None:
     first = rank0(2, 2.0)
     error = Rank(first.port, record(1, 2), 0.5, Membership(OURS.job, "correct horse")).failed()
-    assert "does not know DISTBOOT_SECRET" in error.message
+    assert "the peer has a DISTBOOT_SECRET, and there is none here" in error.message
+    assert "refused: the peer has a DISTBOOT_SECRET, and there is none here" in first.failed().message
 
 
 def test_what_was_said_once_proves_nothing_anywhere_else() -> None:
@@ -293,7 +294,7 @@ def test_every_rank_hears_of_a_file_limit_that_is_too_low(clean_env: dict[str, s
 
 def test_record_survives_the_wire() -> None:
     full = Record(
-        1, "mpich", "h", "h/b", 7, 9, 1, 2, 3, 4, (("torch", "2.13.0"),), "GPU-1", ("usage", "m", "h"), 1.5, 2.5
+        1, "mpich", "h", "h/b", 7, "p", 9, 1, 2, 3, 4, (("torch", "2.13.0"),), "GPU-1", ("usage", "m", "h"), 1.5, 2.5
     )
     (message,) = Frames(10_000).feed(frame(full.as_message()))
     assert Record.from_message(message) == full

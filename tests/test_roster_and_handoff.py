@@ -28,6 +28,7 @@ def _records(nodes: str, **known: list[int]) -> list[Record]:
             node,
             f"{node}/boot",
             1000 + rank,
+            str(rank),
             len(nodes),
             *(known[field][rank] if field in known else None for field in fields),  # type: ignore[arg-type]
         )
@@ -146,7 +147,7 @@ def test_handoff_needs_no_quoting() -> None:
 
 def test_two_hosts_of_one_name_are_two_nodes() -> None:
     records = [
-        Record(rank, "torch", "host", f"host/{boot}", 1, 2, None, None, None, None)
+        Record(rank, "torch", "host", f"host/{boot}", 1, boot, 2, None, None, None, None)
         for rank, boot in enumerate(("boot1", "boot2"))
     ]
     assert [seat.node_rank for seat in seats(records)] == [0, 1]

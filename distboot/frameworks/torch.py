@@ -137,14 +137,12 @@ def _import() -> Any:
     try:
         import torch
         import torch.distributed
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise DistbootError(
-            "framework-not-installed",
-            "torch is not installed in this Python",
-            "pip install torch",
-        ) from None
+    except (ImportError, OSError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            said, hint = "torch is not installed in this Python", "pip install torch"
+        else:  # a library that it needs is not there, say
+            said, hint = f"torch cannot be imported: {_first_line(error)}", "look at the installation on that host"
+        raise DistbootError("framework-not-installed", said, hint) from None
     if not torch.distributed.is_available():
         raise DistbootError(
             "backend-not-available",
@@ -203,8 +201,8 @@ def _set_device(torch: Any, device_type: str, placement: Placement, *, isolated:
 
 def _device_id(torch: Any, device: Any) -> str | None:
     """What two ranks must not both have; None on the CPU, or if this torch does not tell."""
-    if device.type != "cuda":
-        return None
+    if device.type != "cuda" or "MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
+        return None  # two instances on one device may have the device's id
     uuid = getattr(torch.cuda.get_device_properties(device.index), "uuid", None)  # since torch 2.6
     return None if uuid is None else f"GPU-{uuid}"
 

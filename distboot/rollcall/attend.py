@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -63,6 +65,11 @@ def attend(
         meeting.close()
         if problem is not None and isinstance(error, DistbootError):
             raise problem from None
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            hint = "raise the limit (ulimit -n), or look for files that are left open"
+            raise DistbootError(
+                "too-few-files", "this process may open no more files for the roll call", hint
+            ) from None
         raise
     meeting.roster = roster
     exact = asdict(roster.seat(placement.rank))
@@ -75,6 +82,7 @@ def _hold(meeting: Meeting, own: Record, membership: Membership, hosts: Sequence
     port = _listen(meeting, own, membership, again=again)
     assert meeting.listener is not None
     meeting.link = desk = Desk(meeting.listener, own, membership)
+    desk.doubt = "" if hosts else _elsewhere(str(placement.master_addr), port, own, membership)
     roster = desk.hold(meeting.join_timeout, warn=not again)
     meeting.findings = desk.findings
     meeting.store_address = ("127.0.0.1", port)
@@ -121,7 +129,7 @@ def _listen(meeting: Meeting, own: Record, membership: Membership, *, again: boo
         except Taken as reason:
             if meeting.hold is not None:
                 meeting.hold.close()
-            _refuse_second_rank_0(port, own, membership)
+            _refuse_second_rank_0("127.0.0.1", port, own, membership)
             taken.append((port, str(reason)))
             continue
         if taken:
@@ -131,10 +139,34 @@ def _listen(meeting: Meeting, own: Record, membership: Membership, *, again: boo
     raise all_taken(taken)
 
 
-def _refuse_second_rank_0(port: int, own: Record, membership: Membership) -> None:
+def _refuse_second_rank_0(host: str, port: int, own: Record, membership: Membership) -> None:
     """Report to whoever has our port: if it is rank 0 of this very job, there are two of us, and it will say so."""
     with suppress(NoAnswerError):
-        Caller(["127.0.0.1"], [port], own, membership).knock(_KNOCK)
+        Caller([host], [port], own, membership).knock(_KNOCK)
+
+
+def _elsewhere(host: str, port: int, own: Record, membership: Membership) -> str:
+    """What to say with the missing ranks if the address of rank 0 is none of this host, where rank 0 is; else nothing.
+
+    It need not be wrong: the address of a Kubernetes Service is that of no host.
+    """
+    try:
+        found = look_up(host, port, _KNOCK)
+    except OSError:
+        return ""
+    if any(_is_ours(family, address) for family, address in found):
+        return ""
+    _refuse_second_rank_0(host, port, own, membership)
+    return f"; they look for rank 0 at {host}, {found[0][1][0]}, which is no address of this host"
+
+
+def _is_ours(family: int, address: tuple[object, ...]) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((address[0], 0, *address[2:]))
+    except OSError:
+        return False
+    return True
 
 
 def _resolves(host: str, port: int) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ..address import is_loopback
 from ..errors import DistbootError, quoted
-from ..record import Record, is_problem
+from ..record import Record, as_error, is_problem
 from ..rendezvous import Wait
 from ..roster import Roster
 from .ready import Ready
@@ -17,6 +18,7 @@ from .resolve import reachable_at
 from .wire import MOST_FROM_RANK_0, VERSION, Frames, Membership, Session, WireError, canonical, frame, fresh
 
 _GRACE = 0.8  # seconds beyond the join timeout for rank 0 to say who is missing
+_RANK_0_LATER = 2.0  # seconds beyond the join timeout, counted from the roster, for rank 0 to say who is not ready
 _FIRST_LIMIT = 1.0  # seconds for a stranger to answer; it grows, because rank 0 may be busy with thousands
 _LAST_LIMIT = 10.0
 
@@ -53,7 +55,10 @@ class Caller:
         self._own = own
         self._membership = membership
         self._frames = Frames(MOST_FROM_RANK_0)
+        self._unread: deque[dict[str, object]] = deque()
         self._session = Session()
+        self._refusal = ""  # what somebody who listens there said last to send us away
+        self._met = 0.0  # when the roster came
         self._connection: socket.socket | None = None
         self.host, self.port = hosts[0], ports[0]  # where rank 0 was reached, once it was
 
@@ -85,27 +90,29 @@ class Caller:
         """
         return self._round(time.monotonic() + limit, limit)
 
-    def confirm(self, own: Ready, limit: float) -> None:
-        """Say that this rank is ready, or why not, and wait up to `limit` seconds until all of them are.
+    def confirm(self, own: Ready, join_timeout: float) -> None:
+        """Say that this rank is ready, or why not, and wait until all of them are.
+
+        `join_timeout` seconds begin when the roster came; rank 0 says when they are over.
 
         Raises:
             DistbootError: why another rank is not ready, or `rank-failed` for rank 0 itself.
         """
-        assert self._connection is not None
+        end = self._met + join_timeout + _RANK_0_LATER
         try:
             self._send("ready", own.as_message())
-            self._connection.settimeout(limit + _GRACE)
-            kind, said = self._session.opened(next(self._messages()), "go", "error")
-        except (WireError, OSError) as error:
-            self.close()
+            kind, said = self._session.opened(self._next(end), "go", "error")
+            failure = _told(said) if kind == "error" else None
+        except (WireError, OSError, RecursionError) as error:
             why = "does not answer any more" if isinstance(error, TimeoutError) else str(error)
-            raise DistbootError(
+            failure = DistbootError(
                 "rank-failed",
                 f"all ranks joined, and then rank 0 at {self.host}:{self.port} {why}",
                 "look at the output of rank 0",
-            ) from None
-        if kind == "error":
-            raise _told(said)
+            )
+        if failure is not None:
+            self.close()
+            raise failure
 
     def own_address(self) -> str:
         """The address of this host from which rank 0 was reached."""
@@ -138,33 +145,38 @@ class Caller:
 
     def _attempt(self, host: str, port: int, end: float, limit: float) -> Roster:
         limit = max(min(end - time.monotonic(), limit), 0.1)
-        self._connection = self._connected(host, port, limit)
+        self._connection = self._connected(host, port, end, limit)
         self.host, self.port = host, port
         try:
-            roster = self._talk(self._connection, end)
+            roster = self._talk(self._connection, end, time.monotonic() + limit)
         except BaseException as error:
             self.close()
-            if isinstance(error, WireError):
-                raise NoAnswerError(f"who listens there {error}") from None
+            if isinstance(error, WireError | RecursionError):
+                self._refusal = f"who listens there {error}"
+                raise NoAnswerError(self._refusal) from None
             if isinstance(error, TimeoutError):
                 raise NoAnswerError("somebody listens there, and does not answer as rank 0") from None
             if isinstance(error, OSError):
                 raise NoAnswerError(error.strerror or str(error)) from None
             raise
-        self._connection.settimeout(None)
+        self._met = time.monotonic()
         return roster
 
     @staticmethod
-    def _connected(host: str, port: int, limit: float) -> socket.socket:
+    def _connected(host: str, port: int, end: float, limit: float) -> socket.socket:
         try:
             candidates = reachable_at(host, port, limit)
         except OSError as error:
             raise _UnresolvedError(error.strerror or str(error)) from None
         failure: OSError | None = None
         for family, address in candidates:
-            connection = socket.socket(family, socket.SOCK_STREAM)
             try:
-                connection.settimeout(limit)
+                connection = socket.socket(family, socket.SOCK_STREAM)
+            except OSError as error:  # a kernel without IPv6
+                failure = error
+                continue
+            try:
+                connection.settimeout(max(min(end - time.monotonic(), limit), 0.1))
                 connection.connect(address)
             except OSError as error:
                 connection.close()
@@ -175,20 +187,19 @@ class Caller:
             raise NoAnswerError(failure.strerror)
         raise _UnreachableError((failure and failure.strerror) or str(failure))
 
-    def _talk(self, connection: socket.socket, end: float) -> Roster:
+    def _talk(self, connection: socket.socket, end: float, welcome_end: float) -> Roster:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._frames, nonce = Frames(MOST_FROM_RANK_0), fresh()
+        self._frames, self._unread, nonce = Frames(MOST_FROM_RANK_0), deque(), fresh()
         connection.sendall(frame({"distboot": VERSION, "job": self._membership.job, "nonce": nonce}))
-        welcome = next(self._messages())
+        welcome = self._next(welcome_end)
         challenge = welcome.get("challenge")
         if welcome.get("distboot") != VERSION or not isinstance(challenge, str):
             raise WireError("is not rank 0")
         self._session = Session(self._membership.secret, challenge, nonce)
         left = max(end - time.monotonic(), 0.0)
         self._send("record", replace(self._own, clock=time.time(), patience=left).as_message())
-        connection.settimeout(left + _GRACE)
-        kind, said = self._session.opened(next(self._messages()), "roster", "error")
+        kind, said = self._session.opened(self._next(end + _GRACE), "roster", "error")
         if kind == "error":
             raise _told(said)
         try:
@@ -202,16 +213,21 @@ class Caller:
         assert self._connection is not None
         self._connection.sendall(self._session.sealed(kind, canonical(content)))
 
-    def _messages(self) -> Iterator[dict[str, object]]:
+    def _next(self, end: float) -> dict[str, object]:
+        """The next message, which must be complete before `end`, however slowly it trickles in."""
         assert self._connection is not None
-        while True:
-            data = self._connection.recv(65536)
+        while not self._unread:
+            self._connection.settimeout(max(end - time.monotonic(), 0.01))
+            data = self._connection.recv(1 << 20)
             if not data:
                 raise WireError("closed the connection")
-            for message in self._frames.feed(data):
-                if "refused" in message:
-                    raise WireError(f"refused us: {quoted(message['refused'])}")
-                yield message
+            self._unread.extend(self._frames.feed(data))
+            if time.monotonic() > end and not self._unread:
+                raise TimeoutError
+        message = self._unread.popleft()
+        if "refused" in message:
+            raise WireError(f"refused us: {quoted(message['refused'])}")
+        return message
 
     def _unanswered(self, join_timeout: float, why: NoAnswerError) -> DistbootError:
         hint = "look at the output of rank 0: it ended early, never started, is on another host, or behind a firewall"
@@ -219,9 +235,10 @@ class Caller:
             hint = "check the name, or give an address that this host can look up"
         elif all(map(is_loopback, self._hosts)):
             hint = f"{self._hosts[0]} is this very host: if rank 0 is on another one, set MASTER_ADDR to its name"
+        earlier = f"; before that, {self._refusal}" if self._refusal and self._refusal != str(why) else ""
         return DistbootError(
             "unresolvable-address" if isinstance(why, _UnresolvedError) else "missing-rank",
-            f"rank 0 did not answer at {self._where} within {join_timeout:g} s: {why}",
+            f"rank 0 did not answer at {self._where} within {join_timeout:g} s: {why}{earlier}",
             hint,
         )
 
@@ -230,5 +247,4 @@ def _told(said: object) -> DistbootError:
     """The error that rank 0 sent to all."""
     if not is_problem(said):
         raise WireError("sends a broken error")
-    code, message, hint = tuple(map(str, said))  # type: ignore[call-overload]
-    return DistbootError(code, f"rank 0 says: {message}", hint)
+    return as_error(said, "rank 0 says")

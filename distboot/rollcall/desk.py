@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from ..errors import DistbootError, printable, quoted, tell
-from ..record import Record, as_problem
+from ..record import Record, as_error, as_problem
 from ..roster import Roster, roster_of, with_nodes
 from .broadcast import send_to_all
 from .files import allow_files, files_allowed
@@ -27,6 +27,8 @@ _ANSWER_LIMIT = 10.0  # seconds that all of them together have to take the answe
 _PROGRESS = 5.0  # seconds between two lines
 _SPARE = 64  # connections beyond those of the ranks, for strangers
 _ACCEPTED_AT_ONCE = 64
+_MOST_REASONS = 100  # for refusing somebody, that are counted
+_SAID_OF_A_REASON = (1, 10, 100, 1000)  # which refusals for one reason get a line
 _LINGER = 0.5  # seconds for ranks that come a little later than a failure to hear of it
 
 
@@ -55,10 +57,12 @@ class Desk:
 
     Attributes:
         findings: what the ranks should have alike and have not.
+        doubt: why ranks may be missing, to be said with them; empty if nothing is known.
     """
 
     def __init__(self, listener: socket.socket, own: Record, membership: Membership) -> None:
         self.findings: list[str] = []
+        self.doubt = ""
         self._listener = listener
         self._own = own
         self._membership = membership
@@ -71,6 +75,8 @@ class Desk:
         self._misfit: _Peer | None = None  # whose record ended the roll call
         self._selector = selectors.DefaultSelector()
         self._skews: dict[int, float] = {}
+        self._met = 0.0  # when the roster was sent
+        self._refused: Counter[str] = Counter()  # why connections were refused
         self._failure: str | None = None  # once it has failed: why, as all ranks are told
         self._told = 0
         self._end = 0.0
@@ -88,7 +94,7 @@ class Desk:
         try:
             allow_files(self._own.world_size + _SPARE, self._say)
             self._register.enter(self._own)
-            self._wait(lambda: self._register.is_complete, self._register.progress, self._missing)
+            self._wait(lambda: self._register.is_complete, self._joined, self._missing)
             records = [self._register.records[rank] for rank in range(self._register.world_size)]
             roster = replace(roster_of(records), master_addr=self._reached())
             self.findings = findings(records, roster, self._skews)
@@ -101,15 +107,20 @@ class Desk:
             self._drop(peer)
         self._answer("roster", roster.as_message())
         self._roster, self._unready = roster, set(range(self._register.world_size))
+        self._register.forget_accelerators()
+        self._met = time.monotonic()
         return roster
 
-    def confirm(self, own: Ready, limit: float) -> None:
-        """Wait, for `limit` seconds, until every rank is ready to start the framework, and tell them all to go.
+    def confirm(self, own: Ready, join_timeout: float) -> None:
+        """Wait until every rank is ready to start the framework, and tell them all to go.
+
+        `join_timeout` seconds begin when the roster was sent, so that what rank 0 itself needs counts; but what has
+        come meanwhile is read in any case.
 
         Raises:
             DistbootError: what any of them cannot be ready for, `rank-failed` or `missing-rank`; all of them get it.
         """
-        self._end = time.monotonic() + limit
+        self._end = max(self._met + join_timeout, time.monotonic() + _LINGER)
         try:
             self._enter_ready(self._own.rank, own)
             self._wait(lambda: not self._unready, self._waiting, self._not_ready)
@@ -133,11 +144,15 @@ class Desk:
         addresses = Counter(map(_own_address, elsewhere))
         return addresses.most_common(1)[0][0] if addresses else None
 
+    def _joined(self) -> str:
+        return f"{self._register.progress()}{self.doubt}"
+
     def _missing(self) -> DistbootError:
         joined = f"{len(self._register.records)} of {self._register.world_size} ranks joined"
+        refused = [f"; {count} refused: the peer {why}" for why, count in self._refused.most_common(3)]
         return DistbootError(
             "missing-rank",
-            f"{joined} {self._limit}, missing {self._register.missing_said()}",
+            f"{joined} {self._limit}, missing {self._register.missing_said()}{self.doubt}{''.join(refused)}",
             "look at the output of the missing ranks: they ended early, never started, or cannot reach rank 0",
         )
 
@@ -181,10 +196,11 @@ class Desk:
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
                     return  # nobody is there any more
+                if len(self._strangers) > 1:  # with one, the ranks have all that there is
+                    self._drop(next(iter(self._strangers.values())))
+                    return
                 if self._failure is not None:
-                    self._selector.unregister(
-                        self._listener
-                    )  # those that are there are told; there is no room for more
+                    self._selector.unregister(self._listener)  # all that are there are told
                     return
                 raise DistbootError(
                     "too-few-files",
@@ -212,8 +228,12 @@ class Desk:
         try:
             for message in peer.frames.feed(data):
                 self._take(peer, message)
+                if peer.socket not in self._peers:  # it has gone already
+                    return
         except WireError as error:
             self._refuse(peer, str(error))
+        except RecursionError:
+            self._refuse(peer, "sends nonsense")
 
     def _take(self, peer: _Peer, message: dict[str, object]) -> None:
         if peer.session is None:
@@ -232,7 +252,10 @@ class Desk:
             raise WireError(f"speaks version {version} of the protocol, and rank 0 {VERSION}: install one distboot")
         if message.get("job") != self._membership.job:
             raise WireError("belongs to another job")
-        peer.session = Session(self._membership.secret, peer.challenge, str(message.get("nonce")))
+        nonce = message.get("nonce")
+        if not isinstance(nonce, str) or len(nonce) != len(peer.challenge):
+            raise WireError("sends no nonce")
+        peer.session = Session(self._membership.secret, peer.challenge, nonce)
         self._send(peer, frame({"distboot": VERSION, "challenge": peer.challenge}))
 
     def _take_record(self, peer: _Peer, message: dict[str, object]) -> None:
@@ -269,8 +292,7 @@ class Desk:
     def _enter_ready(self, rank: int, ready: Ready) -> None:
         record = self._register.records[rank]
         if ready.problem is not None:
-            code, message, hint = ready.problem
-            raise DistbootError(code, f"rank {rank} on {quoted(record.host)}: {message}", hint)
+            raise as_error(ready.problem, f"rank {rank} on {quoted(record.host)}")
         self._register.claim(rank, ready.device, record)
         self._unready.discard(rank)
 
@@ -282,7 +304,11 @@ class Desk:
             self._drop(peer)
 
     def _refuse(self, peer: _Peer, why: str) -> None:
-        self._say(f"refused a connection from {peer.at}: the peer {printable(why)}; the job goes on")
+        why = printable(why)
+        if why in self._refused or len(self._refused) < _MOST_REASONS:
+            self._refused[why] += 1
+        if self._refused[why] in _SAID_OF_A_REASON:
+            self._say(f"refused a connection from {peer.at}: the peer {why}; the job goes on")
         self._send(peer, frame({"refused": f"the peer {why}"}))
         self._drop(peer)
 

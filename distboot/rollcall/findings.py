@@ -25,7 +25,7 @@ def findings(records: Sequence[Record], roster: Roster, skews: Mapping[int, floa
     found: list[str] = []
     if len({record.facts for record in records}) > 1:
         tables = [dict(record.facts) for record in records]
-        for name in dict.fromkeys(name for table in tables for name in table):
+        for name in sorted({name for table in tables for name in table}):
             found += _about(name, [table.get(name) for table in tables], node_of)
     return found + _clocks(skews, node_of)
 
@@ -40,18 +40,20 @@ def _about(name: str, values: Sequence[str | None], node_of: Mapping[int, int]) 
         for value in odd[:_MOST_GROUPS]
     ]
     if len(odd) > _MOST_GROUPS:
-        said.append(f"{name.rstrip('=')}: {len(odd) - _MOST_GROUPS} more values on other ranks")
+        said.append(f"{printable(name.rstrip('='))}: {len(odd) - _MOST_GROUPS} more values on other ranks")
     return said
 
 
 def _said(name: str, value: str | None) -> str:
     if name == "accelerators":
-        return f"{value} accelerators visible"
-    return f"{name}{_value(name, value)}" if name.endswith("=") and value is not None else _named(name, value)
+        return f"{_value(name, value)} accelerators visible"
+    if name.endswith("=") and value is not None:
+        return f"{printable(name)}{_value(name, value)}"
+    return _named(name, value)
 
 
 def _named(name: str, value: str | None) -> str:
-    return f"{name.rstrip('=')} {_value(name, value)}"
+    return f"{printable(name.rstrip('='))} {_value(name, value)}"
 
 
 def _value(name: str, value: str | None) -> str:

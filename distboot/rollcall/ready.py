@@ -36,4 +36,4 @@ class Ready:
         device, problem = message["device"], message["problem"]
         if not (device is None or isinstance(device, str)) or not (problem is None or is_problem(problem)):
             raise WireError("sends a broken word of being ready")
-        return cls(device, problem and tuple(problem))
+        return cls(device, None if problem is None else (problem[0], problem[1], problem[2]))

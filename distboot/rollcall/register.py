@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..errors import DistbootError, quoted
-from ..record import Record
+from ..record import Record, as_error
 from ..roster import ranges, with_nodes
 
 
@@ -39,7 +39,7 @@ class Register:
                 "each its own MASTER_PORT, or its own DISTBOOT_SECRET",
             )
         first = self.records.get(rank)
-        if first is not None and (first.node, first.pid) != (record.node, record.pid):
+        if first is not None and first.process != record.process:
             raise DistbootError(
                 "duplicate-rank",
                 f"rank {rank} is there twice: process {first.pid} on {quoted(first.host)} and process {record.pid} on "
@@ -48,8 +48,7 @@ class Register:
                 "host give each its own MASTER_PORT, or its own DISTBOOT_SECRET",
             )
         if record.problem is not None:
-            code, message, hint = record.problem
-            raise DistbootError(code, f"rank {rank} on {quoted(record.host)}: {message}", hint)
+            raise as_error(record.problem, f"rank {rank} on {quoted(record.host)}")
         self.claim(rank, record.device, record)
         # One copy of what all of them say alike.
         facts = self._facts.setdefault(record.facts, record.facts)
@@ -74,6 +73,10 @@ class Register:
                 "show each process its own (CUDA_VISIBLE_DEVICES), or let each see them all; to train on the CPU "
                 "set CUDA_VISIBLE_DEVICES to nothing",
             )
+
+    def forget_accelerators(self) -> None:
+        """What follows is what the frameworks say, who know them better than we do."""
+        self._devices.clear()
 
     def leave(self, rank: int) -> None:
         """The connection of a rank is gone before the roll call was over; it may come again."""

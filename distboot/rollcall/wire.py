@@ -120,9 +120,13 @@ class Session:
         if kind is None:
             raise WireError(f"does not send {' or '.join(kinds)} where that is due")
         content, mac = message[kind], message.get("mac")
+        if not isinstance(mac, str) or len(mac) > 64:
+            raise WireError("sends no mac")
+        if bool(mac) != bool(self.secret):
+            raise WireError("has a DISTBOOT_SECRET, and there is none here" if mac else "has no DISTBOOT_SECRET")
         expected = self._mac(kind, canonical(content)) if self.secret else ""
-        if not (isinstance(mac, str) and hmac.compare_digest(mac.encode(errors="replace"), expected.encode())):
-            raise WireError("does not know DISTBOOT_SECRET")
+        if not hmac.compare_digest(mac.encode(errors="replace"), expected.encode()):
+            raise WireError("has another DISTBOOT_SECRET")
         return kind, content
 
     def _mac(self, kind: str, text: str) -> str:
