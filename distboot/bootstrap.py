@@ -65,7 +65,7 @@ def _met(placement: Placement, join_limit: float, framework: str, backend: str |
     """All ranks together, or, where the roll call is off, what this process's environment alone proves."""
     hosts: list[str] = []
     if mpi.can_tell(placement):
-        placement, hosts = mpi.located(placement)
+        placement, hosts = mpi.located(placement, join_limit)
     placement = settled(placement)
     if not roll_call_setting():
         wait_until_resolves(placement, join_limit)

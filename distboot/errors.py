@@ -20,7 +20,10 @@ CODES: Mapping[str, tuple[int, str]] = {
     "no-master-port": (78, "no port was given, and there is no job id to derive one from"),
     "unresolvable-address": (75, "the name of rank 0's host did not resolve within the join timeout"),
     "port-taken": (75, "rank 0 cannot listen on MASTER_PORT, nor on any other port that the ranks try"),
-    "join-timeout": (75, "the roll call is off, and not every rank joined within the join timeout"),
+    "join-timeout": (
+        75,
+        "the roll call is off, and not every rank joined within the join timeout; or MPI did not start",
+    ),
     "missing-rank": (75, "not every rank reported to rank 0 within the join timeout"),
     "rank-failed": (75, "a rank that had joined ended before the framework could start"),
     "duplicate-rank": (78, "two processes say that they are the same rank"),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from captured import one
-from conftest import Run
+from conftest import ROOT, Run
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -108,6 +108,17 @@ def test_bare_multi_node_mpirun_with_an_mpi4py_for_another_mpi(run: Run) -> None
     code, text = _failed(run, env=one("mpich-5.0.2/2nodes_2procs", 1))  # not in a job of any MPI: a world of one
     assert code == "mpi-mismatch", text
     assert "rank 1 of 4, and mpi4py that it is rank 0 of 1" in text
+
+
+def test_mpi_that_hangs_is_the_end_in_time(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mpi4py").mkdir()  # stands in for an MPI whose daemons do not answer
+    (tmp_path / "mpi4py/__init__.py").touch()
+    (tmp_path / "mpi4py/MPI.py").write_text("import time; time.sleep(60)")
+    env = {**one("openmpi-5.0.11/2nodes_2procs", 1), "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    result = run(sys.executable, "-c", "import distboot; distboot.init(join_timeout=1)", env=env)
+    assert result.returncode == 75
+    said = f"distboot: error[join-timeout]: rank 1 on {os.uname().nodename}: MPI did not say where rank 0 is within 1 s"
+    assert result.stderr.splitlines()[0] == said
 
 
 def test_no_port_and_no_job_id(run: Run) -> None:

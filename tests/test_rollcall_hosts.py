@@ -9,6 +9,7 @@ import json
 import shlex
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -244,6 +245,32 @@ def test_what_differs_between_the_ranks_is_said_once(hosts3: Hosts) -> None:
     assert f"distboot: rank 0 on nodea: warning: {said}" in done[0].stderr
     assert json.loads(done[0].stdout)["warnings"] == [said]
     assert all("NCCL" not in done[rank].stderr for rank in (1, 2, 3))
+
+
+def test_rank_0_on_another_host_than_the_others_look_for_it_is_said(hosts3: Hosts) -> None:
+    done = _job(hosts3, ("nodea", "nodeb"), *SHOW_JOB, MASTER_ADDR="nodec", DISTBOOT_JOIN_TIMEOUT="3")
+    assert "they look for rank 0 at nodec, 10.77.0.13, which is no address of this host" in done[0].stderr
+    assert "rank 0 did not answer at nodec:29500 (from MASTER_ADDR) within 3 s: Connection refused" in done[1].stderr
+
+
+def test_two_rank_0_on_two_hosts_are_a_duplicate(hosts3: Hosts) -> None:
+    ready = threading.Event()
+
+    def first() -> dict[int, Done]:
+        ready.set()
+        return _job(hosts3, ("nodea", "nodeb"), *SHOW_JOB, absent=[1], DISTBOOT_JOIN_TIMEOUT="30")
+
+    def second() -> dict[int, Done]:
+        ready.wait(20)
+        hosts3.run("nodea", ["sh", "-c", "until ss -ltn | grep -q :29500; do sleep 0.1; done"])
+        return _job(hosts3, ("nodeb", "nodeb"), *SHOW_JOB, absent=[1], DISTBOOT_JOIN_TIMEOUT="30")
+
+    with ThreadPoolExecutor(2) as pool:
+        both = [future.result()[0] for future in (pool.submit(first), pool.submit(second))]
+    for each in both:
+        assert each.returncode == 78
+        assert "error[duplicate-rank]" in each.stderr
+        assert "rank 0 is there twice" in each.stderr
 
 
 def test_loopback_that_all_hosts_are_told_is_named(hosts3: Hosts) -> None:
