@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import selectors
 import socket
 import time
 from collections import Counter
@@ -12,39 +10,20 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from ..errors import DistbootError, printable, quoted, tell
+from ..errors import DistbootError, quoted, tell
 from ..record import Record, as_error, as_problem
 from ..roster import Roster, roster_of, with_nodes
 from .broadcast import send_to_all
+from .connections import Connections, OutOfFilesError, Peer
 from .files import allow_files, files_allowed
 from .findings import findings
 from .ready import Ready
 from .register import Register
-from .wire import MOST_FROM_A_RANK, VERSION, Frames, Membership, Session, WireError, canonical, frame, fresh
+from .wire import VERSION, Membership, Session, WireError, canonical, frame
 
-_REPORT_LIMIT = 10.0  # seconds that a peer has to report
 _ANSWER_LIMIT = 10.0  # seconds that all of them together have to take the answer
 _PROGRESS = 5.0  # seconds between two lines
-_SPARE = 64  # connections beyond those of the ranks, for strangers
-_ACCEPTED_AT_ONCE = 64
-_MOST_REASONS = 100  # for refusing somebody, that are counted
-_SAID_OF_A_REASON = (1, 10, 100, 1000)  # which refusals for one reason get a line
 _LINGER = 0.5  # seconds for ranks that come a little later than a failure to hear of it
-
-
-class _Peer:
-    """One connection."""
-
-    __slots__ = ("at", "born", "challenge", "frames", "rank", "session", "socket")
-
-    def __init__(self, connection: socket.socket, at: str) -> None:
-        self.socket = connection
-        self.at = at
-        self.born = time.monotonic()
-        self.frames = Frames(MOST_FROM_A_RANK)
-        self.challenge = fresh()
-        self.session: Session | None = None  # once it has said hello
-        self.rank: int | None = None  # once it has reported
 
 
 class Desk:
@@ -63,20 +42,16 @@ class Desk:
     def __init__(self, listener: socket.socket, own: Record, membership: Membership) -> None:
         self.findings: list[str] = []
         self.doubt = ""
-        self._listener = listener
         self._own = own
         self._membership = membership
         self._register = Register(own.world_size)
         self._roster: Roster | None = None  # once the roll call is over
         self._unready: set[int] = set()  # once it is over: those that are not ready to start the framework
-        self._peers: dict[socket.socket, _Peer] = {}
-        self._strangers: dict[socket.socket, _Peer] = {}  # those that have not reported, the oldest first
-        self._at: dict[int, _Peer] = {}  # where each rank is to be reached
-        self._misfit: _Peer | None = None  # whose record ended the roll call
-        self._selector = selectors.DefaultSelector()
+        self._connections = Connections(listener, own.world_size, self._take, self._lost, self._say)
+        self._at: dict[int, Peer] = {}  # where each rank is to be reached
+        self._misfit: Peer | None = None  # whose record ended the roll call
         self._skews: dict[int, float] = {}
         self._met = 0.0  # when the roster was sent
-        self._refused: Counter[str] = Counter()  # why connections were refused
         self._failure: str | None = None  # once it has failed: why, as all ranks are told
         self._told = 0
         self._end = 0.0
@@ -88,11 +63,9 @@ class Desk:
         Raises:
             DistbootError: `missing-rank`, or what is wrong with the job; every rank that is there gets it, too.
         """
-        self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ)
         self._end, self._limit = time.monotonic() + join_timeout, f"within {join_timeout:g} s"
         try:
-            allow_files(self._own.world_size + _SPARE, self._say)
+            allow_files(self._connections.room, self._say)
             self._register.enter(self._own)
             self._wait(lambda: self._register.is_complete, self._joined, self._missing)
             records = [self._register.records[rank] for rank in range(self._register.world_size)]
@@ -103,8 +76,7 @@ class Desk:
         except DistbootError as error:
             self._fail(error)
             raise
-        for peer in list(self._strangers.values()):  # they come too late for it
-            self._drop(peer)
+        self._connections.drop_strangers()  # they come too late for it
         self._answer("roster", roster.as_message())
         self._roster, self._unready = roster, set(range(self._register.world_size))
         self._register.forget_accelerators()
@@ -131,17 +103,12 @@ class Desk:
 
     def close(self) -> None:
         """End all connections; the listener stays open."""
-        for peer in self._peers.values():
-            peer.socket.close()
-        self._peers.clear()
-        self._selector.close()
+        self._connections.close()
 
     def _reached(self) -> str | None:
         """The address of this host under which the ranks of other nodes reached it; None when there are none."""
-        elsewhere = [
-            peer.socket for rank, peer in self._at.items() if self._register.records[rank].node != self._own.node
-        ]
-        addresses = Counter(map(_own_address, elsewhere))
+        elsewhere = [peer for rank, peer in self._at.items() if self._register.records[rank].node != self._own.node]
+        addresses = Counter(peer.own_address() for peer in elsewhere)
         return addresses.most_common(1)[0][0] if addresses else None
 
     def _joined(self) -> str:
@@ -149,10 +116,10 @@ class Desk:
 
     def _missing(self) -> DistbootError:
         joined = f"{len(self._register.records)} of {self._register.world_size} ranks joined"
-        refused = [f"; {count} refused: the peer {why}" for why, count in self._refused.most_common(3)]
+        why = f"{self.doubt}{self._connections.refusals()}"
         return DistbootError(
             "missing-rank",
-            f"{joined} {self._limit}, missing {self._register.missing_said()}{self.doubt}{''.join(refused)}",
+            f"{joined} {self._limit}, missing {self._register.missing_said()}{why}",
             "look at the output of the missing ranks: they ended early, never started, or cannot reach rank 0",
         )
 
@@ -172,7 +139,6 @@ class Desk:
 
     def _wait(self, over: Callable[[], bool], progress: Callable[[], str], late: Callable[[], DistbootError]) -> None:
         said = time.monotonic() + 1.0  # what is there within a second needs no line
-        checked = 0.0
         while not over():
             now = time.monotonic()
             if now >= self._end:
@@ -180,62 +146,22 @@ class Desk:
             if now >= said:
                 said = now + _PROGRESS
                 self._say(f"{progress()}; waiting for {self._end - now:.0f} s more")
-            if now >= checked:
-                checked = now + 0.5
-                self._drop_late(now)
-            for key, _ in self._selector.select(max(min(self._end - now, said - now, 0.5), 0.0)):
-                if key.fileobj is self._listener:
-                    self._accept()
-                elif key.fileobj in self._peers:  # it may have gone in this very round
-                    self._read(self._peers[key.fileobj])
-
-    def _accept(self) -> None:
-        for _ in range(_ACCEPTED_AT_ONCE):
             try:
-                connection, at = self._listener.accept()
-            except OSError as error:
-                if error.errno not in (errno.EMFILE, errno.ENFILE):
-                    return  # nobody is there any more
-                if len(self._strangers) > 1:  # with one, the ranks have all that there is
-                    self._drop(next(iter(self._strangers.values())))
-                    return
-                if self._failure is not None:
-                    self._selector.unregister(self._listener)  # all that are there are told
-                    return
-                raise DistbootError(
-                    "too-few-files",
-                    f"rank 0 may open {files_allowed()} files, too few for the connections of "
-                    f"{self._register.world_size} ranks; {len(self._register.records)} of them had joined",
-                    "raise the limit for rank 0 (ulimit -n, LimitNOFILE=, or docker run --ulimit nofile=…)",
-                ) from None
-            if len(self._peers) >= self._register.world_size + _SPARE:
-                self._drop(next(iter(self._strangers.values())))  # the oldest that has not said who it is
-            connection.setblocking(False)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._peers[connection] = self._strangers[connection] = _Peer(connection, f"{at[0]}:{at[1]}")
-            self._selector.register(connection, selectors.EVENT_READ)
+                self._connections.turn(min(self._end, said) - now)
+            except OutOfFilesError:
+                if self._failure is None:
+                    raise self._too_few_files() from None
+                self._connections.accept_no_more()  # all that are there hear of the failure
 
-    def _read(self, peer: _Peer) -> None:
-        try:
-            data = peer.socket.recv(65536)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._drop(peer)
-            return
-        try:
-            for message in peer.frames.feed(data):
-                self._take(peer, message)
-                if peer.socket not in self._peers:  # it has gone already
-                    return
-        except WireError as error:
-            self._refuse(peer, str(error))
-        except RecursionError:
-            self._refuse(peer, "sends nonsense")
+    def _too_few_files(self) -> DistbootError:
+        return DistbootError(
+            "too-few-files",
+            f"rank 0 may open {files_allowed()} files, too few for the connections of "
+            f"{self._register.world_size} ranks; {len(self._register.records)} of them had joined",
+            "raise the limit for rank 0 (ulimit -n, LimitNOFILE=, or docker run --ulimit nofile=…)",
+        )
 
-    def _take(self, peer: _Peer, message: dict[str, object]) -> None:
+    def _take(self, peer: Peer, message: dict[str, object]) -> None:
         if peer.session is None:
             self._take_hello(peer, message)
         elif peer.rank is None:
@@ -246,7 +172,7 @@ class Desk:
             _, content = peer.session.opened(message, "ready")
             self._enter_ready(peer.rank, Ready.from_message(content))
 
-    def _take_hello(self, peer: _Peer, message: dict[str, object]) -> None:
+    def _take_hello(self, peer: Peer, message: dict[str, object]) -> None:
         if message.get("distboot") != VERSION:
             version = quoted(message.get("distboot"))
             raise WireError(f"speaks version {version} of the protocol, and rank 0 {VERSION}: install one distboot")
@@ -256,9 +182,9 @@ class Desk:
         if not isinstance(nonce, str) or len(nonce) != len(peer.challenge):
             raise WireError("sends no nonce")
         peer.session = Session(self._membership.secret, peer.challenge, nonce)
-        self._send(peer, frame({"distboot": VERSION, "challenge": peer.challenge}))
+        self._connections.send(peer, frame({"distboot": VERSION, "challenge": peer.challenge}))
 
-    def _take_record(self, peer: _Peer, message: dict[str, object]) -> None:
+    def _take_record(self, peer: Peer, message: dict[str, object]) -> None:
         assert peer.session is not None
         _, content = peer.session.opened(message, "record")
         try:
@@ -266,14 +192,14 @@ class Desk:
         except (TypeError, ValueError) as error:
             raise WireError(f"sends a broken record: {error}") from None
         if self._failure is not None:
-            self._send(peer, peer.session.sealed("error", self._failure))
+            self._connections.send(peer, peer.session.sealed("error", self._failure))
             self._told += 1
             return
         if self._roster is not None:
             first = self._register.records.get(record.rank, record)
             there = f"rank {record.rank} is there already, as process {first.pid} on {quoted(first.host)}"
             raise WireError(f"comes after the roll call, and {there}")
-        self._strangers.pop(peer.socket, None)
+        self._connections.admit(peer)
         self._misfit = peer
         self._register.enter(record)
         self._misfit, peer.rank = None, record.rank
@@ -281,7 +207,7 @@ class Desk:
         self._at[record.rank] = peer
         if earlier is not None:  # the same process, over a new connection
             earlier.rank = None
-            self._drop(earlier)
+            self._connections.drop(earlier)
         self._skews[record.rank] = record.clock - time.time()
         end = time.monotonic() + record.patience
         if end < self._end:  # whoever is out of patience first is told who is missing, and so is everybody else
@@ -296,34 +222,7 @@ class Desk:
         self._register.claim(rank, ready.device, record)
         self._unready.discard(rank)
 
-    def _send(self, peer: _Peer, data: bytes) -> None:
-        """Send what fits into an empty socket buffer; whoever leaves no room for it is dropped."""
-        try:
-            peer.socket.send(data)
-        except OSError:
-            self._drop(peer)
-
-    def _refuse(self, peer: _Peer, why: str) -> None:
-        why = printable(why)
-        if why in self._refused or len(self._refused) < _MOST_REASONS:
-            self._refused[why] += 1
-        if self._refused[why] in _SAID_OF_A_REASON:
-            self._say(f"refused a connection from {peer.at}: the peer {why}; the job goes on")
-        self._send(peer, frame({"refused": f"the peer {why}"}))
-        self._drop(peer)
-
-    def _drop_late(self, now: float) -> None:
-        for peer in list(self._strangers.values()):
-            if now - peer.born <= _REPORT_LIMIT:
-                break  # and all that follow are younger
-            self._refuse(peer, f"did not report within {_REPORT_LIMIT:g} s")
-
-    def _drop(self, peer: _Peer) -> None:
-        if self._peers.pop(peer.socket, None) is None:
-            return
-        self._strangers.pop(peer.socket, None)
-        self._selector.unregister(peer.socket)
-        peer.socket.close()
+    def _lost(self, peer: Peer) -> None:
         if peer.rank is None:
             return
         self._at.pop(peer.rank, None)
@@ -356,7 +255,7 @@ class Desk:
         text = canonical(content)
         shared = None if self._membership.secret else Session().sealed(kind, text)
 
-        def sealed(peer: _Peer) -> bytes:
+        def sealed(peer: Peer) -> bytes:
             assert peer.session is not None
             return shared or peer.session.sealed(kind, text)
 
@@ -365,11 +264,3 @@ class Desk:
 
     def _say(self, text: str) -> None:
         tell("rank 0", text)
-
-
-def _own_address(connection: socket.socket) -> str:
-    try:
-        address: str = connection.getsockname()[0]
-    except OSError:
-        return ""
-    return address.removeprefix("::ffff:")  # IPv4 at a socket that serves both
