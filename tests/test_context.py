@@ -244,6 +244,16 @@ except distboot.DistbootError as error:
     assert "somebody listens there, and does not answer as rank 0" in result.stdout
 
 
+def test_stranger_that_never_answers_where_torch_looks_for_its_store(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        port = str(stranger.getsockname()[1])
+        env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        env |= {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0", "DISTBOOT_ROLL_CALL": "0"}
+        script = "try: distboot.init(join_timeout=1)\nexcept distboot.DistbootError as error: print(error.code)"
+        result = run(sys.executable, "-c", _START + script, env=env, timeout=60)
+    assert result.stdout == "join-timeout\n"
+
+
 def test_driver_that_fails_on_one_rank_is_told_to_all(two_ranks: TwoRanks) -> None:
     script = """
 from distboot.frameworks import torch as framework

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import atexit
 import os
+import queue
 import sys
+import threading
 import time
 import weakref
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -108,7 +111,8 @@ def _start_group(torch: Any, meeting: Meeting, backend: str, timeout: float | No
 def _store(torch: Any, meeting: Meeting) -> Any:
     """The store of the process group: at the socket where the ranks have met, else the one of env://."""
     limit = timedelta(seconds=meeting.join_timeout)
-    try:
+
+    def connect() -> Any:
         if meeting.store_address is None:
             from torch.distributed.rendezvous import rendezvous
 
@@ -120,6 +124,9 @@ def _store(torch: Any, meeting: Meeting) -> Any:
         return torch.distributed.TCPStore(
             *meeting.store_address, is_master=is_master, timeout=limit, wait_for_workers=False, **served
         )
+
+    try:
+        return _bounded(connect, meeting.join_timeout + 2.0)  # torch's own message is better, where it has one
     except RuntimeError as error:  # torch's DistError and all of its kinds are RuntimeErrors
         placement = meeting.placement
         raise DistbootError(
@@ -127,6 +134,26 @@ def _store(torch: Any, meeting: Meeting) -> Any:
             f"torch's store at {placement.master_addr}:{placement.master_port} was not to be had: {_first_line(error)}",
             "look for a rank that ended early or never started (its own output says why), or for a firewall",
         ) from None
+
+
+def _bounded(connect: Callable[[], Any], limit: float) -> Any:
+    """What `connect` returns. torch waits for ever when somebody listens who never answers, whatever its timeout."""
+    done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            done.put((connect(), None))
+        except BaseException as error:  # noqa: BLE001 - raised again below, in the thread of the caller
+            done.put((None, error))
+
+    threading.Thread(target=work, name="distboot-store", daemon=True).start()
+    try:
+        store, error = done.get(timeout=limit)
+    except queue.Empty:
+        raise RuntimeError("somebody listens there, and does not answer as torch's store") from None
+    if error is not None:
+        raise error
+    return store
 
 
 def _first_line(error: Exception) -> str:

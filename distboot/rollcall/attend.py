@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -54,7 +53,7 @@ def attend(
     except DistbootError as error:  # the others are to hear of it at once
         problem = error
     own = own_record(placement, environ, on_cpu=on_cpu, problem=problem)
-    membership = Membership(digest(placement.job_id), os.environ.get("DISTBOOT_SECRET", ""))
+    membership = Membership(digest(placement.job_id), environ.get("DISTBOOT_SECRET", ""))
     meeting = Meeting(placement, join_timeout)
     try:
         if placement.rank == 0:
