@@ -20,8 +20,8 @@ from pathlib import Path
 from distboot import DistbootError
 from distboot.facts import facts
 from distboot.record import Record
-from distboot.rollcall.caller import Caller
-from distboot.rollcall.desk import Desk
+from distboot.rollcall.client import Client
+from distboot.rollcall.server import Server
 from distboot.rollcall.wire import (
     MOST_FROM_A_RANK,
     MOST_FROM_RANK_0,
@@ -90,12 +90,12 @@ def _rank_0(world_size: int) -> tuple[float, float]:
     assert peers.stdout is not None
     assert peers.stdin is not None
     peers.stdout.readline()
-    desk = Desk(listener, record(0, world_size), JOB)
+    server = Server(listener, record(0, world_size), JOB)
     peers.stdin.write("\n")
     peers.stdin.flush()
     select.select([listener], [], [])
     start = time.perf_counter()
-    desk.hold(300)
+    server.hold(300)
     took = time.perf_counter() - start
     status = Path("/proc/self/status").read_text()
     peak = int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
@@ -126,11 +126,11 @@ def naming(join_timeout: float, *ranks: Record, world_size: int = 8) -> tuple[li
             codes.append(error.code)
         ends.append(time.perf_counter())
 
-    desk = Desk(listener, record(0, world_size), JOB)
-    threads = [threading.Thread(target=ended, args=(lambda: desk.hold(join_timeout),))]
+    server = Server(listener, record(0, world_size), JOB)
+    threads = [threading.Thread(target=ended, args=(lambda: server.hold(join_timeout),))]
     for each in ranks:
-        caller = Caller(["127.0.0.1"], [port], each, JOB)
-        threads.append(threading.Thread(target=ended, args=(lambda caller=caller: caller.report(join_timeout),)))
+        client = Client(["127.0.0.1"], [port], each, JOB)
+        threads.append(threading.Thread(target=ended, args=(lambda client=client: client.report(join_timeout),)))
     for thread in threads[:-1]:
         thread.start()
     arrived = time.perf_counter()
@@ -162,7 +162,7 @@ def costs() -> None:
         sealed = time.perf_counter() - start
         start = time.perf_counter()
         (message,) = Frames(MOST_FROM_RANK_0).feed(answer)
-        Roster.from_message(message["roster"]).seat(world_size - 1)
+        Roster.from_message(message["roster"]).place(world_size - 1)
         read = time.perf_counter() - start
         said = f"{made * 1e3:.0f} ms to draw up, {sealed * 1e3:.0f} ms to write, {read * 1e3:.0f} ms to read"
         print(f"{world_size} ranks: roster {len(answer)} bytes, {said}")

@@ -73,7 +73,8 @@ def _amd(root: Path) -> list[str]:
         for path in sorted(nodes, key=lambda path: int(path.parent.name)):
             properties = dict(line.split(maxsplit=1) for line in path.read_text().splitlines() if " " in line)
             if properties.get("simd_count", "0") != "0":  # the others are CPUs
-                ids.append(f"GPU-{int(properties.get('unique_id', '0')):016x}")
+                unique = int(properties.get("unique_id", "0"))  # 0 where the device has none
+                ids.append(f"GPU-{unique:016x}" if unique else f"kfd{path.parent.name}")
     return ids
 
 

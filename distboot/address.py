@@ -83,6 +83,17 @@ def is_loopback(host: str) -> bool:
     return mapped.is_loopback or mapped.is_unspecified
 
 
+def socket_said(host: str, port: int) -> str:
+    """Address and port for a message: `"nodea:29500"`, `"[fd00::1]:29500"`."""
+    host = without_mapping(host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def without_mapping(host: str) -> str:
+    """An IPv4 address as itself, where a socket that serves both families says `::ffff:10.0.0.1`."""
+    return host.removeprefix("::ffff:") if "." in host else host
+
+
 def derived_port(job_id: str) -> int:
     """A port in `DERIVED_PORTS` that is the same wherever the job id is the same."""
     return DERIVED_PORTS[zlib.crc32(job_id.encode(errors="surrogatepass")) % len(DERIVED_PORTS)]

@@ -70,10 +70,8 @@ def _met(placement: Placement, join_limit: float, framework: str, backend: str |
     if not roll_call_setting():
         wait_until_resolves(placement, join_limit)
         return alone(placement, join_limit)
-    _, handed_over = handoff.take(os.environ)
-    again = handed_over is not None and handed_over.is_about(placement)
     on_cpu = frameworks.on_cpu(framework, backend)
-    return attend(placement, os.environ, join_limit, hosts=hosts, on_cpu=on_cpu, again=again)
+    return attend(placement, os.environ, join_limit, hosts=hosts, on_cpu=on_cpu)
 
 
 def _same(context: Context, framework: str) -> Context:

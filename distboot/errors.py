@@ -20,12 +20,10 @@ CODES: Mapping[str, tuple[int, str]] = {
     "no-master-port": (78, "no port was given, and there is no job id to derive one from"),
     "unresolvable-address": (75, "the name of rank 0's host did not resolve within the join timeout"),
     "port-taken": (75, "rank 0 cannot listen on MASTER_PORT, nor on any other port that the ranks try"),
-    "join-timeout": (
-        75,
-        "the roll call is off, and not every rank joined within the join timeout; or MPI did not start",
-    ),
+    "join-timeout": (75, "the ranks did not all come to the store of torch, or MPI did not start, in time"),
     "missing-rank": (75, "not every rank reported to rank 0 within the join timeout"),
     "rank-failed": (75, "a rank that had joined ended before the framework could start"),
+    "version-mismatch": (78, "the ranks run versions of distboot that do not understand each other"),
     "duplicate-rank": (78, "two processes say that they are the same rank"),
     "roster-mismatch": (78, "the ranks that met do not fit together"),
     "shared-accelerator": (78, "two ranks would use the same accelerator"),
@@ -33,7 +31,7 @@ CODES: Mapping[str, tuple[int, str]] = {
     "too-few-files": (78, "rank 0 may not open a connection for every rank"),
     "mpi-mismatch": (78, "mpi4py uses another MPI than the one that started the process"),
     "roll-call-needed": (78, "the roll call is off, and the environment alone leaves something open"),
-    "process-group-failed": (78, "the ranks met, but torch could not start the process group"),
+    "process-group-failed": (78, "torch could not start the process group"),
     "unknown-framework": (2, "there is no such framework"),
     "framework-not-installed": (78, "the framework cannot be imported"),
     "backend-not-available": (78, "this build of the framework lacks the backend asked for"),
@@ -74,6 +72,11 @@ def tell(who: str | None, text: str) -> None:
     with suppress(OSError, ValueError, AttributeError):  # closed, or full: a line is not worth the job
         sys.stderr.write(f"distboot: {on_this_host(who)}{text}\n")
         sys.stderr.flush()
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception of somebody else says, in one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 class DistbootError(Exception):

@@ -43,7 +43,8 @@ def facts(environ: Mapping[str, str], accelerators: int) -> tuple[tuple[str, str
         accelerators: how many of them it sees.
     """
     found = {
-        "Python": ".".join(map(str, sys.version_info[:3])),
+        # With its place: another Python on one node explains all other differences.
+        "Python": f"{'.'.join(map(str, sys.version_info[:3]))} in {sys.prefix}",
         "distboot": __version__,
         **_installed(sys.path),
         "accelerators": str(accelerators),

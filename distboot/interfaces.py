@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
 
+from .address import without_mapping
 from .errors import DistbootError, quoted
 
 # From linux/netlink.h, rtnetlink.h, if_addr.h.
@@ -29,7 +31,8 @@ def addresses() -> list[tuple[str, str]]:
 
 def interface_of(address: str) -> str | None:
     """The name of the interface that has an address; None for loopback, which carries nothing to another host."""
-    name = next((name for name, its in addresses() if its == address.partition("%")[0]), None)
+    address = without_mapping(address.partition("%")[0])
+    name = next((name for name, its in addresses() if its == address), None)
     return None if name == "lo" else name
 
 
@@ -37,7 +40,18 @@ def variables(interface: str | None, environ: Mapping[str, str]) -> dict[str, st
     """What to set so that the frameworks use this interface: only what is not set yet."""
     # NCCL takes names for beginnings of names, unless a = comes first.
     wanted = {_GLOO: interface, _NCCL: f"={interface}", _TENSORPIPE: interface}
-    return {} if interface is None else {name: value for name, value in wanted.items() if name not in environ}
+    unset = [name for name in wanted if name not in environ and not (name == _NCCL and _is_in_a_file(name, environ))]
+    return {} if interface is None else {name: wanted[name] for name in unset}
+
+
+def _is_in_a_file(name: str, environ: Mapping[str, str]) -> bool:
+    """Whether an administrator has set it for NCCL, which prefers the environment (NCCL documentation, nccl.conf)."""
+    own = environ.get("NCCL_CONF_FILE") or os.path.expanduser("~/.nccl.conf")
+    for path in (own, "/etc/nccl.conf"):
+        with suppress(OSError, UnicodeDecodeError), open(path, encoding="utf-8") as file:
+            if any(line.strip().startswith(f"{name}=") for line in file):
+                return True
+    return False
 
 
 def refuse_unknown(environ: Mapping[str, str]) -> None:
@@ -55,9 +69,9 @@ def refuse_unknown(environ: Mapping[str, str]) -> None:
         if missing is not None:
             raise DistbootError(
                 "unknown-interface",
-                f"{variable}={quoted(text)}, and this host has no interface {quoted(missing)}: "
+                f"{variable}={quoted(text)}, and this host has no interface {quoted(missing.removeprefix('='))}: "
                 f"it has {', '.join(present)}",
-                f"unset {variable}: the interface that reaches rank 0 is then found and used",
+                f"name one of these, or unset {variable}: over several nodes the one that reaches rank 0 is then used",
             )
 
 

@@ -6,46 +6,42 @@ Only `init` comes here, and only if mpi4py is installed: it starts MPI in this p
 from __future__ import annotations
 
 import os
+import select
+import signal
 import sys
-import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
+from types import TracebackType
 
-from .errors import DistbootError
+from .errors import DistbootError, first_line
 from .interfaces import addresses
 from .placement import Placement
-from .rendezvous import free_port
-
-_LAUNCHERS = ("openmpi", "intelmpi", "mpich", "mvapich")
+from .rendezvous import MPI_LAUNCHERS, free_port
 
 
 def can_tell(placement: Placement) -> bool:
     """Whether MPI has to be asked where rank 0 is, and can be."""
-    return placement.master_addr is None and placement.launcher in _LAUNCHERS and find_spec("mpi4py") is not None
+    return placement.master_addr is None and placement.launcher in MPI_LAUNCHERS and find_spec("mpi4py") is not None
 
 
 def located(placement: Placement, join_timeout: float) -> tuple[Placement, list[str]]:
     """The placement with the address and port of rank 0, and all addresses that rank 0's host has.
 
-    If MPI has not told within `join_timeout` seconds, the process ends: there is no other way out of its C code.
+    If MPI has not told within `join_timeout` seconds, the process is killed: there is no other way out of its C code.
 
     Raises:
         DistbootError: `mpi-mismatch`, mpi4py uses another MPI than the one that started this process.
     """
-    watch = threading.Timer(join_timeout, _give_up, (placement.who, join_timeout))
-    watch.daemon = True
-    watch.start()
-    try:
+    with _watched(placement.who, join_timeout):
         return _told_by_mpi(placement)
-    finally:
-        watch.cancel()
 
 
 def _told_by_mpi(placement: Placement) -> tuple[Placement, list[str]]:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # no MPI library, or one that mpi4py cannot use
-        raise _mismatch(f"mpi4py cannot be used: {str(error).splitlines()[0]}") from None
+        raise _mismatch(f"mpi4py cannot be used: {first_line(error)}") from None
     world = MPI.COMM_WORLD
     found = (world.Get_rank(), world.Get_size())
     if found != (placement.rank, placement.world_size):
@@ -53,6 +49,7 @@ def _told_by_mpi(placement: Placement) -> tuple[Placement, list[str]]:
             f"{placement.launcher} says that this is rank {placement.rank} of {placement.world_size}, and mpi4py that "
             f"it is rank {found[0]} of {found[1]}: it was built for another MPI"
         )
+    _abort_when_we_fail()
     own = None
     if placement.rank == 0:
         hosts = [address for name, address in addresses() if name != "lo" and not address.startswith("fe80:")]
@@ -62,16 +59,45 @@ def _told_by_mpi(placement: Placement) -> tuple[Placement, list[str]]:
     return placement.with_fields(source, {"master_addr": hosts[0], "master_port": port}), hosts
 
 
-def _give_up(who: str | None, join_timeout: float) -> None:
+def _abort_when_we_fail() -> None:
+    """An uncaught exception ends the whole job: MPI's own end would wait for the ranks that go on."""
+    from mpi4py import run
+
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        run.set_abort_status(1)
+
+    sys.excepthook = hook
+
+
+@contextmanager
+def _watched(who: str | None, limit: float) -> Iterator[None]:
+    """End this process if the block has not ended within `limit` seconds.
+
+    By a process of its own: starting MPI holds Python's lock, so that no thread or signal handler of ours could run.
+    """
     error = DistbootError(
         "join-timeout",
-        f"MPI did not say where rank 0 is within {join_timeout:g} s",
-        "look for a rank that did not start, or set MASTER_ADDR and MASTER_PORT for all processes",
+        f"MPI did not say where rank 0 is within {limit:g} s",
+        "look for a rank that did not start or did not come to init(), or set MASTER_ADDR and MASTER_PORT for all",
     ).of(who)
-    with suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"distboot: {error}\n")
-        sys.stderr.flush()
-    os._exit(error.exit_code)
+    us, (done, running) = os.getpid(), os.pipe()
+    watcher = os.fork()
+    if watcher == 0:
+        os.close(running)
+        if not select.select([done], [], [], limit)[0] and os.getppid() == us:
+            with suppress(OSError):
+                os.write(2, f"distboot: {error}\n".encode())
+            os.kill(us, signal.SIGKILL)
+        os._exit(0)
+    os.close(done)
+    try:
+        yield
+    finally:
+        os.close(running)
+        os.waitpid(watcher, 0)
 
 
 def _mismatch(message: str) -> DistbootError:

@@ -33,7 +33,8 @@ class Record:
     """What one rank says of itself. None: it does not know.
 
     Attributes:
-        node: equal on two ranks only when they are in the same container or on the same bare host.
+        node: host name, boot and network: equal on two ranks when they are on one host, or in one container that has
+            a network of its own.
         process: random, and the same on all connections of one process: two containers may both have process 1.
         facts: pairs of name and value that should be the same on all ranks.
         device: id of the accelerator that this rank will use.

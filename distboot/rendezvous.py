@@ -10,8 +10,10 @@ from .detection import launcher_of
 from .errors import DistbootError, quoted, tell
 from .placement import VARIABLES, Placement
 
+MPI_LAUNCHERS = ("openmpi", "intelmpi", "mpich", "mvapich")  # which mpi4py can be asked under
 DEFAULT_JOIN_TIMEOUT = 300.0  # seconds; torch's own default for its store
-_PROGRESS = 5.0  # seconds between two lines that say what is being waited for
+_PROGRESS = 5.0  # seconds between two lines that say what is being waited for, at first
+_LEAST_PROGRESS = 60.0  # and later: a thousand ranks may say the same
 
 
 def seconds(said: str, value: object, code: str = "usage") -> float:
@@ -71,7 +73,8 @@ def settled(placement: Placement) -> Placement:
             f"{'' if placement.num_nodes is None else ' on several nodes'}, "
             "and nothing in the environment says on which host rank 0 is",
             f"name the host of rank 0: {_how_to_pass(placement, 'MASTER_ADDR', '<host of rank 0>')}"
-            + ("; and a free port there as MASTER_PORT" if placement.master_port is None else ""),
+            + ("; and a free port there as MASTER_PORT" if placement.master_port is None else "")
+            + ("; or install mpi4py, which init() asks" if placement.launcher in MPI_LAUNCHERS else ""),
         )
     if placement.master_port is None and placement.world_size > 1:
         raise DistbootError(
@@ -117,8 +120,18 @@ def wait_until_resolves(placement: Placement, join_timeout: float) -> None:
         DistbootError: `unresolvable-address`, it did not within `join_timeout` seconds.
     """
     host = str(placement.master_addr)
+    if ":" in host or host.replace(".", "").isdigit():
+        return  # an address, checked when it was read
+    from .resolve import look_up
+
     waiting = Wait(placement.who, join_timeout, f"{host!r} does not resolve yet")
-    while (cause := _resolution_failure(host)) is not None:
+    while True:
+        try:
+            look_up(host, None, waiting.left())
+        except OSError as error:
+            cause = error.strerror or str(error)
+        else:
+            return
         if not waiting.once_more(cause):
             raise DistbootError(
                 "unresolvable-address",
@@ -143,6 +156,7 @@ class Wait:
         self._limit = limit
         self._quiet = quiet
         self._pause = 0.01
+        self._between = _PROGRESS
         self._said = 1.0  # what is there within a second needs no line
         self._who, self._what = who, what
 
@@ -157,22 +171,11 @@ class Wait:
         if self.waited() >= self._limit:
             return False
         if self.waited() >= self._said and not self._quiet:
-            self._said = self.waited() + _PROGRESS
+            self._said = self.waited() + self._between
+            self._between = min(self._between * 2, _LEAST_PROGRESS)
             tell(self._who, f"{self._what} ({cause}); trying for {self.left():.0f} s more")
         # Soon at first, for ranks that start together; then with jitter and less often, because a thousand of them
         # ask the same name server or knock at the same port.
         time.sleep(min(self.left(), self._pause * (0.5 + os.urandom(1)[0] / 255)))
         self._pause = min(self._pause * 1.5, 0.5)
         return True
-
-
-def _resolution_failure(host: str) -> str | None:
-    if ":" in host or host.replace(".", "").isdigit():
-        return None  # an address, checked when it was read
-    import socket
-
-    try:
-        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        return getattr(error, "strerror", None) or str(error)
-    return None

@@ -12,7 +12,7 @@ _MOST_SPANS = 20  # ranges in one line
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class Place:
     """The exact place of one rank."""
 
     local_rank: int
@@ -35,10 +35,10 @@ class Roster:
     nodes: tuple[tuple[int, ...], ...]
     master_addr: str | None = None
 
-    def seat(self, rank: int) -> Seat:
+    def place(self, rank: int) -> Place:
         """The exact place of a rank."""
         node_rank, here = next((node, ranks) for node, ranks in enumerate(self.nodes) if rank in ranks)
-        return Seat(here.index(rank), len(here), node_rank, len(self.nodes))
+        return Place(here.index(rank), len(here), node_rank, len(self.nodes))
 
     def node_of(self) -> dict[int, int]:
         """Rank -> node rank."""
@@ -76,7 +76,7 @@ def roster_of(records: Sequence[Record]) -> Roster:
     Raises:
         DistbootError: `roster-mismatch`, the ranks contradict each other.
     """
-    placed = seats(records)
+    placed = places(records)
     nodes: dict[int, list[int]] = {}
     for rank in sorted(range(len(records)), key=lambda rank: (placed[rank].node_rank, placed[rank].local_rank)):
         nodes.setdefault(placed[rank].node_rank, []).append(rank)
@@ -84,7 +84,7 @@ def roster_of(records: Sequence[Record]) -> Roster:
     return Roster(hosts, tuple(tuple(ranks) for ranks in nodes.values()))
 
 
-def seats(records: Sequence[Record]) -> list[Seat]:
+def places(records: Sequence[Record]) -> list[Place]:
     """The exact place of every rank; `records` are in rank order, and so is the result.
 
     Where the launcher placed all ranks completely, that stays. What it left open follows from who shares a
@@ -93,10 +93,6 @@ def seats(records: Sequence[Record]) -> list[Seat]:
     Raises:
         DistbootError: `roster-mismatch`, the ranks contradict each other.
     """
-    given = [_given(record) for record in records if record.launcher == "torchrun"]
-    if len(given) == len(records) and None not in given:
-        # Its agents number each node themselves; two of them may be on one host.
-        return [seat for seat in given if seat is not None]
     node_known = all(record.node_rank is not None for record in records)
     # Two agents on one host are two nodes when the launcher says so.
     keys = [(record.node, record.node_rank if node_known else None) for record in records]
@@ -112,19 +108,12 @@ def seats(records: Sequence[Record]) -> list[Seat]:
         node_rank = record.node_rank if node_known else order[key]
         assert local_rank is not None
         assert node_rank is not None
-        result.append(Seat(local_rank, len(here), node_rank, len(members)))
+        result.append(Place(local_rank, len(here), node_rank, len(members)))
     _check(records, members.values(), result)
     return result
 
 
-def _given(record: Record) -> Seat | None:
-    """The place that the launcher gave a rank, if it left nothing open."""
-    place = (record.local_rank, record.local_world_size, record.node_rank, record.num_nodes)
-    known = [value for value in place if value is not None]
-    return Seat(*known) if len(known) == len(place) else None
-
-
-def _check(records: Sequence[Record], nodes: Iterable[list[int]], placed: list[Seat]) -> None:
+def _check(records: Sequence[Record], nodes: Iterable[list[int]], placed: list[Place]) -> None:
     """Every number that a rank was told must be so, and the numbers of each kind must be all there, once."""
     node_ranks = []
     for ranks in nodes:
@@ -164,6 +153,11 @@ def ranges(numbers: Iterable[int]) -> str:
         else:
             spans.append([number, number])
     return _first([str(low) if low == high else f"{low}-{high}" for low, high in spans])
+
+
+def ranks_said(ranks: Sequence[int]) -> str:
+    """`"rank 3"`, `"ranks 0-2, 5"`, for ranks in ascending order."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}"
 
 
 def with_nodes(ranks: Iterable[int], node_of: Mapping[int, int]) -> str:

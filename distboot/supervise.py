@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -32,8 +33,10 @@ _FROM_TERMINAL = {signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH}
 _ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}  # HUP is "reload" to some
 
 
-def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
+def run(command: Sequence[str], environ: Mapping[str, str], *, open_files: int | None = None) -> int:
     """Run a command as a child until it ends; its exit code, or 128 + n if signal n ended it.
+
+    `open_files` is its soft limit of open files, where that is not ours.
 
     Raises:
         DistbootError: `command-not-found` or `command-not-executable`; nothing was started.
@@ -46,7 +49,7 @@ def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
     waited_for = _FORWARDED | {signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)
     try:
-        child = _start(command, environ, before, own_group=not shared_group)
+        child = _start(command, environ, before, own_group=not shared_group, open_files=open_files)
         ending: int | None = None
         while True:
             number, from_kernel = _next_signal(waited_for)
@@ -85,7 +88,12 @@ def _end_group(leader: int, number: int | None) -> None:
 
 
 def _start(
-    command: Sequence[str], environ: Mapping[str, str], mask: set[int | signal.Signals], *, own_group: bool
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    mask: set[int | signal.Signals],
+    *,
+    own_group: bool,
+    open_files: int | None,
 ) -> subprocess.Popen[bytes]:
     set_parent_death_signal = _parent_death_signal_setter()
 
@@ -95,6 +103,8 @@ def _start(
         if own_group:
             os.setpgid(0, 0)
         set_parent_death_signal()
+        if open_files is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     try:

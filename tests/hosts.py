@@ -120,7 +120,8 @@ class Hosts:
     def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment of a fresh login, with the tests' Python first on PATH, extended by `env`."""
         path = f"{sys.prefix}/bin:{SYSTEM_PATH}"
-        return {"PATH": path, "HOME": str(Path("~root").expanduser()), "LANG": "C.UTF-8", **(env or {})}
+        ours = {"PYTHONPATH": str(REPOSITORY)}  # also where the Python that runs the tests has another one installed
+        return {**ours, "PATH": path, "HOME": str(Path("~root").expanduser()), "LANG": "C.UTF-8", **(env or {})}
 
     def run(
         self,

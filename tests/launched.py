@@ -48,6 +48,7 @@ names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 seen = {name: int(os.environ[name]) for name in names}
 line = {"host": socket.gethostname(), "NODE_RANK": os.environ.get("NODE_RANK"), **seen}
 sys.stdout.write(json.dumps(line) + "\\n")
+dist.barrier()  # or the group of one rank ends while another one still connects to it
 dist.destroy_process_group()
 """
 

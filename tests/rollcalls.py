@@ -10,9 +10,9 @@ from typing import Any
 
 from distboot import DistbootError
 from distboot.record import Record
-from distboot.rollcall.caller import Caller
-from distboot.rollcall.desk import Desk
+from distboot.rollcall.client import Client
 from distboot.rollcall.ready import Ready
+from distboot.rollcall.server import Server
 from distboot.rollcall.wire import VERSION, Frames, Membership, frame
 from distboot.roster import Roster
 
@@ -58,7 +58,7 @@ class Process(threading.Thread):
 
 
 class Rank0(Process):
-    """Rank 0 at its desk."""
+    """Rank 0 at its server."""
 
     def __init__(
         self, own: Record, join_timeout: float = 20, membership: Membership = OURS, *, ready: Ready | None = None
@@ -66,19 +66,19 @@ class Rank0(Process):
         super().__init__()
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self.listener.getsockname()[1]
-        self.desk = Desk(self.listener, own, membership)
+        self.server = Server(self.listener, own, membership)
         self.arguments = join_timeout, ready
         self.start()
 
     def meet(self) -> None:
         join_timeout, ready = self.arguments
-        self.roster = self.desk.hold(join_timeout)
+        self.roster = self.server.hold(join_timeout)
         if ready is not None:
-            self.desk.confirm(ready, join_timeout)
+            self.server.confirm(ready, join_timeout)
 
     def close(self) -> None:
         self.join(30)
-        self.desk.close()
+        self.server.close()
         self.listener.close()
 
 
@@ -93,22 +93,22 @@ class Rank(Process):
         membership: Membership = OURS,
         *,
         ready: Ready | None = None,
-        gate: Callable[[Caller], object] = lambda _: None,
+        gate: Callable[[Client], object] = lambda _: None,
     ) -> None:
         super().__init__()
-        self.caller = Caller(["127.0.0.1"], [port], own, membership)
+        self.client = Client(["127.0.0.1"], [port], own, membership)
         self.arguments = join_timeout, ready, gate
         self.start()
 
     def meet(self) -> None:
         join_timeout, ready, gate = self.arguments
         try:
-            self.roster = self.caller.report(join_timeout)
-            gate(self.caller)
+            self.roster = self.client.report(join_timeout)
+            gate(self.client)
             if ready is not None:
-                self.caller.confirm(ready, join_timeout)
+                self.client.confirm(ready, join_timeout)
         finally:
-            self.caller.close()
+            self.client.close()
 
 
 class FakeRank0(threading.Thread):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from captured import one
 from conftest import Run
 
 from distboot import DistbootError, detect, interfaces
-from distboot.rollcall.ports import Hold, Taken, candidates, listening
+from distboot.rollcall.ports import Reservation, Taken, TakenByThisJob, candidates, listening
+from distboot.rollcall.wire import Membership
 
 SHOW_JOB = [sys.executable, "-m", "distboot", "show", "--job"]
 
@@ -55,11 +57,24 @@ def test_listener_answers_both_families(port: int) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the names are Linux's")
 def test_hold_keeps_others_away_until_it_is_closed(port: int) -> None:
-    with closing(Hold(port)):
+    ours, others = Membership("5c2f10aa"), Membership("a0a0a0a0")
+    with closing(Reservation(port, ours)):
         listening(port).close()  # it holds a name, not the port
         with pytest.raises(Taken):
-            Hold(port)
-    Hold(port).close()
+            Reservation(port, others)
+        with pytest.raises(TakenByThisJob):
+            Reservation(port, ours)
+        here, there = socket.socketpair()
+        if os.fork() == 0:  # a data loader, which outlives us
+            there.send(b"up")
+            there.recv(1)
+            os._exit(0)
+        here.recv(2)
+    Reservation(port, others).close()
+    here.send(b"!")
+    os.wait()
+    here.close()
+    there.close()
 
 
 def test_wrapper_keeps_other_jobs_from_its_port_until_its_script_ends(clean_env: dict[str, str], port: int) -> None:

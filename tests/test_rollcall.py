@@ -16,8 +16,9 @@ import pytest
 from rollcalls import HELLO, OURS, Rank, Rank0, answers, peer, record
 
 from distboot.record import Record
-from distboot.rollcall.desk import Desk
+from distboot.rollcall import connections
 from distboot.rollcall.register import Register
+from distboot.rollcall.server import Server
 from distboot.rollcall.wire import VERSION, Frames, Membership, Session, WireError, canonical, frame
 from distboot.roster import Roster, ranges
 
@@ -47,9 +48,9 @@ def test_rank_0_may_come_last() -> None:
         port = probe.getsockname()[1]
     rank = Rank(port, record(1, 2))
     with socket.create_server(("127.0.0.1", port)) as listener:
-        desk = Desk(listener, record(0, 2), OURS)
-        roster = desk.hold(20)
-        desk.close()
+        server = Server(listener, record(0, 2), OURS)
+        roster = server.hold(20)
+        server.close()
     assert rank.met() == roster
 
 
@@ -67,7 +68,7 @@ def test_rank_that_has_waited_long_enough_hears_who_is_missing_and_so_does_every
     first = rank0(3, 600)
     for error in (Rank(first.port, record(1, 3), 0.5).failed(), first.failed()):
         assert error.code == "missing-rank"
-        assert "2 of 3 ranks joined before the join timeout of rank 1" in error.message
+        assert "2 of 3 ranks joined within the join timeout of rank 1, which was over first" in error.message
         assert "missing 2" in error.message
 
 
@@ -124,8 +125,8 @@ def test_problem_of_one_rank_reaches_all_and_also_those_that_come_a_little_later
     ("data", "why"),
     [
         (frame({"distboot": VERSION, "job": "another", "nonce": "0" * 32}), "belongs to another job"),
-        (frame({"distboot": 99, "job": OURS.job, "nonce": "0" * 32}), "speaks version 99"),
-        (frame({"distboot": "x" * 9000}), "speaks version 'xxx"),
+        (frame({"distboot": "x" * 9000}), "belongs to another job"),
+        (b"\x00\xce\xf7\x85\x3c", "looks for torch's store: it runs without distboot, or with DISTBOOT_ROLL_CALL=0"),
         (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", "announces a message"),
         (b"\xff" * 100, "announces a message"),
         ((5).to_bytes(4, "big") + b"[1,2]", "sends no JSON object"),
@@ -149,6 +150,40 @@ def test_who_does_not_belong_is_told_so_and_the_job_goes_on(
     assert why in str(said[-1]["refused"])
     assert Rank(first.port, record(1, 2)).met() == Roster(("a",), ((0, 1),))
     assert why in capfd.readouterr().err
+
+
+def test_other_version_ends_the_job_at_once(rank0: Callable[..., Rank0]) -> None:
+    first = rank0(3, 600)
+    early = Rank(first.port, record(1, 3))
+    said = answers(peer(first.port, frame({"distboot": 99, "job": OURS.job, "nonce": "0" * 32})))
+    assert "speaks version 99 of the protocol, and rank 0 1" in str(said[0]["incompatible"])
+    for error in (first.failed(), early.failed()):
+        assert (error.code, "speaks version 99" in error.message) == ("version-mismatch", True)
+
+
+def test_other_version_is_nobodys_word_where_there_is_a_secret(rank0: Callable[..., Rank0]) -> None:
+    ours = Membership(OURS.job, "secret")
+    first = rank0(2, 600, ours)
+    said = answers(peer(first.port, frame({"distboot": 99, "job": OURS.job, "nonce": "0" * 32})))
+    assert "speaks version 99" in str(said[0]["refused"])
+    assert Rank(first.port, record(1, 2), 20, ours).met() == first.met()
+
+
+def test_who_does_not_report_in_time_is_sent_away(rank0: Callable[..., Rank0], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_REPORT_LIMIT", 0.3)
+    first = rank0(2, 600)
+    slow = [peer(first.port, data) for data in (b"", HELLO[:3], HELLO)]
+    for each in slow:
+        assert "did not report within 0.3 s" in str(answers(each)[-1]["refused"])
+    assert Rank(first.port, record(1, 2)).met() == first.met()
+
+
+def test_rank_that_was_there_and_has_gone_is_said(rank0: Callable[..., Rank0]) -> None:
+    first = rank0(3, 1.0)
+    gone = peer(first.port, HELLO + frame({"record": record(1, 3, "b").as_message(), "mac": ""}))
+    gone.recv(100)
+    gone.close()
+    assert "missing 1-2; there was, and has gone: rank 1 (process 1001 on 'b')" in first.failed().message
 
 
 def test_silent_slow_and_vanishing_peers_hold_up_nobody(rank0: Callable[..., Rank0]) -> None:
@@ -215,8 +250,8 @@ def test_secret_is_needed_on_both_sides(rank0: Callable[..., Rank0], capfd: pyte
 def test_rank_0_without_the_secret_is_not_believed(rank0: Callable[..., Rank0]) -> None:
     first = rank0(2, 2.0)
     error = Rank(first.port, record(1, 2), 0.5, Membership(OURS.job, "correct horse")).failed()
-    assert "the peer has a DISTBOOT_SECRET, and there is none here" in error.message
-    assert "refused: the peer has a DISTBOOT_SECRET, and there is none here" in first.failed().message
+    assert "the peer has a DISTBOOT_SECRET, and rank 0 has none" in error.message
+    assert "refused: the peer has a DISTBOOT_SECRET, and rank 0 has none" in first.failed().message
 
 
 def test_what_was_said_once_proves_nothing_anywhere_else() -> None:

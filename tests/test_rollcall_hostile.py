@@ -56,7 +56,7 @@ def test_mutated_messages_of_a_rank_end_nothing() -> None:
                 )
             with peer(first.port, bytes(data)) as connection:
                 connection.shutdown(socket.SHUT_WR)
-        first.desk._end = 0.0
+        first.server._end = 0.0
         first.join(20)
         # A mutant may still be a record: of another world size, which is the end of a job, and an error of ours.
         assert first.failed().code in ("missing-rank", "roster-mismatch")
@@ -137,10 +137,7 @@ def test_reason_for_a_refusal_is_not_forgotten() -> None:
         rank.join(0.3)
         fake.close()  # and from now on nobody listens
         message = rank.failed().message
-        assert (
-            "Connection refused; before that, who listens there refused us: 'the peer belongs to another job'"
-            in message
-        )
+        assert "who listens there refused this rank: 'the peer belongs to another job'" in message
 
 
 def test_same_process_id_in_two_containers_is_not_one_process() -> None:

@@ -57,7 +57,7 @@ def _job(
     **variables: str,
 ) -> dict[int, Done]:
     """One process a rank, started by hand with RANK, WORLD_SIZE and the address; `late` waits before it starts one."""
-    base = {"MASTER_ADDR": "nodea", "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1", "PYTHONPATH": "", **variables}
+    base = {"MASTER_ADDR": "nodea", "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1", **variables}
 
     def start(rank: int) -> Done:
         (late or {}).get(rank, lambda: None)()
@@ -275,4 +275,6 @@ def test_two_rank_0_on_two_hosts_are_a_duplicate(hosts3: Hosts) -> None:
 
 def test_loopback_that_all_hosts_are_told_is_named(hosts3: Hosts) -> None:
     done = _job(hosts3, ("nodea", "nodeb"), *SHOW_JOB, MASTER_ADDR="localhost", DISTBOOT_JOIN_TIMEOUT="2")
-    assert "localhost is this very host: if rank 0 is on another one, set MASTER_ADDR to its name" in done[1].stderr
+    assert "localhost, where they look for rank 0, means each host itself" in done[0].stderr
+    assert "hint: rank 0 on nodea: set MASTER_ADDR to the host of rank 0, which is nodea" in done[0].stderr
+    assert "localhost is this very host, so if rank 0 is on another one, set MASTER_ADDR" in done[1].stderr

@@ -56,7 +56,7 @@ def test_problem_of_rank_0_is_the_end_of_all(rank0: Callable[..., Rank0]) -> Non
 def test_rank_that_ends_before_it_is_ready_is_named(rank0: Callable[..., Rank0]) -> None:
     first = rank0(600)
     patient = Rank(first.port, record(1, 3), ready=Ready())
-    gone = Rank(first.port, record(2, 3, "b"), gate=lambda caller: caller.close())
+    gone = Rank(first.port, record(2, 3, "b"), gate=lambda client: client.close())
     assert gone.met()
     for error in (patient.failed(), first.failed()):
         assert error.code == "rank-failed"

@@ -15,7 +15,7 @@ from distboot import DistbootError, detect
 from distboot.exports import applied, variables
 from distboot.handoff import VARIABLE
 from distboot.record import Record, own_record
-from distboot.roster import seats
+from distboot.roster import places
 
 
 def _records(nodes: str, **known: list[int]) -> list[Record]:
@@ -49,7 +49,7 @@ def _records(nodes: str, **known: list[int]) -> list[Record]:
 def test_nodes_are_counted_as_the_ranks_reach_them(
     nodes: str, node_ranks: list[int], local_ranks: list[int], sizes: list[int]
 ) -> None:
-    placed = seats(_records(nodes))
+    placed = places(_records(nodes))
     assert [seat.node_rank for seat in placed] == node_ranks
     assert [seat.local_rank for seat in placed] == local_ranks
     assert [seat.local_world_size for seat in placed] == sizes
@@ -57,12 +57,12 @@ def test_nodes_are_counted_as_the_ranks_reach_them(
 
 
 def test_local_ranks_of_the_launcher_stay() -> None:
-    placed = seats(_records("aabb", local_rank=[1, 0, 0, 1], local_world_size=[2, 2, 2, 2]))
+    placed = places(_records("aabb", local_rank=[1, 0, 0, 1], local_world_size=[2, 2, 2, 2]))
     assert [seat.local_rank for seat in placed] == [1, 0, 0, 1]
 
 
 def test_two_agents_on_one_host_are_two_nodes_when_the_launcher_says_so() -> None:
-    placed = seats(_records("aaaa", local_rank=[0, 1, 0, 1], node_rank=[0, 0, 1, 1]))
+    placed = places(_records("aaaa", local_rank=[0, 1, 0, 1], node_rank=[0, 0, 1, 1]))
     assert [(seat.node_rank, seat.local_world_size, seat.num_nodes) for seat in placed] == [
         (0, 2, 2), (0, 2, 2), (1, 2, 2), (1, 2, 2),
     ]  # fmt: skip
@@ -81,7 +81,7 @@ def test_two_agents_on_one_host_are_two_nodes_when_the_launcher_says_so() -> Non
 )
 def test_ranks_that_contradict_each_other_are_refused(records: list[Record], problem: str) -> None:
     with pytest.raises(DistbootError) as refusal:
-        seats(records)
+        places(records)
     assert refusal.value.code == "roster-mismatch"
     assert problem in refusal.value.message
 
@@ -150,7 +150,7 @@ def test_two_hosts_of_one_name_are_two_nodes() -> None:
         Record(rank, "torch", "host", f"host/{boot}", 1, boot, 2, None, None, None, None)
         for rank, boot in enumerate(("boot1", "boot2"))
     ]
-    assert [seat.node_rank for seat in seats(records)] == [0, 1]
+    assert [seat.node_rank for seat in places(records)] == [0, 1]
 
 
 def test_inner_job_of_the_same_launcher_size_and_rank_is_another_job() -> None:

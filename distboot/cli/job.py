@@ -11,7 +11,7 @@ from ..placement import Placement
 from ..rendezvous import join_timeout_setting, settled
 from ..rollcall.attend import attend
 from ..rollcall.meeting import Meeting
-from ..roster import Roster, ranges
+from ..roster import Roster, ranks_said
 from .output import say
 
 
@@ -42,9 +42,14 @@ def _as_dict(meeting: Meeting, roster: Roster) -> dict[str, object]:
 def _map(meeting: Meeting, roster: Roster) -> str:
     width = max(map(len, roster.hosts))
     lines = [
-        f"node {node:<5} {printable(host):<{width}}  ranks {ranges(sorted(ranks))}"
+        f"node {node:<5} {printable(host):<{width}}  {ranks_said(sorted(ranks))}"
         for node, (host, ranks) in enumerate(zip(roster.hosts, roster.nodes, strict=True))
     ]
     count = f"{len(roster.nodes)} node{'s' if len(roster.nodes) > 1 else ''}"
     where = f"rank 0 at {meeting.placement.master_addr}, port {meeting.placement.master_port}"
-    return "\n".join([f"All {meeting.placement.world_size} ranks are there, on {count}; {where}.", *lines])
+    there = (
+        "The one rank is there"
+        if meeting.placement.world_size == 1
+        else f"All {meeting.placement.world_size} ranks are there"
+    )
+    return "\n".join([f"{there}, on {count}; {where}.", *lines])

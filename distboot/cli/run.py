@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from argparse import ArgumentTypeError
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from .. import nodes, supervise
 from ..detection import detect
@@ -45,11 +48,27 @@ def main(arguments: list[str]) -> int:
         from .. import interfaces  # here and below, so that a process that is alone does not pay for sockets
         from ..rollcall.attend import attend
 
-        with attend(placement, os.environ, seconds) as meeting:
-            exports = variables(meeting.placement, os.environ, named=parsed.launcher)
+        with _ended_by_term():
+            meeting = attend(placement, os.environ, seconds)
+        with meeting:
+            exports = variables(meeting.placement, os.environ, named=parsed.launcher, met=True)
             exports |= interfaces.variables(meeting.interface, os.environ)
             meeting.vacate()
-            return supervise.run(command, applied(exports, os.environ))
+            return supervise.run(command, applied(exports, os.environ), open_files=meeting.open_files)
+
+
+@contextmanager
+def _ended_by_term() -> Iterator[None]:
+    """Let TERM end us also as process 1 of a container, for which the kernel drops what has no handler."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _processes(text: str) -> str:

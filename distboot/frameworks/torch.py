@@ -19,14 +19,13 @@ from typing import Any
 
 from .. import handoff, interfaces
 from ..accelerators import VISIBILITY
+from ..address import socket_said
 from ..context import Context
-from ..errors import DistbootError, quoted
+from ..errors import DistbootError, first_line, quoted
 from ..exports import Exported, variables
 from ..nodes import refuse_idle_accelerators
 from ..placement import FIELDS, Placement
 from ..rollcall.meeting import Meeting
-
-# Device type -> the backend that PyTorch ships for it; gloo serves the CPU. In order of preference.
 
 # Device type -> the backend that PyTorch ships for it; gloo serves the CPU. In order of preference.
 _ACCELERATORS = {"cuda": "nccl", "xpu": "xccl", "hpu": "hccl"}
@@ -57,12 +56,16 @@ def start(meeting: Meeting, exported: Exported, backend: str | None, timeout: fl
 
     group = weakref.ref(torch.distributed.group.WORLD)  # a reference proper would keep Gloo's threads alive
 
+    reservation = meeting.take_reservation()
+
     def is_up() -> bool:
         return torch.distributed.is_initialized() and group() is torch.distributed.group.WORLD
 
     def stop() -> None:
         if is_up():
             _leave(torch.distributed)
+        if reservation is not None:
+            reservation.close()
         # What this process starts from now on may be the rank in its place.
         exported.write({handoff.VARIABLE: found[handoff.VARIABLE]})
 
@@ -103,7 +106,7 @@ def _start_group(torch: Any, meeting: Meeting, backend: str, timeout: float | No
             raise
         raise DistbootError(
             "process-group-failed",
-            f"torch could not start {quoted(backend)}: {_first_line(error)}",
+            f"torch could not start {quoted(backend)}: {first_line(error)}",
             "if it speaks of an interface or an address, look at GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME",
         ) from None
 
@@ -129,9 +132,10 @@ def _store(torch: Any, meeting: Meeting) -> Any:
         return _bounded(connect, meeting.join_timeout + 2.0)  # torch's own message is better, where it has one
     except RuntimeError as error:  # torch's DistError and all of its kinds are RuntimeErrors
         placement = meeting.placement
+        where = socket_said(*(meeting.store_address or (str(placement.master_addr), placement.master_port or 0)))
         raise DistbootError(
             "join-timeout",
-            f"torch's store at {placement.master_addr}:{placement.master_port} was not to be had: {_first_line(error)}",
+            f"torch's store at {where} was not to be had: {first_line(error)}",
             "look for a rank that ended early or never started (its own output says why), or for a firewall",
         ) from None
 
@@ -156,10 +160,6 @@ def _bounded(connect: Callable[[], Any], limit: float) -> Any:
     return store
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
 def _import() -> Any:
     try:
         import torch
@@ -168,7 +168,7 @@ def _import() -> Any:
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":
             said, hint = "torch is not installed in this Python", "pip install torch"
         else:  # a library that it needs is not there, say
-            said, hint = f"torch cannot be imported: {_first_line(error)}", "look at the installation on that host"
+            said, hint = f"torch cannot be imported: {first_line(error)}", "look at the installation on that host"
         raise DistbootError("framework-not-installed", said, hint) from None
     if not torch.distributed.is_available():
         raise DistbootError(

@@ -8,21 +8,21 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 
-from .. import interfaces
+from .. import handoff, interfaces
+from ..address import is_loopback
 from ..errors import DistbootError, tell
-from ..handoff import digest
 from ..placement import Placement
 from ..record import Record, own_record
+from ..resolve import Found, look_up
 from ..roster import Roster
-from .caller import Caller, NoAnswerError
-from .desk import Desk
+from .client import Client, NoAnswerError
 from .meeting import Meeting
-from .ports import Hold, Taken, all_taken, candidates, listening
-from .resolve import look_up
+from .ports import Reservation, Taken, TakenByThisJob, all_taken, candidates, listening
+from .server import Server
 from .wire import Membership
 
-_SOURCE = "roll call: all ranks together"
-_KNOCK = 1.0  # seconds for who has our port to say that it is rank 0 of this very job
+_KNOCK = 1.0  # seconds for who has our port, or our address, to say that it is rank 0 of this very job
+_PATIENCE_WITH_A_PROBLEM = 5.0  # seconds to tell the others of it
 
 
 def attend(
@@ -32,7 +32,6 @@ def attend(
     *,
     hosts: Sequence[str] = (),
     on_cpu: bool = False,
-    again: bool = False,
 ) -> Meeting:
     """Meet all other ranks once.
 
@@ -40,77 +39,80 @@ def attend(
         placement: with an address and a port.
         environ: the environment of this process.
         join_timeout: seconds for all of them to be there.
-        hosts: where else than at `master_addr` rank 0 may be.
+        hosts: where rank 0 may be, if that is more than `master_addr`.
         on_cpu: whether this rank will use no accelerator.
-        again: whether they have met before, in the wrapper: its port is ours, and its warnings are not repeated.
 
     Raises:
-        DistbootError: `unknown-interface`, or what `Desk.hold` and `Caller.report` raise.
+        DistbootError: `unknown-interface`, or what `Server.hold` and `Client.report` raise.
     """
     problem: DistbootError | None = None
     try:
         interfaces.refuse_unknown(environ)
     except DistbootError as error:  # the others are to hear of it at once
-        problem = error
+        problem, join_timeout = error, min(join_timeout, _PATIENCE_WITH_A_PROBLEM)
     own = own_record(placement, environ, on_cpu=on_cpu, problem=problem)
-    membership = Membership(digest(placement.job_id), environ.get("DISTBOOT_SECRET", ""))
+    # With the port, for jobs of which the launcher says the same id (torchrun's is often "none").
+    job = handoff.digest(f"{placement.job_id}:{placement.master_port}")
+    membership = Membership(job, environ.get("DISTBOOT_SECRET", ""))
     meeting = Meeting(placement, join_timeout)
     try:
         if placement.rank == 0:
-            roster = _hold(meeting, own, membership, hosts, again=again)
+            # They have met before in the wrapper around us: its port is ours, and what it warned of is not repeated.
+            _, outer = handoff.take(environ)
+            again = outer is not None and outer.met and outer.is_about(placement)
+            meeting.roster = _as_rank_0(meeting, own, membership, hosts, again=again)
         else:
-            roster = _call(meeting, own, membership, hosts)
+            meeting.roster = _as_another_rank(meeting, own, membership, hosts)
     except BaseException as error:
         meeting.close()
         if problem is not None and isinstance(error, DistbootError):
             raise problem from None
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             hint = "raise the limit (ulimit -n), or look for files that are left open"
-            raise DistbootError(
-                "too-few-files", "this process may open no more files for the roll call", hint
-            ) from None
+            raise DistbootError("too-few-files", "this process may open no more files", hint) from None
         raise
-    meeting.roster = roster
-    exact = asdict(roster.seat(placement.rank))
-    meeting.placement = meeting.placement.with_fields(_SOURCE, exact)
+    exact = asdict(meeting.roster.place(placement.rank))
+    meeting.placement = meeting.placement.with_fields("roll call: all ranks together", exact)
     return meeting
 
 
-def _hold(meeting: Meeting, own: Record, membership: Membership, hosts: Sequence[str], *, again: bool) -> Roster:
-    placement = meeting.placement
+def _as_rank_0(meeting: Meeting, own: Record, membership: Membership, hosts: Sequence[str], *, again: bool) -> Roster:
     port = _listen(meeting, own, membership, again=again)
     assert meeting.listener is not None
-    meeting.link = desk = Desk(meeting.listener, own, membership)
-    desk.doubt = "" if hosts else _elsewhere(str(placement.master_addr), port, own, membership)
-    roster = desk.hold(meeting.join_timeout, warn=not again)
-    meeting.findings = desk.findings
+    meeting.link = server = Server(meeting.listener, own, membership)
+    given = str(meeting.placement.master_addr)
+    found = _found(given, port)
+    if not hosts:
+        _doubt(server, given, found)
+        if found and not any(_is_ours(*each) for each in found):
+            _refuse_second_rank_0(given, port, own, membership)
+    roster = server.hold(meeting.join_timeout, warn=not again)
+    meeting.findings, meeting.open_files = server.findings, server.open_files
     meeting.store_address = ("127.0.0.1", port)
-    if roster.master_addr is not None:
-        meeting.interface = interfaces.interface_of(roster.master_addr)
-    _settle(meeting, roster.master_addr or hosts[0] if hosts else str(placement.master_addr), port, roster)
+    meeting.interface = roster.master_addr and interfaces.interface_of(roster.master_addr)
+    _settle(meeting, given if found and not hosts else roster.master_addr or "127.0.0.1", port)
     return roster
 
 
-def _call(meeting: Meeting, own: Record, membership: Membership, hosts: Sequence[str]) -> Roster:
+def _as_another_rank(meeting: Meeting, own: Record, membership: Membership, hosts: Sequence[str]) -> Roster:
     placement = meeting.placement
-    source = placement.sources.get("master_addr", "")
-    where = hosts or [str(placement.master_addr)]
-    meeting.link = caller = Caller(where, candidates(placement), own, membership, source)
+    where, source = hosts or [str(placement.master_addr)], placement.sources.get("master_addr", "")
+    meeting.link = client = Client(where, candidates(placement), own, membership, source)
     # One process a node says what all of them are waiting for.
-    roster = caller.report(meeting.join_timeout, quiet=bool(placement.local_rank))
-    meeting.store_address = (caller.address_of_rank_0(), caller.port)
+    roster = client.report(meeting.join_timeout, quiet=bool(placement.local_rank))
+    meeting.store_address = (client.address_of_rank_0(), client.port)
     if roster.master_addr is not None:
-        beside_rank_0 = roster.seat(own.rank).node_rank == roster.seat(0).node_rank
-        meeting.interface = interfaces.interface_of(roster.master_addr if beside_rank_0 else caller.own_address())
-    _settle(meeting, caller.host, caller.port, roster)
+        # On rank 0's own host the way to it is loopback, and the way to the others is its address.
+        here = interfaces.interface_of(roster.master_addr)
+        meeting.interface = here or interfaces.interface_of(client.own_address())
+    # A host need not know its own name: the address, then, that the others have come to.
+    known = _found(client.host, client.port)
+    _settle(meeting, client.host if known else roster.master_addr or "127.0.0.1", client.port)
     return roster
 
 
-def _settle(meeting: Meeting, host: str, port: int, roster: Roster) -> None:
+def _settle(meeting: Meeting, host: str, port: int) -> None:
     """Address and port as they turned out to be; the port of torchrun's agent stays its own."""
-    if not _resolves(host, port):
-        # A host need not know its own name: the address, then, that the others have come to.
-        host = roster.master_addr or "127.0.0.1"
     found: dict[str, object] = {"master_addr": host}
     if meeting.placement.launcher != "torchrun":
         found["master_port"] = port
@@ -122,13 +124,15 @@ def _listen(meeting: Meeting, own: Record, membership: Membership, *, again: boo
     taken: list[tuple[int, str]] = []
     for port in candidates(meeting.placement):
         try:
-            # The first is held for us already if the wrapper around us has met the others there.
-            meeting.hold = None if again and not taken else Hold(port)
+            # The first is reserved already if we have met there before.
+            meeting.reservation = None if again and not taken else Reservation(port, membership)
             meeting.listener = listening(port)
         except Taken as reason:
-            if meeting.hold is not None:
-                meeting.hold.close()
+            if meeting.reservation is not None:
+                meeting.reservation.close()
             _refuse_second_rank_0("127.0.0.1", port, own, membership)
+            if isinstance(reason, TakenByThisJob):  # and does not answer: it is past the roll call
+                raise _duplicate(port) from None
             taken.append((port, str(reason)))
             continue
         if taken:
@@ -138,25 +142,40 @@ def _listen(meeting: Meeting, own: Record, membership: Membership, *, again: boo
     raise all_taken(taken)
 
 
+def _duplicate(port: int) -> DistbootError:
+    return DistbootError(
+        "duplicate-rank",
+        f"rank 0 of this very job is on this host already, and its ranks have met at port {port}",
+        "look for a second copy of the job; two jobs without a job id need each its own MASTER_PORT or DISTBOOT_SECRET",
+    )
+
+
 def _refuse_second_rank_0(host: str, port: int, own: Record, membership: Membership) -> None:
-    """Report to whoever has our port: if it is rank 0 of this very job, there are two of us, and it will say so."""
+    """Report to whoever is there: if it is rank 0 of this very job, there are two of us, and it will say so."""
     with suppress(NoAnswerError):
-        Caller([host], [port], own, membership).knock(_KNOCK)
+        Client([host], [port], own, membership).knock(_KNOCK)
 
 
-def _elsewhere(host: str, port: int, own: Record, membership: Membership) -> str:
-    """What to say with the missing ranks if the address of rank 0 is none of this host, where rank 0 is; else nothing.
+def _doubt(server: Server, given: str, found: Found) -> None:
+    """Why the others may not find rank 0, if something speaks for it. It need not be wrong."""
+    if is_loopback(given):
+        server.doubt = f"; {given}, where they look for rank 0, means each host itself"
+    elif not found:
+        server.doubt = f"; {given}, where they look for rank 0, does not resolve on this host"
+    elif not any(_is_ours(*each) for each in found):  # as with a Service of Kubernetes, whose address no host has
+        address = found[0][1][0]
+        where = given if address == given else f"{given}, {address}"
+        server.doubt = f"; they look for rank 0 at {where}, which is no address of this host"
+    if server.doubt:
+        server.remedy = f"set MASTER_ADDR to the host of rank 0, which is {socket.gethostname()}; or {server.remedy}"
 
-    It need not be wrong: the address of a Kubernetes Service is that of no host.
-    """
+
+def _found(host: str, port: int) -> Found:
+    """The addresses of a host; none if other programs on this one cannot look it up, either."""
     try:
-        found = look_up(host, port, _KNOCK)
+        return look_up(host, port, 1.0)
     except OSError:
-        return ""
-    if any(_is_ours(family, address) for family, address in found):
-        return ""
-    _refuse_second_rank_0(host, port, own, membership)
-    return f"; they look for rank 0 at {host}, {found[0][1][0]}, which is no address of this host"
+        return []
 
 
 def _is_ours(family: int, address: tuple[object, ...]) -> bool:
@@ -166,10 +185,3 @@ def _is_ours(family: int, address: tuple[object, ...]) -> bool:
     except OSError:
         return False
     return True
-
-
-def _resolves(host: str, port: int) -> bool:
-    try:
-        return bool(look_up(host, port, 1.0))
-    except OSError:
-        return False

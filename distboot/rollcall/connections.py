@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
+from ..address import socket_said, without_mapping
 from ..errors import printable
 from .wire import MOST_FROM_A_RANK, Frames, Session, WireError, frame, fresh
 
@@ -43,7 +44,7 @@ class Peer:
             address: str = self.socket.getsockname()[0]
         except OSError:
             return ""
-        return address.removeprefix("::ffff:")  # IPv4 at a socket that serves both
+        return without_mapping(address)
 
 
 class OutOfFilesError(Exception):
@@ -152,7 +153,7 @@ class Connections:
                 self._drop_oldest()
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._peers[connection] = self._strangers[connection] = Peer(connection, f"{at[0]}:{at[1]}")
+            self._peers[connection] = self._strangers[connection] = Peer(connection, socket_said(at[0], at[1]))
             self._selector.register(connection, selectors.EVENT_READ)
 
     def _drop_oldest(self) -> None:

@@ -15,15 +15,19 @@ def files_allowed() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def allow_files(connections: int, say: Callable[[str], None]) -> None:
-    """Raise the soft limit for so many connections as far as may be; `say` it when that is too little."""
+def allow_files(connections: int, say: Callable[[str], None]) -> int | None:
+    """Raise the soft limit for so many connections as far as may be, and `say` it when that is too little.
+
+    Returns:
+        What it was; None if it stays.
+    """
     import resource
 
     needed = connections + _OWN
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
     if soft == unlimited or soft >= needed:
-        return
+        return None
     reachable = needed if hard == unlimited else min(needed, hard)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (reachable, hard))
@@ -32,3 +36,4 @@ def allow_files(connections: int, say: Callable[[str], None]) -> None:
             f"warning: {needed} open files are needed for the connections of all ranks, and this process may have "
             f"{files_allowed()}: raise the limit (ulimit -Hn, LimitNOFILE=, docker run --ulimit nofile=…)"
         )
+    return soft

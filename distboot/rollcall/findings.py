@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ..errors import printable, quoted
 from ..record import Record
-from ..roster import Roster, ranges
+from ..roster import Roster, ranges, ranks_said
 
 _MOST_SKEW = 30.0  # seconds; more than that, and logs cannot be compared and credentials expire early
 _MOST_GROUPS = 4  # odd groups named for one fact
@@ -35,8 +35,9 @@ def _about(name: str, values: Sequence[str | None], node_of: Mapping[int, int]) 
     for rank, value in enumerate(values):
         groups[value].append(rank)
     usual, *odd = sorted(groups, key=lambda value: (-len(groups[value]), groups[value][0]))
+    rest = "others" if len(odd) == 1 else "most"
     said = [
-        f"{_ranks(groups[value], node_of)}: {_said(name, value)}, others {_value(name, usual)}"
+        f"{_ranks(groups[value], node_of)}: {_said(name, value)}, {rest} {_value(name, usual)}"
         for value in odd[:_MOST_GROUPS]
     ]
     if len(odd) > _MOST_GROUPS:
@@ -78,5 +79,4 @@ def _clocks(skews: Mapping[int, float], node_of: Mapping[int, int]) -> list[str]
 
 def _ranks(ranks: list[int], node_of: Mapping[int, int]) -> str:
     nodes = sorted({node_of[rank] for rank in ranks})
-    which, where = ("s" if len(several) > 1 else "" for several in (ranks, nodes))
-    return f"rank{which} {ranges(ranks)} (node{where} {ranges(nodes)})"
+    return f"{ranks_said(ranks)} (node{'s' if len(nodes) > 1 else ''} {ranges(nodes)})"

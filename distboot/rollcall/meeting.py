@@ -7,14 +7,14 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TypeVar
 
-from ..errors import DistbootError
+from ..errors import DistbootError, first_line
 from ..placement import Placement
 from ..record import as_problem
 from ..roster import Roster
-from .caller import Caller
-from .desk import Desk
-from .ports import Hold
+from .client import Client
+from .ports import Reservation
 from .ready import Ready
+from .server import Server
 
 T = TypeVar("T")
 
@@ -27,6 +27,7 @@ class Meeting:
         roster: the whole job; None when the ranks have not met.
         findings: what they should have alike and have not, as rank 0 knows it.
         interface: the network interface that leads to the other nodes; None when there are none, or it is not known.
+        open_files: the soft limit of open files before it was raised for all connections; None: it was not.
         store_address: host and port of rank 0's listening socket; None when the ranks have not met.
         join_timeout: seconds for all ranks to be ready once they have met.
     """
@@ -38,9 +39,10 @@ class Meeting:
         self.findings: list[str] = []
         self.interface: str | None = None
         self.store_address: tuple[str, int] | None = None
-        self.link: Desk | Caller | None = None
+        self.link: Server | Client | None = None
         self.listener: socket.socket | None = None
-        self.hold: Hold | None = None
+        self.reservation: Reservation | None = None
+        self.open_files: int | None = None
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -66,9 +68,14 @@ class Meeting:
         return result
 
     def take_listener(self) -> int | None:
-        """The file descriptor of rank 0's listening socket, which is the caller's now; None on all other ranks."""
+        """The file descriptor of rank 0's listening socket, which is the client's now; None on all other ranks."""
         listener, self.listener = self.listener, None
         return None if listener is None else listener.detach()
+
+    def take_reservation(self) -> Reservation | None:
+        """What keeps other jobs away from the port of rank 0, which is the caller's now to close; None elsewhere."""
+        reservation, self.reservation = self.reservation, None
+        return reservation
 
     def vacate(self) -> None:
         """Let the process that we start listen at the port of rank 0, and keep other jobs away from it until we end."""
@@ -77,7 +84,7 @@ class Meeting:
 
     def close(self) -> None:
         """End what is open."""
-        for each in (self.link, self.listener, self.hold):
+        for each in (self.link, self.listener, self.reservation):
             if each is not None:
                 each.close()
 
@@ -101,7 +108,7 @@ def alone(placement: Placement, join_timeout: float) -> Meeting:
     if unknown:
         raise DistbootError(
             "roll-call-needed",
-            f"DISTBOOT_ROLL_CALL=0, and {placement.launcher} does not say the {', '.join(unknown)} of this process",
+            f"DISTBOOT_ROLL_CALL=0, and launcher {placement.launcher!r} does not say the {', '.join(unknown)}",
             "unset DISTBOOT_ROLL_CALL: the ranks find it out when they meet",
         )
     return Meeting(placement, join_timeout)
@@ -113,5 +120,4 @@ def _taken(step: Callable[[], tuple[T, str | None]]) -> tuple[T | None, str | No
     except DistbootError as error:
         return None, None, error
     except Exception as error:  # noqa: BLE001 - whatever a driver says, the other ranks must hear of it
-        said = (str(error) or type(error).__name__).splitlines()[0]
-        return None, None, DistbootError("device-failed", said, "look at this rank's device and driver")
+        return None, None, DistbootError("device-failed", first_line(error), "look at this rank's device and driver")

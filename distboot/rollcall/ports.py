@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from ..address import derived_port
 from ..errors import DistbootError
 from ..placement import Placement
+from .wire import Membership
 
 _CANDIDATES = 5
 
@@ -17,28 +19,46 @@ class Taken(Exception):  # noqa: N818 - an answer, not an error
     """Somebody else has a port; the text says how that was found out."""
 
 
-class Hold:
+class TakenByThisJob(Taken):
+    """A process of this very job has the port: there are two rank 0."""
+
+
+class Reservation:
     """Keeps other jobs that use distboot from a port of this host until it is closed.
 
     Between the roll call of the wrapper and the moment when its script listens, nobody does. A socket that is bound
-    without listening would not keep others away, so what is bound is a name: one in the abstract namespace of Unix
-    sockets, which is as wide as that of the ports and ends with the process (unix(7)). Elsewhere nothing is held.
+    without listening would not keep others away, so what is bound are names in the abstract namespace of Unix sockets,
+    which is as wide as that of the ports and ends with the process (unix(7)). Elsewhere nothing is reserved.
+
+    Raises:
+        Taken: another job has it; `TakenByThisJob`: this one has, which only jobs without a secret can tell.
     """
 
-    def __init__(self, port: int) -> None:
-        self._name: socket.socket | None = None
-        if sys.platform == "linux":
-            self._name = socket.socket(socket.AF_UNIX)
-            try:
-                self._name.bind(f"\0distboot-port-{port}")
-            except OSError as error:
-                self._name.close()
-                raise Taken(f"another job holds it: {error.strerror}") from None
+    def __init__(self, port: int, membership: Membership) -> None:
+        self._names: list[socket.socket] = []
+        if sys.platform != "linux":
+            return
+        try:
+            if not membership.secret:
+                self._reserve(f"\0distboot-port-{port}-{membership.job}")
+        except OSError as error:
+            self.close()
+            raise TakenByThisJob(str(error.strerror)) from None
+        try:
+            self._reserve(f"\0distboot-port-{port}")
+        except OSError as error:
+            self.close()
+            raise Taken(f"another job holds it: {error.strerror}") from None
+        os.register_at_fork(after_in_child=self.close)  # it ends with this process, not with its last data loader
 
     def close(self) -> None:
         """Let others have the port."""
-        if self._name is not None:
-            self._name.close()
+        for name in self._names:
+            name.close()
+
+    def _reserve(self, name: str) -> None:
+        self._names.append(socket.socket(socket.AF_UNIX))
+        self._names[-1].bind(name)
 
 
 def candidates(placement: Placement) -> list[int]:

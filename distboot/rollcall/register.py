@@ -8,6 +8,8 @@ from ..errors import DistbootError, quoted
 from ..record import Record, as_error
 from ..roster import ranges, with_nodes
 
+_MOST_LEFT = 8  # ranks that one line names
+
 
 class Register:
     """The records of a job's ranks as they come in.
@@ -19,6 +21,7 @@ class Register:
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
         self.records: dict[int, Record] = {}
+        self._left: dict[int, Record] = {}  # those that were there, and are not any more
         self._devices: dict[str, Record] = {}
         self._facts: dict[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]] = {}
 
@@ -82,6 +85,7 @@ class Register:
         """The connection of a rank is gone before the roll call was over; it may come again."""
         record = self.records.pop(rank, None)
         if record is not None:
+            self._left[rank] = record
             self._devices = {device: holder for device, holder in self._devices.items() if holder.rank != rank}
 
     @property
@@ -104,6 +108,12 @@ class Register:
         if here is None:
             return ranges(self.missing)
         return with_nodes(self.missing, {rank: rank // here for rank in self.missing})
+
+    def left_said(self) -> str:
+        """Who was there and is not any more, as the end of a sentence; empty if nobody."""
+        gone = [record for rank, record in sorted(self._left.items()) if rank not in self.records][:_MOST_LEFT]
+        said = [f"rank {each.rank} (process {each.pid} on {quoted(each.host)})" for each in gone]
+        return f"; there was, and has gone: {', '.join(said)}" if said else ""
 
     def _ranks_a_node(self) -> int | None:
         """How many ranks each node has, if all that reported agree that the nodes are filled one after the other."""

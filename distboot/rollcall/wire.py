@@ -9,9 +9,11 @@ import os
 from dataclasses import dataclass, field
 
 VERSION = 1
+ONE_DISTBOOT = "install the same version of distboot on all nodes"  # what to do about another VERSION
 MOST_FROM_A_RANK = 64 * 1024  # bytes of one frame
 MOST_FROM_RANK_0 = 64 * 1024 * 1024  # the roster of some 500,000 ranks
 _LENGTH = 4  # bytes
+_TORCH_STORE = b"\x00\xce\xf7\x85"  # how a client of torch's TCPStore begins: VALIDATE, and a magic number
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class Frames:
         self._buffer += data
         messages = []
         while len(self._buffer) >= _LENGTH:
+            if self._buffer.startswith(_TORCH_STORE):
+                raise WireError("looks for torch's store: it runs without distboot, or with DISTBOOT_ROLL_CALL=0")
             length = int.from_bytes(self._buffer[:_LENGTH], "big")
             if length > self._most:
                 raise WireError(f"announces a message of {length} bytes, of at most {self._most}")
@@ -98,11 +102,13 @@ class Session:
 
     Attributes:
         secret: of the job; empty when there is none, and then nothing is proved.
+        us: the side that this is, as a refusal names it.
         challenge: of rank 0, fresh for this connection.
         nonce: of the rank, fresh for this connection.
     """
 
     secret: str = field(default="", repr=False)
+    us: str = "rank 0"
     challenge: str = ""
     nonce: str = ""
 
@@ -123,7 +129,7 @@ class Session:
         if not isinstance(mac, str) or len(mac) > 64:
             raise WireError("sends no mac")
         if bool(mac) != bool(self.secret):
-            raise WireError("has a DISTBOOT_SECRET, and there is none here" if mac else "has no DISTBOOT_SECRET")
+            raise WireError(f"has a DISTBOOT_SECRET, and {self.us} has none" if mac else "has no DISTBOOT_SECRET")
         expected = self._mac(kind, canonical(content)) if self.secret else ""
         if not hmac.compare_digest(mac.encode(errors="replace"), expected.encode()):
             raise WireError("has another DISTBOOT_SECRET")

@@ -8,14 +8,25 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..address import is_loopback
+from ..address import is_loopback, socket_said
 from ..errors import DistbootError, quoted
 from ..record import Record, as_error, is_problem
 from ..rendezvous import Wait
+from ..resolve import is_this_host, look_up
 from ..roster import Roster
 from .ready import Ready
-from .resolve import reachable_at
-from .wire import MOST_FROM_RANK_0, VERSION, Frames, Membership, Session, WireError, canonical, frame, fresh
+from .wire import (
+    MOST_FROM_RANK_0,
+    ONE_DISTBOOT,
+    VERSION,
+    Frames,
+    Membership,
+    Session,
+    WireError,
+    canonical,
+    frame,
+    fresh,
+)
 
 _GRACE = 0.8  # seconds beyond the join timeout for rank 0 to say who is missing
 _RANK_0_LATER = 2.0  # seconds beyond the join timeout, counted from the roster, for rank 0 to say who is not ready
@@ -35,7 +46,7 @@ class _UnresolvedError(_UnreachableError):
     """The name of the host does not resolve."""
 
 
-class Caller:
+class Client:
     """A rank other than 0 in the roll call.
 
     Args:
@@ -50,7 +61,7 @@ class Caller:
         self, hosts: Sequence[str], ports: Sequence[int], own: Record, membership: Membership, source: str = ""
     ) -> None:
         self._hosts = hosts
-        self._where = f"{hosts[0]}:{ports[0]}" + (f" (from {source})" if source else "")
+        self._where = socket_said(hosts[0], ports[0]) + (f" (from {source})" if source else "")
         self._ports = ports
         self._own = own
         self._membership = membership
@@ -69,7 +80,7 @@ class Caller:
             DistbootError: what rank 0 says is wrong with the job, or `missing-rank` for rank 0 itself.
         """
         end = time.monotonic() + join_timeout
-        line = f"rank 0 does not answer at {self.host}:{self.port} yet"
+        line = f"rank 0 does not answer at {socket_said(self.host, self.port)} yet"
         waiting = Wait(f"rank {self._own.rank}", join_timeout, line, quiet=quiet)
         limit = _FIRST_LIMIT
         while True:
@@ -107,7 +118,7 @@ class Caller:
             why = "does not answer any more" if isinstance(error, TimeoutError) else str(error)
             failure = DistbootError(
                 "rank-failed",
-                f"all ranks joined, and then rank 0 at {self.host}:{self.port} {why}",
+                f"all ranks joined, and then rank 0 at {socket_said(self.host, self.port)} {why}",
                 "look at the output of rank 0",
             )
         if failure is not None:
@@ -122,7 +133,8 @@ class Caller:
     def address_of_rank_0(self) -> str:
         """The address at which rank 0 was reached."""
         assert self._connection is not None
-        return str(self._connection.getpeername()[0])
+        # With the scope, without which a link-local address of IPv6 means nothing.
+        return socket.getnameinfo(self._connection.getpeername(), socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0]
 
     def close(self) -> None:
         """End the connection."""
@@ -165,9 +177,11 @@ class Caller:
     @staticmethod
     def _connected(host: str, port: int, end: float, limit: float) -> socket.socket:
         try:
-            candidates = reachable_at(host, port, limit)
+            candidates = look_up(host, port, limit)
         except OSError as error:
-            raise _UnresolvedError(error.strerror or str(error)) from None
+            if not is_this_host(host):
+                raise _UnresolvedError(error.strerror or str(error)) from None
+            candidates = [(socket.AF_INET, ("127.0.0.1", port))]  # nobody has told this host its own name
         failure: OSError | None = None
         for family, address in candidates:
             try:
@@ -193,10 +207,13 @@ class Caller:
         self._frames, self._unread, nonce = Frames(MOST_FROM_RANK_0), deque(), fresh()
         connection.sendall(frame({"distboot": VERSION, "job": self._membership.job, "nonce": nonce}))
         welcome = self._next(welcome_end)
+        if "incompatible" in welcome and not self._membership.secret:
+            message = f"rank 0 says: {quoted(welcome['incompatible'])}"
+            raise DistbootError("version-mismatch", message, ONE_DISTBOOT)
         challenge = welcome.get("challenge")
         if welcome.get("distboot") != VERSION or not isinstance(challenge, str):
             raise WireError("is not rank 0")
-        self._session = Session(self._membership.secret, challenge, nonce)
+        self._session = Session(self._membership.secret, "this rank", challenge, nonce)
         left = max(end - time.monotonic(), 0.0)
         self._send("record", replace(self._own, clock=time.time(), patience=left).as_message())
         kind, said = self._session.opened(self._next(end + _GRACE), "roster", "error")
@@ -204,7 +221,7 @@ class Caller:
             raise _told(said)
         try:
             roster = Roster.from_message(said)
-            roster.seat(self._own.rank)
+            roster.place(self._own.rank)
         except (TypeError, ValueError, StopIteration) as error:
             raise WireError(f"sends a broken roster: {error}") from None
         return roster
@@ -226,21 +243,20 @@ class Caller:
                 raise TimeoutError
         message = self._unread.popleft()
         if "refused" in message:
-            raise WireError(f"refused us: {quoted(message['refused'])}")
+            raise WireError(f"refused this rank: {quoted(message['refused'])}")
         return message
 
     def _unanswered(self, join_timeout: float, why: NoAnswerError) -> DistbootError:
+        code = "missing-rank"
         hint = "look at the output of rank 0: it ended early, never started, is on another host, or behind a firewall"
         if isinstance(why, _UnresolvedError):
-            hint = "check the name, or give an address that this host can look up"
+            code, hint = "unresolvable-address", "check the name, or give an address that this host can look up"
+        elif self._refusal:
+            hint = "all ranks need the same job, the same distboot and the same DISTBOOT_SECRET, or all of them none"
         elif all(map(is_loopback, self._hosts)):
-            hint = f"{self._hosts[0]} is this very host: if rank 0 is on another one, set MASTER_ADDR to its name"
-        earlier = f"; before that, {self._refusal}" if self._refusal and self._refusal != str(why) else ""
-        return DistbootError(
-            "unresolvable-address" if isinstance(why, _UnresolvedError) else "missing-rank",
-            f"rank 0 did not answer at {self._where} within {join_timeout:g} s: {why}{earlier}",
-            hint,
-        )
+            hint += f"; {self._hosts[0]} is this very host, so if rank 0 is on another one, set MASTER_ADDR to its name"
+        said = self._refusal or str(why)
+        return DistbootError(code, f"rank 0 did not answer at {self._where} within {join_timeout:g} s: {said}", hint)
 
 
 def _told(said: object) -> DistbootError:

@@ -19,14 +19,14 @@ from .files import allow_files, files_allowed
 from .findings import findings
 from .ready import Ready
 from .register import Register
-from .wire import VERSION, Membership, Session, WireError, canonical, frame
+from .wire import ONE_DISTBOOT, VERSION, Membership, Session, WireError, canonical, frame
 
 _ANSWER_LIMIT = 10.0  # seconds that all of them together have to take the answer
 _PROGRESS = 5.0  # seconds between two lines
 _LINGER = 0.5  # seconds for ranks that come a little later than a failure to hear of it
 
 
-class Desk:
+class Server:
     """The roll call as rank 0 holds it.
 
     Args:
@@ -37,11 +37,15 @@ class Desk:
     Attributes:
         findings: what the ranks should have alike and have not.
         doubt: why ranks may be missing, to be said with them; empty if nothing is known.
+        remedy: what to do when ranks are missing.
+        open_files: the soft limit of open files before it was raised for all connections; None: it was not.
     """
 
     def __init__(self, listener: socket.socket, own: Record, membership: Membership) -> None:
         self.findings: list[str] = []
         self.doubt = ""
+        self.remedy = "look at the output of the missing ranks: they ended early, never started, or cannot reach rank 0"
+        self.open_files: int | None = None
         self._own = own
         self._membership = membership
         self._register = Register(own.world_size)
@@ -65,7 +69,7 @@ class Desk:
         """
         self._end, self._limit = time.monotonic() + join_timeout, f"within {join_timeout:g} s"
         try:
-            allow_files(self._connections.room, self._say)
+            self.open_files = allow_files(self._connections.room, self._say)
             self._register.enter(self._own)
             self._wait(lambda: self._register.is_complete, self._joined, self._missing)
             records = [self._register.records[rank] for rank in range(self._register.world_size)]
@@ -112,15 +116,15 @@ class Desk:
         return addresses.most_common(1)[0][0] if addresses else None
 
     def _joined(self) -> str:
-        return f"{self._register.progress()}{self.doubt}"
+        return f"{self._register.progress()}{self._register.left_said()}{self.doubt}"
 
     def _missing(self) -> DistbootError:
         joined = f"{len(self._register.records)} of {self._register.world_size} ranks joined"
-        why = f"{self.doubt}{self._connections.refusals()}"
+        why = f"{self._register.left_said()}{self.doubt}{self._connections.refusals()}"
         return DistbootError(
             "missing-rank",
             f"{joined} {self._limit}, missing {self._register.missing_said()}{why}",
-            "look at the output of the missing ranks: they ended early, never started, or cannot reach rank 0",
+            self.remedy,
         )
 
     def _waiting(self) -> str:
@@ -173,16 +177,22 @@ class Desk:
             self._enter_ready(peer.rank, Ready.from_message(content))
 
     def _take_hello(self, peer: Peer, message: dict[str, object]) -> None:
-        if message.get("distboot") != VERSION:
-            version = quoted(message.get("distboot"))
-            raise WireError(f"speaks version {version} of the protocol, and rank 0 {VERSION}: install one distboot")
         if message.get("job") != self._membership.job:
             raise WireError("belongs to another job")
+        if message.get("distboot") != VERSION:
+            self._refuse_version(peer, quoted(message.get("distboot")))
         nonce = message.get("nonce")
         if not isinstance(nonce, str) or len(nonce) != len(peer.challenge):
             raise WireError("sends no nonce")
-        peer.session = Session(self._membership.secret, peer.challenge, nonce)
+        peer.session = Session(self._membership.secret, "rank 0", peer.challenge, nonce)
         self._connections.send(peer, frame({"distboot": VERSION, "challenge": peer.challenge}))
+
+    def _refuse_version(self, peer: Peer, version: str) -> None:
+        said = f"speaks version {version} of the protocol, and rank 0 {VERSION}"
+        if self._membership.secret:  # then it is nobody's word
+            raise WireError(said)
+        self._connections.send(peer, frame({"incompatible": f"the peer {said}"}))
+        raise DistbootError("version-mismatch", f"the peer at {peer.at} {said}", ONE_DISTBOOT)
 
     def _take_record(self, peer: Peer, message: dict[str, object]) -> None:
         assert peer.session is not None
@@ -212,7 +222,7 @@ class Desk:
         end = time.monotonic() + record.patience
         if end < self._end:  # whoever is out of patience first is told who is missing, and so is everybody else
             if end < self._end - 1.0:
-                self._limit = f"before the join timeout of rank {record.rank}, which came first, was over"
+                self._limit = f"within the join timeout of rank {record.rank}, which was over first"
             self._end = end
 
     def _enter_ready(self, rank: int, ready: Ready) -> None:
