@@ -273,6 +273,33 @@ def test_two_rank_0_on_two_hosts_are_a_duplicate(hosts3: Hosts) -> None:
         assert "rank 0 is there twice" in each.stderr
 
 
+def test_wrapper_and_the_init_inside_it_say_it_once(hosts3: Hosts) -> None:
+    done = _job(hosts3, CYCLIC, *WRAPPER, "who.py", each={3: {"NCCL_IB_DISABLE": "1"}})
+    assert _places(done) == EXACT[CYCLIC]
+    assert done[0].stderr.count("warning: rank 3 (node 0): NCCL_IB_DISABLE='1', others not set") == 1
+
+
+def test_exports_of_env_do_not_pass_for_a_roll_call(hosts3: Hosts) -> None:
+    script = f'eval "$({sys.executable} -m distboot env)" && {sys.executable} who.py'
+    base = {"MASTER_ADDR": "nodea", "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
+
+    def start(rank: int) -> Done:
+        env = {**base, "RANK": str(rank), **({"NCCL_IB_DISABLE": "1"} if rank else {})}
+        return hosts3.run(("nodea", "nodeb")[rank], ["sh", "-c", script], env, timeout=90)
+
+    with ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(start, range(2)))
+    assert "NCCL_IB_DISABLE" in done[0].stderr
+    assert [each.returncode for each in done] == [0, 0]
+
+
+def test_link_local_address_of_ipv6(hosts3: Hosts) -> None:
+    shown = hosts3.run("nodea", ["ip", "-6", "-o", "addr", "show", "dev", "eth0", "scope", "link"]).stdout
+    address = shown.split("inet6 ")[1].split("/")[0]
+    done = _job(hosts3, ("nodea", "nodeb"), "who.py", MASTER_ADDR=f"{address}%eth0")
+    assert _places(done) == [("nodea", 0, 0, 1), ("nodeb", 1, 0, 1)]
+
+
 def test_loopback_that_all_hosts_are_told_is_named(hosts3: Hosts) -> None:
     done = _job(hosts3, ("nodea", "nodeb"), *SHOW_JOB, MASTER_ADDR="localhost", DISTBOOT_JOIN_TIMEOUT="2")
     assert "localhost, where they look for rank 0, means each host itself" in done[0].stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hosts import Hosts, Slurm, missing_for_hosts
@@ -87,6 +88,19 @@ def test_bare_mpirun_on_two_hosts_comes_up_with_mpi4py(
     lines = json_lines(_mpirun(hosts, "nodea:2,nodeb:1", sys.executable, "who.py", options=options))
     assert places_of(lines) == places
     assert {(line["launcher"], line["total"]) for line in lines} == {("openmpi", 6.0)}
+
+
+@needs_mpirun
+@needs_torch
+def test_two_mpiruns_with_one_port_on_the_same_hosts_both_come_up(hosts: Hosts) -> None:
+    def job(_: int) -> subprocess.CompletedProcess[str]:
+        return _mpirun(hosts, "nodea:2,nodeb:1", sys.executable, "who.py", MASTER_ADDR="nodea", MASTER_PORT="29533")
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in pool.map(job, range(2)):
+            lines = json_lines(done)
+            assert places_of(lines) == UNEVEN
+            assert {line["total"] for line in lines} == {6.0}
 
 
 @needs_mpirun

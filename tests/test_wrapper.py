@@ -251,3 +251,30 @@ def test_as_process_1_a_signal_is_not_lost(run: Run) -> None:
     script = "trap 'echo got; exit 9' TERM; kill -TERM 1; while :; do sleep 0.05; done"
     result = run(*_UNSHARE, sys.executable, "-m", "distboot", "run", "--", "bash", "-c", script)
     assert (result.stdout, result.returncode) == ("got\n", 9)
+
+
+def test_child_that_ends_while_a_name_is_still_looked_up_is_not_missed(run: Run) -> None:
+    """The thread that looks it up must not take the SIGCHLD that the wrapper waits for."""
+    script = (
+        "import os, time\n"
+        "from distboot import resolve, supervise\n"
+        "resolve._ask = lambda host, port: time.sleep(60)\n"
+        "for _ in range(3):\n"
+        "    try: resolve.look_up('slow', 1, 0.01)\n"
+        "    except TimeoutError: pass\n"
+        "for _ in range(200): assert supervise.run(['/bin/true'], {}) == 0\n"
+        "print('all', flush=True); os._exit(0)\n"
+    )
+    assert run(sys.executable, "-c", script).stdout == "all\n"
+
+
+@pytest.mark.skipif(_no_pid_namespace() is not None, reason=f"no PID namespace here: {_no_pid_namespace()}")
+def test_term_ends_process_1_while_it_waits_for_other_ranks(clean_env: dict[str, str], port: int) -> None:
+    job = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [*_UNSHARE, sys.executable, "-m", "distboot", "run", "--", "true"]
+    with subprocess.Popen(command, env={**clean_env, **job}, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "1/2 joined, missing 1" in _read_line(process.stderr)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(children[0]), signal.SIGTERM)
+        assert process.wait(20) == 143
