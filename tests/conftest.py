@@ -19,8 +19,13 @@ ROOT = Path(__file__).parent.parent
 
 
 def pytest_configure() -> None:
-    """Give the tests the signals of an ordinary shell: a background job of CI may have these two ignored."""
-    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+    """Give the tests the signals of an ordinary shell: a background job of CI, or nohup, may have these ignored."""
+    handlers = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGQUIT: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    for number, handler in handlers.items():
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
 

@@ -105,7 +105,7 @@ def test_roll_call_finds_the_host_that_is_listed_twice(hosts: Hosts) -> None:
     done = hosts.run("nodea", _mpich(*layout, *where, command=[*WRAPPER, "show", "--job"]), timeout=120)
     assert done.returncode == 0, done.stderr
     first = "All 4 ranks are there, on 2 nodes; rank 0 at nodea, port 29507."
-    lines = [first, "node 0     nodea  ranks 0, 2-3", "node 1     nodeb  ranks 1"]
+    lines = [first, "node 0     nodea  ranks 0, 2-3", "node 1     nodeb  rank 1"]
     assert done.stdout.splitlines() == lines
 
 

@@ -255,7 +255,8 @@ class Client:
             hint = "all ranks need the same job, the same distboot and the same DISTBOOT_SECRET, or all of them none"
         elif all(map(is_loopback, self._hosts)):
             hint += f"; {self._hosts[0]} is this very host, so if rank 0 is on another one, set MASTER_ADDR to its name"
-        said = self._refusal or str(why)
+        earlier = f"; before that, {self._refusal}" if self._refusal and self._refusal != str(why) else ""
+        said = f"{why}{earlier}"
         return DistbootError(code, f"rank 0 did not answer at {self._where} within {join_timeout:g} s: {said}", hint)
 
 
