@@ -20,12 +20,12 @@ ROOT = Path(__file__).parent.parent
 
 def pytest_configure() -> None:
     """Give the tests the signals of an ordinary shell: a background job of CI, or nohup, may have these ignored."""
-    handlers = {
-        signal.SIGINT: signal.default_int_handler,
-        signal.SIGQUIT: signal.SIG_DFL,
-        signal.SIGHUP: signal.SIG_DFL,
-    }
-    for number, handler in handlers.items():
+    pairs = (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGQUIT, signal.SIG_DFL),
+        (signal.SIGHUP, signal.SIG_DFL),
+    )
+    for number, handler in pairs:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
 
