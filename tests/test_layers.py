@@ -91,7 +91,9 @@ print(sorted(new - set(sys.stdlib_module_names)), len(set(sys.modules) - before)
 """
 
 
-@pytest.mark.parametrize("use", ["", "distboot.detect({})", "import distboot.cli.main"])
+@pytest.mark.parametrize(
+    "use", ["", "distboot.detect({})", "import distboot.cli.main", "import distboot.rollcall.attend, distboot.cli.job"]
+)
 def test_importing_and_detecting_load_no_third_party_module(run: Run, use: str) -> None:
     result = run(sys.executable, "-c", _ONLY_STDLIB.format(use=use))
     names, _, count = result.stdout.strip().rpartition(" ")

@@ -300,6 +300,29 @@ def test_link_local_address_of_ipv6(hosts3: Hosts) -> None:
     assert _places(done) == [("nodea", 0, 0, 1), ("nodeb", 1, 0, 1)]
 
 
+def test_hosts_of_one_name_are_nodes_of_their_own(three: Hosts) -> None:
+    for host in NAMES:
+        assert three.run(host, ["hostname", "pytorch"]).returncode == 0  # as every container of one image may be called
+    done = _job(three, CYCLIC, "who.py", MASTER_ADDR=ADDRESSES["nodea"])
+    assert _places(done) == [("pytorch", *place[1:]) for place in EXACT[CYCLIC]]
+
+
+def test_two_agents_of_torchrun_on_one_host(hosts3: Hosts) -> None:
+    agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "3", "--nproc-per-node", "2"]
+    where = ["--master-addr", "nodea", "--master-port", "29600"]
+
+    def start(node: int) -> Done:
+        command = [*agent, "--node-rank", str(node), *where, "who.py"]
+        return hosts3.run(("nodea", "nodea", "nodeb")[node], command, {"OMP_NUM_THREADS": "1"}, timeout=90)
+
+    with ThreadPoolExecutor(3) as pool:
+        lines = [line for done in pool.map(start, range(3)) for line in json_lines(done)]
+    assert [(line["RANK"], line["NODE_RANK"], line["LOCAL_RANK"], line["LOCAL_WORLD_SIZE"]) for line in lines] == [
+        (rank, rank // 2, rank % 2, 2) for rank in range(6)
+    ]
+    assert {line["total"] for line in lines} == {21.0}
+
+
 def test_loopback_that_all_hosts_are_told_is_named(hosts3: Hosts) -> None:
     done = _job(hosts3, ("nodea", "nodeb"), *SHOW_JOB, MASTER_ADDR="localhost", DISTBOOT_JOIN_TIMEOUT="2")
     assert "localhost, where they look for rank 0, means each host itself" in done[0].stderr
