@@ -71,7 +71,7 @@ def is_loopback(host: str) -> bool:
     """
     if host.lower().rstrip(".") in ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"):
         return True
-    if not (":" in host or _DIGITS_AND_DOTS.fullmatch(host)):
+    if not is_address(host):
         return False
     import ipaddress
 
@@ -81,6 +81,11 @@ def is_loopback(host: str) -> bool:
         return False
     mapped = getattr(address, "ipv4_mapped", None) or address
     return mapped.is_loopback or mapped.is_unspecified
+
+
+def is_address(host: str) -> bool:
+    """Whether a host that was read by `parse_address` is an address, and no name that has to be looked up."""
+    return ":" in host or _DIGITS_AND_DOTS.fullmatch(host) is not None
 
 
 def socket_said(host: str, port: int) -> str:

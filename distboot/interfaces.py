@@ -38,10 +38,12 @@ def interface_of(address: str) -> str | None:
 
 def variables(interface: str | None, environ: Mapping[str, str]) -> dict[str, str | None]:
     """What to set so that the frameworks use this interface: only what is not set yet."""
+    if interface is None:
+        return {}
     # NCCL takes names for beginnings of names, unless a = comes first.
-    wanted = {_GLOO: interface, _NCCL: f"={interface}", _TENSORPIPE: interface}
+    wanted: dict[str, str | None] = {_GLOO: interface, _NCCL: f"={interface}", _TENSORPIPE: interface}
     unset = [name for name in wanted if name not in environ and not (name == _NCCL and _is_in_a_file(name, environ))]
-    return {} if interface is None else {name: wanted[name] for name in unset}
+    return {name: wanted[name] for name in unset}
 
 
 def _is_in_a_file(name: str, environ: Mapping[str, str]) -> bool:

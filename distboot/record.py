@@ -82,15 +82,15 @@ class Record:
         for name in _TIMES:
             value = message.get(name)
             _check(isinstance(value, int | float) and 0 <= value < _LARGEST, name, "time")
-        facts = message.get("facts")
-        if not isinstance(facts, dict) or len(facts) > _MOST_FACTS:
+        table = message.get("facts")
+        if not isinstance(table, dict) or len(table) > _MOST_FACTS:
             raise TypeError("its facts are no table")
-        _check(all(map(_is_text, (*facts, *facts.values()))), "facts", "table of texts")
+        _check(all(map(_is_text, (*table, *table.values()))), "facts", "table of texts")
         device, problem = message.get("device"), message.get("problem")
         _check(device is None or _is_text(device), "device", "text")
         _check(problem is None or is_problem(problem), "problem", "error")
         return cls(
-            **{**message, "facts": tuple(facts.items()), "problem": problem if problem is None else tuple(problem)}
+            **{**message, "facts": tuple(table.items()), "problem": problem if problem is None else tuple(problem)}
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from .address import DERIVED_PORTS
+from .address import DERIVED_PORTS, is_address
 from .detection import launcher_of
 from .errors import DistbootError, quoted, tell
 from .placement import VARIABLES, Placement
@@ -120,8 +120,8 @@ def wait_until_resolves(placement: Placement, join_timeout: float) -> None:
         DistbootError: `unresolvable-address`, it did not within `join_timeout` seconds.
     """
     host = str(placement.master_addr)
-    if ":" in host or host.replace(".", "").isdigit():
-        return  # an address, checked when it was read
+    if is_address(host):
+        return
     from .resolve import look_up
 
     waiting = Wait(placement.who, join_timeout, f"{host!r} does not resolve yet")

@@ -7,6 +7,8 @@ import signal
 import socket
 import threading
 
+from .address import is_address
+
 Found = list[tuple[int, tuple[object, ...]]]  # family and socket address
 
 
@@ -16,7 +18,7 @@ def look_up(host: str, port: int | None, limit: float) -> Found:
     Raises:
         OSError: the name does not resolve, or did not within `limit` seconds.
     """
-    if ":" in host or host.replace(".", "").isdigit():
+    if is_address(host):
         return _ask(host, port)
     answer: queue.SimpleQueue[Found | OSError] = queue.SimpleQueue()
 

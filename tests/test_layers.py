@@ -14,8 +14,8 @@ PACKAGE = ROOT / "distboot"
 # From the bottom to the top: a module imports only from layers below its own.
 LAYERS = (
     {"errors"},
-    {"placement", "address", "hostlist", "accelerators", "resolve"},
-    {"platforms", "handoff", "facts", "interfaces"},
+    {"placement", "address", "hostlist", "accelerators"},
+    {"platforms", "handoff", "facts", "interfaces", "resolve"},
     {"reading"},
     {"launchers"},
     {"rivals"},

@@ -5,7 +5,7 @@ It is plain TCP and the standard library, so it works in every image and fails b
 The protocol, version 1. Every message is a frame: its length in 4 bytes, most significant first, and a JSON object of
 that length. Rank 0 listens; for every other rank, on a connection of its own:
 
-    rank   -> rank 0   {"distboot": 1, "job": digest of the job id, "nonce": 32 hex digits}
+    rank   -> rank 0   {"distboot": 1, "job": digest of job id and MASTER_PORT, "nonce": 32 hex digits}
     rank 0 -> rank     {"distboot": 1, "challenge": 32 hex digits}
     rank   -> rank 0   {"record": what the rank says of itself, "mac": …}
     rank 0 -> rank     {"roster": nodes, hosts and ranks of the whole job, "mac": …}

@@ -82,9 +82,10 @@ def _as_rank_0(meeting: Meeting, own: Record, membership: Membership, hosts: Seq
     meeting.link = server = Server(meeting.listener, own, membership)
     given = str(meeting.placement.master_addr)
     found = _found(given, port)
+    elsewhere = bool(found) and not any(_is_ours(*each) for each in found)
     if not hosts:
-        _doubt(server, given, found)
-        if found and not any(_is_ours(*each) for each in found):
+        _doubt(server, given, found, elsewhere=elsewhere)
+        if elsewhere:
             _refuse_second_rank_0(given, port, own, membership)
     roster = server.hold(meeting.join_timeout, warn=not again)
     meeting.findings, meeting.open_files = server.findings, server.open_files
@@ -106,8 +107,7 @@ def _as_another_rank(meeting: Meeting, own: Record, membership: Membership, host
         here = interfaces.interface_of(roster.master_addr)
         meeting.interface = here or interfaces.interface_of(client.own_address())
     # A host need not know its own name: the address, then, that the others have come to.
-    known = _found(client.host, client.port)
-    _settle(meeting, client.host if known else roster.master_addr or "127.0.0.1", client.port)
+    _settle(meeting, client.host if client.resolves else roster.master_addr or "127.0.0.1", client.port)
     return roster
 
 
@@ -156,13 +156,13 @@ def _refuse_second_rank_0(host: str, port: int, own: Record, membership: Members
         Client([host], [port], own, membership).knock(_KNOCK)
 
 
-def _doubt(server: Server, given: str, found: Found) -> None:
+def _doubt(server: Server, given: str, found: Found, *, elsewhere: bool) -> None:
     """Why the others may not find rank 0, if something speaks for it. It need not be wrong."""
     if is_loopback(given):
         server.doubt = f"; {given}, where they look for rank 0, means each host itself"
     elif not found:
         server.doubt = f"; {given}, where they look for rank 0, does not resolve on this host"
-    elif not any(_is_ours(*each) for each in found):  # as with a Service of Kubernetes, whose address no host has
+    elif elsewhere:  # as with a Service of Kubernetes, whose address no host has
         address = found[0][1][0]
         where = given if address == given else f"{given}, {address}"
         server.doubt = f"; they look for rank 0 at {where}, which is no address of this host"

@@ -72,6 +72,7 @@ class Client:
         self._met = 0.0  # when the roster came
         self._connection: socket.socket | None = None
         self.host, self.port = hosts[0], ports[0]  # where rank 0 was reached, once it was
+        self.resolves = True  # whether this host could look that name up
 
     def report(self, join_timeout: float, *, quiet: bool = False) -> Roster:
         """Report to rank 0: the roster. What does not answer as rank 0 of this job is tried again until the timeout.
@@ -174,14 +175,15 @@ class Client:
         self._met = time.monotonic()
         return roster
 
-    @staticmethod
-    def _connected(host: str, port: int, end: float, limit: float) -> socket.socket:
+    def _connected(self, host: str, port: int, end: float, limit: float) -> socket.socket:
+        self.resolves = True
         try:
             candidates = look_up(host, port, limit)
         except OSError as error:
             if not is_this_host(host):
                 raise _UnresolvedError(error.strerror or str(error)) from None
-            candidates = [(socket.AF_INET, ("127.0.0.1", port))]  # nobody has told this host its own name
+            self.resolves = False  # nobody has told this host its own name
+            candidates = [(socket.AF_INET, ("127.0.0.1", port))]
         failure: OSError | None = None
         for family, address in candidates:
             try:

@@ -68,7 +68,7 @@ class Meeting:
         return result
 
     def take_listener(self) -> int | None:
-        """The file descriptor of rank 0's listening socket, which is the client's now; None on all other ranks."""
+        """The file descriptor of rank 0's listening socket, which is the caller's now; None on all other ranks."""
         listener, self.listener = self.listener, None
         return None if listener is None else listener.detach()
 

@@ -21,7 +21,7 @@ class Membership:
     """What tells the ranks of one job from everybody else.
 
     Attributes:
-        job: digest of the job id; empty when there is none.
+        job: digest of the job id and MASTER_PORT.
         secret: what all ranks of the job know; empty when there is none.
     """
 
