@@ -10,6 +10,8 @@ from .context import Context
 from .detection import detect, launcher_of
 from .errors import DistbootError, quoted, said_by
 from .exports import Exported
+from .lifeline import beside
+from .lifeline.settings import settings
 from .nodes import refuse_unless_rank
 from .placement import Placement
 from .rendezvous import join_timeout_setting, roll_call_setting, seconds, settled, wait_until_resolves
@@ -47,6 +49,7 @@ def init(
     start = frameworks.starter(framework)
     join_limit = join_timeout_setting(join_timeout)
     limit = None if timeout is None else seconds(f"timeout={quoted(timeout)}", timeout)
+    line = settings(os.environ)
     with _lock:
         if _current is not None and _current[0] == os.getpid() and not _current[1].closed:
             return _same(_current[1], framework)
@@ -55,7 +58,11 @@ def init(
             _refuse_second_process(placement)
             _refuse_unservable(placement)
             refuse_unless_rank(placement)
-            with Exported() as exported, _met(placement, join_limit, framework, backend) as meeting:
+            with (
+                Exported() as exported,
+                _met(placement, join_limit, framework, backend) as meeting,
+                beside.watched(meeting, exported.environ_before(), line),
+            ):
                 context = start(meeting, exported, backend, limit)
         _current = (os.getpid(), context)
     return context

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
+from .lifeline.preemption import preempted
+
 
 @dataclass(eq=False, slots=True)
 class Context:
@@ -54,6 +56,15 @@ class Context:
     def is_local_main(self) -> bool:
         """Whether this is the first process of its node."""
         return self.local_rank == 0
+
+    @property
+    def preempted(self) -> bool:
+        """Whether this rank was asked to stop: by SIGTERM, from outside or because another rank failed.
+
+        From the first time that it is read, in the main thread, SIGTERM does not end this process by itself: save what
+        there is to save, and end, before the grace (DISTBOOT_GRACE) is over.
+        """
+        return preempted()
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""

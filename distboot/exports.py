@@ -18,12 +18,13 @@ def variables(
     joined: int = 0,
     named: str | None = None,
     met: bool = False,
+    watched: bool = False,
 ) -> dict[str, str | None]:
     """The variables to set for a placement, starting from `environ`; None means: must not be set.
 
     A field that is not known is cleared, so that no framework reads a value left over from elsewhere. `joined` is the
     id of this process when it has joined the job as this rank, else 0; `named` is the launcher that the user named;
-    `met` says that the ranks have met.
+    `met` says that the ranks have met, and `watched` that the wrapper keeps the lifeline.
     """
     exports: dict[str, str | None] = {}
     for field, name in VARIABLES.items():
@@ -41,7 +42,7 @@ def variables(
     changed = [name for name, value in exports.items() if value is not None and bare.get(name) != value]
     if named is not None:
         exports["DISTBOOT_LAUNCHER"] = named
-    exports[handoff.VARIABLE] = handoff.encode(placement, changed, joined, met=met)
+    exports[handoff.VARIABLE] = handoff.encode(placement, changed, joined, met=met, watched=watched)
     return exports
 
 

@@ -33,6 +33,7 @@ class Handoff:
         exported: the variables that distboot set or changed.
         joined: process id of the process that has joined the job as this rank with `init`; 0 when none has.
         met: whether the ranks of the job have met already.
+        watched: whether the wrapper keeps the lifeline of this rank.
     """
 
     fields: Mapping[str, int | str]
@@ -40,6 +41,7 @@ class Handoff:
     exported: frozenset[str]
     joined: int
     met: bool
+    watched: bool
 
     def is_about(self, placement: Placement) -> bool:
         """Whether `placement` is the very process that this was written for."""
@@ -54,13 +56,16 @@ class Handoff:
         return placement.with_fields(VARIABLE, {f: value for f, value in self.fields.items() if f not in given})
 
 
-def encode(placement: Placement, exported: Iterable[str], joined: int = 0, *, met: bool = False) -> str:
+def encode(
+    placement: Placement, exported: Iterable[str], joined: int = 0, *, met: bool = False, watched: bool = False
+) -> str:
     """The value of `DISTBOOT_PLACEMENT`. It has only characters that need no quoting in a shell or an env file."""
     fields = ("launcher", *_NUMBERS, "master_addr")
     words = [f"{field}={getattr(placement, field)}" for field in fields if getattr(placement, field) is not None]
     words += [f"job={digest(placement.job_id)}"] if placement.job_id is not None else []
     words += [f"joined={joined}"] if joined else []
     words += ["met=1"] if met else []
+    words += ["watched=1"] if watched else []
     return ",".join([*words, "exported=" + "+".join(exported)])
 
 
@@ -89,11 +94,12 @@ def _decode(text: str) -> Handoff:
     pairs = [word.partition("=")[::2] for word in text.split(",")]
     words = dict(pairs)
     exported = frozenset(filter(None, words.pop("exported", "?").split("+")))
-    job, joined, met = words.pop("job", ""), words.pop("joined", "0"), words.pop("met", "0")
+    job, joined = words.pop("job", ""), words.pop("joined", "0")
+    met, watched = words.pop("met", "0"), words.pop("watched", "0")
     numbers = {name: value for name, value in words.items() if name in _NUMBERS}
     texts = {name: value for name, value in words.items() if name in ("launcher", "master_addr")}
     well_formed = all(
-        value.isascii() and value.isdigit() and len(value) <= 8 for value in (*numbers.values(), joined, met)
+        value.isascii() and value.isdigit() and len(value) <= 8 for value in (*numbers.values(), joined, met, watched)
     )
     complete = words.keys() >= set(_IDENTITY) and len(numbers) + len(texts) == len(words)
     once = len({name for name, _ in pairs}) == len(pairs)
@@ -102,7 +108,7 @@ def _decode(text: str) -> Handoff:
         raise DistbootError(
             "broken-environment", f"{VARIABLE}={quoted(text)} was not written by distboot", f"unset {VARIABLE}"
         ).of("rank ?")
-    return Handoff({**texts, **fields}, job, exported, int(joined), met == "1")
+    return Handoff({**texts, **fields}, job, exported, int(joined), met == "1", watched == "1")
 
 
 def _is_possible(numbers: Mapping[str, int], texts: Mapping[str, str]) -> bool:

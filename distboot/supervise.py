@@ -13,8 +13,10 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Protocol
 
 from .errors import DistbootError, quoted
 
@@ -30,13 +32,52 @@ _FORWARDED = {
 }
 # What the terminal sends to every process of the foreground group, the child included.
 _FROM_TERMINAL = {signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH}
+_WAITED_FOR = _FORWARDED | {signal.SIGCHLD, signal.SIGALRM}
 _ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}  # HUP is "reload" to some
 
 
-def run(command: Sequence[str], environ: Mapping[str, str], *, open_files: int | None = None) -> int:
+class Watch(Protocol):
+    """Who watches the child with us: the lifeline.
+
+    Attributes:
+        file: a file descriptor for the child, under the same number.
+        ending: the signal with which it has made the child end; None: it has not.
+        is_done: whether it lets us end, once the child has.
+    """
+
+    file: int
+    ending: int | None
+    is_done: bool
+
+    def start(self, pid: int, done: Callable[[], None]) -> None:
+        """The child runs; `done` is to be called when `is_done` comes true."""
+
+    def asked(self, number: int) -> None:
+        """We got this signal, and passed it on."""
+
+    def ended(self, code: int) -> None:
+        """The child has ended: exit code, or minus the signal."""
+
+    def final(self, code: int) -> int:
+        """Our exit code, for that of the child."""
+
+
+def run(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    grace: float,
+    open_files: int | None = None,
+    watch: Watch | None = None,
+) -> int:
     """Run a command as a child until it ends; its exit code, or 128 + n if signal n ended it.
 
-    `open_files` is its soft limit of open files, where that is not ours.
+    Args:
+        command: program and arguments.
+        environ: the child's environment.
+        grace: seconds between a TERM for us and KILL for the child.
+        open_files: its soft limit of open files, where that is not ours.
+        watch: who watches it with us.
 
     Raises:
         DistbootError: `command-not-found` or `command-not-executable`; nothing was started.
@@ -46,25 +87,49 @@ def run(command: Sequence[str], environ: Mapping[str, str], *, open_files: int |
         # Ignored, SIGCHLD would never come and the kernel would eat the child's exit code; and macOS drops, even
         # when they are blocked, the signals that by default are ignored. Starting a program undoes a handler.
         signal.signal(quiet, _nothing)
-    waited_for = _FORWARDED | {signal.SIGCHLD}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
     try:
-        child = _start(command, environ, before, own_group=not shared_group, open_files=open_files)
-        ending: int | None = None
-        while True:
-            number, from_kernel = _next_signal(waited_for)
-            if number == signal.SIGCHLD:
-                code = _reap(child.pid)
-                if code is not None:
-                    child.returncode = code  # else Popen would wait for it as well
-                    _end_group(child.pid, None if shared_group else ending)
-                    return code
-            elif not (shared_group and from_kernel and number in _FROM_TERMINAL):
-                ending = number if number in _ENDING else ending
-                with suppress(ProcessLookupError):
-                    os.kill(child.pid, number)
+        file = None if watch is None else watch.file
+        child = _start(command, environ, before, own_group=not shared_group, open_files=open_files, file=file)
+        if watch is not None:
+            us = threading.get_ident()
+            watch.start(child.pid, lambda: signal.pthread_kill(us, signal.SIGCHLD))
+        return _supervise(child, grace, watch, shared_group=shared_group)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _supervise(child: subprocess.Popen[bytes], grace: float, watch: Watch | None, *, shared_group: bool) -> int:
+    ending: int | None = None
+    code: int | None = None
+    while True:
+        number, from_kernel = _next_signal(_WAITED_FOR)
+        if number == signal.SIGCHLD:
+            if code is None and (code := _reap(child.pid)) is not None:
+                child.returncode = code  # else Popen would wait for it as well
+                _end_group(child.pid, None if shared_group else ending or (watch and watch.ending))
+                if watch is not None:
+                    watch.ended(code)
+            if code is not None and (watch is None or watch.is_done):
+                break
+        elif code is not None:
+            if number in _ENDING:  # whoever is impatient need not wait for the others
+                break
+        elif number == signal.SIGALRM:
+            if ending is not None:
+                child.kill()
+        elif not (shared_group and from_kernel and number in _FROM_TERMINAL):
+            if number in _ENDING and ending is None:
+                ending = number
+            if number == signal.SIGTERM:
+                signal.setitimer(signal.ITIMER_REAL, grace)
+            with suppress(ProcessLookupError):
+                os.kill(child.pid, number)
+            if watch is not None:
+                watch.asked(number)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    code = 128 - code if code < 0 else code
+    return code if watch is None else watch.final(code)
 
 
 def _nothing(number: int, frame: object) -> None:
@@ -94,6 +159,7 @@ def _start(
     *,
     own_group: bool,
     open_files: int | None,
+    file: int | None,
 ) -> subprocess.Popen[bytes]:
     set_parent_death_signal = _parent_death_signal_setter()
 
@@ -109,7 +175,8 @@ def _start(
 
     try:
         # Popen also gives SIGPIPE and SIGXFSZ, which Python ignores, back to the child.
-        return subprocess.Popen(command, env=dict(environ), preexec_fn=in_child)  # noqa: PLW1509 - one thread
+        files = () if file is None else (file,)
+        return subprocess.Popen(command, env=dict(environ), pass_fds=files, preexec_fn=in_child)  # noqa: PLW1509 - one thread
     except OSError as error:
         raise _start_error(command[0], error) from None
 
@@ -131,7 +198,7 @@ def _start_error(program: str, error: OSError) -> DistbootError:
 
 
 def _reap(child: int) -> int | None:
-    """Collect everything that has ended; the exit code once the child itself is among it."""
+    """Collect everything that has ended; the exit code (minus the signal) once the child itself is among it."""
     code = None
     while True:
         try:
@@ -142,7 +209,6 @@ def _reap(child: int) -> int | None:
             return code
         if pid == child:
             code = os.waitstatus_to_exitcode(status)
-            code = 128 - code if code < 0 else code
 
 
 def _on_terminal() -> bool:

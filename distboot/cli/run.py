@@ -14,6 +14,7 @@ from .. import nodes, supervise
 from ..detection import detect
 from ..errors import DistbootError, printable, quoted, said_by
 from ..exports import applied, variables
+from ..lifeline.settings import grace_setting, settings
 from ..rendezvous import join_timeout_setting, roll_call_setting, settled, wait_until_resolves
 from .parser import Parser
 
@@ -28,7 +29,7 @@ def main(arguments: list[str]) -> int:
     placement = detect(launcher=parsed.launcher)
     with said_by(placement.who):
         command = _command(target)
-        seconds = join_timeout_setting(parsed.join_timeout)
+        seconds, grace = join_timeout_setting(parsed.join_timeout), grace_setting(os.environ, parsed.grace)
         if parsed.nproc_per_node:
             nodes.refuse_several_here(placement, os.environ)
             if shutil.which(command[0]) is None:  # torchrun would say so with a traceback, once for each rank
@@ -38,23 +39,34 @@ def main(arguments: list[str]) -> int:
             placement = settled(placement)
             wait_until_resolves(placement, seconds)
             agent = nodes.torchrun(placement, parsed.nproc_per_node)
-            return supervise.run([*agent, *nodes.agent_target(target)], nodes.agent_environ(os.environ, placement))
+            command = [*agent, *nodes.agent_target(target)]
+            return supervise.run(command, nodes.agent_environ(os.environ, placement), grace=grace)
         nodes.refuse_unless_rank(placement)
         placement = settled(placement)
         if placement.world_size == 1 or not roll_call_setting():
             wait_until_resolves(placement, seconds)
             exports = variables(placement, os.environ, named=parsed.launcher)
-            return supervise.run(command, applied(exports, os.environ))
+            return supervise.run(command, applied(exports, os.environ), grace=grace)
+        line = settings(os.environ, parsed.grace)
         from .. import interfaces  # here and below, so that a process that is alone does not pay for sockets
+        from ..lifeline.keeper import Keeper
         from ..rollcall.attend import attend
 
         with _ended_by_term():
             meeting = attend(placement, os.environ, seconds)
         with meeting:
-            exports = variables(meeting.placement, os.environ, named=parsed.launcher, met=True)
+            exports = variables(
+                meeting.placement, os.environ, named=parsed.launcher, met=True, watched=line is not None
+            )
             exports |= interfaces.variables(meeting.interface, os.environ)
             meeting.vacate()
-            return supervise.run(command, applied(exports, os.environ), open_files=meeting.open_files)
+            environ = applied(exports, os.environ)
+            if line is None:
+                meeting.goodbye()
+                return supervise.run(command, environ, grace=grace, open_files=meeting.open_files)
+            watch = Keeper(meeting, line, environ.get("DISTBOOT_SECRET", ""))
+            environ = watch.environ(environ)
+            return supervise.run(command, environ, grace=grace, open_files=meeting.open_files, watch=watch)
 
 
 @contextmanager
@@ -91,6 +103,12 @@ def _parser() -> Parser:
         help="how long to wait for all ranks to be there (default: DISTBOOT_JOIN_TIMEOUT, or 300)",
     )
     parser.add_argument(
+        "--grace",
+        type=float,
+        metavar="SECONDS",
+        help="how long the child may take to end after TERM, before KILL (default: DISTBOOT_GRACE, or 30)",
+    )
+    parser.add_argument(
         "--nproc-per-node",
         type=_processes,
         metavar="N|auto",
@@ -102,7 +120,7 @@ def _parser() -> Parser:
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Our own options, and the target: what follows belongs to it, also if it looks like one of ours."""
-    takes_value = {"--launcher", "--join-timeout", "--nproc-per-node"}
+    takes_value = {"--launcher", "--join-timeout", "--grace", "--nproc-per-node"}
     index = 0
     while index < len(arguments) and arguments[index].startswith("-") and arguments[index] not in ("-m", "--"):
         index += 2 if arguments[index] in takes_value else 1

@@ -126,6 +126,11 @@ class Client:
             self.close()
             raise failure
 
+    def hand_over(self) -> dict[int, tuple[socket.socket, Session]]:
+        """The connection, which is the caller's now, by the rank at its other end."""
+        connection, self._connection = self._connection, None
+        return {} if connection is None else {0: (connection, self._session)}
+
     def own_address(self) -> str:
         """The address of this host from which rank 0 was reached."""
         assert self._connection is not None

@@ -116,6 +116,11 @@ class Connections:
             peer.socket.close()
             self._lost(peer)
 
+    def give_away(self, peer: Peer) -> None:
+        """Leave a connection to somebody else, as it is."""
+        if self._peers.pop(peer.socket, None) is not None:
+            self._selector.unregister(peer.socket)
+
     def drop_strangers(self) -> None:
         """End the connections of all that have not reported."""
         for peer in list(self._strangers.values()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from .client import Client
 from .ports import Reservation
 from .ready import Ready
 from .server import Server
+from .wire import Session
 
 T = TypeVar("T")
 
@@ -29,6 +31,7 @@ class Meeting:
         interface: the network interface that leads to the other nodes; None when there are none, or it is not known.
         open_files: the soft limit of open files before it was raised for all connections; None: it was not.
         store_address: host and port of rank 0's listening socket; None when the ranks have not met.
+        when_ready: called when all ranks are ready to start the framework.
         join_timeout: seconds for all ranks to be ready once they have met.
     """
 
@@ -43,6 +46,7 @@ class Meeting:
         self.listener: socket.socket | None = None
         self.reservation: Reservation | None = None
         self.open_files: int | None = None
+        self.when_ready: Callable[[], None] = lambda: None
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -64,8 +68,20 @@ class Meeting:
                     raise
         if failure is not None:
             raise failure
+        self.when_ready()
         assert result is not None
         return result
+
+    def hand_over(self) -> dict[int, tuple[socket.socket, Session]]:
+        """The connections, which are the caller's now, by the rank at the other end."""
+        return {} if self.link is None else self.link.hand_over()
+
+    def goodbye(self) -> None:
+        """Tell those at the other ends that the connections will not be used any more, and end them."""
+        for connection, session in self.hand_over().values():
+            with suppress(OSError):
+                connection.send(session.sealed("bye", "null"))
+            connection.close()
 
     def take_listener(self) -> int | None:
         """The file descriptor of rank 0's listening socket, which is the caller's now; None on all other ranks."""

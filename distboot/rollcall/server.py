@@ -105,6 +105,12 @@ class Server:
             raise
         self._answer("go", None)
 
+    def hand_over(self) -> dict[int, tuple[socket.socket, Session]]:
+        """The connections, which are the caller's now, by the rank at the other end."""
+        for peer in self._at.values():
+            self._connections.give_away(peer)
+        return {rank: (peer.socket, peer.session) for rank, peer in sorted(self._at.items()) if peer.session}
+
     def close(self) -> None:
         """End all connections; the listener stays open."""
         self._connections.close()

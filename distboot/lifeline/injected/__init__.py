@@ -1,0 +1,1 @@
+"""What the wrapper puts before PYTHONPATH. Nothing here is imported by distboot itself."""

@@ -1,0 +1,68 @@
+"""What a user can set about the lifeline."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..errors import DistbootError, quoted
+from ..rendezvous import seconds
+
+DEFAULT_BOUND = 15.0  # seconds
+DEFAULT_GRACE = 30.0  # seconds; Kubernetes, torchrun and Slurm (KillWait) wait as long by default
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a user can set about the lifeline.
+
+    Attributes:
+        bound: seconds for which a rank may be silent, or stopped, before it counts as lost.
+        grace: seconds between TERM and KILL for a process that has to stop.
+        report: file for the summary as JSON, absolute; None: none.
+    """
+
+    bound: float = DEFAULT_BOUND
+    grace: float = DEFAULT_GRACE
+    report: str | None = None
+
+
+def settings(environ: Mapping[str, str], grace: float | None = None) -> Settings | None:
+    """The settings of this process; None when the lifeline is off.
+
+    Args:
+        environ: the environment.
+        grace: as given by the user, before what the environment says.
+
+    Raises:
+        DistbootError: `broken-environment`, a value is none.
+    """
+    switch = environ.get("DISTBOOT_LIFELINE", "1")
+    if switch not in ("0", "1"):
+        raise DistbootError(
+            "broken-environment",
+            f"DISTBOOT_LIFELINE={quoted(switch)} is neither 0 nor 1",
+            "unset it, or set it to 0; how long a rank may be silent is DISTBOOT_LIFELINE_TIMEOUT",
+        )
+    bound = _seconds(environ, "DISTBOOT_LIFELINE_TIMEOUT", DEFAULT_BOUND)
+    grace = grace_setting(environ, grace)
+    report = environ.get("DISTBOOT_REPORT") or None
+    # Now, as a script may change its directory.
+    return Settings(bound, grace, report and os.path.abspath(report)) if switch == "1" else None
+
+
+def grace_setting(environ: Mapping[str, str], given: float | None = None) -> float:
+    """Seconds between TERM and KILL.
+
+    Raises:
+        DistbootError: `usage` or `broken-environment`, it is not a positive number.
+    """
+    if given is not None:
+        return seconds(f"grace={quoted(given)}", given)
+    return _seconds(environ, "DISTBOOT_GRACE", DEFAULT_GRACE)
+
+
+def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+    text = environ.get(name, str(default))
+    return seconds(f"{name}={quoted(text)}", text, "broken-environment")

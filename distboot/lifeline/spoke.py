@@ -1,0 +1,162 @@
+"""The side of every other rank: it tells rank 0 how this one ends, and hears from it who failed first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from ..rollcall.wire import WireError
+from .ends import End
+from .line import Line, LineEndedError
+from .role import AFTER_THE_FIRST, Order, Role
+from .settings import Settings
+from .verdict import Seat, Verdict, lost
+
+_VERDICT = 1.0  # seconds after our end to hear why
+_LAST_WORD = 3.0  # seconds beyond the grace for rank 0 to let us out
+
+
+@dataclass
+class Spoke(Role):
+    """The side of a rank other than 0.
+
+    Args:
+        rank: of this process.
+        rank_0: where rank 0 is.
+        line: to rank 0.
+        settings: of this rank.
+        held: whether the exit of this rank waits for us, as in the wrapper.
+        say: prints a line.
+    """
+
+    rank: int
+    rank_0: Seat
+    line: Line | None
+    settings: Settings
+    held: bool
+    say: Callable[[str], None]
+    verdict: Verdict | None = None
+    order: Order | None = None
+
+    def __post_init__(self) -> None:
+        self._end: End | None = None
+        self._troubled = False
+        self._ended_at = self._closed_at = 0.0
+        self._left: Line | None = None  # not used any more, and open: its end would be an alarm over there
+
+    def lines(self) -> Iterable[Line]:
+        return [] if self.line is None else [self.line]
+
+    def start(self, pid: int) -> None:
+        self._send("watch", {"pid": pid})
+
+    def read(self, line: Line, now: float) -> None:
+        if self.line is not line:  # dropped in this very round
+            return
+        try:
+            for kind, content in line.receive():
+                self._take(kind, content, now)
+        except LineEndedError:
+            self._drop(now)
+            if self._end is None and self.verdict is None:
+                self._decide(lost([self.rank_0], "its connection ended without a word"), now)
+        except (WireError, TypeError) as error:
+            self._leave(str(error))
+
+    def tick(self, now: float) -> None:
+        if self.line is not None:
+            self.read(self.line, now)
+        line = self.line
+        if line is not None and self._end is None:
+            line.beat(now)
+            self._check(line, now)
+
+    def turn(self, now: float) -> None:
+        """Nothing is due by itself."""
+
+    def due(self, now: float) -> float:
+        return now + 3600 if self._end is None else max(self._limit(), now)
+
+    def trouble(self, end: End, now: float) -> None:
+        self._troubled = True
+        self._send("trouble", end.as_message())
+
+    def stopping(self, number: int, now: float) -> None:
+        self._send("stopping", number)
+
+    def ended(self, end: End, now: float) -> None:
+        self._end, self._ended_at = end, now
+        self._send("end", end.as_message())
+
+    def over(self, now: float) -> bool:
+        return self._end is not None and now >= self._limit()
+
+    def finish(self) -> None:
+        """Nothing is left to be said."""
+
+    def close(self) -> None:
+        for line in (self.line, self._left):
+            if line is not None:
+                line.close()
+
+    def _limit(self) -> float:
+        """When we need not wait for rank 0 any more, once we have ended."""
+        assert self._end is not None
+        if self._end.is_well:
+            return self._ended_at
+        if self.line is None:
+            return self._closed_at + (
+                AFTER_THE_FIRST if self.held and self.verdict and self.verdict.is_failure else 0.0
+            )
+        if self.verdict is None:
+            return self._ended_at + _VERDICT
+        if not self.held or not self.verdict.is_failure:
+            return self._ended_at
+        return self._ended_at + self.settings.grace + _LAST_WORD
+
+    def _take(self, kind: str, content: object, now: float) -> None:
+        if kind == "watch" and isinstance(content, dict) and type(content.get("pid")) is int:
+            self.rank_0 = replace(self.rank_0, pid=content["pid"])
+        elif kind == "first":
+            self._decide(Verdict.from_message(content), now)
+        elif kind == "bye":
+            self._drop(now)
+        else:
+            raise WireError(f"sends a broken {kind}")
+
+    def _decide(self, verdict: Verdict, now: float) -> None:
+        if self.verdict is not None:
+            return
+        self.verdict = verdict
+        if self.rank not in verdict.ranks:
+            self.say(verdict.text)
+        if self._end is None:
+            self.order = Order.after(verdict, self.rank, self._troubled, now)
+
+    def _check(self, line: Line, now: float) -> None:
+        complaint = line.complaint(now, self.settings.bound)
+        if complaint is None:
+            return
+        if not complaint.is_lost:
+            self._leave(complaint.why)
+            return
+        self._decide(lost([self.rank_0], complaint.why), now)
+        self._drop(now)
+
+    def _send(self, kind: str, content: object) -> None:
+        if self.line is not None:
+            self.line.send(kind, content)
+
+    def _leave(self, why: str) -> None:
+        """Go on without the lifeline."""
+        self.say(f"warning: rank 0 {self.rank_0.said()} {why}; this rank goes on without the lifeline")
+        self._send("bye", None)
+        self._left, self.line = self.line, None
+        self._closed_at = time.monotonic()
+
+    def _drop(self, now: float) -> None:
+        line, self.line = self.line, None
+        self._closed_at = now
+        if line is not None:
+            line.close()

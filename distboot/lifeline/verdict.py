@@ -1,0 +1,107 @@
+"""What ends a job: the first failure of a rank, or a signal from outside. Every rank prints the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from ..errors import printable
+from ..roster import Roster, ranks_said
+from .ends import End, shown, signal_name
+
+_LONGEST = 200  # characters of an exception in one line
+_MOST_LINES = 12  # of a traceback, on the ranks that did not write it
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a rank is."""
+
+    rank: int
+    host: str
+    node_rank: int
+    local_rank: int
+    pid: int = 0
+
+    def said(self) -> str:
+        """`"on node-a (node 1, local rank 0, process 4711)"`."""
+        process = f", process {self.pid}" if self.pid else ""
+        return f"on {printable(self.host)} (node {self.node_rank}, local rank {self.local_rank}{process})"
+
+
+def seats(roster: Roster) -> list[Seat]:
+    """The seats of a job, by rank."""
+    found = [
+        Seat(rank, roster.hosts[node], node, local_rank)
+        for node, ranks in enumerate(roster.nodes)
+        for local_rank, rank in enumerate(ranks)
+    ]
+    return sorted(found, key=lambda seat: seat.rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why the job ends.
+
+    Attributes:
+        ranks: those that failed first, or that were stopped first.
+        is_failure: else somebody outside stopped the job.
+        text: what all ranks print.
+        delay: seconds for the others before they stop, so that their launcher sees the failure first.
+    """
+
+    ranks: tuple[int, ...]
+    is_failure: bool
+    text: str
+    delay: float = 0.0
+
+    def as_message(self) -> dict[str, object]:
+        """As plain JSON types."""
+        return asdict(self)
+
+    @classmethod
+    def from_message(cls, message: object) -> Verdict:
+        """What rank 0 sent.
+
+        Raises:
+            TypeError: it is none.
+        """
+        if not isinstance(message, dict) or message.keys() != set(cls.__slots__):
+            raise TypeError("sends a broken verdict")
+        ranks, text, delay = message["ranks"], message["text"], message["delay"]
+        if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
+            raise TypeError("sends a broken verdict")
+        if type(message["is_failure"]) is not bool or not isinstance(text, str) or not isinstance(delay, int | float):
+            raise TypeError("sends a broken verdict")
+        lines = "\n".join(map(printable, text.split("\n")))
+        return cls(tuple(ranks), message["is_failure"], lines, min(max(float(delay), 0.0), 10.0))
+
+
+def failed(seat: Seat, end: End, delay: float) -> Verdict:
+    """A rank ended in failure."""
+    words = end.words.splitlines()
+    # A crash has the innermost call first, and an exception last.
+    lines = shown("\n".join(words[:_MOST_LINES] if end.is_crash else words[-_MOST_LINES:]))
+    said = end.said()
+    if end.status is None and end.words:  # it is still about to end
+        said = f"uncaught exception: {printable(end.words.splitlines()[-1])[:_LONGEST]}"
+    return Verdict((seat.rank,), True, f"rank {seat.rank} failed first: {said}, {seat.said()}{_at(end)}{lines}", delay)
+
+
+def lost(gone: Sequence[Seat], why: str) -> Verdict:
+    """Ranks of one node were lost, and none of them said anything."""
+    first = gone[0]
+    where = first.said() if len(gone) == 1 else f"on {printable(first.host)} (node {first.node_rank})"
+    ranks = [seat.rank for seat in gone]
+    return Verdict(tuple(ranks), True, f"{ranks_said(ranks)} lost first: {why}, {where}{_at(End(when=time.time()))}")
+
+
+def stopped(seat: Seat, number: int) -> Verdict:
+    """Somebody outside stopped a rank, and so the job."""
+    text = f"stopped by {signal_name(number)} from outside: rank {seat.rank} got it first, {seat.said()}"
+    return Verdict((seat.rank,), False, text)
+
+
+def _at(end: End) -> str:
+    return f", at {time.strftime('%H:%M:%S', time.gmtime(end.when))} UTC"

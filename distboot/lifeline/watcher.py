@@ -1,0 +1,110 @@
+"""The loop of the lifeline, which runs beside the script: in a thread of the wrapper, or in the guard of `init`."""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from .line import Line
+from .role import Role
+
+MOST_BEATS = 2000.0  # a second, that rank 0 answers for
+_ASLEEP = 2.0  # seconds by which we are late when we were stopped ourselves, or starved
+
+
+class Charge(Protocol):
+    """The process of this rank, as the loop sees it."""
+
+    def stop(self, *, kill: bool) -> None:
+        """Make it end, if it has not."""
+
+    def look(self, role: Role, now: float) -> None:
+        """Once a second: tell `role` what is wrong with it."""
+
+
+class Watcher:
+    """Drives one side of the lifeline until nothing is left to do.
+
+    Args:
+        role: that side.
+        charge: the process of this rank.
+        world_size: of the job; more ranks beat less often.
+        bound: seconds for which a rank may be silent.
+        grace: seconds between TERM and KILL.
+    """
+
+    def __init__(self, role: Role, charge: Charge, *, world_size: int, bound: float, grace: float) -> None:
+        self._role, self._charge, self._grace = role, charge, grace
+        self._interval = min(max(1.0, world_size / MOST_BEATS), bound / 3)
+        self._selector = selectors.DefaultSelector()
+        self._watched: set[Line] = set()
+        self._told = False
+        self._kill_at: float | None = None
+
+    def also(self, file: int, ready: Callable[[float], None]) -> None:
+        """Call `ready` with the time when there is something to read from a file descriptor."""
+        self._selector.register(file, selectors.EVENT_READ, ready)
+
+    def no_more(self, file: int) -> None:
+        """Stop calling for a file descriptor."""
+        self._selector.unregister(file)
+
+    def kill_after_grace(self, now: float) -> None:
+        """The process has been asked to stop."""
+        if self._kill_at is None:
+            self._kill_at = now + self._grace
+
+    def run(self) -> None:
+        """Until nothing is left to do."""
+        beat = time.monotonic() + self._interval
+        try:
+            while not self._role.over(now := time.monotonic()):
+                self._look_at_lines()
+                ready = self._selector.select(max(min(beat, self._due(now)) - now, 0.0))
+                now = time.monotonic()
+                if now > beat + _ASLEEP:
+                    for line in self._role.lines():
+                        line.forgive(now)
+                for key, _ in ready:
+                    if isinstance(key.fileobj, Line):
+                        self._role.read(key.fileobj, now)
+                    else:
+                        key.data(now)
+                if now >= beat:
+                    beat = now + self._interval
+                    self._charge.look(self._role, now)
+                    self._role.tick(now)
+                self._role.turn(now)
+                self._obey(now)
+            self._role.finish()
+        finally:
+            self._role.close()
+            self._selector.close()
+
+    def _look_at_lines(self) -> None:
+        current = set(self._role.lines())
+        for line in self._watched - current:
+            self._selector.unregister(line)
+        for line in current - self._watched:
+            self._selector.register(line, selectors.EVENT_READ)
+        self._watched = current
+
+    def _due(self, now: float) -> float:
+        times = [self._role.due(now)]
+        if self._role.order is not None and not self._told:
+            times.append(self._role.order.at)
+        if self._kill_at is not None:
+            times.append(self._kill_at)
+        return min(times)
+
+    def _obey(self, now: float) -> None:
+        order = self._role.order
+        if order is not None and not self._told and now >= order.at:
+            self._told = True
+            self._charge.stop(kill=False)
+            self.kill_after_grace(now)
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = now + self._grace
+            self._charge.stop(kill=True)
