@@ -105,15 +105,14 @@ class Spoke(Role):
         assert self._end is not None
         if self._end.is_well:
             return self._ended_at
-        if self.line is None:
-            return self._closed_at + (
-                AFTER_THE_FIRST if self.held and self.verdict and self.verdict.is_failure else 0.0
-            )
-        if self.verdict is None:
-            return self._ended_at + _VERDICT
-        if not self.held or not self.verdict.is_failure:
+        verdict = self.verdict
+        if verdict is None:
+            return self._ended_at + (0.0 if self.line is None else _VERDICT)
+        if not self.held or not verdict.is_failure:
             return self._ended_at
-        return self._ended_at + self.settings.grace + _LAST_WORD
+        if self.line is not None:
+            return self._ended_at + self.settings.grace + _LAST_WORD
+        return self._closed_at + (0.0 if self.rank in verdict.ranks else AFTER_THE_FIRST)
 
     def _take(self, kind: str, content: object, now: float) -> None:
         if kind == "watch" and isinstance(content, dict) and type(content.get("pid")) is int:
