@@ -94,42 +94,64 @@ def run(
         if watch is not None:
             us = threading.get_ident()
             watch.start(child.pid, lambda: signal.pthread_kill(us, signal.SIGCHLD))
-        return _supervise(child, grace, watch, shared_group=shared_group)
+        return _Supervision(child, grace, watch, shared_group=shared_group).run()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _supervise(child: subprocess.Popen[bytes], grace: float, watch: Watch | None, *, shared_group: bool) -> int:
-    ending: int | None = None
-    code: int | None = None
-    while True:
-        number, from_kernel = _next_signal(_WAITED_FOR)
-        if number == signal.SIGCHLD:
-            if code is None and (code := _reap(child.pid)) is not None:
-                child.returncode = code  # else Popen would wait for it as well
-                _end_group(child.pid, None if shared_group else ending or (watch and watch.ending))
-                if watch is not None:
-                    watch.ended(code)
-            if code is not None and (watch is None or watch.is_done):
-                break
-        elif code is not None:
-            if number in _ENDING:  # whoever is impatient need not wait for the others
-                break
-        elif number == signal.SIGALRM:
-            if ending is not None:
-                child.kill()
-        elif not (shared_group and from_kernel and number in _FROM_TERMINAL):
-            if number in _ENDING and ending is None:
-                ending = number
-            if number == signal.SIGTERM:
-                signal.setitimer(signal.ITIMER_REAL, grace)
-            with suppress(ProcessLookupError):
-                os.kill(child.pid, number)
-            if watch is not None:
-                watch.asked(number)
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    code = 128 - code if code < 0 else code
-    return code if watch is None else watch.final(code)
+class _Supervision:
+    """The loop on signals, from the start of the child until we may end."""
+
+    def __init__(
+        self, child: subprocess.Popen[bytes], grace: float, watch: Watch | None, *, shared_group: bool
+    ) -> None:
+        self._child, self._grace, self._watch, self._shared_group = child, grace, watch, shared_group
+        self._ending: int | None = None  # the signal that we passed on, and that asks the child to end
+        self._code: int | None = None  # once it has: its exit code, or minus the signal
+        self._is_over = False
+
+    def run(self) -> int:
+        """Our exit code."""
+        while not self._is_over:
+            number, from_kernel = _next_signal(_WAITED_FOR)
+            if number == signal.SIGCHLD:
+                self._reap()
+            elif self._code is not None:  # whoever is impatient need not wait for the lifeline
+                self._is_over = number in _ENDING
+            elif number == signal.SIGALRM:
+                self._kill()
+            elif not (self._shared_group and from_kernel and number in _FROM_TERMINAL):
+                self._forward(number)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        assert self._code is not None
+        code = 128 - self._code if self._code < 0 else self._code
+        return code if self._watch is None else self._watch.final(code)
+
+    def _reap(self) -> None:
+        if self._code is None:
+            self._code = self._child.returncode = _reap(self._child.pid)  # also there, else Popen would wait for it
+            if self._code is None:
+                return
+            ending = self._ending or (None if self._watch is None else self._watch.ending)
+            _end_group(self._child.pid, None if self._shared_group else ending)
+            if self._watch is not None:
+                self._watch.ended(self._code)
+        self._is_over = self._watch is None or self._watch.is_done
+
+    def _forward(self, number: int) -> None:
+        if number in _ENDING:
+            self._ending = self._ending or number
+        if number == signal.SIGTERM:
+            signal.setitimer(signal.ITIMER_REAL, self._grace)
+        with suppress(ProcessLookupError):
+            os.kill(self._child.pid, number)
+        if self._watch is not None:
+            self._watch.asked(number)
+
+    def _kill(self) -> None:
+        """The grace is over."""
+        if self._ending is not None:
+            self._child.kill()
 
 
 def _nothing(number: int, frame: object) -> None:

@@ -262,7 +262,7 @@ def test_child_that_ends_while_a_name_is_still_looked_up_is_not_missed(run: Run)
         "for _ in range(3):\n"
         "    try: resolve.look_up('slow', 1, 0.01)\n"
         "    except TimeoutError: pass\n"
-        "for _ in range(200): assert supervise.run(['/bin/true'], {}) == 0\n"
+        "for _ in range(200): assert supervise.run(['/bin/true'], {}, grace=30) == 0\n"
         "print('all', flush=True); os._exit(0)\n"
     )
     assert run(sys.executable, "-c", script).stdout == "all\n"

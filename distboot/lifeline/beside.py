@@ -9,7 +9,7 @@ import subprocess
 import sys
 from array import array
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 
 from .. import handoff
@@ -17,7 +17,7 @@ from ..errors import tell
 from ..rollcall.meeting import Meeting
 from ..rollcall.wire import Session
 from . import farewell, last_words
-from .guard import FILES_AT_ONCE
+from .guard import FILES_AT_ONCE, LEAVE
 from .report import complaint
 from .settings import Settings
 
@@ -53,6 +53,7 @@ class Guard:
         self._control, theirs = socket.socketpair()
         # Both ends of the pipes stay open here: writing to a guard that was killed must not end the script.
         self._words, self._status = os.pipe(), os.pipe()
+        os.set_blocking(self._words[1], False)  # whatever the guard does, the script can end
         files = (theirs.fileno(), self._words[0], self._status[0])
         # Isolated, as what lies around in the working directory is not for the guard.
         command = [sys.executable, "-I", "-S", "-c", _BEGIN, *map(str, files), _PACKAGE]
@@ -89,6 +90,8 @@ class Guard:
 
     def close(self) -> None:
         """End the guard of a rank that has left the job; or one that has not taken over."""
+        with suppress(OSError):
+            self._control.send(LEAVE, socket.MSG_NOSIGNAL)
         self._control.close()
         if self._started is not None and self._started.returncode is None:
             self._started.wait()  # it ends at once, having begun
@@ -136,8 +139,12 @@ class Guard:
 def watched(meeting: Meeting, environ: Mapping[str, str], settings: Settings | None) -> Iterator[None]:
     """See to it that the lifeline of `init` begins when, in this block, all ranks are ready."""
     _, outer = handoff.take(environ)
-    if meeting.roster is None or (outer is not None and outer.watched and outer.is_about(meeting.placement)):
-        yield  # there are no connections, or the wrapper around us keeps the lifeline
+    if (
+        meeting.roster is None
+        or meeting.placement.world_size == 1
+        or (outer is not None and outer.watched and outer.is_about(meeting.placement))
+    ):
+        yield  # there are no others, or the wrapper around us keeps the lifeline
         return
     if settings is None or sys.platform != "linux":
         meeting.when_ready = meeting.goodbye

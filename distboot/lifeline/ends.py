@@ -35,6 +35,7 @@ class End:
         signal: the signal that ended it; None likewise.
         asked: the signal with which somebody outside had asked it to stop; None if nobody had.
         told: whether it had been told to stop because of another rank.
+        cause: why it cannot go on, although it has not ended; empty if it has, or is about to.
         words: the last lines of its traceback; empty if there is none.
         when: seconds since the epoch.
     """
@@ -43,6 +44,7 @@ class End:
     signal: int | None = None
     asked: int | None = None
     told: bool = False
+    cause: str = ""
     words: str = ""
     when: float = 0.0
 
@@ -84,6 +86,8 @@ class End:
 
     def said(self) -> str:
         """`"exit code 3"`, `"killed by SIGSEGV"`, say."""
+        if self.cause:
+            return printable(self.cause)
         if self.signal is not None:
             name = signal_name(self.signal)
             return f"killed by {name}" + (f" ({_KILLED})" if self.signal == signal.SIGKILL else "")
@@ -107,8 +111,10 @@ class End:
         numbers = (message["code"], message["signal"], message["asked"])
         if not all(value is None or (type(value) is int and 0 <= value < 1 << 32) for value in numbers):
             raise TypeError("sends a broken end")
-        words, when = message["words"], message["when"]
-        if type(message["told"]) is not bool or not isinstance(words, str) or len(words) > _LONGEST_WORDS:
+        texts, when = (message["words"], message["cause"]), message["when"]
+        if not all(isinstance(text, str) and len(text) <= _LONGEST_WORDS for text in texts):
+            raise TypeError("sends a broken end")
+        if type(message["told"]) is not bool:
             raise TypeError("sends a broken end")
         if not isinstance(when, int | float) or not 0 <= when < 1 << 33:
             raise TypeError("sends a broken end")

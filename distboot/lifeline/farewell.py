@@ -38,7 +38,7 @@ def tell_at_exit(status: int, answer: int) -> None:
 
 def _register(status: int, answer: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    on_exit, at_exit = libc.on_exit, libc.__cxa_atexit  # which atexit(3) calls, and which takes an argument
+    on_exit, at_exit = libc.on_exit, libc["__cxa_atexit"]  # which atexit(3) calls, and which takes an argument
     libc.fdopen.restype = ctypes.c_void_p
     libc.fdopen.argtypes = [ctypes.c_int, ctypes.c_char_p]
     libc.setvbuf.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_size_t]

@@ -21,17 +21,18 @@ from ..rollcall.wire import Session
 from ..roster import Roster
 from .ends import End
 from .hub import Hub
-from .last_words import EXCEPTION, INTERRUPT, TERM
+from .last_words import ENDING, EXCEPTION, INTERRUPT, TERM
 from .line import Line
 from .process import Process
 from .report import summarize
-from .role import Role
+from .role import Order, Role
 from .settings import Settings
 from .spoke import Spoke
 from .verdict import seats
 from .watcher import Watcher
 from .words import Reader
 
+LEAVE = b"x"  # what the script sends when it needs its guard no more
 FILES_AT_ONCE = 250  # SCM_MAX_FD is 253, unix(7)
 
 
@@ -50,17 +51,23 @@ class Script:
     def attach(self, watcher: Watcher, role: Role, words: int) -> None:
         """Let the loop call us when there is something to see."""
         self._watcher, self._role = watcher, role
+        watcher.also(self._answer.fileno(), self._take_leave)
         watcher.also(words, lambda now: self._hear(words, now))
         watcher.also(self._status, self._take_status)
         if self._process.file is not None:
             watcher.also(self._process.file, self._take_end)
 
-    def stop(self, *, kill: bool) -> None:
-        """Make it end, if it has not."""
-        self._told = True
-        if self._asked is None or kill:
-            self._process.send(signal.SIGKILL if kill else signal.SIGTERM)
+    def stop(self, order: Order) -> None:
+        """Ask it to end, if it has not, and if nobody else has asked."""
+        if self._asked is None:
+            self._told = order.is_failure
+            self._asked = None if order.is_failure else int(signal.SIGTERM)
+            self._process.send(signal.SIGTERM)
             self._process.send(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End it, if it has not ended."""
+        self._process.send(signal.SIGKILL)
 
     def look(self, role: Role, now: float) -> None:
         """Whether it has been stopped for too long."""
@@ -74,7 +81,7 @@ class Script:
             self._stopped_since = now
         elif now >= self._stopped_since + self._bound:
             said = f"stopped by a signal (SIGSTOP?) for {self._bound:g} s"
-            role.trouble(End(words=said, when=time.time()), now)
+            role.trouble(End(cause=said, when=time.time()), now)
 
     def let_go(self) -> None:
         """Do not hold up its exit any longer."""
@@ -83,12 +90,22 @@ class Script:
         with suppress(OSError):
             self._answer.send(b"\0")
 
+    def _take_leave(self, now: float) -> None:
+        """The script calls init once more; an end alone is that of a script that has become another program."""
+        self._watcher.no_more(self._answer.fileno())
+        with suppress(OSError):
+            if self._answer.recv(1) == LEAVE:
+                self._role.leave()
+                self._role.turn(now)
+
     def _hear(self, file: int, now: float) -> None:
         for words in self._words.read():
             if words.pid != self._process.pid:
                 continue
             if words.kind == EXCEPTION:
                 self._role.trouble(End(words=words.text, told=self._told, when=time.time()), now)
+            elif words.kind == ENDING:
+                self._role.ending(now)
             elif words.kind == INTERRUPT:
                 self._asked = signal.SIGINT
             elif words.kind == TERM:
@@ -179,7 +196,7 @@ def main(control: socket.socket, words: int, status: int) -> None:
     script.attach(watcher, role, words)
     role.start(plan["pid"])
     watcher.run()
-    if isinstance(role, Hub):
+    if isinstance(role, Hub) and not role.has_left:
         summarize(role)
     script.let_go()
 

@@ -18,6 +18,7 @@ _LAST_WORD = 2.0  # seconds beyond the grace for ranks that were told to stop
 _GATHERING = 0.1  # seconds in which the ranks of a host that died are lost
 _LAUNCHER_LOOKS = 0.25  # seconds; torchrun looks 10 times a second who has ended
 _STILL_ENDING = 0.6  # seconds for a Python with torch in it to end after an uncaught exception
+_LEAVING = 3.0  # seconds for a Python that is about to end to do so, while other ranks have lost it already
 _FIRST_OUT = 0.5  # seconds for the rank that failed to end before the others do
 
 
@@ -29,13 +30,14 @@ class Member:
     line: Line | None = None
     start: float | None = None
     trouble: End | None = None  # it fails, and has not ended yet
+    ending: float | None = None  # since when it is about to end, as `time.monotonic` has it
     end: End | None = None
     lost: bool = False
 
     @property
     def is_open(self) -> bool:
         """Whether it is to end yet, and we would hear of it."""
-        return self.line is not None and self.end is None
+        return self.end is None and (self.line is not None or self.seat.rank == 0)
 
 
 @dataclass(slots=True)
@@ -69,6 +71,7 @@ class Hub(Role):
     verdict: Verdict | None = None
     order: Order | None = None
     later: int = 0
+    has_left: bool = False
     began: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:
@@ -116,7 +119,9 @@ class Hub(Role):
         if self.verdict is None and self._cases:
             waiting = any(member.is_open for member in self.members)
             case = min(self._cases, key=lambda case: case.due)
-            if case.due <= now or not waiting:
+            if case.due <= now and case.end is not None and case.end.is_consequence and self._may_explain(case, now):
+                case.due = now + SETTLING
+            elif case.due <= now or not waiting:
                 self._decide(case, now)
 
     def due(self, now: float) -> float:
@@ -124,7 +129,14 @@ class Hub(Role):
         limits = [self._limit()] if self.own.end is not None else []
         return min([*times, *limits], default=now + 3600)
 
+    def leave(self) -> None:
+        for line in self.lines():
+            line.send("bye", None)
+        self.has_left = True
+
     def over(self, now: float) -> bool:
+        if self.has_left:
+            return True
         if self.own.end is None or (self._cases and self.verdict is None):
             return False
         return now >= self._limit() or not any(member.is_open for member in self.members)
@@ -132,8 +144,7 @@ class Hub(Role):
     def finish(self) -> None:
         """Let the others end: first whoever failed, so that the launcher sees his exit code before all others."""
         for member in self.members:
-            if member.is_open and self.verdict is None:
-                assert member.line is not None
+            if member.is_open and member.line is not None and self.verdict is None:
                 member.line.send("bye", None)
         if self.verdict is not None and self.held:
             for rank in self.verdict.ranks:
@@ -151,6 +162,9 @@ class Hub(Role):
 
     def trouble(self, end: End, now: float) -> None:
         self._trouble(self.own, end, now)
+
+    def ending(self, now: float) -> None:
+        self.own.ending = now
 
     def stopping(self, number: int, now: float) -> None:
         self._stopping(self.own, number, now)
@@ -173,6 +187,8 @@ class Hub(Role):
             member.line.send("watch", {"pid": self.own.seat.pid})
             if self.verdict is not None:
                 member.line.send("first", self.verdict.as_message())
+        elif kind == "ending":
+            member.ending = now
         elif kind == "trouble":
             self._trouble(member, End.from_message(content), now)
         elif kind == "stopping" and type(content) is int:
@@ -212,6 +228,11 @@ class Hub(Role):
         elif case.asked is None and case.member.seat.rank not in self.verdict.ranks:
             self.later += 1
 
+    def _may_explain(self, case: _Case, now: float) -> bool:
+        """Whether another rank is about to end, with an exit code that is not known yet."""
+        others = (member for member in self.members if member is not case.member and member.is_open)
+        return any(member.ending is not None and now < member.ending + _LEAVING for member in others)
+
     def _decide(self, case: _Case, now: float) -> None:
         # A failure that is its own cause comes before one that speaks of a peer, and that before a signal from
         # outside, which may be the launcher's answer to it.
@@ -238,13 +259,17 @@ class Hub(Role):
         if self.own.end is None or self.own.seat.rank not in self.verdict.ranks:
             self.say(self.verdict.text)
         if self.own.end is None:
-            self.order = Order.after(self.verdict, 0, self.own.trouble is not None, now)
+            self.order = Order.after(self.verdict, 0, self.own.trouble is not None and not self.own.trouble.cause, now)
 
     def _delay(self, member: Member) -> float:
         """Seconds for which the others wait before they stop, so that their launcher sees first who failed."""
         if self.held:
             return 0.0
-        return _LAUNCHER_LOOKS if member.end is not None else _STILL_ENDING
+        return (
+            _STILL_ENDING
+            if member.end is None and member.trouble is not None and not member.trouble.cause
+            else _LAUNCHER_LOOKS
+        )
 
     def _check(self, member: Member, line: Line, now: float) -> None:
         complaint = line.complaint(now, self.settings.bound)

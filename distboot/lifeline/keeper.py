@@ -9,16 +9,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 from ..errors import tell
 from ..rollcall.meeting import Meeting
 from .ends import End
 from .hub import Hub
-from .last_words import EXCEPTION
+from .last_words import ENDING, EXCEPTION
 from .line import Line
 from .process import Process
 from .report import complaint, summarize
-from .role import Role
+from .role import Order, Role
 from .settings import Settings
 from .spoke import Spoke
 from .verdict import seats
@@ -53,6 +54,7 @@ class Keeper:
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
         self._words, self.file = os.pipe()
+        os.set_blocking(self.file, False)  # whatever we do, the child can end
         self._asked: int | None = None
         self._told = False
         self._ended = False
@@ -107,13 +109,21 @@ class Keeper:
 
     # What the loop calls, in its thread
 
-    def stop(self, *, kill: bool) -> None:
-        """Make the child end, if it has not."""
-        self._told = True
-        if kill or self._asked is None:
-            self.ending = int(signal.SIGKILL if kill else signal.SIGTERM)
-            self._process.send(self.ending)
+    def stop(self, order: Order) -> None:
+        """Ask the child to end, if it has not, and if nobody else has asked."""
+        if self._asked is None:
+            self._told = order.is_failure
+            self._asked = None if order.is_failure else int(signal.SIGTERM)
+            self._end(signal.SIGTERM)
             self._process.send(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End the child, if it has not ended."""
+        self._end(signal.SIGKILL)
+
+    def _end(self, number: int) -> None:
+        self.ending = int(number)
+        self._process.send(number)
 
     def look(self, role: Role, now: float) -> None:
         """Whether the child has been stopped for too long."""
@@ -123,7 +133,7 @@ class Keeper:
             self._stopped_since = now
         elif now >= self._stopped_since + self._settings.bound:
             said = f"stopped by a signal (SIGSTOP?) for {self._settings.bound:g} s"
-            role.trouble(End(words=said, when=time.time()), now)
+            role.trouble(End(cause=said, when=time.time()), now)
 
     def _tell(self, event: Callable[[float], None]) -> None:
         self._events.put(event)
@@ -143,9 +153,12 @@ class Keeper:
 
     def _hear(self, now: float) -> None:
         for words in self._reader.read():
-            # Another process than the child may fail without it.
-            if words.kind == EXCEPTION and words.pid == self._process.pid:
+            if words.pid != self._process.pid:
+                continue  # another process than the child may fail without it
+            if words.kind == EXCEPTION:
                 self._role.trouble(End(words=words.text, told=self._told, when=time.time()), now)
+            elif words.kind == ENDING:
+                self._role.ending(now)
         if self._reader.ended:
             self._watcher.no_more(self._words)
 
@@ -155,8 +168,8 @@ class Keeper:
         self._ended = True
         asked = None if self._told else self._asked
         words = "" if code == 0 else self._reader.last()
-        how = {"signal": -code} if code < 0 else {"code": code}
-        self._role.ended(End(**how, asked=asked, told=self._told, words=words, when=time.time()), now)
+        how = End(signal=-code) if code < 0 else End(code=code)
+        self._role.ended(replace(how, asked=asked, told=self._told, words=words, when=time.time()), now)
 
 
 def _role(meeting: Meeting, settings: Settings) -> Hub | Spoke:

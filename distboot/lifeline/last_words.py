@@ -1,20 +1,30 @@
 """In the process of the script: what it leaves behind for whoever watches it, when it fails.
 
 An uncaught exception goes through `sys.excepthook`, and a crash through `faulthandler`, both to a pipe. The process
-prints what it prints without us. This file is also read by the Python of an unmodified script, whatever version that
-is: it imports nothing but the standard library, and that late.
+prints what it prints without us. This file is also read by the Python of an unmodified script, without the rest of the
+package: it imports nothing but the standard library, and that late.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+from contextlib import suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
 MOST = 3500  # bytes of a traceback; a write to a pipe of up to 4096 is all or nothing (pipe(7))
 _LINES = 40
-EXCEPTION, INTERRUPT, TERM = "exception", "interrupt", "term"
+EXCEPTION, INTERRUPT, TERM, ENDING = "exception", "interrupt", "term", "ending"
 
 _pipe: int | None = None  # where words go; None: nobody listens
+_mask: set[int] = set()  # of signals, before a fork
 
 
 def leave_to(pipe: int, term: bool = False) -> None:
@@ -22,8 +32,11 @@ def leave_to(pipe: int, term: bool = False) -> None:
     global _pipe  # noqa: PLW0603 - as a process has one excepthook
     if _pipe is None:
         _hook(sys.excepthook)
-        os.register_at_fork(after_in_child=_forget)
+        os.register_at_fork(before=_hold_term, after_in_parent=_release_term, after_in_child=_forget)
     _pipe = pipe
+    # Also again: of what is registered the last runs first, and the frameworks end their groups in such functions.
+    atexit.unregister(_say_ending)
+    atexit.register(_say_ending)
     import faulthandler
     import signal
 
@@ -39,10 +52,8 @@ def say(kind: str, text: str = "") -> None:
     """Send something in one piece: what it is, whose it is, and the text."""
     if _pipe is not None:
         data = text.encode(errors="replace")[-MOST:]
-        try:
+        with suppress(OSError):  # nobody is there any more
             os.write(_pipe, b"\0%s %d\n%s\0" % (kind.encode(), os.getpid(), data))
-        except OSError:  # nobody is there any more, or the pipe is full
-            pass
 
 
 def quiet(*files: int) -> None:
@@ -51,6 +62,24 @@ def quiet(*files: int) -> None:
     for file in files:
         os.dup2(null, file, inheritable=False)
     os.close(null)
+
+
+def _say_ending() -> None:
+    say(ENDING)
+
+
+def _hold_term() -> None:
+    """A signal for a process that is just being forked is not to be written about as ours."""
+    global _mask  # noqa: PLW0603
+    import signal
+
+    _mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _release_term() -> None:
+    import signal
+
+    signal.pthread_sigmask(signal.SIG_SETMASK, _mask)
 
 
 def _forget() -> None:
@@ -63,10 +92,11 @@ def _forget() -> None:
         faulthandler.unregister(signal.SIGTERM)
         quiet(_pipe)
         _pipe = None
+    _release_term()
 
 
-def _hook(before):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - sys.excepthook, of any kind
-    def excepthook(kind, error, trace):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+def _hook(before: Hook) -> None:
+    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         try:
             if _pipe is not None:
                 _leave_words(kind, error, trace)
@@ -76,7 +106,7 @@ def _hook(before):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - sys
     sys.excepthook = excepthook
 
 
-def _leave_words(kind, error, trace) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+def _leave_words(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if issubclass(kind, KeyboardInterrupt):
         say(INTERRUPT)
         return
@@ -90,7 +120,7 @@ def _leave_words(kind, error, trace) -> None:  # type: ignore[no-untyped-def]  #
     _write_error_file(error, "\n".join(lines))
 
 
-def _write_error_file(error, text) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+def _write_error_file(error: BaseException, text: str) -> None:
     """What torchrun reads to show the first failure, as torch's @record writes it, unless that has."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path or os.path.exists(path):
@@ -100,9 +130,6 @@ def _write_error_file(error, text) -> None:  # type: ignore[no-untyped-def]  # n
 
     # torch.distributed.elastic.multiprocessing.errors.error_handler, ErrorHandler.record_exception
     extra = {"py_callstack": text, "timestamp": str(int(time.time()))}
-    message = "%s: %s" % (type(error).__name__, error)  # noqa: UP031
-    try:
-        with open(path, "w", encoding="utf-8", errors="replace") as file:
-            json.dump({"message": {"message": message, "extraInfo": extra}}, file)
-    except (OSError, ValueError):
-        pass
+    message = f"{type(error).__name__}: {error}"
+    with suppress(OSError, ValueError), open(path, "w", encoding="utf-8", errors="replace") as file:
+        json.dump({"message": {"message": message, "extraInfo": extra}}, file)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ..rollcall.wire import MOST_FROM_A_RANK, Frames, Session, WireError, canonical
 from .probe import Probe
 
-KINDS = ("beat", "watch", "trouble", "stopping", "end", "first", "bye")
+KINDS = ("beat", "watch", "ending", "trouble", "stopping", "end", "first", "bye")
 SLACK = 0.7  # seconds beyond the bound: a rank that was stopped for just as long has then spoken again
 _PROBING = 2.0  # seconds before the bound, to have a second opinion by then
 _RECENT = 3.0  # seconds within which a kernel that is there acknowledges what it got

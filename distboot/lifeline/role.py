@@ -59,13 +59,19 @@ class Role(Protocol):
         """When something is."""
 
     def trouble(self, end: End, now: float) -> None:
-        """The process of this rank fails, and will end soon."""
+        """The process of this rank fails, and will end soon, or cannot go on."""
+
+    def ending(self, now: float) -> None:
+        """It is about to end, well or not, and its connections to other ranks end first."""
 
     def stopping(self, number: int, now: float) -> None:
         """It got a signal from outside that asks it to stop."""
 
     def ended(self, end: End, now: float) -> None:
         """It has ended."""
+
+    def leave(self) -> None:
+        """This rank leaves the job, in good order."""
 
     def over(self, now: float) -> bool:
         """Whether nothing is left to do."""

@@ -41,7 +41,7 @@ class Spoke(Role):
 
     def __post_init__(self) -> None:
         self._end: End | None = None
-        self._troubled = False
+        self._troubled = self._has_left = False
         self._ended_at = self._closed_at = 0.0
         self._left: Line | None = None  # not used any more, and open: its end would be an alarm over there
 
@@ -78,19 +78,26 @@ class Spoke(Role):
     def due(self, now: float) -> float:
         return now + 3600 if self._end is None else max(self._limit(), now)
 
-    def trouble(self, end: End, now: float) -> None:
-        self._troubled = True
+    def trouble(self, end: End, now: float) -> None:  # noqa: ARG002 - as Role has it
+        self._troubled = not end.cause
         self._send("trouble", end.as_message())
 
-    def stopping(self, number: int, now: float) -> None:
+    def ending(self, now: float) -> None:  # noqa: ARG002
+        self._send("ending", None)
+
+    def stopping(self, number: int, now: float) -> None:  # noqa: ARG002
         self._send("stopping", number)
 
     def ended(self, end: End, now: float) -> None:
         self._end, self._ended_at = end, now
         self._send("end", end.as_message())
 
+    def leave(self) -> None:
+        self._send("bye", None)
+        self._has_left = True
+
     def over(self, now: float) -> bool:
-        return self._end is not None and now >= self._limit()
+        return self._has_left or (self._end is not None and now >= self._limit())
 
     def finish(self) -> None:
         """Nothing is left to be said."""

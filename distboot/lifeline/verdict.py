@@ -84,7 +84,7 @@ def failed(seat: Seat, end: End, delay: float) -> Verdict:
     # A crash has the innermost call first, and an exception last.
     lines = shown("\n".join(words[:_MOST_LINES] if end.is_crash else words[-_MOST_LINES:]))
     said = end.said()
-    if end.status is None and end.words:  # it is still about to end
+    if end.status is None and not end.cause and end.words:  # it is still about to end
         said = f"uncaught exception: {printable(end.words.splitlines()[-1])[:_LONGEST]}"
     return Verdict((seat.rank,), True, f"rank {seat.rank} failed first: {said}, {seat.said()}{_at(end)}{lines}", delay)
 

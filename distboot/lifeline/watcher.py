@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from .line import Line
-from .role import Role
+from .role import Order, Role
 
 MOST_BEATS = 2000.0  # a second, that rank 0 answers for
 _ASLEEP = 2.0  # seconds by which we are late when we were stopped ourselves, or starved
@@ -17,8 +17,11 @@ _ASLEEP = 2.0  # seconds by which we are late when we were stopped ourselves, or
 class Charge(Protocol):
     """The process of this rank, as the loop sees it."""
 
-    def stop(self, *, kill: bool) -> None:
-        """Make it end, if it has not."""
+    def stop(self, order: Order) -> None:
+        """Ask it to end, if it has not, and if nobody else has asked."""
+
+    def kill(self) -> None:
+        """End it, if it has not ended."""
 
     def look(self, role: Role, now: float) -> None:
         """Once a second: tell `role` what is wrong with it."""
@@ -103,8 +106,8 @@ class Watcher:
         order = self._role.order
         if order is not None and not self._told and now >= order.at:
             self._told = True
-            self._charge.stop(kill=False)
+            self._charge.stop(order)
             self.kill_after_grace(now)
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = now + self._grace
-            self._charge.stop(kill=True)
+            self._charge.kill()

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from .ends import FATAL
-from .last_words import EXCEPTION, INTERRUPT, TERM
+from .last_words import ENDING, EXCEPTION, INTERRUPT, TERM
 
 _MOST_KEPT = 16384  # bytes: what a faulthandler writes of many threads
 _SAID = re.compile(rb"\0(\w+) (\d+)\n([^\0]*)\0")
@@ -45,7 +45,7 @@ class Reader:
         found = []
         for said in _SAID.finditer(self._buffer):
             kind, pid, text = said[1].decode(), int(said[2]), self._clean(said[3])
-            if kind in (EXCEPTION, INTERRUPT, TERM):
+            if kind in (ENDING, EXCEPTION, INTERRUPT, TERM):
                 found.append(Words(kind, pid, text))
                 self._last = text or self._last
         self._buffer = _SAID.sub(b"", self._buffer)

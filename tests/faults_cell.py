@@ -1,0 +1,126 @@
+"""A cell of the fault matrix: one fault, one way, one launcher; run, and read."""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from faults import LOST, SHORT, Fault
+from faults_job import GRACE, RANKS, job
+from hosts import Hosts
+
+_SAID = re.compile(r"distboot: rank (\d) on \w+: (.*)")
+_FIRST = re.compile(r"ranks? \S+ (failed|lost) first: |stopped by \w+ from outside: ")
+_SLACK = 10  # seconds, for a machine that is busy with other things
+_LAUNCHER = 12  # seconds for a launcher to end after the ranks
+_WELL = 20  # seconds for a job to end well
+
+
+@dataclass
+class Outcome:
+    """What became of a job.
+
+    Attributes:
+        lines: all that distboot said: the rank, and the text.
+        seconds: from the fault to the end of the last script that is left; None: not all of them ended.
+        report: what DISTBOOT_REPORT holds; None for no report.
+        exits: of what was started by hand, 128 + n for signal n; None for what did not end.
+        output: all that was printed.
+    """
+
+    lines: list[tuple[int, str]] = field(default_factory=list)
+    seconds: float | None = None
+    report: dict[str, Any] | None = None
+    exits: list[int | None] = field(default_factory=list)
+    output: str = ""
+
+    @property
+    def first(self) -> dict[int, list[str]]:
+        """What each rank said of the first failure."""
+        return {rank: [text for each, text in self.lines if each == rank and _FIRST.match(text)] for rank in RANKS}
+
+    @property
+    def codes(self) -> list[int | str | None] | None:
+        """The exit code of every rank, as the report has it."""
+        ranks = [] if self.report is None else self.report["ranks"]
+        return [LOST if one["lost"] else one["exit_code"] for one in ranks] or None
+
+
+def run(hosts: Hosts, fault: Fault, way: str, launcher: str, index: int) -> Outcome:
+    """Run a cell; `index` is another one each time."""
+    limit = (SHORT if fault.silence else 0) + GRACE + _SLACK
+    outcome = Outcome()
+    with job(hosts, hosts.shared / f"job-{index}", way, launcher) as one, ExitStack() as undo:
+        undo.callback(fault.after, hosts)
+        fault.before(hosts)
+        one.start(fault.act, fault.actors, 29500 + index, fault.env, beside=fault.cut)
+        one.await_ready()
+        fault.inject(one)
+        if fault.says:
+            outcome.seconds = one.await_end_of(sorted(fault.says), limit)
+        else:
+            (one.folder / "stop").touch()
+            one.await_end_of(RANKS, _WELL)
+        if fault.cut:
+            undo.close()
+        one.kill_stopped()
+        outcome.exits = one.exits(_LAUNCHER)
+        outcome.report = one.report()
+        outcome.output = one.output()
+    outcome.lines = [(int(rank), text) for rank, text in _SAID.findall(outcome.output)]
+    return outcome
+
+
+def check(outcome: Outcome, fault: Fault, launcher: str) -> None:
+    """Assert that it is what it must be."""
+    if fault.once:
+        assert len(re.findall(fault.once, outcome.output)) == 1
+    if not fault.says:
+        assert not any(outcome.first.values())
+        assert outcome.codes == list(fault.well)
+        assert set(outcome.exits) == {0}
+        return
+    bound = (SHORT + 1) if fault.silence else 1
+    assert outcome.seconds is not None, "a rank that is left did not stop"
+    assert outcome.seconds < bound + GRACE
+    for rank, text in fault.says.items():
+        assert len(outcome.first[rank]) == 1, f"rank {rank} said: {outcome.first[rank]}"
+        assert re.match(text, outcome.first[rank][0]), outcome.first[rank][0]
+    assert len({outcome.first[rank][0].split(", at ")[0] for rank in fault.says}) == len(set(fault.says.values()))
+    if fault.code is None:
+        assert outcome.report is None
+    else:
+        assert outcome.codes is not None
+        for rank, code in enumerate(outcome.codes):
+            assert code == fault.code if rank in fault.culprits else code not in (0, LOST), outcome.codes
+    assert 0 not in outcome.exits
+    if launcher == "mpirun" and isinstance(fault.code, int):
+        assert outcome.exits == [fault.code]
+    if launcher == "plain" and isinstance(fault.code, int):
+        assert [outcome.exits[rank] for rank in fault.culprits] == [fault.code] * len(fault.culprits)
+
+
+def text(outcome: Outcome, fault: Fault) -> str:
+    """The cell of the table."""
+    exits = "/".join("-" if code is None else str(code) for code in outcome.exits)
+    codes = " ".join("?" if code is None else str(code) for code in outcome.codes or [])
+    parts = [f"codes {codes}" if codes else "no report", f"exit {exits}"]
+    named = _named(outcome, fault)
+    if named or fault.says:
+        seconds = "not stopped" if outcome.seconds is None else f"{max(outcome.seconds, 0.1):.1f} s"
+        return ", ".join([seconds, named or "nobody is named", *parts])
+    return ", ".join(["no alarm", *parts])
+
+
+def _named(outcome: Outcome, fault: Fault) -> str:
+    """Who names whom: `"all name rank 3"`."""
+    groups: dict[str, list[int]] = {}
+    for rank, texts in outcome.first.items():
+        if rank in fault.says or (not fault.says and texts):
+            said = re.search(r"ranks? [\d,-]+", texts[0]) if texts else None
+            groups.setdefault(said[0] if said else "nobody", []).append(rank)
+    if len(groups) == 1:
+        return f"all name {next(iter(groups))}"
+    return "; ".join(f"{', '.join(map(str, ranks))} name {who}" for who, ranks in groups.items())

@@ -1,0 +1,142 @@
+"""Jobs of a few ranks on this machine that go on until a test makes one of them fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+_BEGIN = """
+import os, signal, sys, time
+from pathlib import Path
+rank = int(os.environ["RANK"])
+if {init}:
+    import distboot
+    ctx = distboot.init(join_timeout=60)
+def ready():
+    Path(f"pid-{{rank}}.part").write_text(str(os.getpid()))
+    Path(f"pid-{{rank}}.part").rename(f"pid-{{rank}}")
+def until(name):
+    while not Path(name).exists():
+        time.sleep(0.02)
+"""
+DEFAULT = """
+ready()
+until("end")
+"""
+
+
+def until(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Wait for a condition, bounded in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.01)
+
+
+class Job:
+    """Ranks that run one script, started as by hand, in a folder of their own."""
+
+    def __init__(self, env: dict[str, str], port: int, folder: Path, script: str, ranks: int, *, init: bool) -> None:
+        self.folder, self.ranks = folder, ranks
+        (folder / "train.py").write_text(_BEGIN.format(init=init) + script)
+        job = {
+            "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "DISTBOOT_REPORT": "report.json", "DISTBOOT_GRACE": "10",
+        }  # fmt: skip
+        command = [sys.executable, *([] if init else ["-m", "distboot"]), "train.py"]
+        self.processes = []
+        for rank in range(ranks):
+            own = {**job, **env, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            with open(folder / f"output-{rank}", "wb") as output:
+                self.processes.append(
+                    subprocess.Popen(
+                        command, env=own, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                        start_new_session=True,
+                    )
+                )  # fmt: skip
+
+    def pid(self, rank: int) -> int:
+        """The process of the script, once it is ready."""
+        path = self.folder / f"pid-{rank}"
+        until(lambda: path.exists() or self.processes[rank].poll() is not None)
+        assert path.exists(), self.output(rank)
+        return int(path.read_text())
+
+    def all_ready(self) -> list[int]:
+        """The processes of all scripts, by rank."""
+        return [self.pid(rank) for rank in range(self.ranks)]
+
+    def send(self, rank: int, number: int) -> None:
+        """A signal for a script, once all are ready."""
+        os.kill(self.all_ready()[rank], number)
+
+    def touch(self, name: str) -> None:
+        """Make a file that scripts wait for."""
+        (self.folder / name).touch()
+
+    def codes(self, seconds: float = 60) -> list[int]:
+        """The exit codes of what was started, by rank, once all have ended; 128 + n for a signal."""
+        codes = [process.wait(seconds) for process in self.processes]
+        return [128 - code if code < 0 else code for code in codes]
+
+    def output(self, rank: int) -> str:
+        """What a rank has printed, errors included."""
+        return (self.folder / f"output-{rank}").read_text(errors="replace")
+
+    def first(self, rank: int) -> str:
+        """What a rank says of the first failure, without its own name, and without lines of a traceback."""
+        said = re.findall(rf"^distboot: rank {rank} on \S+: (?!summary|warning)(.*)$", self.output(rank), re.MULTILINE)
+        assert len(said) == 1, self.output(rank)
+        return str(said[0])
+
+    def summary(self) -> str:
+        """The summary, once it is there."""
+        until(lambda: ": summary: " in self.output(0), 20)
+        said = re.findall(r"^distboot: rank 0 on \S+: summary: (.*)$", self.output(0), re.MULTILINE)
+        assert len(said) == 1, self.output(0)
+        return str(said[0])
+
+    def report(self) -> dict[str, Any]:
+        """The report, once it is there."""
+        path = self.folder / "report.json"
+        until(path.exists, 20)
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+    def end(self) -> None:
+        """End everything that was started."""
+        for process in self.processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(10)
+        for path in self.folder.glob("pid-*"):
+            if path.suffix == "":
+                with suppress(ProcessLookupError, ValueError):
+                    _kill_ours(int(path.read_text()), self.folder)
+
+
+def _kill_ours(pid: int, folder: Path) -> None:
+    with suppress(OSError):
+        if os.readlink(f"/proc/{pid}/cwd") == str(folder.resolve()):
+            os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def job(
+    env: dict[str, str], port: int, folder: Path, script: str = DEFAULT, ranks: int = 3, *, init: bool = False
+) -> Iterator[Job]:
+    """Such a job, ended when the block ends."""
+    started = Job(env, port, folder, script, ranks, init=init)
+    try:
+        yield started
+    finally:
+        started.end()

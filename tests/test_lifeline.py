@@ -1,0 +1,335 @@
+"""The lifeline of the wrapper, around scripts that never heard of distboot: real processes, real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+
+import pytest
+from lifelines import DEFAULT, Job, job, until
+
+Start = Callable[..., Job]
+
+FAILING = """
+ready()
+if rank == int(os.environ["CULPRIT"]):
+    until("fail")
+    %s
+until("end")
+"""
+
+
+@pytest.fixture
+def start(clean_env: dict[str, str], port: int, tmp_path: Path) -> Iterator[Start]:
+    """Starts a job: `start(script, ranks=3, DISTBOOT_GRACE="1")`."""
+    with ExitStack() as stack:
+
+        def begin(script: str = DEFAULT, ranks: int = 3, **env: str) -> Job:
+            opened: AbstractContextManager[Job] = job({**clean_env, **env}, port, tmp_path, script, ranks)
+            return stack.enter_context(opened)
+
+        yield begin
+
+
+ENDS = {
+    "exception": ("raise ValueError('boom')", 1, "uncaught exception: ValueError: boom"),
+    "sys.exit": ("sys.exit(3)", 3, "exit code 3"),
+    "SystemExit": ("raise SystemExit(7)", 7, "exit code 7"),
+    "os._exit": ("os._exit(4)", 4, "exit code 4"),
+    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", 137, "killed by SIGKILL (by the kernel when memory ran out, "),
+    "SIGSEGV": ("import ctypes; ctypes.string_at(0)", 139, "killed by SIGSEGV"),
+    "abort": ("os.abort()", 134, "killed by SIGABRT"),
+}
+
+
+@pytest.mark.parametrize("culprit", [0, 2])
+@pytest.mark.parametrize("way", ENDS)
+def test_first_failure_is_known_to_all_and_all_stop(start: Start, way: str, culprit: int) -> None:
+    statement, code, said = ENDS[way]
+    running = start(FAILING % statement, CULPRIT=str(culprit))
+    pids = running.all_ready()
+    running.touch("fail")
+    assert running.codes() == [code if rank == culprit else 143 for rank in range(3)]
+    survivors = {running.first(rank) for rank in range(3) if rank != culprit}
+    assert len(survivors) == 1
+    (line,) = survivors
+    assert line.startswith(f"rank {culprit} failed first: {said}")
+    assert f"(node 0, local rank {culprit}, process {pids[culprit]})" in line
+    report = running.report()
+    assert report["outcome"] == "failed"
+    assert report["first_failure"]["rank"] == culprit
+    assert [rank["exit_code"] for rank in report["ranks"]] == [code if rank == culprit else 143 for rank in range(3)]
+
+
+def test_traceback_of_an_unmodified_script_reaches_all_and_its_own_output_stays(start: Start) -> None:
+    running = start(FAILING % "raise ValueError('the loss is NaN')", CULPRIT="1")
+    running.all_ready()
+    running.touch("fail")
+    running.codes()
+    assert running.output(1).startswith("Traceback (most recent call last):\n")
+    assert running.output(1).endswith("ValueError: the loss is NaN\n")
+    for rank in (0, 2):
+        assert "\n  |     raise ValueError('the loss is NaN')\n" in running.output(rank)
+
+
+def test_stack_of_a_crash_reaches_all(start: Start) -> None:
+    running = start(FAILING % "import ctypes; ctypes.string_at(0)", CULPRIT="1")
+    running.all_ready()
+    running.touch("fail")
+    running.codes()
+    assert "  | Fatal Python error: Segmentation fault\n" in running.output(2)
+    assert 'train.py", line' in running.output(2)
+
+
+def test_ends_in_good_order_are_no_failures(start: Start) -> None:
+    # Rank 0 first: it waits a moment for the others, and then they go on without it.
+    running = start("ready()\nuntil(f'end-{rank}')\nsys.exit(0)\n")
+    running.all_ready()
+    for rank in (0, 1, 2):
+        running.touch(f"end-{rank}")
+        assert running.processes[rank].wait(20) == 0
+    assert running.output(1) == running.output(2) == ""
+    assert "no failure was seen; exit codes: 0 (rank 0), not known (ranks 1-2)" in running.summary()
+
+
+def test_job_in_which_all_end_well_says_so_in_one_line(start: Start) -> None:
+    running = start()
+    running.all_ready()
+    running.touch("end")
+    assert running.codes() == [0, 0, 0]
+    assert running.output(1) == running.output(2) == ""
+    assert running.output(0).count("\n") == 1
+    assert running.summary().endswith("s: all ended well; exit codes: 0 (ranks 0-2)")
+    report = running.report()
+    assert (report["outcome"], report["first_failure"], report["later_failures"]) == ("ended", None, 0)
+    assert {rank["host"] for rank in report["ranks"]} == {os.uname().nodename}
+
+
+def test_survivors_have_the_grace_for_a_checkpoint_and_no_success(start: Start) -> None:
+    checkpoint = """
+def save(*_):
+    time.sleep(1.5)
+    Path(f"saved-{rank}").touch()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+"""
+    running = start(checkpoint + FAILING % "os._exit(5)", CULPRIT="1")
+    running.all_ready()
+    running.touch("fail")
+    assert running.codes() == [143, 5, 143]
+    assert sorted(path.name for path in running.folder.glob("saved-*")) == ["saved-0", "saved-2"]
+
+
+# Blocked in C with Python's lock held, and stopped: no handler of Python's runs there.
+@pytest.mark.parametrize(
+    "blocked",
+    [
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); until('end')",
+        "signal.signal(signal.SIGTERM, print)\nimport ctypes\nctypes.PyDLL(None).sleep(60)",
+        "os.kill(os.getpid(), signal.SIGSTOP)",
+    ],
+    ids=["ignores-TERM", "holds-the-lock", "stopped"],
+)
+def test_survivor_that_does_not_stop_is_killed_after_the_grace(start: Start, blocked: str) -> None:
+    script = """
+ready()
+if rank == 1:
+    until("fail")
+    os._exit(5)
+if rank == 2:
+    exec(%r)
+until("end")
+"""
+    running = start(script % blocked, DISTBOOT_GRACE="1")
+    pids = running.all_ready()
+    if "STOP" in blocked:
+        until(lambda: Path(f"/proc/{pids[2]}/stat").read_text().split()[2] == "T")
+    running.touch("fail")
+    codes = running.codes()
+    assert codes[:2] == [143, 5]
+    assert codes[2] in (137, 143)  # who was stopped goes on, and is ended by TERM
+    assert running.first(2) == running.first(0)
+
+
+def test_a_rank_that_was_stopped_for_a_while_is_no_failure(start: Start) -> None:
+    running = start(DISTBOOT_LIFELINE_TIMEOUT="3")
+    pids = running.all_ready()
+    stopped = [pids[1], running.processes[2].pid]  # a script, and a wrapper
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(2)  # shorter than the bound: what is tested is that nothing happens
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+    time.sleep(2)
+    running.touch("end")
+    assert running.codes() == [0, 0, 0]
+    assert "all ended well" in running.summary()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_script_that_is_stopped_for_ever_is_a_failure(start: Start, rank: int) -> None:
+    running = start(DISTBOOT_LIFELINE_TIMEOUT="1", DISTBOOT_GRACE="1")
+    running.send(rank, signal.SIGSTOP)
+    codes = running.codes()
+    assert codes[2] == 143
+    assert running.first(2).startswith(f"rank {rank} failed first: stopped by a signal (SIGSTOP?) for 1 s")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_wrapper_that_is_frozen_is_a_lost_rank(start: Start, rank: int) -> None:
+    running = start(DISTBOOT_LIFELINE_TIMEOUT="1")
+    running.all_ready()
+    os.kill(running.processes[rank].pid, signal.SIGSTOP)
+    assert running.processes[2].wait(30) == 143
+    line = running.first(2)
+    assert line.startswith(f"rank {rank} lost first: it has not answered for 1 s, though its host has: it is stopped")
+    os.kill(running.processes[rank].pid, signal.SIGCONT)
+    running.codes()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_wrapper_that_is_killed_is_a_lost_rank(start: Start, rank: int) -> None:
+    running = start()
+    running.all_ready()
+    running.processes[rank].kill()
+    assert running.processes[2].wait(30) == 143
+    assert running.first(2).startswith(f"rank {rank} lost first: its connection ended without a word, on ")
+
+
+def test_term_from_outside_stops_all_and_is_no_failure(start: Start) -> None:
+    script = """
+def stop(*_):
+    print("TERM", flush=True)
+    sys.exit(0 if rank == 0 else 9)
+signal.signal(signal.SIGTERM, stop)
+"""
+    running = start(script + DEFAULT)
+    running.all_ready()
+    running.processes[1].terminate()
+    assert running.codes() == [0, 9, 9]
+    assert [running.output(rank).count("TERM\n") for rank in range(3)] == [1, 1, 1]
+    assert running.first(2).startswith("stopped by SIGTERM from outside: rank 1 got it first, on ")
+    assert "stopped by SIGTERM from outside" in running.summary()
+    assert running.report()["outcome"] == "stopped"
+
+
+def test_child_that_ignores_term_from_outside_is_killed_after_the_grace(start: Start) -> None:
+    running = start("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + DEFAULT, DISTBOOT_GRACE="1")
+    running.all_ready()
+    running.processes[1].terminate()
+    assert running.codes() == [137, 137, 137]
+    assert running.report()["outcome"] == "stopped"
+
+
+def test_other_signals_are_for_the_script_alone(start: Start) -> None:
+    script = "signal.signal(signal.SIGUSR1, lambda *_: Path(f'usr1-{rank}').touch())\n" + DEFAULT
+    running = start(script)
+    running.all_ready()
+    running.processes[1].send_signal(signal.SIGUSR1)
+    until((running.folder / "usr1-1").exists)
+    running.touch("end")
+    assert running.codes() == [0, 0, 0]
+
+
+def test_two_failures_at_once_have_one_first(start: Start) -> None:
+    running = start(ranks=4)
+    pids = running.all_ready()
+    for rank in (1, 2):
+        os.kill(pids[rank], signal.SIGKILL)
+    assert running.codes() == [143, 137, 137, 143]
+    assert running.first(0) == running.first(3)
+    assert "; 1 failed after that; " in running.summary()
+    assert running.report()["later_failures"] == 1
+
+
+def test_what_speaks_of_a_peer_is_not_the_first_failure(start: Start) -> None:
+    # As Gloo says it, on a rank that hears of the end before rank 0 does.
+    script = """
+ready()
+until("fail")
+if rank == 2:
+    raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:3456")
+if rank == 1:
+    until("pid-2.said")
+    os._exit(6)
+until("end")
+"""
+    running = start(script)
+    running.all_ready()
+    running.touch("fail")
+    until(lambda: "Connection closed" in running.output(2))
+    running.touch("pid-2.said")
+    running.codes()
+    assert running.first(0).startswith("rank 1 failed first: exit code 6")
+
+
+def test_failure_of_another_process_than_the_rank_is_none(start: Start) -> None:
+    script = """
+import subprocess
+if rank == 1:
+    subprocess.run([sys.executable, "-c", "raise ValueError('not mine')"])
+    if os.fork() == 0:
+        raise ValueError("not mine, either")
+    os.wait()
+"""
+    running = start(script + DEFAULT)
+    running.all_ready()
+    running.touch("end")
+    assert running.codes() == [0, 0, 0]
+
+
+def test_lifeline_can_be_off(start: Start) -> None:
+    running = start(DISTBOOT_LIFELINE="0")
+    running.send(1, signal.SIGKILL)
+    assert running.processes[1].wait(20) == 137
+    running.touch("end")
+    assert running.codes() == [0, 137, 0]
+    assert [running.output(rank) for rank in range(3)] == ["", "", ""]
+
+
+def test_secret_is_not_in_what_the_others_are_told(start: Start) -> None:
+    running = start(FAILING % "raise ValueError('s3cret-word')", CULPRIT="1", DISTBOOT_SECRET="s3cret-word")
+    running.all_ready()
+    running.touch("fail")
+    assert running.codes() == [143, 1, 143]
+    assert "ValueError: ***" in running.first(0)
+    assert "s3cret-word" not in running.output(0) + running.output(2) + str(running.report())
+
+
+@pytest.mark.parametrize("path", ["/proc/no/report.json", "/", "/proc/report.json"])
+def test_report_that_cannot_be_written_is_said_once_and_the_training_goes_on(start: Start, path: str) -> None:
+    running = start(DISTBOOT_REPORT=path)
+    running.all_ready()
+    running.touch("end")
+    assert running.codes() == [0, 0, 0]
+    assert running.output(0).count("DISTBOOT_REPORT") + running.output(0).count("could not be written") == 1
+    assert running.output(1) == ""
+
+
+def test_script_finds_its_python_as_it_was(start: Start, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("import builtins\nbuiltins.own_ran = True\n")
+    script = """
+import sitecustomize
+print(own_ran, os.environ["PYTHONPATH"], "DISTBOOT_LAST_WORDS" in os.environ, any("injected" in p for p in sys.path))
+ready()
+"""
+    path = f"{own}{os.pathsep}{Path(__file__).parents[1]}"
+    running = start(script, PYTHONPATH=path)
+    assert running.codes() == [0, 0, 0]
+    assert running.output(1) == f"True {path} False False\n"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("DISTBOOT_LIFELINE", "yes"), ("DISTBOOT_LIFELINE_TIMEOUT", "-1"), ("DISTBOOT_GRACE", "soon")],
+)
+def test_setting_that_is_none_is_refused(start: Start, variable: str, value: str) -> None:
+    running = start(**{variable: value})
+    assert running.codes() == [78, 78, 78]
+    assert f"{variable}='{value}'" in running.output(1)
