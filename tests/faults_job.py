@@ -202,11 +202,10 @@ class Job:
         end = time.monotonic() + limit
         codes: list[int | None] = []
         for process in self.started:
-            try:
-                code = process.wait(max(end - time.monotonic(), 0.01))
-                codes.append(128 - code if code < 0 else code)
-            except subprocess.TimeoutExpired:
-                codes.append(None)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(end - time.monotonic(), 0.01))
+            code = process.returncode
+            codes.append(128 - code if code is not None and code < 0 else code)
         return codes
 
     def output(self) -> str:

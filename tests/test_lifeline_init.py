@@ -106,7 +106,7 @@ for child in children:
     child.join()
 subprocess.run([sys.executable, "-c", "raise ValueError"], stderr=subprocess.DEVNULL)
 if os.fork() == 0:
-    sys.exit(5)
+    os._exit(5)
 os.wait()
 try:
     os.wait()

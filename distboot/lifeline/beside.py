@@ -18,7 +18,7 @@ from ..rollcall.meeting import Meeting
 from ..rollcall.wire import Session
 from . import farewell, last_words
 from .guard import FILES_AT_ONCE, LEAVE
-from .report import complaint
+from .report import writable
 from .settings import Settings
 
 # The first process ends at once: the script must not find a child that it did not start.
@@ -150,9 +150,8 @@ def watched(meeting: Meeting, environ: Mapping[str, str], settings: Settings | N
         meeting.when_ready = meeting.goodbye
         yield
         return
-    problem = settings.report and meeting.placement.rank == 0 and complaint(settings.report)
-    if problem:
-        tell(meeting.placement.who, f"warning: there will be no report: {problem}")
+    if meeting.placement.rank == 0:
+        settings = writable(settings, lambda text: tell(meeting.placement.who, text))
     guard = Guard(meeting, settings, environ.get("DISTBOOT_SECRET", ""))
     meeting.when_ready = guard.take_over
     try:

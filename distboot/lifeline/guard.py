@@ -183,7 +183,7 @@ def main(control: socket.socket, words: int, status: int) -> None:
 
     role: Hub | Spoke
     if rank == 0:
-        role = Hub(seats(roster), lines, settings, held=False, say=say)
+        role = Hub(seats(roster), lines, settings, held=False, say=say, conclude=summarize)
     else:
         role = Spoke(rank, seats(roster)[0], lines[0], settings, held=False, say=say)
     watcher = Watcher(
@@ -196,8 +196,6 @@ def main(control: socket.socket, words: int, status: int) -> None:
     script.attach(watcher, role, words)
     role.start(plan["pid"])
     watcher.run()
-    if isinstance(role, Hub) and not role.has_left:
-        summarize(role)
     script.let_go()
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from ..rollcall.wire import WireError
 from .ends import End
 from .line import Line, LineEndedError
-from .role import AFTER_THE_FIRST, SETTLING, Order, Role
+from .role import AFTER_THE_FIRST, SETTLING, UNUSUAL, Order, Role
 from .settings import Settings
 from .verdict import Seat, Verdict, failed, lost, stopped
 
@@ -61,6 +61,7 @@ class Hub(Role):
         settings: of rank 0.
         held: whether the ranks' exit waits for us, as in the wrapper.
         say: prints a line.
+        conclude: called when all that can be known is known.
     """
 
     seats: list[Seat]
@@ -68,6 +69,7 @@ class Hub(Role):
     settings: Settings
     held: bool
     say: Callable[[str], None]
+    conclude: Callable[[Hub], None] = lambda _: None
     verdict: Verdict | None = None
     order: Order | None = None
     later: int = 0
@@ -143,6 +145,9 @@ class Hub(Role):
 
     def finish(self) -> None:
         """Let the others end: first whoever failed, so that the launcher sees his exit code before all others."""
+        if self.has_left:
+            return
+        self.conclude(self)
         for member in self.members:
             if member.is_open and member.line is not None and self.verdict is None:
                 member.line.send("bye", None)
@@ -167,6 +172,10 @@ class Hub(Role):
         self.own.ending = now
 
     def stopping(self, number: int, now: float) -> None:
+        for member in self.members:
+            quiet = 0.0 if member.line is None else member.line.quiet(now)
+            if member.is_open and quiet > UNUSUAL:  # then this may be the launcher's answer
+                self._add(_Case(member, now, why=f"nothing was heard for {quiet:.0f} s when SIGTERM came"), now)
         self._stopping(self.own, number, now)
 
     def ended(self, end: End, now: float) -> None:

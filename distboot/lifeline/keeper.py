@@ -18,7 +18,7 @@ from .hub import Hub
 from .last_words import ENDING, EXCEPTION
 from .line import Line
 from .process import Process
-from .report import complaint, summarize
+from .report import summarize, writable
 from .role import Order, Role
 from .settings import Settings
 from .spoke import Spoke
@@ -85,8 +85,6 @@ class Keeper:
         def work() -> None:
             try:
                 watcher.run()
-                if isinstance(self._role, Hub):
-                    summarize(self._role)
             finally:
                 self.is_done = True
                 done()
@@ -181,8 +179,5 @@ def _role(meeting: Meeting, settings: Settings) -> Hub | Spoke:
         tell(who, text)
 
     if rank == 0:
-        problem = settings.report and complaint(settings.report)
-        if problem:
-            say(f"warning: there will be no report: {problem}")
-        return Hub(seats(meeting.roster), lines, settings, held=True, say=say)
+        return Hub(seats(meeting.roster), lines, writable(settings, say), held=True, say=say, conclude=summarize)
     return Spoke(rank, seats(meeting.roster)[0], lines[0], settings, held=True, say=say)

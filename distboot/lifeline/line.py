@@ -103,9 +103,13 @@ class Line:
         """Count from now on: we were asleep ourselves."""
         self._acknowledged = self._since = now
 
+    def quiet(self, now: float) -> float:
+        """Seconds for which the peer has said nothing, or has not confirmed what we said."""
+        return max(self._silence(now), now - self._acknowledged)
+
     def complaint(self, now: float, bound: float) -> Complaint | None:
         """What is wrong with the peer, which must not be silent for `bound` seconds; None: nothing yet."""
-        quiet = max(self._silence(now), now - self._acknowledged)
+        quiet = self.quiet(now)
         if quiet > bound - _PROBING and self._probe is None:
             self._probe = Probe(self.socket)
         if quiet < bound + SLACK:

@@ -6,16 +6,27 @@ import json
 import os
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timezone
 
 from ..errors import quoted
 from ..roster import ranks_said
 from .hub import Hub, Member
+from .settings import Settings
 
 
-def complaint(path: str) -> str | None:
-    """Why the report cannot be written; None if nothing speaks against it now."""
+def writable(settings: Settings, say: Callable[[str], None]) -> Settings:
+    """The settings, without a report if it is clear already that it cannot be written; which is said."""
+    problem = settings.report and _problem(settings.report)
+    if not problem:
+        return settings
+    say(f"warning: there will be no report: {problem}")
+    return replace(settings, report=None)
+
+
+def _problem(path: str) -> str | None:
     folder = os.path.dirname(path)
     if os.path.isdir(path):
         return f"DISTBOOT_REPORT={quoted(path)} is a directory"
@@ -30,7 +41,7 @@ def summarize(hub: Hub) -> None:
     """Say how the job ended, and write the report."""
     hub.say(said(hub))
     path = hub.settings.report
-    if path is None or complaint(path) is not None:  # which was said when the job began
+    if path is None:
         return
     try:
         _write(path, json.dumps(content(hub), indent=2) + "\n")

@@ -11,7 +11,8 @@ from .line import Line
 from .verdict import Verdict
 
 AFTER_THE_FIRST = 0.15  # seconds; torchrun looks 10 times a second who has ended, and lists them in that order
-SETTLING = 0.3  # seconds for a failure to become known that explains what came first
+SETTLING = 0.15  # seconds for a failure to become known that explains what came first; mpirun gives us 0.24 to live
+UNUSUAL = 3.0  # seconds of silence
 _FINISHING = 5.0  # seconds for a rank that fails to end by itself, with its own exit code
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ..rollcall.wire import WireError
 from .ends import End
 from .line import Line, LineEndedError
-from .role import AFTER_THE_FIRST, Order, Role
+from .role import AFTER_THE_FIRST, UNUSUAL, Order, Role
 from .settings import Settings
 from .verdict import Seat, Verdict, lost
 
@@ -85,7 +85,10 @@ class Spoke(Role):
     def ending(self, now: float) -> None:  # noqa: ARG002
         self._send("ending", None)
 
-    def stopping(self, number: int, now: float) -> None:  # noqa: ARG002
+    def stopping(self, number: int, now: float) -> None:
+        quiet = 0.0 if self.line is None else self.line.quiet(now)
+        if quiet > UNUSUAL:  # then this may be the launcher's answer
+            self._decide(lost([self.rank_0], f"nothing was heard for {quiet:.0f} s when SIGTERM came"), now)
         self._send("stopping", number)
 
     def ended(self, end: End, now: float) -> None:
