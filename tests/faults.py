@@ -97,6 +97,7 @@ def _stop_for_a_while(job: Job) -> None:
     job.send(signal.SIGSTOP, job.scripts[3])
     _goes_on(job, 5)
     job.send(signal.SIGCONT, job.scripts[3])
+    job.go_on()
 
 
 def _hold_the_lock(job: Job) -> None:
@@ -200,7 +201,8 @@ def _open_port(hosts: Hosts) -> None:
 
 FAILED = "rank 3 failed first: "
 HOST_GONE = "rank(s 2-3| 2| 3) (lost|failed) first: "
-CUT = {0: "ranks 2-3 lost first: ", 1: "ranks 2-3 lost first: ", 2: "rank 0 lost first: ", 3: "rank 0 lost first: "}
+_B_GONE = "(ranks 2-3|rank [23]) lost first: "
+CUT = {0: _B_GONE, 1: _B_GONE, 2: "rank 0 lost first: ", 3: "rank 0 lost first: "}
 NAN = r"(exit code 1|uncaught exception: RuntimeError: the loss is nan), on nodeb \(node 1, local rank 1, process \d+\)"
 
 FAULTS = [

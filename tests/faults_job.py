@@ -190,12 +190,18 @@ class Job:
                 return None
         return time.monotonic() - self.began
 
+    def go_on(self) -> None:
+        """Let what was started by hand go on: nsenter stops when its child does."""
+        for process in self.started:
+            process.send_signal(signal.SIGCONT)
+
     def kill_stopped(self) -> None:
         """Whoever is left and stopped does not end by himself."""
         for process in self.members():
             if process.is_stopped:
                 process.send(signal.SIGKILL)
             os.close(process.file)
+        self.go_on()
 
     def exits(self, limit: float) -> list[int | None]:
         """The exit codes of what was started, 128 + n for signal n; None for what did not end in time."""

@@ -186,7 +186,7 @@ def test_wrapper_that_is_frozen_is_a_lost_rank(start: Start, rank: int) -> None:
     os.kill(running.processes[rank].pid, signal.SIGSTOP)
     assert running.processes[2].wait(30) == 143
     line = running.first(2)
-    assert line.startswith(f"rank {rank} lost first: it has not answered for 1 s, though its host has: it is stopped")
+    assert line.startswith(f"rank {rank} lost first: no answer for 1 s, though the host answers: stopped or frozen")
     os.kill(running.processes[rank].pid, signal.SIGCONT)
     running.codes()
 
@@ -197,7 +197,7 @@ def test_wrapper_that_is_killed_is_a_lost_rank(start: Start, rank: int) -> None:
     running.all_ready()
     running.processes[rank].kill()
     assert running.processes[2].wait(30) == 143
-    assert running.first(2).startswith(f"rank {rank} lost first: its connection ended without a word, on ")
+    assert running.first(2).startswith(f"rank {rank} lost first: the connection ended without a word, on ")
 
 
 def test_term_from_outside_stops_all_and_is_no_failure(start: Start) -> None:

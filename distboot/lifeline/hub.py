@@ -102,7 +102,7 @@ class Hub(Role):
         except LineEndedError:
             self._drop(member)
             if member.end is None:
-                self._add(_Case(member, now + _GATHERING, why="its connection ended without a word"), now)
+                self._add(_Case(member, now + _GATHERING, why="the connection ended without a word"), now)
         except (WireError, TypeError) as error:
             self._leave(member, f"{error}")
 

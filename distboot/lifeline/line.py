@@ -115,10 +115,10 @@ class Line:
         if quiet < bound + SLACK:
             return None
         if now - self._acknowledged < _RECENT:
-            return Complaint(True, f"it has not answered for {bound:g} s, though its host has: it is stopped or frozen")
+            return Complaint(True, f"no answer for {bound:g} s, though the host answers: stopped or frozen")
         if self._probe is not None and self._probe.is_answered():
             return Complaint(False, f"was not heard for {bound:g} s, though its host answers (a firewall?)")
-        return Complaint(True, f"nothing heard for {bound:g} s: its host, or the network to it, has gone")
+        return Complaint(True, f"nothing heard for {bound:g} s: the host, or the network to it, has gone")
 
     def end_politely(self, limit: float) -> None:
         """End our direction, and wait `limit` seconds for the peer to end the other."""

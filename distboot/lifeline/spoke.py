@@ -60,7 +60,7 @@ class Spoke(Role):
         except LineEndedError:
             self._drop(now)
             if self._end is None and self.verdict is None:
-                self._decide(lost([self.rank_0], "its connection ended without a word"), now)
+                self._decide(lost([self.rank_0], "the connection ended without a word"), now)
         except (WireError, TypeError) as error:
             self._leave(str(error))
 
