@@ -41,13 +41,15 @@ class Watch(Protocol):
 
     Attributes:
         file: a file descriptor for the child, under the same number.
-        ending: the signal with which it has made the child end; None: it has not.
         is_done: whether it lets us end, once the child has.
     """
 
     file: int
-    ending: int | None
     is_done: bool
+
+    @property
+    def ending(self) -> int | None:
+        """The signal with which it has made the child end; None: it has not."""
 
     def start(self, pid: int, done: Callable[[], None]) -> None:
         """The child runs; `done` is to be called when `is_done` comes true."""

@@ -7,7 +7,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from faults import LOST, SHORT, Fault
+from faults import LOST, Fault
+from faults_inject import SHORT
 from faults_job import GRACE, HOST_OF, RANKS, job
 from hosts import Hosts
 

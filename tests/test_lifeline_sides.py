@@ -143,6 +143,13 @@ def test_failure_comes_before_the_signal_with_which_a_launcher_answers_it(runnin
     assert running.hub.verdict.is_failure
 
 
+def test_signal_from_outside_comes_before_what_peers_say_of_it(running: Job) -> None:
+    running.send(1, "stopping", 15)
+    running.send(2, "trouble", OF_A_PEER.as_message())
+    running.later(1)
+    assert running.said[0].startswith("stopped by SIGTERM from outside: rank 1 ")
+
+
 def test_signal_from_outside_alone_stops_the_job(running: Job) -> None:
     running.send(1, "stopping", 15)
     running.later(1)

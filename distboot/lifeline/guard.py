@@ -11,21 +11,18 @@ import json
 import os
 import signal
 import socket
-import time
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from ..errors import tell
 from ..rollcall.wire import Session
 from ..roster import Roster
+from .charge import Charge
 from .ends import End
 from .hub import Hub
-from .last_words import ENDING, EXCEPTION, INTERRUPT, TERM
 from .line import Line
 from .process import Process
 from .report import summarize
-from .role import Order, Role
 from .settings import Settings
 from .spoke import Spoke
 from .verdict import seats
@@ -36,57 +33,28 @@ LEAVE = b"x"  # what the script sends when it needs its guard no more
 FILES_AT_ONCE = 250  # SCM_MAX_FD is 253, unix(7)
 
 
-class Script:
-    """The process of the script, as its guard sees it."""
+class Script(Charge):
+    """The process of the script, which is not our child, and waits for us when it ends."""
 
-    def __init__(self, process: Process, words: Reader, status: int, answer: socket.socket, bound: float) -> None:
-        self.code: int | None = None
-        self.has_ended = False
-        self._process, self._words, self._status, self._answer = process, words, status, answer
-        self._bound = bound
-        self._asked: int | None = None
-        self._told = False
-        self._stopped_since: float | None = None
+    def listen(self, status: int, answer: socket.socket) -> None:
+        """Take the exit status that comes through `status`, and answer it."""
+        self._status, self._answer = status, answer
+        self._was_well = False
+        self._watcher.also(status, self._take_status)
+        self._watcher.also(answer.fileno(), self._take_leave)
+        if self.process.file is not None:
+            self._watcher.also(self.process.file, self._take_end)
 
-    def attach(self, watcher: Watcher, role: Role, words: int) -> None:
-        """Let the loop call us when there is something to see."""
-        self._watcher, self._role = watcher, role
-        watcher.also(self._answer.fileno(), self._take_leave)
-        watcher.also(words, lambda now: self._hear(words, now))
-        watcher.also(self._status, self._take_status)
-        if self._process.file is not None:
-            watcher.also(self._process.file, self._take_end)
-
-    def stop(self, order: Order) -> None:
-        """Ask it to end, if it has not, and if nobody else has asked."""
-        if self._asked is None:
-            self._told = order.is_failure
-            self._asked = None if order.is_failure else int(signal.SIGTERM)
-            self._process.send(signal.SIGTERM)
-            self._process.send(signal.SIGCONT)
-
-    def kill(self) -> None:
-        """End it, if it has not ended."""
-        self._process.send(signal.SIGKILL)
-
-    def look(self, role: Role, now: float) -> None:
-        """Whether it has been stopped for too long."""
-        if self.has_ended:
-            return
-        if self._process.file is None and self._process.has_ended():
-            self._take_end(now)
-        elif not self._process.is_stopped():
-            self._stopped_since = None
-        elif self._stopped_since is None:
-            self._stopped_since = now
-        elif now >= self._stopped_since + self._bound:
-            said = f"stopped by a signal (SIGSTOP?) for {self._bound:g} s"
-            role.trouble(End(cause=said, when=time.time()), now)
+    def look(self, now: float) -> None:
+        """Whether it has ended, where the kernel does not say so, or has been stopped for too long."""
+        if self.process.file is None and self.process.has_ended():
+            self._end_seen(now)
+        super().look(now)
 
     def let_go(self) -> None:
         """Do not hold up its exit any longer."""
-        if self._told and self.code == 0:
-            self._process.send(signal.SIGKILL)
+        if self.told and self._was_well:  # it had to stop: that is no success
+            self.kill()
         with suppress(OSError):
             self._answer.send(b"\0")
 
@@ -98,65 +66,30 @@ class Script:
                 self._role.leave()
                 self._role.turn(now)
 
-    def _hear(self, file: int, now: float) -> None:
-        for words in self._words.read():
-            if words.pid != self._process.pid:
-                continue
-            if words.kind == EXCEPTION:
-                self._role.trouble(End(words=words.text, told=self._told, when=time.time()), now)
-            elif words.kind == ENDING:
-                self._role.ending(now)
-            elif words.kind == INTERRUPT:
-                self._asked = signal.SIGINT
-            elif words.kind == TERM:
-                self._stopping(now)
-        if self._words.dumped():
-            self._stopping(now)
-        if self._words.ended:
-            self._watcher.no_more(file)
-
-    def _stopping(self, now: float) -> None:
-        """It got TERM; if not from us, then from outside."""
-        if self._asked is None and not self._told:
-            self._asked = signal.SIGTERM
-            self._watcher.kill_after_grace(now)
-            self._role.stopping(signal.SIGTERM, now)
-
     def _take_status(self, now: float) -> None:
         data = os.read(self._status, 1)
         self._watcher.no_more(self._status)
         if data and not self.has_ended:
-            self.code = data[0]
-            self._end(End(code=self.code), now)
-        elif self._process.file is None and self._process.has_ended():
-            self._take_end(now)
+            self._was_well = data == b"\0"
+            self._end(End(signal=int(signal.SIGKILL)) if self.told and self._was_well else End(code=data[0]), now)
 
     def _take_end(self, now: float) -> None:
-        if self._process.file is not None:
-            self._watcher.no_more(self._process.file)
-        if self.has_ended:
-            return
-        for _ in self._words.read():
-            pass
-        if self._words.dumped() and not self._told:
-            self._asked = self._asked or signal.SIGTERM
-        status = self._process.wait_status()
-        if status is None:
-            self._end(End(), now)
-        elif os.WIFSIGNALED(status):
-            self._end(End(signal=os.WTERMSIG(status)), now)
-        else:
-            self._end(End(code=os.waitstatus_to_exitcode(status)), now)
+        assert self.process.file is not None
+        self._watcher.no_more(self.process.file)
+        self._end_seen(now)
 
-    def _end(self, end: End, now: float) -> None:
-        self.has_ended = True
-        asked = None if self._told else self._asked
-        words = "" if end.code == 0 else self._words.last()
-        full = replace(end, asked=asked, told=self._told, words=words, when=time.time())
-        if self._told and self.code == 0:  # it was stopped: that is no success, and `let_go` will see to it
-            full = replace(full, code=None, signal=int(signal.SIGKILL))
-        self._role.ended(full, now)
-        if not full.is_well:
+    def _end_seen(self, now: float) -> None:
+        if not self.has_ended:
+            status = self.process.wait_status()
+            if status is None:
+                self._end(End(), now)
+            elif os.WIFSIGNALED(status):
+                self._end(End(signal=os.WTERMSIG(status)), now)
+            else:
+                self._end(End(code=os.waitstatus_to_exitcode(status)), now)
+
+    def _end(self, how: End, now: float) -> None:
+        if not self.ended(how, now).is_well:
             self.let_go()
 
 
@@ -186,16 +119,12 @@ def main(control: socket.socket, words: int, status: int) -> None:
         role = Hub(seats(roster), lines, settings, held=False, say=say, conclude=summarize)
     else:
         role = Spoke(rank, seats(roster)[0], lines[0], settings, held=False, say=say)
-    watcher = Watcher(
-        role,
-        script := Script(Process(plan["pid"]), Reader(words, plan["secret"]), status, control, settings.bound),
-        world_size=world_size,
-        bound=settings.bound,
-        grace=settings.grace,
-    )
-    script.attach(watcher, role, words)
+    watcher = Watcher(role, world_size=world_size, bound=settings.bound, grace=settings.grace)
+    process, reader = Process(plan["pid"]), Reader(words, plan["secret"])
+    script = Script(process, reader, words, watcher=watcher, role=role, bound=settings.bound)
+    script.listen(status, control)
     role.start(plan["pid"])
-    watcher.run()
+    watcher.run(script)
     script.let_go()
 
 

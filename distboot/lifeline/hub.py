@@ -50,6 +50,11 @@ class _Case:
     asked: int | None = None
     why: str = ""
 
+    @property
+    def is_answer(self) -> bool:
+        """Whether something else may have come before it."""
+        return self.asked is not None or (self.end is not None and self.end.is_consequence)
+
 
 @dataclass
 class Hub(Role):
@@ -243,9 +248,8 @@ class Hub(Role):
         return any(member.ending is not None and now < member.ending + _LEAVING for member in others)
 
     def _decide(self, case: _Case, now: float) -> None:
-        # A failure that is its own cause comes before one that speaks of a peer, and that before a signal from
-        # outside, which may be the launcher's answer to it.
-        case = min(self._cases, key=lambda one: (one.asked is not None, one.end is not None and one.end.is_consequence))
+        # Whatever came first, but for what is an answer: of a peer that has lost a rank, or of the launcher.
+        case = min(self._cases, key=lambda one: one.is_answer)
         member = case.member
         if case.asked is not None:
             self.verdict = stopped(member.seat, case.asked)
@@ -253,7 +257,7 @@ class Hub(Role):
             self.verdict = failed(member.seat, member.end or case.end, self._delay(member))
         else:
             alike = [one.member for one in self._cases if one.end is None and one.asked is None]
-            gone = [one for one in alike if one.seat.node_rank == member.seat.node_rank]
+            gone = [one for one in self.members if one in alike and one.seat.node_rank == member.seat.node_rank]
             for one in gone:
                 one.lost = True
             self.verdict = lost([one.seat for one in gone], case.why)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from .verdict import Verdict
 
 AFTER_THE_FIRST = 0.15  # seconds; torchrun looks 10 times a second who has ended, and lists them in that order
 SETTLING = 0.15  # seconds for a failure to become known that explains what came first; mpirun gives us 0.24 to live
-UNUSUAL = 3.0  # seconds of silence
+UNUSUAL = 2.5  # seconds of silence
 _FINISHING = 5.0  # seconds for a rank that fails to end by itself, with its own exit code
 
 
@@ -38,6 +38,7 @@ class Order:
 class Role(Protocol):
     """One side of the lifeline, as the loop drives it. All times are those of `time.monotonic`."""
 
+    say: Callable[[str], None]
     verdict: Verdict | None
     order: Order | None
 

@@ -103,7 +103,10 @@ class Spoke(Role):
         return self._has_left or (self._end is not None and now >= self._limit())
 
     def finish(self) -> None:
-        """Nothing is left to be said."""
+        """Why we may have failed, if rank 0 has not said it."""
+        quiet = 0.0 if self.line is None else self.line.quiet(time.monotonic())
+        if self._end is not None and not self._end.is_well and self.verdict is None and quiet > UNUSUAL:
+            self.say(lost([self.rank_0], f"nothing was heard for {quiet:.0f} s").text)
 
     def close(self) -> None:
         for line in (self.line, self._left):

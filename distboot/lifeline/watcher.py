@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import selectors
 import time
+import traceback
 from collections.abc import Callable
 from typing import Protocol
 
+from ..errors import first_line
 from .line import Line
 from .role import Order, Role
 
@@ -14,7 +17,7 @@ MOST_BEATS = 2000.0  # a second, that rank 0 answers for
 _ASLEEP = 2.0  # seconds by which we are late when we were stopped ourselves, or starved
 
 
-class Charge(Protocol):
+class Watched(Protocol):
     """The process of this rank, as the loop sees it."""
 
     def stop(self, order: Order) -> None:
@@ -23,8 +26,8 @@ class Charge(Protocol):
     def kill(self) -> None:
         """End it, if it has not ended."""
 
-    def look(self, role: Role, now: float) -> None:
-        """Once a second: tell `role` what is wrong with it."""
+    def look(self, now: float) -> None:
+        """Once a second: see what is wrong with it."""
 
 
 class Watcher:
@@ -32,14 +35,13 @@ class Watcher:
 
     Args:
         role: that side.
-        charge: the process of this rank.
         world_size: of the job; more ranks beat less often.
         bound: seconds for which a rank may be silent.
         grace: seconds between TERM and KILL.
     """
 
-    def __init__(self, role: Role, charge: Charge, *, world_size: int, bound: float, grace: float) -> None:
-        self._role, self._charge, self._grace = role, charge, grace
+    def __init__(self, role: Role, *, world_size: int, bound: float, grace: float) -> None:
+        self._role, self._grace = role, grace
         self._interval = min(max(1.0, world_size / MOST_BEATS), bound / 3)
         self._selector = selectors.DefaultSelector()
         self._watched: set[Line] = set()
@@ -59,7 +61,7 @@ class Watcher:
         if self._kill_at is None:
             self._kill_at = now + self._grace
 
-    def run(self) -> None:
+    def run(self, watched: Watched) -> None:
         """Until nothing is left to do."""
         beat = time.monotonic() + self._interval
         try:
@@ -77,11 +79,16 @@ class Watcher:
                         key.data(now)
                 if now >= beat:
                     beat = now + self._interval
-                    self._charge.look(self._role, now)
+                    watched.look(now)
                     self._role.tick(now)
                 self._role.turn(now)
-                self._obey(now)
+                self._obey(watched, now)
             self._role.finish()
+        except Exception as error:  # noqa: BLE001 - a defect of ours must not end the training
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            said = f"{type(error).__name__}: {first_line(error)} ({os.path.basename(where.filename)}:{where.lineno})"
+            self._role.say(f"warning: this rank goes on without the lifeline, because of a defect in it: {said}")
+            self._role.leave()
         finally:
             self._role.close()
             self._selector.close()
@@ -102,12 +109,12 @@ class Watcher:
             times.append(self._kill_at)
         return min(times)
 
-    def _obey(self, now: float) -> None:
+    def _obey(self, watched: Watched, now: float) -> None:
         order = self._role.order
         if order is not None and not self._told and now >= order.at:
             self._told = True
-            self._charge.stop(order)
+            watched.stop(order)
             self.kill_after_grace(now)
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = now + self._grace
-            self._charge.kill()
+            watched.kill()

@@ -1,0 +1,101 @@
+"""The process of a rank, as whoever watches it sees it: told to stop, looked at, heard, and how it ended."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import replace
+
+from .ends import End
+from .last_words import ENDING, EXCEPTION, INTERRUPT, TERM
+from .process import Process
+from .role import Order, Role
+from .watcher import Watcher
+from .words import Reader
+
+
+class Charge:
+    """The process of this rank.
+
+    Args:
+        process: it.
+        words: what it leaves behind.
+        file: the pipe from which those are read.
+        watcher: the loop that runs beside it.
+        role: our side of the lifeline.
+        bound: seconds for which it may be stopped by a signal.
+
+    Attributes:
+        asked: the signal with which somebody outside has asked it to stop; None: nobody has.
+        told: whether it was told to stop for the failure of another rank.
+        has_ended: whether it has.
+    """
+
+    def __init__(
+        self, process: Process, words: Reader, file: int, *, watcher: Watcher, role: Role, bound: float
+    ) -> None:
+        self.asked: int | None = None
+        self.told = False
+        self.has_ended = False
+        self.process = process
+        self._words, self._file, self._watcher, self._role, self._bound = words, file, watcher, role, bound
+        self._stopped_since: float | None = None
+        watcher.also(file, self.hear)
+
+    def stop(self, order: Order) -> None:
+        """Ask it to end, if it has not, and if nobody else has asked."""
+        if self.asked is None:
+            self.told = order.is_failure
+            self.asked = None if order.is_failure else int(signal.SIGTERM)
+            self.process.send(signal.SIGTERM)
+            self.process.send(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End it, if it has not ended."""
+        self.process.send(signal.SIGKILL)
+
+    def look(self, now: float) -> None:
+        """Whether it has been stopped for too long; once a second."""
+        if self.has_ended or not self.process.is_stopped():
+            self._stopped_since = None
+        elif self._stopped_since is None:
+            self._stopped_since = now
+        elif now >= self._stopped_since + self._bound:
+            cause = f"stopped by a signal (SIGSTOP?) for {self._bound:g} s"
+            self._role.trouble(End(cause=cause, when=time.time()), now)
+
+    def hear(self, now: float) -> None:
+        """Take what it has left behind."""
+        for words in self._words.read():
+            if words.pid != self.process.pid:
+                continue  # another process, which may fail without it
+            if words.kind == EXCEPTION:
+                self._role.trouble(End(words=words.text, told=self.told, when=time.time()), now)
+            elif words.kind == ENDING:
+                self._role.ending(now)
+            elif words.kind == INTERRUPT:
+                self.asked = self.asked or int(signal.SIGINT)
+            elif words.kind == TERM:
+                self.stopping(now)
+        if self._words.dumped():
+            self.stopping(now)
+        if self._words.ended:
+            self._watcher.no_more(self._file)
+
+    def stopping(self, now: float) -> None:
+        """It got TERM; if not from us, then from outside."""
+        if self.asked is None and not self.told and not self.has_ended:
+            self.asked = int(signal.SIGTERM)
+            self._watcher.kill_after_grace(now)
+            self._role.stopping(self.asked, now)
+
+    def ended(self, how: End, now: float) -> End:
+        """It has ended with this exit code or signal."""
+        if not self._words.ended:
+            self.hear(now)
+        self.has_ended = True
+        words = "" if how.code == 0 else self._words.last()
+        asked = None if self.told else self.asked
+        end = replace(how, asked=asked, told=self.told, words=words, when=time.time())
+        self._role.ended(end, now)
+        return end

@@ -1,0 +1,93 @@
+"""`docs/faults.md`: the fault matrix as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from faults import FAULTS
+from faults_inject import SHORT
+from faults_job import GRACE, LAUNCHERS, WAYS
+
+_HEAD = f"""\
+# What happens when a rank fails
+
+Every fault below was done to a real job, and this page is what the tests saw:
+
+```console
+$ DISTBOOT_WRITE_FAULTS=1 make test ARGS=tests/test_faults.py
+```
+
+A job has four ranks on two hosts, ranks 0 and 1 on nodea, 2 and 3 on nodeb. The hosts are network namespaces of one
+machine with two cores (see `tests/cluster/README.md`), the launchers are the real ones: torchrun with one agent a
+host, Open MPI's mpirun, Slurm's srun, and processes started by hand with `RANK`, `WORLD_SIZE` and the address. With
+`init` the script calls `distboot.init()`, and its ranks are in `all_reduce` of Gloo when the fault comes. In the
+wrapper (`python -m distboot script.py`) the script knows nothing of distboot, does not import torch, and sleeps.
+Unless the row says otherwise, the fault is that of rank 3. `DISTBOOT_GRACE` is {GRACE}; the bound,
+`DISTBOOT_LIFELINE_TIMEOUT`, is {SHORT} where the fault is silence or a rank that is merely busy, else the default of 15.
+
+A cell has four parts:
+
+1. the seconds from the fault to the end of the last script that is left (not of its launcher), or "no alarm" where the
+   training must go on, and did;
+2. who is named as the first failure by the ranks that are left; "all" is every one of them. Where the network is cut,
+   each side names what it cannot see;
+3. the exit codes of ranks 0 to 3, as the report has them (`DISTBOOT_REPORT`): 128 + n for signal n, "lost" for a rank
+   that was not heard of, "?" for one that rank 0 did not hear of any more but that was not lost;
+4. the exit code of what was started by hand: mpirun, srun, the two agents of torchrun, or the four processes; "-" for
+   one that did not end by itself within seconds.
+
+A cell **in bold** is not what it should be. "n/a" is a fault that could not be had on the machine.
+"""
+
+_FOOT = f"""\
+## How to read it
+
+- srun ends with the highest exit code of all ranks, which is that of a rank that was stopped (143) when the one that
+  failed had a smaller one; it prints that of each rank. An agent of torchrun always ends with 1.
+- mpirun sends SIGTERM to all ranks when one has ended, and SIGKILL 0.2 s later. Where the network is cut, the side that
+  is slower to see it may be stopped by mpirun before it can say anything, and is then named as "nobody".
+- What the launcher does after the end of the ranks is its own matter. mpirun and torchrun may wait for a host that was
+  cut off.
+- With `init`, ranks that are left can end of the exception that Gloo raises when a peer has gone, before they are
+  stopped; their exit code is then 1.
+
+## What is not covered
+
+- A host that loses its power is played by a link that goes down, and by SIGKILL for all processes of the job on it: no
+  kernel panics here.
+- NCCL: there is no accelerator in these tests. What stops a rank is a signal, which does not depend on the backend; a
+  process in uninterruptible sleep (a hung driver or file system) is beyond any signal.
+- A process under a debugger that swallows signals.
+- Out of memory is played for one rank: a `ulimit -v`, and a cgroup of version 1 around the script alone. A cgroup
+  around the whole container may have the wrapper or the guard killed, too: that is the row of rank 0's.
+- Faults while the ranks meet, which is the roll call's matter, and restarts of torchrun: other tests.
+- The seconds are those of one run, on a machine that does nothing else. Tests only assert that they are less than the
+  grace of {GRACE} s and one more, and the bound where the fault is silence.
+"""
+
+
+def page(texts: Mapping[tuple[str, str, str], str]) -> str:
+    """The page, from the texts of the cells by fault, way and launcher."""
+    parts = [_HEAD]
+    for way in WAYS:
+        title = "`distboot.init()`" if way == "init" else "The wrapper, and an unmodified script"
+        rows = [f"| fault | {' | '.join(LAUNCHERS)} |", "|---" * (len(LAUNCHERS) + 1) + "|"]
+        for fault in FAULTS:
+            cells = [texts.get((fault.name, way, launcher), "n/a") for launcher in LAUNCHERS]
+            rows.append(f"| {fault.title} | {' | '.join(cells)} |")
+        parts.append(f"## {title}\n\n" + "\n".join(rows) + "\n")
+    return "\n".join([*parts, _FOOT])
+
+
+def cells(text: str) -> dict[tuple[str, str, str], str]:
+    """The texts of the cells of a page."""
+    names = {fault.title: fault.name for fault in FAULTS}
+    found = {}
+    for way, part in zip(WAYS, text.split("\n| fault |")[1:], strict=True):
+        for line in part.splitlines():
+            title, *texts = line.strip("| ").split(" | ")
+            if title in names:
+                found.update(
+                    {(names[title], way, launcher): one for launcher, one in zip(LAUNCHERS, texts, strict=True)}
+                )
+    return found
