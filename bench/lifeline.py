@@ -113,12 +113,11 @@ def _used(pid: int) -> tuple[float, int]:
 
 
 def _guard_of(script: int) -> int:
-    """The guard that watches a script: it is in the script's process group."""
-    group = os.getpgid(script)
-    for entry in Path("/proc").glob("[0-9]*"):
+    """The guard that watches a script: it has a file descriptor that stands for it."""
+    for path in Path("/proc").glob("[0-9]*/fdinfo/*"):
         with suppress(OSError):
-            if int(entry.name) != script and os.getpgid(int(entry.name)) == group:
-                return int(entry.name)
+            if f"\nPid:\t{script}\n" in path.read_text():
+                return int(path.parts[2])
     raise SystemExit(f"process {script} has no guard")
 
 

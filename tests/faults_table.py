@@ -22,8 +22,8 @@ machine with two cores (see `tests/cluster/README.md`), the launchers are the re
 host, Open MPI's mpirun, Slurm's srun, and processes started by hand with `RANK`, `WORLD_SIZE` and the address. With
 `init` the script calls `distboot.init()`, and its ranks are in `all_reduce` of Gloo when the fault comes. In the
 wrapper (`python -m distboot script.py`) the script knows nothing of distboot, does not import torch, and sleeps.
-Unless the row says otherwise, the fault is that of rank 3. `DISTBOOT_GRACE` is {GRACE}; the bound,
-`DISTBOOT_LIFELINE_TIMEOUT`, is {SHORT} where the fault is silence or a rank that is merely busy, else the default of 15.
+Unless the row says otherwise, the fault is that of rank 3. `DISTBOOT_GRACE` is {GRACE}. The bound
+(`DISTBOOT_LIFELINE_TIMEOUT`) is {SHORT} where the fault is silence or a rank that is merely busy, else 15, the default.
 
 A cell has four parts:
 

@@ -21,11 +21,13 @@ from .guard import FILES_AT_ONCE, LEAVE
 from .report import writable
 from .settings import Settings
 
-# The first process ends at once: the script must not find a child that it did not start.
+# The first process ends at once: the script must not find a child that it did not start. The second has a session of
+# its own, as Open MPI kills the script's whole process group before the guard could say what there is to say.
 _BEGIN = """
 import os, sys
 if os.fork():
     os._exit(0)
+os.setsid()
 sys.path.insert(0, sys.argv[4])
 from socket import socket
 from distboot.lifeline.guard import main

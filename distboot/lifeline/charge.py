@@ -54,6 +54,9 @@ class Charge:
         """End it, if it has not ended."""
         self.process.send(signal.SIGKILL)
 
+    def decided(self, now: float) -> None:
+        """It is clear now who failed first, or who stopped the job."""
+
     def look(self, now: float) -> None:
         """Whether it has been stopped for too long; once a second."""
         if self.has_ended or not self.process.is_stopped():
@@ -86,7 +89,7 @@ class Charge:
         """It got TERM; if not from us, then from outside."""
         if self.asked is None and not self.told and not self.has_ended:
             self.asked = int(signal.SIGTERM)
-            self._watcher.kill_after_grace(now)
+            self._watcher.kill_after_grace(now, self.kill)
             self._role.stopping(self.asked, now)
 
     def ended(self, how: End, now: float) -> End:

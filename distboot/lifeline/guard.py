@@ -1,7 +1,7 @@
 """The guard: a process beside a script that called `init`, which watches it and keeps the lifeline for it.
 
 A thread would not do: while Python's lock is held, in a C extension say, no thread runs. The guard is an interpreter
-of its own, without what the script has loaded, in the script's process group, and no child of it: a script may wait for
+of its own, without what the script has loaded, in a session of its own, and no child of the script, which may wait for
 all of its children. It ends with the script.
 """
 
@@ -23,6 +23,7 @@ from .hub import Hub
 from .line import Line
 from .process import Process
 from .report import summarize
+from .role import AFTER_THE_FIRST
 from .settings import Settings
 from .spoke import Spoke
 from .verdict import seats
@@ -52,7 +53,9 @@ class Script(Charge):
         super().look(now)
 
     def let_go(self) -> None:
-        """Do not hold up its exit any longer."""
+        """Do not hold up its exit any longer, if it is about to end."""
+        if not self.has_ended:
+            return
         if self.told and self._was_well:  # it had to stop: that is no success
             self.kill()
         with suppress(OSError):
@@ -89,14 +92,20 @@ class Script(Charge):
                 self._end(End(code=os.waitstatus_to_exitcode(status)), now)
 
     def _end(self, how: End, now: float) -> None:
-        if not self.ended(how, now).is_well:
+        end = self.ended(how, now)
+        # Who fails because of a peer waits, so that the launcher does not take his exit code for that of the first.
+        if not end.is_well and (self.told or not end.is_consequence):
             self.let_go()
+
+    def decided(self, now: float) -> None:
+        """It is clear now who failed first."""
+        self._watcher.call_at(now + AFTER_THE_FIRST, self.let_go)
 
 
 def main(control: socket.socket, words: int, status: int) -> None:
     """Watch the script that is at the other end of `control`, until it has ended."""
     ignored = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM")
-    for name in ignored:  # which go to the whole group, and are for the script
+    for name in ignored:  # which are for the script, whoever sends them to all processes of the job
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     with suppress(OSError):
         control.send(b"\0")  # we are there

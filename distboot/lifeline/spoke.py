@@ -14,6 +14,7 @@ from .settings import Settings
 from .verdict import Seat, Verdict, lost
 
 _VERDICT = 1.0  # seconds after our end to hear why
+_EXPLANATION = 4.0  # seconds, where a peer that is about to end may be the cause
 _LAST_WORD = 3.0  # seconds beyond the grace for rank 0 to let us out
 
 
@@ -42,7 +43,7 @@ class Spoke(Role):
     def __post_init__(self) -> None:
         self._end: End | None = None
         self._troubled = self._has_left = False
-        self._ended_at = self._closed_at = 0.0
+        self._ended_at = self._closed_at = self._decided_at = 0.0
         self._left: Line | None = None  # not used any more, and open: its end would be an alarm over there
 
     def lines(self) -> Iterable[Line]:
@@ -120,9 +121,10 @@ class Spoke(Role):
             return self._ended_at
         verdict = self.verdict
         if verdict is None:
-            return self._ended_at + (0.0 if self.line is None else _VERDICT)
+            patience = _EXPLANATION if self._end.is_consequence else _VERDICT
+            return self._ended_at + (0.0 if self.line is None else patience)
         if not self.held or not verdict.is_failure:
-            return self._ended_at
+            return max(self._ended_at, self._decided_at + (AFTER_THE_FIRST if self._end.is_consequence else 0.0))
         if self.line is not None:
             return self._ended_at + self.settings.grace + _LAST_WORD
         return self._closed_at + (0.0 if self.rank in verdict.ranks else AFTER_THE_FIRST)
@@ -140,7 +142,7 @@ class Spoke(Role):
     def _decide(self, verdict: Verdict, now: float) -> None:
         if self.verdict is not None:
             return
-        self.verdict = verdict
+        self.verdict, self._decided_at = verdict, now
         if self.rank not in verdict.ranks:
             self.say(verdict.text)
         if self._end is None:

@@ -26,6 +26,9 @@ class Watched(Protocol):
     def kill(self) -> None:
         """End it, if it has not ended."""
 
+    def decided(self, now: float) -> None:
+        """It is clear now who failed first, or who stopped the job."""
+
     def look(self, now: float) -> None:
         """Once a second: see what is wrong with it."""
 
@@ -45,8 +48,8 @@ class Watcher:
         self._interval = min(max(1.0, world_size / MOST_BEATS), bound / 3)
         self._selector = selectors.DefaultSelector()
         self._watched: set[Line] = set()
-        self._told = False
-        self._kill_at: float | None = None
+        self._told = self._decided = self._killing = False
+        self._timers: list[tuple[float, Callable[[], None]]] = []
 
     def also(self, file: int, ready: Callable[[float], None]) -> None:
         """Call `ready` with the time when there is something to read from a file descriptor."""
@@ -56,10 +59,15 @@ class Watcher:
         """Stop calling for a file descriptor."""
         self._selector.unregister(file)
 
-    def kill_after_grace(self, now: float) -> None:
+    def call_at(self, at: float, call: Callable[[], None]) -> None:
+        """Call something once, when its time has come."""
+        self._timers.append((at, call))
+
+    def kill_after_grace(self, now: float, kill: Callable[[], None]) -> None:
         """The process has been asked to stop."""
-        if self._kill_at is None:
-            self._kill_at = now + self._grace
+        if not self._killing:
+            self._killing = True
+            self.call_at(now + self._grace, kill)
 
     def run(self, watched: Watched) -> None:
         """Until nothing is left to do."""
@@ -105,16 +113,17 @@ class Watcher:
         times = [self._role.due(now)]
         if self._role.order is not None and not self._told:
             times.append(self._role.order.at)
-        if self._kill_at is not None:
-            times.append(self._kill_at)
-        return min(times)
+        return min(times + [at for at, _ in self._timers])
 
     def _obey(self, watched: Watched, now: float) -> None:
         order = self._role.order
         if order is not None and not self._told and now >= order.at:
             self._told = True
             watched.stop(order)
-            self.kill_after_grace(now)
-        if self._kill_at is not None and now >= self._kill_at:
-            self._kill_at = now + self._grace
-            watched.kill()
+            self.kill_after_grace(now, watched.kill)
+        if self._role.verdict is not None and not self._decided:
+            self._decided = True
+            watched.decided(now)
+        for timer in [timer for timer in self._timers if now >= timer[0]]:
+            self._timers.remove(timer)
+            timer[1]()
