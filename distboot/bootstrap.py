@@ -49,7 +49,7 @@ def init(
     start = frameworks.starter(framework)
     join_limit = join_timeout_setting(join_timeout)
     limit = None if timeout is None else seconds(f"timeout={quoted(timeout)}", timeout)
-    line = settings(os.environ)
+    lifeline = settings(os.environ)
     with _lock:
         if _current is not None and _current[0] == os.getpid() and not _current[1].closed:
             return _same(_current[1], framework)
@@ -61,7 +61,7 @@ def init(
             with (
                 Exported() as exported,
                 _met(placement, join_limit, framework, backend) as meeting,
-                beside.watched(meeting, exported.environ_before(), line),
+                beside.watched(meeting, exported.environ_before(), lifeline),
             ):
                 context = start(meeting, exported, backend, limit)
         _current = (os.getpid(), context)

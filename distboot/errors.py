@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -46,6 +47,8 @@ CODES: Mapping[str, tuple[int, str]] = {
 }
 
 
+_STDERR_LIMIT = 500  # milliseconds
+_PIPE_BUF = 4096  # bytes
 _LONGEST = 200  # characters of a value that a message shows
 
 
@@ -69,9 +72,23 @@ def on_this_host(who: str | None) -> str:
 
 def tell(who: str | None, text: str) -> None:
     """Print a line about this process on stderr; in one piece, because other ranks may write there too."""
-    with suppress(OSError, ValueError, AttributeError):  # closed, or full: a line is not worth the job
-        sys.stderr.write(f"distboot: {on_this_host(who)}{text}\n")
+    line = f"distboot: {on_this_host(who)}{text}\n"
+    with suppress(OSError, ValueError, AttributeError):  # closed: a line is not worth the job
         sys.stderr.flush()
+        try:
+            file = sys.stderr.fileno()
+        except OSError:  # something in memory
+            sys.stderr.write(line)
+            return
+        _write_in_time(file, line.encode(errors="backslashreplace"))
+
+
+def _write_in_time(file: int, data: bytes) -> None:
+    """Write, but do not wait for long: whoever is to read it may have stopped reading."""
+    poll = select.poll()
+    poll.register(file, select.POLLOUT)
+    while data and poll.poll(_STDERR_LIMIT):
+        data = data[os.write(file, data[:_PIPE_BUF]) :]  # which a pipe that is ready takes at once, pipe(7)
 
 
 def first_line(error: BaseException) -> str:

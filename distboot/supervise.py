@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -33,6 +34,7 @@ _FORWARDED = {
 # What the terminal sends to every process of the foreground group, the child included.
 _FROM_TERMINAL = {signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH}
 _WAITED_FOR = _FORWARDED | {signal.SIGCHLD, signal.SIGALRM}
+_GROUP_LOOK = 0.02  # seconds
 _ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}  # HUP is "reload" to some
 
 
@@ -59,6 +61,9 @@ class Watch(Protocol):
 
     def ended(self, code: int) -> None:
         """The child has ended: exit code, or minus the signal."""
+
+    def hurry(self) -> None:
+        """We were asked to end, although it does not let us yet."""
 
     def final(self, code: int) -> int:
         """Our exit code, for that of the child."""
@@ -110,7 +115,7 @@ class _Supervision:
         self._child, self._grace, self._watch, self._shared_group = child, grace, watch, shared_group
         self._ending: int | None = None  # the signal that we passed on, and that asks the child to end
         self._code: int | None = None  # once it has: its exit code, or minus the signal
-        self._is_over = False
+        self._is_over = self._is_hurried = False
 
     def run(self) -> int:
         """Our exit code."""
@@ -118,8 +123,8 @@ class _Supervision:
             number, from_kernel = _next_signal(_WAITED_FOR)
             if number == signal.SIGCHLD:
                 self._reap()
-            elif self._code is not None:  # whoever is impatient need not wait for the lifeline
-                self._is_over = number in _ENDING
+            elif self._code is not None:
+                self._hurry(number)
             elif number == signal.SIGALRM:
                 self._kill()
             elif not (self._shared_group and from_kernel and number in _FROM_TERMINAL):
@@ -134,21 +139,29 @@ class _Supervision:
             self._code = self._child.returncode = _reap(self._child.pid)  # also there, else Popen would wait for it
             if self._code is None:
                 return
-            ending = self._ending or (None if self._watch is None else self._watch.ending)
-            _end_group(self._child.pid, None if self._shared_group else ending)
             if self._watch is not None:
                 self._watch.ended(self._code)
+            ending = self._ending or (None if self._watch is None else self._watch.ending)
+            if ending is not None and not self._shared_group:
+                _end_group(self._child.pid, ending, self._grace)
         self._is_over = self._watch is None or self._watch.is_done
 
     def _forward(self, number: int) -> None:
         if number in _ENDING:
             self._ending = self._ending or number
-        if number == signal.SIGTERM:
+        if number == signal.SIGTERM and self._watch is None:  # which counts for itself
             signal.setitimer(signal.ITIMER_REAL, self._grace)
         with suppress(ProcessLookupError):
             os.kill(self._child.pid, number)
         if self._watch is not None:
             self._watch.asked(number)
+
+    def _hurry(self, number: int) -> None:
+        """Whoever is impatient need not wait for the lifeline, which only says goodbye."""
+        if number in _ENDING and self._watch is not None:
+            self._is_over = self._is_hurried
+            self._is_hurried = True
+            self._watch.hurry()
 
     def _kill(self) -> None:
         """The grace is over."""
@@ -168,12 +181,20 @@ def _next_signal(waited_for: set[signal.Signals]) -> tuple[int, bool]:
     return signal.sigwait(waited_for), True
 
 
-def _end_group(leader: int, number: int | None) -> None:
-    """Pass on a signal that ended the child to what is left of its group: only the child itself got it."""
+def _end_group(leader: int, number: int, grace: float) -> None:
+    """Pass on a signal that ended the child to what is left of its group: only the child itself got it.
+
+    What is still there after the grace is killed: it would keep its accelerator, and nobody would know of it.
+    """
     # Not to all at once: a checkpoint handler needs its data loader's workers.
-    if number is not None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(leader, number)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, number)
+        end = time.monotonic() + grace
+        while time.monotonic() < end and not signal.sigpending() & _ENDING:
+            time.sleep(_GROUP_LOOK)
+            _reap(leader)  # as process 1 we are the parent of orphans
+            os.killpg(leader, 0)
+        os.killpg(leader, signal.SIGKILL)
 
 
 def _start(

@@ -45,7 +45,17 @@ def until(condition: Callable[[], object], seconds: float = 60) -> None:
 class Job:
     """Ranks that run one script, started as by hand, in a folder of their own."""
 
-    def __init__(self, env: dict[str, str], port: int, folder: Path, script: str, ranks: int, *, init: bool) -> None:
+    def __init__(
+        self,
+        env: dict[str, str],
+        port: int,
+        folder: Path,
+        script: str,
+        ranks: int,
+        *,
+        init: bool,
+        stderr: int | None = None,
+    ) -> None:
         self.folder, self.ranks = folder, ranks
         (folder / "train.py").write_text(_BEGIN.format(init=init) + script)
         job = {
@@ -59,7 +69,7 @@ class Job:
             with open(folder / f"output-{rank}", "wb") as output:
                 self.processes.append(
                     subprocess.Popen(
-                        command, env=own, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                        command, env=own, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=stderr or output,
                         start_new_session=True,
                     )
                 )  # fmt: skip
@@ -132,10 +142,17 @@ def _kill_ours(pid: int, folder: Path) -> None:
 
 @contextmanager
 def job(
-    env: dict[str, str], port: int, folder: Path, script: str = DEFAULT, ranks: int = 3, *, init: bool = False
+    env: dict[str, str],
+    port: int,
+    folder: Path,
+    script: str = DEFAULT,
+    ranks: int = 3,
+    *,
+    init: bool = False,
+    stderr: int | None = None,
 ) -> Iterator[Job]:
     """Such a job, ended when the block ends."""
-    started = Job(env, port, folder, script, ranks, init=init)
+    started = Job(env, port, folder, script, ranks, init=init, stderr=stderr)
     try:
         yield started
     finally:

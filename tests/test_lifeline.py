@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -92,7 +94,8 @@ def test_ends_in_good_order_are_no_failures(start: Start) -> None:
     for rank in (0, 1, 2):
         running.touch(f"end-{rank}")
         assert running.processes[rank].wait(20) == 0
-    assert running.output(1) == running.output(2) == ""
+    for rank in (1, 2):
+        assert running.first(rank) == "rank 0 has ended: from now on no rank is told how another one ends"
     assert "no failure was seen; exit codes: 0 (rank 0), not known (ranks 1-2)" in running.summary()
 
 
@@ -172,21 +175,21 @@ def test_a_rank_that_was_stopped_for_a_while_is_no_failure(start: Start) -> None
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_script_that_is_stopped_for_ever_is_a_failure(start: Start, rank: int) -> None:
-    running = start(DISTBOOT_LIFELINE_TIMEOUT="1", DISTBOOT_GRACE="1")
+    running = start(DISTBOOT_LIFELINE_TIMEOUT="2", DISTBOOT_GRACE="1")
     running.send(rank, signal.SIGSTOP)
     codes = running.codes()
     assert codes[2] == 143
-    assert running.first(2).startswith(f"rank {rank} failed first: stopped by a signal (SIGSTOP?) for 1 s")
+    assert running.first(2).startswith(f"rank {rank} failed first: stopped by a signal (SIGSTOP?) for 2 s")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_wrapper_that_is_frozen_is_a_lost_rank(start: Start, rank: int) -> None:
-    running = start(DISTBOOT_LIFELINE_TIMEOUT="1")
+    running = start(DISTBOOT_LIFELINE_TIMEOUT="2")
     running.all_ready()
     os.kill(running.processes[rank].pid, signal.SIGSTOP)
     assert running.processes[2].wait(30) == 143
     line = running.first(2)
-    assert line.startswith(f"rank {rank} lost first: no answer for 1 s, though the host answers: stopped or frozen")
+    assert line.startswith(f"rank {rank} lost first: no answer for 2 s, though the host answers: stopped or frozen")
     os.kill(running.processes[rank].pid, signal.SIGCONT)
     running.codes()
 
@@ -291,6 +294,67 @@ def test_lifeline_can_be_off(start: Start) -> None:
     assert [running.output(rank) for rank in range(3)] == ["", "", ""]
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_lifeline_that_is_off_on_one_rank_is_no_failure(
+    clean_env: dict[str, str], port: int, tmp_path: Path, rank: int
+) -> None:
+    (tmp_path / "off").mkdir()
+    begin = f"import os\nif os.environ['RANK'] == '{rank}': os.environ['DISTBOOT_LIFELINE'] = '0'\n"
+    (tmp_path / "off" / "sitecustomize.py").write_text(begin)
+    env = {**clean_env, "PYTHONPATH": f"{tmp_path / 'off'}{os.pathsep}{Path(__file__).parents[1]}"}
+    with job(env, port, tmp_path) as running:
+        running.all_ready()
+        running.touch("end")
+        assert running.codes() == [0, 0, 0]
+
+
+def test_what_a_shell_has_started_does_not_outlive_the_job(start: Start) -> None:
+    script = """
+import subprocess
+if rank != 1:
+    inner = "import signal, time; signal.signal(15, signal.SIG_IGN); print('in', flush=True); time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", inner], stdout=subprocess.PIPE)
+    child.stdout.readline()
+    Path(f"inner-{rank}").write_text(str(child.pid))
+"""
+    running = start(script + FAILING % "os._exit(5)", CULPRIT="1", DISTBOOT_GRACE="1")
+    running.all_ready()
+    inner = [int(path.read_text()) for path in running.folder.glob("inner-*")]
+    running.touch("fail")
+    assert running.codes() == [143, 5, 143]
+    assert len(inner) == 2
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in inner))
+
+
+def test_term_for_rank_0_that_waits_for_the_others_is_no_failure_of_theirs(start: Start) -> None:
+    running = start("ready()\nuntil(f'end-{rank}')\n")
+    running.all_ready()
+    running.touch("end-0")
+    until(lambda: not Path(f"/proc/{running.pid(0)}").exists())
+    running.processes[0].terminate()
+    assert running.processes[0].wait(20) == 0
+    for rank in (1, 2):
+        running.touch(f"end-{rank}")
+    assert running.codes() == [0, 0, 0]
+    assert "no failure was seen" in running.summary()
+
+
+def test_command_that_is_missing_on_one_rank_is_named_on_all(clean_env: dict[str, str], port: int) -> None:
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "distboot", "run", "--", "true" if rank else "no-such-command"],
+            env={
+                **clean_env, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            },
+            stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    outputs = [process.communicate(timeout=60)[1] for process in processes]
+    assert [process.returncode for process in processes] == [127, 127]
+    assert all("error[command-not-found]" in output and "'no-such-command'" in output for output in outputs)
+
+
 def test_secret_is_not_in_what_the_others_are_told(start: Start) -> None:
     running = start(FAILING % "raise ValueError('s3cret-word')", CULPRIT="1", DISTBOOT_SECRET="s3cret-word")
     running.all_ready()
@@ -333,3 +397,20 @@ def test_setting_that_is_none_is_refused(start: Start, variable: str, value: str
     running = start(**{variable: value})
     assert running.codes() == [78, 78, 78]
     assert f"{variable}='{value}'" in running.output(1)
+
+
+def test_stderr_that_nobody_reads_does_not_keep_a_survivor(
+    clean_env: dict[str, str], port: int, tmp_path: Path
+) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x" * 65536)
+    os.set_blocking(writing, True)
+    with job({**clean_env, "CULPRIT": "1"}, port, tmp_path, FAILING % "os._exit(5)", stderr=writing) as running:
+        running.all_ready()
+        running.touch("fail")
+        assert running.codes() == [143, 5, 143]
+    os.close(reading)
+    os.close(writing)

@@ -89,7 +89,7 @@ def test_early_end_of_rank_0_is_none(start: Start) -> None:
     for rank in (1, 2):
         running.touch(f"end-{rank}")
         assert running.processes[rank].wait(30) == 0
-    assert running.output(1) == running.output(2) == ""
+        assert running.first(rank) == "rank 0 has ended: from now on no rank is told how another one ends"
 
 
 def test_children_of_a_rank_are_its_own_matter(start: Start) -> None:
@@ -235,10 +235,69 @@ until("end")
 
 
 def test_script_that_is_stopped_for_ever_is_a_failure(start: Start) -> None:
-    running = start(DISTBOOT_LIFELINE_TIMEOUT="1", DISTBOOT_GRACE="1")
+    running = start(DISTBOOT_LIFELINE_TIMEOUT="2", DISTBOOT_GRACE="1")
     running.send(1, signal.SIGSTOP)
     assert running.codes()[2] == 143
-    assert running.first(2).startswith("rank 1 failed first: stopped by a signal (SIGSTOP?) for 1 s")
+    assert running.first(2).startswith("rank 1 failed first: stopped by a signal (SIGSTOP?) for 2 s")
+
+
+def test_handler_that_the_script_sets_later_is_run_and_what_stopped_it_is_known(start: Start) -> None:
+    script = """
+def save(*_):
+    Path(f"saved-{rank}").touch()
+    sys.exit(7)
+signal.signal(signal.SIGTERM, save)
+assert signal.getsignal(signal.SIGTERM) is save
+"""
+    running = start(script + DEFAULT)
+    pids = running.all_ready()
+    os.kill(pids[1], signal.SIGTERM)
+    assert running.codes() == [7, 7, 7]
+    assert len(list(running.folder.glob("saved-*"))) == 3
+    assert "stopped by SIGTERM from outside: rank 1 got it first" in running.summary()
+
+
+def test_hook_that_the_script_calls_itself_is_no_end(start: Start) -> None:
+    script = """
+try:
+    raise ValueError("shown, and gone on with")
+except ValueError:
+    sys.excepthook(*sys.exc_info())
+"""
+    running = start(script + DEFAULT)
+    running.all_ready()
+    running.touch("end")
+    assert running.codes() == [0, 0, 0]
+    assert "all ended well" in running.summary()
+
+
+def test_script_that_closes_all_files_gets_nothing_written_into_its_own(start: Start) -> None:
+    script = """
+os.closerange(3, 65536)
+files = [open(f"data-{rank}-{n}", "w") for n in range(8)]
+"""
+    running = start(script + DEFAULT, ranks=2)
+    running.all_ready()
+    running.touch("end")
+    running.codes()
+    assert [path.read_text() for path in running.folder.glob("data-*")] == [""] * 16
+
+
+def test_process_forked_in_c_does_not_end_the_rank(start: Start) -> None:
+    script = """
+if rank == 1:
+    import ctypes
+    libc = ctypes.CDLL(None)
+    child = libc.fork()
+    if child == 0:
+        libc.exit(3)
+    os.waitpid(child, 0)
+"""
+    running = start(script + DEFAULT, ranks=2)
+    running.all_ready()
+    running.touch("end")
+    assert running.codes() == [0, 0]
+    assert "all ended well" in running.summary()
 
 
 def test_init_once_more_has_a_lifeline_of_its_own(start: Start) -> None:

@@ -52,6 +52,7 @@ class Job:
             line.socket.recv(1, socket.MSG_PEEK)
         line.socket.setblocking(False)
         self.hub.read(line, self.now)
+        self.hub.turn(self.now)
 
     def later(self, seconds: float) -> None:
         self.now += seconds

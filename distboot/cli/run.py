@@ -32,10 +32,9 @@ def main(arguments: list[str]) -> int:
         seconds, grace = join_timeout_setting(parsed.join_timeout), grace_setting(os.environ, parsed.grace)
         if parsed.nproc_per_node:
             nodes.refuse_several_here(placement, os.environ)
-            if shutil.which(command[0]) is None:  # torchrun would say so with a traceback, once for each rank
-                raise DistbootError(
-                    "command-not-found", f"{quoted(command[0])} does not exist", "check PATH and spelling"
-                )
+            problem = _not_there(command[0])  # torchrun would say so with a traceback, once for each rank
+            if problem is not None:
+                raise problem
             placement = settled(placement)
             wait_until_resolves(placement, seconds)
             agent = nodes.torchrun(placement, parsed.nproc_per_node)
@@ -47,26 +46,33 @@ def main(arguments: list[str]) -> int:
             wait_until_resolves(placement, seconds)
             exports = variables(placement, os.environ, named=parsed.launcher)
             return supervise.run(command, applied(exports, os.environ), grace=grace)
-        line = settings(os.environ, parsed.grace)
+        lifeline = settings(os.environ, parsed.grace)
         from .. import interfaces  # here and below, so that a process that is alone does not pay for sockets
         from ..lifeline.keeper import Keeper
         from ..rollcall.attend import attend
 
         with _ended_by_term():
-            meeting = attend(placement, os.environ, seconds)
+            meeting = attend(placement, os.environ, seconds, problem=_not_there(command[0]))
         with meeting:
             exports = variables(
-                meeting.placement, os.environ, named=parsed.launcher, met=True, watched=line is not None
+                meeting.placement, os.environ, named=parsed.launcher, met=True, watched=lifeline is not None
             )
             exports |= interfaces.variables(meeting.interface, os.environ)
             meeting.vacate()
             environ = applied(exports, os.environ)
-            if line is None:
+            if lifeline is None:
                 meeting.goodbye()
                 return supervise.run(command, environ, grace=grace, open_files=meeting.open_files)
-            watch = Keeper(meeting, line, environ.get("DISTBOOT_SECRET", ""))
+            watch = Keeper(meeting, lifeline, environ.get("DISTBOOT_SECRET", ""))
             environ = watch.environ(environ)
             return supervise.run(command, environ, grace=grace, open_files=meeting.open_files, watch=watch)
+
+
+def _not_there(program: str) -> DistbootError | None:
+    """What the other ranks should hear, too, if they have the command and this one has not."""
+    if shutil.which(program) is not None or os.path.exists(program):  # the latter is found out when it is started
+        return None
+    return DistbootError("command-not-found", f"{quoted(program)} does not exist", "check PATH and spelling")
 
 
 @contextmanager

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
+import struct
 import subprocess
 import sys
 from array import array
@@ -18,7 +20,6 @@ from ..rollcall.meeting import Meeting
 from ..rollcall.wire import Session
 from . import farewell, last_words
 from .guard import FILES_AT_ONCE, LEAVE
-from .report import writable
 from .settings import Settings
 
 # The first process ends at once: the script must not find a child that it did not start. The second has a session of
@@ -28,14 +29,15 @@ import os, sys
 if os.fork():
     os._exit(0)
 os.setsid()
-sys.path.insert(0, sys.argv[4])
+sys.path.append(sys.argv[4])
 from socket import socket
 from distboot.lifeline.guard import main
-main(socket(fileno=int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3]))
+main(socket(fileno=int(sys.argv[1])), int(sys.argv[2]), socket(fileno=int(sys.argv[3])))
 """
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-_START_LIMIT = 10.0  # seconds
+_START_LIMIT = 20  # seconds
+_ANSWER_LIMIT = 15  # seconds; rank 0 waits 5 for the others
 
 _current: Guard | None = None  # of this process
 
@@ -51,22 +53,13 @@ class Guard:
 
     def __init__(self, meeting: Meeting, settings: Settings, secret: str) -> None:
         self._meeting, self._settings, self._secret = meeting, settings, secret
+        self._files: list[int] = []
+        self._started: subprocess.Popen[bytes] | None = None
         self._problem: str | None = None
-        self._control, theirs = socket.socketpair()
-        # Both ends of the pipes stay open here: writing to a guard that was killed must not end the script.
-        self._words, self._status = os.pipe(), os.pipe()
-        os.set_blocking(self._words[1], False)  # whatever the guard does, the script can end
-        files = (theirs.fileno(), self._words[0], self._status[0])
-        # Isolated, as what lies around in the working directory is not for the guard.
-        command = [sys.executable, "-I", "-S", "-c", _BEGIN, *map(str, files), _PACKAGE]
         try:
-            self._started: subprocess.Popen[bytes] | None = subprocess.Popen(
-                command, pass_fds=files, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-            )
-        except (OSError, ValueError) as error:
-            self._started, self._problem = None, str(error)
-        finally:
-            theirs.close()
+            self._start()
+        except (OSError, ValueError, TypeError) as error:
+            self._problem = f"its guard did not start: {error}"
 
     def take_over(self) -> None:
         """Hand the connections over; without a guard, say goodbye on them."""
@@ -74,43 +67,72 @@ class Guard:
         problem = self._problem or self._await()
         if problem is None:
             try:
-                farewell.tell_at_exit(self._status[1], self._control.fileno())
+                farewell.tell_at_exit(self._status, self._control.fileno())
+                self._hand_over()
             except (OSError, AttributeError) as error:
                 problem = str(error)
         if problem is None:
-            lines = self._meeting.hand_over()
-            self._send(self._plan(lines), [connection for connection, _ in lines.values()])
-            for connection, _ in lines.values():
-                connection.close()
-            last_words.leave_to(self._words[1], term=True)
+            last_words.leave_to(self._words, term=True)
             if _current is not None:
                 _current.close()
             _current = self
         else:
             tell(self._meeting.placement.who, f"warning: this rank has no lifeline: {problem}")
             self._meeting.goodbye()
+            self.close()
 
     def close(self) -> None:
         """End the guard of a rank that has left the job; or one that has not taken over."""
-        with suppress(OSError):
+        with suppress(OSError, AttributeError):
             self._control.send(LEAVE, socket.MSG_NOSIGNAL)
-        self._control.close()
-        if self._started is not None and self._started.returncode is None:
-            self._started.wait()  # it ends at once, having begun
-        for file in (*self._words, *self._status):
+            self._control.close()
+        for file in self._files:
             os.close(file)
+        self._files.clear()
+        if self._started is not None and self._started.poll() is None:
+            self._started.kill()  # it ends at once by itself, if it has begun at all
+            self._started.wait()
+
+    def _start(self) -> None:
+        self._control, theirs = socket.socketpair()
+        # The C library waits for the answer, but not for a guard that somebody has stopped.
+        limit = struct.pack("ll", _ANSWER_LIMIT, 0)
+        self._control.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        # Both ends stay open here: writing to a guard that was killed must not end the script.
+        reading, writing = os.pipe()
+        self._words = last_words.out_of_the_way(writing)
+        self._files += [reading, self._words]
+        os.set_blocking(self._words, False)  # whatever the guard does, the script can end
+        reports, self._status = (end.detach() for end in socket.socketpair())
+        self._files += [reports, self._status]
+        files = (theirs.fileno(), reading, reports)
+        # Isolated, as what lies around in the working directory is not for the guard.
+        command = [sys.executable, "-I", "-S", "-c", _BEGIN, *map(str, files), _PACKAGE]
+        with theirs:
+            self._started = subprocess.Popen(
+                command, pass_fds=files, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+            )
 
     def _await(self) -> str | None:
         """Wait until the guard is there; why it does not come, if so."""
         assert self._started is not None
-        self._control.settimeout(_START_LIMIT)
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
         try:
-            code = self._started.wait(_START_LIMIT)
-            there = self._control.recv(1)
+            if poll.poll(_START_LIMIT * 1000) and self._control.recv(1):
+                self._started.wait(_START_LIMIT)
+                return None
         except (OSError, subprocess.TimeoutExpired):
-            return f"its guard did not start within {_START_LIMIT:g} s"
-        self._control.settimeout(None)
-        return None if there else f"its guard did not start (exit code {code})"
+            return f"its guard did not start within {_START_LIMIT} s"
+        return "its guard did not start, or ended at once"
+
+    def _hand_over(self) -> None:
+        lines = self._meeting.hand_over()
+        try:
+            self._send(self._plan(lines), [connection for connection, _ in lines.values()])
+        finally:
+            for connection, _ in lines.values():
+                connection.close()
 
     def _plan(self, lines: dict[int, tuple[socket.socket, Session]]) -> dict[str, object]:
         placement, roster = self._meeting.placement, self._meeting.roster
@@ -152,8 +174,6 @@ def watched(meeting: Meeting, environ: Mapping[str, str], settings: Settings | N
         meeting.when_ready = meeting.goodbye
         yield
         return
-    if meeting.placement.rank == 0:
-        settings = writable(settings, lambda text: tell(meeting.placement.who, text))
     guard = Guard(meeting, settings, environ.get("DISTBOOT_SECRET", ""))
     meeting.when_ready = guard.take_over
     try:

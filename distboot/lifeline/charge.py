@@ -6,12 +6,14 @@ import signal
 import time
 from dataclasses import replace
 
-from .ends import End
+from .ends import End, shown
 from .last_words import ENDING, EXCEPTION, INTERRUPT, TERM
 from .process import Process
 from .role import Order, Role
 from .watcher import Watcher
 from .words import Reader
+
+_JUST_NOW = 2.0  # seconds
 
 
 class Charge:
@@ -40,11 +42,13 @@ class Charge:
         self.process = process
         self._words, self._file, self._watcher, self._role, self._bound = words, file, watcher, role, bound
         self._stopped_since: float | None = None
+        self._text = ""  # its traceback
+        self._others_words = (0.0, "")  # when another process of this rank said something, and what
         watcher.also(file, self.hear)
 
     def stop(self, order: Order) -> None:
         """Ask it to end, if it has not, and if nobody else has asked."""
-        if self.asked is None:
+        if self.asked is None and not self.has_ended:
             self.told = order.is_failure
             self.asked = None if order.is_failure else int(signal.SIGTERM)
             self.process.send(signal.SIGTERM)
@@ -52,7 +56,8 @@ class Charge:
 
     def kill(self) -> None:
         """End it, if it has not ended."""
-        self.process.send(signal.SIGKILL)
+        if self.process.file is not None or not self.has_ended:  # else its number may be another's by now
+            self.process.send(signal.SIGKILL)
 
     def decided(self, now: float) -> None:
         """It is clear now who failed first, or who stopped the job."""
@@ -71,8 +76,10 @@ class Charge:
         """Take what it has left behind."""
         for words in self._words.read():
             if words.pid != self.process.pid:
-                continue  # another process, which may fail without it
+                self._others_words = (now, words.text)  # of another process, which may fail without it
+                continue
             if words.kind == EXCEPTION:
+                self._text = words.text
                 self._role.trouble(End(words=words.text, told=self.told, when=time.time()), now)
             elif words.kind == ENDING:
                 self._role.ending(now)
@@ -80,7 +87,7 @@ class Charge:
                 self.asked = self.asked or int(signal.SIGINT)
             elif words.kind == TERM:
                 self.stopping(now)
-        if self._words.dumped():
+        if self._words.take_dump():
             self.stopping(now)
         if self._words.ended:
             self._watcher.no_more(self._file)
@@ -97,8 +104,16 @@ class Charge:
         if not self._words.ended:
             self.hear(now)
         self.has_ended = True
-        words = "" if how.code == 0 else self._words.last()
         asked = None if self.told else self.asked
-        end = replace(how, asked=asked, told=self.told, words=words, when=time.time())
+        end = replace(how, asked=asked, told=self.told, words=self._last_words(how, now), when=time.time())
         self._role.ended(end, now)
+        if end.is_crash:  # which it would have printed itself, had it been asked to
+            self._role.say(f"{end.said()}{shown(end.words)}")
         return end
+
+    def _last_words(self, how: End, now: float) -> str:
+        if how.code == 0:
+            return ""
+        at, text = self._others_words
+        # A shell that runs Python, say, ends with it.
+        return self._words.crash() or self._text or (text if now < at + _JUST_NOW else "")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 
-from .last_words import quiet
+from .last_words import out_of_the_way, quiet
 
 _UNBUFFERED = 2  # _IONBF, stdio.h
 
@@ -27,7 +27,7 @@ def tell_at_exit(status: int, answer: int) -> None:
     """
     global _files  # noqa: PLW0603 - a process ends once
     if _files is None:
-        files = os.dup(status), os.dup(answer)
+        files = out_of_the_way(os.dup(status)), out_of_the_way(os.dup(answer))
         _register(*files)
         os.register_at_fork(after_in_child=_forget)
         _files = files

@@ -11,37 +11,35 @@ import json
 import os
 import signal
 import socket
+import struct
 from contextlib import suppress
 from typing import Any
 
-from ..errors import tell
 from ..rollcall.wire import Session
 from ..roster import Roster
 from .charge import Charge
 from .ends import End
-from .hub import Hub
-from .line import Line
 from .process import Process
-from .report import summarize
 from .role import AFTER_THE_FIRST
 from .settings import Settings
-from .spoke import Spoke
-from .verdict import seats
+from .sides import side_of
 from .watcher import Watcher
 from .words import Reader
 
 LEAVE = b"x"  # what the script sends when it needs its guard no more
+_CREDENTIALS = struct.Struct("3i")  # struct ucred, unix(7): pid, uid, gid
 FILES_AT_ONCE = 250  # SCM_MAX_FD is 253, unix(7)
 
 
 class Script(Charge):
     """The process of the script, which is not our child, and waits for us when it ends."""
 
-    def listen(self, status: int, answer: socket.socket) -> None:
+    def listen(self, status: socket.socket, answer: socket.socket) -> None:
         """Take the exit status that comes through `status`, and answer it."""
         self._status, self._answer = status, answer
         self._was_well = False
-        self._watcher.also(status, self._take_status)
+        status.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._watcher.also(status.fileno(), self._take_status)
         self._watcher.also(answer.fileno(), self._take_leave)
         if self.process.file is not None:
             self._watcher.also(self.process.file, self._take_end)
@@ -58,6 +56,9 @@ class Script(Charge):
             return
         if self.told and self._was_well:  # it had to stop: that is no success
             self.kill()
+        self._answer_exit()
+
+    def _answer_exit(self) -> None:
         with suppress(OSError):
             self._answer.send(b"\0")
 
@@ -70,9 +71,14 @@ class Script(Charge):
                 self._role.turn(now)
 
     def _take_status(self, now: float) -> None:
-        data = os.read(self._status, 1)
-        self._watcher.no_more(self._status)
-        if data and not self.has_ended:
+        data, notes, _, _ = self._status.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
+        # The kernel says whose it is: what the script forks in C ends as it ends.
+        pids = [_CREDENTIALS.unpack(note)[0] for _, kind, note in notes if kind == socket.SCM_CREDENTIALS]
+        if not data:
+            self._watcher.no_more(self._status.fileno())
+        elif pids != [self.process.pid]:
+            self._answer_exit()
+        elif not self.has_ended:
             self._was_well = data == b"\0"
             self._end(End(signal=int(signal.SIGKILL)) if self.told and self._was_well else End(code=data[0]), now)
 
@@ -102,7 +108,7 @@ class Script(Charge):
         self._watcher.call_at(now + AFTER_THE_FIRST, self.let_go)
 
 
-def main(control: socket.socket, words: int, status: int) -> None:
+def main(control: socket.socket, words: int, status: socket.socket) -> None:
     """Watch the script that is at the other end of `control`, until it has ended."""
     ignored = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM")
     for name in ignored:  # which are for the script, whoever sends them to all processes of the job
@@ -112,23 +118,14 @@ def main(control: socket.socket, words: int, status: int) -> None:
     plan, files = _taken_over(control)
     if plan is None:  # the script has ended, or does not need us
         return
-    settings = Settings(**plan["settings"])
-    roster = Roster.from_message(plan["roster"])
-    lines = {
-        rank: Line(socket.socket(fileno=file), Session(plan["secret"], "this rank", challenge, nonce))
-        for file, (rank, challenge, nonce) in zip(files, plan["lines"], strict=True)
+    settings, rank = Settings(**plan["settings"]), plan["rank"]
+    us = "rank 0" if rank == 0 else "this rank"
+    connections = {
+        other: (socket.socket(fileno=file), Session(plan["secret"], us, challenge, nonce))
+        for file, (other, challenge, nonce) in zip(files, plan["lines"], strict=True)
     }
-    rank, world_size = plan["rank"], plan["world_size"]
-
-    def say(text: str) -> None:
-        tell(f"rank {rank}", text)
-
-    role: Hub | Spoke
-    if rank == 0:
-        role = Hub(seats(roster), lines, settings, held=False, say=say, conclude=summarize)
-    else:
-        role = Spoke(rank, seats(roster)[0], lines[0], settings, held=False, say=say)
-    watcher = Watcher(role, world_size=world_size, bound=settings.bound, grace=settings.grace)
+    role = side_of(rank, Roster.from_message(plan["roster"]), connections, settings, held=False)
+    watcher = Watcher(role, world_size=plan["world_size"], grace=settings.grace)
     process, reader = Process(plan["pid"]), Reader(words, plan["secret"])
     script = Script(process, reader, words, watcher=watcher, role=role, bound=settings.bound)
     script.listen(status, control)

@@ -9,18 +9,14 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from ..errors import tell
 from ..rollcall.meeting import Meeting
 from .charge import Charge
 from .ends import End
-from .hub import Hub
-from .line import Line
+from .last_words import out_of_the_way
 from .process import Process
-from .report import summarize, writable
 from .role import Order
 from .settings import Settings
-from .spoke import Spoke
-from .verdict import seats
+from .sides import side_of
 from .watcher import Watcher
 from .words import Reader
 
@@ -64,12 +60,15 @@ class Keeper:
     def __init__(self, meeting: Meeting, settings: Settings, secret: str) -> None:
         self.is_done = False
         self._settings, self._secret = settings, secret
-        self._role = _role(meeting, settings)
-        self._world_size = meeting.placement.world_size
+        assert meeting.roster is not None
+        placement = meeting.placement
+        self._role = side_of(placement.rank, meeting.roster, meeting.hand_over(), settings, held=True)
+        self._world_size = placement.world_size
         self._events: queue.SimpleQueue[Callable[[float], object]] = queue.SimpleQueue()
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
-        self._words, self.file = os.pipe()
+        self._words, file = os.pipe()
+        self.file = out_of_the_way(file)
         os.set_blocking(self.file, False)  # whatever we do, the child can end
 
     def environ(self, environ: Mapping[str, str]) -> dict[str, str]:
@@ -90,7 +89,7 @@ class Keeper:
         """The child runs; `done` is called, in another thread, when `is_done` comes true."""
         os.close(self.file)
         bound = self._settings.bound
-        watcher = Watcher(self._role, world_size=self._world_size, bound=bound, grace=self._settings.grace)
+        watcher = Watcher(self._role, world_size=self._world_size, grace=self._settings.grace)
         watcher.also(self._woken, self._take_events)
         reader = Reader(self._words, self._secret)
         self._child = Child(Process(pid), reader, self._words, watcher=watcher, role=self._role, bound=bound)
@@ -115,6 +114,10 @@ class Keeper:
         end = End(signal=-code) if code < 0 else End(code=code)
         self._tell(lambda now: self._child.ended(end, now))
 
+    def hurry(self) -> None:
+        """The wrapper was asked to end, after the child has."""
+        self._tell(lambda _: self._role.hurry())
+
     def final(self, code: int) -> int:
         """The exit code of the wrapper, whose child has this one: who was stopped for a failure has no success."""
         verdict = self._role.verdict
@@ -130,16 +133,3 @@ class Keeper:
         with suppress(queue.Empty):
             while True:
                 self._events.get_nowait()(now)
-
-
-def _role(meeting: Meeting, settings: Settings) -> Hub | Spoke:
-    who, rank = meeting.placement.who, meeting.placement.rank
-    assert meeting.roster is not None
-    lines = {each: Line(connection, session) for each, (connection, session) in meeting.hand_over().items()}
-
-    def say(text: str) -> None:
-        tell(who, text)
-
-    if rank == 0:
-        return Hub(seats(meeting.roster), lines, writable(settings, say), held=True, say=say, conclude=summarize)
-    return Spoke(rank, seats(meeting.roster)[0], lines[0], settings, held=True, say=say)

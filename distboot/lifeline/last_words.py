@@ -8,6 +8,7 @@ package: it imports nothing but the standard library, and that late.
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
 from contextlib import suppress
@@ -15,45 +16,95 @@ from contextlib import suppress
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
+    from types import FrameType, TracebackType
+    from typing import Any
 
+    Handler = Callable[[int, FrameType | None], Any] | int | None
     Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
 MOST = 3500  # bytes of a traceback; a write to a pipe of up to 4096 is all or nothing (pipe(7))
 _LINES = 40
 EXCEPTION, INTERRUPT, TERM, ENDING = "exception", "interrupt", "term", "ending"
 
-_pipe: int | None = None  # where words go; None: nobody listens
+_pipe: tuple[int, int] | None = None  # where words go: file descriptor, inode; None: nobody listens
 _mask: set[int] = set()  # of signals, before a fork
 
 
-def leave_to(pipe: int, term: bool = False) -> None:
-    """Send the last words of this process to a pipe; and, with `term`, what it did when SIGTERM came."""
+def leave_to(pipe: int, *, term: bool = False) -> None:
+    """Send the last words of this process to a pipe; and, with `term`, that SIGTERM has come."""
     global _pipe  # noqa: PLW0603 - as a process has one excepthook
     if _pipe is None:
         _hook(sys.excepthook)
         os.register_at_fork(before=_hold_term, after_in_parent=_release_term, after_in_child=_forget)
-    _pipe = pipe
+    _pipe = pipe, os.fstat(pipe).st_ino
     # Also again: of what is registered the last runs first, and the frameworks end their groups in such functions.
     atexit.unregister(_say_ending)
     atexit.register(_say_ending)
     import faulthandler
-    import signal
 
     if not faulthandler.is_enabled():  # else the user has said where its dumps are to go
         faulthandler.enable(pipe)
-    before = signal.getsignal(signal.SIGTERM)
-    if term and (before == signal.SIG_DFL or callable(before)):
-        # In C: it does not wait for Python's lock; and then what was to happen does, death by SIGTERM for one.
-        faulthandler.register(signal.SIGTERM, pipe, all_threads=False, chain=True)
+    if term:
+        _tell_of_term()
 
 
 def say(kind: str, text: str = "") -> None:
     """Send something in one piece: what it is, whose it is, and the text."""
-    if _pipe is not None:
-        data = text.encode(errors="replace")[-MOST:]
-        with suppress(OSError):  # nobody is there any more
-            os.write(_pipe, b"\0%s %d\n%s\0" % (kind.encode(), os.getpid(), data))
+    if _pipe is None:
+        return
+    pipe, inode = _pipe
+    data = text.encode(errors="replace").replace(b"\0", b"\\0")[-MOST:]
+    with suppress(OSError):  # nobody is there any more
+        if os.fstat(pipe).st_ino == inode:  # else the script has closed all files, and this is another one
+            os.write(pipe, b"\0%s %d\n%s\0" % (kind.encode(), os.getpid(), data))
+
+
+def out_of_the_way(file: int) -> int:
+    """A file descriptor moved to a high number: if a script closes all files, those that it opens then are others."""
+    import fcntl
+    import resource
+
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    highest = 1024 if soft == resource.RLIM_INFINITY else min(soft, 1024)
+    try:
+        moved = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, highest - 64)
+    except OSError:
+        return file
+    os.close(file)
+    return moved
+
+
+def _tell_of_term() -> None:
+    """Let faulthandler write to the pipe when SIGTERM comes, and then what was to happen happen.
+
+    In C: it does not wait for Python's lock. A handler that the script sets later would take its place, so
+    `signal.signal` puts it before that one, too.
+    """
+    import faulthandler
+    import signal
+
+    def register() -> None:
+        handler = signal.getsignal(signal.SIGTERM)
+        if _pipe is not None and (handler == signal.SIG_DFL or callable(handler)):
+            faulthandler.register(signal.SIGTERM, _pipe[0], all_threads=False, chain=True)
+
+    register()
+    before = signal.signal
+    if getattr(before, "of_distboot", False):
+        return
+
+    @functools.wraps(before)
+    def set_handler(number: int, handler: Handler) -> Handler:
+        if number != signal.SIGTERM or _pipe is None:
+            return before(number, handler)
+        faulthandler.unregister(signal.SIGTERM)
+        try:
+            return before(number, handler)
+        finally:
+            register()
+
+    set_handler.of_distboot = True  # type: ignore[attr-defined]
+    signal.signal = set_handler  # type: ignore[assignment]
 
 
 def quiet(*files: int) -> None:
@@ -90,20 +141,34 @@ def _forget() -> None:
         import signal
 
         faulthandler.unregister(signal.SIGTERM)
-        quiet(_pipe)
+        pipe, inode = _pipe
         _pipe = None
+        with suppress(OSError):
+            if os.fstat(pipe).st_ino == inode:
+                quiet(pipe)
     _release_term()
 
 
 def _hook(before: Hook) -> None:
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        try:
-            if _pipe is not None:
+        with suppress(Exception):
+            if _pipe is not None and _is_the_end():
                 _leave_words(kind, error, trace)
-        finally:
-            before(kind, error, trace)
+        before(kind, error, trace)
 
     sys.excepthook = excepthook
+
+
+def _is_the_end() -> bool:
+    """Whether Python calls the hook, for the main thread. Scripts call it, too, to show an exception, and go on."""
+    import threading
+
+    frame = sys._getframe(1).f_back  # noqa: SLF001 - who has called the hook
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
+            return False
+        frame = frame.f_back
+    return threading.current_thread() is threading.main_thread()
 
 
 def _leave_words(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -112,15 +177,12 @@ def _leave_words(kind: type[BaseException], error: BaseException, trace: Traceba
         return
     import traceback
 
-    try:
-        lines = "".join(traceback.format_exception(kind, error, trace)).splitlines()
-    except Exception:  # noqa: BLE001 - an exception whose text cannot be had
-        lines = [kind.__name__]
+    lines = "".join(traceback.format_exception(kind, error, trace)).splitlines()
     say(EXCEPTION, "\n".join(lines[-_LINES:]))
-    _write_error_file(error, "\n".join(lines))
+    _write_error_file(lines)
 
 
-def _write_error_file(error: BaseException, text: str) -> None:
+def _write_error_file(lines: list[str]) -> None:
     """What torchrun reads to show the first failure, as torch's @record writes it, unless that has."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path or os.path.exists(path):
@@ -129,7 +191,6 @@ def _write_error_file(error: BaseException, text: str) -> None:
     import time
 
     # torch.distributed.elastic.multiprocessing.errors.error_handler, ErrorHandler.record_exception
-    extra = {"py_callstack": text, "timestamp": str(int(time.time()))}
-    message = f"{type(error).__name__}: {error}"
+    extra = {"py_callstack": "\n".join(lines), "timestamp": str(int(time.time()))}
     with suppress(OSError, ValueError), open(path, "w", encoding="utf-8", errors="replace") as file:
-        json.dump({"message": {"message": message, "extraInfo": extra}}, file)
+        json.dump({"message": {"message": lines[-1], "extraInfo": extra}}, file)

@@ -8,6 +8,7 @@ import struct
 import sys
 import termios
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -15,9 +16,13 @@ from ..rollcall.wire import MOST_FROM_A_RANK, Frames, Session, WireError, canoni
 from .probe import Probe
 
 KINDS = ("beat", "watch", "ending", "trouble", "stopping", "end", "first", "bye")
-SLACK = 0.7  # seconds beyond the bound: a rank that was stopped for just as long has then spoken again
-_PROBING = 2.0  # seconds before the bound, to have a second opinion by then
-_RECENT = 3.0  # seconds within which a kernel that is there acknowledges what it got
+INTERVAL = 1.0  # seconds between two beats
+_MOST_BEATS = 2000  # a second, that rank 0 answers for: in larger jobs every rank beats less often
+# In intervals.
+_SLACK = 0.6  # beyond the bound: a rank that was stopped for just as long has then spoken again
+_PROBING = 1.0  # before the bound, to have a second opinion by then
+_RECENT = 2.5  # within which a kernel that is there acknowledges what it got
+_UNUSUAL = 2.5  # of silence
 _THIN_LINEAR_TIMEOUTS = 16  # tcp(7): a lost packet is sent again soon, also when several were lost
 _LAST_DATA_RECEIVED = 52  # offset of tcpi_last_data_recv in struct tcp_info, linux/tcp.h
 
@@ -39,25 +44,31 @@ class Complaint:
     why: str
 
 
+def interval_of(world_size: int) -> float:
+    """Seconds between two beats in a job of this size."""
+    return max(INTERVAL, world_size / _MOST_BEATS)
+
+
 class Line:
     """An open connection to a peer.
 
     Args:
         connection: the socket, as the roll call left it.
         session: what its messages are sealed with.
+        interval: seconds between two beats.
     """
 
-    def __init__(self, connection: socket.socket, session: Session) -> None:
+    def __init__(self, connection: socket.socket, session: Session, interval: float = INTERVAL) -> None:
         self.socket = connection
-        self.session = session
+        self.is_suspect = False  # silent for so long that it is looked at more often
+        self._session, self._interval = session, interval
         self._probe: Probe | None = None
         self._frames = Frames(MOST_FROM_A_RANK)
         self._beat = session.sealed("beat", "null")
-        self._acknowledged = self._since = time.monotonic()
+        self._heard = self._acknowledged = self._since = time.monotonic()
+        self._wakes = 0  # bytes that must be there before we wake up
         connection.setblocking(False)
-        with suppress(OSError):
-            # Beats do not wake us up: what is shorter than this is read when we are awake anyway.
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, len(self._beat) + 1)
+        self._wake_for(len(self._beat) + 1)
         if sys.platform == "linux":
             with suppress(OSError):
                 connection.setsockopt(socket.IPPROTO_TCP, _THIN_LINEAR_TIMEOUTS, 1)
@@ -68,17 +79,15 @@ class Line:
 
     def send(self, kind: str, content: object) -> None:
         """Send a message. Who has gone does without; reading will say so."""
-        with suppress(OSError):
-            self.socket.send(self.session.sealed(kind, canonical(content)))
+        self._send(self._session.sealed(kind, canonical(content)))
 
     def beat(self, now: float) -> None:
-        """Say that we are here; called once in a while."""
+        """Say that we are here; called once an interval."""
         if self._unacknowledged() == 0:
             self._acknowledged = now
-        with suppress(OSError):
-            self.socket.send(self._beat)
+        self._send(self._beat)
 
-    def receive(self) -> list[tuple[str, object]]:
+    def receive(self, now: float) -> list[tuple[str, object]]:
         """Kind and content of every message that has come, without beats.
 
         Raises:
@@ -93,10 +102,15 @@ class Line:
             raise LineEndedError(error.strerror or str(error)) from None
         if not data:
             raise LineEndedError("closed")
+        self._heard = now
+        if data == self._beat and self._frames.missing == 4:  # by far the most
+            return []
         try:
-            messages = [self.session.opened(message, *KINDS) for message in self._frames.feed(data)]
+            messages = [self._session.opened(message, *KINDS) for message in self._frames.feed(data)]
         except RecursionError:
             raise WireError("sends nonsense") from None
+        # Beats do not wake us up: they are read when we are awake anyway. The rest of a longer message does.
+        self._wake_for(len(self._beat) + 1 if self._frames.missing == 4 else 1)
         return [message for message in messages if message[0] != "beat"]
 
     def forgive(self, now: float) -> None:
@@ -107,44 +121,69 @@ class Line:
         """Seconds for which the peer has said nothing, or has not confirmed what we said."""
         return max(self._silence(now), now - self._acknowledged)
 
+    def is_unusually_quiet(self, now: float) -> bool:
+        """Whether something seems to be wrong with it."""
+        return self.quiet(now) > _UNUSUAL * self._interval
+
     def complaint(self, now: float, bound: float) -> Complaint | None:
         """What is wrong with the peer, which must not be silent for `bound` seconds; None: nothing yet."""
         quiet = self.quiet(now)
-        if quiet > bound - _PROBING and self._probe is None:
+        self.is_suspect = quiet > bound - _PROBING * self._interval
+        if not self.is_suspect:
+            self._forget_probe()
+        elif self._probe is None:
             self._probe = Probe(self.socket)
-        if quiet < bound + SLACK:
+        if quiet < bound + _SLACK * self._interval:
             return None
-        if now - self._acknowledged < _RECENT:
+        self.is_suspect = False
+        if now - self._acknowledged < _RECENT * self._interval:
             return Complaint(True, f"no answer for {bound:g} s, though the host answers: stopped or frozen")
         if self._probe is not None and self._probe.is_answered():
             return Complaint(False, f"was not heard for {bound:g} s, though its host answers (a firewall?)")
         return Complaint(True, f"nothing heard for {bound:g} s: the host, or the network to it, has gone")
 
-    def end_politely(self, limit: float) -> None:
-        """End our direction, and wait `limit` seconds for the peer to end the other."""
-        end = time.monotonic() + limit
-        with suppress(OSError, LineEndedError, WireError):
-            self.socket.shutdown(socket.SHUT_WR)
-            while (left := end - time.monotonic()) > 0:
-                self.socket.settimeout(left)
-                self.receive()
-
     def close(self) -> None:
         """End the connection."""
         self.socket.close()
+        self._forget_probe()
+
+    def _forget_probe(self) -> None:
+        """An old opinion is worth nothing."""
         if self._probe is not None:
             self._probe.close()
+            self._probe = None
+
+    def _send(self, data: bytes) -> None:
+        try:
+            sent = self.socket.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:  # it has ended, which reading will say
+            return
+        if sent != len(data) and (sent or data is not self._beat):
+            # The peer has not read for very long. Half a message is garbage, and a missing one is worse: an end it is.
+            with suppress(OSError):
+                self.socket.shutdown(socket.SHUT_RDWR)
+
+    def _wake_for(self, size: int) -> None:
+        """Be woken up when so many bytes are there, or when the connection ends."""
+        if size != self._wakes:
+            self._wakes = size
+            with suppress(OSError):
+                self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
 
     def _silence(self, now: float) -> float:
-        ours = now - self._since
+        ours = now - max(self._since, self._heard)
+        if ours < self._interval:
+            return ours
         if sys.platform != "linux":
             return 0.0 if self._unacknowledged() == 0 else ours
         try:
-            # Not when we read it, which may be a second later.
+            # Not when we read it, which may be an interval later.
             info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
         except OSError:
             return ours
-        return min(ours, float(struct.unpack_from("I", info, _LAST_DATA_RECEIVED)[0]) / 1000)
+        return min(now - self._since, float(struct.unpack_from("I", info, _LAST_DATA_RECEIVED)[0]) / 1000)
 
     def _unacknowledged(self) -> int:
         """Bytes that were sent, and that the peer's kernel has not confirmed."""
@@ -152,3 +191,21 @@ class Line:
             return int(struct.unpack("i", fcntl.ioctl(self.socket, termios.TIOCOUTQ, bytes(4)))[0])
         except OSError:
             return 0
+
+
+def end_politely(lines: Iterable[Line], limit: float) -> None:
+    """End our direction of these, and wait `limit` seconds in all for the peers to end theirs.
+
+    A connection that is closed while something is unread loses what is still on its way to the peer (tcp(7), RST).
+    """
+    end = time.monotonic() + limit
+    lines = list(lines)
+    for line in lines:
+        with suppress(OSError):
+            line.socket.shutdown(socket.SHUT_WR)
+    for line in lines:
+        with suppress(OSError):
+            while (left := end - time.monotonic()) > 0:
+                line.socket.settimeout(left)
+                if not line.socket.recv(65536):
+                    break

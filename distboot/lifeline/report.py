@@ -13,7 +13,8 @@ from datetime import datetime, timezone
 
 from ..errors import quoted
 from ..roster import ranks_said
-from .hub import Hub, Member
+from .cases import Member
+from .hub import Hub
 from .settings import Settings
 
 
@@ -69,30 +70,30 @@ def said(hub: Hub) -> str:
 def content(hub: Hub) -> dict[str, object]:
     """The report, as plain JSON types."""
     verdict = hub.verdict
-    outcome = "ended" if verdict is None else "failed" if verdict.is_failure else "stopped"
+    first = sorted((member.seat.node_rank, member.seat.host) for member in hub.members if not member.seat.local_rank)
     return {
-        "outcome": outcome,
+        "outcome": "ended" if verdict is None else "failed" if verdict.is_failure else "stopped",
         "world_size": len(hub.members),
-        "hosts": [member.seat.host for member in hub.members if member.seat.local_rank == 0],
+        "hosts": [host for _, host in first],
         "start": _time(hub.began),
         "end": _time(time.time()),
-        "first_failure": None if verdict is None else _first(hub),
+        "first_failure": _cause(hub) if verdict is not None and verdict.is_failure else None,
+        "stopped": _cause(hub) if verdict is not None and not verdict.is_failure else None,
         "later_failures": hub.later,
         "ranks": [_rank(member) for member in hub.members],
     }
 
 
-def _first(hub: Hub) -> dict[str, object]:
+def _cause(hub: Hub) -> dict[str, object]:
+    """What ended the job, and on which rank it was seen first."""
     assert hub.verdict is not None
     member = hub.members[hub.verdict.ranks[0]]
-    words = "" if member.end is None and member.trouble is None else (member.end or member.trouble or 0)
-    traceback = getattr(words, "words", "")
+    end = member.end or member.trouble
     return {
-        "ranks": list(hub.verdict.ranks),
         "text": hub.verdict.text.splitlines()[0],
-        **{name: _rank(member)[name] for name in ("rank", "host", "node_rank", "local_rank", "pid")},
-        **{name: _rank(member)[name] for name in ("exit_code", "signal", "end")},
-        "traceback": traceback,
+        "ranks": list(hub.verdict.ranks),
+        **_rank(member),
+        "traceback": end.words if end is not None else "",
     }
 
 
@@ -108,12 +109,12 @@ def _rank(member: Member) -> dict[str, object]:
         "end": end and _time(end.when),
         "exit_code": end and end.status,
         "signal": end and end.signal,
-        "lost": member.lost,
+        "lost": member.is_lost,
     }
 
 
 def _exit(member: Member) -> str:
-    if member.lost:
+    if member.is_lost:
         return "lost"
     if member.end is None:
         return "not known"
@@ -125,13 +126,19 @@ def _time(seconds: float) -> str:
 
 
 def _write(path: str, text: str) -> None:
-    """All of it or nothing."""
-    name = f"{path}.{os.getpid()}.part"
-    try:
-        with open(name, "x", encoding="utf-8") as file:
+    """All of it or nothing; but for what is no file: a device, a pipe."""
+    path = os.path.realpath(path)
+    if os.path.exists(path) and not os.path.isfile(path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # a pipe that nobody reads is no reason to wait
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
-        os.replace(name, path)
+        return
+    part = f"{path}.part"
+    try:
+        with open(part, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(part, path)
     except OSError:
         with suppress(OSError):
-            os.unlink(name)
+            os.unlink(part)
         raise

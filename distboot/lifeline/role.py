@@ -11,9 +11,8 @@ from .line import Line
 from .verdict import Verdict
 
 AFTER_THE_FIRST = 0.15  # seconds; torchrun looks 10 times a second who has ended, and lists them in that order
-SETTLING = 0.15  # seconds for a failure to become known that explains what came first; mpirun gives us 0.24 to live
-UNUSUAL = 2.5  # seconds of silence
-_FINISHING = 5.0  # seconds for a rank that fails to end by itself, with its own exit code
+_FINISHING = 5.0  # seconds for the rank that failed first to end by itself, with its own exit code
+_FOLLOWING = 0.6  # seconds for another one that fails, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,8 @@ class Order:
     @classmethod
     def after(cls, verdict: Verdict, rank: int, failing: bool, now: float) -> Order:
         """What a verdict means for a rank, which may be about to fail by itself."""
-        delay = _FINISHING if failing else 0.0 if rank in verdict.ranks else verdict.delay
+        first = rank in verdict.ranks
+        delay = (_FINISHING if first else _FOLLOWING) if failing else 0.0 if first else verdict.delay
         return cls(now + delay, verdict.is_failure)
 
 
@@ -74,6 +74,9 @@ class Role(Protocol):
 
     def leave(self) -> None:
         """This rank leaves the job, in good order."""
+
+    def hurry(self) -> None:
+        """Somebody does not want to wait any longer."""
 
     def over(self, now: float) -> bool:
         """Whether nothing is left to do."""

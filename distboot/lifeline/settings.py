@@ -10,6 +10,7 @@ from ..errors import DistbootError, quoted
 from ..rendezvous import seconds
 
 DEFAULT_BOUND = 15.0  # seconds
+_LEAST_BOUND = 2.0  # seconds
 DEFAULT_GRACE = 30.0  # seconds; Kubernetes, torchrun and Slurm (KillWait) wait as long by default
 
 
@@ -46,6 +47,12 @@ def settings(environ: Mapping[str, str], grace: float | None = None) -> Settings
             "unset it, or set it to 0; how long a rank may be silent is DISTBOOT_LIFELINE_TIMEOUT",
         )
     bound = _seconds(environ, "DISTBOOT_LIFELINE_TIMEOUT", DEFAULT_BOUND)
+    if bound < _LEAST_BOUND:
+        raise DistbootError(
+            "broken-environment",
+            f"DISTBOOT_LIFELINE_TIMEOUT={bound:g} is shorter than {_LEAST_BOUND:g} s",
+            "ranks are heard of once a second; a bound that a busy machine can keep is 15",
+        )
     grace = grace_setting(environ, grace)
     report = environ.get("DISTBOOT_REPORT") or None
     # Now, as a script may change its directory.

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 from ..rollcall.wire import WireError
 from .ends import End
-from .line import Line, LineEndedError
-from .role import AFTER_THE_FIRST, UNUSUAL, Order, Role
+from .line import Line, LineEndedError, end_politely
+from .role import AFTER_THE_FIRST, Order, Role
 from .settings import Settings
 from .verdict import Seat, Verdict, lost
 
 _VERDICT = 1.0  # seconds after our end to hear why
+_GOODBYE = 1.0  # seconds for rank 0 to take our last word
 _EXPLANATION = 4.0  # seconds, where a peer that is about to end may be the cause
 _LAST_WORD = 3.0  # seconds beyond the grace for rank 0 to let us out
 
@@ -56,7 +57,7 @@ class Spoke(Role):
         if self.line is not line:  # dropped in this very round
             return
         try:
-            for kind, content in line.receive():
+            for kind, content in line.receive(now):
                 self._take(kind, content, now)
         except LineEndedError:
             self._drop(now)
@@ -74,10 +75,13 @@ class Spoke(Role):
             self._check(line, now)
 
     def turn(self, now: float) -> None:
-        """Nothing is due by itself."""
+        if self.line is not None and self.line.is_suspect and self._end is None:
+            self._check(self.line, now)
 
     def due(self, now: float) -> float:
-        return now + 3600 if self._end is None else max(self._limit(), now)
+        if self._end is not None:
+            return max(self._limit(), now)
+        return now + (0.1 if self.line is not None and self.line.is_suspect else 3600)
 
     def trouble(self, end: End, now: float) -> None:  # noqa: ARG002 - as Role has it
         self._troubled = not end.cause
@@ -87,9 +91,8 @@ class Spoke(Role):
         self._send("ending", None)
 
     def stopping(self, number: int, now: float) -> None:
-        quiet = 0.0 if self.line is None else self.line.quiet(now)
-        if quiet > UNUSUAL:  # then this may be the launcher's answer
-            self._decide(lost([self.rank_0], f"nothing was heard for {quiet:.0f} s when SIGTERM came"), now)
+        if self.line is not None and self.line.is_unusually_quiet(now):  # then this may be the launcher's answer
+            self._decide(lost([self.rank_0], "nothing was heard of it any more when SIGTERM came"), now)
         self._send("stopping", number)
 
     def ended(self, end: End, now: float) -> None:
@@ -100,14 +103,20 @@ class Spoke(Role):
         self._send("bye", None)
         self._has_left = True
 
+    def hurry(self) -> None:
+        self._has_left = True
+
     def over(self, now: float) -> bool:
         return self._has_left or (self._end is not None and now >= self._limit())
 
     def finish(self) -> None:
         """Why we may have failed, if rank 0 has not said it."""
-        quiet = 0.0 if self.line is None else self.line.quiet(time.monotonic())
-        if self._end is not None and not self._end.is_well and self.verdict is None and quiet > UNUSUAL:
-            self.say(lost([self.rank_0], f"nothing was heard for {quiet:.0f} s").text)
+        line, end = self.line, self._end
+        if line is None:
+            return
+        if end is not None and not end.is_well and self.verdict is None and line.is_unusually_quiet(time.monotonic()):
+            self.say(lost([self.rank_0], "nothing was heard of it any more").text)
+        end_politely([line], _GOODBYE)
 
     def close(self) -> None:
         for line in (self.line, self._left):
@@ -135,6 +144,8 @@ class Spoke(Role):
         elif kind == "first":
             self._decide(Verdict.from_message(content), now)
         elif kind == "bye":
+            if content and self._end is None:
+                self.say("rank 0 has ended: from now on no rank is told how another one ends")
             self._drop(now)
         else:
             raise WireError(f"sends a broken {kind}")
@@ -143,10 +154,10 @@ class Spoke(Role):
         if self.verdict is not None:
             return
         self.verdict, self._decided_at = verdict, now
-        if self.rank not in verdict.ranks:
-            self.say(verdict.text)
         if self._end is None:
             self.order = Order.after(verdict, self.rank, self._troubled, now)
+        if self.rank not in verdict.ranks:
+            self.say(verdict.text)
 
     def _check(self, line: Line, now: float) -> None:
         complaint = line.complaint(now, self.settings.bound)

@@ -11,6 +11,7 @@ from ..roster import Roster, ranks_said
 from .ends import End, shown, signal_name
 
 _LONGEST = 200  # characters of an exception in one line
+_LONGEST_DELAY = 10.0  # seconds
 _MOST_LINES = 12  # of a traceback, on the ranks that did not write it
 
 
@@ -72,10 +73,12 @@ class Verdict:
         ranks, text, delay = message["ranks"], message["text"], message["delay"]
         if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
             raise TypeError("sends a broken verdict")
-        if type(message["is_failure"]) is not bool or not isinstance(text, str) or not isinstance(delay, int | float):
+        if type(message["is_failure"]) is not bool or not isinstance(text, str):
+            raise TypeError("sends a broken verdict")
+        if not isinstance(delay, int | float) or not 0 <= delay <= _LONGEST_DELAY:
             raise TypeError("sends a broken verdict")
         lines = "\n".join(map(printable, text.split("\n")))
-        return cls(tuple(ranks), message["is_failure"], lines, min(max(float(delay), 0.0), 10.0))
+        return cls(tuple(ranks), message["is_failure"], lines, float(delay))
 
 
 def failed(seat: Seat, end: End, delay: float) -> Verdict:
@@ -94,7 +97,7 @@ def lost(gone: Sequence[Seat], why: str) -> Verdict:
     first = gone[0]
     where = first.said() if len(gone) == 1 else f"on {printable(first.host)} (node {first.node_rank})"
     ranks = [seat.rank for seat in gone]
-    return Verdict(tuple(ranks), True, f"{ranks_said(ranks)} lost first: {why}, {where}{_at(End(when=time.time()))}")
+    return Verdict(tuple(ranks), True, f"{ranks_said(ranks)} lost first: {why}, {where}")
 
 
 def stopped(seat: Seat, number: int) -> Verdict:

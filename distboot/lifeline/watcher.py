@@ -7,13 +7,13 @@ import selectors
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 from ..errors import first_line
-from .line import Line
+from .line import Line, interval_of
 from .role import Order, Role
 
-MOST_BEATS = 2000.0  # a second, that rank 0 answers for
 _ASLEEP = 2.0  # seconds by which we are late when we were stopped ourselves, or starved
 
 
@@ -39,16 +39,15 @@ class Watcher:
     Args:
         role: that side.
         world_size: of the job; more ranks beat less often.
-        bound: seconds for which a rank may be silent.
         grace: seconds between TERM and KILL.
     """
 
-    def __init__(self, role: Role, *, world_size: int, bound: float, grace: float) -> None:
+    def __init__(self, role: Role, *, world_size: int, grace: float) -> None:
         self._role, self._grace = role, grace
-        self._interval = min(max(1.0, world_size / MOST_BEATS), bound / 3)
+        self._interval = interval_of(world_size)
         self._selector = selectors.DefaultSelector()
         self._watched: set[Line] = set()
-        self._told = self._decided = self._killing = False
+        self._obeyed = self._decided = self._killing = False
         self._timers: list[tuple[float, Callable[[], None]]] = []
 
     def also(self, file: int, ready: Callable[[float], None]) -> None:
@@ -56,8 +55,9 @@ class Watcher:
         self._selector.register(file, selectors.EVENT_READ, ready)
 
     def no_more(self, file: int) -> None:
-        """Stop calling for a file descriptor."""
-        self._selector.unregister(file)
+        """Stop calling for a file descriptor, if we do."""
+        with suppress(KeyError):
+            self._selector.unregister(file)
 
     def call_at(self, at: float, call: Callable[[], None]) -> None:
         """Call something once, when its time has come."""
@@ -83,7 +83,7 @@ class Watcher:
                 for key, _ in ready:
                     if isinstance(key.fileobj, Line):
                         self._role.read(key.fileobj, now)
-                    else:
+                    elif key.fd in self._selector.get_map():  # else it has gone in this very round
                         key.data(now)
                 if now >= beat:
                     beat = now + self._interval
@@ -93,7 +93,8 @@ class Watcher:
                 self._obey(watched, now)
             self._role.finish()
         except Exception as error:  # noqa: BLE001 - a defect of ours must not end the training
-            where = traceback.extract_tb(error.__traceback__)[-1]
+            frames = traceback.extract_tb(error.__traceback__)
+            where = [frame for frame in frames if "distboot" in frame.filename][-1]
             said = f"{type(error).__name__}: {first_line(error)} ({os.path.basename(where.filename)}:{where.lineno})"
             self._role.say(f"warning: this rank goes on without the lifeline, because of a defect in it: {said}")
             self._role.leave()
@@ -111,14 +112,14 @@ class Watcher:
 
     def _due(self, now: float) -> float:
         times = [self._role.due(now)]
-        if self._role.order is not None and not self._told:
+        if self._role.order is not None and not self._obeyed:
             times.append(self._role.order.at)
         return min(times + [at for at, _ in self._timers])
 
     def _obey(self, watched: Watched, now: float) -> None:
         order = self._role.order
-        if order is not None and not self._told and now >= order.at:
-            self._told = True
+        if order is not None and not self._obeyed and now >= order.at:
+            self._obeyed = True
             watched.stop(order)
             self.kill_after_grace(now, watched.kill)
         if self._role.verdict is not None and not self._decided:

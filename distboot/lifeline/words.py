@@ -37,7 +37,6 @@ class Reader:
         self._pipe = pipe
         self._secret = secret
         self._buffer = b""
-        self._last = ""
 
     def read(self) -> list[Words]:
         """What has come and is complete."""
@@ -47,20 +46,21 @@ class Reader:
             kind, pid, text = said[1].decode(), int(said[2]), self._clean(said[3])
             if kind in (ENDING, EXCEPTION, INTERRUPT, TERM):
                 found.append(Words(kind, pid, text))
-                self._last = text or self._last
         self._buffer = _SAID.sub(b"", self._buffer)
         return found
 
-    def dumped(self) -> bool:
-        """Whether a faulthandler has written what a process did when a signal came that was to end it."""
-        return bool(self._buffer) and not self._buffer.startswith(FATAL.encode())
+    def take_dump(self) -> bool:
+        """Whether a faulthandler has written what the process did when SIGTERM came; said once."""
+        begin = self._buffer.find(FATAL.encode())
+        dump = self._buffer if begin < 0 else self._buffer[:begin]
+        self._buffer = self._buffer[len(dump) :]
+        return bool(dump.strip())
 
-    def last(self) -> str:
-        """The last lines of a traceback that came, of whatever kind; empty if none did."""
+    def crash(self) -> str:
+        """What a faulthandler has written about a crash, the innermost call first; empty if it has not."""
         if not self._buffer.startswith(FATAL.encode()):
-            return self._last
-        # "Fatal Python error: Segmentation fault", and the stack with the innermost call first
-        lines = self._clean(self._buffer[:_LONGEST]).splitlines()
+            return ""
+        lines = self._clean(self._buffer)[:_LONGEST].splitlines()
         return "\n".join(line for line in lines if line and not line.startswith("Extension modules"))
 
     def _fill(self) -> None:
@@ -77,5 +77,7 @@ class Reader:
             self._buffer = (self._buffer + data)[:_MOST_KEPT]
 
     def _clean(self, data: bytes) -> str:
-        text = data.decode(errors="replace")[-_LONGEST:]
-        return text.replace(self._secret, "***") if self._secret else text
+        text = data.decode(errors="replace")
+        if self._secret:
+            text = text.replace(self._secret, "***")
+        return text[-_LONGEST:]

@@ -32,6 +32,7 @@ def attend(
     *,
     hosts: Sequence[str] = (),
     on_cpu: bool = False,
+    problem: DistbootError | None = None,
 ) -> Meeting:
     """Meet all other ranks once.
 
@@ -41,15 +42,17 @@ def attend(
         join_timeout: seconds for all of them to be there.
         hosts: where rank 0 may be, if that is more than `master_addr`.
         on_cpu: whether this rank will use no accelerator.
+        problem: why this rank cannot take part, which the others are to hear at once.
 
     Raises:
         DistbootError: `unknown-interface`, or what `Server.hold` and `Client.report` raise.
     """
-    problem: DistbootError | None = None
     try:
         interfaces.refuse_unknown(environ)
-    except DistbootError as error:  # the others are to hear of it at once
-        problem, join_timeout = error, min(join_timeout, _PATIENCE_WITH_A_PROBLEM)
+    except DistbootError as error:
+        problem = problem or error
+    if problem is not None:
+        join_timeout = min(join_timeout, _PATIENCE_WITH_A_PROBLEM)
     own = own_record(placement, environ, on_cpu=on_cpu, problem=problem)
     # With the port, for jobs of which the launcher says the same id (torchrun's is often "none").
     job = handoff.digest(f"{placement.job_id}:{placement.master_port}")

@@ -242,7 +242,8 @@ class Client:
         assert self._connection is not None
         while not self._unread:
             self._connection.settimeout(max(end - time.monotonic(), 0.01))
-            data = self._connection.recv(1 << 20)
+            # Not a byte more than this message: what follows may be for whoever takes the connection over.
+            data = self._connection.recv(min(self._frames.missing, 1 << 20))
             if not data:
                 raise WireError("closed the connection")
             self._unread.extend(self._frames.feed(data))

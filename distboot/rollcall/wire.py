@@ -55,6 +55,12 @@ class Frames:
         self._most = most
         self._buffer = bytearray()
 
+    @property
+    def missing(self) -> int:
+        """Bytes that the message in hand still needs, as far as is known: the length comes first."""
+        have = len(self._buffer)
+        return _LENGTH - have if have < _LENGTH else _LENGTH + int.from_bytes(self._buffer[:_LENGTH], "big") - have
+
     def feed(self, data: bytes) -> list[dict[str, object]]:
         """The messages that `data` completes.
 

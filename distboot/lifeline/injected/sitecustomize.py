@@ -3,6 +3,7 @@
 It leaves no trace: the script finds sys.path and PYTHONPATH as they were, and its own sitecustomize has run.
 """
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -25,20 +26,20 @@ def _begin() -> None:
             raise
     finally:
         sys.modules.setdefault("sitecustomize", ours)
-    pipe, _, inode = said.partition(":")
-    try:
-        is_there = os.fstat(int(pipe)).st_ino == int(inode)
-    except (ValueError, OSError):
-        return
-    if is_there:
-        os.set_inheritable(int(pipe), False)
+    with contextlib.suppress(Exception):  # an old Python, or one that has closed the pipe, does without
+        _listen(here, *map(int, said.split(":")))
+
+
+def _listen(here: str, pipe: int, inode: int) -> None:
+    if os.fstat(pipe).st_ino == inode:
+        os.set_inheritable(pipe, False)
         path = os.path.join(os.path.dirname(here), "last_words.py")
         spec = importlib.util.spec_from_file_location("_distboot_last_words", path)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        module.leave_to(int(pipe))
+        module.leave_to(pipe)
 
 
 _begin()

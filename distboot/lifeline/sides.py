@@ -1,0 +1,48 @@
+"""The side of the lifeline that is this rank's, made of what the roll call has left."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ..errors import tell
+from ..rollcall.wire import Session
+from ..roster import Roster
+from .hub import Hub
+from .line import Line, interval_of
+from .report import summarize, writable
+from .settings import Settings
+from .spoke import Spoke
+from .verdict import seats
+
+_LEAST_BEATS = 2  # within the bound, however large the job is
+
+
+def side_of(
+    rank: int,
+    roster: Roster,
+    connections: Mapping[int, tuple[socket.socket, Session]],
+    settings: Settings,
+    *,
+    held: bool,
+) -> Hub | Spoke:
+    """Rank 0's side, or that of another rank.
+
+    Args:
+        rank: of this process.
+        roster: of the job.
+        connections: by the rank at the other end.
+        settings: of this rank.
+        held: whether its exit waits for us, as in the wrapper.
+    """
+    interval = interval_of(len(roster.node_of()))
+    lines = {each: Line(connection, session, interval) for each, (connection, session) in connections.items()}
+    settings = replace(settings, bound=max(settings.bound, _LEAST_BEATS * interval))
+
+    def say(text: str) -> None:
+        tell(f"rank {rank}", text)
+
+    if rank == 0:
+        return Hub(seats(roster), lines, writable(settings, say), held=held, say=say, conclude=summarize)
+    return Spoke(rank, seats(roster)[0], lines[0], settings, held=held, say=say)
