@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,8 @@ class Job:
         ranks: int,
         *,
         init: bool,
-        stderr: int | None = None,
+        stderr: int | None,
+        before: Sequence[str],
     ) -> None:
         self.folder, self.ranks = folder, ranks
         (folder / "train.py").write_text(_BEGIN.format(init=init) + script)
@@ -62,7 +63,7 @@ class Job:
             "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "DISTBOOT_REPORT": "report.json", "DISTBOOT_GRACE": "10",
         }  # fmt: skip
-        command = [sys.executable, *([] if init else ["-m", "distboot"]), "train.py"]
+        command = [*before, sys.executable, *([] if init else ["-m", "distboot"]), "train.py"]
         self.processes = []
         for rank in range(ranks):
             own = {**job, **env, "RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -150,9 +151,10 @@ def job(
     *,
     init: bool = False,
     stderr: int | None = None,
+    before: Sequence[str] = (),
 ) -> Iterator[Job]:
     """Such a job, ended when the block ends."""
-    started = Job(env, port, folder, script, ranks, init=init, stderr=stderr)
+    started = Job(env, port, folder, script, ranks, init=init, stderr=stderr, before=before)
     try:
         yield started
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
@@ -33,8 +33,10 @@ def start(clean_env: dict[str, str], port: int, tmp_path: Path) -> Iterator[Star
     """Starts a job: `start(script, ranks=3, DISTBOOT_GRACE="1")`."""
     with ExitStack() as stack:
 
-        def begin(script: str = DEFAULT, ranks: int = 3, **env: str) -> Job:
-            opened: AbstractContextManager[Job] = job({**clean_env, **env}, port, tmp_path, script, ranks, init=True)
+        def begin(script: str = DEFAULT, ranks: int = 3, before: Sequence[str] = (), **env: str) -> Job:
+            opened: AbstractContextManager[Job] = job(
+                {**clean_env, **env}, port, tmp_path, script, ranks, init=True, before=before
+            )
             return stack.enter_context(opened)
 
         yield begin
@@ -329,6 +331,21 @@ def test_script_with_init_under_the_wrapper_has_the_wrappers_lifeline(
         assert codes[1] == 4
         assert running.first(0) == running.first(2)
         assert running.first(0).startswith("rank 1 failed first: exit code 4")
+
+
+_UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a process namespace needs root")
+def test_script_that_is_process_1_of_a_container_is_stopped(start: Start) -> None:
+    running = start(FAILING % "sys.exit(3)", ranks=2, before=_UNSHARE, CULPRIT="1", DISTBOOT_GRACE="1")
+    for rank in range(2):
+        until((running.folder / f"pid-{rank}").exists)
+    running.touch("fail")
+    codes = running.codes()
+    assert codes[1] == 3
+    assert codes[0] != 0
+    assert running.first(0).startswith("rank 1 failed first: exit code 3")
 
 
 def test_torchruns_error_file_gets_what_it_expects(start: Start) -> None:

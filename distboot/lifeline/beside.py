@@ -130,6 +130,11 @@ class Guard:
         lines = self._meeting.hand_over()
         try:
             self._send(self._plan(lines), [connection for connection, _ in lines.values()])
+        except OSError:
+            for connection, session in lines.values():
+                with suppress(OSError):
+                    connection.send(session.sealed("bye", "null"))
+            raise
         finally:
             for connection, _ in lines.values():
                 connection.close()

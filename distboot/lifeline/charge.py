@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 
 from .ends import End, shown
+from .farewell import LAST_RESORT
 from .last_words import ENDING, EXCEPTION, INTERRUPT, TERM
 from .process import Process
 from .role import Order, Role
@@ -57,7 +58,7 @@ class Charge:
     def kill(self) -> None:
         """End it, if it has not ended."""
         if self.process.file is not None or not self.has_ended:  # else its number may be another's by now
-            self.process.send(signal.SIGKILL)
+            self.process.send(LAST_RESORT if self.process.pid == 1 else signal.SIGKILL)
 
     def decided(self, now: float) -> None:
         """It is clear now who failed first, or who stopped the job."""

@@ -10,6 +10,7 @@ from ..errors import printable
 _FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # nobody fails of these by himself
 FATAL = "Fatal Python error: "  # how faulthandler begins
 _LONGEST_WORDS = 4000  # characters
+_LONGEST_CAUSE = _LONGEST_LINE = 200  # characters that are shown
 _KILLED = "by the kernel when memory ran out, or by hand"
 # How a rank speaks of a peer that has gone before: what is found in such an exception is a consequence.
 # Gloo, the kernel, NCCL, torch's store, MPI.
@@ -87,7 +88,7 @@ class End:
     def said(self) -> str:
         """`"exit code 3"`, `"killed by SIGSEGV"`, say."""
         if self.cause:
-            return printable(self.cause)
+            return printable(self.cause)[:_LONGEST_CAUSE]
         if self.signal is not None:
             name = signal_name(self.signal)
             return f"killed by {name}" + (f" ({_KILLED})" if self.signal == signal.SIGKILL else "")
@@ -131,4 +132,4 @@ def signal_name(number: int) -> str:
 
 def shown(words: str) -> str:
     """A traceback for the terminal, indented and without control characters."""
-    return "".join(f"\n  | {printable(line)}" for line in words.splitlines() if line.strip())
+    return "".join(f"\n  | {printable(line)[:_LONGEST_LINE]}" for line in words.splitlines() if line.strip())

@@ -12,12 +12,12 @@ from .ends import End
 from .line import Line, LineEndedError, end_politely
 from .role import AFTER_THE_FIRST, Order, Role
 from .settings import Settings
-from .verdict import Seat, Verdict, failed, lost, stopped
+from .verdict import Seat, Verdict, failed, lost, pid_of, stopped
 
 _LINGER = 5.0  # seconds after rank 0 has ended well, for the others to end, too
 _LAST_WORD = 2.0  # seconds beyond the grace for ranks that were told to stop
 _LAUNCHER_LOOKS = 0.25  # seconds; torchrun looks 10 times a second who has ended
-_STILL_ENDING = 0.6  # seconds for a Python with torch in it to end after an uncaught exception
+_STILL_ENDING = 3.0  # seconds for a Python with torch in it to end after an uncaught exception
 _FIRST_OUT = 0.5  # seconds for the rank that failed to end before the others do
 _GOODBYE = 1.0  # seconds for the others to take our goodbye
 
@@ -125,7 +125,7 @@ class Hub(Role):
         if not self.has_left:
             self.conclude(self)
         if self.verdict is None:
-            for line in self.lines():
+            for line in self.lines() if not self.has_left else ():
                 line.send("bye", "rank 0 has ended")
             end_politely(self.lines(), _GOODBYE)
         elif self.held and not self._hurried:
@@ -162,8 +162,8 @@ class Hub(Role):
 
     def _take(self, member: Member, kind: str, content: object, now: float) -> None:
         assert member.line is not None
-        if kind == "watch" and isinstance(content, dict) and type(content.get("pid")) is int:
-            self._seat(member, content["pid"])
+        if kind == "watch":
+            self._seat(member, pid_of(content))
             member.line.send("watch", {"pid": self.own.seat.pid})
             if self.verdict is not None:
                 member.line.send("first", self.verdict.as_message())
@@ -171,7 +171,7 @@ class Hub(Role):
             member.ending = now
         elif kind == "trouble":
             self._trouble(member, End.from_message(content), now)
-        elif kind == "stopping" and type(content) is int:
+        elif kind == "stopping" and type(content) is int and 0 < content < 65:
             self._note(self._inquest.asked(member, content, now))
         elif kind == "end":
             self._ended(member, End.from_message(content), now)
@@ -193,6 +193,8 @@ class Hub(Role):
         if member.trouble is not None and not end.words:
             end = replace(end, words=member.trouble.words)
         member.end = end
+        if self.verdict is not None and member.seat.rank in self.verdict.ranks:
+            self._tell(replace(self.verdict, delay=self._delay(member)), now)
         if end.stopped_by is not None and not end.told:
             self._note(self._inquest.asked(member, end.stopped_by, now))
         elif end.is_failure and member.trouble is None:
@@ -216,14 +218,18 @@ class Hub(Role):
             self.verdict = lost([one.seat for one in gone], case.why)
         self.later += self._inquest.others(self.verdict.ranks)
         self._decided_at = now
-        message = self.verdict.as_message()
+        self._tell(self.verdict, now)
+        if 0 not in self.verdict.ranks:
+            self.say(self.verdict.text)
+
+    def _tell(self, verdict: Verdict, now: float) -> None:
+        """Tell all; a second time with a shorter delay, once the rank that failed has ended."""
+        message = verdict.as_message()
         for line in self.lines():
             line.send("first", message)
         if self.own.end is None:
             failing = self.own.trouble is not None and not self.own.trouble.cause
-            self.order = Order.after(self.verdict, 0, failing, now)
-        if 0 not in self.verdict.ranks:
-            self.say(self.verdict.text)
+            self.order = Order.after(verdict, 0, failing, now, self.order)
 
     def _delay(self, member: Member) -> float:
         """Seconds for which the others wait before they stop, so that their launcher sees first who failed."""

@@ -28,11 +28,12 @@ class Order:
     is_failure: bool
 
     @classmethod
-    def after(cls, verdict: Verdict, rank: int, failing: bool, now: float) -> Order:
-        """What a verdict means for a rank, which may be about to fail by itself."""
+    def after(cls, verdict: Verdict, rank: int, failing: bool, now: float, before: Order | None) -> Order:
+        """What a verdict means for a rank, which may be about to fail by itself, and has had an order before."""
         first = rank in verdict.ranks
         delay = (_FINISHING if first else _FOLLOWING) if failing else 0.0 if first else verdict.delay
-        return cls(now + delay, verdict.is_failure)
+        at = now + delay
+        return cls(at if before is None else min(at, before.at), verdict.is_failure)
 
 
 class Role(Protocol):

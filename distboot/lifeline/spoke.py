@@ -11,7 +11,7 @@ from .ends import End
 from .line import Line, LineEndedError, end_politely
 from .role import AFTER_THE_FIRST, Order, Role
 from .settings import Settings
-from .verdict import Seat, Verdict, lost
+from .verdict import Seat, Verdict, lost, pid_of
 
 _VERDICT = 1.0  # seconds after our end to hear why
 _GOODBYE = 1.0  # seconds for rank 0 to take our last word
@@ -139,8 +139,8 @@ class Spoke(Role):
         return self._closed_at + (0.0 if self.rank in verdict.ranks else AFTER_THE_FIRST)
 
     def _take(self, kind: str, content: object, now: float) -> None:
-        if kind == "watch" and isinstance(content, dict) and type(content.get("pid")) is int:
-            self.rank_0 = replace(self.rank_0, pid=content["pid"])
+        if kind == "watch":
+            self.rank_0 = replace(self.rank_0, pid=pid_of(content))
         elif kind == "first":
             self._decide(Verdict.from_message(content), now)
         elif kind == "bye":
@@ -151,13 +151,13 @@ class Spoke(Role):
             raise WireError(f"sends a broken {kind}")
 
     def _decide(self, verdict: Verdict, now: float) -> None:
-        if self.verdict is not None:
-            return
-        self.verdict, self._decided_at = verdict, now
+        is_new = self.verdict is None
         if self._end is None:
-            self.order = Order.after(verdict, self.rank, self._troubled, now)
-        if self.rank not in verdict.ranks:
-            self.say(verdict.text)
+            self.order = Order.after(verdict, self.rank, self._troubled, now, self.order)
+        if is_new:
+            self.verdict, self._decided_at = verdict, now
+            if self.rank not in verdict.ranks:
+                self.say(verdict.text)
 
     def _check(self, line: Line, now: float) -> None:
         complaint = line.complaint(now, self.settings.bound)

@@ -41,6 +41,18 @@ def seats(roster: Roster) -> list[Seat]:
     return sorted(found, key=lambda seat: seat.rank)
 
 
+def pid_of(message: object) -> int:
+    """The process of a rank, as it says it.
+
+    Raises:
+        TypeError: it does not.
+    """
+    pid = message.get("pid") if isinstance(message, dict) else None
+    if type(pid) is not int or not 0 <= pid < 1 << 32:
+        raise TypeError("sends a broken process id")
+    return pid
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Why the job ends.
