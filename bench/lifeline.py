@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -191,11 +191,6 @@ def _group(shares: int | None) -> Iterator[None]:
             group.rmdir()
 
 
-def _median(measure: Callable[[], float], runs: int) -> str:
-    values = [measure() for _ in range(runs)]
-    return f"{statistics.median(values):.2f} s ({min(values):.2f} to {max(values):.2f})"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["death", "cost", "soak"])
@@ -209,10 +204,9 @@ def main() -> int:
     way = "init" if options.init else "wrapper"
     for ranks in options.ranks:
         if options.what == "death":
-            print(
-                f"{way}, {ranks} ranks: {_median(lambda n=ranks: death(n, init=options.init), options.runs)}",
-                flush=True,
-            )
+            values = [death(ranks, init=options.init) for _ in range(options.runs)]
+            spread = f"{min(values):.2f} to {max(values):.2f}"
+            print(f"{way}, {ranks} ranks: {statistics.median(values):.2f} s ({spread})", flush=True)
         elif options.what == "cost":
             cpu, wakes = cost(ranks, options.seconds, init=options.init)
             others = f"{100 * max(cpu[1:]):.3f} % of a core, {max(wakes[1:]):.2f} wake-ups/s"

@@ -6,22 +6,26 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rollcalls import OURS, FakeRank0, record, welcome
 
 from distboot.lifeline.ends import End
 from distboot.lifeline.hub import Hub
-from distboot.lifeline.line import Line
+from distboot.lifeline.line import Line, end_politely
 from distboot.lifeline.settings import Settings
 from distboot.lifeline.spoke import Spoke
 from distboot.lifeline.verdict import Seat, Verdict
+from distboot.rollcall.client import Client
 from distboot.rollcall.wire import Session, canonical
+from distboot.roster import Roster
 
 SETTINGS = Settings(bound=15, grace=5)
 SEATS = [Seat(rank, f"host-{rank // 2}", rank // 2, rank % 2) for rank in range(4)]
@@ -277,6 +281,84 @@ def test_peer_that_is_silent_and_whose_kernel_answers_is_frozen() -> None:
         other.close()
 
 
+def test_old_opinion_on_a_silence_that_ended_well_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    probes: list[_Unanswered] = []
+
+    def probe(_: socket.socket) -> _Unanswered:
+        probes.append(_Unanswered())
+        return probes[-1]
+
+    monkeypatch.setattr("distboot.lifeline.line.Probe", probe)
+    one, other = _pair()
+    line = Line(one, Session(), interval=0.1)
+    try:
+        for silences in (1, 2):
+            _until_suspect(line)
+            assert len(probes) == silences
+            other.sendall(Session().sealed("beat", "null"))
+            one.settimeout(5)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+            one.recv(1, socket.MSG_PEEK)
+            one.setblocking(False)
+            line.receive(time.monotonic())
+            line.beat(time.monotonic())
+            assert line.complaint(time.monotonic(), 0.5) is None
+            assert not line.is_suspect
+    finally:
+        line.close()
+        other.close()
+
+
+class _Unanswered:
+    def is_answered(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+
+def _until_suspect(line: Line) -> None:
+    start = time.monotonic()
+    while not line.is_suspect:
+        line.beat(time.monotonic())
+        assert line.complaint(time.monotonic(), 0.5) is None
+        assert time.monotonic() < start + 10
+
+
+def test_last_word_arrives_although_something_is_left_unread() -> None:
+    one, other = _pair()
+    line = Line(one, Session())
+    other.sendall(Session().sealed("beat", "null"))
+    line.send("end", DIED.as_message())
+    reader = threading.Timer(0.1, lambda: other.shutdown(socket.SHUT_WR))
+    reader.start()
+    end_politely([line], 10)
+    line.close()
+    reader.join()
+    received = b""
+    with other:
+        while data := other.recv(65536):  # and no reset
+            received += data
+    assert b'"end"' in received
+
+
+def test_what_rank_0_says_after_the_roster_is_left_to_the_lifeline() -> None:
+    roster = Roster(("a",), ((0, 1),))
+    bye = Session().sealed("bye", "null")
+
+    def talk(connection: socket.socket) -> None:
+        welcome(connection)
+        connection.sendall(Session().sealed("roster", canonical(roster.as_message())) + bye)
+
+    with closing(FakeRank0(talk)) as fake:
+        client = Client(["127.0.0.1"], [fake.port], record(1, 2), OURS)
+        assert client.report(20) == roster
+        ((rank, (connection, _)),) = client.hand_over().items()
+        with connection:
+            connection.settimeout(20)
+            assert (rank, connection.recv(65536)) == (0, bye)
+
+
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -358,4 +440,4 @@ def test_exit_code_is_known_before_the_process_has_ended(end: str, code: int) ->
         timeout=60,
         check=False,
     )
-    assert (done.returncode, done.stdout.decode()) == (code, f"nothing yet\n{bytes([code])}\n")
+    assert (done.returncode, done.stdout.decode()) == (code, f"nothing yet\n{bytes([code])!r}\n")

@@ -72,14 +72,15 @@ class Charge:
         elif now >= self._stopped_since + self._bound:
             cause = f"stopped by a signal (SIGSTOP?) for {self._bound:g} s"
             self._role.trouble(End(cause=cause, when=time.time()), now)
+            self._stopped_since = None
 
     def hear(self, now: float) -> None:
         """Take what it has left behind."""
         for words in self._words.read():
             if words.pid != self.process.pid:
-                self._others_words = (now, words.text)  # of another process, which may fail without it
-                continue
-            if words.kind == EXCEPTION:
+                if words.kind == EXCEPTION:  # of another process, which may fail without it
+                    self._others_words = (now, words.text)
+            elif words.kind == EXCEPTION:
                 self._text = words.text
                 self._role.trouble(End(words=words.text, told=self.told, when=time.time()), now)
             elif words.kind == ENDING:

@@ -121,7 +121,8 @@ class Keeper:
     def final(self, code: int) -> int:
         """The exit code of the wrapper, whose child has this one: who was stopped for a failure has no success."""
         verdict = self._role.verdict
-        return 128 + signal.SIGTERM if code == 0 and self._child.told and verdict and verdict.is_failure else code
+        was_stopped = self._child.told or self._child.asked is not None
+        return 128 + signal.SIGTERM if code == 0 and was_stopped and verdict and verdict.is_failure else code
 
     def _tell(self, event: Callable[[float], object]) -> None:
         self._events.put(event)
