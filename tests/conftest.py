@@ -7,13 +7,15 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from captured import without_launchers
 from hosts import Hosts, Slurm
 from launched import PLAIN, WHO
+from lifelines import DEFAULT, Job, Start, job
 
 ROOT = Path(__file__).parent.parent
 
@@ -90,3 +92,41 @@ def hosts() -> Iterator[Hosts]:
 def slurm(hosts: Hosts) -> Iterator[Slurm]:
     with Slurm.up(hosts) as up:
         yield up
+
+
+@pytest.fixture
+def start(clean_env: dict[str, str], port: int, tmp_path: Path) -> Iterator[Start]:
+    """Starts a job of unmodified scripts under the wrapper."""
+    with ExitStack() as stack:
+
+        def begin(
+            script: str = DEFAULT,
+            ranks: int = 3,
+            stderr: int | None = None,
+            before: Sequence[str] = (),
+            **env: str,
+        ) -> Job:
+            return stack.enter_context(
+                job({**clean_env, **env}, port, tmp_path, script, ranks, stderr=stderr, before=before)
+            )
+
+        yield begin
+
+
+@pytest.fixture
+def start_init(clean_env: dict[str, str], port: int, tmp_path: Path) -> Iterator[Start]:
+    """Starts a job of scripts that call `init`."""
+    with ExitStack() as stack:
+
+        def begin(
+            script: str = DEFAULT,
+            ranks: int = 3,
+            stderr: int | None = None,
+            before: Sequence[str] = (),
+            **env: str,
+        ) -> Job:
+            return stack.enter_context(
+                job({**clean_env, **env}, port, tmp_path, script, ranks, init=True, stderr=stderr, before=before)
+            )
+
+        yield begin

@@ -6,13 +6,14 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 _BEGIN = """
 import os, signal, sys, time
@@ -34,12 +35,41 @@ until("end")
 """
 
 
+FAILING = """
+ready()
+if rank == int(os.environ["CULPRIT"]):
+    until("fail")
+    %s
+until("end")
+"""
+
+
 def until(condition: Callable[[], object], seconds: float = 60) -> None:
     """Wait for a condition, bounded in time."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it never came true"
         time.sleep(0.01)
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Both ends of a connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        return one, listener.accept()[0]
+
+
+class Start(Protocol):
+    """Starts a job in a folder of its own: `start(script, ranks=2, DISTBOOT_GRACE="1")`; it ends with the test."""
+
+    def __call__(
+        self,
+        script: str = DEFAULT,
+        ranks: int = 3,
+        stderr: int | None = None,
+        before: Sequence[str] = (),
+        **env: str,
+    ) -> Job: ...
 
 
 class Job:

@@ -7,35 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from lifelines import DEFAULT, Job, job, until
-
-Start = Callable[..., Job]
-
-FAILING = """
-ready()
-if rank == int(os.environ["CULPRIT"]):
-    until("fail")
-    %s
-until("end")
-"""
-
-
-@pytest.fixture
-def start(clean_env: dict[str, str], port: int, tmp_path: Path) -> Iterator[Start]:
-    """Starts a job: `start(script, ranks=3, DISTBOOT_GRACE="1")`."""
-    with ExitStack() as stack:
-
-        def begin(script: str = DEFAULT, ranks: int = 3, **env: str) -> Job:
-            opened: AbstractContextManager[Job] = job({**clean_env, **env}, port, tmp_path, script, ranks)
-            return stack.enter_context(opened)
-
-        yield begin
-
+from lifelines import DEFAULT, FAILING, Start, job, until
 
 ENDS = {
     "exception": ("raise ValueError('boom')", 1, "uncaught exception: ValueError: boom"),
@@ -112,52 +87,6 @@ def test_job_in_which_all_end_well_says_so_in_one_line(start: Start) -> None:
     assert {rank["host"] for rank in report["ranks"]} == {os.uname().nodename}
 
 
-def test_survivors_have_the_grace_for_a_checkpoint_and_no_success(start: Start) -> None:
-    checkpoint = """
-def save(*_):
-    time.sleep(1.5)
-    Path(f"saved-{rank}").touch()
-    sys.exit(0)
-signal.signal(signal.SIGTERM, save)
-"""
-    running = start(checkpoint + FAILING % "os._exit(5)", CULPRIT="1")
-    running.all_ready()
-    running.touch("fail")
-    assert running.codes() == [143, 5, 143]
-    assert sorted(path.name for path in running.folder.glob("saved-*")) == ["saved-0", "saved-2"]
-
-
-# Blocked in C with Python's lock held, and stopped: no handler of Python's runs there.
-@pytest.mark.parametrize(
-    "blocked",
-    [
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN); until('end')",
-        "signal.signal(signal.SIGTERM, print)\nimport ctypes\nctypes.PyDLL(None).sleep(60)",
-        "os.kill(os.getpid(), signal.SIGSTOP)",
-    ],
-    ids=["ignores-TERM", "holds-the-lock", "stopped"],
-)
-def test_survivor_that_does_not_stop_is_killed_after_the_grace(start: Start, blocked: str) -> None:
-    script = """
-ready()
-if rank == 1:
-    until("fail")
-    os._exit(5)
-if rank == 2:
-    exec(%r)
-until("end")
-"""
-    running = start(script % blocked, DISTBOOT_GRACE="1")
-    pids = running.all_ready()
-    if "STOP" in blocked:
-        until(lambda: Path(f"/proc/{pids[2]}/stat").read_text().split()[2] == "T")
-    running.touch("fail")
-    codes = running.codes()
-    assert codes[:2] == [143, 5]
-    assert codes[2] in (137, 143)  # who was stopped goes on, and is ended by TERM
-    assert running.first(2) == running.first(0)
-
-
 def test_a_rank_that_was_stopped_for_a_while_is_no_failure(start: Start) -> None:
     running = start(DISTBOOT_LIFELINE_TIMEOUT="3")
     pids = running.all_ready()
@@ -201,41 +130,6 @@ def test_wrapper_that_is_killed_is_a_lost_rank(start: Start, rank: int) -> None:
     running.processes[rank].kill()
     assert running.processes[2].wait(30) == 143
     assert running.first(2).startswith(f"rank {rank} lost first: the connection ended without a word, on ")
-
-
-def test_term_from_outside_stops_all_and_is_no_failure(start: Start) -> None:
-    script = """
-def stop(*_):
-    print("TERM", flush=True)
-    sys.exit(0 if rank == 0 else 9)
-signal.signal(signal.SIGTERM, stop)
-"""
-    running = start(script + DEFAULT)
-    running.all_ready()
-    running.processes[1].terminate()
-    assert running.codes() == [0, 9, 9]
-    assert [running.output(rank).count("TERM\n") for rank in range(3)] == [1, 1, 1]
-    assert running.first(2).startswith("stopped by SIGTERM from outside: rank 1 got it first, on ")
-    assert "stopped by SIGTERM from outside" in running.summary()
-    assert running.report()["outcome"] == "stopped"
-
-
-def test_child_that_ignores_term_from_outside_is_killed_after_the_grace(start: Start) -> None:
-    running = start("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + DEFAULT, DISTBOOT_GRACE="1")
-    running.all_ready()
-    running.processes[1].terminate()
-    assert running.codes() == [137, 137, 137]
-    assert running.report()["outcome"] == "stopped"
-
-
-def test_other_signals_are_for_the_script_alone(start: Start) -> None:
-    script = "signal.signal(signal.SIGUSR1, lambda *_: Path(f'usr1-{rank}').touch())\n" + DEFAULT
-    running = start(script)
-    running.all_ready()
-    running.processes[1].send_signal(signal.SIGUSR1)
-    until((running.folder / "usr1-1").exists)
-    running.touch("end")
-    assert running.codes() == [0, 0, 0]
 
 
 def test_two_failures_at_once_have_one_first(start: Start) -> None:
@@ -308,37 +202,6 @@ def test_lifeline_that_is_off_on_one_rank_is_no_failure(
         assert running.codes() == [0, 0, 0]
 
 
-def test_what_a_shell_has_started_does_not_outlive_the_job(start: Start) -> None:
-    script = """
-import subprocess
-if rank != 1:
-    inner = "import signal, time; signal.signal(15, signal.SIG_IGN); print('in', flush=True); time.sleep(60)"
-    child = subprocess.Popen([sys.executable, "-c", inner], stdout=subprocess.PIPE)
-    child.stdout.readline()
-    Path(f"inner-{rank}").write_text(str(child.pid))
-"""
-    running = start(script + FAILING % "os._exit(5)", CULPRIT="1", DISTBOOT_GRACE="1")
-    running.all_ready()
-    inner = [int(path.read_text()) for path in running.folder.glob("inner-*")]
-    running.touch("fail")
-    assert running.codes() == [143, 5, 143]
-    assert len(inner) == 2
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in inner))
-
-
-def test_term_for_rank_0_that_waits_for_the_others_is_no_failure_of_theirs(start: Start) -> None:
-    running = start("ready()\nuntil(f'end-{rank}')\n")
-    running.all_ready()
-    running.touch("end-0")
-    until(lambda: not Path(f"/proc/{running.pid(0)}").exists())
-    running.processes[0].terminate()
-    assert running.processes[0].wait(20) == 0
-    for rank in (1, 2):
-        running.touch(f"end-{rank}")
-    assert running.codes() == [0, 0, 0]
-    assert "no failure was seen" in running.summary()
-
-
 def test_command_that_is_missing_on_one_rank_is_named_on_all(clean_env: dict[str, str], port: int) -> None:
     processes = [
         subprocess.Popen(
@@ -394,23 +257,7 @@ ready()
     [("DISTBOOT_LIFELINE", "yes"), ("DISTBOOT_LIFELINE_TIMEOUT", "-1"), ("DISTBOOT_GRACE", "soon")],
 )
 def test_setting_that_is_none_is_refused(start: Start, variable: str, value: str) -> None:
-    running = start(**{variable: value})
+    env = {variable: value}
+    running = start(DEFAULT, 3, None, (), **env)
     assert running.codes() == [78, 78, 78]
     assert f"{variable}='{value}'" in running.output(1)
-
-
-def test_stderr_that_nobody_reads_does_not_keep_a_survivor(
-    clean_env: dict[str, str], port: int, tmp_path: Path
-) -> None:
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    with suppress(BlockingIOError):
-        while True:
-            os.write(writing, b"x" * 65536)
-    os.set_blocking(writing, True)
-    with job({**clean_env, "CULPRIT": "1"}, port, tmp_path, FAILING % "os._exit(5)", stderr=writing) as running:
-        running.all_ready()
-        running.touch("fail")
-        assert running.codes() == [143, 5, 143]
-    os.close(reading)
-    os.close(writing)

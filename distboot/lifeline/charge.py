@@ -42,6 +42,7 @@ class Charge:
         self.has_ended = False
         self.process = process
         self._words, self._file, self._watcher, self._role, self._bound = words, file, watcher, role, bound
+        self._is_killed = False
         self._stopped_since: float | None = None
         self._text = ""  # its traceback
         self._others_words = (0.0, "")  # when another process of this rank said something, and what
@@ -57,6 +58,7 @@ class Charge:
 
     def kill(self) -> None:
         """End it, if it has not ended."""
+        self._is_killed = True
         if self.process.file is not None or not self.has_ended:  # else its number may be another's by now
             self.process.send(LAST_RESORT if self.process.pid == 1 else signal.SIGKILL)
 
@@ -107,7 +109,9 @@ class Charge:
             self.hear(now)
         self.has_ended = True
         asked = None if self.told else self.asked
-        end = replace(how, asked=asked, told=self.told, words=self._last_words(how, now), when=time.time())
+        # Another signal than ours was there before it.
+        told = self.told and how.signal in (None, signal.SIGTERM, signal.SIGKILL if self._is_killed else None)
+        end = replace(how, asked=asked, told=told, words=self._last_words(how, now), when=time.time())
         self._role.ended(end, now)
         if end.is_crash:  # which it would have printed itself, had it been asked to
             self._role.say(f"{end.said()}{shown(end.words)}")
