@@ -150,7 +150,9 @@ for _ in range(10):
 
 def test_exit_code_of_an_uncaught_exception_stays(two_ranks: TwoRanks) -> None:
     outputs = two_ranks.run("distboot.init(join_timeout=60)\nraise ValueError('the loss is NaN')")
-    assert [code for _, code in outputs] == [1, 1]
+    # The other one fails as well, and may be stopped before it has ended by itself.
+    assert 1 in [code for _, code in outputs]
+    assert all(code in (1, -15) for _, code in outputs)
     assert all("ValueError: the loss is NaN\n" in output for output, _ in outputs)
 
 

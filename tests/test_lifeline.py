@@ -261,3 +261,15 @@ def test_setting_that_is_none_is_refused(start: Start, variable: str, value: str
     running = start(DEFAULT, 3, None, (), **env)
     assert running.codes() == [78, 78, 78]
     assert f"{variable}='{value}'" in running.output(1)
+
+
+def test_script_that_closes_all_files_gets_nothing_written_into_its_own(start: Start) -> None:
+    script = """
+os.closerange(3, 65536)
+files = [open(f"data-{rank}-{n}", "w") for n in range(8)]
+"""
+    running = start(script + DEFAULT, ranks=2)
+    running.all_ready()
+    running.touch("end")
+    running.codes()
+    assert [path.read_text() for path in running.folder.glob("data-*")] == [""] * 16

@@ -120,18 +120,6 @@ except ValueError:
     assert "all ended well" in running.summary()
 
 
-def test_script_that_closes_all_files_gets_nothing_written_into_its_own(start_init: Start) -> None:
-    script = """
-os.closerange(3, 65536)
-files = [open(f"data-{rank}-{n}", "w") for n in range(8)]
-"""
-    running = start_init(script + DEFAULT, ranks=2)
-    running.all_ready()
-    running.touch("end")
-    running.codes()
-    assert [path.read_text() for path in running.folder.glob("data-*")] == [""] * 16
-
-
 def test_process_forked_in_c_does_not_end_the_rank(start_init: Start) -> None:
     script = """
 if rank == 1:

@@ -85,6 +85,7 @@ class Guard:
         """End the guard of a rank that has left the job; or one that has not taken over."""
         with suppress(OSError, AttributeError):
             self._control.send(LEAVE, socket.MSG_NOSIGNAL)
+            self._control.shutdown(socket.SHUT_RDWR)  # also for the C library, which has it under another number
             self._control.close()
         for file in self._files:
             os.close(file)

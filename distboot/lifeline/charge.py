@@ -43,7 +43,8 @@ class Charge:
         self.process = process
         self._words, self._file, self._watcher, self._role, self._bound = words, file, watcher, role, bound
         self._is_killed = False
-        self._stopped_since: float | None = None
+        self._stopped: str | None = None
+        self._stopped_since = 0.0
         self._text = ""  # its traceback
         self._others_words = (0.0, "")  # when another process of this rank said something, and what
         watcher.also(file, self.hear)
@@ -67,14 +68,13 @@ class Charge:
 
     def look(self, now: float) -> None:
         """Whether it has been stopped for too long; once a second."""
-        if self.has_ended or not self.process.is_stopped():
-            self._stopped_since = None
-        elif self._stopped_since is None:
-            self._stopped_since = now
+        stopped = None if self.has_ended else self.process.stopped()
+        if stopped is None or stopped != self._stopped:  # else it has not run since we looked
+            self._stopped, self._stopped_since = stopped, now
         elif now >= self._stopped_since + self._bound:
             cause = f"stopped by a signal (SIGSTOP?) for {self._bound:g} s"
             self._role.trouble(End(cause=cause, when=time.time()), now)
-            self._stopped_since = None
+            self._stopped = None
 
     def hear(self, now: float) -> None:
         """Take what it has left behind."""

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from ..errors import printable
 
-_FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # nobody fails of these by himself
+_FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # nobody fails of these by himself
 FATAL = "Fatal Python error: "  # how faulthandler begins
 _LONGEST_WORDS = 4000  # characters
 _LONGEST_CAUSE = _LONGEST_LINE = 200  # characters that are shown

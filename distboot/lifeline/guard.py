@@ -37,7 +37,6 @@ class Script(Charge):
     def listen(self, status: socket.socket, answer: socket.socket) -> None:
         """Take the exit status that comes through `status`, and answer it."""
         self._status, self._answer = status, answer
-        self._was_well = False
         status.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._watcher.also(status.fileno(), self._take_status)
         self._watcher.also(answer.fileno(), self._take_leave)
@@ -52,11 +51,8 @@ class Script(Charge):
 
     def let_go(self) -> None:
         """Do not hold up its exit any longer, if it is about to end."""
-        if not self.has_ended:
-            return
-        if self.told and self._was_well:  # it had to stop: that is no success
-            self.kill()
-        self._answer_exit()
+        if self.has_ended:
+            self._answer_exit()
 
     def _answer_exit(self) -> None:
         with suppress(OSError):
@@ -78,9 +74,11 @@ class Script(Charge):
             self._watcher.no_more(self._status.fileno())
         elif pids != [self.process.pid]:
             self._answer_exit()
+        elif self.told and data == b"\0":  # it had to stop: that is no success
+            self.kill()
+            self._end(End(signal=int(signal.SIGKILL)), now)
         elif not self.has_ended:
-            self._was_well = data == b"\0"
-            self._end(End(signal=int(signal.SIGKILL)) if self.told and self._was_well else End(code=data[0]), now)
+            self._end(End(code=data[0]), now)
 
     def _take_end(self, now: float) -> None:
         assert self.process.file is not None

@@ -53,7 +53,9 @@ def say(kind: str, text: str = "") -> None:
     if _pipe is None:
         return
     pipe, inode = _pipe
-    data = text.encode(errors="replace").replace(b"\0", b"\\0")[-MOST:]
+    data = text.encode(errors="replace").replace(b"\0", b"\\0")
+    if len(data) > MOST:  # whole lines: half a secret would not be recognised
+        data = data[-MOST:].partition(b"\n")[2] or data[-MOST:]
     with suppress(OSError):  # nobody is there any more
         if os.fstat(pipe).st_ino == inode:  # else the script has closed all files, and this is another one
             os.write(pipe, b"\0%s %d\n%s\0" % (kind.encode(), os.getpid(), data))

@@ -32,9 +32,18 @@ class Process:
         # To whom the kernel does not tell everything it says 0 as the exit code, and 1 here.
         self._is_told = self._stat(_START_CODE) not in ("", "0", "1")
 
-    def is_stopped(self) -> bool:
-        """Whether a signal has stopped it; what a debugger does is its own matter."""
-        return self._stat(_STATE) == "T"
+    def stopped(self) -> str | None:
+        """How long it had run when a signal stopped it, which stays the same while it is; None: it is not stopped.
+
+        What a debugger does is its own matter.
+        """
+        if self._stat(_STATE) != "T":
+            return None
+        try:
+            with open(f"/proc/{self.pid}/schedstat", encoding="ascii") as file:
+                return file.read()
+        except OSError:
+            return ""
 
     def has_ended(self) -> bool:
         """Whether it has."""
