@@ -52,7 +52,7 @@ def started(script: str, ranks: int, *, init: bool) -> Iterator[Job]:
     """A job whose ranks are all there."""
     environ = without_launchers(os.environ) | {"PYTHONPATH": str(ROOT), "DISTBOOT_JOIN_TIMEOUT": "300"}
     with (
-        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         job(environ, free_port(), Path(folder), script, ranks, init=init) as running,
     ):
         running.all_ready()

@@ -158,6 +158,7 @@ FAULTS = [
         env=QUIET,
         after=let_pass("nodeb", "nodea"),
         silence=True,
+        cut=True,
     ),
     Fault(
         "drop-from-0",
@@ -169,6 +170,7 @@ FAULTS = [
         env=QUIET,
         after=let_pass("nodea", "nodeb"),
         silence=True,
+        cut=True,
     ),
     Fault("stop-5", "SIGSTOP for 5 s, bound 15 s", inject=stop_for_a_while),
     Fault(

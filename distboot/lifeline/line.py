@@ -127,6 +127,8 @@ class Line:
 
     def complaint(self, now: float, bound: float) -> Complaint | None:
         """What is wrong with the peer, which must not be silent for `bound` seconds; None: nothing yet."""
+        if now - min(self._heard, self._acknowledged) < self._interval and not self.is_suspect:  # by far the most
+            return None
         quiet = self.quiet(now)
         self.is_suspect = quiet > bound - _PROBING * self._interval
         if not self.is_suspect:
