@@ -105,7 +105,8 @@ def check(outcome: Outcome, fault: Fault, launcher: str) -> None:
             assert code in expected if rank in fault.culprits else code not in (0, LOST), outcome.codes
     assert 0 not in outcome.exits
     if launcher == "mpirun" and isinstance(fault.code, int):
-        assert outcome.exits == [fault.code]
+        # Of two failures on its own host mpirun (Open MPI 5) keeps the later one, with and without distboot.
+        assert outcome.exits == [fault.code] or (0 in fault.culprits and outcome.exits == [143])
     if launcher == "plain" and isinstance(fault.code, int):
         assert [outcome.exits[rank] for rank in fault.culprits] == [fault.code] * len(fault.culprits)
 

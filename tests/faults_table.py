@@ -46,6 +46,8 @@ _FOOT = f"""\
   failed had a smaller one; it prints that of each rank. An agent of torchrun always ends with 1.
 - mpirun sends SIGTERM to all ranks when one has ended, and SIGKILL 0.2 s later. Where the network is cut, the side that
   is slower to see it may be stopped by mpirun before it can say anything, and is then named as "nobody".
+- mpirun's own exit code is that of a rank that was stopped (143) when the rank that failed is on its own host, also
+  without distboot. It prints who was first, and with which code.
 - What the launcher does after the end of the ranks is its own matter. mpirun and torchrun may wait for a host that was
   cut off.
 - With `init`, ranks that are left can end of the exception that Gloo raises when a peer has gone, before they are
@@ -61,7 +63,7 @@ _FOOT = f"""\
 - Out of memory is played for one rank: a `ulimit -v`, and a cgroup of version 1 around the script alone. A cgroup
   around the whole container may have the wrapper or the guard killed, too: that is the row of rank 0's.
 - Faults while the ranks meet, which is the roll call's matter, and restarts of torchrun: other tests.
-- The seconds are those of one run, on a machine that does nothing else. Tests only assert that they are less than the
+- The seconds are those of one run, on a machine that had other work, too (a load of 50 and more). Tests only assert that they are less than the
   grace of {GRACE} s and one more, and the bound where the fault is silence.
 """
 

@@ -98,6 +98,9 @@ class Spoke(Role):
     def ended(self, end: End, now: float) -> None:
         self._end, self._ended_at = end, now
         self._send("end", end.as_message())
+        # Why we failed, perhaps; rank 0 will not say it.
+        if not end.is_well and self.verdict is None and self.line and self.line.is_unusually_quiet(now):
+            self._decide(lost([self.rank_0], "nothing was heard of it any more"), now)
 
     def leave(self) -> None:
         self._send("bye", None)
@@ -110,13 +113,9 @@ class Spoke(Role):
         return self._has_left or (self._end is not None and now >= self._limit())
 
     def finish(self) -> None:
-        """Why we may have failed, if rank 0 has not said it."""
-        line, end = self.line, self._end
-        if line is None:
-            return
-        if end is not None and not end.is_well and self.verdict is None and line.is_unusually_quiet(time.monotonic()):
-            self.say(lost([self.rank_0], "nothing was heard of it any more").text)
-        end_politely([line], _GOODBYE)
+        """See that our last word arrives, if rank 0 is there."""
+        if self.line is not None and not self.line.is_unusually_quiet(time.monotonic()):
+            end_politely([self.line], _GOODBYE)
 
     def close(self) -> None:
         for line in (self.line, self._left):
