@@ -63,8 +63,8 @@ _FOOT = f"""\
 - Out of memory is played for one rank: a `ulimit -v`, and a cgroup of version 1 around the script alone. A cgroup
   around the whole container may have the wrapper or the guard killed, too: that is the row of rank 0's.
 - Faults while the ranks meet, which is the roll call's matter, and restarts of torchrun: other tests.
-- The seconds are those of one run, on a machine that had other work, too (a load of 50 and more). Tests only assert that they are less than the
-  grace of {GRACE} s and one more, and the bound where the fault is silence.
+- The seconds are those of one run, on a machine that had other work, too (a load of 50 and more). Tests only assert
+  that they are less than the grace of {GRACE} s and one more, and the bound where the fault is silence.
 """
 
 
