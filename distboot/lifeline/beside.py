@@ -54,6 +54,7 @@ class Guard:
     def __init__(self, meeting: Meeting, settings: Settings, secret: str) -> None:
         self._meeting, self._settings, self._secret = meeting, settings, secret
         self._files: list[int] = []
+        self._control = -1
         self._started: subprocess.Popen[bytes] | None = None
         self._problem: str | None = None
         try:
@@ -67,7 +68,7 @@ class Guard:
         problem = self._problem or self._await()
         if problem is None:
             try:
-                farewell.tell_at_exit(self._status, self._control.fileno())
+                farewell.tell_at_exit(self._status, self._control)
                 self._hand_over()
             except (OSError, AttributeError) as error:
                 problem = str(error)
@@ -83,22 +84,24 @@ class Guard:
 
     def close(self) -> None:
         """End the guard of a rank that has left the job; or one that has not taken over."""
-        with suppress(OSError, AttributeError):
-            self._control.send(LEAVE, socket.MSG_NOSIGNAL)
-            self._control.shutdown(socket.SHUT_RDWR)  # also for the C library, which has it under another number
-            self._control.close()
+        with suppress(OSError), self._line() as control:
+            control.send(LEAVE, socket.MSG_NOSIGNAL)
+            control.shutdown(socket.SHUT_RDWR)  # also for the C library, which has it under another number
         for file in self._files:
             os.close(file)
         self._files.clear()
+        self._control = -1
         if self._started is not None and self._started.poll() is None:
             self._started.kill()  # it ends at once by itself, if it has begun at all
             self._started.wait()
 
     def _start(self) -> None:
-        self._control, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair()
         # The C library waits for the answer, but not for a guard that somebody has stopped.
-        limit = struct.pack("ll", _ANSWER_LIMIT, 0)
-        self._control.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _ANSWER_LIMIT, 0))
+        # A number, as an object of Python's would be missed at the end of the process.
+        self._control = ours.detach()
+        self._files.append(self._control)
         # Both ends stay open here: writing to a guard that was killed must not end the script.
         reading, writing = os.pipe()
         self._words = last_words.out_of_the_way(writing)
@@ -120,12 +123,16 @@ class Guard:
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         try:
-            if poll.poll(_START_LIMIT * 1000) and self._control.recv(1):
+            if poll.poll(_START_LIMIT * 1000) and os.read(self._control, 1):
                 self._started.wait(_START_LIMIT)
                 return None
         except (OSError, subprocess.TimeoutExpired):
             return f"its guard did not start within {_START_LIMIT} s"
         return "its guard did not start, or ended at once"
+
+    def _line(self) -> socket.socket:
+        """What leads to the guard, as an object for a moment."""
+        return socket.socket(fileno=os.dup(self._control))
 
     def _hand_over(self) -> None:
         lines = self._meeting.hand_over()
@@ -155,14 +162,15 @@ class Guard:
 
     def _send(self, plan: dict[str, object], connections: list[socket.socket]) -> None:
         data = json.dumps(plan).encode()
-        for start in range(0, len(connections), FILES_AT_ONCE):
-            files = array("i", [each.fileno() for each in connections[start : start + FILES_AT_ONCE]])
-            # A space, as a message with files must have a byte, and JSON may begin with one.
-            self._control.sendmsg([b" "], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)], socket.MSG_NOSIGNAL)
-        sent = 0
-        while sent < len(data):
-            sent += self._control.send(data[sent:], socket.MSG_NOSIGNAL)
-        self._control.send(b"\n", socket.MSG_NOSIGNAL)
+        with self._line() as control:
+            for start in range(0, len(connections), FILES_AT_ONCE):
+                files = array("i", [each.fileno() for each in connections[start : start + FILES_AT_ONCE]])
+                # A space, as a message with files must have a byte, and JSON may begin with one.
+                control.sendmsg([b" "], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)], socket.MSG_NOSIGNAL)
+            sent = 0
+            while sent < len(data):
+                sent += control.send(data[sent:], socket.MSG_NOSIGNAL)
+            control.send(b"\n", socket.MSG_NOSIGNAL)
 
 
 @contextmanager
