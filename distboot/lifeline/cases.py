@@ -87,9 +87,9 @@ class Inquest:
         """A rank has failed, or is about to."""
         return self._add(Case(member, now + (SETTLING if end.is_consequence else 0.0), end))
 
-    def lost(self, member: Member, why: str, now: float) -> Case:
-        """A rank was lost."""
-        return self._add(Case(member, now + GATHERING, why=why))
+    def lost(self, member: Member, why: str, now: float, gathering: float = GATHERING) -> Case:
+        """A rank was lost, perhaps with others."""
+        return self._add(Case(member, now + gathering, why=why))
 
     def asked(self, member: Member, number: int, now: float) -> Case:
         """Somebody outside has asked a rank to stop."""

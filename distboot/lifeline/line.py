@@ -21,8 +21,8 @@ _MOST_BEATS = 2000  # a second, that rank 0 answers for: in larger jobs every ra
 # In intervals.
 _SLACK = 0.6  # beyond the bound: a rank that was stopped for just as long has then spoken again
 _PROBING = 1.0  # before the bound, to have a second opinion by then
-_RECENT = 2.5  # within which a kernel that is there acknowledges what it got
-_UNUSUAL = 2.5  # of silence
+_RECENT = 3.5  # within which a kernel that is there acknowledges what it got
+_UNUSUAL = 3.0  # of silence
 _THIN_LINEAR_TIMEOUTS = 16  # tcp(7): a lost packet is sent again soon, also when several were lost
 _LAST_DATA_RECEIVED = 52  # offset of tcpi_last_data_recv in struct tcp_info, linux/tcp.h
 
@@ -65,7 +65,7 @@ class Line:
         self._probe: Probe | None = None
         self._frames = Frames(MOST_FROM_A_RANK)
         self._beat = session.sealed("beat", "null")
-        self._heard = self._acknowledged = self._since = time.monotonic()
+        self._heard = self._sent = self._acknowledged = self._since = time.monotonic()
         self._wakes = 0  # bytes that must be there before we wake up
         connection.setblocking(False)
         self._wake_for(len(self._beat) + 1)
@@ -84,7 +84,8 @@ class Line:
     def beat(self, now: float) -> None:
         """Say that we are here; called once an interval."""
         if self._unacknowledged() == 0:
-            self._acknowledged = now
+            self._acknowledged = self._sent  # then, and not only now, the peer's kernel was there
+        self._sent = now
         self._send(self._beat)
 
     def receive(self, now: float) -> list[tuple[str, object]]:
@@ -115,7 +116,7 @@ class Line:
 
     def forgive(self, now: float) -> None:
         """Count from now on: we were asleep ourselves."""
-        self._acknowledged = self._since = now
+        self._sent = self._acknowledged = self._since = now
 
     def quiet(self, now: float) -> float:
         """Seconds for which the peer has said nothing, or has not confirmed what we said."""
@@ -127,7 +128,7 @@ class Line:
 
     def complaint(self, now: float, bound: float) -> Complaint | None:
         """What is wrong with the peer, which must not be silent for `bound` seconds; None: nothing yet."""
-        if now - min(self._heard, self._acknowledged) < self._interval and not self.is_suspect:  # by far the most
+        if now - min(self._heard, self._acknowledged) < 1.5 * self._interval and not self.is_suspect:  # by far the most
             return None
         quiet = self.quiet(now)
         self.is_suspect = quiet > bound - _PROBING * self._interval
