@@ -136,7 +136,9 @@ class Job:
     def first(self, rank: int) -> str:
         """What a rank says of the first failure, without its own name, and without lines of a traceback."""
         said = re.findall(
-            rf"^distboot: rank {rank} on \S+: (?!summary|warning|\d+/\d+ joined)(.*)$", self.output(rank), re.MULTILINE
+            rf"^distboot: rank {rank} on \S+: (?!summary|warning|the script has not ended|\d+/\d+ joined)(.*)$",
+            self.output(rank),
+            re.MULTILINE,
         )
         assert len(said) == 1, self.output(rank)
         return str(said[0])

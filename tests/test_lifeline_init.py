@@ -85,6 +85,15 @@ def test_term_from_outside_ends_all_at_once_and_is_no_failure(start_init: Start)
     assert running.report()["outcome"] == "stopped"
 
 
+def test_uncaught_keyboard_interrupt_is_from_outside(start_init: Start) -> None:
+    running = start_init(FAILING % "raise KeyboardInterrupt", CULPRIT="1")
+    running.all_ready()
+    running.touch("fail")
+    running.codes()
+    assert running.first(2).startswith("stopped by SIGINT from outside: rank 1 got it first, on ")
+    assert running.report()["outcome"] == "stopped"
+
+
 def test_preempted_is_for_scripts_that_ask(start_init: Start) -> None:
     script = """
 assert not ctx.preempted

@@ -122,7 +122,7 @@ def test_but_not_for_ever(running: Job) -> None:
     running.send(2, "ending", None)
     running.send(3, "trouble", OF_A_PEER.as_message())
     running.later(1)
-    running.later(5)
+    running.later(15)
     assert _first(running) == (3,)
 
 

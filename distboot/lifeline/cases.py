@@ -11,7 +11,7 @@ from .verdict import Seat
 
 SETTLING = 0.15  # seconds for a failure to become known that explains what came first; mpirun gives us 0.24 to live
 GATHERING = 0.1  # seconds in which the ranks of a host that died are lost
-_LEAVING = 3.0  # seconds for a Python that is about to end to do so, while other ranks have lost it already
+_LEAVING = 10.0  # seconds for a Python that is about to end to do so, while other ranks have lost it already
 
 
 @dataclass(slots=True, eq=False)

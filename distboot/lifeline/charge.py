@@ -60,6 +60,8 @@ class Charge:
     def kill(self) -> None:
         """End it, if it has not ended."""
         self._is_killed = True
+        if not self.has_ended:
+            self._role.say("the script has not ended within the grace after TERM (DISTBOOT_GRACE): killed")
         if self.process.file is not None or not self.has_ended:  # else its number may be another's by now
             self.process.send(LAST_RESORT if self.process.pid == 1 else signal.SIGKILL)
 
@@ -87,8 +89,9 @@ class Charge:
                 self._role.trouble(End(words=words.text, told=self.told, when=time.time()), now)
             elif words.kind == ENDING:
                 self._role.ending(now)
-            elif words.kind == INTERRUPT:
-                self.asked = self.asked or int(signal.SIGINT)
+            elif words.kind == INTERRUPT and self.asked is None and not self.told:
+                self.asked = int(signal.SIGINT)
+                self._role.stopping(self.asked, now)
             elif words.kind == TERM:
                 self.stopping(now)
         if self._words.take_dump():

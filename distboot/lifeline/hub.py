@@ -211,7 +211,8 @@ class Hub(Role):
         if case.asked is not None:
             self.verdict = stopped(member.seat, case.asked)
         elif case.end is not None:
-            self.verdict = failed(member.seat, member.end or case.end, self._delay(member))
+            before = [one.seat.rank for one in self.members if one.end is not None and one.end.is_well]
+            self.verdict = failed(member.seat, member.end or case.end, self._delay(member), before)
         else:
             gone = self._inquest.lost_with(case)
             for one in gone:

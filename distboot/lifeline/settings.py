@@ -39,7 +39,7 @@ def settings(environ: Mapping[str, str], grace: float | None = None) -> Settings
     Raises:
         DistbootError: `broken-environment`, a value is none.
     """
-    switch = environ.get("DISTBOOT_LIFELINE", "1")
+    switch = environ.get("DISTBOOT_LIFELINE") or "1"
     if switch not in ("0", "1"):
         raise DistbootError(
             "broken-environment",
@@ -51,7 +51,7 @@ def settings(environ: Mapping[str, str], grace: float | None = None) -> Settings
         raise DistbootError(
             "broken-environment",
             f"DISTBOOT_LIFELINE_TIMEOUT={bound:g} is shorter than {_LEAST_BOUND:g} s",
-            "ranks are heard of once a second; a bound that a busy machine can keep is 15",
+            "give 2 to 86400; ranks are heard of once a second, and 15 is a bound that a busy machine can keep",
         )
     grace = grace_setting(environ, grace)
     report = environ.get("DISTBOOT_REPORT") or None

@@ -15,7 +15,7 @@ from .verdict import Seat, Verdict, lost, pid_of
 
 _VERDICT = 1.0  # seconds after our end to hear why
 _GOODBYE = 1.0  # seconds for rank 0 to take our last word
-_EXPLANATION = 4.0  # seconds, where a peer that is about to end may be the cause
+_EXPLANATION = 11.0  # seconds, where a peer that is about to end may be the cause
 _LAST_WORD = 3.0  # seconds beyond the grace for rank 0 to let us out
 
 

@@ -93,15 +93,19 @@ class Verdict:
         return cls(tuple(ranks), message["is_failure"], lines, float(delay))
 
 
-def failed(seat: Seat, end: End, delay: float) -> Verdict:
-    """A rank ended in failure."""
+def failed(seat: Seat, end: End, delay: float, before: Sequence[int] = ()) -> Verdict:
+    """A rank ended in failure, when the ranks `before` had ended well."""
     words = end.words.splitlines()
     # A crash has the innermost call first, and an exception last.
     lines = shown("\n".join(words[:_MOST_LINES] if end.is_crash else words[-_MOST_LINES:]))
     said = end.said()
     if end.status is None and not end.cause and end.words:  # it is still about to end
-        said = f"uncaught exception: {printable(end.words.splitlines()[-1])[:_LONGEST]}"
-    return Verdict((seat.rank,), True, f"rank {seat.rank} failed first: {said}, {seat.said()}{_at(end)}{lines}", delay)
+        message = printable(end.words.splitlines()[-1])
+        said = "uncaught exception: " + (message if len(message) <= _LONGEST else message[:_LONGEST] + "…")
+    first = "failed first"
+    if end.is_consequence:
+        first += ", as a peer had gone" + (f" ({ranks_said(before)} had ended with exit code 0)" if before else "")
+    return Verdict((seat.rank,), True, f"rank {seat.rank} {first}: {said}, {seat.said()}{_at(end)}{lines}", delay)
 
 
 def lost(gone: Sequence[Seat], why: str) -> Verdict:
