@@ -9,7 +9,8 @@ from .ends import End
 from .line import Line
 from .verdict import Seat
 
-SETTLING = 0.15  # seconds for a failure to become known that explains what came first; mpirun gives us 0.24 to live
+SETTLING = 0.15  # seconds for a failure to become known to which a signal is the answer; mpirun gives us 0.24 to live
+EXPLAINING = 0.5  # seconds for one to become known that explains what a rank says of a peer
 GATHERING = 0.1  # seconds in which the ranks of a host that died are lost
 _LEAVING = 10.0  # seconds for a Python that is about to end to do so, while other ranks have lost it already
 
@@ -85,7 +86,7 @@ class Inquest:
 
     def failed(self, member: Member, end: End, now: float) -> Case:
         """A rank has failed, or is about to."""
-        return self._add(Case(member, now + (SETTLING if end.is_consequence else 0.0), end))
+        return self._add(Case(member, now + (EXPLAINING if end.is_consequence else 0.0), end))
 
     def lost(self, member: Member, why: str, now: float, gathering: float = GATHERING) -> Case:
         """A rank was lost, perhaps with others."""
@@ -104,7 +105,7 @@ class Inquest:
         if case.due > now and any(member.is_open for member in self.members):
             return None
         if case.is_consequence and self._may_be_explained(case, now):
-            case.due = now + SETTLING
+            case.due = now + EXPLAINING
             return None
         return min(self.cases, key=lambda one: one.is_answer)
 
