@@ -15,6 +15,7 @@ from hosts import Hosts
 _SAID = re.compile(r"distboot: rank (\d) on \w+: (.*)")
 _FIRST = re.compile(r"ranks? \S+ (failed|lost) first: |stopped by \w+ from outside: ")
 _SLACK = 10  # seconds, for a machine that is busy with other things
+_GUARD = 10.0  # seconds for the guard of `init`, which ends after its script, to write the report
 _LAUNCHER = 8  # seconds for a launcher to end after the ranks
 _WELL = 20  # seconds for a job to end well
 
@@ -68,7 +69,7 @@ def run(hosts: Hosts, fault: Fault, way: str, launcher: str, index: int) -> Outc
             undo.close()
         one.kill_stopped()
         outcome.exits = one.exits(_LAUNCHER)
-        outcome.report = one.report()
+        outcome.report = one.report(_GUARD if fault.code is not None or not fault.says else 0.0)
         outcome.output = one.output()
     outcome.lines = [(int(rank), text) for rank, text in _SAID.findall(outcome.output)]
     return outcome

@@ -218,9 +218,11 @@ class Job:
         """All that was printed."""
         return "".join(file.read_text(errors="replace") for file in sorted(self.folder.glob("output.*")))
 
-    def report(self) -> dict[str, Any] | None:
-        """What DISTBOOT_REPORT holds."""
-        path = self.folder / "report.json"
+    def report(self, limit: float) -> dict[str, Any] | None:
+        """What DISTBOOT_REPORT holds, within so many seconds."""
+        path, end = self.folder / "report.json", time.monotonic() + limit
+        while not path.exists() and time.monotonic() < end:
+            time.sleep(0.05)
         return dict(json.loads(path.read_text())) if path.exists() else None
 
     def end(self) -> None:
