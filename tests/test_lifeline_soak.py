@@ -1,4 +1,4 @@
-"""The soak of `bench/lifeline.py`, shortened: load, ranks that are stopped for a while, locks that are held; no alarm."""
+"""The soak of `bench/lifeline.py`, shortened: load, ranks that are stopped or hold their lock a while; no alarm."""
 
 from __future__ import annotations
 
