@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -94,9 +94,8 @@ def slurm(hosts: Hosts) -> Iterator[Slurm]:
         yield up
 
 
-@pytest.fixture
-def start(clean_env: dict[str, str], port: int, tmp_path: Path) -> Iterator[Start]:
-    """Starts a job of unmodified scripts under the wrapper."""
+@contextmanager
+def _starter(env: dict[str, str], port: int, folder: Path, *, init: bool) -> Iterator[Start]:
     with ExitStack() as stack:
 
         def begin(
@@ -104,29 +103,24 @@ def start(clean_env: dict[str, str], port: int, tmp_path: Path) -> Iterator[Star
             ranks: int = 3,
             stderr: int | None = None,
             before: Sequence[str] = (),
-            **env: str,
+            **more: str,
         ) -> Job:
             return stack.enter_context(
-                job({**clean_env, **env}, port, tmp_path, script, ranks, stderr=stderr, before=before)
+                job({**env, **more}, port, folder, script, ranks, init=init, stderr=stderr, before=before)
             )
 
         yield begin
 
 
 @pytest.fixture
+def start(clean_env: dict[str, str], port: int, tmp_path: Path) -> Iterator[Start]:
+    """Starts a job of unmodified scripts under the wrapper."""
+    with _starter(clean_env, port, tmp_path, init=False) as begin:
+        yield begin
+
+
+@pytest.fixture
 def start_init(clean_env: dict[str, str], port: int, tmp_path: Path) -> Iterator[Start]:
     """Starts a job of scripts that call `init`."""
-    with ExitStack() as stack:
-
-        def begin(
-            script: str = DEFAULT,
-            ranks: int = 3,
-            stderr: int | None = None,
-            before: Sequence[str] = (),
-            **env: str,
-        ) -> Job:
-            return stack.enter_context(
-                job({**clean_env, **env}, port, tmp_path, script, ranks, init=True, stderr=stderr, before=before)
-            )
-
+    with _starter(clean_env, port, tmp_path, init=True) as begin:
         yield begin

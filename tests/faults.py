@@ -95,6 +95,12 @@ _B_GONE = "(ranks 2-3|rank [23]) lost first: "
 CUT = {0: _B_GONE, 1: _B_GONE, 2: "rank 0 lost first: ", 3: "rank 0 lost first: "}
 NAN = r"(exit code 1|uncaught exception: RuntimeError: the loss is nan), on nodeb \(node 1, local rank 1, process \d+\)"
 
+
+def _cut(name: str, title: str, inject: Callable[[Job], None], after: Callable[[Hosts], object]) -> Fault:
+    """Something that keeps nodeb's ranks and rank 0 from hearing of each other."""
+    return Fault(name, title, CUT, LOST, (2, 3), inject=inject, env=QUIET, after=after, silence=True, cut=True)
+
+
 FAULTS = [
     Fault("exception", "uncaught exception", all_but([3], FAILED + NAN), 1, act="exception"),
     Fault("exit", "`sys.exit(3)`", all_but([3], FAILED + "exit code 3"), 3, act="exit"),
@@ -136,42 +142,9 @@ FAULTS = [
         inject=kill_watcher,
     ),
     Fault("host", "nodeb: SIGKILL for all its processes", all_but([2, 3], HOST_GONE), LOST, (2, 3), inject=kill_host),
-    Fault(
-        "link",
-        "nodeb: link down",
-        CUT,
-        LOST,
-        (2, 3),
-        inject=cut_link,
-        env=QUIET,
-        after=mend_link,
-        silence=True,
-        cut=True,
-    ),
-    Fault(
-        "drop-to-0",
-        "packets from nodeb to nodea dropped",
-        CUT,
-        LOST,
-        (2, 3),
-        inject=drop("nodeb", "nodea"),
-        env=QUIET,
-        after=let_pass("nodeb", "nodea"),
-        silence=True,
-        cut=True,
-    ),
-    Fault(
-        "drop-from-0",
-        "packets from nodea to nodeb dropped",
-        CUT,
-        LOST,
-        (2, 3),
-        inject=drop("nodea", "nodeb"),
-        env=QUIET,
-        after=let_pass("nodea", "nodeb"),
-        silence=True,
-        cut=True,
-    ),
+    _cut("link", "nodeb: link down", cut_link, mend_link),
+    _cut("drop-to-0", "packets from nodeb to nodea dropped", drop("nodeb", "nodea"), let_pass("nodeb", "nodea")),
+    _cut("drop-from-0", "packets from nodea to nodeb dropped", drop("nodea", "nodeb"), let_pass("nodea", "nodeb")),
     Fault("stop-5", "SIGSTOP for 5 s, bound 15 s", inject=stop_for_a_while),
     Fault(
         "stop",

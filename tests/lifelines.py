@@ -43,6 +43,27 @@ if rank == int(os.environ["CULPRIT"]):
 until("end")
 """
 
+# The survivors wait in a collective operation of Gloo, which no handler written in Python interrupts.
+FAILING_TORCH = """
+import torch, torch.distributed as dist
+ready()
+if rank == int(os.environ["CULPRIT"]):
+    until("fail")
+    %s
+dist.all_reduce(torch.ones(1))
+until("end")
+"""
+# What the rank does that fails, its exit code, and what is said of it.
+ENDS = {
+    "exception": ("raise ValueError('boom')", 1, "uncaught exception: ValueError: boom"),
+    "sys.exit": ("sys.exit(3)", 3, "exit code 3"),
+    "SystemExit": ("raise SystemExit(7)", 7, "exit code 7"),
+    "os._exit": ("os._exit(4)", 4, "exit code 4"),
+    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", 137, "killed by SIGKILL (by the kernel when memory ran out, "),
+    "SIGSEGV": ("import ctypes; ctypes.string_at(0)", 139, "killed by SIGSEGV"),
+    "abort": ("os.abort()", 134, "killed by SIGABRT"),
+}
+
 
 def until(condition: Callable[[], object], seconds: float = 60) -> None:
     """Wait for a condition, bounded in time."""

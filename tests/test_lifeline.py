@@ -10,17 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from lifelines import DEFAULT, FAILING, Start, job, until
-
-ENDS = {
-    "exception": ("raise ValueError('boom')", 1, "uncaught exception: ValueError: boom"),
-    "sys.exit": ("sys.exit(3)", 3, "exit code 3"),
-    "SystemExit": ("raise SystemExit(7)", 7, "exit code 7"),
-    "os._exit": ("os._exit(4)", 4, "exit code 4"),
-    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", 137, "killed by SIGKILL (by the kernel when memory ran out, "),
-    "SIGSEGV": ("import ctypes; ctypes.string_at(0)", 139, "killed by SIGSEGV"),
-    "abort": ("os.abort()", 134, "killed by SIGABRT"),
-}
+from lifelines import DEFAULT, ENDS, FAILING, Start, job, until
 
 
 @pytest.mark.parametrize("culprit", [0, 2])

@@ -8,37 +8,17 @@ from pathlib import Path
 
 import pytest
 from launched import needs_torch
-from lifelines import Start, job, until
+from lifelines import ENDS, FAILING_TORCH, Start, job, until
 
 pytestmark = needs_torch
 
-# The survivors wait in a collective operation of Gloo, which no handler written in Python interrupts.
-FAILING = """
-import torch, torch.distributed as dist
-ready()
-if rank == int(os.environ["CULPRIT"]):
-    until("fail")
-    %s
-dist.all_reduce(torch.ones(1))
-until("end")
-"""
-
-
-ENDS = {
-    "exception": ("raise ValueError('boom')", 1, "uncaught exception: ValueError: boom"),
-    "sys.exit": ("sys.exit(3)", 3, "exit code 3"),
-    "SystemExit": ("raise SystemExit(7)", 7, "exit code 7"),
-    "os._exit": ("os._exit(4)", 4, "exit code 4"),
-    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", 137, "killed by SIGKILL"),
-    "SIGSEGV": ("import ctypes; ctypes.string_at(0)", 139, "killed by SIGSEGV"),
-}
 UNSEEN = "ended without a word"  # where the kernel is older than 6.15, and the parent was quicker than the guard
 
 
 @pytest.mark.parametrize(("way", "culprit"), [(way, 2) for way in ENDS] + [("exception", 0), ("SIGKILL", 0)])
 def test_first_failure_is_known_to_all_and_all_stop(start_init: Start, way: str, culprit: int) -> None:
     statement, code, said = ENDS[way]
-    running = start_init(FAILING % statement, CULPRIT=str(culprit))
+    running = start_init(FAILING_TORCH % statement, CULPRIT=str(culprit))
     pids = running.all_ready()
     running.touch("fail")
     codes = running.codes()
@@ -77,7 +57,7 @@ def test_early_end_of_rank_0_is_none(start_init: Start) -> None:
 
 
 def test_term_from_outside_ends_all_at_once_and_is_no_failure(start_init: Start) -> None:
-    running = start_init(FAILING % "pass", CULPRIT="1")
+    running = start_init(FAILING_TORCH % "pass", CULPRIT="1")
     pids = running.all_ready()
     os.kill(pids[0], signal.SIGTERM)  # blocked in a collective operation
     assert running.codes() == [143, 143, 143]
@@ -86,7 +66,7 @@ def test_term_from_outside_ends_all_at_once_and_is_no_failure(start_init: Start)
 
 
 def test_uncaught_keyboard_interrupt_is_from_outside(start_init: Start) -> None:
-    running = start_init(FAILING % "raise KeyboardInterrupt", CULPRIT="1")
+    running = start_init(FAILING_TORCH % "raise KeyboardInterrupt", CULPRIT="1")
     running.all_ready()
     running.touch("fail")
     running.codes()
@@ -132,7 +112,7 @@ Path(f"saved-{rank}").touch()
 
 
 def test_script_that_ignores_term_is_killed_after_the_grace(start_init: Start) -> None:
-    script = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + FAILING % "os._exit(5)"
+    script = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + FAILING_TORCH % "os._exit(5)"
     running = start_init(script.replace("dist.all_reduce(torch.ones(1))", ""), CULPRIT="1", DISTBOOT_GRACE="1")
     running.all_ready()
     running.touch("fail")
@@ -171,7 +151,8 @@ def test_script_with_init_under_the_wrapper_has_the_wrappers_lifeline(
     clean_env: dict[str, str], port: int, tmp_path: Path
 ) -> None:
     script = (
-        "import distboot\nctx = distboot.init(join_timeout=60)\nassert not ctx.preempted\n" + FAILING % "os._exit(4)"
+        "import distboot\nctx = distboot.init(join_timeout=60)\nassert not ctx.preempted\n"
+        + FAILING_TORCH % "os._exit(4)"
     )
     with job({**clean_env, "CULPRIT": "1"}, port, tmp_path, script) as running:
         running.all_ready()
@@ -187,7 +168,7 @@ _UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a process namespace needs root")
 def test_script_that_is_process_1_of_a_container_is_stopped(start_init: Start) -> None:
-    running = start_init(FAILING % "sys.exit(3)", ranks=2, before=_UNSHARE, CULPRIT="1", DISTBOOT_GRACE="1")
+    running = start_init(FAILING_TORCH % "sys.exit(3)", ranks=2, before=_UNSHARE, CULPRIT="1", DISTBOOT_GRACE="1")
     for rank in range(2):
         until((running.folder / f"pid-{rank}").exists)
     running.touch("fail")

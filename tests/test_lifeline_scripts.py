@@ -7,20 +7,9 @@ import os
 import signal
 
 from launched import needs_torch
-from lifelines import DEFAULT, Start, until
+from lifelines import DEFAULT, FAILING_TORCH, Start, until
 
 pytestmark = needs_torch
-
-# The survivors wait in a collective operation of Gloo, which no handler written in Python interrupts.
-FAILING = """
-import torch, torch.distributed as dist
-ready()
-if rank == int(os.environ["CULPRIT"]):
-    until("fail")
-    %s
-dist.all_reduce(torch.ones(1))
-until("end")
-"""
 
 
 def test_children_of_a_rank_are_its_own_matter(start_init: Start) -> None:
@@ -143,7 +132,7 @@ def test_init_once_more_has_a_lifeline_of_its_own(start_init: Start) -> None:
 ctx.close()
 ctx = distboot.init(join_timeout=60)
 """
-        + FAILING % "os._exit(4)"
+        + FAILING_TORCH % "os._exit(4)"
     )
     running = start_init(script, CULPRIT="1")
     running.all_ready()
@@ -154,7 +143,7 @@ ctx = distboot.init(join_timeout=60)
 
 
 def test_torchruns_error_file_gets_what_it_expects(start_init: Start) -> None:
-    running = start_init(FAILING % "raise ValueError('boom')", CULPRIT="1", TORCHELASTIC_ERROR_FILE="error.json")
+    running = start_init(FAILING_TORCH % "raise ValueError('boom')", CULPRIT="1", TORCHELASTIC_ERROR_FILE="error.json")
     running.all_ready()
     running.touch("fail")
     running.codes()

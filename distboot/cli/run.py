@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
             wait_until_resolves(placement, seconds)
             exports = variables(placement, os.environ, named=parsed.launcher)
             return supervise.run(command, applied(exports, os.environ), grace=grace)
-        lifeline = settings(os.environ, parsed.grace)
+        lifeline = settings(os.environ, grace)
         from .. import interfaces  # here and below, so that a process that is alone does not pay for sockets
         from ..lifeline.keeper import Keeper
         from ..rollcall.attend import attend
@@ -60,11 +60,12 @@ def main(arguments: list[str]) -> int:
             exports |= interfaces.variables(meeting.interface, os.environ)
             meeting.vacate()
             environ = applied(exports, os.environ)
+            watch = None
             if lifeline is None:
                 meeting.goodbye()
-                return supervise.run(command, environ, grace=grace, open_files=meeting.open_files)
-            watch = Keeper(meeting, lifeline, environ.get("DISTBOOT_SECRET", ""))
-            environ = watch.environ(environ)
+            else:
+                watch = Keeper(meeting, lifeline, environ.get("DISTBOOT_SECRET", ""))
+                environ = watch.environ(environ)
             return supervise.run(command, environ, grace=grace, open_files=meeting.open_files, watch=watch)
 
 

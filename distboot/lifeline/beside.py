@@ -16,7 +16,7 @@ from dataclasses import asdict
 
 from .. import handoff
 from ..errors import tell
-from ..rollcall.meeting import Meeting
+from ..rollcall.meeting import Meeting, say_goodbye
 from ..rollcall.wire import Session
 from . import farewell, last_words
 from .guard import FILES_AT_ONCE, LEAVE
@@ -139,13 +139,10 @@ class Guard:
         try:
             self._send(self._plan(lines), [connection for connection, _ in lines.values()])
         except OSError:
-            for connection, session in lines.values():
-                with suppress(OSError):
-                    connection.send(session.sealed("bye", "null"))
+            say_goodbye(lines.values())
             raise
-        finally:
-            for connection, _ in lines.values():
-                connection.close()
+        for connection, _ in lines.values():
+            connection.close()
 
     def _plan(self, lines: dict[int, tuple[socket.socket, Session]]) -> dict[str, object]:
         placement, roster = self._meeting.placement, self._meeting.roster

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from ..errors import printable
 
@@ -107,19 +109,21 @@ class End:
         Raises:
             TypeError: it is none.
         """
-        if not isinstance(message, dict) or message.keys() != set(cls.__slots__):
-            raise TypeError("sends a broken end")
-        numbers = (message["code"], message["signal"], message["asked"])
-        if not all(value is None or (type(value) is int and 0 <= value < 1 << 32) for value in numbers):
-            raise TypeError("sends a broken end")
-        texts, when = (message["words"], message["cause"]), message["when"]
-        if not all(isinstance(text, str) and len(text) <= _LONGEST_WORDS for text in texts):
-            raise TypeError("sends a broken end")
-        if type(message["told"]) is not bool:
-            raise TypeError("sends a broken end")
-        if not isinstance(when, int | float) or not 0 <= when < 1 << 33:
+        if not isinstance(message, dict) or message.keys() != set(cls.__slots__) or not _is_end(message):
             raise TypeError("sends a broken end")
         return cls(**message)
+
+
+def _is_end(message: Mapping[str, Any]) -> bool:
+    numbers = (message["code"], message["signal"], message["asked"])
+    texts, when = (message["words"], message["cause"]), message["when"]
+    return (
+        all(value is None or (type(value) is int and 0 <= value < 1 << 32) for value in numbers)
+        and all(isinstance(text, str) and len(text) <= _LONGEST_WORDS for text in texts)
+        and type(message["told"]) is bool
+        and isinstance(when, int | float)
+        and 0 <= when < 1 << 33
+    )
 
 
 def signal_name(number: int) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from ..errors import printable
 from ..roster import Roster, ranks_said
@@ -80,17 +81,22 @@ class Verdict:
         Raises:
             TypeError: it is none.
         """
-        if not isinstance(message, dict) or message.keys() != set(cls.__slots__):
+        if not isinstance(message, dict) or message.keys() != set(cls.__slots__) or not _is_verdict(message):
             raise TypeError("sends a broken verdict")
-        ranks, text, delay = message["ranks"], message["text"], message["delay"]
-        if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
-            raise TypeError("sends a broken verdict")
-        if type(message["is_failure"]) is not bool or not isinstance(text, str):
-            raise TypeError("sends a broken verdict")
-        if not isinstance(delay, int | float) or not 0 <= delay <= _LONGEST_DELAY:
-            raise TypeError("sends a broken verdict")
-        lines = "\n".join(map(printable, text.split("\n")))
-        return cls(tuple(ranks), message["is_failure"], lines, float(delay))
+        lines = "\n".join(map(printable, message["text"].split("\n")))
+        return cls(tuple(message["ranks"]), message["is_failure"], lines, float(message["delay"]))
+
+
+def _is_verdict(message: Mapping[str, Any]) -> bool:
+    ranks, delay = message["ranks"], message["delay"]
+    return (
+        isinstance(ranks, list)
+        and all(type(rank) is int for rank in ranks)
+        and type(message["is_failure"]) is bool
+        and isinstance(message["text"], str)
+        and isinstance(delay, int | float)
+        and 0 <= delay <= _LONGEST_DELAY
+    )
 
 
 def failed(seat: Seat, end: End, delay: float, before: Sequence[int] = ()) -> Verdict:
@@ -100,7 +106,7 @@ def failed(seat: Seat, end: End, delay: float, before: Sequence[int] = ()) -> Ve
     lines = shown("\n".join(words[:_MOST_LINES] if end.is_crash else words[-_MOST_LINES:]))
     said = end.said()
     if end.status is None and not end.cause and end.words:  # it is still about to end
-        message = printable(end.words.splitlines()[-1])
+        message = printable(words[-1])
         said = "uncaught exception: " + (message if len(message) <= _LONGEST else message[:_LONGEST] + "…")
     first = "failed first"
     if end.is_consequence:

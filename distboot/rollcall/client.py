@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -66,7 +65,6 @@ class Client:
         self._own = own
         self._membership = membership
         self._frames = Frames(MOST_FROM_RANK_0)
-        self._unread: deque[dict[str, object]] = deque()
         self._session = Session()
         self._refusal = ""  # what somebody who listens there said last to send us away
         self._met = 0.0  # when the roster came
@@ -211,7 +209,7 @@ class Client:
     def _talk(self, connection: socket.socket, end: float, welcome_end: float) -> Roster:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._frames, self._unread, nonce = Frames(MOST_FROM_RANK_0), deque(), fresh()
+        self._frames, nonce = Frames(MOST_FROM_RANK_0), fresh()
         connection.sendall(frame({"distboot": VERSION, "job": self._membership.job, "nonce": nonce}))
         welcome = self._next(welcome_end)
         if "incompatible" in welcome and not self._membership.secret:
@@ -240,16 +238,17 @@ class Client:
     def _next(self, end: float) -> dict[str, object]:
         """The next message, which must be complete before `end`, however slowly it trickles in."""
         assert self._connection is not None
-        while not self._unread:
+        messages: list[dict[str, object]] = []
+        while not messages:
             self._connection.settimeout(max(end - time.monotonic(), 0.01))
             # Not a byte more than this message: what follows may be for whoever takes the connection over.
             data = self._connection.recv(min(self._frames.missing, 1 << 20))
             if not data:
                 raise WireError("closed the connection")
-            self._unread.extend(self._frames.feed(data))
-            if time.monotonic() > end and not self._unread:
+            messages = self._frames.feed(data)
+            if time.monotonic() > end and not messages:
                 raise TimeoutError
-        message = self._unread.popleft()
+        (message,) = messages
         if "refused" in message:
             raise WireError(f"refused this rank: {quoted(message['refused'])}")
         return message

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
@@ -78,10 +78,7 @@ class Meeting:
 
     def goodbye(self) -> None:
         """Tell those at the other ends that the connections will not be used any more, and end them."""
-        for connection, session in self.hand_over().values():
-            with suppress(OSError):
-                connection.send(session.sealed("bye", "null"))
-            connection.close()
+        say_goodbye(self.hand_over().values())
 
     def take_listener(self) -> int | None:
         """The file descriptor of rank 0's listening socket, which is the caller's now; None on all other ranks."""
@@ -111,6 +108,14 @@ class Meeting:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def say_goodbye(connections: Iterable[tuple[socket.socket, Session]]) -> None:
+    """Tell those at the other ends that these connections will not be used any more, and end them."""
+    for connection, session in connections:
+        with suppress(OSError):
+            connection.send(session.sealed("bye", "null"))
+        connection.close()
 
 
 def alone(placement: Placement, join_timeout: float) -> Meeting:
