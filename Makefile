@@ -21,7 +21,7 @@ help: ## this list
 demo: $(VENV)/demo.stamp ## train on real digits: plain, torchrun, mpirun, and through the wrapper
 	$(BIN)/python examples/demo.py $(ARGS)
 
-test: $(VENV)/dev.stamp ## run all tests (ARGS="-k name" for some)
+test: $(VENV)/frameworks.stamp ## run all tests (ARGS="-k name" for some)
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest $(ARGS)
 
 lint: $(VENV)/dev.stamp ## ruff, ruff format, mypy strict
@@ -36,7 +36,7 @@ format: $(VENV)/dev.stamp ## let ruff format and mend
 docs: $(VENV)/dev.stamp ## write the tables of README.md anew from the code's own records
 	$(BIN)/python docs/tables.py
 
-bench: $(VENV)/dev.stamp ## measure what the project promises, side by side
+bench: $(VENV)/frameworks.stamp ## measure what the project promises, side by side
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python bench/run.py $(ARGS)
 
 clean: ## remove the virtual environment and all caches
@@ -60,4 +60,14 @@ $(VENV)/demo.stamp: pyproject.toml | $(VENV)/bin/python
 $(VENV)/dev.stamp: $(VENV)/demo.stamp
 	@echo "distboot: installing the tools of the developers"
 	DS_BUILD_OPS=0 $(PIP) --quiet -e ".[dev]"
+	@touch $@
+
+# The real ones, for their tests. What has to be compiled is built once a machine, where there is a compiler.
+$(VENV)/frameworks.stamp: $(VENV)/dev.stamp tests/frameworks/wheels.sh
+	@echo "distboot: installing the frameworks"
+	$(PIP) --quiet -e ".[frameworks]"
+	$(PIP) --quiet --no-deps tf-keras
+	wheels=$$(tests/frameworks/wheels.sh $(BIN)/python) && [ -z "$$wheels" ] || { \
+	    $(PIP) --quiet --no-deps --force-reinstall "$$wheels"/deepspeed/*.whl "$$wheels"/horovod/*.whl && \
+	    $(PIP) --quiet --no-deps --upgrade --target $(VENV)/horovod-gloo "$$wheels"/horovod-gloo/*.whl; }
 	@touch $@

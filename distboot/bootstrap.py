@@ -29,15 +29,24 @@ def init(
     launcher: str | None = None,
     join_timeout: float | None = None,
     timeout: float | None = None,
+    strategy: str | None = None,
+    ps: int = 0,
+    evaluator: bool = False,
 ) -> Context:
-    """Find this process's place in the job and start the framework's process group. The first line of a script.
+    """Find this process's place in the job and start the framework. The first line of a script.
 
     Args:
-        framework: what to start; "torch".
-        backend: backend of the process group; default: nccl on CUDA (xccl, hccl where they are), else gloo.
+        framework: what to start: "torch", "deepspeed", "horovod.torch", "horovod.tensorflow", "horovod.keras",
+            "tensorflow", "jax", "mpi", or "none" for the environment and the roll call only.
+        backend: backend of the process group; default: nccl on CUDA (xccl, hccl where they are), else gloo. Of
+            Horovod: "mpi" or "gloo"; default: MPI under an MPI launcher, else gloo.
         launcher: name of the launcher to believe; default: DISTBOOT_LAUNCHER, or else what `detect` finds.
         join_timeout: seconds for all ranks to be there; default: DISTBOOT_JOIN_TIMEOUT, or else 300.
         timeout: seconds for a collective operation; default: the framework's.
+        strategy: TensorFlow's: "multi_worker_mirrored", "parameter_server", "mirrored" or "default"; default: the
+            first of these, or the last two on one process with several and with at most one accelerator.
+        ps: with "parameter_server", how many ranks are parameter servers: the last ones.
+        evaluator: with "parameter_server", whether the very last rank evaluates on the side.
 
     Returns:
         The context. A second call for the same framework returns the same one.
@@ -46,9 +55,10 @@ def init(
         DistbootError: something is wrong or missing; `os.environ` is then as it was before the call.
     """
     global _current  # noqa: PLW0603 - a process has one default process group, and so one context
-    start = frameworks.starter(framework)
-    join_limit = join_timeout_setting(join_timeout)
     limit = None if timeout is None else seconds(f"timeout={quoted(timeout)}", timeout)
+    options = frameworks.Options(framework, backend, limit, strategy, ps, evaluator)
+    start = frameworks.starter(options)
+    join_limit = join_timeout_setting(join_timeout)
     lifeline = settings(os.environ)
     with _lock:
         if _current is not None and _current[0] == os.getpid() and not _current[1].closed:
@@ -60,15 +70,15 @@ def init(
             refuse_unless_rank(placement)
             with (
                 Exported() as exported,
-                _met(placement, join_limit, framework, backend) as meeting,
+                _met(placement, join_limit, options) as meeting,
                 beside.watched(meeting, exported.environ_before(), lifeline),
             ):
-                context = start(meeting, exported, backend, limit)
+                context = start(meeting, exported, options)
         _current = (os.getpid(), context)
     return context
 
 
-def _met(placement: Placement, join_limit: float, framework: str, backend: str | None) -> Meeting:
+def _met(placement: Placement, join_limit: float, options: frameworks.Options) -> Meeting:
     """All ranks together, or, where the roll call is off, what this process's environment alone proves."""
     hosts: list[str] = []
     if mpi.can_tell(placement):
@@ -77,8 +87,8 @@ def _met(placement: Placement, join_limit: float, framework: str, backend: str |
     if not roll_call_setting():
         wait_until_resolves(placement, join_limit)
         return alone(placement, join_limit)
-    on_cpu = frameworks.on_cpu(framework, backend)
-    return attend(placement, os.environ, join_limit, hosts=hosts, on_cpu=on_cpu)
+    on_cpu = frameworks.on_cpu(options)
+    return attend(placement, os.environ, join_limit, hosts=hosts, framework=options.framework, on_cpu=on_cpu)
 
 
 def _same(context: Context, framework: str) -> Context:

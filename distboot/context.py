@@ -6,9 +6,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from .lifeline.preemption import preempted
+
+_FIRST_LIMIT = 3600.0  # seconds that main_first() gives the first rank: downloads are slow
+
+
+class _WaitsFor(Protocol):
+    def __call__(self, what: str, limit: float, *, opens: bool) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -20,7 +26,14 @@ class Context:
         launcher, platform, rank, world_size, local_rank, local_world_size, node_rank, num_nodes, master_addr,
             master_port, job_id: as in `Placement`, but exact.
         hosts: host name of each node, by node rank.
-        device: the `torch.device` of this rank.
+        device: the `torch.device` of this rank ("torch", "deepspeed").
+        hvd: Horovod's module for the framework, for example `horovod.torch` ("horovod.torch" and its like).
+        strategy: the `tf.distribute.Strategy` ("tensorflow").
+        task_type, task_id: of this rank in TensorFlow's cluster, for example "worker" and 1 ("tensorflow").
+        comm, local_comm: MPI communicators of all ranks and of those on this node, in the order of ranks and local
+            ranks ("mpi").
+
+    What the framework does not have is None.
     """
 
     framework: str
@@ -36,10 +49,17 @@ class Context:
     master_port: int
     job_id: str | None
     hosts: tuple[str, ...]
-    device: Any
     _barrier: Callable[[], None] = field(repr=False)
+    _wait_for: _WaitsFor = field(repr=False)
     _stop: Callable[[], None] = field(repr=False)
     _is_up: Callable[[], bool] = field(repr=False)
+    device: Any = None
+    hvd: Any = None
+    strategy: Any = None
+    task_type: str | None = None
+    task_id: int | None = None
+    comm: Any = None
+    local_comm: Any = None
     _ended: bool = field(default=False, repr=False)
 
     @property
@@ -71,14 +91,22 @@ class Context:
         self._barrier()
 
     @contextmanager
-    def main_first(self) -> Iterator[None]:
-        """Run a block on rank 0 first (a download, say), then on all the others. All ranks must enter it."""
-        yield from self._first(self.is_main)
+    def main_first(self, timeout: float = _FIRST_LIMIT) -> Iterator[None]:
+        """Run a block on rank 0 first (a download, say), then on all the others. All ranks must enter it.
+
+        Args:
+            timeout: seconds that rank 0 may take. The time limit of collective operations plays no part.
+        """
+        yield from self._first("main_first()", timeout, goes_first=self.is_main)
 
     @contextmanager
-    def local_main_first(self) -> Iterator[None]:
-        """Run a block on the first process of each node first, then on the others. All ranks must enter it."""
-        yield from self._first(self.is_local_main)
+    def local_main_first(self, timeout: float = _FIRST_LIMIT) -> Iterator[None]:
+        """Run a block on the first process of each node first, then on the others. All ranks must enter it.
+
+        Args:
+            timeout: seconds that the first ones may take. The time limit of collective operations plays no part.
+        """
+        yield from self._first(f"local_main_first() on node {self.node_rank}", timeout, goes_first=self.is_local_main)
 
     def close(self) -> None:
         """Leave the process group. A second call does nothing."""
@@ -94,11 +122,14 @@ class Context:
     ) -> None:
         self.close()
 
-    def _first(self, goes_first: bool) -> Iterator[None]:
+    def _first(self, what: str, timeout: float, *, goes_first: bool) -> Iterator[None]:
+        if self.world_size == 1:
+            yield
+            return
         if not goes_first:
-            self.barrier()
+            self._wait_for(what, timeout, opens=False)
         try:
             yield
         finally:  # also when the block failed: the others are waiting
             if goes_first:
-                self.barrier()
+                self._wait_for(what, timeout, opens=True)

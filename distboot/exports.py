@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 from . import handoff
 from .detection import launcher_of
@@ -17,6 +17,7 @@ def variables(
     *,
     joined: int = 0,
     named: str | None = None,
+    others: Mapping[str, str] = MappingProxyType({}),
     met: bool = False,
     watched: bool = False,
 ) -> dict[str, str | None]:
@@ -24,7 +25,8 @@ def variables(
 
     A field that is not known is cleared, so that no framework reads a value left over from elsewhere. `joined` is the
     id of this process when it has joined the job as this rank, else 0; `named` is the launcher that the user named;
-    `met` says that the ranks have met, and `watched` that the wrapper keeps the lifeline.
+    `others` is what only one framework reads; `met` says that the ranks have met, and `watched` that the wrapper
+    keeps the lifeline.
     """
     exports: dict[str, str | None] = {}
     for field, name in VARIABLES.items():
@@ -42,8 +44,8 @@ def variables(
     changed = [name for name, value in exports.items() if value is not None and bare.get(name) != value]
     if named is not None:
         exports["DISTBOOT_LAUNCHER"] = named
-    exports[handoff.VARIABLE] = handoff.encode(placement, changed, joined, met=met, watched=watched)
-    return exports
+    exports[handoff.VARIABLE] = handoff.encode(placement, changed, joined, others=others, met=met, watched=watched)
+    return {**exports, **others}
 
 
 def applied(exports: Mapping[str, str | None], environ: Mapping[str, str]) -> dict[str, str]:

@@ -25,6 +25,7 @@ _FRAMEWORKS = (
     "accelerate",
     "transformers",
     "mpi4py",
+    "jax",
     "nvidia_nccl_cu12",
     "nvidia_nccl_cu13",
 )
@@ -35,17 +36,19 @@ _MOST = 80  # settings
 _LONGEST = 200  # characters of a name or a value
 
 
-def facts(environ: Mapping[str, str], accelerators: int) -> tuple[tuple[str, str], ...]:
+def facts(environ: Mapping[str, str], accelerators: int, framework: str) -> tuple[tuple[str, str], ...]:
     """Pairs of name and value, for example ("torch", "2.13.0"); a setting's name ends in "=".
 
     Args:
         environ: the environment of this process.
         accelerators: how many of them it sees.
+        framework: what it is about to start.
     """
     found = {
         # With its place: another Python on one node explains all other differences.
         "Python": f"{'.'.join(map(str, sys.version_info[:3]))} in {sys.prefix}",
         "distboot": __version__,
+        "framework to start": framework,
         **_installed(sys.path),
         "accelerators": str(accelerators),
     }

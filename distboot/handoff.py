@@ -2,15 +2,18 @@
 
 Without it, a process could not tell RANK=0 that distboot exported from RANK=0 that a launcher set. Example:
   launcher=openmpi,rank=3,world_size=4,node_rank=1,master_port=61234,job=5c2f10aa,exported=RANK+WORLD_SIZE+NODE_RANK
+What only one framework reads stands there with a digest of its value: exported=RANK+HOROVOD_RANK:6dd28e9b
 A process of the same launcher, job and rank joins what was found. A process of an inner launcher (the wrapper
 started mpirun, say) ignores everything that distboot exported for the outer one.
 """
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from .address import parse_address, parse_port
 from .errors import DistbootError, quoted
@@ -20,6 +23,7 @@ VARIABLE = "DISTBOOT_PLACEMENT"
 
 _NUMBERS = ("rank", "world_size", "local_rank", "local_world_size", "node_rank", "num_nodes", "master_port")
 _IDENTITY = ("launcher", "rank", "world_size")
+_OTHER = re.compile(r"[A-Z][A-Z0-9_]{0,99}(:[0-9a-f]{8})?")
 _PLACE = ("local_rank", "local_world_size", "node_rank", "num_nodes")
 
 
@@ -30,7 +34,8 @@ class Handoff:
     Attributes:
         fields: fields of `Placement` that were known, by name.
         job: digest of the job id; empty when there was none.
-        exported: the variables that distboot set or changed.
+        exported: the variables that distboot set or changed, and that are a field's.
+        others: those that are not, with the digests of their values.
         joined: process id of the process that has joined the job as this rank with `init`; 0 when none has.
         met: whether the ranks of the job have met already.
         watched: whether the wrapper keeps the lifeline of this rank.
@@ -39,6 +44,7 @@ class Handoff:
     fields: Mapping[str, int | str]
     job: str
     exported: frozenset[str]
+    others: Mapping[str, str]
     joined: int
     met: bool
     watched: bool
@@ -57,16 +63,32 @@ class Handoff:
 
 
 def encode(
-    placement: Placement, exported: Iterable[str], joined: int = 0, *, met: bool = False, watched: bool = False
+    placement: Placement,
+    exported: Iterable[str],
+    joined: int = 0,
+    *,
+    others: Mapping[str, str] = MappingProxyType({}),
+    met: bool = False,
+    watched: bool = False,
 ) -> str:
-    """The value of `DISTBOOT_PLACEMENT`. It has only characters that need no quoting in a shell or an env file."""
+    """The value of `DISTBOOT_PLACEMENT`. It has only characters that need no quoting in a shell or an env file.
+
+    Args:
+        placement: what was found.
+        exported: the variables that distboot set or changed, and that are a field's.
+        joined: as in `Handoff`.
+        met: the same.
+        watched: the same.
+        others: those that are not, with their values.
+    """
     fields = ("launcher", *_NUMBERS, "master_addr")
     words = [f"{field}={getattr(placement, field)}" for field in fields if getattr(placement, field) is not None]
     words += [f"job={digest(placement.job_id)}"] if placement.job_id is not None else []
     words += [f"joined={joined}"] if joined else []
     words += ["met=1"] if met else []
     words += ["watched=1"] if watched else []
-    return ",".join([*words, "exported=" + "+".join(exported)])
+    digests = (f"{name}:{digest(value)}" for name, value in others.items())
+    return ",".join([*words, "exported=" + "+".join([*exported, *digests])])
 
 
 def take(environ: Mapping[str, str]) -> tuple[Mapping[str, str], Handoff | None]:
@@ -81,6 +103,7 @@ def take(environ: Mapping[str, str]) -> tuple[Mapping[str, str], Handoff | None]
         # Somebody started processes of their own and numbered them. What says where our one process was is not about
         # them; the address may be: such starters often leave it to the environment.
         unchanged -= {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    unchanged |= {name for name, value in handoff.others.items() if digest(environ.get(name)) == value}
     own = {VARIABLE, *unchanged}
     return {name: value for name, value in environ.items() if name not in own}, handoff
 
@@ -93,7 +116,9 @@ def digest(job_id: str | None) -> str:
 def _decode(text: str) -> Handoff:
     pairs = [word.partition("=")[::2] for word in text.split(",")]
     words = dict(pairs)
-    exported = frozenset(filter(None, words.pop("exported", "?").split("+")))
+    names = list(filter(None, words.pop("exported", "?").split("+")))
+    exported = frozenset(name for name in names if ":" not in name)
+    others = dict(name.split(":", 1) for name in names if ":" in name)
     job, joined = words.pop("job", ""), words.pop("joined", "0")
     met, watched = words.pop("met", "0"), words.pop("watched", "0")
     numbers = {name: value for name, value in words.items() if name in _NUMBERS}
@@ -104,11 +129,12 @@ def _decode(text: str) -> Handoff:
     complete = words.keys() >= set(_IDENTITY) and len(numbers) + len(texts) == len(words)
     once = len({name for name, _ in pairs}) == len(pairs)
     fields = {name: int(value) for name, value in numbers.items()} if well_formed else {}
-    if not (complete and once and exported <= set(VARIABLES.values()) and _is_possible(fields, texts)):
+    known = exported <= set(VARIABLES.values()) and all(map(_OTHER.fullmatch, names))
+    if not (complete and once and known and _is_possible(fields, texts)):
         raise DistbootError(
             "broken-environment", f"{VARIABLE}={quoted(text)} was not written by distboot", f"unset {VARIABLE}"
         ).of("rank ?")
-    return Handoff({**texts, **fields}, job, exported, int(joined), met == "1", watched == "1")
+    return Handoff({**texts, **fields}, job, exported, others, int(joined), met == "1", watched == "1")
 
 
 def _is_possible(numbers: Mapping[str, int], texts: Mapping[str, str]) -> bool:

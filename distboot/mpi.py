@@ -1,6 +1,6 @@
-"""Where rank 0 is, from MPI itself: for a bare mpirun over several nodes, whose environment does not say it.
+"""MPI in this process: for a framework that uses it, and to learn where rank 0 is.
 
-Only `init` comes here, and only if mpi4py is installed: it starts MPI in this process.
+A bare mpirun over several nodes does not say the latter in the environment. Only `init` comes here.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from types import TracebackType
+from typing import Any
 
 from .errors import DistbootError, first_line
 from .interfaces import addresses
@@ -33,22 +34,27 @@ def located(placement: Placement, join_timeout: float) -> tuple[Placement, list[
     Raises:
         DistbootError: `mpi-mismatch`, mpi4py uses another MPI than the one that started this process.
     """
-    with _watched(placement.who, join_timeout):
+    remedy = "look for a rank that did not start or did not come to init(), or set MASTER_ADDR and MASTER_PORT for all"
+    with _watched(placement.who, join_timeout, "MPI did not say where rank 0 is", remedy):
         return _told_by_mpi(placement)
 
 
+def started(placement: Placement, limit: float) -> Any:
+    """MPI's world, in which this process is the rank that the placement says.
+
+    Args:
+        placement: of this process.
+        limit: seconds for MPI to start, after which the process is killed.
+
+    Raises:
+        DistbootError: `mpi-mismatch`, mpi4py uses another MPI than the one that started this process, or none did.
+    """
+    with _watched(placement.who, limit, "MPI did not start", "look for a rank that did not come to init()"):
+        return _world(placement)
+
+
 def _told_by_mpi(placement: Placement) -> tuple[Placement, list[str]]:
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:  # no MPI library, or one that mpi4py cannot use
-        raise _mismatch(f"mpi4py cannot be used: {first_line(error)}") from None
-    world = MPI.COMM_WORLD
-    found = (world.Get_rank(), world.Get_size())
-    if found != (placement.rank, placement.world_size):
-        raise _mismatch(
-            f"{placement.launcher} says that this is rank {placement.rank} of {placement.world_size}, and mpi4py that "
-            f"it is rank {found[0]} of {found[1]}: it was built for another MPI"
-        )
+    world = _world(placement)
     _abort_when_we_fail()
     own = None
     if placement.rank == 0:
@@ -57,6 +63,24 @@ def _told_by_mpi(placement: Placement) -> tuple[Placement, list[str]]:
     port, *hosts = world.bcast(own)
     source = "mpi4py: sent by rank 0"
     return placement.with_fields(source, {"master_addr": hosts[0], "master_port": port}), hosts
+
+
+def _world(placement: Placement) -> Any:
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # no MPI library, or one that mpi4py cannot use
+        raise _mismatch(f"mpi4py cannot be used: {first_line(error)}") from None
+    world = MPI.COMM_WORLD
+    found = (world.Get_rank(), world.Get_size())
+    if found != (placement.rank, placement.world_size):
+        # The first line of what it says of itself: "Open MPI v5.0.11, package: …"
+        library = MPI.Get_library_version().splitlines()[0].split(",")[0]
+        why = f"it uses {library}, and was not started by that" if found == (0, 1) else "it counts them in another way"
+        raise _mismatch(
+            f"{placement.launcher} says that this is rank {placement.rank} of {placement.world_size}, and mpi4py that "
+            f"it is rank {found[0]} of {found[1]}: {why}"
+        )
+    return world
 
 
 def _abort_when_we_fail() -> None:
@@ -73,16 +97,12 @@ def _abort_when_we_fail() -> None:
 
 
 @contextmanager
-def _watched(who: str | None, limit: float) -> Iterator[None]:
+def _watched(who: str | None, limit: float, late: str, remedy: str) -> Iterator[None]:
     """End this process if the block has not ended within `limit` seconds.
 
     By a process of its own: starting MPI holds Python's lock, so that no thread or signal handler of ours could run.
     """
-    error = DistbootError(
-        "join-timeout",
-        f"MPI did not say where rank 0 is within {limit:g} s",
-        "look for a rank that did not start or did not come to init(), or set MASTER_ADDR and MASTER_PORT for all",
-    ).of(who)
+    error = DistbootError("join-timeout", f"{late} within {limit:g} s", remedy).of(who)
     us, (done, running) = os.getpid(), os.pipe()
     watcher = os.fork()
     if watcher == 0:
@@ -104,6 +124,6 @@ def _mismatch(message: str) -> DistbootError:
     return DistbootError(
         "mpi-mismatch",
         message,
-        "make mpi4py use the MPI of the launcher (MPI4PY_LIBMPI names its libmpi.so), or set MASTER_ADDR and "
-        "MASTER_PORT for all processes",
+        "start the job with the mpirun of that MPI (or srun --mpi=…), or make mpi4py use the MPI of the launcher "
+        "(MPI4PY_LIBMPI names its libmpi.so); only to find rank 0, MASTER_ADDR and MASTER_PORT for all do, too",
     )

@@ -107,13 +107,19 @@ def as_error(problem: Problem, whose: str) -> DistbootError:
 
 
 def own_record(
-    placement: Placement, environ: Mapping[str, str], *, on_cpu: bool = False, problem: DistbootError | None = None
+    placement: Placement,
+    environ: Mapping[str, str],
+    *,
+    framework: str = "torch",
+    on_cpu: bool = False,
+    problem: DistbootError | None = None,
 ) -> Record:
     """The record of this very process.
 
     Args:
         placement: of this process.
         environ: its environment.
+        framework: what it is about to start.
         on_cpu: whether it is to use no accelerator.
         problem: for what it cannot take part.
     """
@@ -131,7 +137,7 @@ def own_record(
         local_world_size=placement.local_world_size,
         node_rank=placement.node_rank,
         num_nodes=placement.num_nodes,
-        facts=facts(environ, len(ids)),
+        facts=facts(environ, len(ids), framework),
         device=None if on_cpu else accelerators.own(ids, environ, placement.local_rank),
         problem=as_problem(problem),
     )

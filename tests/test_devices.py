@@ -9,7 +9,7 @@ import pytest
 from captured import one
 
 from distboot import DistbootError, Placement, detect
-from distboot.frameworks.torch import _device_and_backend, _set_device
+from distboot.frameworks._process_group import _device_and_backend, _set_device
 
 
 class _Accelerator:

@@ -76,7 +76,7 @@ def test_facts_of_this_process() -> None:
         "PATH": "/bin",
         "NCCL_LONG": "x" * 5000,
     }
-    said = dict(facts(environ, 2))
+    said = dict(facts(environ, 2, "torch"))
     assert said["Python"] == f"{'.'.join(map(str, sys.version_info[:3]))} in {sys.prefix}"
     assert (said["distboot"], said["accelerators"]) == (__version__, "2")
     assert (said["NCCL_IB_DISABLE="], said["FI_PROVIDER="], len(said["NCCL_LONG="])) == ("1", "efa", 200)
@@ -92,7 +92,7 @@ def test_versions_are_found_without_importing_anything(monkeypatch: pytest.Monke
     ):
         path.mkdir(parents=True)
     monkeypatch.setattr(sys, "path", [str(tmp_path / "absent"), str(first), str(second)])
-    said = dict(facts({}, 0))
+    said = dict(facts({}, 0, "torch"))
     assert (said["torch"], said["horovod"]) == ("2.12.0+cu126", "0.28.1")
     assert "tensorflow" not in said
 

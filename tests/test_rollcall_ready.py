@@ -40,7 +40,7 @@ def test_all_go_when_the_last_one_is_ready(rank0: Callable[..., Rank0], membersh
 def test_problem_of_one_is_the_end_of_all(rank0: Callable[..., Rank0]) -> None:
     first = rank0()
     problem = ("framework-not-installed", "torch is not installed in this Python", "pip install torch")
-    ranks = [Rank(first.port, record(1, 3), ready=Ready()), Rank(first.port, record(2, 3), ready=Ready(None, problem))]
+    ranks = [Rank(first.port, record(n, 3), ready=ready) for n, ready in ((1, Ready()), (2, Ready(problem=problem)))]
     for error in [each.failed() for each in (first, *ranks)]:
         assert error.code == "framework-not-installed"
         assert "rank 2 on 'a': torch is not installed in this Python" in error.message
@@ -48,7 +48,7 @@ def test_problem_of_one_is_the_end_of_all(rank0: Callable[..., Rank0]) -> None:
 
 
 def test_problem_of_rank_0_is_the_end_of_all(rank0: Callable[..., Rank0]) -> None:
-    first = rank0(ready=Ready(None, ("device-failed", "CUDA error", "")))
+    first = rank0(ready=Ready(problem=("device-failed", "CUDA error", "")))
     for rank in [Rank(first.port, record(rank, 3), ready=Ready()) for rank in (1, 2)]:
         assert (rank.failed().code, "rank 0 on 'a': CUDA error" in rank.failed().message) == ("device-failed", True)
 

@@ -10,11 +10,12 @@ from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .. import nodes, supervise
+from .. import frameworks, nodes, supervise
 from ..detection import detect
 from ..errors import DistbootError, printable, quoted, said_by
 from ..exports import applied, variables
 from ..lifeline.settings import grace_setting, settings
+from ..placement import Placement
 from ..rendezvous import join_timeout_setting, roll_call_setting, settled, wait_until_resolves
 from .parser import Parser
 
@@ -44,18 +45,25 @@ def main(arguments: list[str]) -> int:
         placement = settled(placement)
         if placement.world_size == 1 or not roll_call_setting():
             wait_until_resolves(placement, seconds)
-            exports = variables(placement, os.environ, named=parsed.launcher)
+            others = _alone(parsed.framework, placement, seconds)
+            exports = variables(placement, os.environ, named=parsed.launcher, others=others)
             return supervise.run(command, applied(exports, os.environ), grace=grace)
         lifeline = settings(os.environ, grace)
         from .. import interfaces  # here and below, so that a process that is alone does not pay for sockets
         from ..lifeline.keeper import Keeper
         from ..rollcall.attend import attend
 
+        framework = parsed.framework
         with _ended_by_term():
-            meeting = attend(placement, os.environ, seconds, problem=_not_there(command[0]))
+            meeting = attend(placement, os.environ, seconds, framework=framework, problem=_not_there(command[0]))
         with meeting:
             exports = variables(
-                meeting.placement, os.environ, named=parsed.launcher, met=True, watched=lifeline is not None
+                meeting.placement,
+                os.environ,
+                named=parsed.launcher,
+                others=frameworks.exports(framework, meeting, os.environ),
+                met=True,
+                watched=lifeline is not None,
             )
             exports |= interfaces.variables(meeting.interface, os.environ)
             meeting.vacate()
@@ -67,6 +75,15 @@ def main(arguments: list[str]) -> int:
                 watch = Keeper(meeting, lifeline, environ.get("DISTBOOT_SECRET", ""))
                 environ = watch.environ(environ)
             return supervise.run(command, environ, grace=grace, open_files=meeting.open_files, watch=watch)
+
+
+def _alone(framework: str, placement: Placement, join_timeout: float) -> dict[str, str]:
+    """What the framework reads besides torch's variables, where the ranks do not meet."""
+    if framework == "torch":
+        return {}  # and whoever starts it does not pay for sockets
+    from ..rollcall.meeting import alone
+
+    return frameworks.exports(framework, alone(placement, join_timeout), os.environ)
 
 
 def _not_there(program: str) -> DistbootError | None:
@@ -116,6 +133,14 @@ def _parser() -> Parser:
         help="how long the child may take to end after TERM, before KILL (default: DISTBOOT_GRACE, or 30)",
     )
     parser.add_argument(
+        "--framework",
+        choices=tuple(dict.fromkeys(frameworks.FILES.values())),
+        default="torch",
+        metavar="NAME",
+        help="what the script starts: torch (the default, and whatever is built on it), deepspeed, horovod, "
+        "tensorflow, jax, mpi, none; the variables that it reads are exported: HOROVOD_*, TF_CONFIG, …",
+    )
+    parser.add_argument(
         "--nproc-per-node",
         type=_processes,
         metavar="N|auto",
@@ -127,7 +152,7 @@ def _parser() -> Parser:
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Our own options, and the target: what follows belongs to it, also if it looks like one of ours."""
-    takes_value = {"--launcher", "--join-timeout", "--grace", "--nproc-per-node"}
+    takes_value = {"--launcher", "--framework", "--join-timeout", "--grace", "--nproc-per-node"}
     index = 0
     while index < len(arguments) and arguments[index].startswith("-") and arguments[index] not in ("-m", "--"):
         index += 2 if arguments[index] in takes_value else 1

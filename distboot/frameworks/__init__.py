@@ -1,38 +1,75 @@
-"""The frameworks that `init` can start. Each has a file of its own, which alone imports it, and only when called."""
+"""The frameworks that `init` can start. Each has a file of its own, which alone imports it, and only when called.
+
+To add one: write a file beside this one with `start`, `exports` and `on_cpu`, and name it here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
-from types import ModuleType
 
-from ..context import Context
-from ..errors import DistbootError
-from ..exports import Exported
-from ..rollcall.meeting import Meeting
+from ..errors import DistbootError, quoted
+from ._options import Options
 
-# All ranks together, where to export, backend, timeout in seconds.
-Starter = Callable[[Meeting, Exported, str | None, float | None], Context]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import ModuleType
 
-KNOWN = ("torch",)
+    from ..context import Context
+    from ..exports import Exported
+    from ..rollcall.meeting import Meeting
+
+__all__ = ["FILES", "Options", "exports", "on_cpu", "starter"]
+
+# Name of a framework -> the file that starts it, which is also its name for the wrapper: `--framework horovod`.
+FILES = {
+    "torch": "torch",
+    "deepspeed": "deepspeed",
+    "horovod.torch": "horovod",
+    "horovod.tensorflow": "horovod",
+    "horovod.keras": "horovod",
+    "tensorflow": "tensorflow",
+    "jax": "jax",
+    "mpi": "mpi",
+    "none": "none",
+}
 
 
-def starter(framework: str) -> Starter:
-    """The function that starts a framework.
+def starter(options: Options) -> Callable[[Meeting, Exported, Options], Context]:
+    """The function that starts a framework, for all ranks together, where to export, and what the caller chose.
 
     Raises:
-        DistbootError: `unknown-framework`.
+        DistbootError: `unknown-framework`, or `usage` for an option that is not one of this framework.
     """
-    if framework not in KNOWN:
-        raise DistbootError("unknown-framework", f"{framework!r} is no framework", f"frameworks: {', '.join(KNOWN)}")
-    start: Starter = _module(framework).start
+    name = options.framework
+    if name not in FILES:
+        raise DistbootError("unknown-framework", f"{quoted(name)} is no framework", f"frameworks: {', '.join(FILES)}")
+    if name != "tensorflow" and (options.strategy is not None or options.ps or options.evaluator):
+        raise DistbootError(
+            "usage",
+            f"strategy=, ps= and evaluator= are for TensorFlow, and the framework is {quoted(name)}",
+            'leave them out, or init("tensorflow", …)',
+        )
+    start: Callable[[Meeting, Exported, Options], Context] = _module(FILES[name]).start
     return start
 
 
-def on_cpu(framework: str, backend: str | None) -> bool:
+def exports(file: str, meeting: Meeting, environ: Mapping[str, str]) -> dict[str, str]:
+    """What an unmodified script of this framework reads besides the variables of torch, for the wrapper to export.
+
+    Args:
+        file: a value of `FILES`.
+        meeting: of all ranks; or of a single one.
+        environ: this process's environment.
+    """
+    found: dict[str, str] = _module(file).exports(meeting, environ)
+    return found
+
+
+def on_cpu(options: Options) -> bool:
     """Whether starting a known framework like this uses no accelerator."""
-    return bool(_module(framework).on_cpu(backend))
+    return bool(_module(FILES[options.framework]).on_cpu(options))
 
 
-def _module(framework: str) -> ModuleType:
-    return import_module(f".{framework}", __name__)
+def _module(file: str) -> ModuleType:
+    return import_module(f".{file}", __name__)

@@ -31,6 +31,7 @@ def attend(
     join_timeout: float,
     *,
     hosts: Sequence[str] = (),
+    framework: str = "torch",
     on_cpu: bool = False,
     problem: DistbootError | None = None,
 ) -> Meeting:
@@ -41,6 +42,7 @@ def attend(
         environ: the environment of this process.
         join_timeout: seconds for all of them to be there.
         hosts: where rank 0 may be, if that is more than `master_addr`.
+        framework: what this rank is about to start.
         on_cpu: whether this rank will use no accelerator.
         problem: why this rank cannot take part, which the others are to hear at once.
 
@@ -53,11 +55,12 @@ def attend(
         problem = problem or error
     if problem is not None:
         join_timeout = min(join_timeout, _PATIENCE_WITH_A_PROBLEM)
-    own = own_record(placement, environ, on_cpu=on_cpu, problem=problem)
+    own = own_record(placement, environ, framework=framework, on_cpu=on_cpu, problem=problem)
     # With the port, for jobs of which the launcher says the same id (torchrun's is often "none").
     job = handoff.digest(f"{placement.job_id}:{placement.master_port}")
     membership = Membership(job, environ.get("DISTBOOT_SECRET", ""))
     meeting = Meeting(placement, join_timeout)
+    meeting.membership, meeting.own = membership, own
     try:
         if placement.rank == 0:
             # They have met before in the wrapper around us: its port is ours, and what it warned of is not repeated.
@@ -93,6 +96,7 @@ def _as_rank_0(meeting: Meeting, own: Record, membership: Membership, hosts: Seq
     roster = server.hold(meeting.join_timeout, warn=not again)
     meeting.findings, meeting.open_files = server.findings, server.open_files
     meeting.store_address = ("127.0.0.1", port)
+    meeting.own_address = roster.master_addr or meeting.own_address
     meeting.interface = roster.master_addr and interfaces.interface_of(roster.master_addr)
     _settle(meeting, given if found and not hosts else roster.master_addr or "127.0.0.1", port)
     return roster
@@ -109,6 +113,7 @@ def _as_another_rank(meeting: Meeting, own: Record, membership: Membership, host
         # On rank 0's own host the way to it is loopback, and the way to the others is its address.
         here = interfaces.interface_of(roster.master_addr)
         meeting.interface = here or interfaces.interface_of(client.own_address())
+        meeting.own_address = roster.master_addr if here else client.own_address()
     # A host need not know its own name: the address, then, that the others have come to.
     _settle(meeting, client.host if client.resolves else roster.master_addr or "127.0.0.1", client.port)
     return roster

@@ -13,7 +13,7 @@ from ..record import Record, as_error, is_problem
 from ..rendezvous import Wait
 from ..resolve import is_this_host, look_up
 from ..roster import Roster
-from .ready import Ready
+from .ready import Ready, offers_from
 from .wire import (
     MOST_FROM_RANK_0,
     ONE_DISTBOOT,
@@ -72,15 +72,23 @@ class Client:
         self.host, self.port = hosts[0], ports[0]  # where rank 0 was reached, once it was
         self.resolves = True  # whether this host could look that name up
 
-    def report(self, join_timeout: float, *, quiet: bool = False) -> Roster:
+    def report(
+        self, join_timeout: float, *, quiet: bool = False, waiting_for: str = "", patience: float = _LAST_LIMIT
+    ) -> Roster:
         """Report to rank 0: the roster. What does not answer as rank 0 of this job is tried again until the timeout.
+
+        Args:
+            join_timeout: in seconds.
+            quiet: whether another rank says what is being waited for.
+            waiting_for: what that is; default: that rank 0 answers.
+            patience: seconds that rank 0 may be too busy for an answer, before it is asked once more.
 
         Raises:
             DistbootError: what rank 0 says is wrong with the job, or `missing-rank` for rank 0 itself.
         """
         end = time.monotonic() + join_timeout
         line = f"rank 0 does not answer at {socket_said(self.host, self.port)} yet"
-        waiting = Wait(f"rank {self._own.rank}", join_timeout, line, quiet=quiet)
+        waiting = Wait(f"rank {self._own.rank}", join_timeout, waiting_for or line, quiet=quiet)
         limit = _FIRST_LIMIT
         while True:
             try:
@@ -89,7 +97,7 @@ class Client:
                 last = failure
             if not waiting.once_more(str(last)):
                 raise self._unanswered(join_timeout, last)
-            limit = min(limit * 2, _LAST_LIMIT)
+            limit = min(limit * 2, patience)
 
     def knock(self, limit: float) -> Roster:
         """Report once, within `limit` seconds.
@@ -100,8 +108,8 @@ class Client:
         """
         return self._round(time.monotonic() + limit, limit)
 
-    def confirm(self, own: Ready, join_timeout: float) -> None:
-        """Say that this rank is ready, or why not, and wait until all of them are.
+    def confirm(self, own: Ready, join_timeout: float) -> dict[int, str]:
+        """Say that this rank is ready, or why not, and wait until all of them are: what they offer, by rank.
 
         `join_timeout` seconds begin when the roster came; rank 0 says when they are over.
 
@@ -112,7 +120,9 @@ class Client:
         try:
             self._send("ready", own.as_message())
             kind, said = self._session.opened(self._next(end), "go", "error")
-            failure = _told(said) if kind == "error" else None
+            if kind == "go":
+                return offers_from(said, self._own.world_size)
+            failure = _told(said)
         except (WireError, OSError, RecursionError) as error:
             why = "does not answer any more" if isinstance(error, TimeoutError) else str(error)
             failure = DistbootError(
@@ -120,9 +130,8 @@ class Client:
                 f"all ranks joined, and then rank 0 at {socket_said(self.host, self.port)} {why}",
                 "look at the output of rank 0",
             )
-        if failure is not None:
-            self.close()
-            raise failure
+        self.close()
+        raise failure
 
     def hand_over(self) -> dict[int, tuple[socket.socket, Session]]:
         """The connection, which is the caller's now, by the rank at its other end."""

@@ -10,13 +10,13 @@ from typing import TypeVar
 
 from ..errors import DistbootError, first_line
 from ..placement import Placement
-from ..record import as_problem
+from ..record import Record, as_problem
 from ..roster import Roster
 from .client import Client
 from .ports import Reservation
 from .ready import Ready
 from .server import Server
-from .wire import Session
+from .wire import Membership, Session
 
 T = TypeVar("T")
 
@@ -31,6 +31,10 @@ class Meeting:
         interface: the network interface that leads to the other nodes; None when there are none, or it is not known.
         open_files: the soft limit of open files before it was raised for all connections; None: it was not.
         store_address: host and port of rank 0's listening socket; None when the ranks have not met.
+        own_address: address of this host for the ranks of the other nodes; loopback when there are none.
+        membership: what tells the ranks of this job from everybody else; None when they have not met.
+        own: what this rank has said of itself; None when they have not met.
+        offers: what the ranks have offered when they were ready, by rank.
         when_ready: called when all ranks are ready to start the framework.
         join_timeout: seconds for all ranks to be ready once they have met.
     """
@@ -42,6 +46,10 @@ class Meeting:
         self.findings: list[str] = []
         self.interface: str | None = None
         self.store_address: tuple[str, int] | None = None
+        self.own_address = "127.0.0.1"
+        self.membership: Membership | None = None
+        self.own: Record | None = None
+        self.offers: dict[int, str] = {}
         self.link: Server | Client | None = None
         self.listener: socket.socket | None = None
         self.reservation: Reservation | None = None
@@ -53,16 +61,17 @@ class Meeting:
         """Host name of each node, by node rank; empty when the ranks have not met."""
         return () if self.roster is None else self.roster.hosts
 
-    def ready(self, step: Callable[[], tuple[T, str | None]]) -> T:
+    def ready(self, step: Callable[[], tuple[T, Ready]]) -> T:
         """Take a step that may fail on some ranks only, and fail on all of them with the first failure of any.
 
         Args:
-            step: returns its result, and the id of the accelerator that this rank uses.
+            step: returns its result, and what the other ranks are to know of it: see `offers`.
         """
-        result, device, failure = _taken(step)
+        result, own, failure = _taken(step)
+        self.offers = {} if own.offer is None else {self.placement.rank: own.offer}
         if self.link is not None:
             try:
-                self.link.confirm(Ready(device, as_problem(failure)), self.join_timeout)
+                self.offers = self.link.confirm(own, self.join_timeout)
             except DistbootError:
                 if failure is None:
                     raise
@@ -135,10 +144,11 @@ def alone(placement: Placement, join_timeout: float) -> Meeting:
     return Meeting(placement, join_timeout)
 
 
-def _taken(step: Callable[[], tuple[T, str | None]]) -> tuple[T | None, str | None, DistbootError | None]:
+def _taken(step: Callable[[], tuple[T, Ready]]) -> tuple[T | None, Ready, DistbootError | None]:
     try:
         return *step(), None
     except DistbootError as error:
-        return None, None, error
+        failure = error
     except Exception as error:  # noqa: BLE001 - whatever a driver says, the other ranks must hear of it
-        return None, None, DistbootError("device-failed", first_line(error), "look at this rank's device and driver")
+        failure = DistbootError("device-failed", first_line(error), "look at this rank's device and driver")
+    return None, Ready(problem=as_problem(failure)), failure

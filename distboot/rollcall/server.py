@@ -17,7 +17,7 @@ from .broadcast import send_to_all
 from .connections import Connections, OutOfFilesError, Peer
 from .files import allow_files, files_allowed
 from .findings import findings
-from .ready import Ready
+from .ready import Ready, offers_message
 from .register import Register
 from .wire import ONE_DISTBOOT, VERSION, Membership, Session, WireError, canonical, frame
 
@@ -51,6 +51,7 @@ class Server:
         self._register = Register(own.world_size)
         self._roster: Roster | None = None  # once the roll call is over
         self._unready: set[int] = set()  # once it is over: those that are not ready to start the framework
+        self._offers: dict[int, str] = {}  # of those that are
         self._connections = Connections(listener, own.world_size, self._take, self._lost, self._say)
         self._at: dict[int, Peer] = {}  # where each rank is to be reached
         self._misfit: Peer | None = None  # whose record ended the roll call
@@ -87,8 +88,8 @@ class Server:
         self._met = time.monotonic()
         return roster
 
-    def confirm(self, own: Ready, join_timeout: float) -> None:
-        """Wait until every rank is ready to start the framework, and tell them all to go.
+    def confirm(self, own: Ready, join_timeout: float) -> dict[int, str]:
+        """Wait until every rank is ready to start the framework, and tell them all to go: what they offer, by rank.
 
         `join_timeout` seconds begin when the roster was sent, so that what rank 0 itself needs counts; but what has
         come meanwhile is read in any case.
@@ -103,7 +104,8 @@ class Server:
         except DistbootError as error:
             self._fail(error)
             raise
-        self._answer("go", None)
+        self._answer("go", offers_message(self._offers))
+        return self._offers
 
     def hand_over(self) -> dict[int, tuple[socket.socket, Session]]:
         """The connections, which are the caller's now, by the rank at the other end."""
@@ -237,6 +239,8 @@ class Server:
             raise as_error(ready.problem, f"rank {rank} on {quoted(record.host)}")
         self._register.claim(rank, ready.device, record)
         self._unready.discard(rank)
+        if ready.offer is not None:
+            self._offers[rank] = ready.offer
 
     def _lost(self, peer: Peer) -> None:
         if peer.rank is None:

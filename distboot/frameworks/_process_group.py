@@ -1,0 +1,284 @@
+"""torch's default process group: NCCL on CUDA, Gloo on the CPU; for torch itself and for what is built on it.
+
+The ranks have met already. Each imports torch and sets its device, and only when all of them could, the process group
+starts, on a store that rank 0 serves at the very socket where they met.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from .. import interfaces
+from ..accelerators import VISIBILITY
+from ..address import socket_said
+from ..context import Context
+from ..errors import DistbootError, first_line, quoted
+from ..exports import Exported, variables
+from ..nodes import refuse_idle_accelerators
+from ..placement import Placement
+from ..rendezvous import Wait
+from ..rollcall.meeting import Meeting
+from ..rollcall.ready import Ready
+from ._joined import context, export, imported
+from ._options import Options
+
+# Device type -> the backend that PyTorch ships for it; gloo serves the CPU. In order of preference.
+_ACCELERATORS = {"cuda": "nccl", "xpu": "xccl", "hpu": "hccl"}
+_CPU_BACKENDS = ("gloo", "mpi", "ucc")
+
+
+def on_cpu(options: Options) -> bool:
+    """Asking for a CPU backend means training on the CPU."""
+    return (options.backend or "").lower() in _CPU_BACKENDS
+
+
+def exports(_meeting: Meeting, _environ: Mapping[str, str]) -> dict[str, str]:
+    """Nothing more than is exported for all."""
+    return {}
+
+
+def start(
+    meeting: Meeting,
+    exported: Exported,
+    options: Options,
+    *,
+    prepare: Callable[[], Any] = lambda: None,
+    adopt: Callable[[Any, str], None] = lambda _, __: None,
+) -> Context:
+    """Start the default process group.
+
+    Args:
+        meeting: of all ranks.
+        exported: where to export.
+        options: of the caller of `init`.
+        prepare: imports what is to use the group, before any rank starts it.
+        adopt: lets what was imported use the group on this backend.
+    """
+    placement, before = meeting.placement, exported.environ_before()
+    wanted = options.backend and options.backend.lower()
+    exported.write({**variables(placement, before), **interfaces.variables(meeting.interface, before)})
+
+    def step() -> tuple[tuple[Any, Any, str, Any], Ready]:
+        torch = _import()
+        user = prepare()
+        device_type, name = _device_and_backend(torch, wanted)
+        isolated = any(variable in before for variable in VISIBILITY)
+        device = _set_device(torch, device_type, placement, isolated=isolated)
+        return (torch, user, name, device), Ready(_device_id(torch, device))
+
+    torch, user, backend, device = meeting.ready(step)
+    export(meeting, exported)
+    store = _start_group(torch, meeting, backend, options.timeout)
+    group = weakref.ref(torch.distributed.group.WORLD)  # a reference proper would keep Gloo's threads alive
+
+    def is_up() -> bool:
+        return torch.distributed.is_initialized() and group() is torch.distributed.group.WORLD
+
+    def leave() -> None:
+        if is_up():
+            _leave(torch.distributed)
+
+    adopt(user, backend)
+    device_ids = [device.index] if backend == "nccl" else None
+    meets = _AtStore(store, placement.who, lambda: torch.distributed.barrier(device_ids=device_ids))
+    result = context(meeting, exported, options, meets, leave=leave, is_up=is_up, device=device)
+    if backend == "gloo":
+        atexit.register(_close_at_exit, result, os.getpid())
+    return result
+
+
+class _AtStore:
+    """How the ranks wait for each other: in a barrier of the group, or for a key of the store that it began with."""
+
+    def __init__(self, store: Any, who: str | None, barrier: Callable[[], None]) -> None:
+        self._store, self._who = store, who
+        self.barrier = barrier
+        self._times: dict[str, int] = {}
+
+    def wait_for(self, what: str, limit: float, *, opens: bool) -> None:
+        self._times[what] = self._times.get(what, 0) + 1
+        key = f"distboot/{what}/{self._times[what]}"
+        if opens:
+            self._store.set(key, "")
+            return
+        # Asking again and again, as waiting would hold the store's lock, which the group needs.
+        waiting = Wait(self._who, limit, f"{what}: the first rank is not through yet")
+        while not self._store.check([key]):
+            if not waiting.once_more("its block still runs"):
+                raise DistbootError(
+                    "missing-rank",
+                    f"{what}: the first rank was not through within {limit:g} s",
+                    "look at its output, or give its block more time: main_first(timeout=…)",
+                )
+
+    def close(self) -> None:
+        self._store = None
+
+
+def _start_group(torch: Any, meeting: Meeting, backend: str, timeout: float | None) -> Any:
+    """Start the default process group where the ranks have met, or leave nothing behind; its store."""
+    limit = None if timeout is None else timedelta(seconds=timeout)
+    placement = meeting.placement
+    store = _store(torch, meeting)
+    store.set_timeout(limit or torch.distributed.constants.default_pg_timeout)
+    try:
+        torch.distributed.init_process_group(
+            backend,
+            store=torch.distributed.PrefixStore("default_pg", store),
+            rank=placement.rank,
+            world_size=placement.world_size,
+            timeout=limit,
+        )
+    except BaseException as error:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        if not isinstance(error, RuntimeError):
+            raise
+        raise DistbootError(
+            "process-group-failed",
+            f"torch could not start {quoted(backend)}: {first_line(error)}",
+            "if it speaks of an interface or an address, look at GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME",
+        ) from None
+    return store
+
+
+def _store(torch: Any, meeting: Meeting) -> Any:
+    """The store of the process group: at the socket where the ranks have met, else the one of env://."""
+    limit = timedelta(seconds=meeting.join_timeout)
+
+    def connect() -> Any:
+        if meeting.store_address is None:
+            from torch.distributed.rendezvous import rendezvous
+
+            return next(rendezvous("env://", timeout=limit))[0]
+        listener = meeting.take_listener()
+        # The socket is the store's from here on, without a moment in which somebody else could take the port.
+        served = {} if listener is None else {"master_listen_fd": listener}
+        is_master = listener is not None
+        return torch.distributed.TCPStore(
+            *meeting.store_address, is_master=is_master, timeout=limit, wait_for_workers=False, **served
+        )
+
+    try:
+        return _bounded(connect, meeting.join_timeout + 2.0)  # torch's own message is better, where it has one
+    except RuntimeError as error:  # torch's DistError and all of its kinds are RuntimeErrors
+        placement = meeting.placement
+        where = socket_said(*(meeting.store_address or (str(placement.master_addr), placement.master_port or 0)))
+        raise DistbootError(
+            "join-timeout",
+            f"torch's store at {where} was not to be had: {first_line(error)}",
+            "look for a rank that ended early or never started (its own output says why), or for a firewall",
+        ) from None
+
+
+def _bounded(connect: Callable[[], Any], limit: float) -> Any:
+    """What `connect` returns. torch waits for ever when somebody listens who never answers, whatever its timeout."""
+    done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            done.put((connect(), None))
+        except BaseException as error:  # noqa: BLE001 - raised again below, in the thread of the caller
+            done.put((None, error))
+
+    threading.Thread(target=work, name="distboot-store", daemon=True).start()
+    try:
+        store, error = done.get(timeout=limit)
+    except queue.Empty:
+        raise RuntimeError("somebody listens there, and does not answer as torch's store") from None
+    if error is not None:
+        raise error
+    return store
+
+
+def _import() -> Any:
+    torch = imported("torch", "torch", "pip install torch")
+    imported("torch.distributed", "torch", "pip install torch")
+    if not torch.distributed.is_available():
+        raise DistbootError(
+            "backend-not-available",
+            "this build of torch has no torch.distributed",
+            "install an official build",
+        )
+    if torch.distributed.is_initialized():
+        raise DistbootError(
+            "already-initialized",
+            "torch.distributed has a process group already",
+            "make distboot.init() the first line of the script, and remove its init_process_group()",
+        )
+    return torch
+
+
+def _device_and_backend(torch: Any, wanted: str | None) -> tuple[str, str]:
+    """Device type and backend."""
+    if wanted in _CPU_BACKENDS:
+        device_type, backend = "cpu", wanted
+    else:
+        present = (t for t in _ACCELERATORS if hasattr(torch, t) and getattr(torch, t).is_available())
+        device_type = next(present, "cpu")
+        backend = wanted or _ACCELERATORS.get(device_type, "gloo")
+        if wanted is None and not torch.distributed.is_backend_available(backend):
+            backend = "gloo"
+    for part in backend.split(","):  # "cpu:gloo,cuda:nccl" is torch's way to name several
+        name = part.rpartition(":")[2]
+        if name and torch.distributed.is_backend_available(name):
+            continue
+        raise DistbootError(
+            "backend-not-available",
+            f"this build of torch has no backend {quoted(name)}",
+            "leave backend out to get the right one for the device, or install a build that has it",
+        )
+    return device_type, backend
+
+
+def _set_device(torch: Any, device_type: str, placement: Placement, *, isolated: bool) -> Any:
+    if device_type == "cpu":
+        return torch.device("cpu")
+    module = getattr(torch, device_type)
+    count, local_rank = module.device_count(), placement.local_rank
+    refuse_idle_accelerators(placement, device_type, count)
+    # A launcher that shows each process only its own accelerator (srun --gpus-per-task, say) numbers it 0 for all.
+    index = 0 if count == 1 and isolated else local_rank
+    if index >= count:
+        raise DistbootError(
+            "too-few-accelerators",
+            f"local rank {local_rank} of {placement.local_world_size} has no {device_type} device of its own: "
+            f"{count} visible",
+            "start fewer processes a node, show them more devices, or ask for backend='gloo' to train on the CPU",
+        )
+    module.set_device(index)
+    return torch.device(device_type, index)
+
+
+def _device_id(torch: Any, device: Any) -> str | None:
+    """What two ranks must not both have; None on the CPU, or if this torch does not tell."""
+    if device.type != "cuda" or "MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
+        return None  # two instances on one device may have the device's id
+    uuid = getattr(torch.cuda.get_device_properties(device.index), "uuid", None)  # since torch 2.6
+    return None if uuid is None else f"GPU-{uuid}"
+
+
+def _close_at_exit(context: Context, pid: int) -> None:
+    """A script that ends well without close() is not to be aborted by Gloo either; see `_leave`."""
+    # Not after an uncaught exception, when peers may be gone and their answers awaited; nor in a forked child.
+    if not hasattr(sys, "last_type") and os.getpid() == pid:
+        context.close()
+
+
+def _leave(dist: Any) -> None:
+    group = dist.group.WORLD
+    dist.destroy_process_group()
+    # Whoever still holds the group (DistributedDataParallel does) keeps Gloo's threads from being joined, and one that
+    # lets go of its last tensor only while Python shuts down aborts the process: "terminate called without an active
+    # exception", in 1 of 5 runs of a short script (torch 2.13, pytorch issue 190489). A moment lets them finish.
+    if sys.getrefcount(group) > 2:  # more than our own name for it and the argument
+        time.sleep(0.1)
