@@ -74,7 +74,7 @@ class Rank0(Process):
         join_timeout, ready = self.arguments
         self.roster = self.server.hold(join_timeout)
         if ready is not None:
-            self.server.confirm(ready, join_timeout)
+            self.offers = self.server.confirm(ready, join_timeout)
 
     def close(self) -> None:
         self.join(30)
@@ -106,7 +106,7 @@ class Rank(Process):
             self.roster = self.client.report(join_timeout)
             gate(self.client)
             if ready is not None:
-                self.client.confirm(ready, join_timeout)
+                self.offers = self.client.confirm(ready, join_timeout)
         finally:
             self.client.close()
 

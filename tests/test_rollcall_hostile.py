@@ -118,6 +118,20 @@ def test_roster_and_error_in_one_segment_are_both_read() -> None:
         assert (error.code, error.hint) == ("framework-not-installed", "hint")
 
 
+@pytest.mark.parametrize("said", [None, {}, [[1]], [[7, "x"]], [["1", "x"]], [[1, 2]], [[1, "x" * 301]]])
+def test_broken_word_to_go_is_refused(said: object) -> None:
+    def talk(connection: socket.socket) -> None:
+        welcome(connection)
+        connection.sendall(frame(ROSTER))
+        connection.recv(65536)
+        connection.sendall(frame({"go": said, "mac": ""}))
+        connection.recv(65536)
+
+    with closing(FakeRank0(talk)) as fake:
+        error = Rank(fake.port, record(1, 2), ready=Ready()).failed()
+    assert (error.code, "sends a broken word to go" in error.message) == ("rank-failed", True)
+
+
 def test_error_with_a_code_of_a_newer_version_is_told_all_the_same() -> None:
     def talk(connection: socket.socket) -> None:
         welcome(connection)

@@ -37,6 +37,25 @@ def test_all_go_when_the_last_one_is_ready(rank0: Callable[..., Rank0], membersh
     assert [each.met() for each in (slow, quick)] == [first.met()] * 2
 
 
+@pytest.mark.parametrize("membership", [OURS, Membership(OURS.job, "secret")], ids=["open", "secret"])
+def test_what_some_ranks_offer_reaches_all(rank0: Callable[..., Rank0], membership: Membership) -> None:
+    first = rank0(membership=membership, ready=Ready(offer="10.0.0.4:6000"))
+    ranks = [
+        Rank(first.port, record(1, 3), 20, membership, ready=Ready()),
+        Rank(first.port, record(2, 3), 20, membership, ready=Ready(offer="10.0.0.5:6000")),
+    ]
+    for each in (first, *ranks):
+        assert each.met()
+        assert each.offers == {0: "10.0.0.4:6000", 2: "10.0.0.5:6000"}
+
+
+@pytest.mark.parametrize("offer", ["x" * 301, "two\nlines"])
+def test_offer_that_is_too_much_is_refused(rank0: Callable[..., Rank0], offer: str) -> None:
+    first = rank0()
+    Rank(first.port, record(1, 3), ready=Ready()), Rank(first.port, record(2, 3), ready=Ready(offer=offer))
+    assert "ended before the framework could start" in first.failed().message
+
+
 def test_problem_of_one_is_the_end_of_all(rank0: Callable[..., Rank0]) -> None:
     first = rank0()
     problem = ("framework-not-installed", "torch is not installed in this Python", "pip install torch")

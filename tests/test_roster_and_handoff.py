@@ -130,12 +130,40 @@ def test_stale_variables_do_not_reach_the_child() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "launcher=single", "launcher=single,rank=a,world_size=1,exported=", "9" * 1000]
+    "text",
+    [
+        "",
+        "x",
+        "launcher=single",
+        "launcher=single,rank=a,world_size=1,exported=",
+        "9" * 1000,
+        "launcher=single,rank=0,world_size=1,exported=TF_CONFIG:12",
+        "launcher=single,rank=0,world_size=1,exported=PATH",
+    ],
 )
 def test_handoff_that_distboot_did_not_write_is_refused(text: str) -> None:
     with pytest.raises(DistbootError) as refusal:
         detect({VARIABLE: text})
     assert refusal.value.code == "broken-environment"
+
+
+OTHERS = {"HOROVOD_RANK": "2", "HOROVOD_SIZE": "4", "TF_CONFIG": '{"cluster": {}}'}
+
+
+@pytest.mark.parametrize("name", ["openmpi-5.0.11/1node_4procs", "torchrun-2.13.0/1node_4procs"])
+def test_variables_of_one_framework_are_no_launcher_to_the_child(name: str) -> None:
+    outer = one(name, 2)
+    child = applied(variables(detect(outer), outer, others=OTHERS), outer)
+    assert OTHERS.items() <= child.items()
+    assert {**detect(child).as_dict(), "sources": {}} == {**detect(outer).as_dict(), "sources": {}}
+
+
+def test_variables_of_one_framework_that_somebody_else_has_set_are_his() -> None:
+    outer = one("plain-python-3.11/nothing", 0)
+    child = applied(variables(detect(outer), outer, others={"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}), outer)
+    theirs = one("horovodrun-0.28.1/gloo_1node_4procs", 3)
+    placement = detect({**child, **theirs})
+    assert (placement.launcher, placement.rank, placement.world_size) == ("horovodrun", 3, 4)
 
 
 def test_handoff_needs_no_quoting() -> None:
