@@ -40,7 +40,8 @@ JOB = Membership("5c2f10aa")
 def record(rank: int, world_size: int, **more: object) -> Record:
     """A rank on a node of eight, with the facts of this very Python."""
     node = f"node-{rank // 8:05}"
-    return Record(rank, "slurm", node, f"{node}/boot", 1000 + rank, str(rank), world_size, facts=facts({}, 8), **more)  # type: ignore[arg-type]
+    own = facts({}, 8, "torch")
+    return Record(rank, "slurm", node, f"{node}/boot", 1000 + rank, str(rank), world_size, facts=own, **more)  # type: ignore[arg-type]
 
 
 def _report(rank: int, world_size: int) -> bytes:

@@ -22,7 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-import rollcall  # noqa: E402 - beside this file
+import frameworks  # noqa: E402 - beside this file, and so is the next
+import rollcall  # noqa: E402
 from captured import ALL, without_launchers  # noqa: E402 - shared with the tests
 
 from distboot import DistbootError, detect  # noqa: E402
@@ -242,6 +243,15 @@ def bench_naming(what: str) -> Result:
     return Result(f"{what} named on every rank", f"after {took:.2f} s", f"≤ {limit:g} s", reached)
 
 
+def bench_framework(case: str, runs: int) -> Result:
+    """How soon the group of a framework is ready, against the framework's own way."""
+    what, limit = frameworks.CASES[case][0], f"≤ {frameworks.LIMIT} ×"
+    if missing := frameworks.missing(case):
+        return Result(what, f"not measured: no {missing}", limit, reached=False)
+    ours, theirs = frameworks.measured(case, runs)
+    return Result(what, frameworks.compared(ours, theirs), limit, frameworks.ratio(ours, theirs) <= frameworks.LIMIT)
+
+
 def main() -> int:
     """Run all, print the table; 1 when a limit was not reached."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -260,6 +270,7 @@ def main() -> int:
         lambda: bench_scale(4096, 100),
         lambda: bench_scale(10000, None),
         *(partial(bench_naming, case) for case in rollcall.CASES),
+        *(partial(bench_framework, case, max(runs // 3, 3)) for case in frameworks.CASES),
     ]
     print("| what | measured: median (quartiles) | must reach | |\n|---|---|---|---|", flush=True)
     results = []

@@ -51,6 +51,15 @@ def nvidia_driver(root: Path = Path("/")) -> str | None:
     return None
 
 
+def has_intel_gpu(root: Path = Path("/")) -> bool:
+    """Whether this host has a GPU of Intel, be it in its processor."""
+    for path in (root / "sys/class/drm").glob("renderD*/device/vendor"):
+        with suppress(OSError):
+            if path.read_text().strip() == "0x8086":
+                return True
+    return False
+
+
 def _nvidia(root: Path) -> list[str]:
     """In the order of the PCI bus, as CUDA numbers devices of one kind."""
     ids = []

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 
-from . import frameworks, handoff, mpi
+from . import arguments, frameworks, handoff, mpi
 from .context import Context
 from .detection import detect, launcher_of
-from .errors import DistbootError, quoted, said_by
+from .errors import DistbootError, quoted, said_by, tell
 from .exports import Exported
 from .lifeline import beside
 from .lifeline.settings import settings
@@ -17,6 +18,10 @@ from .placement import Placement
 from .rendezvous import join_timeout_setting, roll_call_setting, seconds, settled, wait_until_resolves
 from .rollcall.attend import attend
 from .rollcall.meeting import Meeting, alone
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _lock = threading.Lock()
 _current: tuple[int, Context] | None = None  # with the id of the process that made it: a fork has none
@@ -32,6 +37,7 @@ def init(
     strategy: str | None = None,
     ps: int = 0,
     evaluator: bool = False,
+    pass_local_rank: bool | None = None,
 ) -> Context:
     """Find this process's place in the job and start the framework. The first line of a script.
 
@@ -47,6 +53,9 @@ def init(
             first of these, or the last two on one process with several and with at most one accelerator.
         ps: with "parameter_server", how many ranks are parameter servers: the last ones.
         evaluator: with "parameter_server", whether the very last rank evaluates on the side.
+        pass_local_rank: True puts `--local_rank=N` into `sys.argv`, once, for scripts that parse it after this; False
+            removes it, as launchers supply it that the script need not know; default: `sys.argv` stays, and a local
+            rank in it that is not this one is warned of.
 
     Returns:
         The context. A second call for the same framework returns the same one.
@@ -59,30 +68,50 @@ def init(
     options = frameworks.Options(framework, backend, limit, strategy, ps, evaluator)
     start = frameworks.starter(options)
     join_limit = join_timeout_setting(join_timeout)
-    lifeline = settings(os.environ)
     with _lock:
-        if _current is not None and _current[0] == os.getpid() and not _current[1].closed:
-            return _same(_current[1], framework)
-        placement = detect(os.environ, launcher=launcher)
-        with said_by(placement.who):
-            _refuse_second_process(placement)
-            _refuse_unservable(placement)
-            refuse_unless_rank(placement)
-            with (
-                Exported() as exported,
-                _met(placement, join_limit, options) as meeting,
-                beside.watched(meeting, exported.environ_before(), lifeline),
-            ):
-                context = start(meeting, exported, options)
-        _current = (os.getpid(), context)
+        before = current()
+        if before is not None:
+            context = _same(before, framework)
+        else:
+            context = _started(start, detect(os.environ, launcher=launcher), options, join_limit)
+            _current = (os.getpid(), context)
+            _say_wrong_local_rank(context, pass_local_rank)
+        _adjust_arguments(pass_local_rank)
     return context
+
+
+def _started(
+    start: Callable[[Meeting, Exported, frameworks.Options], Context],
+    placement: Placement,
+    options: frameworks.Options,
+    join_timeout: float,
+) -> Context:
+    lifeline = settings(os.environ)
+    with said_by(placement.who):
+        _refuse_second_process(placement)
+        _refuse_unservable(placement)
+        refuse_unless_rank(placement)
+        with (
+            Exported() as exported,
+            _met(placement, join_timeout, options) as meeting,
+            beside.watched(meeting, exported.environ_before(), lifeline),
+        ):
+            return start(meeting, exported, options)
+
+
+def current() -> Context | None:
+    """The context of this process; None when `init` was not called, or it is closed."""
+    if _current is None or _current[0] != os.getpid() or _current[1].closed:
+        return None
+    return _current[1]
 
 
 def _met(placement: Placement, join_limit: float, options: frameworks.Options) -> Meeting:
     """All ranks together, or, where the roll call is off, what this process's environment alone proves."""
     hosts: list[str] = []
-    if mpi.can_tell(placement):
-        placement, hosts = mpi.located(placement, join_limit)
+    used = options.framework == "mpi"
+    if mpi.can_tell(placement, used=used):
+        placement, hosts = mpi.located(placement, join_limit, used=used)
     placement = settled(placement)
     if not roll_call_setting():
         wait_until_resolves(placement, join_limit)
@@ -99,6 +128,22 @@ def _same(context: Context, framework: str) -> Context:
             "close() the first context, or use one framework a process",
         )
     return context
+
+
+def _say_wrong_local_rank(context: Context, wanted: bool | None) -> None:
+    wrong = arguments.wrong_local_rank(sys.argv[1:], os.environ["LOCAL_RANK"])
+    if wanted is None and wrong is not None:
+        tell(None if context.world_size == 1 else f"rank {context.rank}", wrong)
+
+
+def _adjust_arguments(wanted: bool | None) -> None:
+    """Let `sys.argv` have the local rank, or not."""
+    if wanted is None or not sys.argv:  # empty where Python is embedded
+        return
+    given = sys.argv[1:]
+    sys.argv[1:] = (
+        arguments.with_local_rank(given, os.environ["LOCAL_RANK"]) if wanted else arguments.without_local_rank(given)
+    )
 
 
 def _refuse_unservable(placement: Placement) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol
@@ -11,15 +11,22 @@ from typing import Any, Protocol
 from .lifeline.preemption import preempted
 
 _FIRST_LIMIT = 3600.0  # seconds that main_first() gives the first rank: downloads are slow
+_AFTER_A_FAILURE = 1.0  # seconds for the same when its block has failed
 
 
 class _WaitsFor(Protocol):
-    def __call__(self, what: str, limit: float, *, opens: bool) -> None: ...
+    def __call__(self, what: str, limit: float, *, opens: bool, node: int | None) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
 class Context:
     """This process's exact place in the job, and the means to work with the other ranks.
+
+        with ctx.main_first():  # rank 0 downloads, the others find it there
+            data = download(folder)
+        ...
+        if ctx.is_main:  # one log, one checkpoint
+            log(loss)
 
     Attributes:
         framework: what was started, for example "torch".
@@ -69,12 +76,12 @@ class Context:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0."""
+        """Whether this is rank 0: for what is to be done once. No collective operation belongs into such a branch."""
         return self.rank == 0
 
     @property
     def is_local_main(self) -> bool:
-        """Whether this is the first process of its node."""
+        """Whether this is the first process of its node: for what is to be done once on each, such as unpacking."""
         return self.local_rank == 0
 
     @property
@@ -87,26 +94,38 @@ class Context:
         return preempted()
 
     def barrier(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait until all ranks are here: as long as for any collective operation, see `timeout` of `init`."""
         self._barrier()
 
     @contextmanager
     def main_first(self, timeout: float = _FIRST_LIMIT) -> Iterator[None]:
         """Run a block on rank 0 first (a download, say), then on all the others. All ranks must enter it.
 
+        The block must not have a collective operation in it: nobody else would come to it. If it fails on rank 0, the
+        others run it all the same, and rank 0 raises what it raised.
+
         Args:
-            timeout: seconds that rank 0 may take. The time limit of collective operations plays no part.
+            timeout: seconds for which the others wait. The time limit of collective operations plays no part.
+
+        Raises:
+            DistbootError: `missing-rank`: on those that have waited so long in vain; and on rank 0, after its block, if
+                there are any.
         """
-        yield from self._first("main_first()", timeout, goes_first=self.is_main)
+        yield from self._first("main_first()", timeout, None, goes_first=self.is_main)
 
     @contextmanager
     def local_main_first(self, timeout: float = _FIRST_LIMIT) -> Iterator[None]:
-        """Run a block on the first process of each node first, then on the others. All ranks must enter it.
+        """Run a block on the first process of each node first, then on the others there. All ranks must enter it.
+
+        As `main_first`, for each node by itself; only rank 0 goes on when the first ones of all nodes are through.
 
         Args:
-            timeout: seconds that the first ones may take. The time limit of collective operations plays no part.
+            timeout: as for `main_first`.
+
+        Raises:
+            DistbootError: as for `main_first`.
         """
-        yield from self._first(f"local_main_first() on node {self.node_rank}", timeout, goes_first=self.is_local_main)
+        yield from self._first("local_main_first()", timeout, self.node_rank, goes_first=self.is_local_main)
 
     def close(self) -> None:
         """Leave the process group. A second call does nothing."""
@@ -122,14 +141,18 @@ class Context:
     ) -> None:
         self.close()
 
-    def _first(self, what: str, timeout: float, *, goes_first: bool) -> Iterator[None]:
+    def _first(self, what: str, timeout: float, node: int | None, *, goes_first: bool) -> Iterator[None]:
         if self.world_size == 1:
             yield
             return
         if not goes_first:
-            self._wait_for(what, timeout, opens=False)
+            self._wait_for(what, timeout, opens=False, node=node)
         try:
             yield
-        finally:  # also when the block failed: the others are waiting
-            if goes_first:
-                self._wait_for(what, timeout, opens=True)
+        except BaseException:
+            if goes_first:  # the others wait all the same, and what is wrong with them is not to be told now
+                with suppress(Exception):
+                    self._wait_for(what, _AFTER_A_FAILURE, opens=True, node=node)
+            raise
+        if goes_first:
+            self._wait_for(what, timeout, opens=True, node=node)

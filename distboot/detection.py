@@ -37,10 +37,11 @@ def detect(environ: Mapping[str, str] | None = None, *, launcher: str | None = N
     name, named_by = launcher, "launcher="
     if name is None and environ.get("DISTBOOT_LAUNCHER"):
         name, named_by = environ["DISTBOOT_LAUNCHER"], "DISTBOOT_LAUNCHER="
+    full = environ if handed_over is None else handed_over.without_others(environ)
     if name is None:
-        placement = _innermost(environ, bare, handed_over)
+        placement = _innermost(full, bare, handed_over)
     else:
-        placement = _named(environ, bare, name, f"{named_by}{quoted(name)}")
+        placement = _named(full, bare, name, f"{named_by}{quoted(name)}")
     return handed_over.completed(placement) if handed_over and handed_over.is_about(placement) else placement
 
 
@@ -56,11 +57,11 @@ def launcher_of(placement: Placement) -> Launcher:
     return launcher
 
 
-def _innermost(environ: Mapping[str, str], bare: Mapping[str, str], handed_over: handoff.Handoff | None) -> Placement:
-    """`bare` is `environ` without what an outer distboot exported."""
+def _innermost(full: Mapping[str, str], bare: Mapping[str, str], handed_over: handoff.Handoff | None) -> Placement:
+    """`bare` is the environment without what an outer distboot exported; `full` has RANK and its like all the same."""
     notes: list[str] = []
     for index, candidate in enumerate(INNERMOST_FIRST):
-        placement = candidate.read(environ if candidate.rewrites else bare)
+        placement = candidate.read(full if candidate.rewrites else bare)
         if placement is None:
             names = present(bare, candidate)
             notes += [f"{names} ignored: they are not about this very process"] if names else []
@@ -89,7 +90,7 @@ def _one_a_node(placement: Placement) -> list[str]:
     return ["one process was started on each node; if it is to start several ranks there, see --nproc-per-node"]
 
 
-def _named(environ: Mapping[str, str], bare: Mapping[str, str], name: str, said: str) -> Placement:
+def _named(full: Mapping[str, str], bare: Mapping[str, str], name: str, said: str) -> Placement:
     if name in (SINGLE.name, OFF):
         return alone(bare)
     candidate = by_name(name)
@@ -100,7 +101,7 @@ def _named(environ: Mapping[str, str], bare: Mapping[str, str], name: str, said:
             f"{said} is no launcher",
             f"the launchers are {known}, and {OFF} for a process that is alone (see `python -m distboot launchers`)",
         ).of("rank ?")
-    placement = candidate.read(environ if candidate.rewrites else bare)
+    placement = candidate.read(full if candidate.rewrites else bare)
     if placement is None:
         raise DistbootError(
             "launcher-mismatch",

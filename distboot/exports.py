@@ -40,7 +40,10 @@ def variables(
     if placement.launcher != "torchrun":
         # Left over from a torchrun further out, it makes torch wait for a store that nobody serves.
         exports["TORCHELASTIC_USE_AGENT_STORE"] = None
-    bare, _ = handoff.take(environ)
+    bare, outer = handoff.take(environ)
+    # What the wrapper has exported for the framework of the script stays, and is to be known as ours.
+    of_others = environ if outer is None else outer.without_others(environ)
+    others = {**{name: value for name, value in environ.items() if name not in of_others}, **others}
     changed = [name for name, value in exports.items() if value is not None and bare.get(name) != value]
     if named is not None:
         exports["DISTBOOT_LAUNCHER"] = named

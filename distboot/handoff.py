@@ -23,7 +23,7 @@ VARIABLE = "DISTBOOT_PLACEMENT"
 
 _NUMBERS = ("rank", "world_size", "local_rank", "local_world_size", "node_rank", "num_nodes", "master_port")
 _IDENTITY = ("launcher", "rank", "world_size")
-_OTHER = re.compile(r"[A-Z][A-Z0-9_]{0,99}(:[0-9a-f]{8})?")
+_OTHER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}(:[0-9a-f]{8})?")
 _PLACE = ("local_rank", "local_world_size", "node_rank", "num_nodes")
 
 
@@ -60,6 +60,10 @@ class Handoff:
         # An address or a port that is in the environment all the same was set after distboot exported its own.
         given = {field for field, name in VARIABLES.items() if placement.sources.get(field) == name}
         return placement.with_fields(VARIABLE, {f: value for f, value in self.fields.items() if f not in given})
+
+    def without_others(self, environ: Mapping[str, str]) -> Mapping[str, str]:
+        """`environ` without those of `others` that are as distboot exported them."""
+        return {name: value for name, value in environ.items() if self.others.get(name) != digest(value)}
 
 
 def encode(
@@ -103,9 +107,13 @@ def take(environ: Mapping[str, str]) -> tuple[Mapping[str, str], Handoff | None]
         # Somebody started processes of their own and numbered them. What says where our one process was is not about
         # them; the address may be: such starters often leave it to the environment.
         unchanged -= {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-    unchanged |= {name for name, value in handoff.others.items() if digest(environ.get(name)) == value}
     own = {VARIABLE, *unchanged}
-    return {name: value for name, value in environ.items() if name not in own}, handoff
+    return {name: value for name, value in handoff.without_others(environ).items() if name not in own}, handoff
+
+
+def left(text: str) -> str:
+    """What the value of `DISTBOOT_PLACEMENT` is once the process that has joined has left."""
+    return ",".join(word for word in text.split(",") if not word.startswith("joined="))
 
 
 def digest(job_id: str | None) -> str:

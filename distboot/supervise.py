@@ -17,9 +17,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 from .errors import DistbootError, quoted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .logs import Logs
 
 _FORWARDED = {
     signal.SIGTERM,
@@ -76,6 +81,7 @@ def run(
     grace: float,
     open_files: int | None = None,
     watch: Watch | None = None,
+    logs: Logs | None = None,
 ) -> int:
     """Run a command as a child until it ends; its exit code, or 128 + n if signal n ended it.
 
@@ -85,6 +91,7 @@ def run(
         grace: seconds between a TERM for us and KILL for the child.
         open_files: its soft limit of open files, where that is not ours.
         watch: who watches it with us.
+        logs: where its output goes; None: to where ours does.
 
     Raises:
         DistbootError: `command-not-found` or `command-not-executable`; nothing was started.
@@ -97,11 +104,15 @@ def run(
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
     try:
         file = None if watch is None else watch.file
-        child = _start(command, environ, before, own_group=not shared_group, open_files=open_files, file=file)
+        child = _start(
+            command, environ, before, own_group=not shared_group, open_files=open_files, file=file, logs=logs
+        )
+        done = partial(signal.pthread_kill, threading.get_ident(), signal.SIGCHLD)
+        if logs is not None:
+            logs.start(done)
         if watch is not None:
-            us = threading.get_ident()
-            watch.start(child.pid, lambda: signal.pthread_kill(us, signal.SIGCHLD))
-        return _Supervision(child, grace, watch, shared_group=shared_group).run()
+            watch.start(child.pid, done)
+        return _Supervision(child, grace, watch, logs, shared_group=shared_group).run()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -110,9 +121,16 @@ class _Supervision:
     """The loop on signals, from the start of the child until we may end."""
 
     def __init__(
-        self, child: subprocess.Popen[bytes], grace: float, watch: Watch | None, *, shared_group: bool
+        self,
+        child: subprocess.Popen[bytes],
+        grace: float,
+        watch: Watch | None,
+        logs: Logs | None,
+        *,
+        shared_group: bool,
     ) -> None:
-        self._child, self._grace, self._watch, self._shared_group = child, grace, watch, shared_group
+        self._child, self._grace, self._watch, self._logs = child, grace, watch, logs
+        self._shared_group = shared_group
         self._ending: int | None = None  # the signal that we passed on, and that asks the child to end
         self._code: int | None = None  # once it has: its exit code, or minus the signal
         self._is_over = self._is_hurried = False
@@ -144,7 +162,9 @@ class _Supervision:
             ending = self._ending or (None if self._watch is None else self._watch.ending)
             if ending is not None and not self._shared_group:
                 _end_group(self._child.pid, ending, self._grace)
-        self._is_over = self._watch is None or self._watch.is_done
+            if self._logs is not None:
+                self._logs.ended()
+        self._is_over = all(other is None or other.is_done for other in (self._watch, self._logs))
 
     def _forward(self, number: int) -> None:
         if number in _ENDING:
@@ -157,11 +177,13 @@ class _Supervision:
             self._watch.asked(number)
 
     def _hurry(self, number: int) -> None:
-        """Whoever is impatient need not wait for the lifeline, which only says goodbye."""
-        if number in _ENDING and self._watch is not None:
+        """Whoever is impatient need not wait for the goodbye of the lifeline, nor for a reader of the output."""
+        if number in _ENDING:
             self._is_over = self._is_hurried
             self._is_hurried = True
-            self._watch.hurry()
+            for other in (self._watch, self._logs):
+                if other is not None:
+                    other.hurry()
 
     def _kill(self) -> None:
         """The grace is over."""
@@ -205,6 +227,7 @@ def _start(
     own_group: bool,
     open_files: int | None,
     file: int | None,
+    logs: Logs | None,
 ) -> subprocess.Popen[bytes]:
     set_parent_death_signal = _parent_death_signal_setter()
 
@@ -221,7 +244,11 @@ def _start(
     try:
         # Popen also gives SIGPIPE and SIGXFSZ, which Python ignores, back to the child.
         files = () if file is None else (file,)
-        return subprocess.Popen(command, env=dict(environ), pass_fds=files, preexec_fn=in_child)  # noqa: PLW1509 - one thread
+        stdout, stderr = (None, None) if logs is None else (logs.stdout, logs.stderr)
+        return subprocess.Popen(
+            command, env=dict(environ), pass_fds=files, stdout=stdout, stderr=stderr,
+            preexec_fn=in_child,  # noqa: PLW1509 - one thread
+        )  # fmt: skip
     except OSError as error:
         raise _start_error(command[0], error) from None
 

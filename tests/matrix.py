@@ -16,6 +16,8 @@ from tempfile import TemporaryFile
 from hosts import Slurm, _end
 from launched import MPI_ENV, MPIRUN
 
+from distboot.rendezvous import free_port
+
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
 EXAMPLES = ROOT / "examples"
@@ -168,16 +170,20 @@ def _commands(row: Row, launcher: str, port: int) -> list[Command]:
     if launcher in one:
         return [one[launcher]]
     if launcher == "Azure ML TensorFlow":
-        return [(script, {**azure, "TF_CONFIG": json.dumps(task)}) for task in _tasks(row, port)]
+        return [(script, {**azure, "TF_CONFIG": json.dumps(task)}) for task in _tasks(row)]
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": own_port, "WORLD_SIZE": count}
     where |= {**azure, "NODE_RANK": "0"} if launcher == "Azure ML PyTorch" else {}
     return [(script, {**where, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(row.ranks)]
 
 
-def _tasks(row: Row, port: int) -> Iterator[dict[str, object]]:
+def _tasks(row: Row) -> Iterator[dict[str, object]]:
+    """TF_CONFIG for each rank, at ports that no client of anybody is given meanwhile."""
     kinds = {"worker": row.ranks} if row.ranks == 2 else {"chief": 1, "worker": row.ranks - 2, "ps": 1}
-    ports = iter(range(port, port + row.ranks))
-    cluster = {kind: [f"127.0.0.1:{next(ports)}" for _ in range(count)] for kind, count in kinds.items()}
+    ports: set[int] = set()
+    while len(ports) < row.ranks:
+        ports.add(free_port())
+    free = iter(ports)
+    cluster = {kind: [f"127.0.0.1:{next(free)}" for _ in range(count)] for kind, count in kinds.items()}
     for kind, addresses in cluster.items():
         for index in range(len(addresses)):
             yield {"cluster": cluster, "task": {"type": kind, "index": index}}

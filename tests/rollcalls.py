@@ -32,6 +32,7 @@ class Process(threading.Thread):
     def __init__(self) -> None:
         super().__init__(daemon=True)
         self.roster: Roster | None = None
+        self.offers: dict[int, str] = {}
         self.error: BaseException | None = None
 
     def run(self) -> None:

@@ -113,13 +113,16 @@ def test_bare_multi_node_mpirun_with_an_mpi4py_for_another_mpi(run: Run) -> None
 
 def test_mpi_that_hangs_is_the_end_in_time(run: Run, tmp_path: Path) -> None:
     (tmp_path / "mpi4py").mkdir()  # stands in for an MPI whose daemons do not answer
-    (tmp_path / "mpi4py/__init__.py").touch()
-    (tmp_path / "mpi4py/MPI.py").write_text("import ctypes; ctypes.PyDLL(None).sleep(60)")
+    (tmp_path / "mpi4py/__init__.py").write_text("class rc: initialize, finalize, threads = True, None, False")
+    (tmp_path / "mpi4py/MPI.py").write_text(
+        "import ctypes\nIs_finalized = Is_initialized = lambda: False\nGet_library_version = lambda: 'Some MPI v1, …'\n"
+        "Init = lambda: ctypes.PyDLL(None).sleep(60)"
+    )
     env = {**one("openmpi-5.0.11/2nodes_2procs", 1), "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     result = run(sys.executable, "-c", "import distboot; distboot.init(join_timeout=1)", env=env)
     assert result.returncode == -signal.SIGKILL
     said = f"distboot: error[join-timeout]: rank 1 on {os.uname().nodename}: MPI did not say where rank 0 is within 1 s"
-    assert result.stderr.splitlines()[0] == said
+    assert result.stderr.splitlines()[0] == f"{said} (Some MPI v1)"
 
 
 def test_no_port_and_no_job_id(run: Run) -> None:

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "distboot"
 LAYERS = (
     {"errors"},
     {"placement", "address", "hostlist", "accelerators"},
-    {"platforms", "handoff", "facts", "interfaces", "resolve"},
+    {"platforms", "handoff", "facts", "interfaces", "resolve", "logs", "arguments"},
     {"reading"},
     {"launchers"},
     {"rivals"},
@@ -27,6 +27,7 @@ LAYERS = (
     {"context"},
     {"frameworks"},
     {"bootstrap"},
+    {"lightning"},
     {"cli"},
     {"__init__", "__main__"},
 )

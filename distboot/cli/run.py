@@ -19,6 +19,12 @@ from ..placement import Placement
 from ..rendezvous import join_timeout_setting, roll_call_setting, settled, wait_until_resolves
 from .parser import Parser
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from ..logs import Logs
+
 
 def main(arguments: list[str]) -> int:
     """Run the command; the exit code of the child."""
@@ -32,30 +38,25 @@ def main(arguments: list[str]) -> int:
         command = _command(target)
         seconds, grace = join_timeout_setting(parsed.join_timeout), grace_setting(os.environ, parsed.grace)
         if parsed.nproc_per_node:
-            nodes.refuse_several_here(placement, os.environ)
-            problem = _not_there(command[0])  # torchrun would say so with a traceback, once for each rank
-            if problem is not None:
-                raise problem
-            placement = settled(placement)
-            wait_until_resolves(placement, seconds)
-            agent = nodes.torchrun(placement, parsed.nproc_per_node)
-            command = [*agent, *nodes.agent_target(target)]
-            return supervise.run(command, nodes.agent_environ(os.environ, placement), grace=grace)
+            return _through_torchrun(parsed, placement, target, command)
         nodes.refuse_unless_rank(placement)
         placement = settled(placement)
+        logs, problem = _logs(parsed, placement)
         if placement.world_size == 1 or not roll_call_setting():
+            if problem is not None:
+                raise problem
             wait_until_resolves(placement, seconds)
             others = _alone(parsed.framework, placement, seconds)
             exports = variables(placement, os.environ, named=parsed.launcher, others=others)
-            return supervise.run(command, applied(exports, os.environ), grace=grace)
+            return supervise.run(command, _unbuffered(applied(exports, os.environ), logs), grace=grace, logs=logs)
         lifeline = settings(os.environ, grace)
         from .. import interfaces  # here and below, so that a process that is alone does not pay for sockets
         from ..lifeline.keeper import Keeper
         from ..rollcall.attend import attend
 
-        framework = parsed.framework
+        framework, problem = parsed.framework, _not_there(command[0]) or problem
         with _ended_by_term():
-            meeting = attend(placement, os.environ, seconds, framework=framework, problem=_not_there(command[0]))
+            meeting = attend(placement, os.environ, seconds, framework=framework, problem=problem)
         with meeting:
             exports = variables(
                 meeting.placement,
@@ -67,14 +68,41 @@ def main(arguments: list[str]) -> int:
             )
             exports |= interfaces.variables(meeting.interface, os.environ)
             meeting.vacate()
-            environ = applied(exports, os.environ)
+            environ = _unbuffered(applied(exports, os.environ), logs)
             watch = None
             if lifeline is None:
                 meeting.goodbye()
             else:
                 watch = Keeper(meeting, lifeline, environ.get("DISTBOOT_SECRET", ""))
                 environ = watch.environ(environ)
-            return supervise.run(command, environ, grace=grace, open_files=meeting.open_files, watch=watch)
+            return supervise.run(command, environ, grace=grace, open_files=meeting.open_files, watch=watch, logs=logs)
+
+
+def _through_torchrun(parsed: Namespace, placement: Placement, target: list[str], command: list[str]) -> int:
+    """Let torchrun start the ranks of this node; its exit code."""
+    nodes.refuse_several_here(placement, os.environ)
+    problem = _not_there(command[0])  # torchrun would say so with a traceback, once for each rank
+    if problem is not None:
+        raise problem
+    placement = settled(placement)
+    wait_until_resolves(placement, join_timeout_setting(parsed.join_timeout))
+    options = _of_a_rank(parsed)
+    if options:  # each rank has a wrapper of its own
+        target = ["--", sys.executable, "-m", "distboot", "run", *options, "--", *command]
+    command = [*nodes.torchrun(placement, parsed.nproc_per_node), *nodes.agent_target(target)]
+    grace = grace_setting(os.environ, parsed.grace)
+    return supervise.run(command, nodes.agent_environ(os.environ, placement), grace=grace)
+
+
+def _of_a_rank(parsed: Namespace) -> list[str]:
+    """Those of our options that only a wrapper of the rank itself can heed; and then the others for it."""
+    options = ["--log-prefix"] if parsed.log_prefix else []
+    options += [] if parsed.log_dir is None else [f"--log-dir={parsed.log_dir}"]
+    options += [] if parsed.framework == "torch" else [f"--framework={parsed.framework}"]
+    if options:
+        options += [] if parsed.join_timeout is None else [f"--join-timeout={parsed.join_timeout}"]
+        options += [] if parsed.grace is None else [f"--grace={parsed.grace}"]
+    return options
 
 
 def _alone(framework: str, placement: Placement, join_timeout: float) -> dict[str, str]:
@@ -91,6 +119,23 @@ def _not_there(program: str) -> DistbootError | None:
     if shutil.which(program) is not None or os.path.exists(program):  # the latter is found out when it is started
         return None
     return DistbootError("command-not-found", f"{quoted(program)} does not exist", "check PATH and spelling")
+
+
+def _logs(parsed: Namespace, placement: Placement) -> tuple[Logs | None, DistbootError | None]:
+    """Where the output goes, if not to where ours does; or why it cannot, which the other ranks should hear, too."""
+    if not parsed.log_prefix and parsed.log_dir is None:
+        return None, None
+    from ..logs import Logs
+
+    try:
+        return Logs(placement.rank, placement.who, prefix=parsed.log_prefix, folder=parsed.log_dir), None
+    except DistbootError as error:
+        return None, error
+
+
+def _unbuffered(environ: dict[str, str], logs: Logs | None) -> dict[str, str]:
+    """The environment for a child whose output is a pipe, in which Python would else keep it back until it ends."""
+    return environ if logs is None else {"PYTHONUNBUFFERED": "1", **environ}
 
 
 @contextmanager
@@ -111,6 +156,12 @@ def _processes(text: str) -> str:
     if text in ("auto", "gpu", "cpu") or (text.isascii() and text.isdigit() and 0 < int(text[:6]) < 10_000):
         return text
     raise ArgumentTypeError(f"{text!r} is neither a number of processes nor auto, gpu or cpu")
+
+
+def _folder(text: str) -> str:
+    if not text:
+        raise ArgumentTypeError("the name of a folder is needed")
+    return text
 
 
 def _parser() -> Parser:
@@ -147,12 +198,23 @@ def _parser() -> Parser:
         help="for launches of one process a node: let torchrun start N processes here, with the node rank, the number "
         "of nodes and the address found (auto or gpu: one an accelerator; cpu: one a CPU)",
     )
+    parser.add_argument(
+        "--log-prefix",
+        action="store_true",
+        help="begin each line of the output with its rank and host",
+    )
+    parser.add_argument(
+        "--log-dir",
+        type=_folder,
+        metavar="DIR",
+        help="also append the output to a file for each rank: DIR/rank-3.log",
+    )
     return parser
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Our own options, and the target: what follows belongs to it, also if it looks like one of ours."""
-    takes_value = {"--launcher", "--framework", "--join-timeout", "--grace", "--nproc-per-node"}
+    takes_value = {"--launcher", "--framework", "--join-timeout", "--grace", "--nproc-per-node", "--log-dir"}
     index = 0
     while index < len(arguments) and arguments[index].startswith("-") and arguments[index] not in ("-m", "--"):
         index += 2 if arguments[index] in takes_value else 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -42,8 +44,13 @@ def imported(module: str, package: str, install: str) -> Any:
 
 def export(meeting: Meeting, exported: Exported, others: Mapping[str, str] = {}) -> None:
     """Export this rank's place, which this process has joined as, and what only the one framework reads."""
-    before = exported.environ_before()
-    exported.write(variables(meeting.placement, before, joined=os.getpid(), others=others))
+    placement, before = meeting.placement, exported.environ_before()
+    _, outer = handoff.take(before)
+    # What the wrapper around us does for this rank it does until the end, for the next `init`, too.
+    wrapper = outer if outer is not None and outer.is_about(placement) else None
+    met, watched = wrapper is not None and wrapper.met, wrapper is not None and wrapper.watched
+    joined = os.getpid()
+    exported.write(variables(placement, before, joined=joined, others=others, met=met, watched=watched))
 
 
 class Meets(Protocol):
@@ -52,26 +59,38 @@ class Meets(Protocol):
     def barrier(self) -> None:
         """Wait until all ranks are here."""
 
-    def wait_for(self, what: str, limit: float, *, opens: bool) -> None:
-        """Wait, `limit` seconds at most, for the rank that `opens` it by coming here, too."""
+    def wait_for(self, what: str, limit: float, *, opens: bool, node: int | None = None) -> None:
+        """Wait, `limit` seconds at most, for rank 0, or the first rank of a node; or be it, and `opens`."""
 
     def close(self) -> None:
         """Give back what is needed for it."""
 
 
 class Gated:
-    """At rank 0's socket, as in the roll call: for a framework that has nothing of its own for it."""
+    """At the gate of the roll call.
 
-    def __init__(self, meeting: Meeting, options: Options) -> None:
-        self._gate = Gate(meeting)
-        self._limit = options.timeout or _BARRIER_LIMIT
-        self.close = self._gate.close
+    Args:
+        meeting: of all ranks.
+        options: of the caller of `init`.
+        barrier: the framework's own; default: that of the gate.
+        listener, port: as for `Gate`.
+    """
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        options: Options,
+        *,
+        barrier: Callable[[], object] | None = None,
+        listener: socket.socket | None = None,
+        port: int | None = None,
+    ) -> None:
+        gate = Gate(meeting, listener, port)
+        self._barrier = barrier or partial(gate.barrier, options.timeout or _BARRIER_LIMIT)
+        self.wait_for, self.close = gate.wait_for, gate.close
 
     def barrier(self) -> None:
-        self._gate.wait("barrier()", self._limit)
-
-    def wait_for(self, what: str, limit: float, *, opens: bool) -> None:  # noqa: ARG002 - all meet when it is open
-        self._gate.wait(what, limit, first=True)
+        self._barrier()
 
 
 def context(
@@ -96,7 +115,7 @@ def context(
         adds: what the framework adds to the context.
     """
     placement = meeting.placement
-    after = variables(placement, exported.environ_before())[handoff.VARIABLE]
+    after = handoff.left(os.environ[handoff.VARIABLE])
     reservation = meeting.take_reservation()
 
     def stop() -> None:

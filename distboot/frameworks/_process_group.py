@@ -14,7 +14,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from .. import interfaces
@@ -27,8 +29,10 @@ from ..nodes import refuse_idle_accelerators
 from ..placement import Placement
 from ..rendezvous import Wait
 from ..rollcall.meeting import Meeting
+from ..rollcall.ports import listening
 from ..rollcall.ready import Ready
-from ._joined import context, export, imported
+from . import _oneccl
+from ._joined import Gated, Meets, context, export, imported
 from ._options import Options
 
 # Device type -> the backend that PyTorch ships for it; gloo serves the CPU. In order of preference.
@@ -41,18 +45,14 @@ def on_cpu(options: Options) -> bool:
     return (options.backend or "").lower() in _CPU_BACKENDS
 
 
-def exports(_meeting: Meeting, _environ: Mapping[str, str]) -> dict[str, str]:
-    """Nothing more than is exported for all."""
-    return {}
-
-
 def start(
     meeting: Meeting,
     exported: Exported,
     options: Options,
     *,
     prepare: Callable[[], Any] = lambda: None,
-    adopt: Callable[[Any, str], None] = lambda _, __: None,
+    adopt: Callable[[Any, str], Callable[[], None] | None] = lambda _, __: None,
+    others: Mapping[str, str] = {},
 ) -> Context:
     """Start the default process group.
 
@@ -61,50 +61,76 @@ def start(
         exported: where to export.
         options: of the caller of `init`.
         prepare: imports what is to use the group, before any rank starts it.
-        adopt: lets what was imported use the group on this backend.
+        adopt: lets what was imported use the group on this backend; what ends the group, if not torch's own function.
+        others: what that reads from the environment besides the variables of torch.
     """
     placement, before = meeting.placement, exported.environ_before()
     wanted = options.backend and options.backend.lower()
     exported.write({**variables(placement, before), **interfaces.variables(meeting.interface, before)})
 
-    def step() -> tuple[tuple[Any, Any, str, Any], Ready]:
-        torch = _import()
-        user = prepare()
-        device_type, name = _device_and_backend(torch, wanted)
-        isolated = any(variable in before for variable in VISIBILITY)
-        device = _set_device(torch, device_type, placement, isolated=isolated)
-        return (torch, user, name, device), Ready(_device_id(torch, device))
+    with ExitStack() as undo:
+        # Our own, as the other socket is the store's; and the store ends with rank 0's part in the group.
+        needed = placement.rank == 0 and placement.world_size > 1 and meeting.link is not None
+        listener = listening(0) if needed else None
+        if listener is not None:
+            undo.callback(listener.close)
+        port = None if listener is None else str(listener.getsockname()[1])
 
-    torch, user, backend, device = meeting.ready(step)
-    export(meeting, exported)
-    store = _start_group(torch, meeting, backend, options.timeout)
-    group = weakref.ref(torch.distributed.group.WORLD)  # a reference proper would keep Gloo's threads alive
+        def step() -> tuple[tuple[Any, Any, str, Any], Ready]:
+            torch = _import()
+            user = prepare()
+            device_type, name = _device_and_backend(torch, wanted)
+            isolated = any(variable in before for variable in VISIBILITY)
+            device = _set_device(torch, device_type, placement, isolated=isolated)
+            return (torch, user, name, device), Ready(_device_id(torch, device), port)
 
-    def is_up() -> bool:
-        return torch.distributed.is_initialized() and group() is torch.distributed.group.WORLD
-
-    def leave() -> None:
-        if is_up():
-            _leave(torch.distributed)
-
-    adopt(user, backend)
-    device_ids = [device.index] if backend == "nccl" else None
-    meets = _AtStore(store, placement.who, lambda: torch.distributed.barrier(device_ids=device_ids))
-    result = context(meeting, exported, options, meets, leave=leave, is_up=is_up, device=device)
+        torch, user, backend, device = meeting.ready(step)
+        export(meeting, exported, {**others, **(_oneccl.variables(placement, before) if device.type == "xpu" else {})})
+        store = _start_group(torch, meeting, backend, options.timeout)
+        group = _Group(torch.distributed)
+        undo.callback(group.leave)
+        group.destroy = adopt(user, backend) or group.destroy
+        device_ids = [device.index] if backend == "nccl" else None
+        barrier = partial(torch.distributed.barrier, device_ids=device_ids)
+        meets: Meets = _AtStore(store, placement.who, barrier)
+        if 0 in meeting.offers:
+            meets = Gated(meeting, options, barrier=barrier, listener=listener, port=int(meeting.offers[0]))
+        undo.pop_all()
+    result = context(meeting, exported, options, meets, leave=group.leave, is_up=group.is_up, device=device)
     if backend == "gloo":
         atexit.register(_close_at_exit, result, os.getpid())
     return result
 
 
+class _Group:
+    """The default process group that has just been started. The script may end it, and start another one."""
+
+    def __init__(self, dist: Any) -> None:
+        self._dist = dist
+        self._world = weakref.ref(dist.group.WORLD)  # a reference proper would keep Gloo's threads alive
+        self.destroy: Callable[[], None] = dist.destroy_process_group
+
+    def is_up(self) -> bool:
+        return self._dist.is_initialized() and self._world() is self._dist.group.WORLD
+
+    def leave(self) -> None:
+        if self.is_up():
+            _leave(self._dist, self.destroy)
+
+
 class _AtStore:
-    """How the ranks wait for each other: in a barrier of the group, or for a key of the store that it began with."""
+    """How the ranks wait for each other without a roll call: for a key of the store that the group began with.
+
+    Rank 0 must not end before the others have seen it.
+    """
 
     def __init__(self, store: Any, who: str | None, barrier: Callable[[], None]) -> None:
         self._store, self._who = store, who
         self.barrier = barrier
         self._times: dict[str, int] = {}
 
-    def wait_for(self, what: str, limit: float, *, opens: bool) -> None:
+    def wait_for(self, what: str, limit: float, *, opens: bool, node: int | None = None) -> None:
+        what += "" if node is None else f" on node {node}"
         self._times[what] = self._times.get(what, 0) + 1
         key = f"distboot/{what}/{self._times[what]}"
         if opens:
@@ -240,7 +266,9 @@ def _device_and_backend(torch: Any, wanted: str | None) -> tuple[str, str]:
     return device_type, backend
 
 
-def _set_device(torch: Any, device_type: str, placement: Placement, *, isolated: bool) -> Any:
+def _set_device(
+    torch: Any, device_type: str, placement: Placement, *, isolated: bool, on_cpu: str = "ask for backend='gloo'"
+) -> Any:
     if device_type == "cpu":
         return torch.device("cpu")
     module = getattr(torch, device_type)
@@ -253,7 +281,7 @@ def _set_device(torch: Any, device_type: str, placement: Placement, *, isolated:
             "too-few-accelerators",
             f"local rank {local_rank} of {placement.local_world_size} has no {device_type} device of its own: "
             f"{count} visible",
-            "start fewer processes a node, show them more devices, or ask for backend='gloo' to train on the CPU",
+            f"start fewer processes a node, show them more devices, or {on_cpu} to train on the CPU",
         )
     module.set_device(index)
     return torch.device(device_type, index)
@@ -274,9 +302,9 @@ def _close_at_exit(context: Context, pid: int) -> None:
         context.close()
 
 
-def _leave(dist: Any) -> None:
+def _leave(dist: Any, destroy: Callable[[], None]) -> None:
     group = dist.group.WORLD
-    dist.destroy_process_group()
+    destroy()
     # Whoever still holds the group (DistributedDataParallel does) keeps Gloo's threads from being joined, and one that
     # lets go of its last tensor only while Python shuts down aborts the process: "terminate called without an active
     # exception", in 1 of 5 runs of a short script (torch 2.13, pytorch issue 190489). A moment lets them finish.

@@ -6,25 +6,71 @@ never reached, as DeepSpeed takes a process group that is there.
 
 from __future__ import annotations
 
-from functools import partial
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
+from .. import handoff
+from ..accelerators import has_intel_gpu
 from ..context import Context
-from ..exports import Exported
+from ..errors import DistbootError, first_line
+from ..exports import Exported, variables
 from ..rollcall.meeting import Meeting
-from . import _process_group
+from . import _oneccl, _process_group
 from ._joined import imported
 from ._options import Options
-from ._process_group import exports, on_cpu
 
-__all__ = ["exports", "on_cpu", "start"]
+# deepspeed/runtime/engine.py, _configure_with_arguments, asserts that this is LOCAL_RANK if it is there, as it is for
+# the processes that torchrun has started inside mpirun.
+_MPIRUNS_LOCAL_RANK = "OMPI_COMM_WORLD_LOCAL_RANK"
+
+
+def on_cpu(options: Options) -> bool:
+    """Asking for a CPU backend, or DeepSpeed for the CPU, means training on the CPU."""
+    return _process_group.on_cpu(_chosen(options))
+
+
+def exports(meeting: Meeting, environ: Mapping[str, str]) -> dict[str, str]:
+    """What DeepSpeed's launcher sets, as far as DeepSpeed needs it; and what it would stumble over.
+
+    Its parallel checkpoint writer reads the number of this node and of all nodes. Not LOCAL_SIZE: on CPUs that makes
+    it allocate 66 MB of shared memory a rank, which Docker's default of 64 MB has not, and which nobody removes.
+    """
+    placement, (bare, _) = meeting.placement, handoff.take(environ)
+    local_rank = str(variables(placement, environ)["LOCAL_RANK"])
+    needed = {"CROSS_RANK": str(placement.node_rank), "CROSS_SIZE": str(placement.num_nodes)}
+    if _MPIRUNS_LOCAL_RANK in bare:
+        needed[_MPIRUNS_LOCAL_RANK] = local_rank
+    needed |= _oneccl.variables(placement, environ) if has_intel_gpu() else {}
+    return {name: value for name, value in needed.items() if bare.get(name) != value}
 
 
 def start(meeting: Meeting, exported: Exported, options: Options) -> Context:
-    """Start DeepSpeed's communication."""
+    """Start torch's process group, and let DeepSpeed use it."""
+    others = exports(meeting, exported.environ_before())
+    return _process_group.start(meeting, exported, _chosen(options), prepare=_deepspeed, adopt=_adopt, others=others)
 
-    def adopt(deepspeed: Any, backend: str) -> None:
+
+def _chosen(options: Options) -> Options:
+    """The options with the backend of the CPU, if DeepSpeed is to use that."""
+    on_cpu = options.backend is None and os.environ.get("DS_ACCELERATOR") == "cpu"
+    return replace(options, backend="gloo") if on_cpu else options
+
+
+def _deepspeed() -> Any:
+    return imported("deepspeed", "deepspeed", "pip install deepspeed")
+
+
+def _adopt(deepspeed: Any, backend: str) -> Callable[[], None]:
+    """Let DeepSpeed use the group; what ends it, with what DeepSpeed remembers of it."""
+    try:
         deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
-
-    prepare = partial(imported, "deepspeed", "deepspeed", "pip install deepspeed")
-    return _process_group.start(meeting, exported, options, prepare=prepare, adopt=adopt)
+    except Exception as error:  # what it builds at this moment for the CPU fails in many ways
+        raise DistbootError(
+            "process-group-failed",
+            f"DeepSpeed could not use the process group on {backend!r}: {first_line(error)}",
+            "if it speaks of building deepspeed_shm_comm, install DeepSpeed with DS_BUILD_SHM_COMM=1, or a compiler",
+        ) from error
+    destroy: Callable[[], None] = deepspeed.comm.destroy_process_group
+    return destroy

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from ..context import Context
 from ..exports import Exported
+from ..rendezvous import free_port
 from ..rollcall.meeting import Meeting
 from ..rollcall.ready import Ready
 from ._joined import Gated, context, export
@@ -23,7 +24,13 @@ def exports(_meeting: Meeting, _environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def start(meeting: Meeting, exported: Exported, options: Options) -> Context:
-    """Export, when all ranks are there."""
-    meeting.ready(lambda: (True, Ready()))
+    """Export, when all ranks are there, with a MASTER_PORT that is free: where they have met is our barrier."""
+    placement = meeting.placement
+    # torchrun's is that of its own store, which torch will use.
+    needed = placement.rank == 0 and placement.launcher != "torchrun" and meeting.store_address is not None
+    meeting.ready(lambda: (True, Ready(offer=str(free_port()) if needed else None)))
+    if 0 in meeting.offers:
+        ours = {"master_port": int(meeting.offers[0])}
+        meeting.placement = placement.with_fields("free on the host of rank 0, for what the script starts", ours)
     export(meeting, exported)
     return context(meeting, exported, options, Gated(meeting, options))

@@ -106,7 +106,7 @@ def failed(seat: Seat, end: End, delay: float, before: Sequence[int] = ()) -> Ve
     lines = shown("\n".join(words[:_MOST_LINES] if end.is_crash else words[-_MOST_LINES:]))
     said = end.said()
     if end.status is None and not end.cause and end.words:  # it is still about to end
-        message = printable(words[-1])
+        message = printable(_headline(words))
         said = "uncaught exception: " + (message if len(message) <= _LONGEST else message[:_LONGEST] + "…")
     first = "failed first"
     if end.is_consequence:
@@ -126,6 +126,13 @@ def stopped(seat: Seat, number: int) -> Verdict:
     """Somebody outside stopped a rank, and so the job."""
     text = f"stopped by {signal_name(number)} from outside: rank {seat.rank} got it first, {seat.said()}"
     return Verdict((seat.rank,), False, text)
+
+
+def _headline(words: Sequence[str]) -> str:
+    """The first line of the exception itself in a traceback: what it says may have several."""
+    frames = [number for number, line in enumerate(words) if line.startswith('  File "')]
+    after = words[frames[-1] + 1 :] if frames else []
+    return next((line for line in after if line and not line.startswith(" ")), words[-1])
 
 
 def _at(end: End) -> str:

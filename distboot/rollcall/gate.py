@@ -1,70 +1,102 @@
-"""The ranks of a job meet again, as often as they like: a barrier that needs no framework, and names who is missing."""
+"""The ranks of a job meet again, as often as they like: barriers and doors, which need no framework.
+
+Rank 0 keeps the gate, at the socket where the ranks have met before, or at another one of its own. Every other rank
+connects to it once, and each message is sealed as in the roll call, with the challenge and the nonce that it had there:
+
+    rank   -> rank 0   {"gate": [digest of the job, rank]}
+    rank   -> rank 0   {"here": door}             it waits there for all others
+    rank   -> rank 0   {"through": door}          it is the first of its node, and lets the others there pass
+    rank   -> rank 0   {"late": [door, seconds]}  it has waited there for so long, and does not any longer
+    rank 0 -> rank     {"pass": door}
+    rank 0 -> rank     {"error": [code, message, hint]}
+
+A door is what the ranks do there, on which node (null: all of them), and how often they have done so: ["main_first()",
+null, 1]. Nothing of this runs in the background: rank 0 reads when it comes to the gate itself, and what it has said
+stays in the connection until the other rank asks for it, even if rank 0 has ended by then.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
-from dataclasses import replace
+from collections import Counter
 
-from ..errors import DistbootError
-from ..handoff import digest
-from .client import Client
+from ..errors import DistbootError, said_by
+from .doors import Door
+from .gatekeeper import Gatekeeper
 from .meeting import Meeting
-from .server import Server
-from .wire import Membership
+from .visitor import Visitor
 
 
 class Gate:
-    """Where the ranks meet again: at the socket of rank 0 where they have met before, which is the gate's now.
+    """Where the ranks of a job wait for each other.
 
     Args:
         meeting: of all ranks, which have met; or of a single one.
+        listener: rank 0's listening socket, which is the gate's from now on; default: the one where they have met.
+        port: its port, on all ranks.
     """
 
-    def __init__(self, meeting: Meeting) -> None:
-        self._single = meeting.placement.world_size == 1
-        self._address, self._membership, self._own = meeting.store_address, meeting.membership, meeting.own
-        file = meeting.take_listener()
-        self._listener = None if file is None else socket.socket(fileno=file)
-        self._times = 0
+    def __init__(self, meeting: Meeting, listener: socket.socket | None = None, port: int | None = None) -> None:
+        placement, roster, membership = meeting.placement, meeting.roster, meeting.membership
+        self._alone, self._who = placement.world_size == 1, placement.who
+        self._times: Counter[tuple[str, int | None]] = Counter()
+        self._side: Gatekeeper | Visitor | None = None
+        if port is None:
+            file = meeting.take_listener()
+            listener = None if file is None else socket.socket(fileno=file)
+        if self._alone:
+            if listener is not None:
+                listener.close()
+        elif roster is not None and membership is not None and meeting.link is not None:
+            sessions = meeting.link.sessions()
+            if listener is not None:
+                self._side = Gatekeeper(listener, sessions, membership.job, roster.nodes)
+            elif meeting.store_address is not None:
+                host, met_at = meeting.store_address
+                self._side = Visitor((host, port or met_at), sessions[0], membership.job, placement)
         os.register_at_fork(after_in_child=self.close)  # the port ends with rank 0, not with its last data loader
 
-    def wait(self, what: str, limit: float, *, first: bool = False) -> None:
-        """Wait until all ranks are here.
-
-        Args:
-            what: what they do here, as a line says it, for example "barrier()".
-            limit: seconds; the ranks may come later than each other by so much.
-            first: whether the others wait for something that rank 0 does before.
+    def barrier(self, limit: float) -> None:
+        """Wait until all ranks are here, which may come later than each other by `limit` seconds.
 
         Raises:
             DistbootError: `missing-rank`, they were not, and who is missing.
         """
-        self._times += 1
-        if self._single:
-            return
-        if self._address is None or self._membership is None or self._own is None:
-            raise DistbootError(
-                "roll-call-needed", f"{what} needs the roll call, and it is off", "unset DISTBOOT_ROLL_CALL"
-            )
-        membership = Membership(digest(f"{self._membership.job}:{self._times}"), self._membership.secret)
-        # Accelerators and versions were compared when they met first.
-        own = replace(self._own, device=None, facts=())
-        try:
-            if self._listener is not None:
-                server = Server(self._listener, own, membership)
-                server.hold(limit, warn=False)
-                server.close()
-            else:
-                client = Client([self._address[0]], [self._address[1]], own, membership)
-                reason = "rank 0 is not through yet" if first else "rank 0 is not there yet"
-                # Nobody accepts a connection while rank 0 is busy, so there should be few of them.
-                client.report(limit, quiet=bool(own.local_rank), waiting_for=f"{what}: {reason}", patience=limit)
-                client.close()
-        except DistbootError as error:
-            raise DistbootError(error.code, f"{what}: {error.message}", error.hint).of(f"rank {own.rank}") from None
+        with said_by(self._who):
+            side, door = self._at("barrier()", None)
+            if side is not None:
+                side.meet(door, limit)
+
+    def wait_for(self, what: str, limit: float, *, opens: bool, node: int | None = None) -> None:
+        """Wait at a door, or open it for those that wait there, or will.
+
+        Args:
+            what: what the ranks do there, for example "main_first()".
+            limit: seconds.
+            opens: whether this rank is the one that opens it.
+            node: the node whose ranks this is about; None: all ranks, and rank 0 opens.
+
+        Raises:
+            DistbootError: `missing-rank`, the door was not opened in time, or somebody has not waited so long.
+        """
+        with said_by(self._who):
+            side, door = self._at(what, node)
+            if side is not None and opens:
+                side.open(door, limit)
+            elif side is not None:
+                side.wait(door, limit)
 
     def close(self) -> None:
-        """Let others have the port."""
-        if self._listener is not None:
-            self._listener.close()
+        """Let others have the port, and the other ranks know that this one is gone."""
+        if self._side is not None:
+            self._side.close()
+
+    def _at(self, what: str, node: int | None) -> tuple[Gatekeeper | Visitor | None, Door]:
+        self._times[what, node] += 1
+        door = Door(what, node, self._times[what, node])
+        if self._side is None and not self._alone:
+            raise DistbootError(
+                "roll-call-needed", f"{door.said} needs the roll call, and it is off", "unset DISTBOOT_ROLL_CALL"
+            )
+        return self._side, door

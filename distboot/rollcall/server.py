@@ -107,6 +107,10 @@ class Server:
         self._answer("go", offers_message(self._offers))
         return self._offers
 
+    def sessions(self) -> dict[int, Session]:
+        """What the messages of each other rank are sealed with."""
+        return {rank: peer.session for rank, peer in self._at.items() if peer.session}
+
     def hand_over(self) -> dict[int, tuple[socket.socket, Session]]:
         """The connections, which are the caller's now, by the rank at the other end."""
         for peer in self._at.values():

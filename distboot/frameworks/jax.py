@@ -1,0 +1,235 @@
+"""`init("jax")`: `jax.distributed.initialize` with the numbers of the roster, at a port that rank 0 has found free.
+
+JAX's coordinator lives in rank 0, and JAX aborts every rank that is still there when it goes. So rank 0 stays until
+all others have left, and the others may leave when they like. A rank that fails does not wait: the lifeline ends the
+others, sooner than JAX would (100 s).
+"""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from .. import accelerators
+from ..address import socket_said
+from ..context import Context
+from ..errors import DistbootError, first_line, tell
+from ..exports import Exported
+from ..placement import Placement
+from ..rendezvous import free_port
+from ..rollcall.doors import Patience
+from ..rollcall.meeting import Meeting
+from ..rollcall.ready import Ready
+from ._joined import Gated, context, export, imported
+from ._options import Options
+
+_INSTALL = "pip install 'jax>=0.9'"
+_STAYS = 3600.0  # seconds that rank 0 stays for the others; the lifeline ends it if one of them fails
+_PREEMPTION = "JAX_ENABLE_PREEMPTION_SERVICE"
+_LOCAL_DEVICES = "JAX_LOCAL_DEVICE_IDS"
+# gRPC takes these for all addresses, 127.0.0.1 included.
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+
+
+def on_cpu(_: Options) -> bool:
+    """Whether JAX was told to use the CPU only."""
+    jax = sys.modules.get("jax")
+    platforms = os.environ.get("JAX_PLATFORMS", "") if jax is None else jax.config.jax_platforms
+    return platforms == "cpu"
+
+
+def exports(meeting: Meeting, environ: Mapping[str, str]) -> dict[str, str]:
+    """What scripts read, and `jax.distributed.initialize()` without arguments."""
+    placement = meeting.placement
+    address = socket_said(str(placement.master_addr), _port(meeting))
+    (devices,) = meeting.ready(lambda: ((_devices(placement, environ),), Ready()))
+    found = {
+        "JAX_COORDINATOR_ADDRESS": address,
+        "JAX_NUM_PROCESSES": str(placement.world_size),
+        "JAX_PROCESS_ID": str(placement.rank),
+        **_past_proxies(str(placement.master_addr), environ),
+    }
+    if devices is not None:
+        found[_LOCAL_DEVICES] = ",".join(map(str, devices))
+    return found | _as_jax_reads_them(placement, environ)
+
+
+def start(meeting: Meeting, exported: Exported, options: Options) -> Context:
+    """Start JAX's coordinator in rank 0, and connect all ranks to it."""
+    placement, before = meeting.placement, exported.environ_before()
+
+    def step() -> tuple[tuple[Any, list[int] | None], Ready]:
+        jax = _import(options)
+        devices = None if on_cpu(options) else _devices(placement, before)
+        device = accelerators.own(accelerators.visible(before), before, placement.local_rank) if devices else None
+        return (jax, devices), Ready(device, str(free_port()) if placement.rank == 0 else None)
+
+    jax, devices = meeting.ready(step)
+    if meeting.store_address is None:
+        host, port = str(placement.master_addr), _port(meeting)
+    else:
+        host, port = meeting.store_address[0], int(meeting.offers[0])
+    export(meeting, exported)
+    exported.write({**_past_proxies(host, before)})
+    _initialize(jax, meeting, socket_said(host, port), devices)
+    atexit.register(_at_exit, jax, placement, os.getpid())
+
+    def leave() -> None:
+        # While an exception is on its way the others may wait for us in vain; whether it is the end will be seen.
+        if jax.distributed.is_initialized() and not (placement.rank == 0 and sys.exc_info()[0]):
+            _see_off(jax, placement)
+            jax.distributed.shutdown()
+
+    return context(
+        meeting, exported, options, Gated(meeting, options), leave=leave, is_up=jax.distributed.is_initialized
+    )
+
+
+def _import(options: Options) -> Any:
+    jax = imported("jax", "jax", _INSTALL)
+    from jax._src import xla_bridge
+
+    if options.backend is not None:
+        hint = "leave backend out; on the CPU jax_cpu_collectives_implementation is JAX's own setting for it"
+        raise DistbootError("usage", f"backend={options.backend!r}, and JAX knows itself what to use", hint)
+    if "shutdown_timeout_seconds" not in inspect.signature(jax.distributed.initialize).parameters:
+        raise DistbootError("framework-not-installed", f"JAX {jax.__version__} is older than 0.9", _INSTALL)
+    if jax.distributed.is_initialized() or xla_bridge.backends_are_initialized():
+        raise DistbootError(
+            "already-initialized",
+            "JAX has been started already" if jax.distributed.is_initialized() else "JAX has taken its devices already",
+            "make distboot.init('jax') the first line of the script, before anything asks JAX for devices or computes",
+        )
+    return jax
+
+
+def _initialize(jax: Any, meeting: Meeting, address: str, devices: list[int] | None) -> None:
+    if _PREEMPTION not in os.environ:
+        # It would take SIGTERM for a notice that the script may ask for, and no rank would end by it.
+        jax.config.update("jax_enable_preemption_service", False)
+    jax.config.update("jax_check_proxy_envs", False)  # the proxies are out of the way
+    placement = meeting.placement
+    only_here = f"127.0.0.1:{address.rpartition(':')[2]}" if placement.num_nodes == 1 else None
+    try:
+        jax.distributed.initialize(
+            address,
+            placement.world_size,
+            placement.rank,
+            devices,
+            cluster_detection_method="deactivate",
+            initialization_timeout=max(round(meeting.join_timeout), 1),
+            coordinator_bind_address=only_here,
+            shutdown_timeout_seconds=0,  # else ranks wait for each other when they leave, and abort after 300 s
+        )
+    except RuntimeError as error:
+        raise DistbootError(
+            "process-group-failed",
+            f"JAX could not start at {address}: {first_line(error)}",
+            "look at the output of the other ranks; or for a firewall between the hosts",
+        ) from None
+
+
+def _port(meeting: Meeting) -> int:
+    """Where rank 0 can serve without having told anybody before."""
+    placement = meeting.placement
+    if meeting.store_address is not None:
+        return meeting.store_address[1]  # which the wrapper leaves to its script
+    if placement.launcher != "torchrun":
+        return int(placement.master_port or 0)
+    if placement.world_size == 1:
+        return free_port()  # MASTER_PORT is that of torchrun's own store
+    raise DistbootError(
+        "roll-call-needed",
+        "DISTBOOT_ROLL_CALL=0, and so nobody can learn where rank 0 runs JAX's coordinator",
+        "unset DISTBOOT_ROLL_CALL",
+    )
+
+
+def _devices(placement: Placement, environ: Mapping[str, str]) -> list[int] | None:
+    """The indexes of this rank's own devices; None where there are none, or the user has said which."""
+    ids = accelerators.visible(environ)
+    if not ids or _LOCAL_DEVICES in environ or environ.get("JAX_PLATFORMS") == "cpu":
+        return None
+    isolated = len(ids) == 1 and any(name in environ for name in accelerators.VISIBILITY)
+    if isolated or placement.local_world_size == 1:
+        return list(range(len(ids)))
+    local_rank = placement.local_rank or 0
+    if local_rank >= len(ids):
+        raise DistbootError(
+            "too-few-accelerators",
+            f"local rank {local_rank} of {placement.local_world_size} has no accelerator of its own: {len(ids)} "
+            "visible",
+            "start fewer processes a node, show them more devices, or set JAX_PLATFORMS=cpu to train on the CPU",
+        )
+    return [local_rank]
+
+
+def _past_proxies(host: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """What keeps gRPC from asking a proxy for rank 0."""
+    if not any(environ.get(name) for name in _PROXIES):
+        return {}
+    given = environ.get("no_grpc_proxy", environ.get("no_proxy", ""))
+    return {"no_grpc_proxy": f"{given},{host}" if given else host}
+
+
+def _as_jax_reads_them(placement: Placement, environ: Mapping[str, str]) -> dict[str, str]:
+    """The numbers where JAX looks for them: it has no names of its own for them, and asks for Open MPI 4 first.
+
+    jax/_src/clusters/ompi_cluster.py, 0.10. All that matters of the URI is that it is there.
+    """
+    if placement.launcher == "slurm":
+        return {}  # which it knows as well
+    numbers = {
+        "OMPI_COMM_WORLD_SIZE": str(placement.world_size),
+        "OMPI_COMM_WORLD_RANK": str(placement.rank),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(placement.local_rank),
+        "OMPI_MCA_orte_hnp_uri": f"0.0;tcp://{placement.master_addr}:{placement.master_port}",
+    }
+    return {name: value for name, value in numbers.items() if placement.launcher != "openmpi" or name not in environ}
+
+
+def _see_off(jax: Any, placement: Placement) -> None:
+    """Wait, in rank 0, until all others have left."""
+    if placement.rank != 0 or placement.world_size == 1:
+        return
+    client = _state(jax).client
+
+    def wait() -> None:
+        with suppress(RuntimeError):
+            client.get_live_nodes(list(range(placement.world_size)))  # returns when all that are still there ask
+
+    thread = threading.Thread(target=wait, name="distboot-jax", daemon=True)
+    thread.start()
+    patience = Patience(_STAYS)
+    while thread.is_alive() and patience.left():
+        thread.join(patience.pause())
+        line = patience.line("the script has ended, and this rank stays for the others: JAX would end them with it")
+        if line is not None:
+            tell(placement.who, line)
+
+
+def _at_exit(jax: Any, placement: Placement, pid: int) -> None:
+    """Let the others go on if this is rank 0 and has ended well; JAX itself leaves in a moment."""
+    if os.getpid() != pid or not jax.distributed.is_initialized():
+        return
+    if not hasattr(sys, "last_type"):
+        _see_off(jax, placement)
+        return
+    # An uncaught exception. Both wait when they end, for ranks that wait for this one: they are never to end.
+    import ctypes
+
+    state = _state(jax)
+    for each in (state.client, state.service):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
+    state.client = state.service = state.preemption_sync_manager = None
+
+
+def _state(jax: Any) -> Any:
+    """What JAX's own `initialize` has made."""
+    return jax._src.distributed.global_state  # noqa: SLF001 - nothing public knows who is still there

@@ -1,0 +1,161 @@
+"""`init("tensorflow")`: a strategy of TensorFlow, on the given `TF_CONFIG` or on one that is made from the ranks.
+
+The strategy is created here, as TensorFlow takes a cluster only before anything has used its runtime. The tasks of a
+parameter server strategy that only serve never return from here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from ..context import Context
+from ..exports import Exported
+from ..rollcall.meeting import Meeting
+from ..rollcall.ready import Ready
+from ._joined import Gated, Meets, context, export, imported
+from ._options import Options
+from ._tf_checks import (
+    DEFAULT,
+    MIRRORED,
+    MULTI_WORKER,
+    in_our_words,
+    refuse_job,
+    refuse_nccl,
+    refuse_options,
+    refuse_used,
+)
+from ._tf_cluster import EVALUATOR, PARAMETER_SERVER, Plan
+from ._tf_devices import own_gpus
+from ._tf_keras import name_its_limits
+from ._tf_serving import Chief, serve
+
+_LARGEST_ACTION = 512  # bytes; struct sigaction has 152 (glibc on x86-64)
+
+
+def on_cpu(options: Options) -> bool:
+    """Whether no rank uses an accelerator, as far as is known: of parameter servers' ranks only the workers do."""
+    refuse_options(options)  # here already, before the ranks meet
+    return options.strategy == PARAMETER_SERVER
+
+
+def exports(meeting: Meeting, environ: Mapping[str, str]) -> dict[str, str]:
+    """What a script reads that creates its MultiWorkerMirroredStrategy itself; a given TF_CONFIG stays."""
+    if meeting.placement.world_size == 1:
+        return {}
+
+    def step() -> tuple[Plan, Ready]:
+        plan = Plan(meeting, environ, Options("tensorflow"))
+        port = None if plan.is_given else plan.hold()
+        if port is not None:
+            port.detach()  # ours for as long as this process lives, and so for as long as the script does
+        return plan, Ready(offer=plan.offer)
+
+    return meeting.ready(step).completed().exports(environ)
+
+
+def start(meeting: Meeting, exported: Exported, options: Options) -> Context:
+    """Create the strategy; or serve, and end with the chief."""
+    refuse_options(options)
+    before = exported.environ_before()
+    with ExitStack() as ports:
+
+        def step() -> tuple[tuple[Any, Plan, list[int]], Ready]:
+            plan = Plan(meeting, before, options)
+            refuse_job(plan, meeting, options)
+            port = plan.hold()
+            if port is not None:
+                ports.enter_context(port)
+            tf = imported("tensorflow", "tensorflow", "pip install tensorflow")
+            if not plan.is_alone:
+                refuse_used(tf)
+            gpus = own_gpus(tf, meeting, plan, options, before)
+            refuse_nccl(options, gpus)
+            return (tf, plan, gpus), Ready(offer=plan.offer)
+
+        tf, plan, gpus = meeting.ready(step)
+        cluster = plan.completed()
+        export(meeting, exported, cluster.exports(before))
+        adds: dict[str, Any] = {"task_type": cluster.task.kind, "task_id": cluster.task.index}
+        meets: Meets = _Apart()
+        if cluster.task.kind == EVALUATOR:
+            adds["strategy"] = tf.distribute.get_strategy()
+        elif options.strategy == PARAMETER_SERVER:
+            if cluster.task.kind != "chief":
+                serve(tf, meeting, cluster, gpus)
+            chief = Chief(meeting)
+            atexit.register(_dismiss_at_exit, chief, os.getpid())
+            adds |= {"leave": chief.dismiss, "strategy": _of_servers(tf, meeting)}
+        else:
+            adds["strategy"] = _of_equals(tf, meeting, options, len(gpus))
+            meets = Gated(meeting, options)
+        return context(meeting, exported, options, meets, **adds)
+
+
+class _Apart:
+    """A task whose script no other rank runs waits for nobody."""
+
+    def barrier(self) -> None: ...
+
+    def wait_for(self, what: str, limit: float, *, opens: bool, node: int | None = None) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _of_servers(tf: Any, meeting: Meeting) -> Any:
+    """The strategy of a chief."""
+    with in_our_words("ParameterServerStrategy"):
+        strategy = tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
+    name_its_limits(meeting.placement.who, "ParameterServerStrategy")
+    return strategy
+
+
+def _of_equals(tf: Any, meeting: Meeting, options: Options, gpus: int) -> Any:
+    """A strategy of which every rank runs the script; with one process the one that suits the number of its GPUs."""
+    is_alone = meeting.placement.world_size == 1
+    chosen = options.strategy or (MULTI_WORKER if not is_alone else MIRRORED if gpus > 1 else DEFAULT)
+    if chosen == DEFAULT:
+        return tf.distribute.get_strategy()
+    if chosen == MIRRORED:
+        with in_our_words("MirroredStrategy"):
+            return tf.distribute.MirroredStrategy()
+    experimental = tf.distribute.experimental
+    implementation = (options.backend or "auto").upper()
+    communication = experimental.CommunicationOptions(
+        timeout_seconds=options.timeout,
+        implementation=getattr(experimental.CommunicationImplementation, implementation),
+    )
+    with in_our_words("MultiWorkerMirroredStrategy"), _term_kept():
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=communication)
+    if not is_alone:
+        name_its_limits(meeting.placement.who, "MultiWorkerMirroredStrategy")
+    return strategy
+
+
+@contextmanager
+def _term_kept() -> Iterator[None]:
+    """After this block SIGTERM does what it did before, also in a thread that is not the main one.
+
+    TensorFlow's coordination service takes it, to tell the other tasks of a preemption, and the process does not end of
+    it any more (tsl, preemption_notifier.cc).
+    """
+    libc = ctypes.CDLL(None)
+    action = ctypes.create_string_buffer(_LARGEST_ACTION)
+    libc.sigaction(signal.SIGTERM, None, action)
+    try:
+        yield
+    finally:
+        libc.sigaction(signal.SIGTERM, action, None)
+
+
+def _dismiss_at_exit(chief: Chief, pid: int) -> None:
+    """A script that ends well without close() lets the other tasks end, too."""
+    # Not after an uncaught exception, which the lifeline tells them of; nor in a forked child.
+    if not hasattr(sys, "last_type") and os.getpid() == pid:
+        chief.dismiss()

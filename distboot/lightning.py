@@ -1,0 +1,126 @@
+"""`DistbootEnvironment`: PyTorch Lightning's Trainer and Fabric under every launcher that distboot knows.
+
+    from distboot.lightning import DistbootEnvironment
+    trainer = Trainer(plugins=[DistbootEnvironment()], devices=4, num_nodes=2)
+
+Lightning chooses the devices and starts the process group itself; this says who is who, once all ranks have met.
+Under the wrapper (`python -m distboot train.py`) no plugin is needed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+
+from .bootstrap import current, init
+from .context import Context
+from .errors import DistbootError, tell
+
+# One and the same code in two packages: `lightning`, and `pytorch_lightning` with `lightning_fabric`.
+_HOMES = ("lightning.fabric.plugins.environments", "lightning_fabric.plugins.environments")
+
+
+class DistbootEnvironment:
+    """A `ClusterEnvironment` of Lightning, with the exact numbers of all ranks.
+
+    It uses the context of a `distboot.init("torch")` before it, and its process group; else it calls `init("none")`.
+
+    Attributes:
+        context: this process's place in the job.
+
+    Raises:
+        DistbootError: as `init`; or, from Lightning, `usage`: `devices` and `num_nodes` are not those of the job.
+    """
+
+    def __init__(self) -> None:
+        _register()
+        context = current()
+        # Those of the others have none that Lightning could use.
+        ours = context is not None and context.framework in ("torch", "deepspeed")
+        self.context: Context = context if context is not None and ours else init("none")
+        self._is_asked = False
+        if self.context.world_size > 1:
+            atexit.register(self._warn_if_alone, os.getpid())
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        """Lightning need not start any."""
+        return True
+
+    @property
+    def main_address(self) -> str:
+        return self.context.master_addr
+
+    @property
+    def main_port(self) -> int:
+        return self.context.master_port
+
+    @staticmethod
+    def detect() -> bool:
+        """Only whoever asks for it gets it."""
+        return False
+
+    def world_size(self) -> int:
+        return self.context.world_size
+
+    def set_world_size(self, size: int) -> None:
+        """Lightning says how many ranks it is set up for."""
+        self._is_asked = True
+        if size != self.context.world_size:
+            raise self._mismatch(f"devices × num_nodes = {size}")
+
+    def global_rank(self) -> int:
+        return self.context.rank
+
+    def set_global_rank(self, rank: int) -> None:
+        """Lightning counts as if every node had the same number of ranks, in order. We know better."""
+
+    def local_rank(self) -> int:
+        return self.context.local_rank
+
+    def node_rank(self) -> int:
+        return self.context.node_rank
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        """Refuse what does not fit the job: Lightning would wait for ranks that do not exist, or leave some out."""
+        enough = num_devices >= self.context.local_world_size
+        if num_devices * num_nodes != self.context.world_size or not enough:
+            raise self._mismatch(f"devices={num_devices} on each of num_nodes={num_nodes}")
+
+    def teardown(self) -> None:
+        """Nothing: the Trainer may go on to test what it has trained."""
+
+    def _mismatch(self, said: str) -> DistbootError:
+        context, fitting = self.context, self._fitting()
+        found = f"the job has {context.world_size} on {context.num_nodes} node{'s' if context.num_nodes > 1 else ''}"
+        error = DistbootError("usage", f"{said} are not the ranks of this job: {found}", fitting)
+        return error.of(None if context.world_size == 1 else f"rank {context.rank}")
+
+    def _fitting(self) -> str:
+        """What fits the job, as a hint."""
+        each, nodes, world_size = self.context.local_world_size, self.context.num_nodes, self.context.world_size
+        if each * nodes == world_size:
+            return f"Trainer(devices={each}, num_nodes={nodes}), or start another number of ranks"
+        return f"start as many ranks on every node as on any other; on CPUs devices={world_size}, num_nodes=1 does, too"
+
+    def _warn_if_alone(self, pid: int) -> None:
+        """Whoever asks for one device gets it, and Lightning never asks who else there is."""
+        context = self.context
+        if not self._is_asked and os.getpid() == pid and context.is_main:
+            said = f"Lightning was set up for one device, and each of the {context.world_size} ranks worked alone"
+            tell(f"rank {context.rank}", f"warning: {said}: {self._fitting()}")
+
+
+def _register() -> None:
+    """Make it what Lightning looks for, in the one that the script has imported; or in all, if none yet."""
+    loaded = [home for home in _HOMES if home in sys.modules]
+    homes = loaded or [home for home in _HOMES if find_spec(home.partition(".")[0]) is not None]
+    if not homes:
+        raise DistbootError(
+            "framework-not-installed", "Lightning is not installed in this Python", "pip install lightning"
+        )
+    for home in homes:
+        import_module(home).ClusterEnvironment.register(DistbootEnvironment)

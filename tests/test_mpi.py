@@ -1,0 +1,243 @@
+"""`init("mpi")`: mpi4py on the MPI that started the job, which is another one in each of these tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from conftest import Run
+from hosts import Hosts, Slurm, missing_for_hosts
+from launched import MPI_ENV, MPIRUN, json_lines, needs_slurm
+
+pytestmark = pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed (pip install mpi4py)")
+needs_hosts = pytest.mark.skipif(missing_for_hosts() is not None, reason=str(missing_for_hosts()))
+
+# Debian's libraries; mpi4py would take the one of the virtual environment.
+DEBIAN = Path("/usr/lib/x86_64-linux-gnu")
+Start = Callable[..., tuple[list[str], dict[str, str]]]
+
+
+@pytest.fixture
+def launched(tmp_path: Path) -> Start:
+    """The command line of two ranks under a launcher, and the variables for mpi4py to use a library."""
+    # mpi4py was linked to MPICH's own name for it, which Debian's is not.
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/libmpi.so.12").symlink_to(DEBIAN / "libmpich.so.12")
+    libraries: dict[str, dict[str, str]] = {
+        "Open MPI 5": {},
+        "Open MPI 4": {"MPI4PY_LIBMPI": str(DEBIAN / "libmpi.so.40")},
+        "MPICH": {"MPI4PY_LIBMPI": str(tmp_path / "lib/libmpi.so.12"), "LD_LIBRARY_PATH": str(tmp_path / "lib")},
+    }
+    launchers: dict[str, list[str | None]] = {
+        "Open MPI 5": [MPIRUN, "--map-by", ":OVERSUBSCRIBE", "-n", "2"],
+        "Open MPI 4": [shutil.which("mpirun.openmpi"), "--oversubscribe", "-n", "2"],
+        "MPICH": [shutil.which("mpiexec.mpich"), "-n", "2"],
+        "torchrun": [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            "--no-python",
+        ],
+    }
+    files = {"Open MPI 4": "libmpi.so.40", "MPICH": "libmpich.so.12"}
+
+    def command(launcher: str, library: str) -> tuple[list[str], dict[str, str]]:
+        words = [word for word in launchers[launcher] if word is not None]
+        if len(words) < len(launchers[launcher]):
+            pytest.skip(f"no {launcher} here (see tests/cluster/packages.txt)")
+        if library in files and not (DEBIAN / files[library]).exists():
+            pytest.skip(f"no library of {library} here (see tests/cluster/packages.txt)")
+        return words, {**MPI_ENV, **libraries[library]}
+
+    return command
+
+
+_USE = """
+import json, os, sys
+from pathlib import Path
+import distboot
+ctx = distboot.init("mpi", join_timeout=60)
+from mpi4py import MPI
+line = {"rank": ctx.rank, "total": ctx.comm.allreduce(ctx.rank + 1), "hosts": ctx.hosts,
+        "comm": [ctx.comm.rank, ctx.comm.size], "local": [ctx.local_comm.rank, ctx.local_comm.size],
+        "library": " ".join(MPI.Get_library_version().split()[:3])}
+with ctx.main_first():
+    if ctx.is_main:
+        Path("first").touch()
+    line["first"] = Path("first").exists()
+try:
+    ctx.comm.send(None, dest=99)
+except MPI.Exception:
+    line["error"] = "an exception"
+ctx.barrier()
+ctx.close()
+line["freed"] = ctx.comm == MPI.COMM_NULL
+again = distboot.init("mpi", join_timeout=60)
+line["again"] = again.comm.allreduce(1)
+try:
+    sys.exit(5)
+except SystemExit:  # which is not the end
+    pass
+sys.stdout.write(json.dumps(line) + "\\n")
+"""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "library"),
+    [("Open MPI 5", "Open MPI 5"), ("Open MPI 4", "Open MPI 4"), ("Open MPI 4", "Open MPI 5"), ("MPICH", "MPICH")],
+    ids=["openmpi5-wrapper", "openmpi4", "openmpi4-library5", "mpich"],
+)
+def test_communicators(run: Run, launched: Start, tmp_path: Path, launcher: str, library: str) -> None:
+    (tmp_path / "use.py").write_text(_USE)
+    command, env = launched(launcher, library)
+    before = ["-m", "distboot"] if launcher == "Open MPI 5" else []
+    done = run(*command, sys.executable, *before, "use.py", env=env)
+    lines = json_lines(done)  # and all ended well
+    assert "MPI_ABORT" not in done.stderr.upper()
+    assert {str(line.pop("library"))[:5] for line in lines} == {library[:5]}
+    same = {
+        "total": 3,
+        "hosts": [os.uname().nodename],
+        "first": True,
+        "error": "an exception",
+        "freed": True,
+        "again": 2,
+    }
+    assert lines == [{"rank": rank, "comm": [rank, 2], "local": [rank, 2], **same} for rank in range(2)]
+
+
+_END = """
+import sys
+import distboot
+ctx = distboot.init("mpi", join_timeout=60)
+ctx.barrier()
+if ctx.rank == 1:
+    {end}
+ctx.comm.Barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [("raise ValueError('the loss is NaN')", 1), ("sys.exit(3)", 3)], ids=["exception", "exit"]
+)
+def test_failure_of_one_rank_ends_the_job(run: Run, launched: Start, end: str, code: int) -> None:
+    """Although rank 0 waits for it in C, and MPI's own end would wait for rank 0; without the lifeline, too."""
+    command, env = launched("Open MPI 5", "Open MPI 5")
+    done = run(*command, sys.executable, "-c", _END.format(end=end), env={**env, "DISTBOOT_LIFELINE": "0"})
+    assert done.returncode == code, done.stdout + done.stderr
+    assert ("ValueError: the loss is NaN\n" in done.stderr) == (code == 1)
+
+
+_REFUSED = """
+import os, sys
+import distboot
+try:
+    ctx = distboot.init("mpi", join_timeout=60)
+except distboot.DistbootError as error:
+    sys.stdout.write(f"{error.code} {error.message}\\n")
+"""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "library", "uses"),
+    [("MPICH", "Open MPI 5", "Open MPI v5"), ("Open MPI 5", "MPICH", "MPICH Version: 4")],
+    ids=["mpich-openmpi", "openmpi-mpich"],
+)
+def test_launcher_and_library_of_different_mpis(
+    run: Run, launched: Start, launcher: str, library: str, uses: str
+) -> None:
+    command, env = launched(launcher, library)
+    done = run(*command, sys.executable, "-c", _REFUSED, env=env)
+    name = {"MPICH": "mpich"}.get(launcher, "openmpi")
+    said = [
+        f"mpi-mismatch launcher '{name}' says that this is rank {rank} of 2, and mpi4py that it is rank 0 of 1: "
+        f"it uses {uses}" for rank in range(2)
+    ]  # fmt: skip
+    found = sorted(line for line in done.stdout.splitlines() if line.startswith("mpi-mismatch"))
+    assert [line[: len(text)] for line, text in zip(found, said, strict=True)] == said
+
+
+def test_mpi_that_ends_the_process_is_named(run: Run, launched: Start) -> None:
+    # The wheel's mpirun sends Debian's Open MPI 4 to look for its parts in the wheel.
+    command, env = launched("Open MPI 5", "Open MPI 4")
+    done = run(*command, sys.executable, "-c", _REFUSED, env=env)
+    assert done.returncode != 0
+    for rank in range(2):
+        said = f"error[mpi-failed]: rank {rank} on {os.uname().nodename}: this process has ended while Open MPI v4.1"
+        assert said in done.stderr
+
+
+def test_launchers_that_do_not_start_mpi(run: Run, launched: Start, clean_env: dict[str, str], port: int) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    command, env = launched("torchrun", "Open MPI 5")
+    done = run(*command, sys.executable, "-c", _REFUSED, env=env)
+    assert done.stdout.count("mpi-mismatch launcher 'torchrun' does not start MPI") == 2
+    job = {**clean_env, **env, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", _REFUSED], env={**job, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=120)[0] for process in started]
+    assert [text.startswith("mpi-mismatch launcher 'torch' says that this is rank") for text in said] == [True] * 2
+
+
+@pytest.mark.parametrize(
+    ("before", "env", "said"),
+    [
+        ("sys.modules['mpi4py'] = None", {}, "framework-not-installed mpi4py is not installed in this Python"),
+        ("", {"MPI4PY_LIBMPI": "/nonexistent/libmpi.so"}, "mpi-mismatch mpi4py finds no MPI that it can use: "),
+        (
+            "from mpi4py import MPI; MPI.Finalize()", MPI_ENV,
+            "already-initialized MPI has been finalized in this process, and cannot start a second time",
+        ),
+    ],
+    ids=["missing", "no-library", "finalized"],
+)  # fmt: skip
+def test_mpi4py_that_does_not_work(run: Run, before: str, env: dict[str, str], said: str) -> None:
+    result = run(sys.executable, "-c", f"import sys\n{before}\n{_REFUSED}", env=env)
+    assert result.stdout.startswith(said), result.stdout + result.stderr
+
+
+_NODES = """
+import json, sys
+import distboot
+with distboot.init("mpi", join_timeout=60) as ctx:
+    line = {"rank": ctx.rank, "node": ctx.node_rank, "local": [ctx.local_comm.rank, ctx.local_comm.size],
+            "ranks": ctx.local_comm.allgather(ctx.comm.rank)}
+sys.stdout.write(json.dumps(line) + "\\n")
+"""
+_UNEVEN = [
+    {"rank": 0, "node": 0, "local": [0, 2], "ranks": [0, 1]},
+    {"rank": 1, "node": 0, "local": [1, 2], "ranks": [0, 1]},
+    {"rank": 2, "node": 1, "local": [0, 1], "ranks": [2]},
+]
+
+
+@needs_hosts
+def test_bare_mpirun_on_two_hosts(hosts: Hosts, launched: Start) -> None:
+    (mpirun, *_), env = launched("Open MPI 5", "Open MPI 5")
+    (hosts.shared / "nodes.py").write_text(_NODES)
+    command = [mpirun, "--bind-to", "none", "-H", "nodea:2,nodeb:1", "-x", "PATH", sys.executable, "nodes.py"]
+    assert json_lines(hosts.run("nodea", command, env, 120)) == _UNEVEN
+
+
+@needs_slurm
+@needs_hosts
+def test_in_a_slurm_step_on_two_hosts(slurm: Slurm) -> None:
+    (slurm.hosts.shared / "nodes.py").write_text(_NODES)
+    step = ["-N2", "-n3", "-m", "plane=2"]
+    done = slurm.srun([*step, "--mpi=pmix", sys.executable, "nodes.py"], MPI_ENV, 120)
+    assert json_lines(done) == _UNEVEN
+    (slurm.hosts.shared / "refused.py").write_text(_REFUSED)
+    done = slurm.srun([*step, "--mpi=none", sys.executable, "refused.py"], MPI_ENV, 120)
+    assert done.stdout.count("mpi-mismatch launcher 'slurm' says that this is rank") == 3
