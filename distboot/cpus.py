@@ -50,7 +50,7 @@ def _folders(root: Path, controller: str) -> list[Path]:
 
     In a container the path may be the one that the host sees, and what is mounted begins further down.
     """
-    with suppress(OSError):
+    with suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if controller in controllers.split(","):

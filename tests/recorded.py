@@ -20,6 +20,7 @@ Get = Callable[..., Machine]
 def machine(
     name: str,
     root: Path,
+    /,
     *,
     environ: Mapping[str, str] | None = None,
     files: Mapping[str, str | None] | None = None,
@@ -53,6 +54,7 @@ def machine(
         "host": told["host"],
         "now": INSTALLED + 3600,
         "since": INSTALLED,
+        "may_open": lambda _: True,
         "shared_memory": shared_memory,
         "addresses": lambda: [(interface, address) for interface, address in told["addresses"]],
         "look_up": look_up,

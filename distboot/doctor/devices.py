@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -86,7 +85,7 @@ def _of_kind(machine: Machine, kind: Kind, count: int) -> Finding:
     missing = next((pattern for pattern, matching in zip(kind.files, files, strict=True) if not matching), None)
     if missing is not None:
         return _not_here(machine, kind, f"{said} on this host, and no /{missing} here", count)
-    if not any(os.access(machine.root / file, os.R_OK | os.W_OK) for file in files[0]):
+    if not any(machine.may_open(machine.root / file) for file in files[0]):
         group = (machine.root / files[0][0]).stat().st_gid
         remedy = machine.how(
             f"--group-add {group}",

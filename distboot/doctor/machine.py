@@ -1,4 +1,4 @@
-"""The machine as the checks see it: files below a root, an environment, and four questions to the kernel and resolver.
+"""The machine as the checks see it: files below a root, an environment, and a few questions to the kernel and resolver.
 
 A check reads nothing else, so that a test can show it any machine.
 """
@@ -36,6 +36,7 @@ class Machine:
         host: name of the host.
         now: seconds since the epoch.
         since: seconds since the epoch when distboot was installed.
+        may_open: whether this user may read and write a file.
         shared_memory: bytes of /dev/shm, all and free; raises OSError.
         addresses: interface and address of all addresses of this host.
         look_up: addresses of a name, within a short time; raises OSError.
@@ -48,6 +49,7 @@ class Machine:
     host: str
     now: float
     since: float
+    may_open: Callable[[Path], bool]
     shared_memory: Callable[[], tuple[int, int]]
     addresses: Callable[[], list[tuple[str, str]]]
     look_up: Callable[[str], list[str]]
@@ -141,6 +143,7 @@ def this_machine(environ: Mapping[str, str]) -> Machine:
         host=socket.gethostname(),
         now=time.time(),
         since=Path(__file__).stat().st_mtime,
+        may_open=lambda path: os.access(path, os.R_OK | os.W_OK),
         shared_memory=_shared_memory,
         addresses=interfaces.addresses,
         look_up=_look_up,

@@ -61,7 +61,7 @@ def cpus(machine: Machine) -> Iterator[Finding]:
         seen = f"{said}; OMP_NUM_THREADS={given} is more than the {share} for each rank: they take turns"
         yield warning(name, seen, f"OMP_NUM_THREADS={share}")
     elif usable < allowed:
-        seen = f"{said}; without OMP_NUM_THREADS each rank starts {allowed} threads, and the quota stops them most of the time"
+        seen = f"{said}; without OMP_NUM_THREADS each rank starts {allowed} threads, most of them stopped by the quota"
         yield (problem if allowed >= 4 * usable else warning)(name, seen, f"OMP_NUM_THREADS={share}")
     else:
         seen = f"{said}; without OMP_NUM_THREADS each rank starts {allowed} threads"

@@ -10,18 +10,44 @@ import os
 import re
 import socket
 
-FILES = """
-    proc/self/cgroup proc/self/limits proc/self/status proc/self/uid_map proc/net/tcp proc/net/tcp6
-    proc/sys/net/ipv4/ip_local_port_range proc/driver/nvidia/version proc/driver/nvidia/gpus/*/information
-    sys/fs/cgroup/cpu.max sys/fs/cgroup/*/cpu.max sys/fs/cgroup/cpu*/cpu.cfs_*_us sys/fs/cgroup/cpu*/*/cpu.cfs_*_us
-    sys/class/dmi/id/sys_vendor
-    sys/bus/pci/devices/*/vendor sys/bus/pci/devices/*/class sys/class/kfd/kfd/topology/nodes/*/properties
-    sys/class/infiniband/*/device/vendor sys/class/infiniband/*/device/uevent
-    sys/class/infiniband/*/ports/*/link_layer sys/class/infiniband/*/ports/*/state
-    sys/class/infiniband/*/ports/*/gids/[0-7] sys/class/infiniband/*/ports/*/gid_attrs/types/[0-7]
-    sys/class/infiniband_verbs/uverbs*/ibdev etc/nccl.conf etc/libibverbs.d/* .dockerenv run/.containerenv
-""".split()
-PRESENT = "sys/class/net/* dev/infiniband/* dev/nvidia* dev/kfd dev/dri/renderD* dev/accel/*".split()
+FILES = (
+    "proc/self/cgroup",
+    "proc/self/limits",
+    "proc/self/status",
+    "proc/self/uid_map",
+    "proc/net/tcp",
+    "proc/net/tcp6",
+    "proc/sys/net/ipv4/ip_local_port_range",
+    "proc/driver/nvidia/version",
+    "proc/driver/nvidia/gpus/*/information",
+    "sys/fs/cgroup/cpu.max",
+    "sys/fs/cgroup/*/cpu.max",
+    "sys/fs/cgroup/cpu*/cpu.cfs_*_us",
+    "sys/fs/cgroup/cpu*/*/cpu.cfs_*_us",
+    "sys/class/dmi/id/sys_vendor",
+    "sys/bus/pci/devices/*/vendor",
+    "sys/bus/pci/devices/*/class",
+    "sys/class/kfd/kfd/topology/nodes/*/properties",
+    "sys/class/infiniband/*/device/vendor",
+    "sys/class/infiniband/*/device/uevent",
+    "sys/class/infiniband/*/ports/*/link_layer",
+    "sys/class/infiniband/*/ports/*/state",
+    "sys/class/infiniband/*/ports/*/gids/[0-7]",
+    "sys/class/infiniband/*/ports/*/gid_attrs/types/[0-7]",
+    "sys/class/infiniband_verbs/uverbs*/ibdev",
+    "etc/nccl.conf",
+    "etc/libibverbs.d/*",
+    ".dockerenv",
+    "run/.containerenv",
+)
+PRESENT = (
+    "sys/class/net/*",
+    "dev/infiniband/*",
+    "dev/nvidia*",
+    "dev/kfd",
+    "dev/dri/renderD*",
+    "dev/accel/*",
+)
 STATUS = ("Cpus_allowed_list", "CapEff")
 VARIABLES = re.compile(r"(NCCL|CUDA|HIP|ROCR|HABANA|GLOO|OMP)_.*|container|KUBERNETES_SERVICE_HOST|LD_LIBRARY_PATH")
 
