@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from conftest import Run
+from conftest import ROOT, Run
 from recorded import FOLDER, NAMES, PACKAGES, Get, machine
 
 from distboot import cpus
@@ -73,6 +74,24 @@ def test_remedy_fits_what_runs_the_container(
 ) -> None:
     found = _one(get(environ=environ, files=files, shared_memory=lambda: (64 << 20, 64 << 20)), "shared-memory")
     assert (found.status, how in found.remedy) == ("problem", True), found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_to_be_put_into_a_pod_is_yaml(name: str, get: Get) -> None:
+    yaml = pytest.importorskip("yaml")
+    found = examine(get(name, environ={"KUBERNETES_SERVICE_HOST": "10.96.0.1"}))
+    for pod in [finding.remedy.removeprefix("in the pod:") for finding in found if "in the pod:" in finding.remedy]:
+        assert isinstance(yaml.safe_load(pod) or {}, dict), pod
+
+
+def test_documents_show_what_is_really_said() -> None:
+    readme, page = (ROOT / "README.md").read_text(), (ROOT / "docs" / "infiniband.md").read_text()
+    shown = readme.partition("$ python -m distboot doctor\n")[2].partition("…\n```")[0]
+    said = (FOLDER / "azure-nd-h100.txt").read_text()
+    assert (said.startswith(shown), len(shown) > 500) == (True, True)
+    yaml = pytest.importorskip("yaml")
+    blocks = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert [set(yaml.safe_load(block)) >= {"resources"} for block in blocks] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -368,6 +387,10 @@ def test_interfaces(get: Get, environ: Mapping[str, str], status: str, seen: str
     ("environ", "seen"),
     [
         ({"NCCL_TOPO_FILE": "/topo.xml"}, "NCCL_TOPO_FILE='/topo.xml', and there is no such file here"),
+        (
+            {"NCCL_NET_PLUGIN": "/opt/plugin.so"},
+            "NCCL_NET_PLUGIN='/opt/plugin.so', and the dynamic linker finds no such",
+        ),
         ({"NCCL_P2P_DISABLE": "1"}, "NCCL_P2P_DISABLE=1"),
         ({"NCCL_SHM_DISABLE": "1"}, "NCCL_SHM_DISABLE=1"),
         ({"NCCL_SOCKET_NTHREADS": "16", "NCCL_NSOCKS_PERTHREAD": "8"}, "more than 64"),

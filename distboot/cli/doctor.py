@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from ..detection import detect
@@ -14,7 +14,7 @@ from ..doctor.machine import Machine, this_machine
 from ..errors import printable, said_by
 from ..nodes import refuse_unless_rank
 from ..rendezvous import join_timeout_setting, settled
-from ..roster import ranks_said
+from ..roster import Roster, ranks_said
 from .output import say
 from .parser import Parser
 
@@ -66,23 +66,36 @@ def _of_all_ranks(machine: Machine, *, as_json: bool) -> int:
         with attend(settled(placement), environ, join_timeout_setting(None)) as meeting:
             found = gathered(meeting, own)
     if placement.rank != 0:
-        return 0  # rank 0 speaks for all of them: a launcher would kill it when another one fails first
+        return 0  # rank 0 speaks for all of them; many launchers would kill it if another one failed first
     assert meeting.roster is not None
-    groups, everybody = grouped(found), [finding for findings in found.values() for finding in findings]
-    ready = _is_ready(everybody)
+    groups = grouped(found)
+    ready = _is_ready(finding for finding, _ in groups)
     if as_json:
         findings = [{**asdict(finding), "ranks": ranks} for finding, ranks in groups]
-        say(json.dumps({"hosts": meeting.roster.hosts, "ready": ready, "findings": findings}))
+        hosts, warnings = meeting.roster.hosts, meeting.findings
+        say(json.dumps({"hosts": hosts, "ready": ready, "findings": findings, "warnings": warnings}))
     else:
-        nodes = meeting.roster.node_of()
-        lines = [
-            line
-            for finding, ranks in groups
-            for line in _lines(finding, f"{finding.name}: {_whose(ranks, nodes, meeting.roster.hosts)}")
-        ]
-        everywhere = f"{placement.world_size} ranks on {len(meeting.roster.hosts)} nodes"
-        say("\n".join([_headline([finding for finding, _ in groups], everywhere), *([""] if lines else []), *lines]))
+        say(_text_of_all(groups, meeting.roster))
     return 0 if ready else _NOT_READY
+
+
+def _text_of_all(groups: Sequence[tuple[Finding, list[int]]], roster: Roster) -> str:
+    titles = [f"{finding.name}: {_whose(ranks, roster)}" for finding, ranks in groups]
+    found = [finding for finding, _ in groups]
+    lines = [line for finding, title in zip(found, titles, strict=True) for line in _lines(finding, title)]
+    ranks = sum(map(len, roster.nodes))
+    headline = _headline(found, f"{_counted(ranks, 'rank')} on {_counted(len(roster.nodes), 'node')}")
+    return "\n".join([headline, "", *lines] if lines else [headline])
+
+
+def _whose(ranks: Sequence[int], roster: Roster) -> str:
+    """`"all ranks"`, `"ranks 8-15 on node-1"`, `"ranks 0-15 on 2 nodes"`."""
+    node_of = roster.node_of()
+    if len(ranks) == len(node_of):
+        return "all ranks"
+    nodes = sorted({node_of[rank] for rank in ranks})
+    where = printable(roster.hosts[nodes[0]]) if len(nodes) == 1 else _counted(len(nodes), "node")
+    return f"{ranks_said(ranks)} on {where}"
 
 
 def _is_ready(found: Iterable[Finding]) -> bool:
@@ -92,8 +105,12 @@ def _is_ready(found: Iterable[Finding]) -> bool:
 def _headline(found: Sequence[Finding], where: str) -> str:
     """`"Not ready: 2 problems, 1 warning (node-3)."`."""
     counts = {status: sum(finding.status == status for finding in found) for status in ("problem", "warning")}
-    said = ", ".join(f"{count} {what}{'s' if count > 1 else ''}" for what, count in counts.items() if count)
+    said = ", ".join(_counted(count, what) for what, count in counts.items() if count)
     return f"{'Ready' if _is_ready(found) else 'Not ready'}: {said or 'nothing found'} ({printable(where)})."
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _lines(finding: Finding, title: str) -> list[str]:
@@ -102,11 +119,3 @@ def _lines(finding: Finding, title: str) -> list[str]:
     lines = [f"{finding.status:<8} {title}: {finding.seen}"]
     lines += [f"{'':<8}   remedy: {first}"] if first else []
     return lines + [f"{'':<8}     {line}" for line in others]
-
-
-def _whose(ranks: Sequence[int], node_of: Mapping[int, int], hosts: Sequence[str]) -> str:
-    """`"all ranks"`, `"ranks 8-15 on node-1"`, `"ranks 0-15 on 2 nodes"`."""
-    if len(ranks) == len(node_of):
-        return "all ranks"
-    nodes = sorted({node_of[rank] for rank in ranks})
-    return f"{ranks_said(ranks)} on {printable(hosts[nodes[0]]) if len(nodes) == 1 else f'{len(nodes)} nodes'}"

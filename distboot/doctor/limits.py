@@ -61,7 +61,10 @@ def memlock(machine: Machine) -> Iterator[Finding]:
         yield ok(name, f"{_size(limits[0])}, which is enough without RDMA")
     else:
         seen = f"{_size(limits[0])} may be locked: RDMA cannot register its buffers (Cannot allocate memory)"
-        pod = "containers: [{securityContext: {capabilities: {add: [IPC_LOCK]}}}]"
+        pod = (
+            "containers: [{securityContext: {capabilities: {add: [IPC_LOCK]}}}]\n"
+            "# counts for root; else LimitMEMLOCK=infinity in the unit of containerd on the node, which pods inherit"
+        )
         bare = "ulimit -l unlimited; for everybody: `* - memlock unlimited` in /etc/security/limits.conf"
         yield problem(name, seen, machine.how("--ulimit memlock=-1 --cap-add=IPC_LOCK", pod, bare))
 

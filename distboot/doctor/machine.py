@@ -93,11 +93,13 @@ class Machine:
         return self.text("sys/class/dmi/id/sys_vendor") == "Microsoft Corporation"
 
     def library(self, name: str) -> bool:
-        """Whether the dynamic linker would find a library, for example "libibverbs.so.1"."""
+        """Whether the dynamic linker would find a library, for example "libibverbs.so.1", or one with its path."""
         with suppress(OSError):
             # Every library that ldconfig has found is in this file with its name and path.
             if f"/{name}\0".encode() in (self.root / "etc/ld.so.cache").read_bytes():
                 return True
+        if "/" in name:
+            return self.has(name)
         folders = self.environ.get("LD_LIBRARY_PATH", "").split(":")
         return any(folder and self.has(f"{folder}/{name}") for folder in folders)
 

@@ -87,6 +87,12 @@ def nccl_settings(machine: Machine) -> Iterator[Finding]:
             "NCCL_TOPO_FILE=/opt/microsoft/ndv5-topo.xml, or that of another series (Azure/azhpc-images, topology/)",
         )
         found.append(warning(name, seen, remedy))
+    plugin = given.get("NCCL_NET_PLUGIN", "none")
+    if plugin != "none" and not any(map(machine.library, (plugin, f"libnccl-net-{plugin}.so"))):
+        seen = (
+            f"NCCL_NET_PLUGIN={quoted(plugin)}, and the dynamic linker finds no such library: NCCL goes on without it"
+        )
+        found.append(warning(name, seen, "name the folder of it in LD_LIBRARY_PATH, or unset NCCL_NET_PLUGIN"))
     for setting, what in (("NCCL_P2P_DISABLE", "from GPU to GPU"), ("NCCL_SHM_DISABLE", "through shared memory")):
         if given.get(setting) == "1":
             seen = f"{setting}=1: the ranks of a node do not talk {what}"
