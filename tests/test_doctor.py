@@ -110,6 +110,23 @@ def test_no_shared_memory_at_all(get: Get) -> None:
     assert (found.status, found.seen) == ("problem", "there is no /dev/shm (No such file or directory)")
 
 
+def test_options_of_docker_are_a_field_of_the_job_in_azure_ml(get: Get) -> None:
+    found = _one(get("azure-nd-h100", environ={"AZUREML_RUN_ID": "run"}), "memlock")
+    assert found.remedy == 'in the job\'s YAML: resources: {docker_args: "--ulimit memlock=-1 --cap-add=IPC_LOCK"}'
+
+
+@pytest.mark.parametrize(("limit", "status"), [("unlimited", "ok"), ("8388608", "problem"), ("68719476736", "warning")])
+def test_locked_memory(get: Get, limit: str, status: str) -> None:
+    said = f"Max open files  4096  4096  files\nMax locked memory  {limit}  {limit}  bytes\n"
+    assert _one(get("azure-nd-h100", files={"proc/self/limits": said}), "memlock").status == status
+
+
+def test_what_is_set_cannot_forge_lines(get: Get) -> None:
+    one = get(environ={"NCCL_TOPO_FILE": "/x\nok all is well\x1b[31m", "container": "docker"})
+    said = text(examine(one), one.host)
+    assert ("\x1b" in said, "\nok all" in said) == (False, False)
+
+
 def test_the_right_to_lock_memory_counts_in_the_first_user_namespace_only(get: Get) -> None:
     status = {"proc/self/status": "CapEff:\t000001ffffffffff\nCpus_allowed_list:\t0-95\n"}
     assert _one(get("azure-nd-h100", files=status), "memlock").status == "ok"
@@ -197,7 +214,7 @@ def test_threads_against_cpus(get: Get, environ: Mapping[str, str], limit: str, 
         ("cuda:0", "problem", "no device here is called 'cuda:0'"),
         ("0,0", "problem", "names 0 twice"),
         ("MIG-5c89852c-d268-c3f3-1b07-005d5ae1dc3f", "unknown", "only the driver's library could say"),
-        ("MIG-5c89852c,MIG-6d91", "warning", "uses the first MIG device only"),
+        ("MIG-5c89852c,MIG-6d91", "warning", "shows a process the first MIG device only"),
     ],
 )
 def test_visible_devices_in_all_their_forms(get: Get, choice: str | None, status: str, seen: str) -> None:
@@ -308,6 +325,8 @@ ROCE = {
     f"{MLX}/ports/1/state": "4: ACTIVE\n",
     f"{MLX}/ports/1/gids/0": "fe80:0000:0000:0000:0e42:a1ff:fe5b:0c2e\n",
     f"{MLX}/ports/1/gid_attrs/types/0": "IB/RoCE v1\n",
+    f"{MLX}/ports/1/gids/1": "fe80:0000:0000:0000:0e42:a1ff:fe5b:0c2e\n",
+    f"{MLX}/ports/1/gid_attrs/types/1": "RoCE v2\n",
     f"{MLX}/ports/1/gids/3": "0000:0000:0000:0000:0000:ffff:0a00:0004\n",
     f"{MLX}/ports/1/gid_attrs/types/3": "RoCE v2\n",
     "sys/class/infiniband_verbs/uverbs0/ibdev": "mlx5_0\n",
@@ -327,6 +346,7 @@ SEVERAL_NODES = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.4", "MAS
         ({}, {f"{MLX}/ports/1/gids/3": None}, {"rdma-gids": "warning"}),
         ({"NCCL_IB_GID_INDEX": "3"}, {}, {}),
         ({"NCCL_IB_GID_INDEX": "0"}, {}, {"rdma-gids": "problem"}),
+        ({"NCCL_IB_GID_INDEX": "1"}, {}, {"rdma-gids": "problem"}),
         ({"NCCL_IB_HCA": "mlx5"}, {}, {}),
         ({"NCCL_IB_HCA": "=mlx5_0:1"}, {}, {}),
         ({"NCCL_IB_HCA": "mlx5_1"}, {}, {"nccl-rdma": "problem"}),
@@ -420,6 +440,14 @@ def test_own_name(get: Get, environ: Mapping[str, str], found: list[str], status
 
     said = _one(get(environ=environ, look_up=look_up), "host-name")
     assert (said.status, seen in said.seen) == (status, True), said
+
+
+def test_resolver_that_is_slow_is_no_problem_yet(get: Get) -> None:
+    def look_up(_: str) -> list[str]:
+        raise TimeoutError("no name server answered within 0.3 s")
+
+    said = _one(get(environ=SEVERAL_NODES, look_up=look_up), "host-name")
+    assert (said.status, said.seen.endswith("no name server answered within 0.3 s")) == ("warning", True)
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def _counted(count: int, what: str) -> str:
 
 def _lines(finding: Finding, title: str) -> list[str]:
     """`problem  shared-memory: /dev/shm has 64 MiB …`, and below it the remedy."""
-    first, *others = finding.remedy.split("\n") if finding.remedy else [""]
-    lines = [f"{finding.status:<8} {title}: {finding.seen}"]
+    first, *others = map(printable, finding.remedy.split("\n"))
+    lines = [f"{finding.status:<8} {title}: {printable(finding.seen)}"]
     lines += [f"{'':<8}   remedy: {first}"] if first else []
     return lines + [f"{'':<8}     {line}" for line in others]

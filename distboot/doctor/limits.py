@@ -60,13 +60,14 @@ def memlock(machine: Machine) -> Iterator[Finding]:
     elif not ports(machine):
         yield ok(name, f"{_size(limits[0])}, which is enough without RDMA")
     else:
-        seen = f"{_size(limits[0])} may be locked: RDMA cannot register its buffers (Cannot allocate memory)"
+        seen = f"{_size(limits[0])} may be locked: RDMA cannot register more for its buffers (Cannot allocate memory)"
         pod = (
             "containers: [{securityContext: {capabilities: {add: [IPC_LOCK]}}}]\n"
             "# counts for root; else LimitMEMLOCK=infinity in the unit of containerd on the node, which pods inherit"
         )
         bare = "ulimit -l unlimited; for everybody: `* - memlock unlimited` in /etc/security/limits.conf"
-        yield problem(name, seen, machine.how("--ulimit memlock=-1 --cap-add=IPC_LOCK", pod, bare))
+        remedy = machine.how("--ulimit memlock=-1 --cap-add=IPC_LOCK", pod, bare)
+        yield (problem if limits[0] < _GIB else warning)(name, seen, remedy)
 
 
 def open_files(machine: Machine) -> Iterator[Finding]:

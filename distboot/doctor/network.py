@@ -30,7 +30,8 @@ def host_name(machine: Machine) -> Iterator[Finding]:
         found = [without_mapping(address) for address in machine.look_up(host)]
     except OSError as error:
         seen = f"{quoted(host)}, the name of this host, does not resolve: {error.strerror or error}"
-        yield (warning if machine.one_node() else problem)(name, seen, remedy)
+        slow = isinstance(error, TimeoutError)  # and may yet be found
+        yield (warning if slow or machine.one_node() else problem)(name, seen, remedy)
         return
     own = {without_mapping(address) for _, address in machine.addresses()}
     strange = [address for address in found if own and address.partition("%")[0] not in own]

@@ -24,7 +24,7 @@ def visible_devices(machine: Machine) -> Iterator[Finding]:
     elif not variables:
         yield from _enough(name, machine, left, f"all {len(everything)}")
     elif len([each for each in left if each.startswith("MIG-")]) > 1:
-        yield warning(name, f"{said}: a process uses the first MIG device only", "show each rank one of them")
+        yield warning(name, f"{said}: CUDA shows a process the first MIG device only", "show each rank one of them")
     elif any(each.startswith("MIG-") for each in left):
         yield unknown(name, f"{said}: only the driver's library could say whether this host has such a MIG device")
     elif fault := _first_fault(environ, variables, everything):
