@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from distboot.doctor import examine
+from distboot.doctor.finding import Finding
 from distboot.doctor.machine import Machine
 
 FOLDER = Path(__file__).parent / "machines"
@@ -15,6 +17,14 @@ PACKAGES = "usr/lib/python3/dist-packages"
 INSTALLED = 1_780_000_000.0  # seconds since the epoch: 2026-05-28
 
 Get = Callable[..., Machine]
+
+READY = {  # what azure-nd-h100 lacks
+    "dev/infiniband/uverbs{0-7}": "",
+    "etc/ld.so.cache": "libibverbs.so.1\0/lib/x86_64-linux-gnu/libibverbs.so.1\0",
+    "etc/libibverbs.d/mlx5.driver": "driver mlx5\n",
+    "opt/microsoft/ndv5/topo.xml": "<system/>",
+    "proc/self/limits": "Max open files  1048576  1048576  files\nMax locked memory  unlimited  unlimited  bytes\n",
+}
 
 
 def machine(
@@ -73,3 +83,14 @@ def _spread(files: Mapping[str, str | None]) -> dict[str, str | None]:
             its = path.replace(span[0], str(digit)) if span else path
             spread[its] = text.replace("{}", str(digit)) if text and span else text
     return spread
+
+
+def bad(one: Machine) -> dict[str, str]:
+    """What is not ok: name -> status."""
+    return {finding.name: finding.status for finding in examine(one) if finding.status != "ok"}
+
+
+def one_of(one: Machine, name: str) -> Finding:
+    """The only finding of that name."""
+    (found,) = (finding for finding in examine(one) if finding.name == name)
+    return found
