@@ -6,7 +6,7 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from .address import without_mapping
@@ -56,8 +56,12 @@ def _is_in_a_file(name: str, environ: Mapping[str, str]) -> bool:
     return False
 
 
-def refuse_unknown(environ: Mapping[str, str]) -> None:
+def refuse_unknown(environ: Mapping[str, str], present: Sequence[str] | None = None) -> None:
     """Refuse an interface that the user named and that this host does not have.
+
+    Args:
+        environ: the environment of this process.
+        present: names of the interfaces of this host; default: as the kernel says.
 
     Raises:
         DistbootError: `unknown-interface`.
@@ -66,7 +70,7 @@ def refuse_unknown(environ: Mapping[str, str]) -> None:
         text = environ.get(variable, "")
         if not text or text.startswith("^"):  # NCCL's way to name those that it is not to use
             continue
-        present = [name for _, name in socket.if_nameindex()]
+        present = [name for _, name in socket.if_nameindex()] if present is None else present
         missing = _missing(text, present, prefixes=variable == _NCCL)
         if missing is not None:
             raise DistbootError(
@@ -77,7 +81,7 @@ def refuse_unknown(environ: Mapping[str, str]) -> None:
             )
 
 
-def _missing(text: str, present: list[str], *, prefixes: bool) -> str | None:
+def _missing(text: str, present: Sequence[str], *, prefixes: bool) -> str | None:
     """The name that no interface has. NCCL uses whatever matches of its list, the others need all of theirs."""
     if not prefixes:
         return next((name for name in text.split(",") if name not in present), None)

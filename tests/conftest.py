@@ -16,6 +16,9 @@ from captured import without_launchers
 from hosts import Hosts, Slurm
 from launched import PLAIN, WHO
 from lifelines import DEFAULT, Job, Start, job
+from recorded import Get, machine
+
+from distboot.doctor.machine import Machine
 
 ROOT = Path(__file__).parent.parent
 
@@ -78,6 +81,16 @@ def distboot(run: Run) -> Run:
         return run(sys.executable, "-m", "distboot", *arguments, env=env, timeout=timeout)
 
     return run_it
+
+
+@pytest.fixture
+def get(tmp_path: Path) -> Get:
+    """One of the machines in tests/machines, with changes."""
+
+    def it(name: str = "laptop", **changes: object) -> Machine:
+        return machine(name, tmp_path, **changes)  # type: ignore[arg-type]
+
+    return it
 
 
 @pytest.fixture(scope="module")

@@ -63,6 +63,7 @@ def test_dotenv_and_json_exports(distboot: Run) -> None:
     [
         (["show", "--jsno"], "usage"),
         (["show", "extra"], "usage"),
+        (["doctor", "extra"], "usage"),
         (["env", "--format", "csv"], "usage"),
         (["--bogus", "train.py"], "usage"),
         (["run", "--laun", "openmpi", "train.py"], "usage"),
@@ -123,7 +124,7 @@ def test_unresolvable_address_is_waited_for_and_named(distboot: Run) -> None:
 
 
 def test_help_of_every_command(distboot: Run) -> None:
-    for arguments in (["--help"], ["run", "--help"], ["show", "--help"], ["env", "--help"]):
+    for arguments in (["--help"], ["run", "--help"], ["show", "--help"], ["env", "--help"], ["doctor", "--help"]):
         result = distboot(*arguments)
         assert (result.returncode, result.stderr) == (0, "")
         assert "python -m distboot" in result.stdout

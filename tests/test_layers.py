@@ -14,7 +14,7 @@ PACKAGE = ROOT / "distboot"
 # From the bottom to the top: a module imports only from layers below its own.
 LAYERS = (
     {"errors"},
-    {"placement", "address", "hostlist", "accelerators"},
+    {"placement", "address", "hostlist", "accelerators", "cpus"},
     {"platforms", "handoff", "facts", "interfaces", "resolve", "logs", "arguments"},
     {"reading"},
     {"launchers"},
@@ -23,7 +23,7 @@ LAYERS = (
     {"exports", "nodes", "rendezvous", "record", "supervise"},
     {"roster", "mpi"},
     {"rollcall"},
-    {"lifeline"},
+    {"lifeline", "doctor"},
     {"context"},
     {"frameworks"},
     {"bootstrap"},
@@ -95,7 +95,14 @@ print(sorted(new - set(sys.stdlib_module_names)), len(set(sys.modules) - before)
 
 
 @pytest.mark.parametrize(
-    "use", ["", "distboot.detect({})", "import distboot.cli.main", "import distboot.rollcall.attend, distboot.cli.job"]
+    "use",
+    [
+        "",
+        "distboot.detect({})",
+        "import distboot.cli.main",
+        "import distboot.rollcall.attend, distboot.cli.job",
+        "import distboot.cli.doctor",
+    ],
 )
 def test_importing_and_detecting_load_no_third_party_module(run: Run, use: str) -> None:
     result = run(sys.executable, "-c", _ONLY_STDLIB.format(use=use))

@@ -16,6 +16,7 @@ usage: python -m distboot [run] [options] script.py [arguments …]
        python -m distboot run [options] -- command [arguments …]
        python -m distboot show [--job] [--json]
        python -m distboot env [--format shell|dotenv] [--json]
+       python -m distboot doctor [--job] [--json]
        python -m distboot launchers [--json]
 
 Finds out which process of a distributed training job this is, whatever launched it.
@@ -26,12 +27,20 @@ commands:
   show   print what was detected, every value with its source; with --job on all ranks, let them meet once, and
          print where each is or who is missing
   env    print the variables that `run` exports, for a shell or an env file
+  doctor  look for what will make a job fail, hang or be slow in this container, each with its remedy; with --job on
+         all ranks; exit code 78 if there is a problem
   launchers  print the table of all launchers and platforms that can be recognised
 
 `python -m distboot COMMAND --help` tells the options of each.
 """
 
-_COMMANDS = ("run", "show", "env", "launchers")  # each is a module beside this one, imported only when it is asked for
+_COMMANDS = (
+    "run",
+    "show",
+    "env",
+    "doctor",
+    "launchers",
+)  # each is a module beside this one, imported only when it is asked for
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,0 +1,60 @@
+"""How many CPUs this process may use: its affinity, and the quota of its cgroup, which nothing else shows."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+
+
+def affinity(root: Path = Path("/")) -> int | None:
+    """How many CPUs the kernel may put this process on; None where it does not say."""
+    # Cpus_allowed_list:	0-3,8
+    with suppress(OSError, ValueError, StopIteration):
+        lines = (root / "proc/self/status").read_text().splitlines()
+        listed = next(line for line in lines if line.startswith("Cpus_allowed_list:")).split()[1]
+        spans = [span.split("-") for span in listed.split(",")]
+        return sum(int(span[-1]) - int(span[0]) + 1 for span in spans)
+    return None
+
+
+def quota(root: Path = Path("/")) -> float | None:
+    """How many CPUs' worth of time the cgroups of this process give it, the smallest of them; None: no limit."""
+    found = [*_of_version_2(root), *_of_version_1(root)]
+    return min(found, default=None)
+
+
+def _of_version_2(root: Path) -> list[float]:
+    # 0::/kubepods.slice/…/cri-containerd-5f3c.scope       cpu.max: 200000 100000, or max 100000
+    found = []
+    for folder in _folders(root, ""):
+        with suppress(OSError, ValueError):
+            limit, period = (folder / "cpu.max").read_text().split()
+            if limit != "max":
+                found.append(int(limit) / int(period))
+    return found
+
+
+def _of_version_1(root: Path) -> list[float]:
+    # 4:cpu,cpuacct:/docker/5f3c…       cpu.cfs_quota_us: 200000, or -1
+    found = []
+    for folder in _folders(root, "cpu"):
+        with suppress(OSError, ValueError):
+            limit = int((folder / "cpu.cfs_quota_us").read_text())
+            if limit > 0:
+                found.append(limit / int((folder / "cpu.cfs_period_us").read_text()))
+    return found
+
+
+def _folders(root: Path, controller: str) -> list[Path]:
+    """The folders of this process's cgroup and of all that it is in (cgroups(7)); no controller: version 2.
+
+    In a container the path may be the one that the host sees, and what is mounted begins further down.
+    """
+    with suppress(OSError, ValueError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controller in controllers.split(","):
+                inside = PurePosixPath(path.lstrip("/"))
+                mounted = root / "sys/fs/cgroup" / controllers
+                return [mounted / folder for folder in (inside, *inside.parents)]
+    return []

@@ -1,0 +1,143 @@
+"""`doctor` on recorded and documented machines, whatever else may come, and the command."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Run
+from recorded import FOLDER, NAMES, READY, Get, bad, one_of
+
+from distboot.cli.doctor import text
+from distboot.doctor import examine
+from distboot.doctor.finding import Finding
+from distboot.doctor.machine import Machine
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_machines(name: str, get: Get) -> None:
+    """DISTBOOT_WRITE_MACHINES=1 writes what is said of each: read the difference, aloud."""
+    one = get(name)
+    said, file = text(examine(one), one.host) + "\n", FOLDER / f"{name}.txt"
+    if os.environ.get("DISTBOOT_WRITE_MACHINES"):
+        file.write_text(said)
+    assert said == file.read_text()
+
+
+def test_container_that_has_all_it_needs(get: Get) -> None:
+    assert bad(get("azure-nd-h100", files=READY)) == {}
+
+
+@pytest.mark.parametrize(
+    ("environ", "files", "how"),
+    [
+        ({}, {".dockerenv": ""}, "docker run --shm-size=8g"),
+        ({"container": "podman"}, {}, "docker run --shm-size=8g"),
+        ({"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, {}, "emptyDir: {medium: Memory, sizeLimit: 8Gi}"),
+        ({"AZUREML_RUN_ID": "run"}, {}, "resources: {shm_size: 8g}"),
+        ({}, {}, "mount -o remount,size=8g /dev/shm"),
+    ],
+)
+def test_remedy_fits_what_runs_the_container(
+    get: Get, environ: Mapping[str, str], files: Mapping[str, str], how: str
+) -> None:
+    found = one_of(get(environ=environ, files=files, shared_memory=lambda: (64 << 20, 64 << 20)), "shared-memory")
+    assert (found.status, how in found.remedy) == ("problem", True), found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_to_be_put_into_a_pod_is_yaml(name: str, get: Get) -> None:
+    yaml = pytest.importorskip("yaml")
+    found = examine(get(name, environ={"KUBERNETES_SERVICE_HOST": "10.96.0.1"}))
+    for pod in [finding.remedy.removeprefix("in the pod:") for finding in found if "in the pod:" in finding.remedy]:
+        assert isinstance(yaml.safe_load(pod) or {}, dict), pod
+
+
+def test_documents_show_what_is_really_said() -> None:
+    readme, page = (ROOT / "README.md").read_text(), (ROOT / "docs" / "infiniband.md").read_text()
+    shown = readme.partition("$ python -m distboot doctor\n")[2].partition("…\n```")[0]
+    said = (FOLDER / "azure-nd-h100.txt").read_text()
+    assert (said.startswith(shown), len(shown) > 500) == (True, True)
+    yaml = pytest.importorskip("yaml")
+    blocks = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert [set(yaml.safe_load(block)) >= {"resources"} for block in blocks] == [False, True]
+
+
+def test_options_of_docker_are_a_field_of_the_job_in_azure_ml(get: Get) -> None:
+    found = one_of(get("azure-nd-h100", environ={"AZUREML_RUN_ID": "run"}), "memlock")
+    assert found.remedy == 'in the job\'s YAML: resources: {docker_args: "--ulimit memlock=-1 --cap-add=IPC_LOCK"}'
+
+
+def test_what_is_set_cannot_forge_lines(get: Get) -> None:
+    one = get(environ={"NCCL_TOPO_FILE": "/x\nok all is well\x1b[31m", "container": "docker"})
+    said = text(examine(one), one.host)
+    assert ("\x1b" in said, "\nok all" in said) == (False, False)
+
+
+def test_clock_that_is_behind(get: Get) -> None:
+    assert one_of(get(now=1_700_000_000.0), "clock").status == "problem"
+
+
+def test_broken_environment_is_a_finding_with_the_hint_of_its_error(get: Get) -> None:
+    found = one_of(get(environ={"RANK": "3"}), "launcher")
+    assert (found.status, "WORLD_SIZE" in found.seen, bool(found.remedy)) == ("problem", True, True), found
+
+
+def test_check_that_crashes_is_a_finding(get: Get) -> None:
+    def broken(_: Machine) -> list[Finding]:
+        raise ZeroDivisionError("so it is")
+
+    (found,) = examine(get(), (broken,))  # type: ignore[arg-type]
+    assert (found.name, found.status) == ("broken", "unknown")
+    assert found.seen == "the check itself failed: ZeroDivisionError: so it is"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_machine_without_proc_and_sys(name: str, tmp_path: Path, get: Get) -> None:
+    one = get(name, root=tmp_path / "empty")
+    assert [finding for finding in examine(one) if "the check itself failed" in finding.seen] == []
+
+
+def test_files_full_of_nonsense_are_no_traceback(get: Get, tmp_path: Path) -> None:
+    one = get("azure-nd-h100")
+    for path in [path for path in tmp_path.rglob("*") if path.is_file()]:
+        path.write_bytes(b"\xff\x00 : - nonsense\n")
+    assert len(examine(one)) >= 20
+
+
+def test_elsewhere_than_on_linux_only_what_makes_sense_there(get: Get) -> None:
+    names = {finding.name for finding in examine(get(system="darwin"))}
+    assert names == {"launcher", "host-name", "master-addr", "ports", "proxies", "clock"}
+
+
+_RUN_IT = """
+import sys
+from distboot.cli.main import main
+code = main(["doctor", *sys.argv[1:]])
+loaded = {name.partition(".")[0] for name in sys.modules} & {"torch", "tensorflow", "jax", "horovod", "numpy"}
+sys.exit(f"loaded: {loaded}" if loaded else code)
+"""
+
+
+def test_command_on_this_very_machine(run: Run) -> None:
+    done = run(sys.executable, "-c", _RUN_IT, "--json")
+    said = json.loads(done.stdout)
+    assert [set(finding) for finding in said["findings"]] == [{"name", "status", "seen", "remedy"}] * 20
+    assert said["ready"] == ("problem" not in {finding["status"] for finding in said["findings"]})
+    assert (done.returncode, done.stderr) == (0 if said["ready"] else 78, "")
+    assert not [finding for finding in said["findings"] if "the check itself failed" in finding["seen"]]
+
+
+def test_command_says_what_is_wrong_and_ends_with_78(distboot: Run) -> None:
+    done = distboot("doctor", env={"RANK": "3"})
+    assert done.returncode == 78
+    headline, _, first, remedy, *_ = done.stdout.splitlines()
+    assert headline.startswith("Not ready: ")
+    assert first.startswith("problem  launcher: ")
+    assert remedy.startswith("           remedy: ")
+    assert done.stderr == ""
