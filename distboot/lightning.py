@@ -38,9 +38,9 @@ class DistbootEnvironment:
     def __init__(self) -> None:
         _register()
         context = current()
-        # Those of the others have none that Lightning could use.
-        ours = context is not None and context.framework in ("torch", "deepspeed")
-        self.context: Context = context if context is not None and ours else init("none")
+        if context is None or context.framework not in ("torch", "deepspeed"):  # which have a group for Lightning
+            context = init("none")
+        self.context: Context = context
         self._is_asked = False
         if self.context.world_size > 1:
             atexit.register(self._warn_if_alone, os.getpid())
@@ -109,7 +109,7 @@ class DistbootEnvironment:
     def _warn_if_alone(self, pid: int) -> None:
         """Whoever asks for one device gets it, and Lightning never asks who else there is."""
         context = self.context
-        if not self._is_asked and os.getpid() == pid and context.is_main:
+        if not self._is_asked and os.getpid() == pid and context.is_main and not hasattr(sys, "last_type"):
             said = f"Lightning was set up for one device, and each of the {context.world_size} ranks worked alone"
             tell(f"rank {context.rank}", f"warning: {said}: {self._fitting()}")
 

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import atexit
 import os
-import select
-import signal
 import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, NoReturn
 
+from .deadline import deadline
 from .errors import DistbootError, first_line
 from .interfaces import addresses
 from .placement import Placement
@@ -28,7 +27,6 @@ _MEND = (
     "the launcher: MPI4PY_LIBMPI names its libmpi.so"
 )
 _ONLY_TO_FIND = "; only to find rank 0, MASTER_ADDR and MASTER_PORT for all do, too"
-_DONE = b"\n"
 
 _aborts = False  # whether a failure of this process ends the whole job
 
@@ -193,35 +191,12 @@ def _ended_by(error: SystemExit) -> bool:
 def _watched(placement: Placement, library: Any, limit: float, late: str, remedy: str) -> Iterator[None]:
     """End this process if the block has not ended within `limit` seconds; and if MPI does so instead, say it.
 
-    By a process of its own: starting MPI holds Python's lock, so that no thread or signal handler of ours could run.
+    Starting MPI holds Python's lock, and there is no other way out of its C code.
     """
     name, who = _name(library), placement.who
     too_late = DistbootError("join-timeout", f"{late} within {limit:g} s ({name})", remedy).of(who)
     ended = DistbootError(
         "mpi-failed", f"this process has ended while {name} was to start under launcher {placement.launcher!r}", _MEND
     ).of(who)
-    us, (reading, writing) = os.getpid(), os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads in a fork, which does next to nothing
-        watcher = os.fork()
-    if watcher == 0:
-        os.close(writing)
-        error = None
-        if not select.select([reading], [], [], limit)[0]:
-            error = too_late
-        elif os.read(reading, 1) != _DONE:
-            error = ended
-        with suppress(OSError):
-            if error is not None:
-                os.write(2, f"distboot: {error}\n".encode())
-            if error is too_late and os.getppid() == us:
-                os.kill(us, signal.SIGKILL)
-        os._exit(0)
-    os.close(reading)
-    try:
+    with deadline(limit, too_late, ended):
         yield
-    finally:
-        with suppress(OSError):
-            os.write(writing, _DONE)
-        os.close(writing)
-        os.waitpid(watcher, 0)

@@ -153,7 +153,7 @@ def _commands(row: Row, launcher: str, port: int) -> list[Command]:
     mpirun, own_port = [str(MPIRUN), "--map-by", ":OVERSUBSCRIBE"], str(port)
     torch_port = ["--master-port", own_port, "--use-env"]
     deepspeed_options = ["--hostfile", "/nonexistent", "--master_port", own_port, "--no_local_rank", "--no_python"]
-    azure = {"AZUREML_RUN_ID": "digits_1"}
+    azure = {"AZUREML_RUN_ID": f"digits_{port}"}
     one: dict[str, Command] = {
         "one process": (script, {}),
         "torchrun": ([*_TORCHRUN, "--standalone", f"--nproc-per-node={count}", "--no-python", *script], {}),

@@ -109,6 +109,7 @@ with distboot.init("none", join_timeout=60, timeout=1) as ctx:
                 stranger.sendall(len(text).to_bytes(4, "big") + text.encode())
             child = os.fork()
             if child == 0:
+                touch("forked")
                 until("closed")
                 os._exit(0)
             touch("done")
@@ -121,6 +122,7 @@ with distboot.init("none", join_timeout=60, timeout=1) as ctx:
         say(error)
 ctx.close()
 if ctx.is_main:
+    until("forked")
     socket.create_server(("", port)).close()  # nobody holds it any more, not even the child
     touch("closed")
     os.waitpid(child, 0)
@@ -202,7 +204,7 @@ _HINT = "give its block more time: main_first(timeout=…)"
 def test_block_that_takes_too_long_is_an_error_on_all(ranks: Ranks) -> None:
     first, second = ranks(_LATE.format(how="attempt(step)\ntouch('late')"))
     assert second == (
-        f"missing-rank main_first(): rank 0 was not through within 0.5 s | look at the output of rank 0, or {_HINT}\n",
+        f"missing-rank main_first(): rank 0 was not through within 0.5 s | look at its output, or {_HINT}\n",
         0,
     )
     said = "missing-rank main_first(): rank 1 did not wait longer than 0.5 s for this one | "

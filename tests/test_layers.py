@@ -20,7 +20,7 @@ LAYERS = (
     {"launchers"},
     {"rivals"},
     {"detection"},
-    {"exports", "nodes", "rendezvous", "record", "supervise"},
+    {"exports", "nodes", "rendezvous", "record", "supervise", "deadline"},
     {"roster", "mpi"},
     {"rollcall"},
     {"lifeline", "doctor"},

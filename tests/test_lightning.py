@@ -13,8 +13,7 @@ from conftest import Run
 from launched import MPI_ENV, MPIRUN, needs_mpirun
 from ranks import WRAPPER, run_ranks
 
-from distboot import Placement, detect, frameworks
-from distboot.frameworks import _oneccl
+from distboot import detect, frameworks
 from distboot.rollcall.meeting import alone
 
 needs_lightning = pytest.mark.skipif(
@@ -226,29 +225,3 @@ def test_exports_for_lightning_only_where_nobody_else_says_it() -> None:
     assert _exported(slurm) == {
         "TORCHELASTIC_RUN_ID": detect(slurm).job_id, "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2",
     }  # fmt: skip
-
-
-# There is no GPU of Intel here: what oneCCL and torch's ProcessGroupXCCL make of it is from their sources.
-_CCL = {"CCL_PROCESS_LAUNCHER": "none", "CCL_LOCAL_RANK": "1", "CCL_LOCAL_SIZE": "2"}
-
-
-@pytest.mark.parametrize(
-    ("environ", "expected"),
-    [
-        ({"PMIX_RANK": "3"}, _CCL),  # Open MPI, or srun --mpi=pmix
-        ({"PMI_RANK": "3", "PMI_SIZE": "4"}, _CCL),  # srun --mpi=pmi2
-        ({"PMI_RANK": "3", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, {}),  # Hydra
-        ({"RANK": "3", "LOCAL_RANK": "1"}, {}),  # torch says it
-        ({"PMIX_RANK": "3", "CCL_PROCESS_LAUNCHER": "pmix"}, {}),  # the user does
-    ],
-)
-def test_oneccl_is_told_the_local_rank(environ: dict[str, str], expected: dict[str, str]) -> None:
-    placement = Placement("openmpi", None, 3, 4, 1, 2, 1, 2, "nodea", 29500, None)
-    assert _oneccl.variables(placement, environ) == expected
-
-
-def test_oneccl_is_told_where_there_is_a_gpu_of_intel(monkeypatch: pytest.MonkeyPatch) -> None:
-    environ = one("openmpi-5.0.11/1node_4procs", 1)
-    for there in (True, False):
-        monkeypatch.setattr("distboot.frameworks.torch.has_intel_gpu", lambda there=there: there)
-        assert ("CCL_LOCAL_RANK" in _exported(environ)) is there

@@ -344,6 +344,26 @@ def test_refused_before_tensorflow_is_imported(
     assert all(said in line["text"] for line in lines), lines
 
 
+def test_addresses_that_lead_nowhere(by_hand: ByHand) -> None:
+    script = """
+import distboot
+from distboot.frameworks import tensorflow
+deadline = tensorflow.deadline
+tensorflow.deadline = lambda limit, *errors: deadline(3.0, *errors)
+distboot.init("tensorflow", join_timeout=90)
+"""
+    nowhere = {"worker": [f"192.0.2.1:{free_port()}", f"192.0.2.1:{free_port()}"]}  # RFC 5737: for documentation only
+    tasks = [{"TF_CONFIG": json.dumps({"cluster": nowhere, "task": {"type": "worker", "index": i}})} for i in (0, 1)]
+    each = [{**task, **place} for task, place in zip(tasks, _by_rank(2), strict=True)]
+    ranks = by_hand(script, each=each, env={"DISTBOOT_LIFELINE": "0"})
+    assert ranks.codes() == [-signal.SIGKILL] * 2
+    for rank in (0, 1):
+        said = (
+            rf"^distboot: error\[join-timeout\]: rank {rank} on \S+: TensorFlow's tasks did not find each other within"
+        )
+        assert re.search(said, ranks.output(rank), re.MULTILINE), ranks.output(rank)
+
+
 def test_one_process(run: Run) -> None:
     script = """
 import os

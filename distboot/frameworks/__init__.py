@@ -50,6 +50,12 @@ def starter(options: Options) -> Callable[[Meeting, Exported, Options], Context]
             f"strategy=, ps= and evaluator= are for TensorFlow, and the framework is {quoted(name)}",
             'leave them out, or init("tensorflow", …)',
         )
+    if name in ("mpi", "none") and options.backend is not None:
+        raise DistbootError(
+            "usage", f"the framework {quoted(name)} has no backends to choose from", "leave backend= out"
+        )
+    if name == "mpi" and options.timeout is not None:
+        raise DistbootError("usage", "MPI has no time limit for its operations", "leave timeout= out")
     start: Callable[[Meeting, Exported, Options], Context] = _module(FILES[name]).start
     return start
 

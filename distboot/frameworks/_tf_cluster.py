@@ -87,26 +87,24 @@ class Plan:
     """
 
     def __init__(self, meeting: Meeting, environ: Mapping[str, str], options: Options) -> None:
-        placement = meeting.placement
+        placement, (bare, _) = meeting.placement, handoff.take(environ)
         self._meeting = meeting
-        bare, _ = handoff.take(environ)
+        self._own_address: str | None = None
         self._given = _given(bare, placement) if VARIABLE in bare else None
-        self._roles = [] if self._given else roles(placement.world_size, options)
-        self.task = self._given.task if self._given else self._roles[placement.rank]
-        self.is_given = self._given is not None
-        self.is_alone = placement.world_size == 1
-        if not self.is_alone and self._given is None and meeting.roster is None:
+        self.is_given, self.is_alone = self._given is not None, placement.world_size == 1
+        if self._given is not None:
+            tasks, self.task = self._given.addresses, self._given.task
+            self.kinds = [kind for kind in ("chief", "worker", "ps") for _ in tasks.get(kind, ())]
+            return
+        self._roles = roles(placement.world_size, options)
+        self.task, self.kinds = self._roles[placement.rank], [task.kind for task in self._roles]
+        if not self.is_alone and meeting.roster is None:
             raise DistbootError(
                 "roll-call-needed",
                 "DISTBOOT_ROLL_CALL=0, and there is no TF_CONFIG: the addresses of TensorFlow's tasks are exchanged in "
                 "the roll call",
                 "unset DISTBOOT_ROLL_CALL, or set TF_CONFIG for every process",
             )
-        self._own_address: str | None = None
-        self.kinds = [task.kind for task in self._roles]
-        if self._given:
-            tasks = self._given.addresses
-            self.kinds = [kind for kind in ("chief", "worker", "ps") for _ in tasks.get(kind, ())]
 
     def hold(self) -> socket.socket | None:
         """The port of this task, which is nobody else's until its server has it; None if it has no server.

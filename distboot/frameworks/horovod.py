@@ -114,7 +114,7 @@ def _offer(kind: str, server: Rendezvous | None) -> str:
 
 def _exports(kind: str, meeting: Meeting, bare: Mapping[str, str], timeout: float | None = None) -> dict[str, str]:
     """What Horovod reads, now that every rank has said what it is about to use."""
-    others = [rank for rank, offer in sorted(meeting.offers.items()) if offer.split()[0] != kind]
+    others = [rank for rank, offer in sorted(meeting.offers.items()) if offer.partition(" ")[0] != kind]
     if others:
         same = [rank for rank in sorted(meeting.offers) if rank not in others]
         raise DistbootError(

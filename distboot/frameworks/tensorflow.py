@@ -12,10 +12,12 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from ..context import Context
+from ..deadline import deadline
+from ..errors import DistbootError
 from ..exports import Exported
 from ..rollcall.meeting import Meeting
 from ..rollcall.ready import Ready
@@ -90,8 +92,7 @@ def start(meeting: Meeting, exported: Exported, options: Options) -> Context:
             if cluster.task.kind != "chief":
                 serve(tf, meeting, cluster, gpus)
             chief = Chief(meeting)
-            atexit.register(_dismiss_at_exit, chief, os.getpid())
-            adds |= {"leave": chief.dismiss, "strategy": _of_servers(tf, meeting)}
+            adds |= {"leave": chief.dismiss, "strategy": _of_servers(tf, meeting, chief)}
         else:
             adds["strategy"] = _of_equals(tf, meeting, options, len(gpus))
             meets = Gated(meeting, options)
@@ -108,10 +109,15 @@ class _Apart:
     def close(self) -> None: ...
 
 
-def _of_servers(tf: Any, meeting: Meeting) -> Any:
-    """The strategy of a chief."""
-    with in_our_words("ParameterServerStrategy"):
-        strategy = tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
+def _of_servers(tf: Any, meeting: Meeting, chief: Chief) -> Any:
+    """The strategy of the chief."""
+    try:
+        with in_our_words("ParameterServerStrategy"), _in_time(meeting):
+            strategy = tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
+    except BaseException:
+        chief.dismiss()
+        raise
+    atexit.register(_dismiss_at_exit, chief, os.getpid())
     name_its_limits(meeting.placement.who, "ParameterServerStrategy")
     return strategy
 
@@ -131,11 +137,22 @@ def _of_equals(tf: Any, meeting: Meeting, options: Options, gpus: int) -> Any:
         timeout_seconds=options.timeout,
         implementation=getattr(experimental.CommunicationImplementation, implementation),
     )
-    with in_our_words("MultiWorkerMirroredStrategy"), _term_kept():
+    with in_our_words("MultiWorkerMirroredStrategy"), _in_time(meeting), _term_kept():
         strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=communication)
     if not is_alone:
         name_its_limits(meeting.placement.who, "MultiWorkerMirroredStrategy")
     return strategy
+
+
+def _in_time(meeting: Meeting) -> AbstractContextManager[None]:
+    """A limit for TensorFlow's tasks to find each other, for which it would wait an hour, or for ever."""
+    limit = meeting.join_timeout
+    too_late = DistbootError(
+        "join-timeout",
+        f"TensorFlow's tasks did not find each other within {limit:g} s",
+        "look at the output of the other ranks, at the addresses in TF_CONFIG, or for a firewall between the hosts",
+    )
+    return deadline(limit, too_late.of(meeting.placement.who))
 
 
 @contextmanager

@@ -44,7 +44,7 @@ class Door:
         return DistbootError(
             "missing-rank",
             f"{self.said}: {whose} was not through within {limit:g} s",
-            f"look at the output of {whose}, or give its block more time: {name}(timeout=…)",
+            f"look at its output, or give its block more time: {name}(timeout=…)",
         )
 
 
@@ -78,11 +78,14 @@ class Patience:
         """Seconds until there is a line to say, or it is over."""
         return max(min(self._next, self._end) - time.monotonic(), 0.0)
 
+    def is_due(self) -> bool:
+        """Whether it is time to say a line."""
+        return self.left() > 0 and time.monotonic() >= self._next
+
     def line(self, said: str) -> str | None:
-        """What to say now, if there is something."""
-        left = self.left()
-        if not left or time.monotonic() < self._next:
+        """What to say now, if it is time to."""
+        if not self.is_due():
             return None
         self._next = time.monotonic() + self._between
         self._between = min(self._between * 2, _MOST_BETWEEN)
-        return f"{said}; waiting for {left:.0f} s more"
+        return f"{said}; waiting for {self.left():.0f} s more"

@@ -35,7 +35,7 @@ class Gatekeeper:
         self._gone: set[int] = set()
         self._here: defaultdict[Door, set[int]] = defaultdict(set)
         self._late: defaultdict[Door, dict[int, float]] = defaultdict(dict)
-        self._open: set[Door] = set()  # of nodes, which other ranks have opened, or we
+        self._open: set[Door] = set()
 
     def meet(self, door: Door, limit: float) -> None:
         """Wait until all are here, and let them pass.
@@ -45,19 +45,20 @@ class Gatekeeper:
         """
         here, late = self._here[door], self._late[door]
 
-        def missing() -> set[int]:
-            return self._sessions.keys() - here
+        def over() -> bool:
+            return len(here) == len(self._sessions) or bool(late) or bool(self._gone - here)
 
         def progress() -> str:
             said = f"{len(here) + 1}/{len(self._sessions) + 1} ranks are here"
-            return f"{door.said}: {said}, missing {with_nodes(sorted(missing()), self._node_of)}"
+            return f"{door.said}: {said}, missing {self._ranks(self._sessions.keys() - here)}"
 
-        self._wait(lambda: not missing() or bool(late) or bool(missing() & self._gone), progress, limit)
+        self._wait(over, progress, limit)
         del self._here[door], self._late[door]
-        if not missing() and not late:
+        missing = self._sessions.keys() - here
+        if not missing and not late:
             self._send(here, "pass", door.as_message())
             return
-        error = self._unmet(door, missing(), late, limit)
+        error = self._unmet(door, missing, late, limit)
         self._send(here, "error", as_problem(error))
         raise error
 
@@ -67,19 +68,26 @@ class Gatekeeper:
         Raises:
             DistbootError: `missing-rank`.
         """
+
+        def unknown() -> set[int]:
+            return self._sessions.keys() - self._peers.keys() - self._gone
+
         # They have connected when their framework was up, so that this waits for nobody whose framework is.
-        self._wait(self._all_are_known, lambda: f"{door.said}: {self._unknown_said()} has not connected yet", limit)
+        self._wait(
+            lambda: not unknown(), lambda: f"{door.said}: rank {self._ranks(unknown())} has not connected yet", limit
+        )
         self._connections.turn(0.0)  # for what those say who have just come
-        if door.node is None:
-            self._send(self._sessions, "pass", door.as_message())
-        else:
-            self._let_pass(door)
+        self._let_pass(door)
+        if door.node is not None:
             self._see_all_open(door, limit)
-        late = self._late[door]
+        late = self._late.pop(door, {})
         if late:
             said = f"{ranks_said(sorted(late))} did not wait longer than {min(late.values()):g} s for this one"
             hint = f"give the block more time: {door.what.removesuffix('()')}(timeout=…)"
             raise DistbootError("missing-rank", f"{door.said}: {said}", hint)
+        if unknown():
+            said = f"rank {self._ranks(unknown())} did not come within {limit:g} s"
+            raise DistbootError("missing-rank", f"{door.said}: {said}", "look at the output of the missing ranks")
 
     def wait(self, door: Door, limit: float) -> None:
         """Wait at the door of our node, of which we are not the first; and for those of the other nodes.
@@ -109,23 +117,18 @@ class Gatekeeper:
     def _first_of(self, node: int) -> str:
         return f"rank {self._nodes[node][0]} (node {node})"
 
-    def _all_are_known(self) -> bool:
-        return len(self._peers) + len(self._gone) == len(self._sessions)
-
-    def _unknown_said(self) -> str:
-        unknown = sorted(self._sessions.keys() - self._peers.keys() - self._gone)
-        return f"rank {with_nodes(unknown, self._node_of)}"
+    def _ranks(self, ranks: Iterable[int]) -> str:
+        return with_nodes(sorted(ranks), self._node_of)
 
     def _unmet(self, door: Door, missing: set[int], late: Mapping[int, float], limit: float) -> DistbootError:
-        said = with_nodes(sorted(missing), self._node_of)
         limit = min(late.values(), default=limit)
         hint = "look at the output of the missing ranks: they ended early, hang, or do not come here"
-        gone = sorted(missing & self._gone)
+        gone = missing & self._gone
         if gone:
-            said = f"rank {with_nodes(gone, self._node_of)} ended, or closed its context, without coming here"
+            said = f"rank {self._ranks(gone)} ended, or closed its context, without coming here"
         elif missing:
             came = f"{len(self._sessions) + 1 - len(missing)} of {len(self._sessions) + 1} ranks came"
-            said = f"{came} within {limit:g} s, missing {said}"
+            said = f"{came} within {limit:g} s, missing {self._ranks(missing)}"
         else:
             said = f"{ranks_said(sorted(late))} did not wait longer than {limit:g} s for this one"
             hint = "look for what kept this rank, or give it more time: init(timeout=…)"
@@ -137,7 +140,7 @@ class Gatekeeper:
         try:
             self._connections.turn(0.0)
             while not over() and patience.left():
-                line = patience.line(progress())
+                line = patience.line(progress()) if patience.is_due() else None  # thousands of ranks are long to say
                 if line is not None:
                     self._say(line)
                 self._connections.turn(patience.pause())
@@ -176,7 +179,7 @@ class Gatekeeper:
         peer.rank, peer.session = rank, self._sessions[rank]
         self._peers[rank] = peer
         for door in self._open:
-            if door.node == self._node_of[rank]:
+            if door.node in (None, self._node_of[rank]):
                 self._send([rank], "pass", door.as_message())
 
     def _lost(self, peer: Peer) -> None:
@@ -185,10 +188,8 @@ class Gatekeeper:
             self._gone.add(peer.rank)
 
     def _let_pass(self, door: Door) -> None:
-        """The door of a node is open."""
-        assert door.node is not None
         self._open.add(door)
-        self._send(self._nodes[door.node], "pass", door.as_message())
+        self._send(self._sessions if door.node is None else self._nodes[door.node], "pass", door.as_message())
 
     def _send(self, ranks: Iterable[int], kind: str, content: object) -> None:
         text = canonical(content)
