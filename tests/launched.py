@@ -27,6 +27,21 @@ MPI_ENV = {
     "OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi",
 }  # fmt: skip
 
+DEBIAN = Path("/usr/lib/x86_64-linux-gnu")
+
+
+def debians_mpi(launcher: str, folder: Path) -> dict[str, str]:
+    """What makes mpi4py use the MPI of Debian's launchers; else it takes the one of the virtual environment."""
+    if launcher == "Open MPI 4":
+        return {"MPI4PY_LIBMPI": str(DEBIAN / "libmpi.so.40")}
+    if launcher != "MPICH":
+        return {}
+    library = folder / "libmpi.so.12"  # mpi4py was linked to MPICH's own name for it, which Debian's is not
+    if not library.is_symlink():
+        library.symlink_to(DEBIAN / "libmpich.so.12")
+    return {"MPI4PY_LIBMPI": str(library), "LD_LIBRARY_PATH": str(folder)}
+
+
 WHO = """
 import json, os, socket, sys
 import distboot

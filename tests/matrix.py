@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from hosts import Slurm, _end
-from launched import MPI_ENV, MPIRUN
+from launched import MPI_ENV, MPIRUN, debians_mpi
 
 from distboot.rendezvous import free_port
 
@@ -107,9 +107,9 @@ def missing_for(launcher: str) -> str | None:
     return f"no {launcher} here" if programs.get(launcher, "") is None else None
 
 
-def run(row: Row, launcher: str, env: Mapping[str, str], port: int, slurm: Slurm | None) -> Outcome:
+def run(row: Row, launcher: str, env: Mapping[str, str], port: int, slurm: Slurm | None, folder: Path) -> Outcome:
     """Train, and read the last line of rank 0."""
-    variables = {**_VARIABLES, **({"MPI4PY_LIBMPI": _LIBMPI[launcher]} if launcher in _LIBMPI else {})}
+    variables = {**_VARIABLES, **(debians_mpi(launcher, folder) if row.needs_mpi else {})}
     if slurm is not None:
         done = slurm.srun(
             [f"-n{row.ranks}", f"-N{row.ranks if row.ranks == 2 else 1}", "--overcommit", *_MPI_PLUGIN[row.needs_mpi],
@@ -192,9 +192,4 @@ def _tasks(row: Row) -> Iterator[dict[str, object]]:
 _TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 _LAUNCH = [sys.executable, "-m", "torch.distributed.launch"]
 _VARIABLES = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-# The libraries of these launchers; mpi4py would take the one of the virtual environment.
-_LIBMPI = {
-    "Open MPI 4": "/usr/lib/x86_64-linux-gnu/libmpi.so.40",
-    "MPICH": "/usr/lib/x86_64-linux-gnu/libmpich.so.12",
-}
 _MPI_PLUGIN = {True: ["--mpi=pmix"], False: []}

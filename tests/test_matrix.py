@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -30,12 +31,17 @@ _texts: dict[tuple[str, str], str] = {}
 
 
 @pytest.mark.parametrize(("row", "launcher"), CELLS, ids=[f"{row.name}-{launcher}" for row, launcher in CELLS])
-def test_cell(request: pytest.FixtureRequest, clean_env: dict[str, str], port: int, row: Row, launcher: str) -> None:
+def test_cell(
+    request: pytest.FixtureRequest, clean_env: dict[str, str], port: int, tmp_path: Path, row: Row, launcher: str
+) -> None:
     missing = missing_for_slurm() if launcher == "srun" else missing_for(launcher)
     if missing:
         pytest.skip(missing)
     slurm = request.getfixturevalue("slurm") if launcher == "srun" else None
-    outcome = run(row, launcher, clean_env, port, slurm)
+    outcome = run(row, launcher, clean_env, port, slurm, tmp_path)
+    if launcher == "deepspeed":  # which leaves its shared memory behind
+        for left in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"):
+            left.unlink()
     _texts[row.name, launcher] = "**failed**"  # unless it is as it should be
     sys.stdout.write(outcome.output[-8000:])
     refusal = senseless(row, launcher)

@@ -14,27 +14,18 @@ from pathlib import Path
 import pytest
 from conftest import Run
 from hosts import Hosts, Slurm, missing_for_hosts
-from launched import MPI_ENV, MPIRUN, json_lines, needs_slurm
+from launched import DEBIAN, MPI_ENV, MPIRUN, debians_mpi, json_lines, needs_slurm
 
 pytestmark = pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed (pip install mpi4py)")
 needs_hosts = pytest.mark.skipif(missing_for_hosts() is not None, reason=str(missing_for_hosts()))
 
-# Debian's libraries; mpi4py would take the one of the virtual environment.
-DEBIAN = Path("/usr/lib/x86_64-linux-gnu")
 Start = Callable[..., tuple[list[str], dict[str, str]]]
 
 
 @pytest.fixture
 def launched(tmp_path: Path) -> Start:
     """The command line of two ranks under a launcher, and the variables for mpi4py to use a library."""
-    # mpi4py was linked to MPICH's own name for it, which Debian's is not.
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib/libmpi.so.12").symlink_to(DEBIAN / "libmpich.so.12")
-    libraries: dict[str, dict[str, str]] = {
-        "Open MPI 5": {},
-        "Open MPI 4": {"MPI4PY_LIBMPI": str(DEBIAN / "libmpi.so.40")},
-        "MPICH": {"MPI4PY_LIBMPI": str(tmp_path / "lib/libmpi.so.12"), "LD_LIBRARY_PATH": str(tmp_path / "lib")},
-    }
+    libraries = {launcher: debians_mpi(launcher, tmp_path) for launcher in ("Open MPI 5", "Open MPI 4", "MPICH")}
     launchers: dict[str, list[str | None]] = {
         "Open MPI 5": [MPIRUN, "--map-by", ":OVERSUBSCRIBE", "-n", "2"],
         "Open MPI 4": [shutil.which("mpirun.openmpi"), "--oversubscribe", "-n", "2"],

@@ -20,14 +20,12 @@ from ..placement import Placement
 from ..rendezvous import free_port
 from ..rollcall.meeting import Meeting
 from ..roster import ranks_said
+from ._grpc import past_proxies
 from ._options import Options
 
 VARIABLE = "TF_CONFIG"
 PARAMETER_SERVER, EVALUATOR = "parameter_server", "evaluator"
 _GIVEN = "given "  # how the offer of a rank with a TF_CONFIG of its own begins
-# gRPC, http_proxy_mapper.cc: in this order, and in lower case only. The first that is there is the one it reads.
-_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
-_NO_PROXIES = ("no_grpc_proxy", "no_proxy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,7 @@ class Cluster:
         """The variables for TensorFlow that are not as they should be in `environ`."""
         found = {} if self.config is None or self.is_given else {VARIABLE: self.config}
         hosts = {parse_address(address)[0]: None for tasks in self.addresses.values() for address in tasks}
-        return found | _past_proxies(environ, list(hosts))
+        return found | past_proxies(environ, list(hosts))
 
 
 class Plan:
@@ -230,12 +228,3 @@ def _held(port: int) -> socket.socket:
         held.close()
         raise
     return held
-
-
-def _past_proxies(environ: Mapping[str, str], hosts: list[str]) -> dict[str, str]:
-    """What keeps gRPC from going to the peers through a proxy, where it takes waiting for ever for the way there."""
-    if not any(environ.get(name) for name in _PROXIES):
-        return {}
-    known = next((environ[name].split(",") for name in _NO_PROXIES if name in environ), [])
-    missing = [host for host in hosts if host not in known]
-    return {_NO_PROXIES[0]: ",".join([*filter(None, known), *missing])} if missing else {}

@@ -26,6 +26,7 @@ from ..rendezvous import free_port
 from ..rollcall.doors import Patience
 from ..rollcall.meeting import Meeting
 from ..rollcall.ready import Ready
+from ._grpc import past_proxies
 from ._joined import Gated, context, export, imported
 from ._options import Options
 
@@ -33,8 +34,6 @@ _INSTALL = "pip install 'jax>=0.9'"
 _STAYS = 3600.0  # seconds that rank 0 stays for the others; the lifeline ends it if one of them fails
 _PREEMPTION = "JAX_ENABLE_PREEMPTION_SERVICE"
 _LOCAL_DEVICES = "JAX_LOCAL_DEVICE_IDS"
-# gRPC takes these for all addresses, 127.0.0.1 included.
-_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
 def on_cpu(_: Options) -> bool:
@@ -53,7 +52,7 @@ def exports(meeting: Meeting, environ: Mapping[str, str]) -> dict[str, str]:
         "JAX_COORDINATOR_ADDRESS": address,
         "JAX_NUM_PROCESSES": str(placement.world_size),
         "JAX_PROCESS_ID": str(placement.rank),
-        **_past_proxies(str(placement.master_addr), environ),
+        **past_proxies(environ, [str(placement.master_addr)]),
     }
     if devices is not None:
         found[_LOCAL_DEVICES] = ",".join(map(str, devices))
@@ -76,7 +75,7 @@ def start(meeting: Meeting, exported: Exported, options: Options) -> Context:
     else:
         host, port = meeting.store_address[0], int(meeting.offers[0])
     export(meeting, exported)
-    exported.write({**_past_proxies(host, before)})
+    exported.write({**past_proxies(before, [host])})
     _initialize(jax, meeting, socket_said(host, port), devices)
     atexit.register(_at_exit, jax, placement, os.getpid())
 
@@ -168,14 +167,6 @@ def _devices(placement: Placement, environ: Mapping[str, str]) -> list[int] | No
             "start fewer processes a node, show them more devices, or set JAX_PLATFORMS=cpu to train on the CPU",
         )
     return [local_rank]
-
-
-def _past_proxies(host: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """What keeps gRPC from asking a proxy for rank 0."""
-    if not any(environ.get(name) for name in _PROXIES):
-        return {}
-    given = environ.get("no_grpc_proxy", environ.get("no_proxy", ""))
-    return {"no_grpc_proxy": f"{given},{host}" if given else host}
 
 
 def _as_jax_reads_them(placement: Placement, environ: Mapping[str, str]) -> dict[str, str]:

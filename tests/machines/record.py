@@ -75,7 +75,7 @@ try:
     shm = os.statvfs("/dev/shm")
     size = [shm.f_blocks * shm.f_frsize, shm.f_bavail * shm.f_frsize]
 except OSError:
-    size = None
+    size = []
 host = socket.gethostname()
 try:
     names = {host: sorted({str(found[4][0]) for found in socket.getaddrinfo(host, None)})}
