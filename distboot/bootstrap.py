@@ -45,7 +45,8 @@ def init(
         framework: what to start: "torch", "deepspeed", "horovod.torch", "horovod.tensorflow", "horovod.keras",
             "tensorflow", "jax", "mpi", or "none" for the environment and the roll call only.
         backend: backend of the process group; default: nccl on CUDA (xccl, hccl where they are), else gloo. Of
-            Horovod: "mpi" or "gloo"; default: MPI under an MPI launcher, else gloo.
+            Horovod: "mpi" or "gloo"; default: MPI under an MPI launcher, else gloo. Of TensorFlow: "ring", "nccl" or
+            "auto".
         launcher: name of the launcher to believe; default: DISTBOOT_LAUNCHER, or else what `detect` finds.
         join_timeout: seconds for all ranks to be there; default: DISTBOOT_JOIN_TIMEOUT, or else 300.
         timeout: seconds for a collective operation; default: the framework's.

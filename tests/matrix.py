@@ -107,7 +107,7 @@ def missing_for(launcher: str) -> str | None:
     return f"no {launcher} here" if programs.get(launcher, "") is None else None
 
 
-def run(row: Row, launcher: str, env: Mapping[str, str], port: int, slurm: Slurm | None, folder: Path) -> Outcome:
+def run(row: Row, launcher: str, env: Mapping[str, str], port: int, *, slurm: Slurm | None, folder: Path) -> Outcome:
     """Train, and read the last line of rank 0."""
     variables = {**_VARIABLES, **(debians_mpi(launcher, folder) if row.needs_mpi else {})}
     if slurm is not None:

@@ -31,14 +31,13 @@ _texts: dict[tuple[str, str], str] = {}
 
 
 @pytest.mark.parametrize(("row", "launcher"), CELLS, ids=[f"{row.name}-{launcher}" for row, launcher in CELLS])
-def test_cell(
-    request: pytest.FixtureRequest, clean_env: dict[str, str], port: int, tmp_path: Path, row: Row, launcher: str
-) -> None:
+def test_cell(request: pytest.FixtureRequest, tmp_path: Path, row: Row, launcher: str) -> None:
+    clean_env, port = (request.getfixturevalue(name) for name in ("clean_env", "port"))
     missing = missing_for_slurm() if launcher == "srun" else missing_for(launcher)
     if missing:
         pytest.skip(missing)
     slurm = request.getfixturevalue("slurm") if launcher == "srun" else None
-    outcome = run(row, launcher, clean_env, port, slurm, tmp_path)
+    outcome = run(row, launcher, clean_env, port, slurm=slurm, folder=tmp_path)
     if launcher == "deepspeed":  # which leaves its shared memory behind
         for left in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"):
             left.unlink()
