@@ -129,7 +129,11 @@ def _ready(side: Side) -> float:
             )
             for more in variables
         ]
-        said = "".join(process.communicate(timeout=_TIME_LIMIT)[0] for process in started)
+        try:
+            said = "".join(process.communicate(timeout=_TIME_LIMIT)[0] for process in started)
+        finally:
+            for process in started:
+                process.terminate()  # if it has not ended
     found = re.search(r"ready at ([\d.]+)", said)
     if found is None or any(process.returncode for process in started):
         raise SystemExit(f"{' '.join(words)} failed:\n{said}")

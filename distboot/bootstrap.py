@@ -118,7 +118,7 @@ def _met(placement: Placement, join_limit: float, options: frameworks.Options) -
         wait_until_resolves(placement, join_limit)
         return alone(placement, join_limit)
     on_cpu = frameworks.on_cpu(options)
-    return attend(placement, os.environ, join_limit, hosts=hosts, framework=options.framework, on_cpu=on_cpu)
+    return attend(placement, os.environ, join_limit, hosts=hosts, framework=options.said, on_cpu=on_cpu)
 
 
 def _same(context: Context, framework: str) -> Context:

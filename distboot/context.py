@@ -33,7 +33,7 @@ class Context:
         launcher, platform, rank, world_size, local_rank, local_world_size, node_rank, num_nodes, master_addr,
             master_port, job_id: as in `Placement`, but exact.
         hosts: host name of each node, by node rank.
-        device: the `torch.device` of this rank ("torch", "deepspeed").
+        device: the `torch.device` of this rank ("torch", "deepspeed", "horovod.torch").
         hvd: Horovod's module for the framework, for example `horovod.torch` ("horovod.torch" and its like).
         strategy: the `tf.distribute.Strategy` ("tensorflow").
         task_type, task_id: of this rank in TensorFlow's cluster, for example "worker" and 1 ("tensorflow").

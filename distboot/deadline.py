@@ -8,6 +8,7 @@ import signal
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 from .errors import DistbootError
 
@@ -24,22 +25,17 @@ def deadline(limit: float, too_late: DistbootError, ended: DistbootError | None 
         ended: what is printed if this process has ended by itself in the block; None: nothing.
     """
     us, (reading, writing) = os.getpid(), os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads in a fork, which does next to nothing
-        watcher = os.fork()
-    if watcher == 0:
-        os.close(writing)
-        error: DistbootError | None = None
-        if not select.select([reading], [], [], limit)[0]:
-            error = too_late
-        elif os.read(reading, 1) != _DONE:
-            error = ended
-        with suppress(OSError):
-            if error is not None:
-                os.write(2, f"distboot: {error}\n".encode())
-            if error is too_late and os.getppid() == us:
-                os.kill(us, signal.SIGKILL)
-        os._exit(0)
+    # The watcher must not run a handler of the script's, Ctrl-C included: it would go on as the script.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads in a fork, which does next to nothing
+            watcher = os.fork()
+        if watcher == 0:
+            os.close(writing)
+            _watch(us, reading, limit, too_late, ended)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     os.close(reading)
     try:
         yield
@@ -47,4 +43,22 @@ def deadline(limit: float, too_late: DistbootError, ended: DistbootError | None 
         with suppress(OSError):
             os.write(writing, _DONE)
         os.close(writing)
-        os.waitpid(watcher, 0)
+        with suppress(ChildProcessError):  # where SIGCHLD is ignored nobody is left to be waited for
+            os.waitpid(watcher, 0)
+
+
+def _watch(us: int, reading: int, limit: float, too_late: DistbootError, ended: DistbootError | None) -> NoReturn:
+    """The watcher: print an error, and end the process that it watches, or not."""
+    try:
+        error: DistbootError | None = None
+        if not select.select([reading], [], [], limit)[0]:
+            error = too_late
+        elif os.read(reading, 1) != _DONE:
+            error = ended
+        if error is not None:
+            with suppress(OSError):
+                os.write(2, f"distboot: {error}\n".encode())
+        if error is too_late and os.getppid() == us:
+            os.kill(us, signal.SIGKILL)
+    finally:
+        os._exit(0)

@@ -14,6 +14,7 @@ from contextlib import suppress
 from . import __version__
 from .accelerators import nvidia_driver
 
+FRAMEWORK = "framework to start"  # the one fact that all ranks must have alike
 _FRAMEWORKS = (
     "torch",
     "tensorflow",
@@ -48,7 +49,7 @@ def facts(environ: Mapping[str, str], accelerators: int, framework: str) -> tupl
         # With its place: another Python on one node explains all other differences.
         "Python": f"{'.'.join(map(str, sys.version_info[:3]))} in {sys.prefix}",
         "distboot": __version__,
-        "framework to start": framework,
+        FRAMEWORK: framework,
         **_installed(sys.path),
         "accelerators": str(accelerators),
     }

@@ -11,9 +11,10 @@ import pytest
 from rollcalls import record
 
 from distboot import __version__, accelerators
-from distboot.facts import facts
+from distboot.errors import DistbootError
+from distboot.facts import FRAMEWORK, facts
 from distboot.record import Record
-from distboot.rollcall.findings import findings
+from distboot.rollcall.findings import findings, refuse_several_frameworks
 from distboot.roster import roster_of
 
 ALIKE = {"Python": "3.11.7 in /usr", "torch": "2.13.0", "accelerators": "8"}
@@ -26,6 +27,15 @@ def _found(per_rank: Mapping[int, Mapping[str, str | None]], skews: Mapping[int,
         mine = {name: value for name, value in {**ALIKE, **per_rank.get(rank, {})}.items() if value is not None}
         records.append(record(rank, 16, "ab"[rank // 8], facts=tuple(sorted(mine.items()))))
     return findings(records, roster_of(records), skews or {})
+
+
+def test_ranks_that_are_to_start_different_frameworks_are_refused() -> None:
+    records = [record(rank, 4, facts=((FRAMEWORK, "jax" if rank == 2 else "torch"),)) for rank in range(4)]
+    refuse_several_frameworks(records[:2], roster_of(records[:2]))
+    with pytest.raises(DistbootError) as refusal:
+        refuse_several_frameworks(records, roster_of(records))
+    assert refusal.value.code == "roster-mismatch"
+    assert refusal.value.message == "rank 2 (node 0): framework to start jax, others torch"
 
 
 def test_nothing_is_said_of_what_is_alike() -> None:

@@ -58,11 +58,13 @@ def main(arguments: list[str]) -> int:
         with _ended_by_term():
             meeting = attend(placement, os.environ, seconds, framework=framework, problem=problem)
         with meeting:
+            with _ended_by_term():  # here, too, ranks may wait for each other
+                others = frameworks.exports(framework, meeting, os.environ)
             exports = variables(
                 meeting.placement,
                 os.environ,
                 named=parsed.launcher,
-                others=frameworks.exports(framework, meeting, os.environ),
+                others=others,
                 met=True,
                 watched=lifeline is not None,
             )

@@ -43,7 +43,13 @@ def starter(options: Options) -> Callable[[Meeting, Exported, Options], Context]
     """
     name = options.framework
     if name not in FILES:
-        raise DistbootError("unknown-framework", f"{quoted(name)} is no framework", f"frameworks: {', '.join(FILES)}")
+        from difflib import get_close_matches  # here, so that nobody else pays for it
+
+        near = get_close_matches(name, FILES, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise DistbootError(
+            "unknown-framework", f"{quoted(name)} is no framework", f"{hint}frameworks: {', '.join(FILES)}"
+        )
     if name != "tensorflow" and (options.strategy is not None or options.ps or options.evaluator):
         raise DistbootError(
             "usage",

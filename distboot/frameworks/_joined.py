@@ -34,7 +34,7 @@ def imported(module: str, package: str, install: str) -> Any:
     """
     try:
         return import_module(module)
-    except (ImportError, OSError) as error:
+    except Exception as error:  # noqa: BLE001 - of packages that do not fit each other
         if isinstance(error, ModuleNotFoundError) and error.name == package:
             said, hint = f"{package} is not installed in this Python", install
         else:  # a library that it needs is not there, say

@@ -24,3 +24,9 @@ class Options:
     strategy: str | None = None
     ps: int = 0
     evaluator: bool = False
+
+    @property
+    def said(self) -> str:
+        """The framework and what all ranks must choose alike, for example `tensorflow, parameter_server, ps=1`."""
+        chosen = [self.strategy, f"ps={self.ps}" if self.ps else None, "evaluator" if self.evaluator else None]
+        return ", ".join([self.framework, *filter(None, chosen)])

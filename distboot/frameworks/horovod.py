@@ -59,6 +59,7 @@ def start(meeting: Meeting, exported: Exported, options: Options) -> Context:
             build = of_module(hvd)
             kind = controller(build, placement, bare, options.backend)
             _refuse_second_start(hvd, kind)
+            _refuse_timeout(options, kind, meeting)
             device, device_id = None, None
             if options.framework == "horovod.torch":
                 device, device_id = _horovod_module.device(hvd, placement, before)
@@ -86,6 +87,13 @@ def _refuse_second_start(hvd: Any, kind: str) -> None:
             "Horovod has used MPI in this process and ended it, and MPI cannot be started a second time",
             "keep the context open until the script ends",
         )
+
+
+def _refuse_timeout(options: Options, kind: str, meeting: Meeting) -> None:
+    """Refuse a time limit that nobody would heed."""
+    if options.timeout is not None and (kind == "mpi" or _brings_its_own(meeting)):
+        where = "MPI has none for its operations" if kind == "mpi" else "horovodrun has set its own"
+        raise DistbootError("usage", f"timeout={options.timeout:g}, and {where}", "leave timeout= out")
 
 
 def _brings_its_own(meeting: Meeting) -> bool:

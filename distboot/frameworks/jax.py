@@ -74,8 +74,7 @@ def start(meeting: Meeting, exported: Exported, options: Options) -> Context:
         host, port = str(placement.master_addr), _port(meeting)
     else:
         host, port = meeting.store_address[0], int(meeting.offers[0])
-    export(meeting, exported)
-    exported.write({**past_proxies(before, [host])})
+    export(meeting, exported, past_proxies(before, [host]))
     _initialize(jax, meeting, socket_said(host, port), devices)
     atexit.register(_at_exit, jax, placement, os.getpid())
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from ..errors import DistbootError
 
 _FIRST_LINE = 10.0  # seconds; one rank may well be slower than another for a moment
+_KNOWN = ("barrier()", "main_first()", "local_main_first()")
+_MOST = 1 << 32  # times, and nodes
 _MOST_BETWEEN = 300.0  # seconds between two lines, later
 
 
@@ -24,6 +26,11 @@ class Door:
     what: str
     node: int | None
     times: int
+
+    @property
+    def name(self) -> tuple[str, int | None]:
+        """The same for all times."""
+        return self.what, self.node
 
     @property
     def said(self) -> str:
@@ -51,9 +58,8 @@ class Door:
 def door_of(message: object) -> Door | None:
     """The door in a message of somebody who may be anybody; None if there is none."""
     what, node, times = message if isinstance(message, list) and len(message) == 3 else (None, None, None)
-    if isinstance(what, str) and (node is None or type(node) is int) and type(times) is int:
-        return Door(what, node, times)
-    return None
+    known = isinstance(what, str) and what in _KNOWN and (node is None or (type(node) is int and 0 <= node < _MOST))
+    return Door(str(what), node, times) if known and type(times) is int and 0 < times < _MOST else None
 
 
 class Patience:

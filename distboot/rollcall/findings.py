@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from ..errors import printable, quoted
+from ..errors import DistbootError, printable, quoted
+from ..facts import FRAMEWORK
 from ..record import Record
 from ..roster import Roster, ranges, ranks_said
 
@@ -28,6 +29,21 @@ def findings(records: Sequence[Record], roster: Roster, skews: Mapping[int, floa
         for name in sorted({name for table in tables for name in table}):
             found += _about(name, [table.get(name) for table in tables], node_of)
     return found + _clocks(skews, node_of)
+
+
+def refuse_several_frameworks(records: Sequence[Record], roster: Roster) -> None:
+    """Refuse ranks that are about to start different frameworks, or one in different ways: they could not meet there.
+
+    Raises:
+        DistbootError: `roster-mismatch`.
+    """
+    chosen = [dict(record.facts).get(FRAMEWORK) for record in records]
+    if len(set(chosen)) > 1 and None not in chosen:
+        raise DistbootError(
+            "roster-mismatch",
+            "; ".join(_about(FRAMEWORK, chosen, roster.node_of())),
+            "let all ranks call init() with the same arguments, and give the wrapper the same --framework",
+        )
 
 
 def _about(name: str, values: Sequence[str | None], node_of: Mapping[int, int]) -> list[str]:

@@ -14,6 +14,8 @@ from .doors import Door, Patience, door_of
 from .files import files_allowed
 from .wire import Session, WireError, canonical
 
+_LONGEST = 1e6  # seconds that somebody can have waited
+
 
 class Gatekeeper:
     """Rank 0 at the gate.
@@ -35,7 +37,8 @@ class Gatekeeper:
         self._gone: set[int] = set()
         self._here: defaultdict[Door, set[int]] = defaultdict(set)
         self._late: defaultdict[Door, dict[int, float]] = defaultdict(dict)
-        self._open: set[Door] = set()
+        self._open: dict[tuple[str, int | None], int] = {}  # name of a door -> how often it was opened, in order
+        self._given_up: tuple[Door, object] | None = None  # the last barrier that we have, and why
 
     def meet(self, door: Door, limit: float) -> None:
         """Wait until all are here, and let them pass.
@@ -59,6 +62,7 @@ class Gatekeeper:
             self._send(here, "pass", door.as_message())
             return
         error = self._unmet(door, missing, late, limit)
+        self._given_up = door, as_problem(error)
         self._send(here, "error", as_problem(error))
         raise error
 
@@ -77,7 +81,7 @@ class Gatekeeper:
             lambda: not unknown(), lambda: f"{door.said}: rank {self._ranks(unknown())} has not connected yet", limit
         )
         self._connections.turn(0.0)  # for what those say who have just come
-        self._let_pass(door)
+        self._let_pass(door, 0)
         if door.node is not None:
             self._see_all_open(door, limit)
         late = self._late.pop(door, {})
@@ -106,7 +110,8 @@ class Gatekeeper:
         """Stay until all nodes' doors are open: nobody else passes their words on."""
 
         def closed() -> list[int]:
-            return [node for node in range(len(self._nodes)) if door.on(node) not in self._open]
+            nodes = range(len(self._nodes))
+            return [node for node in nodes if self._open.get(door.on(node).name, 0) < door.times]
 
         self._wait(
             lambda: not closed(), lambda: f"{door.what}: {self._first_of(closed()[0])} is not through yet", limit
@@ -153,18 +158,26 @@ class Gatekeeper:
             self._take_rank(peer, message)
             return
         kind, content = peer.session.opened(message, "here", "through", "late")
-        waited = 0.0
+        waited: object = 0.0
         if kind == "late":
             content, waited = content if isinstance(content, list) and len(content) == 2 else (None, 0.0)
         door = door_of(content)
-        if door is None or not isinstance(waited, int | float):
+        if door is None or not isinstance(waited, int | float) or not 0 <= waited <= _LONGEST:
             raise WireError(f"sends a broken {kind}")
         if kind == "here":
-            self._here[door].add(peer.rank)
+            self._come(peer.rank, door)
         elif kind == "late":
-            self._late[door][peer.rank] = waited
+            if door.node in (None, self._node_of[0]):  # at the doors of other nodes nobody waits for us
+                self._late[door][peer.rank] = waited
         elif door.node == self._node_of[peer.rank]:
-            self._let_pass(door)
+            self._let_pass(door, peer.rank)
+
+    def _come(self, rank: int, door: Door) -> None:
+        """A rank is at a barrier; if we have given that up, it is told."""
+        if self._given_up is not None and self._given_up[0] == door:
+            self._send([rank], "error", self._given_up[1])
+        else:
+            self._here[door].add(rank)
 
     def _take_rank(self, peer: Peer, message: dict[str, object]) -> None:
         """The first message of a connection: whose it is."""
@@ -174,22 +187,26 @@ class Gatekeeper:
             raise WireError("comes when the roll call is over, and is none of the ranks that have met")
         if job != self._job:
             raise WireError("belongs to another job")
+        if rank in self._peers or rank in self._gone:  # each connects once, and what it says could be said again
+            raise WireError(f"says that it is rank {rank}, which is there, or was")
         self._sessions[rank].opened(message, "gate")
         self._connections.admit(peer)
         peer.rank, peer.session = rank, self._sessions[rank]
         self._peers[rank] = peer
-        for door in self._open:
-            if door.node in (None, self._node_of[rank]):
-                self._send([rank], "pass", door.as_message())
+        for (what, node), times in self._open.items():
+            if node in (None, self._node_of[rank]):
+                self._send([rank], "pass", Door(what, node, times).as_message())
 
     def _lost(self, peer: Peer) -> None:
         if peer.rank is not None and self._peers.get(peer.rank) is peer:
             del self._peers[peer.rank]
             self._gone.add(peer.rank)
 
-    def _let_pass(self, door: Door) -> None:
-        self._open.add(door)
-        self._send(self._sessions if door.node is None else self._nodes[door.node], "pass", door.as_message())
+    def _let_pass(self, door: Door, first: int) -> None:
+        """The door was opened by this rank, which does not wait there itself."""
+        self._open[door.name] = door.times
+        here = self._sessions if door.node is None else self._nodes[door.node]
+        self._send((rank for rank in here if rank != first), "pass", door.as_message())
 
     def _send(self, ranks: Iterable[int], kind: str, content: object) -> None:
         text = canonical(content)

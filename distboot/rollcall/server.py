@@ -16,7 +16,7 @@ from ..roster import Roster, roster_of, with_nodes
 from .broadcast import send_to_all
 from .connections import Connections, OutOfFilesError, Peer
 from .files import allow_files, files_allowed
-from .findings import findings
+from .findings import findings, refuse_several_frameworks
 from .ready import Ready, offers_message
 from .register import Register
 from .wire import ONE_DISTBOOT, VERSION, Membership, Session, WireError, canonical, frame
@@ -75,6 +75,7 @@ class Server:
             self._wait(lambda: self._register.is_complete, self._joined, self._missing)
             records = [self._register.records[rank] for rank in range(self._register.world_size)]
             roster = replace(roster_of(records), master_addr=self._reached())
+            refuse_several_frameworks(records, roster)
             self.findings = findings(records, roster, self._skews)
             for finding in self.findings if warn else ():
                 self._say(f"warning: {finding}")

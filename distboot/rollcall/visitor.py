@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import sys
-from contextlib import suppress
 
 from ..address import socket_said
 from ..errors import DistbootError, quoted, tell
@@ -31,10 +30,15 @@ class Visitor:
     def __init__(self, address: tuple[str, int], session: Session, job: str, placement: Placement) -> None:
         self._address, self._session, self._job, self._placement = address, session, job, placement
         self._frames = Frames(MOST_FROM_A_RANK)
-        self._passed: set[Door] = set()
+        self._passed: dict[tuple[str, int | None], int] = {}  # name of a door -> how often we may pass
         self._connection: socket.socket | None = None
-        with suppress(OSError):  # else when it is needed
+        try:
             self._connect(_CONNECT_AT_ONCE)
+        except ConnectionRefusedError:  # it has ended already, or closed its context: said when it is needed
+            pass
+        except OSError as error:  # it is tried once more when it is needed
+            said = f"rank 0 is not to be reached at {socket_said(*address)} ({error.strerror or error})"
+            tell(placement.who, f"warning: {said}: main_first() and the like will not work before it is")
 
     def meet(self, door: Door, limit: float) -> None:
         """Wait until all are there.
@@ -83,14 +87,13 @@ class Visitor:
 
     def _passes(self, door: Door, patience: Patience, said: str) -> bool:
         """Whether rank 0 lets us pass before our patience is over."""
-        while door not in self._passed:
+        while self._passed.get(door.name, 0) < door.times:
             if not patience.left():
                 return False
             line = patience.line(said)
             if line is not None:
                 tell(self._placement.who, line)
             self._read(door, patience)
-        self._passed.discard(door)
         return True
 
     def _read(self, door: Door, patience: Patience) -> None:
@@ -118,7 +121,7 @@ class Visitor:
         passed = door_of(content)
         if passed is None:
             raise WireError("sends a broken pass")
-        self._passed.add(passed)
+        self._passed[passed.name] = passed.times
 
     def _send(self, kind: str, content: object, patience: Patience, door: Door) -> None:
         connection = self._connected(door, patience)
@@ -140,12 +143,16 @@ class Visitor:
 
     def _connect(self, limit: float) -> None:
         connection = socket.create_connection(self._address, timeout=limit)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if sys.platform == "linux":
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _INTERVAL)
-        connection.sendall(self._session.sealed("gate", canonical([self._job, self._placement.rank])))
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if sys.platform == "linux":
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _INTERVAL)
+            connection.sendall(self._session.sealed("gate", canonical([self._job, self._placement.rank])))
+        except OSError:
+            connection.close()
+            raise
         self._connection = connection
 
     def _ended(self, door: Door, why: str | None = None) -> DistbootError:

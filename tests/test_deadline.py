@@ -1,0 +1,48 @@
+"""The time limit for C code that holds Python's lock: the process that watches is not a second copy of the script."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from conftest import Run
+
+_SCRIPT = """
+import os, signal, sys, time
+from distboot.deadline import deadline
+from distboot.errors import DistbootError
+def handler(number, frame):
+    os.write(1, b"handled\\n")
+    raise KeyboardInterrupt
+signal.signal(signal.SIGINT, handler)
+{before}
+try:
+    with deadline({limit}, DistbootError("join-timeout", "it took too long")):
+        {block}
+except KeyboardInterrupt:
+    os.write(1, b"unwound\\n")
+os.write(1, b"went on\\n")
+"""
+
+
+@pytest.mark.parametrize(
+    ("block", "printed"),
+    [("os.killpg(0, signal.SIGINT); time.sleep(20)", "handled\nunwound\nwent on\n"), ("pass", "went on\n")],
+    ids=["ctrl-c", "in-time"],
+)
+def test_only_the_script_itself_takes_a_signal(run: Run, block: str, printed: str) -> None:
+    done = run(sys.executable, "-c", _SCRIPT.format(before="os.setpgrp()", limit=60, block=block))
+    assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
+
+
+def test_process_that_is_late_is_killed_with_a_word(run: Run) -> None:
+    held = "import ctypes; ctypes.PyDLL(None).sleep(60)"  # with Python's lock
+    done = run(sys.executable, "-c", _SCRIPT.format(before="os.setpgrp()", limit=0.2, block=held))
+    assert (done.returncode, done.stdout) == (-9, "")
+    assert "error[join-timeout]: it took too long" in done.stderr
+
+
+def test_script_that_ignores_its_children_is_none_the_worse(run: Run) -> None:
+    before = "signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
+    done = run(sys.executable, "-c", _SCRIPT.format(before=before, limit=60, block="pass"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "went on\n", "")
