@@ -164,6 +164,8 @@ class _Supervision:
                 _end_group(self._child.pid, ending, self._grace)
             if self._logs is not None:
                 self._logs.ended()
+                if self._ending is not None:  # whoever asked us to end does not wait for a reader that has stopped
+                    self._logs.hurry()
         self._is_over = all(other is None or other.is_done for other in (self._watch, self._logs))
 
     def _forward(self, number: int) -> None:
