@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-# With any of these, the launcher or the user chose what each process sees.
+# What says which of them a process sees.
 VISIBILITY = (
     "CUDA_VISIBLE_DEVICES",
     "HIP_VISIBLE_DEVICES",
@@ -35,9 +35,14 @@ def visible(environ: Mapping[str, str], root: Path = Path("/")) -> list[str]:
     return _chosen(found, environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES")))
 
 
+def are_chosen(environ: Mapping[str, str]) -> bool:
+    """Whether the launcher or the user chose what this process sees."""
+    return any(name in environ for name in VISIBILITY)
+
+
 def own(ids: list[str], environ: Mapping[str, str], local_rank: int | None) -> str | None:
     """The one that a rank with these visible ids will use; None when that cannot be known yet."""
-    if len(ids) == 1 and any(name in environ for name in VISIBILITY):
+    if len(ids) == 1 and are_chosen(environ):
         return ids[0]
     return ids[local_rank] if local_rank is not None and local_rank < len(ids) else None
 

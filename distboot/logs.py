@@ -12,15 +12,14 @@ import fcntl
 import os
 import re
 import select
-import signal
 import sys
 import termios
-import threading
 import time
 from collections.abc import Callable
 from math import inf
 
 from .errors import DistbootError, printable, quoted, tell
+from .threads import start_without_signals
 
 _HOLD = 0.1  # seconds for the rest of a line to come; then it is passed on as it is, as a prompt has to be
 _PIECE = 4096  # bytes; a pipe that is ready takes so many at once, and in one piece: pipe(7)
@@ -82,12 +81,7 @@ class Logs:
                 self.is_done = True
                 done()
 
-        # The thread must not take a signal that the wrapper waits for.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
-            threading.Thread(target=work, name="distboot-logs", daemon=True).start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        start_without_signals("distboot-logs", work)
 
     def ended(self) -> None:
         """The child has ended: pass on what it has left, and do not wait long for more."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import queue
-import signal
 import socket
-import threading
 
 from .address import is_address
+from .threads import start_without_signals
 
 Found = list[tuple[int, tuple[object, ...]]]  # family and socket address
 
@@ -28,12 +27,7 @@ def look_up(host: str, port: int | None, limit: float) -> Found:
         except OSError as error:
             answer.put(error)
 
-    # The thread may outlive us, and must not take a signal that the wrapper waits for.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        threading.Thread(target=work, name="distboot-resolve", daemon=True).start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    start_without_signals("distboot-resolve", work)  # it may outlive us
     try:
         found = answer.get(timeout=limit)
     except queue.Empty:

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "distboot"
 # From the bottom to the top: a module imports only from layers below its own.
 LAYERS = (
     {"errors"},
-    {"placement", "address", "hostlist", "accelerators", "cpus"},
+    {"placement", "address", "hostlist", "accelerators", "cpus", "threads"},
     {"platforms", "handoff", "facts", "interfaces", "resolve", "logs", "arguments"},
     {"reading"},
     {"launchers"},

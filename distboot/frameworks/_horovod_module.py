@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from ..accelerators import VISIBILITY
+from ..accelerators import are_chosen
 from ..errors import DistbootError, first_line
 from ..placement import Placement
 from ._horovod_build import rebuild, require
@@ -68,9 +68,8 @@ def device(hvd: Any, placement: Placement, environ: Mapping[str, str]) -> tuple[
             f"build it again: {rebuild('HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_WITH_PYTORCH')}; or hide the GPUs to "
             "train on the CPU: CUDA_VISIBLE_DEVICES=",
         )
-    isolated = any(variable in environ for variable in VISIBILITY)
     kind, on_cpu = "cuda" if has_gpus else "cpu", "hide them (CUDA_VISIBLE_DEVICES=)"
-    found = _set_device(torch, kind, placement, isolated=isolated, on_cpu=on_cpu)
+    found = _set_device(torch, kind, placement, isolated=are_chosen(environ), on_cpu=on_cpu)
     return found, _device_id(torch, found)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import threading
 from collections.abc import Mapping
 
@@ -12,6 +11,7 @@ from .. import interfaces
 from ..address import without_mapping
 from ..errors import DistbootError
 from ..rollcall.meeting import Meeting
+from ..threads import start_without_signals
 from ._joined import imported
 
 _BACKLOG = 1024  # connections: the server's own 5 are few for ranks that all come at once
@@ -88,12 +88,7 @@ class Rendezvous:
         self._server.socket.listen(_BACKLOG)
         self.address = f"{host}:{self._server.server_address[1]}"
         os.register_at_fork(after_in_child=self._server.socket.close)  # the port ends with rank 0
-        # Its threads must not take a signal that the wrapper waits for.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
-            threading.Thread(target=self._server.serve_forever, name="distboot-horovod", daemon=True).start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        start_without_signals("distboot-horovod", self._server.serve_forever)
 
     def close(self) -> None:
         """End the server. In a thread, as its loop takes half a second to see it."""

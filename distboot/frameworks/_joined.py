@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
@@ -51,6 +53,17 @@ def export(meeting: Meeting, exported: Exported, others: Mapping[str, str] = {})
     met, watched = wrapper is not None and wrapper.met, wrapper is not None and wrapper.watched
     joined = os.getpid()
     exported.write(variables(placement, before, joined=joined, others=others, met=met, watched=watched))
+
+
+def at_good_end(work: Callable[[], object]) -> None:
+    """Do this when the script ends well without close(): not after an uncaught exception, nor in a forked child."""
+    pid = os.getpid()
+
+    def run() -> None:
+        if not hasattr(sys, "last_type") and os.getpid() == pid:
+            work()
+
+    atexit.register(run)
 
 
 class Meets(Protocol):

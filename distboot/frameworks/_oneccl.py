@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..accelerators import has_intel_gpu
 from ..placement import Placement
 
 # oneCCL 2021 reads the first two, which Hydra sets, the launcher of Intel MPI and MPICH. Where none of these is set
@@ -11,6 +12,11 @@ from ..placement import Placement
 # under Open MPI and under srun --mpi=pmi2 or pmix, it believes that Hydra has done so.
 _HYDRA = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 _MPI = (*_HYDRA, "PMI_RANK", "PMI_SIZE", "PMIX_RANK")
+
+
+def exports(placement: Placement, environ: Mapping[str, str]) -> dict[str, str]:
+    """The same for an unmodified script, on a host where torch may use it."""
+    return variables(placement, environ) if has_intel_gpu() else {}
 
 
 def variables(placement: Placement, environ: Mapping[str, str]) -> dict[str, str]:

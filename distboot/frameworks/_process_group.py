@@ -6,7 +6,6 @@ starts, on a store that rank 0 serves at the very socket where they met.
 
 from __future__ import annotations
 
-import atexit
 import os
 import queue
 import sys
@@ -20,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from .. import interfaces
-from ..accelerators import VISIBILITY
+from ..accelerators import are_chosen
 from ..address import socket_said
 from ..context import Context
 from ..errors import DistbootError, first_line, quoted
@@ -32,7 +31,7 @@ from ..rollcall.meeting import Meeting
 from ..rollcall.ports import listening
 from ..rollcall.ready import Ready
 from . import _oneccl
-from ._joined import Gated, Meets, context, export, imported
+from ._joined import Gated, Meets, at_good_end, context, export, imported
 from ._options import Options
 
 # Device type -> the backend that PyTorch ships for it; gloo serves the CPU. In order of preference.
@@ -80,8 +79,7 @@ def start(
             torch = _import()
             user = prepare()
             device_type, name = _device_and_backend(torch, wanted)
-            isolated = any(variable in before for variable in VISIBILITY)
-            device = _set_device(torch, device_type, placement, isolated=isolated)
+            device = _set_device(torch, device_type, placement, isolated=are_chosen(before))
             return (torch, user, name, device), Ready(_device_id(torch, device), port)
 
         torch, user, backend, device = meeting.ready(step)
@@ -98,7 +96,8 @@ def start(
         undo.pop_all()
     result = context(meeting, exported, options, meets, leave=group.leave, is_up=group.is_up, device=device)
     if backend == "gloo":
-        atexit.register(_close_at_exit, result, os.getpid())
+        # Without close() Gloo is not to abort a script either, see `_leave`. After an exception peers may be gone.
+        at_good_end(result.close)
     return result
 
 
@@ -293,13 +292,6 @@ def _device_id(torch: Any, device: Any) -> str | None:
         return None  # two instances on one device may have the device's id
     uuid = getattr(torch.cuda.get_device_properties(device.index), "uuid", None)  # since torch 2.6
     return None if uuid is None else f"GPU-{uuid}"
-
-
-def _close_at_exit(context: Context, pid: int) -> None:
-    """A script that ends well without close() is not to be aborted by Gloo either; see `_leave`."""
-    # Not after an uncaught exception, when peers may be gone and their answers awaited; nor in a forked child.
-    if not hasattr(sys, "last_type") and os.getpid() == pid:
-        context.close()
 
 
 def _leave(dist: Any, destroy: Callable[[], None]) -> None:

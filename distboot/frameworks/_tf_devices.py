@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..accelerators import VISIBILITY
+from ..accelerators import are_chosen
 from ..errors import DistbootError
 from ..rollcall.meeting import Meeting
 from ._options import Options
@@ -38,7 +38,7 @@ def own_gpus(tf: Any, meeting: Meeting, plan: Plan, options: Options, environ: M
     rank = meeting.placement.rank
     if rank not in users:
         own = []
-    elif len(users) > 1 and not (len(own) == 1 and any(name in environ for name in VISIBILITY)):
+    elif len(users) > 1 and not (len(own) == 1 and are_chosen(environ)):
         own = own[users.index(rank) :][:1]
         if not own:
             raise DistbootError(

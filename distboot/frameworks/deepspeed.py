@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from .. import handoff
-from ..accelerators import has_intel_gpu
 from ..context import Context
 from ..errors import DistbootError, first_line
 from ..exports import Exported, variables
@@ -42,7 +41,7 @@ def exports(meeting: Meeting, environ: Mapping[str, str]) -> dict[str, str]:
     needed = {"CROSS_RANK": str(placement.node_rank), "CROSS_SIZE": str(placement.num_nodes)}
     if _MPIRUNS_LOCAL_RANK in bare:
         needed[_MPIRUNS_LOCAL_RANK] = local_rank
-    needed |= _oneccl.variables(placement, environ) if has_intel_gpu() else {}
+    needed |= _oneccl.exports(placement, environ)
     return {name: value for name, value in needed.items() if bare.get(name) != value}
 
 

@@ -154,7 +154,7 @@ def _devices(placement: Placement, environ: Mapping[str, str]) -> list[int] | No
     ids = accelerators.visible(environ)
     if not ids or _LOCAL_DEVICES in environ or environ.get("JAX_PLATFORMS") == "cpu":
         return None
-    isolated = len(ids) == 1 and any(name in environ for name in accelerators.VISIBILITY)
+    isolated = len(ids) == 1 and accelerators.are_chosen(environ)
     if isolated or placement.local_world_size == 1:
         return list(range(len(ids)))
     local_rank = placement.local_rank or 0

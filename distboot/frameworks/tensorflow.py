@@ -6,11 +6,8 @@ parameter server strategy that only serve never return from here.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
-import os
 import signal
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -21,7 +18,7 @@ from ..errors import DistbootError
 from ..exports import Exported
 from ..rollcall.meeting import Meeting
 from ..rollcall.ready import Ready
-from ._joined import Gated, Meets, context, export, imported
+from ._joined import Gated, Meets, at_good_end, context, export, imported
 from ._options import Options
 from ._tf_checks import (
     DEFAULT,
@@ -117,7 +114,7 @@ def _of_servers(tf: Any, meeting: Meeting, chief: Chief) -> Any:
     except BaseException:
         chief.dismiss()
         raise
-    atexit.register(_dismiss_at_exit, chief, os.getpid())
+    at_good_end(chief.dismiss)  # of an exception the lifeline tells the other tasks
     name_its_limits(meeting.placement.who, "ParameterServerStrategy")
     return strategy
 
@@ -169,10 +166,3 @@ def _term_kept() -> Iterator[None]:
         yield
     finally:
         libc.sigaction(signal.SIGTERM, action, None)
-
-
-def _dismiss_at_exit(chief: Chief, pid: int) -> None:
-    """A script that ends well without close() lets the other tasks end, too."""
-    # Not after an uncaught exception, which the lifeline tells them of; nor in a forked child.
-    if not hasattr(sys, "last_type") and os.getpid() == pid:
-        chief.dismiss()

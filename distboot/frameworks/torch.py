@@ -4,20 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..accelerators import has_intel_gpu
 from ..placement import Placement
 from ..rollcall.meeting import Meeting
 from . import _oneccl
-from ._process_group import on_cpu, start
+from ._options import Options
 
-__all__ = ["exports", "on_cpu", "start"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..context import Context
+    from ..exports import Exported
+
+# `_process_group` is imported where it is needed, as the wrapper asks for `exports` only, at every start.
+
+
+def on_cpu(options: Options) -> bool:
+    """Asking for a CPU backend means training on the CPU."""
+    from ._process_group import on_cpu as asked
+
+    return asked(options)
+
+
+def start(meeting: Meeting, exported: Exported, options: Options) -> Context:
+    """Start the default process group."""
+    from ._process_group import start as start_group
+
+    return start_group(meeting, exported, options)
 
 
 def exports(meeting: Meeting, environ: Mapping[str, str]) -> dict[str, str]:
     """What PyTorch Lightning reads, and oneCCL, which is Intel's alone."""
-    return _of_torchrun(meeting.placement, environ) | (
-        _oneccl.variables(meeting.placement, environ) if has_intel_gpu() else {}
-    )
+    return _of_torchrun(meeting.placement, environ) | _oneccl.exports(meeting.placement, environ)
 
 
 def _of_torchrun(placement: Placement, environ: Mapping[str, str]) -> dict[str, str]:
