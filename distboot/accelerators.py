@@ -35,16 +35,18 @@ def visible(environ: Mapping[str, str], root: Path = Path("/")) -> list[str]:
     return _chosen(found, environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES")))
 
 
-def are_chosen(environ: Mapping[str, str]) -> bool:
-    """Whether the launcher or the user chose what this process sees."""
-    return any(name in environ for name in VISIBILITY)
+def own_index(count: int, environ: Mapping[str, str], local_rank: int | None) -> int | None:
+    """Which of so many visible ones a rank uses; None: there are too few, or its local rank is not known yet."""
+    # A launcher that shows each process only its own (srun --gpus-per-task, say) numbers it 0 for all.
+    if count == 1 and any(name in environ for name in VISIBILITY):
+        return 0
+    return local_rank if local_rank is not None and local_rank < count else None
 
 
 def own(ids: list[str], environ: Mapping[str, str], local_rank: int | None) -> str | None:
-    """The one that a rank with these visible ids will use; None when that cannot be known yet."""
-    if len(ids) == 1 and are_chosen(environ):
-        return ids[0]
-    return ids[local_rank] if local_rank is not None and local_rank < len(ids) else None
+    """The id of that one."""
+    index = own_index(len(ids), environ, local_rank)
+    return None if index is None else ids[index]
 
 
 def nvidia_driver(root: Path = Path("/")) -> str | None:

@@ -74,10 +74,12 @@ def init(
         if before is not None:
             context = _same(before, framework)
         else:
+            if _current is not None and _current[0] == os.getpid():
+                _current[1].close()  # what the script ended itself has left a port
             context = _started(start, detect(os.environ, launcher=launcher), options, join_limit)
             _current = (os.getpid(), context)
             _say_wrong_local_rank(context, pass_local_rank)
-        _adjust_arguments(pass_local_rank)
+        _adjust_arguments(pass_local_rank, context)
     return context
 
 
@@ -132,18 +134,18 @@ def _same(context: Context, framework: str) -> Context:
 
 
 def _say_wrong_local_rank(context: Context, wanted: bool | None) -> None:
-    wrong = arguments.wrong_local_rank(sys.argv[1:], os.environ["LOCAL_RANK"])
+    wrong = arguments.wrong_local_rank(sys.argv[1:], str(context.local_rank))
     if wanted is None and wrong is not None:
         tell(None if context.world_size == 1 else f"rank {context.rank}", wrong)
 
 
-def _adjust_arguments(wanted: bool | None) -> None:
+def _adjust_arguments(wanted: bool | None, context: Context) -> None:
     """Let `sys.argv` have the local rank, or not."""
     if wanted is None or not sys.argv:  # empty where Python is embedded
         return
     given = sys.argv[1:]
     sys.argv[1:] = (
-        arguments.with_local_rank(given, os.environ["LOCAL_RANK"]) if wanted else arguments.without_local_rank(given)
+        arguments.with_local_rank(given, str(context.local_rank)) if wanted else arguments.without_local_rank(given)
     )
 
 

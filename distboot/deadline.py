@@ -29,8 +29,8 @@ def deadline(limit: float, too_late: DistbootError, ended: DistbootError | None 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of threads in a fork, which does next to nothing
-            watcher = os.fork()
+            warnings.simplefilter("ignore")  # of threads in a fork (Python's, JAX's), which does next to nothing
+            watcher = _forked((reading, writing))
         if watcher == 0:
             os.close(writing)
             _watch(us, reading, limit, too_late, ended)
@@ -45,6 +45,15 @@ def deadline(limit: float, too_late: DistbootError, ended: DistbootError | None 
         os.close(writing)
         with suppress(ChildProcessError):  # where SIGCHLD is ignored nobody is left to be waited for
             os.waitpid(watcher, 0)
+
+
+def _forked(pipe: tuple[int, int]) -> int:
+    try:
+        return os.fork()
+    except OSError:
+        for end in pipe:
+            os.close(end)
+        raise
 
 
 def _watch(us: int, reading: int, limit: float, too_late: DistbootError, ended: DistbootError | None) -> NoReturn:

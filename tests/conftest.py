@@ -17,6 +17,7 @@ from hosts import Hosts, Slurm
 from launched import PLAIN, WHO
 from lifelines import DEFAULT, Job, Start, job
 from recorded import Get, machine
+from tensorflows import QUIET, ByHand, Ranks, by_rank, started
 
 from distboot.doctor.machine import Machine
 
@@ -136,4 +137,24 @@ def start(clean_env: dict[str, str], port: int, tmp_path: Path) -> Iterator[Star
 def start_init(clean_env: dict[str, str], port: int, tmp_path: Path) -> Iterator[Start]:
     """Starts a job of scripts that call `init`."""
     with _starter(clean_env, port, tmp_path, init=True) as begin:
+        yield begin
+
+
+@pytest.fixture
+def by_hand(clean_env: dict[str, str], port: int, tmp_path: Path) -> Iterator[ByHand]:
+    with ExitStack() as stack:
+
+        def begin(
+            script: str,
+            ranks: int = 2,
+            *,
+            env: Mapping[str, str] = {},
+            each: Sequence[Mapping[str, str]] = (),
+            wrapper: Sequence[str] = (),
+        ) -> Ranks:
+            (tmp_path / "train.py").write_text(script)
+            job = {**clean_env, **QUIET, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **env}
+            environs = [{**job, **own} for own in each or by_rank(ranks)]
+            return stack.enter_context(started(Ranks(tmp_path, [sys.executable, *wrapper, "train.py"], environs)))
+
         yield begin

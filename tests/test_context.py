@@ -108,7 +108,7 @@ from distboot.frameworks import _process_group as framework
 def too_few(*_, **__):
     raise distboot.DistbootError("too-few-accelerators", "none here")
 if os.environ["RANK"] == "1":
-    framework._set_device = too_few  # no accelerator can be had here
+    framework.set_device = too_few  # no accelerator can be had here
 before = dict(os.environ)
 try:
     distboot.init(join_timeout=60)
@@ -271,7 +271,7 @@ from distboot.frameworks import _process_group as framework
 def broken(*_, **__):
     raise RuntimeError("CUDA error: device busy")
 if os.environ["RANK"] == "1":
-    framework._set_device = broken  # no accelerator can be had here
+    framework.set_device = broken  # no accelerator can be had here
 try:
     distboot.init(join_timeout=60)
 except distboot.DistbootError as error:
@@ -281,6 +281,20 @@ except distboot.DistbootError as error:
         (f"device-failed rank 1 on '{os.uname().nodename}': CUDA error: device busy\n", 0),
         ("device-failed CUDA error: device busy\n", 0),
     ]
+
+
+def test_group_that_the_script_ended_leaves_no_port_to_the_next_init(two_ranks: TwoRanks) -> None:
+    script = """
+import torch.distributed as dist
+open_files = []
+for _ in range(2):
+    ctx = distboot.init(join_timeout=60)
+    open_files.append(len(os.listdir("/proc/self/fd")))
+    ctx.barrier()
+    dist.destroy_process_group()
+print(open_files[1] - open_files[0])
+"""
+    assert two_ranks.run(script) == [("0\n", 0)] * 2
 
 
 def test_closing_an_old_context_leaves_a_new_group_alone(run: Run) -> None:

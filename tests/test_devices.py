@@ -9,7 +9,9 @@ import pytest
 from captured import one
 
 from distboot import DistbootError, Placement, detect
-from distboot.frameworks._process_group import _device_and_backend, _set_device
+from distboot.frameworks._torch_device import device_and_backend, set_device
+
+_ISOLATED = {"CUDA_VISIBLE_DEVICES": "3"}
 
 
 class _Accelerator:
@@ -55,13 +57,13 @@ def _rank(rank: int) -> Placement:
         (_torch(cuda=4), "cpu:gloo,cuda:nccl", "cuda", "cpu:gloo,cuda:nccl"),
     ],
 )
-def test_device_and_backend(torch: Any, wanted: str | None, device_type: str, backend: str) -> None:
-    assert _device_and_backend(torch, wanted) == (device_type, backend)
+def testdevice_and_backend(torch: Any, wanted: str | None, device_type: str, backend: str) -> None:
+    assert device_and_backend(torch, wanted) == (device_type, backend)
 
 
 def test_backend_that_the_build_lacks_is_refused() -> None:
     with pytest.raises(DistbootError) as refusal:
-        _device_and_backend(_torch("gloo", cuda=4), "nccl")
+        device_and_backend(_torch("gloo", cuda=4), "nccl")
     assert refusal.value.code == "backend-not-available"
 
 
@@ -71,14 +73,14 @@ def test_backend_that_the_build_lacks_is_refused() -> None:
 )
 def test_device_is_the_local_rank_or_the_only_one_shown(visible: int, rank: int, isolated: bool, index: int) -> None:
     torch = _torch(cuda=visible)
-    assert _set_device(torch, "cuda", _rank(rank), isolated=isolated) == ("cuda", index)
+    assert set_device(torch, "cuda", _rank(rank), _ISOLATED if isolated else {}) == ("cuda", index)
     assert torch.cuda.chosen == index
 
 
 @pytest.mark.parametrize(("visible", "isolated"), [(2, False), (2, True), (1, False)])
 def test_too_few_devices_are_named(visible: int, isolated: bool) -> None:
     with pytest.raises(DistbootError) as refusal:
-        _set_device(_torch(cuda=visible), "cuda", _rank(2), isolated=isolated)
+        set_device(_torch(cuda=visible), "cuda", _rank(2), _ISOLATED if isolated else {})
     assert refusal.value.code == "too-few-accelerators"
     assert "local rank 2 of 4" in refusal.value.message
     assert f"{visible} visible" in refusal.value.message

@@ -209,6 +209,13 @@ def test_torch_that_is_not_installed(run: Run) -> None:
     assert "hint: pip install torch" in result.stdout
 
 
+def test_torch_that_is_too_old(run: Run) -> None:
+    script = "import torch; torch.__version__ = '1.13.1+cpu'\n"  # stands in for one
+    result = run(sys.executable, "-c", script + _FAILING.format(arguments=""))
+    assert result.stdout.startswith("framework-not-installed|True|")
+    assert "torch 1.13.1+cpu is older than 2.2" in result.stdout
+
+
 def test_process_group_that_is_there_already(run: Run) -> None:
     script = "import torch.distributed as d; d.init_process_group('gloo', store=d.HashStore(), rank=0, world_size=1)\n"
     result = run(sys.executable, "-c", script + _FAILING.format(arguments=""))

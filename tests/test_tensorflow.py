@@ -6,138 +6,21 @@ import json
 import os
 import re
 import signal
-import socket
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 from conftest import Run
 from launched import MPI_ENV, MPIRUN, json_lines, needs_mpirun
-from lifelines import until
+from tensorflows import LIMIT, QUIET, ByHand, by_rank, needs_tensorflow, tasks
 
-from distboot import DistbootError
-from distboot.frameworks import _tf_cluster
-from distboot.frameworks._options import Options
-from distboot.frameworks._tf_cluster import Cluster, Plan, Task
-from distboot.frameworks._tf_devices import own_gpus
-from distboot.placement import Placement
 from distboot.rendezvous import free_port
-from distboot.rollcall.meeting import Meeting
-from distboot.roster import Roster
 
-pytestmark = pytest.mark.skipif(
-    not any(Path(path, "tensorflow").is_dir() for path in sys.path), reason="tensorflow is not installed"
-)
+pytestmark = needs_tensorflow
 
-LIMIT = 180  # seconds for a job, on a machine that has other work, too
-QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2"}  # errors only
 # Nobody listens there: with a way to the peers through it, TensorFlow waits for ever.
 PROXY = {"http_proxy": "http://127.0.0.1:9", "no_proxy": "example.org"}
-
-
-class Ranks:
-    """Processes started side by side in one folder, each with its output in a file."""
-
-    def __init__(self, folder: Path, command: Sequence[str], environs: Sequence[Mapping[str, str]]) -> None:
-        self.folder = folder
-        self.processes = []
-        for rank, environ in enumerate(environs):
-            with open(folder / f"output-{rank}", "wb") as output:
-                self.processes.append(
-                    subprocess.Popen(
-                        command, env=environ, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                        start_new_session=True,
-                    )
-                )  # fmt: skip
-
-    def wait_for(self, name: str) -> None:
-        """Wait for a file that a script makes."""
-        path = self.folder / name
-        until(lambda: path.exists() or any(process.poll() is not None for process in self.processes), LIMIT)
-        assert path.exists(), "\n".join(self.output(rank) for rank in range(len(self.processes)))
-
-    def codes(self) -> list[int]:
-        return [process.wait(LIMIT) for process in self.processes]
-
-    def output(self, rank: int) -> str:
-        return (self.folder / f"output-{rank}").read_text(errors="replace")
-
-    def lines(self) -> list[dict[str, Any]]:
-        """The JSON lines of ranks that must all have ended well."""
-        codes = self.codes()
-        outputs = [self.output(rank) for rank in range(len(codes))]
-        assert codes == [0] * len(codes), "\n".join(outputs)
-        found = [json.loads(line) for text in outputs for line in text.splitlines() if line.startswith("{")]
-        return sorted(found, key=lambda line: int(line["rank"]))
-
-
-class ByHand(Protocol):
-    """Starts a script in several ranks, with `RANK` and its like or with what `each` of them is to have."""
-
-    def __call__(
-        self,
-        script: str,
-        ranks: int = 2,
-        *,
-        env: Mapping[str, str] = ...,
-        each: Sequence[Mapping[str, str]] = ...,
-        wrapper: Sequence[str] = ...,
-    ) -> Ranks: ...
-
-
-@contextmanager
-def _started(ranks: Ranks) -> Iterator[Ranks]:
-    try:
-        yield ranks
-    finally:
-        for process in ranks.processes:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-@pytest.fixture
-def by_hand(clean_env: dict[str, str], port: int, tmp_path: Path) -> Iterator[ByHand]:
-    with ExitStack() as stack:
-
-        def begin(
-            script: str,
-            ranks: int = 2,
-            *,
-            env: Mapping[str, str] = {},
-            each: Sequence[Mapping[str, str]] = (),
-            wrapper: Sequence[str] = (),
-        ) -> Ranks:
-            (tmp_path / "train.py").write_text(script)
-            job = {**clean_env, **QUIET, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **env}
-            environs = [{**job, **own} for own in each or _by_rank(ranks)]
-            return stack.enter_context(_started(Ranks(tmp_path, [sys.executable, *wrapper, "train.py"], environs)))
-
-        yield begin
-
-
-def _by_rank(ranks: int) -> list[dict[str, str]]:
-    return [
-        {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks)}
-        for rank in range(ranks)
-    ]
-
-
-def _tasks(**cluster: int) -> list[dict[str, str]]:
-    """A TF_CONFIG for each task of a cluster on this host: the number of tasks by type."""
-    ports: set[int] = set()
-    while len(ports) < sum(cluster.values()):
-        ports.add(free_port())
-    free = iter(ports)
-    addresses = {kind: [f"127.0.0.1:{next(free)}" for _ in range(count)] for kind, count in cluster.items()}
-    tasks = [{"type": kind, "index": index} for kind, count in cluster.items() for index in range(count)]
-    return [{"TF_CONFIG": json.dumps({"cluster": addresses, "task": task})} for task in tasks]
-
 
 # What a rank of MultiWorkerMirroredStrategy sees. TensorFlow's own handler of SIGTERM is seen from C only.
 _WORKER = """
@@ -196,13 +79,13 @@ with ctx.strategy.scope():
 model.fit(tf.ones((4, 2)), tf.ones((4, 1)), verbose=0)
 """
     )
-    tasks = _tasks(chief=1, worker=1)
-    ranks = by_hand(script, each=tasks, env={"DISTBOOT_LIFELINE": "0"})
+    given = tasks(chief=1, worker=1)
+    ranks = by_hand(script, each=given, env={"DISTBOOT_LIFELINE": "0"})
     assert ranks.codes() == [1, 1]
     for rank, task in enumerate(("chief", "worker")):
         line = json.loads(next(line for line in ranks.output(rank).splitlines() if line.startswith("{")))
         assert (line["launcher"], line["task"], line["total"]) == ("tf_config", [task, 0], 3.0)
-        assert line["config"] == json.loads(tasks[rank]["TF_CONFIG"])
+        assert line["config"] == json.loads(given[rank]["TF_CONFIG"])
         hint = f"distboot: rank {rank} on {os.uname().nodename}: hint: fit() of Keras 3 does not work under Multi"
         assert hint in ranks.output(rank)
         assert "TF_USE_LEGACY_KERAS=1" in ranks.output(rank)
@@ -219,51 +102,6 @@ sys.stdout.write(json.dumps(line) + "\\n")
 """
     ranks = by_hand(script, env=PROXY, wrapper=["-m", "distboot", "run", "--framework", "tensorflow"])
     assert ranks.lines() == [{"rank": 0, "total": 2.0}, {"rank": 1, "total": 2.0}]
-
-
-_SERVERS = """
-import json, os, sys
-from pathlib import Path
-import distboot
-ctx = distboot.init("tensorflow", strategy="parameter_server", ps=1, evaluator=os.environ["EVALUATOR"] == "1")
-import tensorflow as tf
-with ctx.main_first():  # nobody else comes
-    ctx.barrier()
-line = {"rank": ctx.rank, "task": [ctx.task_type, ctx.task_id], "strategy": type(ctx.strategy).__name__}
-if ctx.task_type == "chief":
-    coordinator = tf.distribute.coordinator.ClusterCoordinator(ctx.strategy)
-    with ctx.strategy.scope():
-        weight = tf.Variable(1.0)
-    @tf.function
-    def step():
-        weight.assign_add(1.0)
-    for _ in range(3):
-        coordinator.schedule(step)
-    coordinator.join()
-    line |= {"weight": weight.numpy().item(), "device": weight.device}
-    if os.environ["EVALUATOR"] == "0":
-        Path("trained").touch()
-        while True:
-            coordinator.schedule(step)
-            coordinator.join()
-sys.stdout.write(json.dumps(line) + "\\n")
-"""
-
-
-def test_parameter_servers_end_with_the_chief(by_hand: ByHand) -> None:
-    chief, evaluator = by_hand(_SERVERS, 4, env={"EVALUATOR": "1"}).lines()
-    assert (chief["rank"], chief["task"], chief["strategy"]) == (0, ["chief", 0], "ParameterServerStrategyV2")
-    assert (chief["weight"], "/job:ps/" in chief["device"]) == (4.0, True)
-    assert (evaluator["rank"], evaluator["task"]) == (3, ["evaluator", 0])
-    assert evaluator["strategy"] == "_DefaultDistributionStrategy"
-
-
-def test_killed_server_ends_the_chief(by_hand: ByHand) -> None:
-    ranks = by_hand(_SERVERS, each=_tasks(chief=1, worker=1, ps=1), env={"EVALUATOR": "0"})
-    ranks.wait_for("trained")
-    ranks.processes[2].kill()
-    assert ranks.codes()[0] != 0
-    assert re.search(r"^distboot: rank 0 on \S+: rank 2 failed first: killed by SIGKILL", ranks.output(0), re.MULTILINE)
 
 
 # Rank 0 waits in a collective operation, in C, for a rank that never comes to it.
@@ -310,7 +148,7 @@ except distboot.DistbootError as error:
 
 
 def test_tensorflow_used_before(by_hand: ByHand) -> None:
-    first, second = _by_rank(2)
+    first, second = by_rank(2)
     lines = by_hand(_FAILING, each=[first, {**second, "FIRST": "import tensorflow as tf; tf.constant(1)"}]).lines()
     assert [line["code"] for line in lines] == ["already-initialized"] * 2
     assert all("was used before init()" in line["text"] for line in lines)
@@ -354,7 +192,7 @@ distboot.init("tensorflow", join_timeout=90)
 """
     nowhere = {"worker": [f"192.0.2.1:{free_port()}", f"192.0.2.1:{free_port()}"]}  # RFC 5737: for documentation only
     tasks = [{"TF_CONFIG": json.dumps({"cluster": nowhere, "task": {"type": "worker", "index": i}})} for i in (0, 1)]
-    each = [{**task, **place} for task, place in zip(tasks, _by_rank(2), strict=True)]
+    each = [{**task, **place} for task, place in zip(tasks, by_rank(2), strict=True)]
     ranks = by_hand(script, each=each, env={"DISTBOOT_LIFELINE": "0"})
     assert ranks.codes() == [-signal.SIGKILL] * 2
     for rank in (0, 1):
@@ -378,132 +216,3 @@ with distboot.init("tensorflow", strategy="multi_worker_mirrored") as ctx:
     done = run(sys.executable, "-c", script, env=QUIET)
     expected = ["_DefaultDistributionStrategy worker 0 False", "CollectiveAllReduceStrategy 1"]
     assert done.stdout.splitlines() == expected, done.stderr
-
-
-# ── pieces, without TensorFlow
-
-
-def _meeting(rank: int, world_size: int, *nodes: Sequence[int]) -> Meeting:
-    placement = Placement("torch", None, rank, world_size, None, None, None, None, "127.0.0.1", 29500, None)
-    meeting = Meeting(placement, 10.0)
-    nodes = nodes or (range(world_size),)
-    meeting.roster = Roster(tuple(f"node{index}" for index, _ in enumerate(nodes)), tuple(map(tuple, nodes)))
-    return meeting
-
-
-def _plan(rank: int, world_size: int, offers: Mapping[int, str] = {}, **more: Any) -> Plan:
-    meeting = _meeting(rank, world_size)
-    meeting.offers = dict(offers)
-    return Plan(meeting, more.pop("environ", {}), Options("tensorflow", **more))
-
-
-def test_roles_follow_the_ranks() -> None:
-    plan = _plan(3, 6, {rank: f"a:{rank + 1}" for rank in range(5)}, strategy="parameter_server", ps=2, evaluator=True)
-    assert plan.kinds == ["chief", "worker", "worker", "ps", "ps", "evaluator"]
-    cluster = plan.completed()
-    assert cluster.addresses == {"chief": ["a:1"], "worker": ["a:2", "a:3"], "ps": ["a:4", "a:5"]}
-    assert json.loads(cluster.config or "")["task"] == {"type": "ps", "index": 0}
-
-
-def test_rank_of_tf_config_must_be_that_of_the_launcher() -> None:
-    with pytest.raises(DistbootError, match="torch says rank 0 of 2, but TF_CONFIG says rank 1 of 2: task worker 1"):
-        _plan(0, 2, environ=_tasks(worker=2)[1])
-
-
-@pytest.mark.parametrize(
-    ("environ", "offers", "said"),
-    [
-        (_tasks(worker=3)[0], {1: "127.0.0.1:5", 2: "given 5c2f10aa"}, "ranks 0, 2 have a TF_CONFIG, and rank 1 has"),
-        ({}, {0: "127.0.0.1:4", 1: "127.0.0.1:5", 2: "given 5c2f10aa"}, "rank 2 has a TF_CONFIG, and ranks 0-1 have"),
-        (_tasks(worker=3)[0], {1: "given 5c2f10aa", 2: "given 5c2f10aa"}, "TF_CONFIG of ranks 1-2 is another one"),
-    ],
-)
-def test_ranks_with_different_clusters(environ: dict[str, str], offers: dict[int, str], said: str) -> None:
-    plan = _plan(0, 3, offers, environ=environ)
-    if plan.offer is not None:
-        plan = _plan(0, 3, {0: plan.offer, **offers}, environ=environ)
-    with pytest.raises(DistbootError, match=said) as refusal:
-        plan.completed()
-    assert refusal.value.code == "roster-mismatch"
-
-
-def test_address_of_a_task_on_ipv6() -> None:
-    plan = _plan(0, 2)
-    plan._meeting.own_address = "fd00::1"
-    port = plan.hold()
-    assert port is not None
-    with port:
-        assert plan.offer == f"[fd00::1]:{port.getsockname()[1]}"
-
-
-def test_port_of_tf_config_that_is_taken() -> None:
-    environ = _tasks(worker=2)[1]
-    address = json.loads(environ["TF_CONFIG"])["cluster"]["worker"][1]
-    said = f"TF_CONFIG has {address} for worker 1, and this process cannot listen"
-    with socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))), pytest.raises(DistbootError, match=said):
-        _plan(1, 2, environ=environ).hold()
-
-
-def test_port_is_held_for_the_server_of_tensorflow_alone() -> None:
-    with _tf_cluster._held(0) as held:
-        address = ("127.0.0.1", held.getsockname()[1])
-        with socket.socket() as other, pytest.raises(OSError, match="in use"):
-            other.bind(address)
-        with socket.socket() as server:
-            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does
-            server.bind(address)
-            server.listen()
-            socket.create_connection(address, timeout=10).close()
-
-
-@pytest.mark.parametrize(
-    ("environ", "exported"),
-    [
-        ({"no_proxy": "example.org"}, {}),
-        ({"https_proxy": "http://p:1"}, {"no_grpc_proxy": "a,b"}),
-        ({"grpc_proxy": "http://p:1", "no_proxy": "c,a"}, {"no_grpc_proxy": "c,a,b"}),
-        ({"http_proxy": "http://p:1", "no_proxy": "c", "no_grpc_proxy": "b,d"}, {"no_grpc_proxy": "b,d,a"}),
-        ({"http_proxy": "http://p:1", "no_proxy": "b,a"}, {}),
-        ({"http_proxy": ""}, {}),
-    ],
-)
-def test_proxies(environ: dict[str, str], exported: dict[str, str]) -> None:
-    config = json.dumps({"cluster": {"worker": ["a:1", "b:2", "a:3"]}, "task": {"type": "worker", "index": 0}})
-    assert Cluster(Task("worker", 0), config, is_given=True).exports(environ) == exported
-
-
-@pytest.mark.parametrize(
-    ("rank", "options", "own"),
-    [
-        (0, {}, [0]),
-        (2, {}, [1]),
-        (1, {}, [0, 1]),  # alone on its node
-        (0, {"strategy": "parameter_server", "ps": 1, "evaluator": True}, []),  # chief
-        (1, {"strategy": "parameter_server", "ps": 1, "evaluator": True}, [0, 1]),  # worker, alone on its node
-        (2, {"strategy": "parameter_server", "ps": 1, "evaluator": True}, [0]),  # worker
-        (3, {"strategy": "parameter_server", "ps": 1, "evaluator": True}, []),  # ps
-        (4, {"strategy": "parameter_server", "ps": 1, "evaluator": True}, [1]),  # evaluator
-    ],
-)
-def test_gpus_of_a_rank(rank: int, options: dict[str, Any], own: list[int]) -> None:
-    world_size, nodes = (5, ([0, 2, 3, 4], [1])) if options.get("evaluator") else (3, ([0, 2], [1]))
-    shown: list[object] = []
-    config = SimpleNamespace(
-        list_physical_devices=lambda _: ["gpu0", "gpu1"], set_visible_devices=lambda gpus, _: shown.append(gpus)
-    )
-    meeting, chosen = _meeting(rank, world_size, *nodes), Options("tensorflow", **options)
-    plan = Plan(meeting, {}, chosen)
-    assert own_gpus(SimpleNamespace(config=config), meeting, plan, chosen, {}) == own
-    assert shown == ([] if len(own) == 2 else [[f"gpu{index}" for index in own]])
-
-
-@pytest.mark.parametrize(("environ", "enough"), [({}, False), ({"CUDA_VISIBLE_DEVICES": "1"}, True)])
-def test_too_few_gpus(environ: dict[str, str], enough: bool) -> None:
-    tf = SimpleNamespace(config=SimpleNamespace(list_physical_devices=lambda _: ["gpu0"]))
-    meeting, options = _meeting(1, 2), Options("tensorflow")
-    plan = Plan(meeting, environ, options)
-    if enough:  # each process sees only its own, as number 0
-        assert own_gpus(tf, meeting, plan, options, environ) == [0]
-        return
-    with pytest.raises(DistbootError, match="2 ranks of this node use GPUs, and this one sees 1"):
-        own_gpus(tf, meeting, plan, options, environ)

@@ -57,6 +57,7 @@ def test_evaluator_runs_alone() -> None:
         (tf_config("worker", "0"), "task index '0'"),
         (tf_config("worker", True), "task index True"),
         (tf_config("worker", -1), "task index -1"),
+        (tf_config("evaluator", "x"), "task index 'x'"),
         (tf_config("master", 0, master=["a:1"]), "rename it"),
         (tf_config("worker", 0, worker=["a:1", "a:1"]), "both worker 0 and worker 1"),
         (tf_config("worker", 0, worker=["A:1", "a:1"]), "both worker 0 and worker 1"),

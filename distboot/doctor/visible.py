@@ -80,8 +80,7 @@ def _enough(name: str, machine: Machine, left: list[str], said: str) -> Iterator
     """Whether each local rank gets one."""
     placement = machine.placement()
     ranks = placement.local_world_size if placement is not None else None
-    alone = len(left) == 1 and accelerators.are_chosen(machine.environ)
-    if ranks is not None and ranks > len(left) and not alone:
+    if ranks is not None and accelerators.own_index(len(left), machine.environ, ranks - 1) is None:
         seen = f"{said}; {ranks} ranks are on this node"
         yield problem(name, seen, f"start {len(left)} a node, or show each rank all of the node's accelerators")
     else:

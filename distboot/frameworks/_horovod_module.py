@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from ..accelerators import are_chosen
 from ..errors import DistbootError, first_line
 from ..placement import Placement
 from ._horovod_build import rebuild, require
 from ._joined import imported
-from ._process_group import _device_id, _set_device
+from ._torch_device import device_id, set_device
 
 # Name of a framework -> Horovod's module for it, what that is compiled for, and the flag for it. Of the two modules for
 # Keras, `horovod.keras` is about the package keras, which is Keras 3 by now.
@@ -69,8 +68,8 @@ def device(hvd: Any, placement: Placement, environ: Mapping[str, str]) -> tuple[
             "train on the CPU: CUDA_VISIBLE_DEVICES=",
         )
     kind, on_cpu = "cuda" if has_gpus else "cpu", "hide them (CUDA_VISIBLE_DEVICES=)"
-    found = _set_device(torch, kind, placement, isolated=are_chosen(environ), on_cpu=on_cpu)
-    return found, _device_id(torch, found)
+    found = set_device(torch, kind, placement, environ, on_cpu)
+    return found, device_id(torch, found)
 
 
 @contextmanager

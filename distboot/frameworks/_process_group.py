@@ -6,8 +6,8 @@ starts, on a store that rank 0 serves at the very socket where they met.
 
 from __future__ import annotations
 
-import os
 import queue
+import re
 import sys
 import threading
 import time
@@ -19,13 +19,10 @@ from functools import partial
 from typing import Any
 
 from .. import interfaces
-from ..accelerators import are_chosen
 from ..address import socket_said
 from ..context import Context
 from ..errors import DistbootError, first_line, quoted
 from ..exports import Exported, variables
-from ..nodes import refuse_idle_accelerators
-from ..placement import Placement
 from ..rendezvous import Wait
 from ..rollcall.meeting import Meeting
 from ..rollcall.ports import listening
@@ -33,15 +30,14 @@ from ..rollcall.ready import Ready
 from . import _oneccl
 from ._joined import Gated, Meets, at_good_end, context, export, imported
 from ._options import Options
+from ._torch_device import CPU_BACKENDS, device_and_backend, device_id, set_device
 
-# Device type -> the backend that PyTorch ships for it; gloo serves the CPU. In order of preference.
-_ACCELERATORS = {"cuda": "nccl", "xpu": "xccl", "hpu": "hccl"}
-_CPU_BACKENDS = ("gloo", "mpi", "ucc")
+_OLDEST = (2, 2)
 
 
 def on_cpu(options: Options) -> bool:
     """Asking for a CPU backend means training on the CPU."""
-    return (options.backend or "").lower() in _CPU_BACKENDS
+    return (options.backend or "").lower() in CPU_BACKENDS
 
 
 def start(
@@ -78,9 +74,9 @@ def start(
         def step() -> tuple[tuple[Any, Any, str, Any], Ready]:
             torch = _import()
             user = prepare()
-            device_type, name = _device_and_backend(torch, wanted)
-            device = _set_device(torch, device_type, placement, isolated=are_chosen(before))
-            return (torch, user, name, device), Ready(_device_id(torch, device), port)
+            device_type, name = device_and_backend(torch, wanted)
+            device = set_device(torch, device_type, placement, before)
+            return (torch, user, name, device), Ready(device_id(torch, device), port)
 
         torch, user, backend, device = meeting.ready(step)
         export(meeting, exported, {**others, **(_oneccl.variables(placement, before) if device.type == "xpu" else {})})
@@ -142,7 +138,7 @@ class _AtStore:
                 raise DistbootError(
                     "missing-rank",
                     f"{what}: the first rank was not through within {limit:g} s",
-                    "look at its output, or give its block more time: main_first(timeout=…)",
+                    "look at its output, or give its block more time (timeout=…)",
                 )
 
     def close(self) -> None:
@@ -187,7 +183,9 @@ def _store(torch: Any, meeting: Meeting) -> Any:
             return next(rendezvous("env://", timeout=limit))[0]
         listener = meeting.take_listener()
         # The socket is the store's from here on, without a moment in which somebody else could take the port.
-        served = {} if listener is None else {"master_listen_fd": listener}
+        served: dict[str, Any] = {} if listener is None else {"master_listen_fd": listener}
+        if served and _version(torch) < (2, 8):
+            served["use_libuv"] = False  # which takes no open socket before pytorch pull request 150215
         is_master = listener is not None
         return torch.distributed.TCPStore(
             *meeting.store_address, is_master=is_master, timeout=limit, wait_for_workers=False, **served
@@ -203,6 +201,11 @@ def _store(torch: Any, meeting: Meeting) -> Any:
             f"torch's store at {where} was not to be had: {first_line(error)}",
             "look for a rank that ended early or never started (its own output says why), or for a firewall",
         ) from None
+
+
+def _version(torch: Any) -> tuple[int, int]:
+    major, minor, *_ = re.findall(r"\d+", torch.__version__)
+    return int(major), int(minor)
 
 
 def _bounded(connect: Callable[[], Any], limit: float) -> Any:
@@ -234,6 +237,10 @@ def _import() -> Any:
             "this build of torch has no torch.distributed",
             "install an official build",
         )
+    if _version(torch) < _OLDEST:
+        least = ".".join(map(str, _OLDEST))
+        problem = f"torch {torch.__version__} is older than {least}, with which distboot was tried"
+        raise DistbootError("framework-not-installed", problem, f"pip install 'torch>={least}'")
     if torch.distributed.is_initialized():
         raise DistbootError(
             "already-initialized",
@@ -241,57 +248,6 @@ def _import() -> Any:
             "make distboot.init() the first line of the script, and remove its init_process_group()",
         )
     return torch
-
-
-def _device_and_backend(torch: Any, wanted: str | None) -> tuple[str, str]:
-    """Device type and backend."""
-    if wanted in _CPU_BACKENDS:
-        device_type, backend = "cpu", wanted
-    else:
-        present = (t for t in _ACCELERATORS if hasattr(torch, t) and getattr(torch, t).is_available())
-        device_type = next(present, "cpu")
-        backend = wanted or _ACCELERATORS.get(device_type, "gloo")
-        if wanted is None and not torch.distributed.is_backend_available(backend):
-            backend = "gloo"
-    for part in backend.split(","):  # "cpu:gloo,cuda:nccl" is torch's way to name several
-        name = part.rpartition(":")[2]
-        if name and torch.distributed.is_backend_available(name):
-            continue
-        raise DistbootError(
-            "backend-not-available",
-            f"this build of torch has no backend {quoted(name)}",
-            "leave backend out to get the right one for the device, or install a build that has it",
-        )
-    return device_type, backend
-
-
-def _set_device(
-    torch: Any, device_type: str, placement: Placement, *, isolated: bool, on_cpu: str = "ask for backend='gloo'"
-) -> Any:
-    if device_type == "cpu":
-        return torch.device("cpu")
-    module = getattr(torch, device_type)
-    count, local_rank = module.device_count(), placement.local_rank
-    refuse_idle_accelerators(placement, device_type, count)
-    # A launcher that shows each process only its own accelerator (srun --gpus-per-task, say) numbers it 0 for all.
-    index = 0 if count == 1 and isolated else local_rank
-    if index >= count:
-        raise DistbootError(
-            "too-few-accelerators",
-            f"local rank {local_rank} of {placement.local_world_size} has no {device_type} device of its own: "
-            f"{count} visible",
-            f"start fewer processes a node, show them more devices, or {on_cpu} to train on the CPU",
-        )
-    module.set_device(index)
-    return torch.device(device_type, index)
-
-
-def _device_id(torch: Any, device: Any) -> str | None:
-    """What two ranks must not both have; None on the CPU, or if this torch does not tell."""
-    if device.type != "cuda" or "MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
-        return None  # two instances on one device may have the device's id
-    uuid = getattr(torch.cuda.get_device_properties(device.index), "uuid", None)  # since torch 2.6
-    return None if uuid is None else f"GPU-{uuid}"
 
 
 def _leave(dist: Any, destroy: Callable[[], None]) -> None:

@@ -17,7 +17,6 @@ from ..address import parse_address, socket_said
 from ..errors import DistbootError
 from ..launchers.tf_config import TF_CONFIG
 from ..placement import Placement
-from ..rendezvous import free_port
 from ..rollcall.meeting import Meeting
 from ..roster import ranks_said
 from ._grpc import past_proxies
@@ -113,7 +112,7 @@ class Plan:
         if self.is_alone or self.task.kind == EVALUATOR:
             return None
         if self._given is None:
-            port = _held(free_port())
+            port = _held(0)
             self._own_address = socket_said(self._meeting.own_address, port.getsockname()[1])
             return port
         address = self._given.addresses[self.task.kind][self.task.index]
@@ -212,7 +211,7 @@ def _refuse_several(offers: Mapping[int, str]) -> None:
 
 
 def _held(port: int) -> socket.socket:
-    """A socket bound to a port, which only TensorFlow's server may take while it is.
+    """A socket bound to a port, or to any free one (0), which only TensorFlow's server may take while it is.
 
     Nobody else gets the port, as it was free, and the server does, as gRPC sets SO_REUSEADDR and this socket has it,
     too, but does not listen (Linux, inet_csk_bind_conflict).

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..accelerators import are_chosen
+from ..accelerators import own_index
 from ..errors import DistbootError
 from ..rollcall.meeting import Meeting
 from ._options import Options
@@ -38,15 +38,16 @@ def own_gpus(tf: Any, meeting: Meeting, plan: Plan, options: Options, environ: M
     rank = meeting.placement.rank
     if rank not in users:
         own = []
-    elif len(users) > 1 and not (len(own) == 1 and are_chosen(environ)):
-        own = own[users.index(rank) :][:1]
-        if not own:
+    elif len(users) > 1:
+        index = own_index(len(found), environ, users.index(rank))
+        if index is None:
             raise DistbootError(
                 "too-few-accelerators",
                 f"{len(users)} ranks of this node use GPUs, and this one sees {len(found)}",
                 "start fewer processes a node (TensorFlow uses all GPUs of a node in one), or show them more devices; "
                 "CUDA_VISIBLE_DEVICES= trains on the CPU",
             )
+        own = [index]
     if len(own) < len(found):
         tf.config.set_visible_devices([found[index] for index in own], "GPU")
     return own

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from ..address import socket_said
 from ..errors import DistbootError, tell
+from ..lifeline.settings import settings
 from ..rollcall.meeting import Meeting
 from ._tf_checks import in_our_words
 from ._tf_cluster import Cluster
@@ -44,6 +45,10 @@ class Chief:
             while True:
                 self._listener.accept()[0].close()
 
+    def close(self) -> None:
+        """Leave them without a word, as the script could not start."""
+        self._listener.close()
+
 
 def serve(tf: Any, meeting: Meeting, cluster: Cluster, gpus: list[int]) -> NoReturn:
     """Serve as a worker or a parameter server until the chief ends, and end this process.
@@ -67,8 +72,12 @@ def serve(tf: Any, meeting: Meeting, cluster: Cluster, gpus: list[int]) -> NoRet
     try:
         connection.recv(1)
     except OSError:
+        problem = "rank 0, the chief, has ended without a word"
+        if settings(os.environ) is None:
+            hint = "look at its output; the lifeline, which is off, would know whether it has failed"
+            raise DistbootError("rank-failed", problem, hint) from None
         time.sleep(_MOMENT)
-        tell(meeting.placement.who, "rank 0, the chief, has ended without a word, and so this task ends, too")
+        tell(meeting.placement.who, f"{problem}, and so this task ends, too")
     del server  # which has served until here
     raise SystemExit(0)
 

@@ -13,12 +13,13 @@ import os
 import sys
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from .. import accelerators
 from ..address import socket_said
 from ..context import Context
+from ..deadline import deadline
 from ..errors import DistbootError, first_line, tell
 from ..exports import Exported
 from ..placement import Placement
@@ -115,22 +116,34 @@ def _initialize(jax: Any, meeting: Meeting, address: str, devices: list[int] | N
     placement = meeting.placement
     only_here = f"127.0.0.1:{address.rpartition(':')[2]}" if placement.num_nodes == 1 else None
     try:
-        jax.distributed.initialize(
-            address,
-            placement.world_size,
-            placement.rank,
-            devices,
-            cluster_detection_method="deactivate",
-            initialization_timeout=max(round(meeting.join_timeout), 1),
-            coordinator_bind_address=only_here,
-            shutdown_timeout_seconds=0,  # else ranks wait for each other when they leave, and abort after 300 s
-        )
+        with _limited(meeting, address):
+            jax.distributed.initialize(
+                address,
+                placement.world_size,
+                placement.rank,
+                devices,
+                cluster_detection_method="deactivate",
+                initialization_timeout=max(round(meeting.join_timeout), 1) + 5,  # ours comes first, and names the rank
+                coordinator_bind_address=only_here,
+                shutdown_timeout_seconds=0,  # else ranks wait for each other when they leave, and abort after 300 s
+            )
     except RuntimeError as error:
         raise DistbootError(
             "process-group-failed",
             f"JAX could not start at {address}: {first_line(error)}",
             "look at the output of the other ranks; or for a firewall between the hosts",
         ) from None
+
+
+def _limited(meeting: Meeting, address: str) -> AbstractContextManager[None]:
+    """The time that JAX has to start, after which it would abort with a trace of its C code."""
+    limit = meeting.join_timeout
+    too_late = DistbootError(
+        "join-timeout",
+        f"JAX did not find all ranks at {address} within {limit:g} s",
+        "look at the output of the other ranks; or for a firewall between the hosts",
+    )
+    return deadline(limit, too_late.of(meeting.placement.who))
 
 
 def _port(meeting: Meeting) -> int:
@@ -154,18 +167,18 @@ def _devices(placement: Placement, environ: Mapping[str, str]) -> list[int] | No
     ids = accelerators.visible(environ)
     if not ids or _LOCAL_DEVICES in environ or environ.get("JAX_PLATFORMS") == "cpu":
         return None
-    isolated = len(ids) == 1 and accelerators.are_chosen(environ)
-    if isolated or placement.local_world_size == 1:
+    if placement.local_world_size == 1:
         return list(range(len(ids)))
-    local_rank = placement.local_rank or 0
-    if local_rank >= len(ids):
+    local_rank = placement.local_rank
+    index = accelerators.own_index(len(ids), environ, local_rank)
+    if index is None:
         raise DistbootError(
             "too-few-accelerators",
             f"local rank {local_rank} of {placement.local_world_size} has no accelerator of its own: {len(ids)} "
             "visible",
             "start fewer processes a node, show them more devices, or set JAX_PLATFORMS=cpu to train on the CPU",
         )
-    return [local_rank]
+    return [index]
 
 
 def _as_jax_reads_them(placement: Placement, environ: Mapping[str, str]) -> dict[str, str]:

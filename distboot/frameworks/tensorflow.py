@@ -112,7 +112,7 @@ def _of_servers(tf: Any, meeting: Meeting, chief: Chief) -> Any:
         with in_our_words("ParameterServerStrategy"), _in_time(meeting):
             strategy = tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
     except BaseException:
-        chief.dismiss()
+        chief.close()
         raise
     at_good_end(chief.dismiss)  # of an exception the lifeline tells the other tasks
     name_its_limits(meeting.placement.who, "ParameterServerStrategy")

@@ -128,11 +128,11 @@ def _own(config: dict[str, object], tasks: list[_Task], problems: list[str]) -> 
             problems.append("TF_CONFIG has no 'task' object")
         return "", 0
     kind, index = str(task.get("type")), task.get("index")
-    if kind == _NO_RANK:
+    if kind == _NO_RANK and index is None:
         return kind, 0
     if not isinstance(index, int) or isinstance(index, bool) or index < 0:
         problems.append(f"TF_CONFIG's task index {quoted(index)} is not a whole number of 0 or more")
-    elif not any((task.kind, task.index) == (kind, index) for task in tasks):
+    elif kind != _NO_RANK and not any((task.kind, task.index) == (kind, index) for task in tasks):
         problems.append(f"TF_CONFIG's task {quoted(kind)} {quoted(index)} is not in its cluster")
     else:
         return kind, index
