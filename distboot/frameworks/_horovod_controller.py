@@ -80,7 +80,7 @@ def _refuse_mpi(build: Build, placement: Placement, stranger: str | None, by: st
         raise _lacks("MPI", "HOROVOD_WITH_MPI", f"{by} asks for it")
     if placement.world_size > 1 and placement.launcher not in _MAY_START_MPI:
         raise DistbootError(
-            "broken-environment",
+            "backend-not-available" if by.startswith("backend=") else "broken-environment",
             f"{by} asks for MPI, and launcher {placement.launcher!r} does not start it: each rank would be alone",
             "leave it out, and Horovod uses Gloo; or start the job with mpirun",
         )
