@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 from .. import child, nodes, supervise
 from ..placement import Placement
@@ -28,16 +27,14 @@ def start_ranks(options: Namespace, placement: Placement, target: Target, join_t
         raise problem
     placement = settled(placement)
     wait_until_resolves(placement, join_timeout)
-    given, own = target.given, of_a_rank(options)
-    if own:  # each rank has a wrapper of its own
-        given = ["--", sys.executable, "-m", "distboot", "run", *own, "--", *target.words]
+    own, environ = of_a_rank(options), nodes.agent_environ(os.environ, placement)
+    of_rank = [*target.python, "-m", "distboot", "run", *own, *target.given]  # each rank has a wrapper of its own
     if nodes.has_torchrun():
-        command = [*nodes.torchrun(placement, options.nproc_per_node, of_torchrun(options)), *nodes.agent_target(given)]
-        environ = nodes.agent_environ(os.environ, placement)
+        engine = nodes.torchrun(placement, options.nproc_per_node, of_torchrun(options))
+        command = [*engine, *nodes.agent_target(["--", *of_rank] if own else target.given)]
     else:
-        words = given[1:] if given[0] == "--" else target.words
-        command = [*nodes.mpirun(placement, options.nproc_per_node, os.environ, of_torchrun(options)), *words]
-        environ = {**nodes.FOR_MPIRUN, **nodes.agent_environ(os.environ, placement)}
+        command = [*nodes.mpirun(placement, options.nproc_per_node, os.environ, of_torchrun(options)), *of_rank]
+        environ = {**nodes.FOR_MPIRUN, **environ}
     if options.exec:
         child.become(command, environ)
     return supervise.run(command, environ, grace=grace)

@@ -17,11 +17,13 @@ class Target:
 
     Attributes:
         given: as it stands on our command line, for example `["-m", "module", "--epochs", "3"]`.
+        python: how our own Python starts again, with its options, for example `["/usr/bin/python3", "-u"]`.
         words: the command, for example `["/usr/bin/python3", "-m", "module", "--epochs", "3"]`.
         start: where the arguments of a script or module begin in it; its end for any other command.
     """
 
     given: list[str]
+    python: list[str]
     words: list[str]
     start: int
 
@@ -43,15 +45,15 @@ def target_of(given: list[str]) -> Target:
     Raises:
         DistbootError: `usage`, `command-not-found` or `command-not-executable`.
     """
+    python = [sys.executable, *_interpreter_options()]
     if given[0] == "--":
         if len(given) == 1:
             raise DistbootError("usage", "no command after '--'", "python -m distboot run -- command [arguments …]")
-        return Target(given, given[1:], len(given) - 1)
-    python = [sys.executable, *_interpreter_options()]
+        return Target(given, python, given[1:], len(given) - 1)
     if given[0] == "-m":
         if len(given) == 1:
             raise DistbootError("usage", "no module after '-m'", "python -m distboot run -m module [arguments …]")
-        return Target(given, [*python, *given], len(python) + 2)
+        return Target(given, python, [*python, *given], len(python) + 2)
     script = given[0]
     if not os.path.exists(script):
         raise DistbootError(
@@ -61,7 +63,7 @@ def target_of(given: list[str]) -> Target:
         )
     if not os.access(script, os.R_OK):
         raise DistbootError("command-not-executable", f"the script {quoted(script)} may not be read", "chmod +r it")
-    return Target(given, [*python, *given], len(python) + 1)
+    return Target(given, python, [*python, *given], len(python) + 1)
 
 
 def _interpreter_options() -> list[str]:
