@@ -10,7 +10,7 @@ from . import arguments, frameworks, handoff, mpi
 from .context import Context
 from .detection import detect, launcher_of
 from .errors import DistbootError, quoted, said_by, tell
-from .exports import Exported
+from .exports import Exported, threads
 from .lifeline import beside
 from .lifeline.settings import settings
 from .nodes import refuse_unless_rank
@@ -99,6 +99,7 @@ def _started(
             _met(placement, join_timeout, options) as meeting,
             beside.watched(meeting, exported.environ_before(), lifeline),
         ):
+            exported.write(threads(meeting.placement, os.environ))
             return start(meeting, exported, options)
 
 

@@ -1,9 +1,43 @@
-"""How many CPUs this process may use: its affinity, and the quota of its cgroup, which nothing else shows."""
+"""How many CPUs this process may use: its affinity, and the quota of its cgroup, which nothing else shows.
+
+OpenMP starts a thread for each CPU of the affinity, in every rank: many times too many where ranks share the CPUs, or
+where a quota stops them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
+
+_THREADS = "OMP_NUM_THREADS"
+
+
+def variables(ranks: int | None, environ: Mapping[str, str], root: Path = Path("/")) -> dict[str, str]:
+    """The number of threads for a rank, where the user has set none, and OpenMP would start too many.
+
+    Args:
+        ranks: on this node.
+        environ: the environment as the launcher or the user gave it.
+        root: where the file system begins; another one in tests.
+    """
+    found = None if ranks is None or _THREADS in environ else share(ranks, root)
+    return {} if found is None else {_THREADS: str(found)}
+
+
+def share(ranks: int, root: Path = Path("/")) -> int | None:
+    """How many CPUs each of so many ranks on this node has, one at least; None where it has all that it sees."""
+    own = affinity(root)
+    if own is None:
+        return None
+    # What all of them together cannot have for themselves is shared; else the launcher has bound each to its own.
+    is_shared = own * ranks > (_of_all(root) or own)
+    limits = [own // ranks if is_shared else own]
+    limited = quota(root)
+    if limited is not None:
+        limits.append(int(limited / ranks))
+    found = max(min(limits), 1)
+    return found if found < own else None
 
 
 def affinity(root: Path = Path("/")) -> int | None:
@@ -11,9 +45,7 @@ def affinity(root: Path = Path("/")) -> int | None:
     # Cpus_allowed_list:	0-3,8
     with suppress(OSError, ValueError, StopIteration):
         lines = (root / "proc/self/status").read_text().splitlines()
-        listed = next(line for line in lines if line.startswith("Cpus_allowed_list:")).split()[1]
-        spans = [span.split("-") for span in listed.split(",")]
-        return sum(int(span[-1]) - int(span[0]) + 1 for span in spans)
+        return _counted(next(line for line in lines if line.startswith("Cpus_allowed_list:")).split()[1])
     return None
 
 
@@ -21,6 +53,23 @@ def quota(root: Path = Path("/")) -> float | None:
     """How many CPUs' worth of time the cgroups of this process give it, the smallest of them; None: no limit."""
     found = [*_of_version_2(root), *_of_version_1(root)]
     return min(found, default=None)
+
+
+def _of_all(root: Path) -> int | None:
+    """How many CPUs there are for all ranks on this node: those of the cgroup, or of the machine."""
+    # 0-15,32-47
+    files = [folder / "cpuset.cpus.effective" for folder in _folders(root, "")]
+    files += [folder / "cpuset.effective_cpus" for folder in _folders(root, "cpuset")]
+    for file in (*files, root / "sys/devices/system/cpu/online"):
+        with suppress(OSError, ValueError):
+            return _counted(file.read_text().strip())
+    return None
+
+
+def _counted(listed: str) -> int:
+    """The length of a list of CPUs, for example "0-3,8"."""
+    spans = [span.split("-") for span in listed.split(",")]
+    return sum(int(span[-1]) - int(span[0]) + 1 for span in spans)
 
 
 def _of_version_2(root: Path) -> list[float]:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from types import MappingProxyType, TracebackType
 
-from . import handoff
+from . import cpus, handoff
 from .detection import launcher_of
 from .placement import VARIABLES, Placement
 
@@ -44,11 +44,18 @@ def variables(
     # What the wrapper has exported for the framework of the script stays, and is to be known as ours.
     of_others = environ if outer is None else outer.without_others(environ)
     others = {**{name: value for name, value in environ.items() if name not in of_others}, **others}
+    others |= threads(placement, environ)
     changed = [name for name, value in exports.items() if value is not None and bare.get(name) != value]
     if named is not None:
         exports["DISTBOOT_LAUNCHER"] = named
     exports[handoff.VARIABLE] = handoff.encode(placement, changed, joined, others=others, met=met, watched=watched)
     return {**exports, **others}
+
+
+def threads(placement: Placement, environ: Mapping[str, str]) -> dict[str, str]:
+    """The number of threads of a rank, which has to be set before its framework is imported; see `cpus`."""
+    _, outer = handoff.take(environ)
+    return cpus.variables(placement.local_world_size, environ if outer is None else outer.without_others(environ))
 
 
 def applied(exports: Mapping[str, str | None], environ: Mapping[str, str]) -> dict[str, str]:

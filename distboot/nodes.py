@@ -1,20 +1,32 @@
-"""Launches of one process a node, pod or container: refused where ranks are due, and turned into ranks by torchrun."""
+"""Launches of one process a node, pod or container: refused where ranks are due, and turned into ranks."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from shutil import which
 
-from . import handoff
+from . import accelerators, cpus, handoff
 from .detection import launcher_of
 from .errors import DistbootError
 from .placement import Placement
+from .rendezvous import MPI_LAUNCHERS
 
 _WAY_OUT = (
     "let the wrapper start the ranks: python -m distboot --nproc-per-node N script.py …, with N processes a node, "
     "or auto for one an accelerator, or 1 if there is to be no other"
 )
+# For Open MPI 4, and for 5: more ranks than cores are what was asked for, each may use all cores (see `cpus`), and in a
+# container root is who is there.
+FOR_MPIRUN = {
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+}
 
 
 def refuse_unless_rank(placement: Placement) -> None:
@@ -65,29 +77,66 @@ def refuse_several_here(placement: Placement, environ: Mapping[str, str]) -> Non
         )
 
 
-def torchrun(placement: Placement, nproc_per_node: str) -> list[str]:
+def has_torchrun() -> bool:
+    """Whether torch is installed in this Python."""
+    return find_spec("torch") is not None
+
+
+def torchrun(placement: Placement, nproc_per_node: str, options: Sequence[str] = ()) -> list[str]:
     """The command line, without its script, of the agent that starts the ranks of this node.
 
     Args:
         placement: of the one process on this node, with an address and a port.
         nproc_per_node: a number, or auto, gpu or cpu, as torchrun takes it.
-
-    Raises:
-        DistbootError: `framework-not-installed`.
+        options: the user's own for torchrun.
     """
-    if find_spec("torch") is None:
-        raise DistbootError(
-            "framework-not-installed",
-            "--nproc-per-node starts the ranks with torchrun, and torch is not installed in this Python",
-            "pip install torch",
-        )
+    meets = any(option.startswith("--rdzv-backend=") and option != "--rdzv-backend=static" for option in options)
+    where = f"{placement.master_addr}:{placement.master_port}"
+    own = (
+        [f"--rdzv-endpoint={where}", f"--rdzv-id={placement.job_id or 'distboot'}"]
+        if meets
+        else [
+            "--rdzv-backend=static",
+            f"--node-rank={placement.rank}",
+            f"--master-addr={placement.master_addr}",
+            f"--master-port={placement.master_port}",
+        ]
+    )
     return [
-        *(sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=static"),
+        *(sys.executable, "-m", "torch.distributed.run"),
         # By default the last two would end the agent and leave its ranks alone.
         "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2",
-        *(f"--nnodes={placement.world_size}", f"--node-rank={placement.rank}", f"--nproc-per-node={nproc_per_node}"),
-        *(f"--master-addr={placement.master_addr}", f"--master-port={placement.master_port}"),
+        *(f"--nnodes={placement.world_size}", f"--nproc-per-node={nproc_per_node}"),
+        *own,
+        *options,  # the last one counts
     ]
+
+
+def mpirun(placement: Placement, nproc_per_node: str, environ: Mapping[str, str], options: Sequence[str]) -> list[str]:
+    """The command line, without its program, that starts the ranks of the only node, where there is no torchrun.
+
+    Args:
+        placement: as for `torchrun`.
+        nproc_per_node: the same.
+        environ: of this process.
+        options: the user's own for torchrun, which there is not.
+
+    Raises:
+        DistbootError: `framework-not-installed` or `usage`.
+    """
+    problem = "torch, whose torchrun starts them, is not installed in this Python"
+    if placement.world_size > 1 or options or placement.launcher in MPI_LAUNCHERS or which("mpirun") is None:
+        raise DistbootError(
+            "framework-not-installed",
+            f"--nproc-per-node starts the ranks of a node, and {problem}",
+            "pip install torch, also for other frameworks; on a single node an mpirun will do; or let the launcher "
+            "start one process a rank",
+        )
+    found = len(accelerators.visible(environ))
+    if nproc_per_node == "gpu" and not found:
+        raise DistbootError("usage", "--nproc-per-node gpu, and no GPU was found", "give the number of processes")
+    count = {"cpu": cpus.affinity() or 1, "auto": found or cpus.affinity() or 1, "gpu": found}
+    return ["mpirun", "-n", str(count.get(nproc_per_node) or int(nproc_per_node))]
 
 
 def agent_target(target: Sequence[str]) -> list[str]:

@@ -7,12 +7,9 @@ neither handled nor blocked is dropped by the kernel, and where the orphans of o
 
 from __future__ import annotations
 
-import errno
 import os
-import resource
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +17,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
-from .errors import DistbootError, quoted
+from .child import start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -104,9 +101,7 @@ def run(
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
     try:
         file = None if watch is None else watch.file
-        child = _start(
-            command, environ, before, own_group=not shared_group, open_files=open_files, file=file, logs=logs
-        )
+        child = start(command, environ, before, own_group=not shared_group, open_files=open_files, file=file, logs=logs)
         done = partial(signal.pthread_kill, threading.get_ident(), signal.SIGCHLD)
         if logs is not None:
             logs.start(done)
@@ -221,56 +216,6 @@ def _end_group(leader: int, number: int, grace: float) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
-def _start(
-    command: Sequence[str],
-    environ: Mapping[str, str],
-    mask: set[int | signal.Signals],
-    *,
-    own_group: bool,
-    open_files: int | None,
-    file: int | None,
-    logs: Logs | None,
-) -> subprocess.Popen[bytes]:
-    set_parent_death_signal = _parent_death_signal_setter()
-
-    def in_child() -> None:
-        # Without a terminal the child leads a group of its own: mpirun and others signal our whole group, and
-        # the child must get each signal once, from us. With one it stays with us, for the shell's job control.
-        if own_group:
-            os.setpgid(0, 0)
-        set_parent_death_signal()
-        if open_files is not None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-    try:
-        # Popen also gives SIGPIPE and SIGXFSZ, which Python ignores, back to the child.
-        files = () if file is None else (file,)
-        stdout, stderr = (None, None) if logs is None else (logs.stdout, logs.stderr)
-        return subprocess.Popen(
-            command, env=dict(environ), pass_fds=files, stdout=stdout, stderr=stderr,
-            preexec_fn=in_child,  # noqa: PLW1509 - one thread
-        )  # fmt: skip
-    except OSError as error:
-        raise _start_error(command[0], error) from None
-
-
-def _start_error(program: str, error: OSError) -> DistbootError:
-    there = os.sep in program and os.path.exists(program)  # then its interpreter is what is missing
-    if isinstance(error, FileNotFoundError | NotADirectoryError) and not there:
-        return DistbootError(
-            "command-not-found", f"{quoted(program)} does not exist", "check the spelling, PATH and the directory"
-        )
-    hints = {
-        errno.EACCES: "make it executable (chmod +x), or name its interpreter: run -- python script.py",
-        errno.ENOEXEC: "it has no #! line: name its interpreter: run -- python script.py",
-        errno.ENOENT: "its #! line names an interpreter that does not exist",
-        errno.EAGAIN: "this user may not start more processes (ulimit -u)",
-    }
-    hint = hints.get(error.errno or 0, "")
-    return DistbootError("command-not-executable", f"{quoted(program)} cannot be run: {error.strerror}", hint)
-
-
 def _reap(child: int) -> int | None:
     """Collect everything that has ended; the exit code (minus the signal) once the child itself is among it."""
     code = None
@@ -293,26 +238,3 @@ def _on_terminal() -> bool:
             return os.isatty(0) or os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
     except OSError:
         return False
-
-
-def _parent_death_signal_setter() -> Callable[[], None]:
-    """A function for the child: if we are killed outright (mpirun does that), so is it. Linux only; else nothing.
-
-    An orphan would keep its accelerator, and nobody would know of it.
-    """
-    if sys.platform != "linux":
-        return lambda: None
-    import ctypes
-
-    try:
-        prctl = ctypes.CDLL(None).prctl
-    except (OSError, AttributeError):  # a libc that has none
-        return lambda: None
-    parent, pr_set_pdeathsig = os.getpid(), 1  # linux/prctl.h
-
-    def set_it() -> None:
-        prctl(pr_set_pdeathsig, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:  # it died in between
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return set_it

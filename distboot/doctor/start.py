@@ -40,32 +40,27 @@ def cpus(machine: Machine) -> Iterator[Finding]:
     usable = min(allowed, quota or allowed)
     placement = machine.placement()
     ranks = (placement.local_world_size if placement is not None else None) or 1
-    share = max(int(usable // ranks), 1)
+    share = machine_cpus.share(ranks, machine.root)
     said = f"{allowed} CPU{'s' if allowed > 1 else ''}"
     if usable < allowed:
         said += f", and by its quota (cgroup) the time of {usable:g}"
     if ranks > 1:
         said += f", for {ranks} ranks"
     given = machine.environ.get("OMP_NUM_THREADS")
-    threads = allowed if given is None else (int(given) if given.isdecimal() and given.isascii() else None)
-    if threads is None:
-        # OpenMP also takes a list, one number for each level of nesting.
+    # OpenMP also takes a list, one number for each level of nesting.
+    if given is not None and not (given.isdecimal() and given.isascii()):
         yield unknown(name, f"{said}; OMP_NUM_THREADS={quoted(given)}")
     elif usable < ranks and usable < allowed:
         pod = f"containers: [{{resources: {{limits: {{cpu: {ranks * 4}}}}}}}]"
         remedy = machine.how(f"--cpus={ranks * 4}", pod, "ask the scheduler for more CPUs")
         yield problem(name, f"{said}: less than one for each rank", remedy)
-    elif threads <= share:
-        yield ok(name, said if given is None else f"{said}; OMP_NUM_THREADS={given}")
-    elif given is not None:
-        seen = f"{said}; OMP_NUM_THREADS={given} is more than the {share} for each rank: they take turns"
-        yield warning(name, seen, f"OMP_NUM_THREADS={share}")
-    elif usable < allowed:
-        seen = f"{said}; without OMP_NUM_THREADS each rank starts {allowed} threads, most of them stopped by the quota"
-        yield (problem if allowed >= 4 * usable else warning)(name, seen, f"OMP_NUM_THREADS={share}")
+    elif given is None:
+        yield ok(name, said if share is None else f"{said}; each rank gets OMP_NUM_THREADS={share}")
+    elif int(given) <= (share or allowed):
+        yield ok(name, f"{said}; OMP_NUM_THREADS={given}")
     else:
-        seen = f"{said}; without OMP_NUM_THREADS each rank starts {allowed} threads"
-        yield warning(name, seen, f"OMP_NUM_THREADS={share}")
+        seen = f"{said}; OMP_NUM_THREADS={given} is more than the {share or allowed} for each rank: they take turns"
+        yield warning(name, seen, f"OMP_NUM_THREADS={share or allowed}, or unset it")
 
 
 def clock(machine: Machine) -> Iterator[Finding]:

@@ -1,0 +1,40 @@
+"""`run --nproc-per-node`: one process a node, pod or container becomes its ranks, by torchrun or mpirun."""
+
+from __future__ import annotations
+
+import os
+
+from .. import child, nodes, supervise
+from ..placement import Placement
+from ..rendezvous import settled, wait_until_resolves
+from .run_options import of_a_rank, of_torchrun
+from .target import Target
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+
+def start_ranks(options: Namespace, placement: Placement, target: Target, join_timeout: float, grace: float) -> int:
+    """Let an engine start the ranks of this node; its exit code.
+
+    Raises:
+        DistbootError: what is wrong, before anything was started.
+    """
+    nodes.refuse_several_here(placement, os.environ)
+    problem = target.missing()  # the engine would say so with a traceback, once for each rank
+    if problem is not None:
+        raise problem
+    placement = settled(placement)
+    wait_until_resolves(placement, join_timeout)
+    own, environ = of_a_rank(options), nodes.agent_environ(os.environ, placement)
+    of_rank = [*target.python, "-m", "distboot", "run", *own, *target.given]  # each rank has a wrapper of its own
+    if nodes.has_torchrun():
+        engine = nodes.torchrun(placement, options.nproc_per_node, of_torchrun(options))
+        command = [*engine, *nodes.agent_target(["--", *of_rank] if own else target.given)]
+    else:
+        command = [*nodes.mpirun(placement, options.nproc_per_node, os.environ, of_torchrun(options)), *of_rank]
+        environ = {**nodes.FOR_MPIRUN, **environ}
+    if options.exec:
+        child.become(command, environ)
+    return supervise.run(command, environ, grace=grace)

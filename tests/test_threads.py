@@ -1,0 +1,77 @@
+"""How many threads a rank is told to start: its part of the CPUs, unless the user or the launcher has said it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Run
+
+from distboot import cpus
+
+PLACE = {
+    "RANK": "1",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "29500",
+}
+
+
+@pytest.mark.parametrize(
+    ("listed", "quota", "ranks", "expected"),
+    [
+        ("0-63 of 0-63", None, 1, None),  # what OpenMP does by itself
+        ("0-63 of 0-63", None, 8, 8),
+        ("0-63 of 0-63", 400_000, 1, 4),
+        ("0-63 of 0-63", 150_000, 4, 1),
+        ("16-23 of 0-63", None, 8, None),  # mpirun has bound each rank
+        ("16-23 of 0-63", 1_600_000, 8, 2),
+        ("0-15 of 0-15", None, 8, 2),  # docker run --cpuset-cpus
+        ("0-15 of 0-63", None, 8, 2),  # taskset mpirun
+        ("0 of 0-63", None, 8, None),
+    ],
+)
+def test_share_of_a_rank(tmp_path: Path, listed: str, quota: int | None, ranks: int, expected: int | None) -> None:
+    allowed, of_all = listed.split(" of ")
+    group = tmp_path / "sys/fs/cgroup"
+    for folder in (tmp_path / "proc/self", group):
+        folder.mkdir(parents=True)
+    (tmp_path / "proc/self/status").write_text(f"Cpus_allowed_list:\t{allowed}\n")
+    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
+    (group / "cpuset.cpus.effective").write_text(f"{of_all}\n")
+    (group / "cpu.max").write_text(f"{quota or 'max'} 100000\n")
+    assert cpus.share(ranks, tmp_path) == expected
+
+
+def test_unknown_without_proc(tmp_path: Path) -> None:
+    assert cpus.variables(8, {}, tmp_path) == {}
+
+
+def test_what_is_set_stays() -> None:
+    assert cpus.variables(1_000_000, {"OMP_NUM_THREADS": "7"}) == {}
+
+
+def test_ranks_of_a_node_share_its_cpus(distboot: Run, clean_env: dict[str, str]) -> None:
+    del clean_env["OMP_NUM_THREADS"]
+    done = distboot("env", "--json", env=PLACE)
+    assert int(json.loads(done.stdout)["OMP_NUM_THREADS"]) <= max(len(os.sched_getaffinity(0)) // 4, 1)
+
+
+def test_share_of_a_rank_inside_the_wrapper_is_its_own(distboot: Run, clean_env: dict[str, str]) -> None:
+    """The number for the one process that the wrapper started is not that for the ranks which this starts."""
+    del clean_env["OMP_NUM_THREADS"]
+    inner = [sys.executable, "-m", "distboot", "env", "--json"]
+    ranks = [f"{name}={value}" for name, value in PLACE.items()]
+    done = distboot("run", "--", "env", *ranks, *inner)
+    assert int(json.loads(done.stdout)["OMP_NUM_THREADS"]) <= max(len(os.sched_getaffinity(0)) // 4, 1)
+
+
+def test_number_of_the_user_reaches_the_script(distboot: Run) -> None:
+    script = "import os; print(os.environ['OMP_NUM_THREADS'])"
+    done = distboot("run", "--", sys.executable, "-c", script, env={"OMP_NUM_THREADS": "5"})
+    assert done.stdout == "5\n"
