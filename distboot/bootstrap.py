@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from typing import NamedTuple
 
 from . import arguments, frameworks, handoff, mpi
 from .context import Context
@@ -24,7 +25,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _lock = threading.Lock()
-_current: tuple[int, Context] | None = None  # with the id of the process that made it: a fork has none
+
+
+class _Current(NamedTuple):
+    """The context that there is, the options with which it was made, and the process that did: a fork has none."""
+
+    process: int
+    context: Context
+    options: frameworks.Options
+
+
+_current: _Current | None = None
 
 
 def init(
@@ -64,22 +75,34 @@ def init(
     Raises:
         DistbootError: something is wrong or missing; `os.environ` is then as it was before the call.
     """
+    try:
+        limit = None if timeout is None else seconds(f"timeout={quoted(timeout)}", timeout)
+        options = frameworks.Options(framework, backend, limit, strategy, ps, evaluator)
+        _refuse_type(pass_local_rank)
+        with _lock:
+            context = _the_context(options, launcher, join_timeout_setting(join_timeout), pass_local_rank)
+            _adjust_arguments(pass_local_rank, context)
+    except DistbootError as error:
+        # What is wrong is in the script or outside, and not in the lines of ours that found it.
+        raise error.with_traceback(None) from None
+    return context
+
+
+def _the_context(
+    options: frameworks.Options, launcher: str | None, join_limit: float, pass_local_rank: bool | None
+) -> Context:
+    """That of this process, or a new one."""
     global _current  # noqa: PLW0603 - a process has one default process group, and so one context
-    limit = None if timeout is None else seconds(f"timeout={quoted(timeout)}", timeout)
-    options = frameworks.Options(framework, backend, limit, strategy, ps, evaluator)
     start = frameworks.starter(options)
-    join_limit = join_timeout_setting(join_timeout)
-    with _lock:
-        before = current()
-        if before is not None:
-            context = _same(before, framework)
-        else:
-            if _current is not None and _current[0] == os.getpid():
-                _current[1].close()  # what the script ended itself has left a port
-            context = _started(start, detect(os.environ, launcher=launcher), options, join_limit)
-            _current = (os.getpid(), context)
-            _say_wrong_local_rank(context, pass_local_rank)
-        _adjust_arguments(pass_local_rank, context)
+    before = current()
+    if before is not None:
+        _refuse_another(before.framework, options)
+        return before
+    if _current is not None and _current.process == os.getpid():
+        _current.context.close()  # what the script ended itself has left a port
+    context = _started(start, detect(os.environ, launcher=launcher), options, join_limit)
+    _current = _Current(os.getpid(), context, options)
+    _say_wrong_local_rank(context, pass_local_rank)
     return context
 
 
@@ -105,9 +128,9 @@ def _started(
 
 def current() -> Context | None:
     """The context of this process; None when `init` was not called, or it is closed."""
-    if _current is None or _current[0] != os.getpid() or _current[1].closed:
+    if _current is None or _current.process != os.getpid() or _current.context.closed:
         return None
-    return _current[1]
+    return _current.context
 
 
 def _met(placement: Placement, join_limit: float, options: frameworks.Options) -> Meeting:
@@ -124,20 +147,33 @@ def _met(placement: Placement, join_limit: float, options: frameworks.Options) -
     return attend(placement, os.environ, join_limit, hosts=hosts, framework=options.said, on_cpu=on_cpu)
 
 
-def _same(context: Context, framework: str) -> Context:
-    if context.framework != framework:
+def _refuse_another(framework: str, options: frameworks.Options) -> None:
+    """Refuse what the context that there is has not."""
+    if framework != options.framework:
         raise DistbootError(
             "already-initialized",
-            f"init({framework!r}) after init({context.framework!r}) in the same process",
+            f"init({options.framework!r}) after init({framework!r}) in the same process",
             "close() the first context, or use one framework a process",
         )
-    return context
+    differences = [] if _current is None else options.differences(_current.options)
+    if differences:
+        raise DistbootError(
+            "already-initialized",
+            f"init() a second time in the same process, with {', '.join(differences)}",
+            "leave that out to get the context that there is, or close() it first",
+        )
 
 
 def _say_wrong_local_rank(context: Context, wanted: bool | None) -> None:
     wrong = arguments.wrong_local_rank(sys.argv[1:], str(context.local_rank))
     if wanted is None and wrong is not None:
         tell(None if context.world_size == 1 else f"rank {context.rank}", wrong)
+
+
+def _refuse_type(pass_local_rank: object) -> None:
+    if pass_local_rank is not None and type(pass_local_rank) is not bool:
+        problem = f"pass_local_rank={quoted(pass_local_rank)} is none of True, False and None"
+        raise DistbootError("usage", problem, "help(distboot.init) says what each argument is")
 
 
 def _adjust_arguments(wanted: bool | None, context: Context) -> None:

@@ -110,7 +110,9 @@ def _error(program: str, error: OSError) -> DistbootError:
 def _parent_death_signal_setter() -> Callable[[], None]:
     """A function for the child: if we are killed outright (mpirun does that), so is it. Linux only; else nothing.
 
-    An orphan would keep its accelerator, and nobody would know of it.
+    An orphan would keep its accelerator, and nobody would know of it. For the same reason those below the child that
+    lose their parent become ours: process 1 may be a program that does not reap, and whose zombies nobody should wait
+    for.
     """
     if sys.platform != "linux":
         return lambda: None
@@ -120,7 +122,8 @@ def _parent_death_signal_setter() -> Callable[[], None]:
         prctl = ctypes.CDLL(None).prctl
     except (OSError, AttributeError):  # a libc that has none
         return lambda: None
-    parent, pr_set_pdeathsig = os.getpid(), 1  # linux/prctl.h
+    parent, pr_set_pdeathsig, pr_set_child_subreaper = os.getpid(), 1, 36  # linux/prctl.h
+    prctl(pr_set_child_subreaper, 1, 0, 0, 0)
 
     def set_it() -> None:
         prctl(pr_set_pdeathsig, int(signal.SIGKILL), 0, 0, 0)

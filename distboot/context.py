@@ -8,14 +8,18 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol
 
+from .errors import DistbootError, first_line, quoted
 from .lifeline.preemption import preempted
+from .rendezvous import seconds
 
 _FIRST_LIMIT = 3600.0  # seconds that main_first() gives the first rank: downloads are slow
 _AFTER_A_FAILURE = 1.0  # seconds for the same when its block has failed
 
 
 class _WaitsFor(Protocol):
-    def __call__(self, what: str, limit: float, *, opens: bool, node: int | None) -> None: ...
+    def __call__(
+        self, what: str, limit: float, *, opens: bool, node: int | None, failure: str | None = None
+    ) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -68,6 +72,7 @@ class Context:
     comm: Any = None
     local_comm: Any = None
     _ended: bool = field(default=False, repr=False)
+    _inside: str = field(default="", repr=False)
 
     @property
     def closed(self) -> bool:
@@ -95,6 +100,12 @@ class Context:
 
     def barrier(self) -> None:
         """Wait until all ranks are here: as long as for any collective operation, see `timeout` of `init`."""
+        if self._inside:
+            raise DistbootError(
+                "usage",
+                f"barrier() inside {self._inside}: the other ranks come to it only when this one has left",
+                "call it before or after the block",
+            )
         self._barrier()
 
     @contextmanager
@@ -102,14 +113,14 @@ class Context:
         """Run a block on rank 0 first (a download, say), then on all the others. All ranks must enter it.
 
         The block must not have a collective operation in it: nobody else would come to it. If it fails on rank 0, the
-        others run it all the same, and rank 0 raises what it raised.
+        others do not run it: they raise `rank-failed`.
 
         Args:
             timeout: seconds for which the others wait. The time limit of collective operations plays no part.
 
         Raises:
             DistbootError: `missing-rank`: on those that have waited so long in vain; and on rank 0, after its block, if
-                there are any.
+                there are any. `rank-failed`: its block has failed there, and with what. `usage`: `timeout` is none.
         """
         yield from self._first("main_first()", timeout, None, goes_first=self.is_main)
 
@@ -142,17 +153,22 @@ class Context:
         self.close()
 
     def _first(self, what: str, timeout: float, node: int | None, *, goes_first: bool) -> Iterator[None]:
+        timeout = seconds(f"{what.removesuffix('()')}(timeout={quoted(timeout)})", timeout)
         if self.world_size == 1:
             yield
             return
         if not goes_first:
             self._wait_for(what, timeout, opens=False, node=node)
+        outer, self._inside = self._inside, what
         try:
             yield
-        except BaseException:
-            if goes_first:  # the others wait all the same, and what is wrong with them is not to be told now
+        except BaseException as error:
+            if goes_first:  # the others wait for it, and what is wrong with them is not to be told now
+                failure = f"{type(error).__name__}: {first_line(error)}"
                 with suppress(Exception):
-                    self._wait_for(what, _AFTER_A_FAILURE, opens=True, node=node)
+                    self._wait_for(what, _AFTER_A_FAILURE, opens=True, node=node, failure=failure)
             raise
+        finally:
+            self._inside = outer
         if goes_first:
             self._wait_for(what, timeout, opens=True, node=node)

@@ -6,23 +6,29 @@ import os
 import select
 import signal
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
-from .errors import DistbootError
+from .errors import DistbootError, first_line
 
 _DONE = b"\n"
 
 
 @contextmanager
-def deadline(limit: float, too_late: DistbootError, ended: DistbootError | None = None) -> Iterator[None]:
+def deadline(
+    limit: float,
+    too_late: DistbootError,
+    ended: DistbootError | None = None,
+    say: Callable[[str], object] | None = None,
+) -> Iterator[None]:
     """Kill this process if the block has not ended in time. It is watched by a process of its own.
 
     Args:
         limit: seconds.
         too_late: what is printed before.
         ended: what is printed if this process has ended by itself in the block; None: nothing.
+        say: who else is told why it is killed.
     """
     us, (reading, writing) = os.getpid(), os.pipe()
     # The watcher must not run a handler of the script's, Ctrl-C included: it would go on as the script.
@@ -33,7 +39,7 @@ def deadline(limit: float, too_late: DistbootError, ended: DistbootError | None 
             watcher = _forked((reading, writing))
         if watcher == 0:
             os.close(writing)
-            _watch(us, reading, limit, too_late, ended)
+            _watch(us, reading, limit, (too_late, ended), say)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     os.close(reading)
@@ -56,10 +62,16 @@ def _forked(pipe: tuple[int, int]) -> int:
         raise
 
 
-def _watch(us: int, reading: int, limit: float, too_late: DistbootError, ended: DistbootError | None) -> NoReturn:
+def _watch(
+    us: int,
+    reading: int,
+    limit: float,
+    errors: tuple[DistbootError, DistbootError | None],
+    say: Callable[[str], object] | None,
+) -> NoReturn:
     """The watcher: print an error, and end the process that it watches, or not."""
     try:
-        error: DistbootError | None = None
+        (too_late, ended), error = errors, None
         if not select.select([reading], [], [], limit)[0]:
             error = too_late
         elif os.read(reading, 1) != _DONE:
@@ -68,6 +80,8 @@ def _watch(us: int, reading: int, limit: float, too_late: DistbootError, ended: 
             with suppress(OSError):
                 os.write(2, f"distboot: {error}\n".encode())
         if error is too_late and os.getppid() == us:
+            if say is not None:
+                say(f"distboot.DistbootError: {first_line(error)}")  # as the traceback would end
             os.kill(us, signal.SIGKILL)
     finally:
         os._exit(0)

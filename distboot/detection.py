@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -95,12 +96,10 @@ def _named(full: Mapping[str, str], bare: Mapping[str, str], name: str, said: st
         return alone(bare)
     candidate = by_name(name)
     if candidate is None:
-        known = ", ".join(launcher.name for launcher in INNERMOST_FIRST)
-        raise DistbootError(
-            "unknown-launcher",
-            f"{said} is no launcher",
-            f"the launchers are {known}, and {OFF} for a process that is alone (see `python -m distboot launchers`)",
-        ).of("rank ?")
+        names, near = ", ".join(launcher.name for launcher in INNERMOST_FIRST), _meant(name)
+        meant = f"did you mean {near!r}? " if near else ""
+        hint = f"{meant}the launchers are {names}, and {OFF} for a process that is alone (python -m distboot launchers)"
+        raise DistbootError("unknown-launcher", f"{said} is no launcher", hint).of("rank ?")
     placement = candidate.read(full if candidate.rewrites else bare)
     if placement is None:
         raise DistbootError(
@@ -109,3 +108,12 @@ def _named(full: Mapping[str, str], bare: Mapping[str, str], name: str, said: st
             "remove the setting to let distboot find the launcher, or start the job with that launcher",
         ).of("rank ?")
     return placement
+
+
+def _meant(name: object) -> str | None:
+    """The launcher whose name is like this one, or that has the word in its title, as "mpirun"."""
+    from difflib import get_close_matches  # here, so that nobody else pays for it
+
+    word = str(name).lower()
+    titled = [one.name for one in INNERMOST_FIRST if word in re.findall(r"[\w.]+", one.title.lower())]
+    return next(iter([*titled, *get_close_matches(word, [one.name for one in INNERMOST_FIRST], 1)]), None)

@@ -23,7 +23,10 @@ CODES: Mapping[str, tuple[int, str]] = {
     "port-taken": (75, "rank 0 cannot listen on MASTER_PORT, nor on any other port that the ranks try"),
     "join-timeout": (75, "the ranks did not all come to the store of torch, or MPI did not start, in time"),
     "missing-rank": (75, "not every rank came to the roll call, to barrier(), or through main_first(), in time"),
-    "rank-failed": (75, "a rank that had joined ended before the framework could start"),
+    "rank-failed": (
+        75,
+        "a rank has failed before the framework could start, or in its block of main_first()",
+    ),
     "version-mismatch": (78, "the ranks run versions of distboot that do not understand each other"),
     "duplicate-rank": (78, "two processes say that they are the same rank"),
     "roster-mismatch": (78, "the ranks that met do not fit together"),

@@ -18,6 +18,7 @@ _GET_ADDRESSES, _NEW_ADDRESS, _DONE, _ERROR = 22, 20, 3, 2
 _ADDRESS, _LOCAL = 1, 2
 
 _GLOO, _NCCL, _TENSORPIPE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"
+_HOROVOD = "HOROVOD_GLOO_IFACE"
 
 
 def addresses() -> list[tuple[str, str]]:
@@ -66,7 +67,7 @@ def refuse_unknown(environ: Mapping[str, str], present: Sequence[str] | None = N
     Raises:
         DistbootError: `unknown-interface`.
     """
-    for variable in (_GLOO, _NCCL, _TENSORPIPE):
+    for variable in (_GLOO, _NCCL, _TENSORPIPE, _HOROVOD):
         text = environ.get(variable, "")
         if not text or text.startswith("^"):  # NCCL's way to name those that it is not to use
             continue

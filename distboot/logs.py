@@ -122,7 +122,10 @@ class _File:
         try:
             os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
             # Not from its beginning: a second attempt of the job must not hide why the first one failed.
-            self._file: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            # Of a pipe that nobody reads this is an error; without O_NONBLOCK it would wait for a reader.
+            self._file: int | None = os.open(path, flags | os.O_NONBLOCK, 0o666)
+            os.set_blocking(self._file, True)
             again = os.fstat(self._file).st_size > 0
             os.write(self._file, ("\n" * again + header).encode())
         except OSError as error:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
+from . import ending
 from .deadline import deadline
 from .errors import DistbootError, first_line
 from .interfaces import addresses
@@ -155,36 +155,19 @@ def _abort_when_we_fail() -> None:
     from mpi4py import run
 
     hook_before = sys.excepthook
-    asked: list[SystemExit] = []
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         hook_before(kind, error, trace)
         run.set_abort_status(error if isinstance(error, KeyboardInterrupt) else 1)
 
-    def leave(status: object = None, /) -> NoReturn:
-        if threading.current_thread() is threading.main_thread():
-            asked[:] = [SystemExit(status)]
-            raise asked[0]
-        raise SystemExit(status)
-
     def at_exit() -> None:
-        if asked and _ended_by(asked[0]):
-            run.set_abort_status(asked[0])
+        asked = ending.exit_asked()
+        if asked is not None:
+            run.set_abort_status(asked)
 
-    # No hook tells of SystemExit, and when it is known to be the end its code is gone.
-    sys.excepthook, sys.exit = hook, leave
+    sys.excepthook = hook
+    ending.watch()
     atexit.register(at_exit)
-
-
-def _ended_by(error: SystemExit) -> bool:
-    """Whether nobody has caught it: it has come to the outermost frame, and that has not returned."""
-    import opcode
-
-    trace = error.__traceback__
-    if trace is None:  # before Python 3.12, if there was nobody who could
-        return True
-    frame = trace.tb_frame
-    return frame.f_back is None and not opcode.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
 
 
 @contextmanager

@@ -23,8 +23,8 @@ def seconds(said: str, value: object, code: str = "usage") -> float:
         DistbootError: with this code, it is not.
     """
     try:
-        number = float(value) if isinstance(value, str | int | float) else 0.0
-    except ValueError:
+        number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else 0.0
+    except (ValueError, OverflowError):
         number = 0.0
     if not 0 < number <= 86400:
         raise DistbootError(code, f"{said} is not a number of seconds", "give a number above 0, at most 86400")

@@ -143,6 +143,8 @@ class _Supervision:
             elif not (self._shared_group and from_kernel and number in _FROM_TERMINAL):
                 self._forward(number)
         signal.setitimer(signal.ITIMER_REAL, 0)
+        while signal.sigpending() & _WAITED_FOR:  # it has come too late; let through, it would decide our exit code
+            _next_signal(_WAITED_FOR)
         assert self._code is not None
         code = 128 - self._code if self._code < 0 else self._code
         return code if self._watch is None else self._watch.final(code)

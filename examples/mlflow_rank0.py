@@ -47,6 +47,8 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--store", metavar="DIR", help="folder for the runs (default: MLFLOW_TRACKING_URI)")
     args = parser.parse_args()
+    if args.store is None and "MLFLOW_TRACKING_URI" not in os.environ:
+        parser.error("name a folder for the runs (--store), or set MLFLOW_TRACKING_URI")
 
     ctx = distboot.init()
     torch.manual_seed(0)

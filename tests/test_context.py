@@ -77,12 +77,13 @@ try:
     with ctx.main_first():
         if ctx.is_main:
             raise OSError("disk full")
-except OSError as error:
-    print(error)
+except (OSError, distboot.DistbootError) as error:
+    print(error if ctx.is_main else error.message)
 print("goes on")
 ctx.close()
 """
-    assert two_ranks.run(script) == [("disk full\ngoes on\n", 0), ("goes on\n", 0)]
+    failed = "main_first(): the block failed on rank 0: OSError: disk full"
+    assert two_ranks.run(script) == [("disk full\ngoes on\n", 0), (f"{failed}\ngoes on\n", 0)]
 
 
 def test_timeout_bounds_a_collective(two_ranks: TwoRanks) -> None:

@@ -118,8 +118,10 @@ with distboot.init("none", join_timeout=60, timeout=1) as ctx:
         with ctx.main_first():
             if ctx.is_main:
                 raise OSError("disk full")
-    except OSError as error:
+    except (OSError, distboot.DistbootError) as error:
         say(error)
+    with ctx.main_first():
+        say("again")
 ctx.close()
 if ctx.is_main:
     until("forked")
@@ -139,8 +141,51 @@ def test_block_of_rank_0_may_be_long_or_fail(ranks: Ranks) -> None:
         "comes when the roll call is over, and is none of the ranks that have met; the job goes on",
     ]
     said = [line for line in first[0].splitlines() if "refused" not in line]
-    assert (said, first[1]) == (["True", "disk full", "end"], 0)
-    assert second == ("True\nend\n", 0)
+    assert (said, first[1]) == (["True", "disk full", "again", "end"], 0)
+    failed, hint = second[0].splitlines()[1:3]
+    assert failed.endswith("main_first(): the block failed on rank 0: OSError: disk full")
+    assert second == (f"True\n{failed}\n{hint}\nagain\nend\n", 0)
+
+
+def test_strangers_do_not_take_the_place_of_a_rank(ranks: Ranks) -> None:
+    script = """
+port = int(os.environ["MASTER_PORT"])  # of the roll call, which is the gate's from now on
+ctx = distboot.init("none", join_timeout=60)
+if ctx.is_main:
+    until("crowd")
+else:
+    crowd = [socket.create_connection(("127.0.0.1", port)) for _ in range(200)]
+    for stranger in crowd[::2]:
+        stranger.close()
+    touch("crowd")
+with ctx.main_first():
+    say("through")
+ctx.barrier()
+"""
+    for output, code in ranks(script, 2):
+        assert ("through" in output.splitlines(), code) == (True, 0), output
+
+
+def test_barrier_inside_main_first_is_refused(ranks: Ranks) -> None:
+    script = """
+with distboot.init("none", join_timeout=60) as ctx:
+    with ctx.main_first():
+        attempt(ctx.barrier)
+    ctx.barrier()
+"""
+    for output, code in ranks(script, 2):
+        assert (output.startswith("usage barrier() inside main_first(): "), code) == (True, 0), output
+
+
+@pytest.mark.parametrize("timeout", ["-1", "0", "float('nan')", "float('inf')", "None", "'x'"])
+def test_time_limit_that_is_none_costs_nothing(ranks: Ranks, timeout: str) -> None:
+    script = f"""
+with distboot.init("none", join_timeout=60) as ctx:
+    attempt(ctx.main_first(timeout={timeout}).__enter__)
+    ctx.barrier()
+"""
+    for output, code in ranks(script, 2):
+        assert (output.startswith("usage main_first(timeout="), code) == (True, 0), output
 
 
 def test_who_is_missing_at_a_barrier_is_named(ranks: Ranks) -> None:

@@ -170,6 +170,33 @@ def test_interface_that_this_host_does_not_have(run: Run, port: int) -> None:
     assert "GLOO_SOCKET_IFNAME='ib7', and this host has no interface 'ib7': it has lo" in text
 
 
+def test_second_call_with_other_options_is_refused(run: Run) -> None:
+    script = """
+import distboot
+ctx = distboot.init("none")
+assert distboot.init("none") is ctx
+try:
+    distboot.init("none", timeout=5)
+except distboot.DistbootError as error:
+    print(error.code, error.message)
+ctx.close()
+distboot.init("none", timeout=5).close()
+"""
+    said = "already-initialized init() a second time in the same process, with timeout=5.0 after timeout=None\n"
+    assert run(sys.executable, "-c", script).stdout == said
+
+
+def test_launcher_that_is_meant_is_named(run: Run) -> None:
+    assert "did you mean 'openmpi'?" in _failed(run, "launcher='mpirun'")[1]
+
+
+def test_refusal_shows_the_line_of_the_script_and_none_of_ours(run: Run) -> None:
+    done = run(sys.executable, "-c", "import distboot\ndistboot.init('pytroch')\n")
+    files = [line for line in done.stderr.splitlines() if line.startswith("  File ")]
+    assert len(files) == 2, done.stderr  # the script's, and init itself
+    assert "did you mean 'torch'?" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("env", "code", "said"),
     [
@@ -195,6 +222,17 @@ def test_without_the_roll_call(run: Run, free_port: int, env: dict[str, str], co
         ("timeout=-1", "usage"),
         ("launcher='bogus'", "unknown-launcher"),
         ("launcher='openmpi'", "launcher-mismatch"),
+        ("None", "usage"),
+        ("3", "usage"),
+        ("['torch']", "usage"),
+        ("backend=1", "usage"),
+        ("backend=''", "usage"),
+        ("backend=b'gloo'", "usage"),
+        ("timeout=True", "usage"),
+        ("timeout=10**400", "usage"),
+        ("ps=None", "usage"),
+        ("evaluator='yes'", "usage"),
+        ("pass_local_rank='no'", "usage"),
     ],
 )
 def test_wrong_arguments(run: Run, arguments: str, code: str) -> None:

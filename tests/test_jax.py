@@ -78,6 +78,7 @@ _ENDS = {
     "exception": (0, "raise ValueError('boom')", 1, "rank 0 failed first: uncaught exception: ValueError: boom", True),
     "exception in with": (0, "with ctx: raise ValueError('boom')", 1, "rank 0 failed first: uncaught exc", True),
     "sys.exit": (1, "sys.exit(3)", 3, "rank 1 failed first: exit code 3", False),
+    "sys.exit of rank 0": (0, "sys.exit(3)", 3, "rank 0 failed first: exit code 3", True),
     "SIGTERM": (1, "os.kill(os.getpid(), 15)", -15, "stopped by SIGTERM from outside: rank 1 got it first", False),
 }
 
@@ -98,6 +99,22 @@ time.sleep(100)
     assert ended[culprit].code == code, ended
     assert ended[1 - culprit].code in ((1, -6, -15) if in_collective else (-15,))
     assert said in ended[0].err
+
+
+@needs_jax
+def test_script_may_shut_jax_down_itself(clean_env: dict[str, str], port: int, tmp_path: Path) -> None:
+    script = """
+gathered(ctx.rank)
+if ctx.rank == 1:
+    while not os.path.exists("rank 0 is about to"):
+        time.sleep(0.05)
+else:
+    open("rank 0 is about to", "w").close()
+jax.distributed.shutdown()
+say(rank=ctx.rank)
+"""
+    ended = run_ranks(_BEGIN + _INIT + script, {**clean_env, **_ENV}, port, tmp_path)
+    assert [rank.line()["rank"] for rank in ended] == [0, 1]
 
 
 @needs_jax

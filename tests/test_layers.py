@@ -14,7 +14,7 @@ PACKAGE = ROOT / "distboot"
 # From the bottom to the top: a module imports only from layers below its own.
 LAYERS = (
     {"errors"},
-    {"placement", "address", "hostlist", "accelerators", "cpus", "threads"},
+    {"placement", "address", "hostlist", "accelerators", "cpus", "threads", "ending"},
     {"platforms", "handoff", "facts", "interfaces", "resolve", "logs", "arguments"},
     {"reading", "child"},
     {"launchers"},

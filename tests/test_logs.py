@@ -332,6 +332,12 @@ def test_mlflow_hears_of_a_metric_once(run: Run, tmp_path: Path) -> None:
     assert len(metric.read_text().splitlines()) == 8
 
 
+def test_file_that_is_a_pipe_nobody_reads(distboot: Run, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rank-0.log")
+    result = distboot("run", "--log-dir", ".", "--", "true")
+    assert (result.returncode, "error[output-failed]" in result.stderr) == (74, True), result.stderr
+
+
 @pytest.mark.parametrize("options", [["--log-dir"], ["--log-dir", "", "--", "true"], ["--log-prefix=1", "--", "true"]])
 def test_misuse(distboot: Run, options: Sequence[str]) -> None:
     result = distboot("run", *options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from importlib import import_module
@@ -46,6 +47,8 @@ _COMMANDS = (
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    if os.getpid() == 1:
+        _end_by_signals()
     try:
         return _dispatch(arguments)
     except DistbootError as error:
@@ -55,6 +58,17 @@ def main(arguments: list[str] | None = None) -> int:
         return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader of `show | head` has gone; nobody is left to tell
         return 128 + signal.SIGPIPE
+
+
+def _end_by_signals() -> None:
+    """Let signals end us as process 1 of a container, too: the kernel drops those to it that have no handler."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, end)
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .. import child, frameworks, nodes, supervise
 from ..detection import detect
-from ..errors import DistbootError, said_by
+from ..errors import DistbootError, printable, said_by, tell
 from ..exports import applied, variables
 from ..lifeline.settings import grace_setting, settings
 from ..placement import Placement
 from ..rendezvous import join_timeout_setting, roll_call_setting, settled, wait_until_resolves
+from .apart import warning
 from .run_options import parse
 from .target import Target, target_of
 
@@ -89,16 +88,16 @@ def _alone(started: _Started, placement: Placement, join_timeout: float) -> int:
 def _together(started: _Started, placement: Placement, join_timeout: float, problem: DistbootError | None) -> int:
     """For a rank among others, which should hear of its problem."""
     options = started.options
+    apart = warning(started.target, options.framework, placement, os.environ)
+    if apart is not None and placement.rank == 0:
+        tell(placement.who, printable(apart))
     lifeline = None if options.exec else settings(os.environ, options.grace)
     from .. import interfaces  # here, so that a process that is alone does not pay for sockets
     from ..lifeline.keeper import Keeper
     from ..rollcall.attend import attend
 
-    with _ended_by_term():
-        meeting = attend(placement, os.environ, join_timeout, framework=options.framework, problem=problem)
-    with meeting:
-        with _ended_by_term():  # here, too, ranks may wait for each other
-            others = frameworks.exports(options.framework, meeting, os.environ)
+    with attend(placement, os.environ, join_timeout, framework=options.framework, problem=problem) as meeting:
+        others = frameworks.exports(options.framework, meeting, os.environ)
         watched = lifeline is not None
         exports = variables(
             meeting.placement, os.environ, named=options.launcher, others=others, met=True, watched=watched
@@ -134,17 +133,3 @@ def _logs(options: Namespace, placement: Placement) -> tuple[Logs | None, Distbo
         return Logs(placement.rank, placement.who, prefix=options.log_prefix, folder=options.log_dir), None
     except DistbootError as error:
         return None, error
-
-
-@contextmanager
-def _ended_by_term() -> Iterator[None]:
-    """Let TERM end us also as process 1 of a container, for which the kernel drops what has no handler."""
-
-    def end(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -79,6 +79,20 @@ def _folder(text: str) -> str:
     return text
 
 
+def _framework(text: str) -> str:
+    """The name of a framework for the wrapper; the names for `init` will do."""
+    if text in frameworks.FILES:
+        return frameworks.FILES[text]
+    names = tuple(dict.fromkeys(frameworks.FILES.values()))
+    if text in names:
+        return text
+    from difflib import get_close_matches  # here, so that nobody else pays for it
+
+    near = get_close_matches(text.lower(), names, 1)
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    raise ArgumentTypeError(f"{text!r} is no framework: {meant}they are {', '.join(names)}")
+
+
 def _option(text: str) -> str:
     if re.fullmatch(r"--?[A-Za-z][\w-]*", text, re.ASCII):
         return text
@@ -106,7 +120,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--framework",
-        choices=tuple(dict.fromkeys(frameworks.FILES.values())),
+        type=_framework,
         default="torch",
         metavar="NAME",
         help="what the script starts: torch (the default, and whatever is built on it), deepspeed, horovod, "

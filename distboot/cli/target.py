@@ -34,8 +34,10 @@ class Target:
     def missing(self) -> DistbootError | None:
         """What the other ranks should hear, too, if they have the program and this one has not."""
         program = self.words[0]
-        if shutil.which(program) is not None or os.path.exists(program):  # the latter is found out when it is started
+        if shutil.which(program) is not None:
             return None
+        if os.sep in program and os.path.exists(program):
+            return DistbootError("command-not-executable", f"{quoted(program)} may not be executed", "chmod +x it")
         return DistbootError("command-not-found", f"{quoted(program)} does not exist", "check PATH and spelling")
 
 

@@ -41,11 +41,12 @@ def starter(options: Options) -> Callable[[Meeting, Exported, Options], Context]
     Raises:
         DistbootError: `unknown-framework`, or `usage` for an option that is not one of this framework.
     """
+    options.refuse_types()
     name = options.framework
     if name not in FILES:
         from difflib import get_close_matches  # here, so that nobody else pays for it
 
-        near = get_close_matches(name, FILES, 1)
+        near = get_close_matches(name.lower(), FILES, 1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise DistbootError(
             "unknown-framework", f"{quoted(name)} is no framework", f"{hint}frameworks: {', '.join(FILES)}"

@@ -6,16 +6,18 @@ import atexit
 import gc
 import os
 import socket
-import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from typing import Any, Protocol
 
-from .. import handoff
+from .. import ending, handoff
 from ..context import Context
 from ..errors import DistbootError, first_line
 from ..exports import Exported, variables
+from ..lifeline import last_words
 from ..placement import FIELDS
 from ..rollcall.gate import Gate
 from ..rollcall.meeting import Meeting
@@ -61,15 +63,51 @@ def export(meeting: Meeting, exported: Exported, others: Mapping[str, str] = {})
     exported.write(variables(placement, before, joined=joined, others=others, met=met, watched=watched))
 
 
-def at_good_end(work: Callable[[], object]) -> None:
-    """Do this when the script ends well without close(): not after an uncaught exception, nor in a forked child."""
+def at_end(good: Callable[[], object], bad: Callable[[], object] = lambda: None) -> None:
+    """Do one of these when the script ends, but not in a forked child.
+
+    Args:
+        good: if it ends well.
+        bad: if it ends with an uncaught exception or an exit code.
+    """
+    ending.watch()
     pid = os.getpid()
 
     def run() -> None:
-        if not hasattr(sys, "last_type") and os.getpid() == pid:
-            work()
+        if os.getpid() == pid:
+            (good if ending.is_good() else bad)()
 
     atexit.register(run)
+
+
+@contextmanager
+def limited(meeting: Meeting, what: str) -> Iterator[None]:
+    """End this process if the block has not ended within the join timeout: there is no other way out of C code.
+
+    Only for code that lets go of Python's lock while it waits; for other code there is `deadline`.
+
+    Args:
+        meeting: of all ranks.
+        what: what did not happen, for example "Horovod did not start".
+    """
+    late = DistbootError(
+        "join-timeout",
+        f"{what} within {meeting.join_timeout:g} s, although all ranks were ready to",
+        "look at the output of the other ranks; or for a firewall between the hosts",
+    ).of(meeting.placement.who)
+
+    def end() -> None:
+        os.write(2, f"distboot: {late}\n".encode())
+        last_words.say(last_words.EXCEPTION, f"distboot.DistbootError: {first_line(late)}")  # as a traceback ends
+        os._exit(late.exit_code)
+
+    timer = threading.Timer(meeting.join_timeout, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Meets(Protocol):
@@ -78,8 +116,10 @@ class Meets(Protocol):
     def barrier(self) -> None:
         """Wait until all ranks are here."""
 
-    def wait_for(self, what: str, limit: float, *, opens: bool, node: int | None = None) -> None:
-        """Wait, `limit` seconds at most, for rank 0, or the first rank of a node; or be it, and `opens`."""
+    def wait_for(
+        self, what: str, limit: float, *, opens: bool, node: int | None = None, failure: str | None = None
+    ) -> None:
+        """Wait, `limit` seconds at most, for rank 0, or the first rank of a node; or be it, which `opens`, or fails."""
 
     def close(self) -> None:
         """Give back what is needed for it."""

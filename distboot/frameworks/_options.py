@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+from ..errors import DistbootError, quoted
+
+_HELP = "help(distboot.init) says what each argument is"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,29 @@ class Options:
     strategy: str | None = None
     ps: int = 0
     evaluator: bool = False
+
+    def refuse_types(self) -> None:
+        """Refuse values that cannot be right for any framework.
+
+        Raises:
+            DistbootError: `usage`.
+        """
+        for name, value in (("framework", self.framework), ("backend", self.backend), ("strategy", self.strategy)):
+            if not (isinstance(value, str) and value) and (value is not None or name == "framework"):
+                raise DistbootError("usage", f"{name}={quoted(value)} is no name", _HELP)
+        if type(self.ps) is not int or self.ps < 0:
+            raise DistbootError("usage", f"ps={quoted(self.ps)} is no number of parameter servers", _HELP)
+        if type(self.evaluator) is not bool:
+            raise DistbootError("usage", f"evaluator={quoted(self.evaluator)} is neither True nor False", _HELP)
+
+    def differences(self, earlier: Options) -> list[str]:
+        """What is chosen here, and was not before, for example `backend='gloo' after backend=None`."""
+        pairs = ((field.name, getattr(self, field.name), field.default) for field in fields(self))
+        return [
+            f"{name}={quoted(value)} after {name}={quoted(getattr(earlier, name))}"
+            for name, value, default in pairs
+            if value not in (default, getattr(earlier, name))
+        ]
 
     @property
     def said(self) -> str:

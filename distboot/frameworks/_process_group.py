@@ -21,14 +21,14 @@ from typing import Any
 from .. import interfaces
 from ..address import socket_said
 from ..context import Context
-from ..errors import DistbootError, first_line, quoted
+from ..errors import DistbootError, first_line, printable, quoted
 from ..exports import Exported, variables
 from ..rendezvous import Wait
 from ..rollcall.meeting import Meeting
 from ..rollcall.ports import listening
 from ..rollcall.ready import Ready
 from . import _oneccl
-from ._joined import Gated, Meets, at_good_end, context, export, imported
+from ._joined import Gated, Meets, at_end, context, export, imported, limited
 from ._options import Options
 from ._torch_device import CPU_BACKENDS, device_and_backend, device_id, set_device
 
@@ -93,7 +93,7 @@ def start(
     result = context(meeting, exported, options, meets, leave=group.leave, is_up=group.is_up, device=device)
     if backend == "gloo":
         # Without close() Gloo is not to abort a script either, see `_leave`. After an exception peers may be gone.
-        at_good_end(result.close)
+        at_end(result.close, lambda: None if hasattr(sys, "last_type") else result.close())
     return result
 
 
@@ -124,12 +124,14 @@ class _AtStore:
         self.barrier = barrier
         self._times: dict[str, int] = {}
 
-    def wait_for(self, what: str, limit: float, *, opens: bool, node: int | None = None) -> None:
+    def wait_for(
+        self, what: str, limit: float, *, opens: bool, node: int | None = None, failure: str | None = None
+    ) -> None:
         what += "" if node is None else f" on node {node}"
         self._times[what] = self._times.get(what, 0) + 1
         key = f"distboot/{what}/{self._times[what]}"
         if opens:
-            self._store.set(key, "")
+            self._store.set(key, failure or "")
             return
         # Asking again and again, as waiting would hold the store's lock, which the group needs.
         waiting = Wait(self._who, limit, f"{what}: the first rank is not through yet")
@@ -140,6 +142,12 @@ class _AtStore:
                     f"{what}: the first rank was not through within {limit:g} s",
                     "look at its output, or give its block more time (timeout=…)",
                 )
+
+        why = printable(self._store.get(key).decode(errors="replace"))
+        if why:
+            raise DistbootError(
+                "rank-failed", f"{what}: the block failed on the first rank: {why}", "look at its output"
+            )
 
     def close(self) -> None:
         self._store = None
@@ -152,13 +160,14 @@ def _start_group(torch: Any, meeting: Meeting, backend: str, timeout: float | No
     store = _store(torch, meeting)
     store.set_timeout(limit or torch.distributed.constants.default_pg_timeout)
     try:
-        torch.distributed.init_process_group(
-            backend,
-            store=torch.distributed.PrefixStore("default_pg", store),
-            rank=placement.rank,
-            world_size=placement.world_size,
-            timeout=limit,
-        )
+        with limited(meeting, "torch's process group did not start"):
+            torch.distributed.init_process_group(
+                backend,
+                store=torch.distributed.PrefixStore("default_pg", store),
+                rank=placement.rank,
+                world_size=placement.world_size,
+                timeout=limit,
+            )
     except BaseException as error:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()

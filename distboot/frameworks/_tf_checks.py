@@ -28,10 +28,6 @@ def refuse_options(options: Options) -> None:
         problem = f"{said} is none: {', '.join(_STRATEGIES)}"
     elif (options.backend or "auto").lower() not in _IMPLEMENTATIONS:
         problem = f"backend={quoted(options.backend)} is none of TensorFlow's: {', '.join(_IMPLEMENTATIONS)}"
-    elif type(options.ps) is not int or options.ps < 0:
-        problem = f"ps={quoted(options.ps)} is no number of parameter servers"
-    elif options.evaluator not in (True, False):
-        problem = f"evaluator={quoted(options.evaluator)} is neither True nor False"
     elif (options.ps or options.evaluator) and strategy != PARAMETER_SERVER:
         problem = f"ps= and evaluator= are for strategy={PARAMETER_SERVER!r}, and {said}"
     elif (options.backend or options.timeout) and strategy not in (None, MULTI_WORKER):

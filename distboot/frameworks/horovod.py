@@ -6,8 +6,6 @@ are compared with those of the roll call, as a process that finds no peers is a 
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -24,7 +22,7 @@ from . import _horovod_module
 from ._horovod_build import Build, mpi_has_ended, of_files, of_module
 from ._horovod_controller import SAME_MPI, controller
 from ._horovod_rendezvous import Rendezvous, numbers, variables
-from ._joined import Gated, context, export
+from ._joined import Gated, context, export, limited
 from ._options import Options
 
 
@@ -139,27 +137,13 @@ def _exports(kind: str, meeting: Meeting, bare: Mapping[str, str], timeout: floa
 
 def _begin(hvd: Any, meeting: Meeting) -> None:
     """`hvd.init()`, which has no time limit on MPI, and on Gloo aborts the process without saying who that is."""
-    late = DistbootError(
-        "join-timeout",
-        f"Horovod did not start within {meeting.join_timeout:g} s, although all ranks were ready to",
-        "look at the output of the other ranks; or for a firewall between the hosts",
-    ).of(meeting.placement.who)
-
-    def end() -> None:  # there is no other way out of its C code
-        os.write(2, f"distboot: {late}\n".encode())
-        os._exit(late.exit_code)
-
-    timer = threading.Timer(meeting.join_timeout, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        hvd.init()
-    except (ValueError, RuntimeError) as error:
-        raise DistbootError(
-            "process-group-failed", f"Horovod could not start: {first_line(error)}", "look at what it has printed"
-        ) from None
-    finally:
-        timer.cancel()
+    with limited(meeting, "Horovod did not start"):
+        try:
+            hvd.init()
+        except (ValueError, RuntimeError) as error:
+            raise DistbootError(
+                "process-group-failed", f"Horovod could not start: {first_line(error)}", "look at what it has printed"
+            ) from None
 
 
 def _compare(hvd: Any, build: Build, kind: str, meeting: Meeting) -> None:

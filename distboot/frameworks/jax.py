@@ -7,19 +7,18 @@ others, sooner than JAX would (100 s).
 
 from __future__ import annotations
 
-import atexit
 import inspect
 import os
 import sys
 import threading
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from .. import accelerators
 from ..address import socket_said
 from ..context import Context
-from ..deadline import deadline
 from ..errors import DistbootError, first_line, tell
 from ..exports import Exported
 from ..placement import Placement
@@ -28,7 +27,7 @@ from ..rollcall.doors import Patience
 from ..rollcall.meeting import Meeting
 from ..rollcall.ready import Ready
 from ._grpc import past_proxies
-from ._joined import Gated, context, export, imported
+from ._joined import Gated, at_end, context, export, imported, limited
 from ._options import Options
 
 _INSTALL = "pip install 'jax>=0.9'"
@@ -77,13 +76,21 @@ def start(meeting: Meeting, exported: Exported, options: Options) -> Context:
         host, port = meeting.store_address[0], int(meeting.offers[0])
     export(meeting, exported, past_proxies(before, [host]))
     _initialize(jax, meeting, socket_said(host, port), devices)
-    atexit.register(_at_exit, jax, placement, os.getpid())
+    shutdown = jax.distributed.shutdown
+
+    def shut_down() -> None:
+        if jax.distributed.is_initialized():
+            _see_off(jax, placement)
+        shutdown()
+
+    jax.distributed.shutdown = shut_down  # a script may call it, too
+    at_end(partial(_see_off, jax, placement), partial(_leave_at_once, jax))
 
     def leave() -> None:
         # While an exception is on its way the others may wait for us in vain; whether it is the end will be seen.
         if jax.distributed.is_initialized() and not (placement.rank == 0 and sys.exc_info()[0]):
-            _see_off(jax, placement)
-            jax.distributed.shutdown()
+            shut_down()
+            jax.distributed.shutdown = shutdown
 
     return context(
         meeting, exported, options, Gated(meeting, options), leave=leave, is_up=jax.distributed.is_initialized
@@ -116,7 +123,7 @@ def _initialize(jax: Any, meeting: Meeting, address: str, devices: list[int] | N
     placement = meeting.placement
     only_here = f"127.0.0.1:{address.rpartition(':')[2]}" if placement.num_nodes == 1 else None
     try:
-        with _limited(meeting, address):
+        with limited(meeting, f"JAX did not find all ranks at {address}"):
             jax.distributed.initialize(
                 address,
                 placement.world_size,
@@ -133,17 +140,6 @@ def _initialize(jax: Any, meeting: Meeting, address: str, devices: list[int] | N
             f"JAX could not start at {address}: {first_line(error)}",
             "look at the output of the other ranks; or for a firewall between the hosts",
         ) from None
-
-
-def _limited(meeting: Meeting, address: str) -> AbstractContextManager[None]:
-    """The time that JAX has to start, after which it would abort with a trace of its C code."""
-    limit = meeting.join_timeout
-    too_late = DistbootError(
-        "join-timeout",
-        f"JAX did not find all ranks at {address} within {limit:g} s",
-        "look at the output of the other ranks; or for a firewall between the hosts",
-    )
-    return deadline(limit, too_late.of(meeting.placement.who))
 
 
 def _port(meeting: Meeting) -> int:
@@ -199,7 +195,7 @@ def _as_jax_reads_them(placement: Placement, environ: Mapping[str, str]) -> dict
 
 def _see_off(jax: Any, placement: Placement) -> None:
     """Wait, in rank 0, until all others have left."""
-    if placement.rank != 0 or placement.world_size == 1:
+    if placement.rank != 0 or placement.world_size == 1 or not jax.distributed.is_initialized():
         return
     client = _state(jax).client
 
@@ -217,14 +213,8 @@ def _see_off(jax: Any, placement: Placement) -> None:
             tell(placement.who, line)
 
 
-def _at_exit(jax: Any, placement: Placement, pid: int) -> None:
-    """Let the others go on if this is rank 0 and has ended well; JAX itself leaves in a moment."""
-    if os.getpid() != pid or not jax.distributed.is_initialized():
-        return
-    if not hasattr(sys, "last_type"):
-        _see_off(jax, placement)
-        return
-    # An uncaught exception. Both wait when they end, for ranks that wait for this one: they are never to end.
+def _leave_at_once(jax: Any) -> None:
+    """After a failure. JAX waits when it ends, for ranks that wait for this one: its parts are never to end."""
     import ctypes
 
     state = _state(jax)

@@ -9,16 +9,17 @@ from __future__ import annotations
 import ctypes
 import signal
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from ..context import Context
 from ..deadline import deadline
 from ..errors import DistbootError
 from ..exports import Exported
+from ..lifeline import last_words
 from ..rollcall.meeting import Meeting
 from ..rollcall.ready import Ready
-from ._joined import Gated, Meets, at_good_end, context, export, imported
+from ._joined import Gated, Meets, at_end, context, export, imported
 from ._options import Options
 from ._tf_checks import (
     DEFAULT,
@@ -101,7 +102,9 @@ class _Apart:
 
     def barrier(self) -> None: ...
 
-    def wait_for(self, what: str, limit: float, *, opens: bool, node: int | None = None) -> None: ...
+    def wait_for(
+        self, what: str, limit: float, *, opens: bool, node: int | None = None, failure: str | None = None
+    ) -> None: ...
 
     def close(self) -> None: ...
 
@@ -114,7 +117,7 @@ def _of_servers(tf: Any, meeting: Meeting, chief: Chief) -> Any:
     except BaseException:
         chief.close()
         raise
-    at_good_end(chief.dismiss)  # of an exception the lifeline tells the other tasks
+    at_end(chief.dismiss)  # of an exception the lifeline tells the other tasks
     name_its_limits(meeting.placement.who, "ParameterServerStrategy")
     return strategy
 
@@ -141,15 +144,17 @@ def _of_equals(tf: Any, meeting: Meeting, options: Options, gpus: int) -> Any:
     return strategy
 
 
-def _in_time(meeting: Meeting) -> AbstractContextManager[None]:
+@contextmanager
+def _in_time(meeting: Meeting) -> Iterator[None]:
     """A limit for TensorFlow's tasks to find each other, for which it would wait an hour, or for ever."""
     limit = meeting.join_timeout
     too_late = DistbootError(
         "join-timeout",
         f"TensorFlow's tasks did not find each other within {limit:g} s",
         "look at the output of the other ranks, at the addresses in TF_CONFIG, or for a firewall between the hosts",
-    )
-    return deadline(limit, too_late.of(meeting.placement.who))
+    ).of(meeting.placement.who)
+    with last_words.by_a_fork() as say, deadline(limit, too_late, say=say):
+        yield
 
 
 @contextmanager

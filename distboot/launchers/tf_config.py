@@ -64,10 +64,11 @@ def _json_object(reading: Reading) -> dict[str, object]:
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:
-        reading.problems.append(f"TF_CONFIG={quoted(text)} is not JSON: {error}")
+        # Without its text, in which a job may have more than the cluster.
+        reading.problems.append(f"TF_CONFIG, {len(text)} characters, is not JSON: {error}")
         return {}
     if not isinstance(config, dict) or not config:
-        reading.problems.append(f"TF_CONFIG={quoted(text)} is not a JSON object with 'cluster' and 'task'")
+        reading.problems.append("TF_CONFIG is not a JSON object with 'cluster' and 'task'")
         return {}
     return config
 

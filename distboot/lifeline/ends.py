@@ -27,6 +27,7 @@ _OF_A_PEER = (
     "failed to recv",
     "timed out waiting",
     "horovod has been shut down",
+    "error[rank-failed]",
 )
 
 

@@ -11,11 +11,11 @@ import atexit
 import functools
 import os
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import FrameType, TracebackType
     from typing import Any
 
@@ -50,15 +50,32 @@ def leave_to(pipe: int, *, term: bool = False) -> None:
 
 def say(kind: str, text: str = "") -> None:
     """Send something in one piece: what it is, whose it is, and the text."""
+    if _pipe is not None:
+        _write(_pipe, kind, os.getpid(), text)
+
+
+@contextmanager
+def by_a_fork() -> Iterator[Callable[[str], object] | None]:
+    """What says in a fork of this process why it fails: `say` does not there, as a fork is not the rank."""
     if _pipe is None:
+        yield None  # nobody listens
         return
-    pipe, inode = _pipe
+    pid, (pipe, inode) = os.getpid(), _pipe
+    ours = os.dup(pipe)
+    try:
+        yield lambda text: _write((ours, inode), EXCEPTION, pid, text)
+    finally:
+        os.close(ours)
+
+
+def _write(to: tuple[int, int], kind: str, pid: int, text: str) -> None:
+    pipe, inode = to
     data = text.encode(errors="replace").replace(b"\0", b"\\0")
     if len(data) > MOST:  # whole lines: half a secret would not be recognised
         data = data[-MOST:].partition(b"\n")[2] or data[-MOST:]
     with suppress(OSError):  # nobody is there any more
         if os.fstat(pipe).st_ino == inode:  # else the script has closed all files, and this is another one
-            os.write(pipe, b"\0%s %d\n%s\0" % (kind.encode(), os.getpid(), data))
+            os.write(pipe, b"\0%s %d\n%s\0" % (kind.encode(), pid, data))
 
 
 def out_of_the_way(file: int) -> int:

@@ -106,8 +106,8 @@ def _as_another_rank(meeting: Meeting, own: Record, membership: Membership, host
     placement = meeting.placement
     where, source = hosts or [str(placement.master_addr)], placement.sources.get("master_addr", "")
     meeting.link = client = Client(where, candidates(placement), own, membership, source)
-    # One process a node says what all of them are waiting for.
-    roster = client.report(meeting.join_timeout, quiet=bool(placement.local_rank))
+    # One process a node says what all of them are waiting for: on rank 0's own node rank 1, as rank 0 may be missing.
+    roster = client.report(meeting.join_timeout, quiet=bool(placement.local_rank) and placement.rank != 1)
     meeting.store_address = (client.address_of_rank_0(), client.port)
     if roster.master_addr is not None:
         # On rank 0's own host the way to it is loopback, and the way to the others is its address.

@@ -91,11 +91,12 @@ class Connections:
         if now >= self._checked + 0.5:
             self._checked = now
             self._refuse_late(now)
-        for key, _ in self._selector.select(max(min(seconds, 0.5), 0.0)):
-            if key.fileobj is self._listener:
-                self._accept()
-            elif key.fileobj in self._peers:  # it may have gone in this very round
-                self._read(self._peers[key.fileobj])
+        ready = [key.fileobj for key, _ in self._selector.select(max(min(seconds, 0.5), 0.0))]
+        for file in ready:
+            if file in self._peers:  # it may have gone in this very round
+                self._read(self._peers[file])
+        if self._listener in ready:  # last: who has said something already is not to make room for strangers
+            self._accept()
 
     def admit(self, peer: Peer) -> None:
         """The peer has reported, and may take its time from now on."""
@@ -162,7 +163,10 @@ class Connections:
             self._selector.register(connection, selectors.EVENT_READ)
 
     def _drop_oldest(self) -> None:
-        self.drop(next(iter(self._strangers.values())))
+        oldest = next(iter(self._strangers.values()))
+        self._read(oldest)  # it may be a rank that has not been heard yet
+        if oldest.socket in self._strangers:
+            self.drop(oldest)
 
     def _read(self, peer: Peer) -> None:
         try:

@@ -10,6 +10,7 @@ from ..errors import DistbootError
 _FIRST_LINE = 10.0  # seconds; one rank may well be slower than another for a moment
 _KNOWN = ("barrier()", "main_first()", "local_main_first()")
 _MOST = 1 << 32  # times, and nodes
+LONGEST_FAILURE = 500  # characters
 _MOST_BETWEEN = 300.0  # seconds between two lines, later
 
 
@@ -44,6 +45,10 @@ class Door:
     def as_message(self) -> list[object]:
         """As plain JSON types."""
         return [self.what, self.node, self.times]
+
+    def failed(self, whose: str, why: str) -> DistbootError:
+        """The error for whoever has waited for that rank, which failed there."""
+        return DistbootError("rank-failed", f"{self.said}: the block failed on {whose}: {why}", "look at its output")
 
     def not_opened(self, whose: str, limit: float) -> DistbootError:
         """The error for whoever has waited so many seconds in vain for that rank to come through."""

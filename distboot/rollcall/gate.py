@@ -6,8 +6,10 @@ connects to it once, and each message is sealed as in the roll call, with the ch
     rank   -> rank 0   {"gate": [digest of the job, rank]}
     rank   -> rank 0   {"here": door}             it waits there for all others
     rank   -> rank 0   {"through": door}          it is the first of its node, and lets the others there pass
+    rank   -> rank 0   {"failed": [door, why]}    the same, but it has failed there, and the others are not to go in
     rank   -> rank 0   {"late": [door, seconds]}  it has waited there for so long, and does not any longer
     rank 0 -> rank     {"pass": door}
+    rank 0 -> rank     {"failed": [door, why]}
     rank 0 -> rank     {"error": [code, message, hint]}
 
 A door is what the ranks do there, on which node (null: all of them), and how often they have done so: ["main_first()",
@@ -41,6 +43,7 @@ class Gate:
         placement, roster, membership = meeting.placement, meeting.roster, meeting.membership
         self._alone, self._who = placement.world_size == 1, placement.who
         self._times: Counter[tuple[str, int | None]] = Counter()
+        self._process = os.getpid()
         self._side: Gatekeeper | Visitor | None = None
         if port is None:
             file = meeting.take_listener()
@@ -68,7 +71,9 @@ class Gate:
             if side is not None:
                 side.meet(door, limit)
 
-    def wait_for(self, what: str, limit: float, *, opens: bool, node: int | None = None) -> None:
+    def wait_for(
+        self, what: str, limit: float, *, opens: bool, node: int | None = None, failure: str | None = None
+    ) -> None:
         """Wait at a door, or open it for those that wait there, or will.
 
         Args:
@@ -76,14 +81,16 @@ class Gate:
             limit: seconds.
             opens: whether this rank is the one that opens it.
             node: the node whose ranks this is about; None: all ranks, and rank 0 opens.
+            failure: why the one that opens it has failed, and the others are not to go in; None: it has not.
 
         Raises:
-            DistbootError: `missing-rank`, the door was not opened in time, or somebody has not waited so long.
+            DistbootError: `missing-rank`, the door was not opened in time, or somebody has not waited so long;
+                `rank-failed`, the one that was to open it has failed.
         """
         with said_by(self._who):
             side, door = self._at(what, node)
             if side is not None and opens:
-                side.open(door, limit)
+                side.open(door, limit, failure)
             elif side is not None:
                 side.wait(door, limit)
 
@@ -93,6 +100,12 @@ class Gate:
             self._side.close()
 
     def _at(self, what: str, node: int | None) -> tuple[Gatekeeper | Visitor | None, Door]:
+        if os.getpid() != self._process:
+            raise DistbootError(
+                "already-joined",
+                f"{what} in a process that the rank forked: the rank is process {self._process}",
+                "leave it to that one",
+            )
         self._times[what, node] += 1
         door = Door(what, node, self._times[what, node])
         if self._side is None and not self._alone:

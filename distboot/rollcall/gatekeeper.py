@@ -6,11 +6,11 @@ import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from ..errors import DistbootError, tell
+from ..errors import DistbootError, printable, tell
 from ..record import as_problem
 from ..roster import ranks_said, with_nodes
 from .connections import Connections, OutOfFilesError, Peer
-from .doors import Door, Patience, door_of
+from .doors import LONGEST_FAILURE, Door, Patience, door_of
 from .files import files_allowed
 from .wire import Session, WireError, canonical
 
@@ -38,6 +38,7 @@ class Gatekeeper:
         self._here: defaultdict[Door, set[int]] = defaultdict(set)
         self._late: defaultdict[Door, dict[int, float]] = defaultdict(dict)
         self._open: dict[tuple[str, int | None], int] = {}  # name of a door -> how often it was opened, in order
+        self._failed: dict[Door, str] = {}  # those that were opened by a rank that had failed there, and why
         self._given_up: tuple[Door, object] | None = None  # the last barrier that we have, and why
 
     def meet(self, door: Door, limit: float) -> None:
@@ -66,8 +67,10 @@ class Gatekeeper:
         self._send(here, "error", as_problem(error))
         raise error
 
-    def open(self, door: Door, limit: float) -> None:
-        """Let all pass that wait at this door, or will. Of a node's door: and wait for the doors of the other nodes.
+    def open(self, door: Door, limit: float, failure: str | None = None) -> None:
+        """Let all pass that wait at this door, or will, or let them know that we have failed.
+
+        Of a node's door: and wait for the doors of the other nodes.
 
         Raises:
             DistbootError: `missing-rank`.
@@ -81,7 +84,7 @@ class Gatekeeper:
             lambda: not unknown(), lambda: f"{door.said}: rank {self._ranks(unknown())} has not connected yet", limit
         )
         self._connections.turn(0.0)  # for what those say who have just come
-        self._let_pass(door, 0)
+        self._let_pass(door, 0, failure)
         if door.node is not None:
             self._see_all_open(door, limit)
         late = self._late.pop(door, {})
@@ -100,6 +103,8 @@ class Gatekeeper:
             DistbootError: `missing-rank`.
         """
         self._see_all_open(door, limit)
+        if door in self._failed:
+            raise door.failed(self._first_of(self._node_of[0]), self._failed[door])
 
     def close(self) -> None:
         """End all connections."""
@@ -157,20 +162,24 @@ class Gatekeeper:
         if peer.rank is None or peer.session is None:
             self._take_rank(peer, message)
             return
-        kind, content = peer.session.opened(message, "here", "through", "late")
-        waited: object = 0.0
-        if kind == "late":
-            content, waited = content if isinstance(content, list) and len(content) == 2 else (None, 0.0)
+        kind, content = peer.session.opened(message, "here", "through", "failed", "late")
+        more: object = None
+        if kind in ("late", "failed"):
+            content, more = content if isinstance(content, list) and len(content) == 2 else (None, None)
         door = door_of(content)
-        if door is None or not isinstance(waited, int | float) or not 0 <= waited <= _LONGEST:
+        is_fine = {
+            "late": isinstance(more, int | float) and 0 <= more <= _LONGEST,
+            "failed": isinstance(more, str) and len(more) <= LONGEST_FAILURE,
+        }
+        if door is None or not is_fine.get(kind, True):
             raise WireError(f"sends a broken {kind}")
         if kind == "here":
             self._come(peer.rank, door)
         elif kind == "late":
             if door.node in (None, self._node_of[0]):  # at the doors of other nodes nobody waits for us
-                self._late[door][peer.rank] = waited
+                self._late[door][peer.rank] = float(str(more))
         elif door.node == self._node_of[peer.rank]:
-            self._let_pass(door, peer.rank)
+            self._let_pass(door, peer.rank, None if more is None else printable(str(more)))
 
     def _come(self, rank: int, door: Door) -> None:
         """A rank is at a barrier; if we have given that up, it is told."""
@@ -195,18 +204,26 @@ class Gatekeeper:
         self._peers[rank] = peer
         for (what, node), times in self._open.items():
             if node in (None, self._node_of[rank]):
-                self._send([rank], "pass", Door(what, node, times).as_message())
+                self._tell_open([rank], Door(what, node, times))
 
     def _lost(self, peer: Peer) -> None:
         if peer.rank is not None and self._peers.get(peer.rank) is peer:
             del self._peers[peer.rank]
             self._gone.add(peer.rank)
 
-    def _let_pass(self, door: Door, first: int) -> None:
+    def _let_pass(self, door: Door, first: int, failure: str | None) -> None:
         """The door was opened by this rank, which does not wait there itself."""
         self._open[door.name] = door.times
+        if failure is not None:
+            self._failed[door] = failure
         here = self._sessions if door.node is None else self._nodes[door.node]
-        self._send((rank for rank in here if rank != first), "pass", door.as_message())
+        self._tell_open([rank for rank in here if rank != first], door)
+
+    def _tell_open(self, ranks: Iterable[int], door: Door) -> None:
+        if door in self._failed:
+            self._send(ranks, "failed", [door.as_message(), self._failed[door]])
+        else:
+            self._send(ranks, "pass", door.as_message())
 
     def _send(self, ranks: Iterable[int], kind: str, content: object) -> None:
         text = canonical(content)

@@ -6,10 +6,10 @@ import socket
 import sys
 
 from ..address import socket_said
-from ..errors import DistbootError, quoted, tell
+from ..errors import DistbootError, printable, quoted, tell
 from ..placement import Placement
 from ..record import as_error, is_problem
-from .doors import Door, Patience, door_of
+from .doors import LONGEST_FAILURE, Door, Patience, door_of
 from .wire import MOST_FROM_A_RANK, Frames, Session, WireError, canonical
 
 _CONNECT_AT_ONCE = 5.0  # seconds; there is room in rank 0's queue, even if it is busy
@@ -30,6 +30,7 @@ class Visitor:
     def __init__(self, address: tuple[str, int], session: Session, job: str, placement: Placement) -> None:
         self._address, self._session, self._job, self._placement = address, session, job, placement
         self._frames = Frames(MOST_FROM_A_RANK)
+        self._failed: dict[Door, str] = {}  # where the one that opened it has failed, and why
         self._passed: dict[tuple[str, int | None], int] = {}  # name of a door -> how often we may pass
         self._connection: socket.socket | None = None
         try:
@@ -59,9 +60,11 @@ class Visitor:
             "look at the output of rank 0: it hangs, is busy with something else, or does not come here",
         )
 
-    def open(self, door: Door, limit: float) -> None:
-        """Let all ranks of this node pass, which wait at this door, or will."""
-        self._send("through", door.as_message(), Patience(limit, speaks=False), door)
+    def open(self, door: Door, limit: float, failure: str | None = None) -> None:
+        """Let all ranks of this node pass, which wait at this door, or will; or let them know that we have failed."""
+        message = door.as_message()
+        kind, content = ("through", message) if failure is None else ("failed", [message, failure[:LONGEST_FAILURE]])
+        self._send(kind, content, Patience(limit, speaks=False), door)
 
     def wait(self, door: Door, limit: float) -> None:
         """Wait until the door is open.
@@ -76,6 +79,8 @@ class Visitor:
             whose += "" if door.node == 0 else ", or rank 0, which passes its word on,"
         patience = Patience(limit, speaks=speaks)
         if self._passes(door, patience, f"{door.said}: {whose} is not through yet"):
+            if door in self._failed:
+                raise door.failed("rank 0" if door.node is None else "the first rank there", self._failed.pop(door))
             return
         self._send("late", [door.as_message(), limit], patience, door)
         raise door.not_opened(whose, limit)
@@ -113,14 +118,19 @@ class Visitor:
     def _take(self, message: dict[str, object]) -> None:
         if "refused" in message:
             raise WireError(f"it refused this rank: {quoted(message['refused'])}")
-        kind, content = self._session.opened(message, "pass", "error")
+        kind, content = self._session.opened(message, "pass", "failed", "error")
         if kind == "error":
             if not is_problem(content):
                 raise WireError("sends a broken error")
             raise as_error(content, "rank 0 says")
+        failure = None
+        if kind == "failed":
+            content, failure = content if isinstance(content, list) and len(content) == 2 else (None, None)
         passed = door_of(content)
         if passed is None:
-            raise WireError("sends a broken pass")
+            raise WireError(f"sends a broken {kind}")
+        if failure is not None:
+            self._failed[passed] = printable(str(failure)[:LONGEST_FAILURE])
         self._passed[passed.name] = passed.times
 
     def _send(self, kind: str, content: object, patience: Patience, door: Door) -> None:

@@ -1,0 +1,55 @@
+"""How the script of this process ends, as far as Python tells: in a function of `atexit` it says nothing of SystemExit.
+
+`sys.exit(3)` passes no hook, and may be caught. So what it raises is kept, and looked at when the end has come.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+_asked: SystemExit | None = None
+_is_watched = False
+
+
+def watch() -> None:
+    """Know from now on what `sys.exit` was called with."""
+    global _is_watched  # noqa: PLW0603 - a process has one end
+    if _is_watched:
+        return
+    _is_watched = True
+
+    def leave(status: object = None, /) -> NoReturn:
+        global _asked  # noqa: PLW0603
+        error = SystemExit(status)
+        if threading.current_thread() is threading.main_thread():
+            _asked = error
+        raise error
+
+    sys.exit = leave
+
+
+def exit_asked() -> SystemExit | None:
+    """In a function of `atexit`: with what `sys.exit` has ended the script; None: it has not."""
+    return _asked if _asked is not None and _is_uncaught(_asked) else None
+
+
+def is_good() -> bool:
+    """In a function of `atexit`: whether the script has ended without an exception or an exit code."""
+    asked = exit_asked()
+    return not hasattr(sys, "last_type") and (asked is None or asked.code in (None, 0))
+
+
+def _is_uncaught(error: SystemExit) -> bool:
+    """Whether nobody has caught it: it has come to the outermost frame, and that has not returned."""
+    import opcode
+
+    trace = error.__traceback__
+    if trace is None:  # before Python 3.12, if there was nobody who could
+        return True
+    frame = trace.tb_frame
+    return frame.f_back is None and not opcode.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")

@@ -1,0 +1,250 @@
+"""The wrapper in a container, as a black box: signals, exit codes, orphans, in every tree of processes there is."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import Run
+from lifelines import until
+from process1 import (
+    IN_CONTAINERS,
+    LIMIT,
+    NAMESPACE,
+    NOT_PROCESS_1,
+    PROCESS_1,
+    SUPERVISED,
+    Mode,
+    Wrapped,
+    in_modes,
+    needs_namespace,
+    python,
+    until_true,
+    wrapped,
+)
+from test_wrapper import FORWARDED
+
+# Prints the name of every signal that it gets; the second TERM ends it with 7. By `sigwait`: a handler in Python does
+# not run if the signal comes right before the call that waits for it.
+_PRINTS = """
+import os, signal, sys
+numbers = {getattr(signal, "SIG" + name) for name in sys.argv[1:]}
+signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+os.write(1, b"ready\\n")
+left = 2
+while left:
+    number = signal.sigwait(numbers)
+    os.write(1, signal.Signals(number).name[3:].encode() + b"\\n")
+    left -= number == signal.SIGTERM
+os._exit(7)
+"""
+
+
+@in_modes(*IN_CONTAINERS)
+def test_every_signal_reaches_the_child_once(clean_env: dict[str, str], mode: Mode) -> None:
+    with wrapped(mode, clean_env, *python(_PRINTS, *FORWARDED)) as wrapper:
+        assert wrapper.line() == "ready"
+        sent = [*(name for name in FORWARDED if name != "TERM"), "TERM", "TERM"]
+        for name in sent:
+            wrapper.send(name)
+            assert wrapper.line() == name
+        assert (wrapper.rest(), wrapper.code()) == ("", 7)
+
+
+@contextmanager
+def _in_the_roll_call(mode: Mode, env: dict[str, str]) -> Iterator[Wrapped]:
+    """Rank 1, once it waits for rank 0, which says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as rank_0:
+        rank_0.settimeout(LIMIT)
+        port = str(rank_0.getsockname()[1])
+        job = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        with wrapped(mode, {**env, **job}, "true") as wrapper, rank_0.accept()[0]:
+            yield wrapper
+
+
+@in_modes(*IN_CONTAINERS)
+def test_term_in_the_roll_call(clean_env: dict[str, str], mode: Mode) -> None:
+    with _in_the_roll_call(mode, clean_env) as wrapper:
+        wrapper.send("TERM")
+        assert "rror" not in wrapper.rest()
+        assert wrapper.code() == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("name", ["INT", "HUP", "QUIT"])
+@in_modes(PROCESS_1)
+def test_other_signals_in_the_roll_call(clean_env: dict[str, str], mode: Mode, name: str) -> None:
+    # Ctrl-C in `docker run -it`, say: the kernel drops a signal to process 1 that has no handler.
+    with _in_the_roll_call(mode, clean_env) as wrapper:
+        wrapper.send(name)
+        assert "rror" not in wrapper.rest()
+        assert wrapper.code() == 128 + getattr(signal, f"SIG{name}")
+
+
+@in_modes(PROCESS_1)
+def test_term_while_the_address_of_rank_0_does_not_resolve(clean_env: dict[str, str], mode: Mode) -> None:
+    job = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "nowhere.invalid", "MASTER_PORT": "61000"}
+    with wrapped(mode, {**clean_env, **job}, "true") as wrapper:
+        wrapper.read_until("does not resolve yet")
+        wrapper.send("TERM")
+        assert wrapper.code() == 128 + signal.SIGTERM
+
+
+_IGNORES_TERM = """
+import os, signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.write(1, b"ready\\n")
+while True:
+    signal.pause()
+"""
+
+
+@in_modes(*SUPERVISED, NOT_PROCESS_1)
+def test_child_that_ignores_term_is_killed_after_the_grace(clean_env: dict[str, str], mode: Mode) -> None:
+    with wrapped(mode, clean_env, *python(_IGNORES_TERM), options=["--grace", "0.2"]) as wrapper:
+        assert wrapper.line() == "ready"
+        wrapper.send("TERM")
+        assert (wrapper.rest(), wrapper.code()) == ("", 128 + signal.SIGKILL)
+
+
+# The child ends at TERM with 3. Its own child gets it, too: it prints that, and ends or stays.
+_FAMILY = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+if os.fork():
+    os.write(1, b"ready\\n")
+    signal.sigwait({signal.SIGTERM})
+    os._exit(3)
+while True:
+    signal.sigwait({signal.SIGTERM})
+    os.write(1, b"child of the child\\n")
+    if sys.argv[1] == "ends":
+        os._exit(0)
+"""
+# As torchrun is, or whatever else waits for its own children only.
+_REAPS_NOT = tuple(python("import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)"))
+
+
+@in_modes(*SUPERVISED)
+def test_children_of_the_child_get_term_once_it_has_ended(clean_env: dict[str, str], mode: Mode) -> None:
+    with wrapped(mode, clean_env, *python(_FAMILY, "ends")) as wrapper:
+        assert wrapper.line() == "ready"
+        wrapper.send("TERM")
+        assert (wrapper.rest(), wrapper.code()) == ("child of the child\n", 3)
+
+
+@in_modes(*SUPERVISED, NOT_PROCESS_1)
+def test_children_of_the_child_that_stay_do_not_change_its_code(clean_env: dict[str, str], mode: Mode) -> None:
+    with wrapped(mode, clean_env, *python(_FAMILY, "stays"), options=["--grace", "0.2"]) as wrapper:
+        assert wrapper.line() == "ready"
+        wrapper.send("TERM")
+        assert (wrapper.rest(), wrapper.code()) == ("child of the child\n", 3)
+
+
+@in_modes(Mode("below a process 1 that does not reap", _REAPS_NOT, below=1))
+def test_zombies_of_the_group_are_not_waited_for(clean_env: dict[str, str], mode: Mode) -> None:
+    with wrapped(mode, clean_env, *python(_FAMILY, "ends"), options=["--grace", "1000"]) as wrapper:
+        assert wrapper.line() == "ready"
+        wrapper.send("TERM")
+        assert (wrapper.rest(), wrapper.code()) == ("child of the child\n", 3)
+
+
+@in_modes(*SUPERVISED, NOT_PROCESS_1)
+def test_second_term_does_not_wait_for_children_of_the_child(clean_env: dict[str, str], mode: Mode) -> None:
+    with wrapped(mode, clean_env, *python(_FAMILY, "stays"), options=["--grace", "1000"]) as wrapper:
+        assert wrapper.line() == "ready"
+        wrapper.send("TERM")
+        assert wrapper.line() == "child of the child"
+        wrapper.send("TERM")
+        assert (wrapper.rest(), wrapper.code()) == ("", 3)
+
+
+# 1,000 processes whose parent has ended; they end all at once when the pipe closes, or when the child ends.
+_ORPHANS = """
+import os, signal, sys, time
+wait, end_all = os.pipe()
+middle = os.fork()
+if not middle:
+    for _ in range(1000):
+        if not os.fork():
+            os.close(end_all)
+            os.read(wait, 1)
+            os._exit(0)
+    os._exit(0)
+os.waitpid(middle, 0)
+if sys.argv[1] == "with the child":
+    os._exit(43)
+os.close(end_all)
+def others():
+    return [pid for pid in os.listdir("/proc") if pid.isdigit() and int(pid) not in (os.getpid(), os.getppid(), 1)]
+"""
+
+
+@in_modes(PROCESS_1, NOT_PROCESS_1)
+@pytest.mark.parametrize("when", ["before the child", "with the child"])
+def test_thousand_orphans(clean_env: dict[str, str], mode: Mode, when: str) -> None:
+    program = _ORPHANS + until_true("not others()") + "os._exit(43)"
+    with wrapped(mode, clean_env, *python(program, when)) as wrapper:
+        assert (wrapper.rest(), wrapper.code()) == ("", 43)
+
+
+# Fills the pipe, and then waits in `write`.
+_FILLS = """
+import os, sys
+os.set_blocking(1, False)
+try:
+    while True:
+        os.write(1, b"x" * 4096)
+except BlockingIOError:
+    os.set_blocking(1, True)
+open(sys.argv[1], "w").close()
+os.write(1, b"x" * 4096)
+os._exit(1)
+"""
+
+
+@in_modes(*SUPERVISED)
+def test_term_ends_a_child_whose_reader_has_stopped(clean_env: dict[str, str], mode: Mode, tmp_path: Path) -> None:
+    is_full = tmp_path / "is full"
+    with wrapped(mode, clean_env, *python(_FILLS, str(is_full))) as wrapper:
+        until(is_full.exists)
+        wrapper.send("TERM")
+        assert wrapper.code() == 128 + signal.SIGTERM
+
+
+_CLOSED = ("sh", "-c", 'exec "$@" <&- >&-', "sh")
+
+
+@in_modes(*IN_CONTAINERS)
+def test_closed_stdin_and_stdout(clean_env: dict[str, str], mode: Mode) -> None:
+    shows = "import os; os.write(2, ' '.join(sorted(os.listdir('/proc/self/fd'))).encode()); os._exit(7)"
+    mode = replace(mode, above=(*mode.above, *_CLOSED))  # tini itself does not start without them
+    with wrapped(mode, clean_env, *python(shows)) as wrapper:
+        assert (wrapper.rest(), wrapper.code()) == ("0 2", 7)  # 0 is that of the folder
+
+
+_EVERY_CODE = """
+import signal, sys
+from distboot.cli.main import main
+def code(script):
+    return main(["run", "--", "sh", "-c", "ulimit -c 0; " + script])
+stop = {signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
+ignored = {signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH}
+deadly = sorted(signal.valid_signals() - stop - ignored)
+assert [code(f"exit {n}") for n in range(256)] == [*range(256)]
+assert [code(f"kill -{int(n)} $$") for n in deadly] == [128 + n for n in deadly]
+assert {signal.SIGKILL, signal.SIGALRM, signal.SIGRTMIN, signal.SIGRTMAX} <= {*deadly}
+print("all")
+"""
+
+
+@needs_namespace
+def test_every_exit_code_and_every_signal_that_ends_the_child(run: Run) -> None:
+    # One process for all: it would be slow to start one for each.
+    done = run(*NAMESPACE, sys.executable, "-c", _EVERY_CODE)
+    assert (done.stdout, done.stderr) == ("all\n", "")

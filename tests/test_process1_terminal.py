@@ -1,0 +1,82 @@
+"""The wrapper in a container with a terminal (`docker run -it`): its keys, and the job control of a shell in it."""
+
+from __future__ import annotations
+
+from process1 import EXEC_PROCESS_1, SUPERVISED, Mode, in_modes, python, wrapped
+
+# Prints the name of the signals of the keys, and every line that is typed; "end" ends it.
+_CHILD = """
+import os, signal, sys, threading
+keys = {signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH}
+signal.pthread_sigmask(signal.SIG_BLOCK, keys)
+def take():
+    while True:
+        os.write(1, signal.Signals(signal.sigwait(keys)).name[3:].encode() + b"\\n")
+threading.Thread(target=take, daemon=True).start()
+os.write(1, b"ready\\n")
+for line in sys.stdin:
+    os.write(1, b"line " + line.encode())
+    if line == "end\\n":
+        os._exit(5)
+"""
+
+
+@in_modes(*SUPERVISED, EXEC_PROCESS_1)
+def test_keys_reach_the_child_once(clean_env: dict[str, str], mode: Mode) -> None:
+    with wrapped(mode, clean_env, *python(_CHILD), terminal=True) as wrapper:
+        wrapper.read_until("ready")
+        wrapper.type("\x03")
+        wrapper.read_until("INT")
+        wrapper.type("\x1c")
+        assert "INT" not in wrapper.read_until("QUIT")
+        wrapper.type("hello\n")
+        assert "QUIT" not in wrapper.read_until("line hello")
+        wrapper.type("end\n")
+        wrapper.read_until("line end")
+        assert wrapper.code() == 5
+
+
+# Without the inits that signal the whole group: in a terminal the child is in the wrapper's, and gets theirs, too.
+@in_modes(*(mode for mode in (*SUPERVISED, EXEC_PROCESS_1) if mode.name not in {"tini -g", "dumb-init"}))
+def test_signals_of_the_runtime_reach_the_child_in_a_terminal(clean_env: dict[str, str], mode: Mode) -> None:
+    # docker stop with STOPSIGNAL SIGINT, and what tells of a new size of the window: not the keys of the terminal.
+    with wrapped(mode, clean_env, *python(_CHILD), terminal=True) as wrapper:
+        wrapper.read_until("ready")
+        wrapper.send("INT")
+        wrapper.read_until("INT")
+        wrapper.send("WINCH")
+        assert "INT" not in wrapper.read_until("WINCH")
+        wrapper.type("end\n")
+        assert "WINCH" not in wrapper.read_until("line end")
+        assert wrapper.code() == 5
+
+
+@in_modes(*SUPERVISED, EXEC_PROCESS_1)
+def test_ctrl_z_does_not_stop_the_container_for_good(clean_env: dict[str, str], mode: Mode) -> None:
+    # There is no shell to continue it. Below an init it is stopped, and CONT for process 1 continues all of it.
+    with wrapped(mode, clean_env, *python(_CHILD), terminal=True) as wrapper:
+        wrapper.read_until("ready")
+        wrapper.type("\x1a")
+        wrapper.read_until("^Z")  # which the terminal shows after it has sent the signal
+        wrapper.send("CONT")
+        wrapper.type("end\n")
+        wrapper.read_until("line end")
+        assert wrapper.code() == 5
+
+
+_SHELL = ("bash", "--norc", "-ic", '"$@"; echo stopped $?; fg; exit $?', "bash")
+
+
+@in_modes(Mode("supervised", _SHELL), Mode("--exec", _SHELL, ("--exec",)))
+def test_job_control_of_a_shell_in_the_container(clean_env: dict[str, str], mode: Mode) -> None:
+    with wrapped(mode, clean_env, *python(_CHILD), terminal=True) as wrapper:
+        wrapper.read_until("ready")
+        wrapper.type("\x1a")
+        wrapper.read_until("stopped 148")
+        wrapper.type("hello\n")
+        wrapper.read_until("line hello")
+        wrapper.type("\x03")
+        wrapper.read_until("INT")
+        wrapper.type("end\n")
+        assert "INT" not in wrapper.read_until("line end")
+        assert wrapper.code() == 5
