@@ -198,7 +198,8 @@ distboot.init("tensorflow", join_timeout=90)
     said = r"^distboot: error\[join-timeout\]: rank (\d) on \S+: TensorFlow's tasks did not find each other within"
     first = next(found[1] for found in (re.search(said, ranks.output(r), re.MULTILINE) for r in (0, 1)) if found)
     # And not only that it was killed.
-    assert f"rank {first} failed first: uncaught exception: distboot.DistbootError: error[join-timeout]" in ranks.output(0), ranks.output(0)
+    said = f"rank {first} failed first: uncaught exception: distboot.DistbootError: error[join-timeout]"
+    assert said in ranks.output(0), ranks.output(0)
 
 
 def test_one_process(run: Run) -> None:
