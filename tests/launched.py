@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hosts import missing_for_slurm
+from hosts import Hosts, missing_for_slurm
 
 needs_slurm = pytest.mark.skipif(missing_for_slurm() is not None, reason=str(missing_for_slurm()))
 needs_torch = pytest.mark.skipif(
@@ -81,3 +81,12 @@ def places_of(lines: list[dict[str, object]]) -> list[tuple[object, ...]]:
 
 UNEVEN = [("nodea", 0, 0, 2), ("nodea", 0, 1, 2), ("nodeb", 1, 0, 1)]
 CYCLIC = [("nodea", 0, 0, 2), ("nodeb", 1, 0, 1), ("nodea", 0, 1, 2)]
+
+
+def mpirun_on(
+    hosts: Hosts, slots: str, *command: str, options: tuple[str, ...] = (), **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """mpirun from nodea; only what is passed with -x reaches the ranks, as everywhere."""
+    exports = [word for name in (*variables, "PATH", "OMP_NUM_THREADS") for word in ("-x", name)]
+    launch = [str(MPIRUN), "--bind-to", "none", *options, "-H", slots, *exports, *command]
+    return hosts.run("nodea", launch, {**MPI_ENV, **variables}, timeout=120)

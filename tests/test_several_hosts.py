@@ -17,6 +17,7 @@ from launched import (
     SHOW,
     UNEVEN,
     json_lines,
+    mpirun_on,
     needs_mpirun,
     needs_slurm,
     needs_torch,
@@ -24,15 +25,6 @@ from launched import (
 )
 
 pytestmark = pytest.mark.skipif(missing_for_hosts() is not None, reason=str(missing_for_hosts()))
-
-
-def _mpirun(
-    hosts: Hosts, slots: str, *command: str, options: tuple[str, ...] = (), **variables: str
-) -> subprocess.CompletedProcess[str]:
-    """mpirun from nodea; only what is passed with -x reaches the ranks, as everywhere."""
-    exports = [word for name in (*variables, "PATH", "OMP_NUM_THREADS") for word in ("-x", name)]
-    launch = [str(MPIRUN), "--bind-to", "none", *options, "-H", slots, *exports, *command]
-    return hosts.run("nodea", launch, {**MPI_ENV, **variables}, timeout=120)
 
 
 @needs_mpirun
@@ -43,7 +35,7 @@ def _mpirun(
 def test_azureml_mpi_job_on_two_hosts_is_exact(
     hosts: Hosts, options: tuple[str, ...], places: list[tuple[object, ...]]
 ) -> None:
-    done = _mpirun(hosts, "nodea:2,nodeb:1", sys.executable, "who.py", options=options, **AZUREML)
+    done = mpirun_on(hosts, "nodea:2,nodeb:1", sys.executable, "who.py", options=options, **AZUREML)
     lines = json_lines(done)
     assert places_of(lines) == places
     assert {(line["launcher"], line["total"]) for line in lines} == {("openmpi", 6.0)}
@@ -55,8 +47,8 @@ def test_azureml_mpi_job_on_two_hosts_is_exact(
 def test_unmodified_script_on_two_hosts_through_the_wrapper(hosts: Hosts) -> None:
     command = (sys.executable, "-m", "distboot", "plain.py")
     places = [(host, str(node), local_rank, size) for host, node, local_rank, size in UNEVEN]
-    assert places_of(json_lines(_mpirun(hosts, "nodea:2,nodeb:1", *command, MASTER_ADDR="nodea"))) == places
-    lines = json_lines(_mpirun(hosts, "nodea:2,nodeb:1", *command, MASTER_ADDR="nodea", DISTBOOT_ROLL_CALL="0"))
+    assert places_of(json_lines(mpirun_on(hosts, "nodea:2,nodeb:1", *command, MASTER_ADDR="nodea"))) == places
+    lines = json_lines(mpirun_on(hosts, "nodea:2,nodeb:1", *command, MASTER_ADDR="nodea", DISTBOOT_ROLL_CALL="0"))
     # Without it the node rank is not known from one process alone: no number is better than a wrong one.
     assert places_of(lines) == [(host, None, local_rank, size) for host, _, local_rank, size in places]
 
@@ -64,13 +56,13 @@ def test_unmodified_script_on_two_hosts_through_the_wrapper(hosts: Hosts) -> Non
 @needs_mpirun
 @needs_torch
 def test_first_of_hosts_need_not_be_the_first_in_the_alphabet(hosts: Hosts) -> None:
-    lines = json_lines(_mpirun(hosts, "nodeb:1,nodea:1", sys.executable, "who.py", MASTER_ADDR="nodeb"))
+    lines = json_lines(mpirun_on(hosts, "nodeb:1,nodea:1", sys.executable, "who.py", MASTER_ADDR="nodeb"))
     assert places_of(lines) == [("nodeb", 0, 0, 1), ("nodea", 1, 0, 1)]
 
 
 @needs_mpirun
 def test_bare_mpirun_on_two_hosts_says_what_to_pass_to_the_wrapper(hosts: Hosts) -> None:
-    done = _mpirun(hosts, "nodea:1,nodeb:1", sys.executable, "-m", "distboot", "plain.py")
+    done = mpirun_on(hosts, "nodea:1,nodeb:1", sys.executable, "-m", "distboot", "plain.py")
     assert done.returncode != 0
     assert "error[no-master-addr]" in done.stderr
     assert "mpirun -x MASTER_ADDR=" in done.stderr
@@ -85,7 +77,7 @@ def test_bare_mpirun_on_two_hosts_comes_up_with_mpi4py(
     hosts: Hosts, options: tuple[str, ...], places: list[tuple[object, ...]]
 ) -> None:
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")
-    lines = json_lines(_mpirun(hosts, "nodea:2,nodeb:1", sys.executable, "who.py", options=options))
+    lines = json_lines(mpirun_on(hosts, "nodea:2,nodeb:1", sys.executable, "who.py", options=options))
     assert places_of(lines) == places
     assert {(line["launcher"], line["total"]) for line in lines} == {("openmpi", 6.0)}
 
@@ -94,7 +86,7 @@ def test_bare_mpirun_on_two_hosts_comes_up_with_mpi4py(
 @needs_torch
 def test_two_mpiruns_with_one_port_on_the_same_hosts_both_come_up(hosts: Hosts) -> None:
     def job(_: int) -> subprocess.CompletedProcess[str]:
-        return _mpirun(hosts, "nodea:2,nodeb:1", sys.executable, "who.py", MASTER_ADDR="nodea", MASTER_PORT="29533")
+        return mpirun_on(hosts, "nodea:2,nodeb:1", sys.executable, "who.py", MASTER_ADDR="nodea", MASTER_PORT="29533")
 
     with ThreadPoolExecutor(2) as pool:
         for done in pool.map(job, range(2)):
@@ -105,7 +97,7 @@ def test_two_mpiruns_with_one_port_on_the_same_hosts_both_come_up(hosts: Hosts) 
 
 @needs_mpirun
 def test_loopback_address_on_two_hosts_is_refused(hosts: Hosts) -> None:
-    done = _mpirun(hosts, "nodea:1,nodeb:1", *SHOW, MASTER_ADDR="127.0.0.1")
+    done = mpirun_on(hosts, "nodea:1,nodeb:1", *SHOW, MASTER_ADDR="127.0.0.1")
     assert done.returncode != 0
     assert "is a loopback address, and there are several nodes" in done.stderr
 
