@@ -80,6 +80,28 @@ def test_ranks_of_one_slurm_task_a_node(slurm: Slurm) -> None:
     assert places_of(lines) == UNEVEN
 
 
+@needs_hosts
+@needs_torch
+def test_killed_rank_is_named_on_the_other_host(hosts: Hosts) -> None:
+    (hosts.shared / "die.py").write_text("""
+import os, signal, time
+import distboot
+ctx = distboot.init("none", join_timeout=60)
+ctx.barrier()
+if ctx.rank == 2:
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(100)
+""")
+
+    def node(host: str, environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+        return hosts.run(host, [*UNEVENLY[:2], UNEVENLY[2].replace("who.py", "die.py")], env=environ)
+
+    with ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(node, ("nodea", "nodeb"), PLATFORMS["Kubernetes Indexed Job"]))
+    assert [each.returncode for each in done] == [1, 1]  # torchrun's own
+    assert "rank 0 on nodea: rank 2 failed first" in done[0].stderr
+
+
 @needs_torch
 def test_torchrun_starts_failed_ranks_anew(distboot: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("""
