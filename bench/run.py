@@ -22,7 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-import frameworks  # noqa: E402 - beside this file, and so is the next
+import container  # noqa: E402 - beside this file, and so are the next
+import frameworks  # noqa: E402
 import rollcall  # noqa: E402
 from captured import ALL, without_launchers  # noqa: E402 - shared with the tests
 
@@ -243,6 +244,15 @@ def bench_naming(what: str) -> Result:
     return Result(f"{what} named on every rank", f"after {took:.2f} s", f"≤ {limit:g} s", reached)
 
 
+def bench_container(case: str, runs: int) -> Result:
+    """The image of docker/ in real containers."""
+    what, limit = container.CASES[case]
+    if why := container.impossible():
+        return Result(what, f"not measured: {why}", limit, reached=False)
+    reached, said = container.measured(case, runs)
+    return Result(what, said, limit, reached)
+
+
 def bench_framework(case: str, runs: int) -> Result:
     """How soon the group of a framework is ready, against the framework's own way."""
     what, limit = frameworks.CASES[case][0], f"≤ {frameworks.LIMIT} ×"
@@ -270,6 +280,7 @@ def main() -> int:
         lambda: bench_scale(4096, 100),
         lambda: bench_scale(10000, None),
         *(partial(bench_naming, case) for case in rollcall.CASES),
+        *(partial(bench_container, case, runs) for case in container.CASES),
         *(partial(bench_framework, case, max(runs // 3, 3)) for case in frameworks.CASES),
     ]
     print("| what | measured: median (quartiles) | must reach | |\n|---|---|---|---|", flush=True)

@@ -89,7 +89,20 @@ def torchrun(placement: Placement, nproc_per_node: str, options: Sequence[str] =
         placement: of the one process on this node, with an address and a port.
         nproc_per_node: a number, or auto, gpu or cpu, as torchrun takes it.
         options: the user's own for torchrun.
+
+    Raises:
+        DistbootError: `broken-environment`.
     """
+    import tempfile  # here, so that nobody else pays for it
+
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        raise DistbootError(
+            "broken-environment",
+            "torchrun, which is to start the ranks, needs a folder for temporary files, and none can be written to",
+            "docker run --tmpfs /tmp, or set TMPDIR to a folder that can be",
+        ) from None
     meets = any(option.startswith("--rdzv-backend=") and option != "--rdzv-backend=static" for option in options)
     where = f"{placement.master_addr}:{placement.master_port}"
     own = (

@@ -1,0 +1,253 @@
+"""A podman of the tests' own, and the images of docker/ in it: no registry, no network, nothing installed twice.
+
+Storage is in the user's cache folder. The image that the Dockerfiles start from is made of Debian's packages, under the
+name that they use. What pip is to install there (torch, TensorFlow, scikit-learn, hatchling) is that of the virtual
+environment, mounted read-only where pip finds it and has nothing left to do. So the real Dockerfiles are built in
+seconds, but these downloads are not tried; what else is missing would show, as builds have no network.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import distribution, distributions, version
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parent.parent
+DOCKER = ROOT / "docker"
+_PROGRAMS = ("podman", "runc", "conmon", "iptables", "mmdebstrap")
+_DISTRIBUTIONS = ("torch", "scikit-learn", "tensorflow-cpu", "hatchling")
+_HELPERS = ("netavark", "aardvark-dns")  # Debian has them outside of PATH
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "distboot" / "podman"
+# What is not to survive a restart of the machine.
+_RUN = Path("/run", "distboot-podman-" + hashlib.sha256(bytes(_CACHE)).hexdigest()[:8])
+_CAP_SYS_ADMIN = 21
+
+_PACKAGES = "/opt/packages"  # links to what is needed of the next, as all of it would have an editable distboot, too
+_ENVIRONMENT = "/opt/site-packages"
+_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+_DEBIANS_PYTHON = "3.11"
+_BASE = (
+    *("mmdebstrap", "--quiet", "--variant=minbase", "--include=python3,python3-pip,ca-certificates"),
+    '--aptopt=Apt::Install-Recommends "false"',
+    *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "locale", "man")),
+    '--customize-hook=ln -sf python3 "$1/usr/bin/python"',
+    f'--customize-hook=rm -f "$1/usr/lib/python{_DEBIANS_PYTHON}/EXTERNALLY-MANAGED"',
+    f'--customize-hook=mkdir "$1{_PACKAGES}" "$1{_ENVIRONMENT}"',
+    f'--customize-hook=echo {_PACKAGES} > "$1/usr/local/lib/python{_DEBIANS_PYTHON}/dist-packages/packages.pth"',
+    *("bookworm", "-"),
+)
+_BASE_LABEL = "distboot.base=" + hashlib.sha256("\n".join(_BASE).encode()).hexdigest()[:12]
+_BASE_PATH = "PATH=/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def missing() -> str | None:
+    """Why podman cannot run here, in one line; None if it can."""
+    if os.geteuid() != 0:
+        return "podman is used as root here, and this is another user"
+    capabilities = Path("/proc/self/status").read_text().partition("CapEff:")[2].split()[0]
+    if not int(capabilities, 16) >> _CAP_SYS_ADMIN & 1:
+        return "this machine's root may not mount (no CAP_SYS_ADMIN), as in a container"
+    absent = [name for name in _PROGRAMS if shutil.which(name) is None]
+    absent += [name for name in _HELPERS if not Path("/usr/lib/podman", name).exists()]
+    if absent:
+        return f"{', '.join(absent)} not installed (see tests/cluster/packages.txt)"
+    absent = [name for name in _DISTRIBUTIONS if not any(distributions(name=name))]
+    if absent:
+        return f"{', '.join(absent)} not in this Python, which the images are to use"
+    if _PYTHON != _DEBIANS_PYTHON:
+        return f"the images' Python is Debian's {_DEBIANS_PYTHON}, and cannot use the packages of this {_PYTHON}"
+    return None
+
+
+def argument(dockerfile: Path, name: str) -> str:
+    """The default of a build argument."""
+    lines = [line.strip() for line in dockerfile.read_text().splitlines()]
+    return next(line.partition("=")[2] for line in lines if line.startswith(f"ARG {name}="))
+
+
+class Podman:
+    """podman, with its storage, networks and settings apart from those of the machine.
+
+    Attributes:
+        environ: with which podman and podman-compose use all that.
+        mounts: volumes, as `--volume` takes them, that every container needs.
+    """
+
+    def __init__(self, scratch: Path) -> None:
+        self.environ = {**os.environ, **_settings()}
+        self.mounts = [f"{scratch}:{_PACKAGES}:ro", f"{_site_packages()}:{_ENVIRONMENT}:ro"]
+        scratch.chmod(0o755)  # the user in the images is another one
+        _link_packages(scratch, *_DISTRIBUTIONS)
+        with (_CACHE / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # two at once would make it twice
+            self._make_base(argument(DOCKER / "Dockerfile", "PYTHON"))
+
+    def __call__(self, *words: str, ok: bool = True, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        """Run a command of podman's; `ok`: it has to end well."""
+        done = subprocess.run(
+            ["podman", *words], env=self.environ, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=timeout, check=False,
+        )  # fmt: skip
+        assert not ok or done.returncode == 0, (
+            f"podman {' '.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}"
+        )
+        return done
+
+    def build(self, dockerfile: str, **arguments: str) -> str:
+        """Build an image from the root of the repository; its id."""
+        given = {"HATCHLING": version("hatchling"), **arguments}
+        words = [f"--build-arg={name}={value}" for name, value in given.items()]
+        words += [f"--volume={mount}" for mount in self.mounts]
+        file = str(DOCKER / dockerfile)
+        done = self(
+            *("build", "--quiet", "--pull=never", "--network=none", "--layers"), *words, "--file", file, str(ROOT),
+            timeout=240,
+        )  # fmt: skip
+        return done.stdout.split()[-1]
+
+    def run(
+        self, image: str, *command: str, options: Sequence[str] = (), timeout: float = 120
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a container without network to its end."""
+        mounts = [f"--volume={mount}" for mount in self.mounts]
+        bounded = ("--rm", "--network=none", f"--timeout={int(timeout)}")
+        return self("run", *bounded, *mounts, *options, image, *command, ok=False, timeout=timeout + 30)
+
+    @contextmanager
+    def container(
+        self, image: str, *command: str, options: Sequence[str] = (), limit: int = 120
+    ) -> Iterator[Container]:
+        """A container in the background, removed at the end."""
+        name = f"distboot-{uuid.uuid4().hex[:12]}"
+        mounts = [f"--volume={mount}" for mount in self.mounts]
+        try:
+            self("run", "--detach", f"--name={name}", f"--timeout={limit}", *mounts, *options, image, *command)
+            yield Container(self, name)
+        finally:
+            self("rm", "--force", "--time=0", "--ignore", name)
+
+    @contextmanager
+    def network(self) -> Iterator[str]:
+        """A network that leads nowhere, in which containers find each other by name; removed at the end."""
+        name = f"distboot-{uuid.uuid4().hex[:12]}"
+        self("network", "create", "--internal", name)
+        try:
+            yield name
+        finally:
+            self("network", "rm", "--force", name)
+
+    def _make_base(self, image: str) -> None:
+        labels = self("image", "inspect", "--format={{.Labels}}", image, ok=False).stdout
+        if _BASE_LABEL.replace("=", ":") in labels:
+            return
+        changes = [f"--change={change}" for change in ('CMD ["python3"]', f"ENV {_BASE_PATH}", f"LABEL {_BASE_LABEL}")]
+        with subprocess.Popen(_BASE, stdout=subprocess.PIPE) as rootfs:
+            done = subprocess.run(
+                ["podman", "import", "--quiet", *changes, "-"], env=self.environ, stdin=rootfs.stdout,
+                stdout=subprocess.PIPE, text=True, timeout=300, check=False,
+            )  # fmt: skip
+        assert (rootfs.returncode, done.returncode) == (0, 0), "the base image could not be made"
+        self("tag", done.stdout.strip(), image)  # not before it is known to be whole
+
+
+class Container:
+    """A container in the background."""
+
+    def __init__(self, podman: Podman, name: str) -> None:
+        self.name, self._podman = name, podman
+
+    def logs(self) -> str:
+        """What it has written so far, to both streams."""
+        done = self._podman("logs", self.name)
+        return done.stdout + done.stderr
+
+    def wait_for(self, text: str) -> None:
+        """Return as soon as it has written this; it may not end before."""
+        follow = subprocess.Popen(
+            ["podman", "logs", "--follow", self.name], env=self._podman.environ, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        assert follow.stdout is not None
+        try:
+            lines = []
+            for line in follow.stdout:  # ends with the container, which has a time limit
+                lines.append(line)
+                if text in line:
+                    return
+            raise AssertionError(f"{self.name} has ended without {text!r}:\n{''.join(lines)}")
+        finally:
+            follow.kill()
+            follow.wait()
+            follow.stdout.close()
+
+    def exit_code(self) -> int:
+        """When it has ended."""
+        return int(self._podman("wait", self.name, timeout=180).stdout)
+
+
+def _settings() -> Mapping[str, str]:
+    """Where podman finds its settings, which are written anew."""
+    for folder in (_CACHE / "networks", _RUN):
+        folder.mkdir(parents=True, exist_ok=True)
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    # runc and cgroupfs, as they need neither systemd nor the second version of cgroups.
+    (_CACHE / "containers.conf").write_text(f"""
+[containers]
+default_ulimits = ["nofile={files}:{files}", "nproc=32768:32768"]
+http_proxy = false
+[engine]
+runtime = "runc"
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+tmp_dir = "{_RUN / "libpod"}"
+[network]
+network_backend = "netavark"
+network_config_dir = "{_CACHE / "networks"}"
+""")
+    (_CACHE / "storage.conf").write_text(f"""
+[storage]
+driver = "overlay"
+graphroot = "{_CACHE / "storage"}"
+runroot = "{_RUN / "storage"}"
+""")
+    variables = {"CONTAINERS_CONF": "containers.conf", "CONTAINERS_STORAGE_CONF": "storage.conf"}
+    return {name: str(_CACHE / file) for name, file in variables.items()}
+
+
+def _site_packages() -> Path:
+    return Path(str(distribution("torch").locate_file("")))
+
+
+def _link_packages(folder: Path, *names: str) -> None:
+    """Link, as seen in a container, these distributions and all that they require."""
+    names_left, seen = list(names), set()
+    while names_left:
+        name = names_left.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        found = distribution(name)
+        required = [Requirement(text) for text in found.requires or ()]
+        names_left += [each.name for each in required if not each.marker or each.marker.evaluate({"extra": ""})]
+        for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+            link = folder / top
+            if not top.endswith(".pth") and not link.is_symlink():
+                link.symlink_to(f"{_ENVIRONMENT}/{top}")
+
+
+def history(podman: Podman, image: str) -> list[dict[str, object]]:
+    """The layers of an image, the newest first."""
+    layers: list[dict[str, object]] = json.loads(podman("history", "--format=json", image).stdout)
+    return layers

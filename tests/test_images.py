@@ -1,0 +1,221 @@
+"""The images of docker/ in real containers: how they start, stop and end, and that several of them train together."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import yaml
+from podman import DOCKER, ROOT, Container, Podman, history, missing
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+
+_PACKAGES = f"numpy=={version('numpy')} scikit-learn=={version('scikit-learn')}"
+_TORCHRUN = '--entrypoint=["python", "-m", "distboot", "run", "--nproc-per-node=2", "--"]'
+_EXAMPLES = f"--volume={ROOT / 'examples'}:/workspace:ro"
+_OFFLINE = "--network=none"
+_HANDLES_TERM = """
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+print("READY", flush=True)
+signal.pause()
+"""
+_IGNORES_TERM = """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("READY", flush=True)
+while True:
+    signal.pause()
+"""
+_WAITS = "import signal; print('READY', flush=True); signal.pause()"
+
+
+@pytest.fixture(scope="module")
+def podman(tmp_path_factory: pytest.TempPathFactory) -> Podman:
+    return Podman(tmp_path_factory.mktemp("packages"))
+
+
+@pytest.fixture(scope="module")
+def image(podman: Podman) -> str:
+    return podman.build("Dockerfile", PACKAGES=_PACKAGES)
+
+
+@contextmanager
+def _nodes(
+    podman: Podman, image: str, count: int, *command: str, options: tuple[str, ...] = ()
+) -> Iterator[list[Container]]:
+    """As many containers of one job, in a network of their own."""
+    with podman.network() as network, ExitStack() as stack:
+        job = [
+            f"--network={network}",
+            f"--env=WORLD_SIZE={count}",
+            "--env=MASTER_ADDR=node0",
+            "--env=MASTER_PORT=29500",
+        ]
+        job += ["--env=OMP_NUM_THREADS=1", *options]
+        yield [
+            stack.enter_context(
+                podman.container(
+                    image,
+                    *command,
+                    options=[*job, f"--hostname=node{node}", f"--network-alias=node{node}", f"--env=RANK={node}"],
+                )
+            )
+            for node in range(count)
+        ]
+
+
+def _result(text: str) -> dict[str, float]:
+    line = next(line for line in text.splitlines() if "result {" in line)
+    found: dict[str, float] = json.loads(line.partition("result ")[2])
+    return found
+
+
+@pytest.mark.parametrize("dockerfile", ["Dockerfile", "Dockerfile.tensorflow"])
+def test_image_is_little_more_than_its_base(podman: Podman, image: str, dockerfile: str) -> None:
+    built = image if dockerfile == "Dockerfile" else podman.build(dockerfile)
+    (config,) = json.loads(podman("image", "inspect", built).stdout)
+    assert config["Config"]["Entrypoint"] == ["python", "-m", "distboot", "run", "--"]
+    assert (config["Config"]["User"], config["Config"].get("Cmd") or []) == ("1000", [])
+    *layers, base = history(podman, built)
+    added = sum(int(str(layer["size"])) for layer in layers)
+    assert int(str(base["size"])) > 100e6, "the last line is the base"
+    assert 100e3 < added <= 5e6  # torch and its like are mounted, see podman.py: what there is to add is distboot
+
+
+def test_distboot_is_installed_beside_torch(podman: Podman, image: str) -> None:
+    torch = podman.run(image, "python", "-c", "import distboot, torch; print(distboot.__file__, torch.__version__)")
+    assert torch.stdout.split() == [torch.stdout.split()[0], version("torch")], torch.stderr
+    assert not torch.stdout.startswith(("/opt", "/workspace"))
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        (("true",), 0, ""),
+        (("sh", "-c", "exit 3"), 3, ""),
+        (("sh", "-c", "kill -KILL $$"), 137, ""),
+        (("sh", "-c", "kill -SEGV $$"), 139, ""),
+        (("/etc/passwd",), 126, "error[command-not-executable]"),
+        (("train.py",), 127, "error[command-not-found]"),
+        ((), 2, "error[usage]: no command"),
+    ],
+    ids=["0", "3", "killed", "crashed", "not-executable", "not-found", "no-command"],
+)
+def test_exit_code_of_the_container_is_that_of_the_command(
+    podman: Podman, image: str, command: tuple[str, ...], code: int, said: str
+) -> None:
+    done = podman.run(image, *command)
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_stop_reaches_the_command_and_ends_the_container_with_its_code(podman: Podman, image: str) -> None:
+    with podman.container(image, "python", "-c", _HANDLES_TERM, options=[_OFFLINE]) as container:
+        container.wait_for("READY")
+        podman("stop", "--time=100", container.name)
+        assert container.exit_code() == 7
+
+
+def test_command_that_ignores_term_is_killed_after_the_grace(podman: Podman, image: str) -> None:
+    options = [_OFFLINE, "--env=DISTBOOT_GRACE=1"]
+    with podman.container(image, "python", "-c", _IGNORES_TERM, options=options) as container:
+        container.wait_for("READY")
+        podman("stop", "--time=100", container.name, timeout=90)  # podman itself would kill it only after that
+        assert container.exit_code() == 137
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--read-only", "--read-only-tmpfs=false"),
+        ("--user=12345:0",),
+        ("--user=12345:54321",),
+        ("--ipc=none",),
+        ("--init",),
+        ("--cap-drop=all", "--security-opt=no-new-privileges"),
+    ],
+    ids=["read-only", "no-passwd-entry", "no-group-entry", "no-dev-shm", "not-process-1", "no-capabilities"],
+)
+def test_container_with_less_than_usual(podman: Podman, image: str, options: tuple[str, ...]) -> None:
+    script = "import os, torch; print(os.getuid(), os.environ['RANK'], torch.ones(2).sum().item())"
+    done = podman.run(image, "python", "-c", script, options=options)
+    user = "12345" if "12345" in options[0] else "1000"
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, [user, "0", "2.0"], "")
+
+
+def test_home_and_working_directory_are_any_users_of_group_0(podman: Podman, image: str) -> None:
+    done = podman.run(image, "sh", "-c", "touch ~/here here && pwd && echo ~", options=["--user=12345:0"])
+    assert (done.returncode, done.stdout.split()) == (0, ["/workspace", "/home/train"]), done.stderr
+
+
+def test_doctor_in_a_container_names_the_option_of_docker_run(podman: Podman, image: str) -> None:
+    done = podman.run(image, "python", "-m", "distboot", "doctor", "--json", options=["--shm-size=1m"])
+    assert done.returncode == 78, done.stderr
+    (finding,) = [each for each in json.loads(done.stdout)["findings"] if each["name"] == "shared-memory"]
+    assert (finding["status"], finding["remedy"].partition("=")[0]) == ("problem", "docker run --shm-size")
+
+
+def test_two_containers_of_two_ranks_train(podman: Podman, image: str) -> None:
+    command = ("python", "train_digits_distboot.py", "--epochs", "5")
+    narrow = ("--shm-size=1m", "--read-only", "--user=12345:0")  # podman leaves a /tmp, which torchrun wants
+    with _nodes(podman, image, 2, *command, options=(_TORCHRUN, _EXAMPLES, *narrow)) as nodes:
+        assert [node.exit_code() for node in nodes] == [0, 0], "".join(node.logs() for node in nodes)
+        result = _result(nodes[0].logs())
+    assert result["ranks"] == 4
+    assert result["accuracy"] >= 0.93
+
+
+def test_container_that_is_killed_is_named_in_all_others(podman: Podman, image: str) -> None:
+    with _nodes(podman, image, 3, "python", "-c", _WAITS) as nodes:
+        for node in nodes:
+            node.wait_for("READY")
+        podman("kill", "--signal=KILL", nodes[2].name)
+        for rank, node in enumerate(nodes[:2]):
+            assert node.exit_code() != 0
+            assert re.search(rf"distboot: rank {rank} on node{rank}: rank 2 lost first: .*, on node2 ", node.logs())
+
+
+def test_container_of_two_ranks_that_is_killed_is_named_by_the_other_two(podman: Podman, image: str) -> None:
+    script = f"import distboot; distboot.init('none'); {_WAITS}"
+    with _nodes(podman, image, 2, "python", "-c", script, options=(_TORCHRUN,)) as nodes:
+        for node in nodes:
+            node.wait_for("READY")
+        podman("kill", "--signal=KILL", nodes[1].name)
+        assert nodes[0].exit_code() != 0
+        for rank in range(2):
+            assert re.search(
+                rf"distboot: rank {rank} on node0: ranks? [23-]+ lost first: .*, on node1 ", nodes[0].logs()
+            )
+
+
+def test_compose_file_builds_and_trains(podman: Podman, tmp_path: Path) -> None:
+    both = {"build": {"args": {"PACKAGES": _PACKAGES, "HATCHLING": version("hatchling")}}, "volumes": podman.mounts}
+    (tmp_path / "mounts.yaml").write_text(yaml.safe_dump({"services": {"node0": both, "node1": both}}))
+    project = f"distboot-{uuid.uuid4().hex[:12]}"
+    build = " ".join(["--pull=never", "--network=none", *(f"--volume={mount}" for mount in podman.mounts)])
+    files = [f"--file={DOCKER / 'compose.yaml'}", f"--file={tmp_path / 'mounts.yaml'}"]
+    compose = ["podman-compose", "--no-ansi", f"--project-name={project}", *files, f"--podman-build-args={build}"]
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*compose, *words], env=podman.environ, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=150, check=False,
+        )  # fmt: skip
+
+    try:
+        done = run("up", "--build", "--abort-on-container-exit", "--exit-code-from=node0")
+    finally:
+        down = run("down", "--timeout=0")
+    assert (done.returncode, down.returncode) == (0, 0), done.stdout + done.stderr + down.stderr
+    result = _result(done.stdout)
+    assert result["ranks"] == 4
+    assert result["accuracy"] >= 0.93
