@@ -81,6 +81,12 @@ def test_broken_tf_config_is_refused(environ: dict[str, str], problem: str) -> N
     assert problem in refusal.value.message
 
 
+def test_broken_address_of_the_own_task_is_one_problem() -> None:
+    with pytest.raises(DistbootError) as refusal:
+        detect(tf_config("worker", 0, worker=["a"]))
+    assert "not in its cluster" not in refusal.value.message
+
+
 def test_all_problems_of_tf_config_come_at_once() -> None:
     with pytest.raises(DistbootError) as refusal:
         detect(tf_config("worker", 7, worker=["a:0", "b"], cook=["c:1"]))

@@ -40,7 +40,7 @@ def _read(environ: Mapping[str, str]) -> Placement | None:
     )
     config = _json_object(reading)
     tasks = _tasks(config, reading.problems)
-    kind, index = _own(config, tasks, reading.problems)
+    kind, index = _own(config, reading.problems)
     if kind == _NO_RANK:
         reading.put("rank", 0, "TF_CONFIG: an evaluator runs alone")
         reading.put("world_size", 1, "TF_CONFIG: an evaluator runs alone")
@@ -121,19 +121,20 @@ def _check_together(tasks: list[_Task], problems: list[str]) -> None:
         problems.append(f"TF_CONFIG mixes the loopback address {quoted(here[0])} with the addresses of other hosts")
 
 
-def _own(config: dict[str, object], tasks: list[_Task], problems: list[str]) -> tuple[str, int]:
+def _own(config: dict[str, object], problems: list[str]) -> tuple[str, int]:
     """Type and index of this process's own task."""
     task = config.get("task")
     if not isinstance(task, dict):
         if config:
             problems.append("TF_CONFIG has no 'task' object")
         return "", 0
-    kind, index = str(task.get("type")), task.get("index")
+    kind, index, cluster = str(task.get("type")), task.get("index"), config.get("cluster")
+    addresses = cluster.get(kind) if isinstance(cluster, dict) else None
     if kind == _NO_RANK and index is None:
         return kind, 0
     if not isinstance(index, int) or isinstance(index, bool) or index < 0:
         problems.append(f"TF_CONFIG's task index {quoted(index)} is not a whole number of 0 or more")
-    elif kind != _NO_RANK and not any((task.kind, task.index) == (kind, index) for task in tasks):
+    elif kind != _NO_RANK and index >= len(addresses if isinstance(addresses, list) else ()):
         problems.append(f"TF_CONFIG's task {quoted(kind)} {quoted(index)} is not in its cluster")
     else:
         return kind, index
