@@ -33,6 +33,7 @@ class _Current(NamedTuple):
     process: int
     context: Context
     options: frameworks.Options
+    local_rank: str  # as it was exported; with torchrun --virtual-local-rank 0 on all
 
 
 _current: _Current | None = None
@@ -80,30 +81,29 @@ def init(
         options = frameworks.Options(framework, backend, limit, strategy, ps, evaluator)
         _refuse_type(pass_local_rank)
         with _lock:
-            context = _the_context(options, launcher, join_timeout_setting(join_timeout), pass_local_rank)
-            _adjust_arguments(pass_local_rank, context)
+            current = _the_one(options, launcher, join_timeout_setting(join_timeout), pass_local_rank)
+            _adjust_arguments(pass_local_rank, current.local_rank)
     except DistbootError as error:
         # What is wrong is in the script or outside, and not in the lines of ours that found it.
         raise error.with_traceback(None) from None
-    return context
+    return current.context
 
 
-def _the_context(
+def _the_one(
     options: frameworks.Options, launcher: str | None, join_limit: float, pass_local_rank: bool | None
-) -> Context:
-    """That of this process, or a new one."""
+) -> _Current:
+    """What this process has, or is to have from now on."""
     global _current  # noqa: PLW0603 - a process has one default process group, and so one context
     start = frameworks.starter(options)
-    before = current()
-    if before is not None:
-        _refuse_another(before.framework, options)
-        return before
     if _current is not None and _current.process == os.getpid():
+        if not _current.context.closed:
+            _refuse_another(_current, options)
+            return _current
         _current.context.close()  # what the script ended itself has left a port
     context = _started(start, detect(os.environ, launcher=launcher), options, join_limit)
-    _current = _Current(os.getpid(), context, options)
-    _say_wrong_local_rank(context, pass_local_rank)
-    return context
+    _current = _Current(os.getpid(), context, options, os.environ["LOCAL_RANK"])
+    _say_wrong_local_rank(_current, pass_local_rank)
+    return _current
 
 
 def _started(
@@ -147,27 +147,25 @@ def _met(placement: Placement, join_limit: float, options: frameworks.Options) -
     return attend(placement, os.environ, join_limit, hosts=hosts, framework=options.said, on_cpu=on_cpu)
 
 
-def _refuse_another(framework: str, options: frameworks.Options) -> None:
-    """Refuse what the context that there is has not."""
-    if framework != options.framework:
+def _refuse_another(current: _Current, options: frameworks.Options) -> None:
+    """Refuse another framework, and say what has no effect any more."""
+    context, earlier = current.context, current.options
+    if context.framework != options.framework:
         raise DistbootError(
             "already-initialized",
-            f"init({options.framework!r}) after init({framework!r}) in the same process",
+            f"init({options.framework!r}) after init({context.framework!r}) in the same process",
             "close() the first context, or use one framework a process",
         )
-    differences = [] if _current is None else options.differences(_current.options)
+    differences = options.differences(earlier)
     if differences:
-        raise DistbootError(
-            "already-initialized",
-            f"init() a second time in the same process, with {', '.join(differences)}",
-            "leave that out to get the context that there is, or close() it first",
-        )
+        said = f"warning: init() a second time: {', '.join(differences)} has no effect, the context of the first stays"
+        tell(None if context.world_size == 1 else f"rank {context.rank}", said)
 
 
-def _say_wrong_local_rank(context: Context, wanted: bool | None) -> None:
-    wrong = arguments.wrong_local_rank(sys.argv[1:], str(context.local_rank))
+def _say_wrong_local_rank(current: _Current, wanted: bool | None) -> None:
+    wrong = arguments.wrong_local_rank(sys.argv[1:], current.local_rank)
     if wanted is None and wrong is not None:
-        tell(None if context.world_size == 1 else f"rank {context.rank}", wrong)
+        tell(None if current.context.world_size == 1 else f"rank {current.context.rank}", wrong)
 
 
 def _refuse_type(pass_local_rank: object) -> None:
@@ -176,14 +174,12 @@ def _refuse_type(pass_local_rank: object) -> None:
         raise DistbootError("usage", problem, "help(distboot.init) says what each argument is")
 
 
-def _adjust_arguments(wanted: bool | None, context: Context) -> None:
+def _adjust_arguments(wanted: bool | None, local_rank: str) -> None:
     """Let `sys.argv` have the local rank, or not."""
     if wanted is None or not sys.argv:  # empty where Python is embedded
         return
     given = sys.argv[1:]
-    sys.argv[1:] = (
-        arguments.with_local_rank(given, str(context.local_rank)) if wanted else arguments.without_local_rank(given)
-    )
+    sys.argv[1:] = arguments.with_local_rank(given, local_rank) if wanted else arguments.without_local_rank(given)
 
 
 def _refuse_unservable(placement: Placement) -> None:

@@ -44,6 +44,7 @@ def start(
         DistbootError: `command-not-found` or `command-not-executable`; nothing was started.
     """
     set_parent_death_signal = _parent_death_signal_setter()
+    _adopt_orphans()
 
     def in_child() -> None:
         # Without a terminal the child leads a group of its own: mpirun and others signal our whole group, and
@@ -107,27 +108,38 @@ def _error(program: str, error: OSError) -> DistbootError:
     return DistbootError("command-not-executable", f"{quoted(program)} cannot be run: {error.strerror}", hint)
 
 
+def _adopt_orphans() -> None:
+    """Those below us that lose their parent become ours, where Linux can do it.
+
+    Process 1 may be a program that does not reap, and whose zombies nobody should wait for.
+    """
+    prctl, pr_set_child_subreaper = _prctl(), 36  # linux/prctl.h
+    if prctl is not None:
+        prctl(pr_set_child_subreaper, 1, 0, 0, 0)
+
+
 def _parent_death_signal_setter() -> Callable[[], None]:
     """A function for the child: if we are killed outright (mpirun does that), so is it. Linux only; else nothing.
 
-    An orphan would keep its accelerator, and nobody would know of it. For the same reason those below the child that
-    lose their parent become ours: process 1 may be a program that does not reap, and whose zombies nobody should wait
-    for.
+    An orphan would keep its accelerator, and nobody would know of it.
     """
+    prctl, parent, pr_set_pdeathsig = _prctl(), os.getpid(), 1  # linux/prctl.h
+
+    def set_it() -> None:
+        if prctl is not None:
+            prctl(pr_set_pdeathsig, int(signal.SIGKILL), 0, 0, 0)
+            if os.getppid() != parent:  # it died in between
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return set_it
+
+
+def _prctl() -> Callable[..., int] | None:
     if sys.platform != "linux":
-        return lambda: None
+        return None
     import ctypes
 
     try:
-        prctl = ctypes.CDLL(None).prctl
+        return ctypes.CDLL(None).prctl
     except (OSError, AttributeError):  # a libc that has none
-        return lambda: None
-    parent, pr_set_pdeathsig, pr_set_child_subreaper = os.getpid(), 1, 36  # linux/prctl.h
-    prctl(pr_set_child_subreaper, 1, 0, 0, 0)
-
-    def set_it() -> None:
-        prctl(pr_set_pdeathsig, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:  # it died in between
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return set_it
+        return None

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol
 
-from .errors import DistbootError, first_line, quoted
+from .errors import DistbootError, first_line, printable, quoted
 from .lifeline.preemption import preempted
 from .rendezvous import seconds
+from .rollcall.doors import LONGEST_FAILURE
 
 _FIRST_LIMIT = 3600.0  # seconds that main_first() gives the first rank: downloads are slow
 _AFTER_A_FAILURE = 1.0  # seconds for the same when its block has failed
@@ -72,7 +74,7 @@ class Context:
     comm: Any = None
     local_comm: Any = None
     _ended: bool = field(default=False, repr=False)
-    _inside: str = field(default="", repr=False)
+    _inside: dict[int, str] = field(default_factory=dict, repr=False)  # id of a thread -> the block that it is in
 
     @property
     def closed(self) -> bool:
@@ -100,12 +102,7 @@ class Context:
 
     def barrier(self) -> None:
         """Wait until all ranks are here: as long as for any collective operation, see `timeout` of `init`."""
-        if self._inside:
-            raise DistbootError(
-                "usage",
-                f"barrier() inside {self._inside}: the other ranks come to it only when this one has left",
-                "call it before or after the block",
-            )
+        self._refuse_inside("barrier()")
         self._barrier()
 
     @contextmanager
@@ -152,23 +149,37 @@ class Context:
     ) -> None:
         self.close()
 
+    def _refuse_inside(self, what: str, *blocks: str) -> None:
+        """Refuse what waits for ranks that wait for this one to leave a block; without `blocks`: any."""
+        block = self._inside.get(threading.get_ident())
+        if block is not None and (not blocks or block in blocks):
+            raise DistbootError(
+                "usage",
+                f"{what} inside {block}: the other ranks come to it only when this one has left",
+                "call it before or after the block",
+            )
+
     def _first(self, what: str, timeout: float, node: int | None, *, goes_first: bool) -> Iterator[None]:
         timeout = seconds(f"{what.removesuffix('()')}(timeout={quoted(timeout)})", timeout)
-        if self.world_size == 1:
-            yield
-            return
-        if not goes_first:
+        if node is not None:  # rank 0 waits there for the first ones of all nodes
+            self._refuse_inside(what, "main_first()")
+        if not goes_first and self.world_size > 1:
             self._wait_for(what, timeout, opens=False, node=node)
-        outer, self._inside = self._inside, what
+        thread = threading.get_ident()
+        outer = self._inside.get(thread)
+        self._inside[thread] = what
         try:
             yield
         except BaseException as error:
-            if goes_first:  # the others wait for it, and what is wrong with them is not to be told now
-                failure = f"{type(error).__name__}: {first_line(error)}"
+            if goes_first and self.world_size > 1:
+                # The others wait for it, and what is wrong with them is not to be told now.
+                failure = printable(f"{type(error).__name__}: {first_line(error)}")[:LONGEST_FAILURE]
                 with suppress(Exception):
                     self._wait_for(what, _AFTER_A_FAILURE, opens=True, node=node, failure=failure)
             raise
         finally:
-            self._inside = outer
-        if goes_first:
+            del self._inside[thread]
+            if outer is not None:
+                self._inside[thread] = outer
+        if goes_first and self.world_size > 1:
             self._wait_for(what, timeout, opens=True, node=node)

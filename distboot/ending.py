@@ -12,6 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
+WELL, EXIT, EXCEPTION = "well", "exit", "exception"
+
 _asked: SystemExit | None = None
 _is_watched = False
 
@@ -38,10 +40,15 @@ def exit_asked() -> SystemExit | None:
     return _asked if _asked is not None and _is_uncaught(_asked) else None
 
 
-def is_good() -> bool:
-    """In a function of `atexit`: whether the script has ended without an exception or an exit code."""
+def outcome() -> str:
+    """In a function of `atexit`: EXCEPTION, EXIT with a code other than 0, or WELL.
+
+    A `SystemExit` that the script raises itself, or by the `exit` of the interactive Python, is taken for WELL.
+    """
+    if hasattr(sys, "last_type"):
+        return EXCEPTION
     asked = exit_asked()
-    return not hasattr(sys, "last_type") and (asked is None or asked.code in (None, 0))
+    return WELL if asked is None or asked.code in (None, 0) else EXIT
 
 
 def _is_uncaught(error: SystemExit) -> bool:

@@ -21,7 +21,7 @@ CODES: Mapping[str, tuple[int, str]] = {
     "no-master-port": (78, "no port was given, and there is no job id to derive one from"),
     "unresolvable-address": (75, "the name of rank 0's host did not resolve within the join timeout"),
     "port-taken": (75, "rank 0 cannot listen on MASTER_PORT, nor on any other port that the ranks try"),
-    "join-timeout": (75, "the ranks did not all come to the store of torch, or MPI did not start, in time"),
+    "join-timeout": (75, "the ranks had met, but their framework did not start in time"),
     "missing-rank": (75, "not every rank came to the roll call, to barrier(), or through main_first(), in time"),
     "rank-failed": (
         75,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -10,7 +11,7 @@ from shutil import which
 from . import accelerators, cpus, handoff
 from .detection import launcher_of
 from .errors import DistbootError
-from .placement import Placement
+from .placement import VARIABLES, Placement
 from .rendezvous import MPI_LAUNCHERS
 
 _WAY_OUT = (
@@ -19,7 +20,7 @@ _WAY_OUT = (
 )
 # For Open MPI 4, and for 5: more ranks than cores are what was asked for, each may use all cores (see `cpus`), and in a
 # container root is who is there.
-FOR_MPIRUN = {
+_FOR_MPIRUN = {
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "OMPI_MCA_hwloc_base_binding_policy": "none",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
@@ -82,6 +83,11 @@ def has_torchrun() -> bool:
     return find_spec("torch") is not None
 
 
+def agents_meet(options: Sequence[str]) -> bool:
+    """Whether the user's options let torchrun's agents find each other, and then they count the nodes themselves."""
+    return any(option.startswith("--rdzv-backend=") and option != "--rdzv-backend=static" for option in options)
+
+
 def torchrun(placement: Placement, nproc_per_node: str, options: Sequence[str] = ()) -> list[str]:
     """The command line, without its script, of the agent that starts the ranks of this node.
 
@@ -103,11 +109,10 @@ def torchrun(placement: Placement, nproc_per_node: str, options: Sequence[str] =
             "torchrun, which is to start the ranks, needs a folder for temporary files, and none can be written to",
             "docker run --tmpfs /tmp, or set TMPDIR to a folder that can be",
         ) from None
-    meets = any(option.startswith("--rdzv-backend=") and option != "--rdzv-backend=static" for option in options)
     where = f"{placement.master_addr}:{placement.master_port}"
     own = (
         [f"--rdzv-endpoint={where}", f"--rdzv-id={placement.job_id or 'distboot'}"]
-        if meets
+        if agents_meet(options)
         else [
             "--rdzv-backend=static",
             f"--node-rank={placement.rank}",
@@ -145,11 +150,12 @@ def mpirun(placement: Placement, nproc_per_node: str, environ: Mapping[str, str]
             "pip install torch, also for other frameworks; on a single node an mpirun will do; or let the launcher "
             "start one process a rank",
         )
-    found = len(accelerators.visible(environ))
-    if nproc_per_node == "gpu" and not found:
-        raise DistbootError("usage", "--nproc-per-node gpu, and no GPU was found", "give the number of processes")
-    count = {"cpu": cpus.affinity() or 1, "auto": found or cpus.affinity() or 1, "gpu": found}
-    return ["mpirun", "-n", str(count.get(nproc_per_node) or int(nproc_per_node))]
+    found, all_cpus = len(accelerators.visible(environ)), cpus.affinity() or os.cpu_count()
+    count = {"gpu": found, "cpu": all_cpus, "auto": found or all_cpus}.get(nproc_per_node, nproc_per_node)
+    if not count:
+        problem = f"--nproc-per-node {nproc_per_node}, and how many that is cannot be seen here"
+        raise DistbootError("usage", problem, "give the number of processes")
+    return ["mpirun", "-n", str(count)]
 
 
 def agent_target(target: Sequence[str]) -> list[str]:
@@ -159,12 +165,31 @@ def agent_target(target: Sequence[str]) -> list[str]:
     return ["--no-python", *words] if target[0] == "--" else words
 
 
-def agent_environ(environ: Mapping[str, str], placement: Placement) -> dict[str, str]:
-    """The environment for the agent: without what says that each of its ranks is this one process."""
+def agent_environ(
+    environ: Mapping[str, str], placement: Placement, nproc_per_node: str, *, keeps_order: bool
+) -> dict[str, str]:
+    """The environment for torchrun's agent: without what says that each of its ranks is this one process.
+
+    Args:
+        environ: of this process.
+        placement: as for `torchrun`.
+        nproc_per_node: the same.
+        keeps_order: whether the agents count the nodes as the launcher does.
+    """
     bare, _ = handoff.take(environ)
     # torchrun takes PET_* for its options, and all that matter are given; TORCHELASTIC_* are those of an agent further
     # out, whose store this one must not use.
     kept = {name: value for name, value in bare.items() if not name.startswith(("PET_", "TORCHELASTIC_"))}
-    kept.pop("DISTBOOT_LAUNCHER", None)
-    kept["NODE_RANK"] = str(placement.rank)  # torchrun itself has no name for it that scripts know
-    return kept
+    for name in ("DISTBOOT_LAUNCHER", "NODE_RANK"):
+        kept.pop(name, None)
+    if keeps_order:
+        kept["NODE_RANK"] = str(placement.rank)  # torchrun itself has no name for it that scripts know
+    # torchrun sets 1 where it is not set.
+    return kept | (cpus.variables(int(nproc_per_node), kept) if nproc_per_node.isdigit() else {})
+
+
+def mpirun_environ(environ: Mapping[str, str], placement: Placement) -> dict[str, str]:
+    """The environment for mpirun: without what says that each of its ranks is this one process."""
+    bare, _ = handoff.take(environ)
+    outer = {*launcher_of(placement).markers, *VARIABLES.values(), "TF_CONFIG", "DISTBOOT_LAUNCHER"}
+    return {**_FOR_MPIRUN, **{name: value for name, value in bare.items() if name not in outer}}

@@ -166,15 +166,45 @@ ctx.barrier()
         assert ("through" in output.splitlines(), code) == (True, 0), output
 
 
-def test_barrier_inside_main_first_is_refused(ranks: Ranks) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_waiting_inside_main_first_is_refused(ranks: Ranks, count: int) -> None:
     script = """
 with distboot.init("none", join_timeout=60) as ctx:
     with ctx.main_first():
         attempt(ctx.barrier)
+        attempt(ctx.local_main_first().__enter__)
     ctx.barrier()
 """
-    for output, code in ranks(script, 2):
-        assert (output.startswith("usage barrier() inside main_first(): "), code) == (True, 0), output
+    for output, code in ranks(script, count):
+        said = [line.partition(" inside main_first(): ")[0] for line in output.splitlines() if "usage " in line]
+        assert (said, code) == (["usage barrier()", "usage local_main_first()"], 0), output
+
+
+def test_failure_is_told_also_to_a_rank_that_connects_later_and_is_not_endless(ranks: Ranks) -> None:
+    script = """
+import distboot.rollcall.visitor as visitor
+if os.environ["RANK"] == "1":  # its first attempt to connect fails, as where rank 0 has no room
+    connect = visitor.Visitor._connect
+    def late(self, limit):
+        visitor.Visitor._connect = connect
+        raise TimeoutError("no room")
+    visitor.Visitor._connect = late
+with distboot.init("none", join_timeout=60) as ctx:
+    for error in (OSError("disk full" * 10_000), None):
+        try:
+            with ctx.main_first(timeout=30):
+                if ctx.is_main and error is not None:
+                    raise error
+                say("inside")
+        except (OSError, distboot.DistbootError) as failure:
+            say(type(failure).__name__, len(str(failure)) < 1000)
+    if ctx.is_main:
+        touch("opened twice")
+    until("opened twice")
+"""
+    first, second = ranks(script, 2)
+    assert (first[0].splitlines()[0], first[1]) == ("OSError False", 0), first
+    assert [line for line in second[0].splitlines() if "distboot:" not in line] == ["DistbootError True", "inside"]
 
 
 @pytest.mark.parametrize("timeout", ["-1", "0", "float('nan')", "float('inf')", "None", "'x'"])

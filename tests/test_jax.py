@@ -118,6 +118,22 @@ say(rank=ctx.rank)
 
 
 @needs_jax
+def test_shutdown_of_a_script_that_fails_waits_for_nobody(clean_env: dict[str, str], port: int, tmp_path: Path) -> None:
+    script = """
+try:
+    gathered(ctx.rank)
+    if ctx.is_main:
+        raise ValueError("boom")
+finally:
+    jax.distributed.shutdown()
+ctx.barrier()
+"""
+    ended = run_ranks(_BEGIN + _INIT + script, {**clean_env, **_ENV}, port, tmp_path)
+    assert all(rank.code for rank in ended)
+    assert "rank 0 failed first: uncaught exception: ValueError: boom" in ended[0].err
+
+
+@needs_jax
 def test_unmodified_script_under_the_wrapper(clean_env: dict[str, str], port: int, tmp_path: Path) -> None:
     script = """
 import jax

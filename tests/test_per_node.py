@@ -126,7 +126,8 @@ sys.exit(main(sys.argv[1:]))
 
 
 @needs_mpirun
-def test_mpirun_starts_the_ranks_where_there_is_no_torch(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("pod", [{}, {**_TWO, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}], ids=str)
+def test_mpirun_starts_the_ranks_where_there_is_no_torch(run: Run, tmp_path: Path, pod: dict[str, str]) -> None:
     assert MPIRUN is not None
     (tmp_path / "without.py").write_text(_WITHOUT_TORCH)
     script = "import json, os, sys; names = 'RANK', 'WORLD_SIZE', 'LOCAL_RANK'; "
@@ -134,7 +135,7 @@ def test_mpirun_starts_the_ranks_where_there_is_no_torch(run: Run, tmp_path: Pat
     script += "sys.exit(int(os.environ['RANK'] == '2') * 5)"
     path = f"{Path(MPIRUN).parent}:/usr/bin:/bin"
     command = [sys.executable, "without.py", "run", "--nproc-per-node", "3", "--", sys.executable, "-c", script]
-    done = run(*command, env={"PATH": path})
+    done = run(*command, env={**pod, "PATH": path})
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     found = sorted((line["RANK"], line["WORLD_SIZE"], line["LOCAL_RANK"]) for line in lines)
     assert found == [(rank, 3, rank) for rank in range(3)], done.stderr

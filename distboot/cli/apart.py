@@ -5,6 +5,7 @@ Without its variables each process of it is a world of its own, ends well, and s
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 
@@ -25,10 +26,11 @@ _KNOWS_US = re.compile(r"^[ \t]*(?:import|from)[ \t]+distboot\b", re.MULTILINE)
 
 def warning(target: Target, framework: str, placement: Placement, environ: Mapping[str, str]) -> str | None:
     """What is to be said of a script before it is started; None: nothing."""
-    if framework != "torch" or target.given[0] in ("-m", "--"):
+    script = target.given[0]
+    if framework != "torch" or script in ("-m", "--") or not os.path.isfile(script):  # a pipe can be read only once
         return None
     try:
-        with open(target.given[0], encoding="utf-8", errors="replace") as file:
+        with open(script, encoding="utf-8", errors="replace") as file:
             text = file.read(_LONGEST)
     except OSError:
         return None
@@ -41,6 +43,6 @@ def warning(target: Target, framework: str, placement: Placement, environ: Mappi
     if not found or _KNOWS_US.search(text):
         return None
     return (
-        f"warning: {target.given[0]} starts {found[0]}, which reads variables of its own, and without them each rank "
-        f"trains apart: python -m distboot run --framework {found[0]} {target.given[0]}"
+        f"warning: {script} starts {found[0]}, which reads variables of its own, and without them each rank "
+        f"trains apart: python -m distboot run --framework {found[0]} {script}"
     )

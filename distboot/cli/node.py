@@ -7,7 +7,7 @@ import os
 from .. import child, nodes, supervise
 from ..placement import Placement
 from ..rendezvous import settled, wait_until_resolves
-from .run_options import of_a_rank, of_torchrun
+from .run_options import for_every_wrapper, of_a_rank, of_torchrun
 from .target import Target
 
 TYPE_CHECKING = False
@@ -27,14 +27,15 @@ def start_ranks(options: Namespace, placement: Placement, target: Target, join_t
         raise problem
     placement = settled(placement)
     wait_until_resolves(placement, join_timeout)
-    own, environ = of_a_rank(options), nodes.agent_environ(os.environ, placement)
-    of_rank = [*target.python, "-m", "distboot", "run", *own, *target.given]  # each rank has a wrapper of its own
+    own, count, given = of_a_rank(options), options.nproc_per_node, of_torchrun(options)
+    of_rank = [*target.python, "-m", "distboot", "run", *own, *for_every_wrapper(options), *target.given]
     if nodes.has_torchrun():
-        engine = nodes.torchrun(placement, options.nproc_per_node, of_torchrun(options))
+        engine = nodes.torchrun(placement, count, given)
         command = [*engine, *nodes.agent_target(["--", *of_rank] if own else target.given)]
+        environ = nodes.agent_environ(os.environ, placement, count, keeps_order=not nodes.agents_meet(given))
     else:
-        command = [*nodes.mpirun(placement, options.nproc_per_node, os.environ, of_torchrun(options)), *of_rank]
-        environ = {**nodes.FOR_MPIRUN, **environ}
+        command = [*nodes.mpirun(placement, count, os.environ, given), *of_rank]
+        environ = nodes.mpirun_environ(os.environ, placement)
     if options.exec:
         child.become(command, environ)
     return supervise.run(command, environ, grace=grace)

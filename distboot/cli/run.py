@@ -57,13 +57,11 @@ class _Started:
 
     def run(
         self,
-        exports: Mapping[str, str | None],
+        environ: dict[str, str],
         watch: supervise.Watch | None = None,
-        more: Mapping[str, str] = {},
         open_files: int | None = None,
     ) -> int:
         """Our exit code, when it has ended; or become the command."""
-        environ = {**applied(exports, os.environ), **more}
         words, name = self.target.words, self.options.pass_local_rank
         if name is not None:
             words = self.target.with_local_rank(_local_rank(environ), name)
@@ -82,14 +80,14 @@ def _alone(started: _Started, placement: Placement, join_timeout: float) -> int:
         from ..rollcall.meeting import alone
 
         others = frameworks.exports(framework, alone(placement, join_timeout), os.environ)
-    return started.run(variables(placement, os.environ, named=started.options.launcher, others=others))
+    exports = variables(placement, os.environ, named=started.options.launcher, others=others)
+    return started.run(applied(exports, os.environ))
 
 
 def _together(started: _Started, placement: Placement, join_timeout: float, problem: DistbootError | None) -> int:
     """For a rank among others, which should hear of its problem."""
     options = started.options
-    apart = warning(started.target, options.framework, placement, os.environ)
-    if apart is not None and placement.rank == 0:
+    if placement.rank == 0 and (apart := warning(started.target, options.framework, placement, os.environ)):
         tell(placement.who, printable(apart))
     lifeline = None if options.exec else settings(os.environ, options.grace)
     from .. import interfaces  # here, so that a process that is alone does not pay for sockets
@@ -103,13 +101,13 @@ def _together(started: _Started, placement: Placement, join_timeout: float, prob
             meeting.placement, os.environ, named=options.launcher, others=others, met=True, watched=watched
         )
         exports |= interfaces.variables(meeting.interface, os.environ)
+        environ = applied(exports, os.environ)
         meeting.vacate()
         if lifeline is None:
             meeting.goodbye()
-            return started.run(exports, open_files=meeting.open_files)
-        environ = applied(exports, os.environ)
+            return started.run(environ, open_files=meeting.open_files)
         watch = Keeper(meeting, lifeline, environ.get("DISTBOOT_SECRET", ""))
-        return started.run(exports, watch, watch.environ(environ), open_files=meeting.open_files)
+        return started.run(watch.environ(environ), watch, open_files=meeting.open_files)
 
 
 def _local_rank(environ: Mapping[str, str]) -> str:

@@ -46,15 +46,19 @@ def of_torchrun(options: Namespace) -> list[str]:
 
 
 def of_a_rank(options: Namespace) -> list[str]:
-    """Those of our options that only a wrapper of the rank itself can heed; and then the others for it."""
+    """Those of our options that only a wrapper of the rank itself can heed; empty: it needs none."""
     own = ["--log-prefix"] if options.log_prefix else []
     own += [] if options.log_dir is None else [f"--log-dir={options.log_dir}"]
     own += [] if options.framework == "torch" else [f"--framework={options.framework}"]
     own += [] if options.pass_local_rank is None else [f"--pass-local-rank={options.pass_local_rank}"]
-    if own:
-        own += [] if options.join_timeout is None else [f"--join-timeout={options.join_timeout}"]
-        own += [] if options.grace is None else [f"--grace={options.grace}"]
     return own
+
+
+def for_every_wrapper(options: Namespace) -> list[str]:
+    """Those that each wrapper of a rank is to have, too, if it has one."""
+    both = ["--exec"] if options.exec else []
+    both += [] if options.join_timeout is None else [f"--join-timeout={options.join_timeout}"]
+    return both + ([] if options.grace is None else [f"--grace={options.grace}"])
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
@@ -138,7 +142,8 @@ def _parser() -> Parser:
     parser.add_argument(
         "--exec",
         action="store_true",
-        help="become the command, instead of staying as its parent: there is no lifeline then, and no grace",
+        help="become the command, instead of staying as its parent: there is no lifeline then, and no grace; not with "
+        "--framework horovod or tensorflow, for whose scripts the wrapper holds a port",
     )
     parser.add_argument(
         "--log-prefix", action="store_true", help="begin each line of the output with its rank and host"

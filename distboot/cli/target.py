@@ -37,7 +37,8 @@ class Target:
         if shutil.which(program) is not None:
             return None
         if os.sep in program and os.path.exists(program):
-            return DistbootError("command-not-executable", f"{quoted(program)} may not be executed", "chmod +x it")
+            hint = "name a program in it" if os.path.isdir(program) else "chmod +x it"
+            return DistbootError("command-not-executable", f"{quoted(program)} may not be executed", hint)
         return DistbootError("command-not-found", f"{quoted(program)} does not exist", "check PATH and spelling")
 
 

@@ -63,19 +63,26 @@ def export(meeting: Meeting, exported: Exported, others: Mapping[str, str] = {})
     exported.write(variables(placement, before, joined=joined, others=others, met=met, watched=watched))
 
 
-def at_end(good: Callable[[], object], bad: Callable[[], object] = lambda: None) -> None:
+def at_end(
+    *,
+    well: Callable[[], object],
+    exited: Callable[[], object] | None = None,
+    failed: Callable[[], object] | None = None,
+) -> None:
     """Do one of these when the script ends, but not in a forked child.
 
     Args:
-        good: if it ends well.
-        bad: if it ends with an uncaught exception or an exit code.
+        well: if it ends well.
+        exited: if it ends with an exit code, by `sys.exit`.
+        failed: if it ends with an uncaught exception.
     """
     ending.watch()
-    pid = os.getpid()
+    pid, works = os.getpid(), {ending.WELL: well, ending.EXIT: exited, ending.EXCEPTION: failed}
 
     def run() -> None:
-        if os.getpid() == pid:
-            (good if ending.is_good() else bad)()
+        work = works[ending.outcome()]
+        if os.getpid() == pid and work is not None:
+            work()
 
     atexit.register(run)
 

@@ -24,6 +24,7 @@ from ..context import Context
 from ..errors import DistbootError, first_line, printable, quoted
 from ..exports import Exported, variables
 from ..rendezvous import Wait
+from ..rollcall.doors import Door
 from ..rollcall.meeting import Meeting
 from ..rollcall.ports import listening
 from ..rollcall.ready import Ready
@@ -33,6 +34,7 @@ from ._options import Options
 from ._torch_device import CPU_BACKENDS, device_and_backend, device_id, set_device
 
 _OLDEST = (2, 2)
+_FIRST = "the first rank"
 
 
 def on_cpu(options: Options) -> bool:
@@ -93,7 +95,7 @@ def start(
     result = context(meeting, exported, options, meets, leave=group.leave, is_up=group.is_up, device=device)
     if backend == "gloo":
         # Without close() Gloo is not to abort a script either, see `_leave`. After an exception peers may be gone.
-        at_end(result.close, lambda: None if hasattr(sys, "last_type") else result.close())
+        at_end(well=result.close, exited=result.close)
     return result
 
 
@@ -122,32 +124,25 @@ class _AtStore:
     def __init__(self, store: Any, who: str | None, barrier: Callable[[], None]) -> None:
         self._store, self._who = store, who
         self.barrier = barrier
-        self._times: dict[str, int] = {}
+        self._times: dict[tuple[str, int | None], int] = {}
 
     def wait_for(
         self, what: str, limit: float, *, opens: bool, node: int | None = None, failure: str | None = None
     ) -> None:
-        what += "" if node is None else f" on node {node}"
-        self._times[what] = self._times.get(what, 0) + 1
-        key = f"distboot/{what}/{self._times[what]}"
+        self._times[what, node] = self._times.get((what, node), 0) + 1
+        door = Door(what, node, self._times[what, node])
+        key = f"distboot/{door.said}/{door.times}"
         if opens:
             self._store.set(key, failure or "")
             return
         # Asking again and again, as waiting would hold the store's lock, which the group needs.
-        waiting = Wait(self._who, limit, f"{what}: the first rank is not through yet")
+        waiting = Wait(self._who, limit, f"{door.said}: {_FIRST} is not through yet")
         while not self._store.check([key]):
             if not waiting.once_more("its block still runs"):
-                raise DistbootError(
-                    "missing-rank",
-                    f"{what}: the first rank was not through within {limit:g} s",
-                    "look at its output, or give its block more time (timeout=…)",
-                )
-
+                raise door.not_opened(_FIRST, limit)
         why = printable(self._store.get(key).decode(errors="replace"))
         if why:
-            raise DistbootError(
-                "rank-failed", f"{what}: the block failed on the first rank: {why}", "look at its output"
-            )
+            raise door.failed(_FIRST, why)
 
     def close(self) -> None:
         self._store = None

@@ -79,18 +79,19 @@ def start(meeting: Meeting, exported: Exported, options: Options) -> Context:
     shutdown = jax.distributed.shutdown
 
     def shut_down() -> None:
-        if jax.distributed.is_initialized():
+        # While an exception is on its way the others may wait for us in vain; whether it is the end will be seen.
+        if not (placement.rank == 0 and sys.exc_info()[0]):
             _see_off(jax, placement)
-        shutdown()
+            shutdown()
 
+    at_once = partial(_leave_at_once, jax)
     jax.distributed.shutdown = shut_down  # a script may call it, too
-    at_end(partial(_see_off, jax, placement), partial(_leave_at_once, jax))
+    at_end(well=partial(_see_off, jax, placement), exited=at_once, failed=at_once)
 
     def leave() -> None:
-        # While an exception is on its way the others may wait for us in vain; whether it is the end will be seen.
-        if jax.distributed.is_initialized() and not (placement.rank == 0 and sys.exc_info()[0]):
+        jax.distributed.shutdown = shutdown
+        if jax.distributed.is_initialized():
             shut_down()
-            jax.distributed.shutdown = shutdown
 
     return context(
         meeting, exported, options, Gated(meeting, options), leave=leave, is_up=jax.distributed.is_initialized

@@ -117,7 +117,7 @@ def _of_servers(tf: Any, meeting: Meeting, chief: Chief) -> Any:
     except BaseException:
         chief.close()
         raise
-    at_end(chief.dismiss)  # of an exception the lifeline tells the other tasks
+    at_end(well=chief.dismiss)  # of an exception the lifeline tells the other tasks
     name_its_limits(meeting.placement.who, "ParameterServerStrategy")
     return strategy
 

@@ -57,11 +57,12 @@ def say(kind: str, text: str = "") -> None:
 @contextmanager
 def by_a_fork() -> Iterator[Callable[[str], object] | None]:
     """What says in a fork of this process why it fails: `say` does not there, as a fork is not the rank."""
-    if _pipe is None:
-        yield None  # nobody listens
+    pid, (pipe, inode) = os.getpid(), _pipe or (-1, 0)
+    try:
+        ours = os.dup(pipe)
+    except OSError:  # nobody listens, or the script has closed all files
+        yield None
         return
-    pid, (pipe, inode) = os.getpid(), _pipe
-    ours = os.dup(pipe)
     try:
         yield lambda text: _write((ours, inode), EXCEPTION, pid, text)
     finally:

@@ -168,7 +168,7 @@ class Gatekeeper:
             content, more = content if isinstance(content, list) and len(content) == 2 else (None, None)
         door = door_of(content)
         is_fine = {
-            "late": isinstance(more, int | float) and 0 <= more <= _LONGEST,
+            "late": type(more) in (int, float) and 0 <= float(str(more)) <= _LONGEST,
             "failed": isinstance(more, str) and len(more) <= LONGEST_FAILURE,
         }
         if door is None or not is_fine.get(kind, True):
@@ -202,9 +202,10 @@ class Gatekeeper:
         self._connections.admit(peer)
         peer.rank, peer.session = rank, self._sessions[rank]
         self._peers[rank] = peer
-        for (what, node), times in self._open.items():
-            if node in (None, self._node_of[rank]):
-                self._tell_open([rank], Door(what, node, times))
+        opened = [Door(what, node, times) for (what, node), times in self._open.items()]
+        for door in (*self._failed, *opened):  # it passes them in this order
+            if door.node in (None, self._node_of[rank]):
+                self._tell_open([rank], door)
 
     def _lost(self, peer: Peer) -> None:
         if peer.rank is not None and self._peers.get(peer.rank) is peer:

@@ -63,7 +63,7 @@ class Visitor:
     def open(self, door: Door, limit: float, failure: str | None = None) -> None:
         """Let all ranks of this node pass, which wait at this door, or will; or let them know that we have failed."""
         message = door.as_message()
-        kind, content = ("through", message) if failure is None else ("failed", [message, failure[:LONGEST_FAILURE]])
+        kind, content = ("through", message) if failure is None else ("failed", [message, failure])
         self._send(kind, content, Patience(limit, speaks=False), door)
 
     def wait(self, door: Door, limit: float) -> None:
@@ -127,10 +127,10 @@ class Visitor:
         if kind == "failed":
             content, failure = content if isinstance(content, list) and len(content) == 2 else (None, None)
         passed = door_of(content)
-        if passed is None:
+        if passed is None or (kind == "failed" and not isinstance(failure, str)):
             raise WireError(f"sends a broken {kind}")
         if failure is not None:
-            self._failed[passed] = printable(str(failure)[:LONGEST_FAILURE])
+            self._failed[passed] = printable(str(failure))[:LONGEST_FAILURE]
         self._passed[passed.name] = passed.times
 
     def _send(self, kind: str, content: object, patience: Patience, door: Door) -> None:
