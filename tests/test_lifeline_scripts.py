@@ -113,7 +113,7 @@ def test_process_forked_in_c_does_not_end_the_rank(start_init: Start) -> None:
     script = """
 if rank == 1:
     import ctypes
-    libc = ctypes.CDLL(None)
+    libc = ctypes.PyDLL(None)  # which keeps Python's lock: else another thread may have it in the child, for ever
     child = libc.fork()
     if child == 0:
         libc.exit(3)

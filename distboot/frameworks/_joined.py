@@ -115,6 +115,7 @@ def limited(meeting: Meeting, what: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+        timer.join()  # a script may fork next
 
 
 class Meets(Protocol):
