@@ -81,12 +81,12 @@ def init(
         options = frameworks.Options(framework, backend, limit, strategy, ps, evaluator)
         _refuse_type(pass_local_rank)
         with _lock:
-            current = _the_one(options, launcher, join_timeout_setting(join_timeout), pass_local_rank)
-            _adjust_arguments(pass_local_rank, current.local_rank)
+            held = _the_one(options, launcher, join_timeout_setting(join_timeout), pass_local_rank)
+            _adjust_arguments(pass_local_rank, held.local_rank)
     except DistbootError as error:
         # What is wrong is in the script or outside, and not in the lines of ours that found it.
         raise error.with_traceback(None) from None
-    return current.context
+    return held.context
 
 
 def _the_one(
@@ -147,9 +147,9 @@ def _met(placement: Placement, join_limit: float, options: frameworks.Options) -
     return attend(placement, os.environ, join_limit, hosts=hosts, framework=options.said, on_cpu=on_cpu)
 
 
-def _refuse_another(current: _Current, options: frameworks.Options) -> None:
+def _refuse_another(held: _Current, options: frameworks.Options) -> None:
     """Refuse another framework, and say what has no effect any more."""
-    context, earlier = current.context, current.options
+    context, earlier = held.context, held.options
     if context.framework != options.framework:
         raise DistbootError(
             "already-initialized",
@@ -162,10 +162,10 @@ def _refuse_another(current: _Current, options: frameworks.Options) -> None:
         tell(None if context.world_size == 1 else f"rank {context.rank}", said)
 
 
-def _say_wrong_local_rank(current: _Current, wanted: bool | None) -> None:
-    wrong = arguments.wrong_local_rank(sys.argv[1:], current.local_rank)
+def _say_wrong_local_rank(held: _Current, wanted: bool | None) -> None:
+    wrong = arguments.wrong_local_rank(sys.argv[1:], held.local_rank)
     if wanted is None and wrong is not None:
-        tell(None if current.context.world_size == 1 else f"rank {current.context.rank}", wrong)
+        tell(None if held.context.world_size == 1 else f"rank {held.context.rank}", wrong)
 
 
 def _refuse_type(pass_local_rank: object) -> None:

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from shutil import which
 
 from . import accelerators, cpus, handoff
+from .address import socket_said
 from .detection import launcher_of
 from .errors import DistbootError
 from .placement import VARIABLES, Placement
@@ -109,7 +110,7 @@ def torchrun(placement: Placement, nproc_per_node: str, options: Sequence[str] =
             "torchrun, which is to start the ranks, needs a folder for temporary files, and none can be written to",
             "docker run --tmpfs /tmp, or set TMPDIR to a folder that can be",
         ) from None
-    where = f"{placement.master_addr}:{placement.master_port}"
+    where = socket_said(str(placement.master_addr), placement.master_port or 0)
     own = (
         [f"--rdzv-endpoint={where}", f"--rdzv-id={placement.job_id or 'distboot'}"]
         if agents_meet(options)

@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from hosts import Hosts, missing_for_slurm
+from hosts import Hosts, missing_for_hosts, missing_for_slurm
 
+needs_hosts = pytest.mark.skipif(missing_for_hosts() is not None, reason=str(missing_for_hosts()))
 needs_slurm = pytest.mark.skipif(missing_for_slurm() is not None, reason=str(missing_for_slurm()))
 needs_torch = pytest.mark.skipif(
     not any(Path(path, "torch").is_dir() for path in sys.path), reason="torch is not installed"

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, Run
-from hosts import Hosts, Slurm, missing_for_hosts
-from launched import MPI_ENV, MPIRUN, needs_mpirun, needs_slurm
+from hosts import Hosts, Slurm
+from launched import MPI_ENV, MPIRUN, needs_hosts, needs_mpirun, needs_slurm
 
 pytestmark = pytest.mark.skipif(
     find_spec("horovod") is None, reason="Horovod is not installed (tests/frameworks/wheels.sh builds it)"
@@ -26,7 +26,6 @@ needs_mpich = pytest.mark.skipif(MPICH is None, reason="no mpiexec.mpich (see te
 GLOO_ONLY = Path(sys.prefix, "horovod-gloo")
 needs_gloo_only = pytest.mark.skipif(not GLOO_ONLY.is_dir(), reason="no Horovod on Gloo alone (see the Makefile)")
 needs_tensorflow = pytest.mark.skipif(find_spec("tensorflow") is None, reason="TensorFlow is not installed")
-needs_hosts = pytest.mark.skipif(missing_for_hosts() is not None, reason=str(missing_for_hosts()))
 
 UNDER_4 = (str(OPENMPI4), "--oversubscribe", "-n", "2")
 UNDER_5 = (str(MPIRUN), "--map-by", ":OVERSUBSCRIBE", "-n", "2")

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 from conftest import Run
-from hosts import Hosts, Slurm, missing_for_hosts
-from launched import DEBIAN, MPI_ENV, MPIRUN, debians_mpi, json_lines, needs_slurm
+from hosts import Hosts, Slurm
+from launched import DEBIAN, MPI_ENV, MPIRUN, debians_mpi, json_lines, needs_hosts, needs_slurm
 
 pytestmark = pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed (pip install mpi4py)")
-needs_hosts = pytest.mark.skipif(missing_for_hosts() is not None, reason=str(missing_for_hosts()))
 
 Start = Callable[..., tuple[list[str], dict[str, str]]]
 

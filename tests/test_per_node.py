@@ -12,20 +12,19 @@ from pathlib import Path
 import pytest
 from conftest import Run
 from documented import AWSBATCH, SAGEMAKER, TRAINJOB, VOLCANO
-from hosts import Hosts, Slurm, missing_for_hosts
+from hosts import Hosts, Slurm
 from launched import (
     MPI_ENV,
     MPIRUN,
     UNEVEN,
     json_lines,
     mpirun_on,
+    needs_hosts,
     needs_mpirun,
     needs_slurm,
     needs_torch,
     places_of,
 )
-
-needs_hosts = pytest.mark.skipif(missing_for_hosts() is not None, reason=str(missing_for_hosts()))
 
 # Two ranks on nodea, one on nodeb.
 _UNEVENLY = f"""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Run
+from launched import needs_torch
 
 from distboot import cpus
 
@@ -69,6 +70,16 @@ def test_share_of_a_rank_inside_the_wrapper_is_its_own(distboot: Run, clean_env:
     ranks = [f"{name}={value}" for name, value in PLACE.items()]
     done = distboot("run", "--", "env", *ranks, *inner)
     assert int(json.loads(done.stdout)["OMP_NUM_THREADS"]) <= max(len(os.sched_getaffinity(0)) // 4, 1)
+
+
+@needs_torch
+def test_ranks_that_the_wrapper_lets_torchrun_start_share_them(distboot: Run, clean_env: dict[str, str]) -> None:
+    del clean_env["OMP_NUM_THREADS"]
+    share = max(len(os.sched_getaffinity(0)) // 2, 1)
+    done = distboot("run", "--nproc-per-node", "2", "--", "sh", "-c", "echo threads=$OMP_NUM_THREADS")
+    found = [int(line.removeprefix("threads=")) for line in done.stdout.splitlines() if line.startswith("threads=")]
+    assert len(found) == 2, done.stderr
+    assert all(each <= share for each in found)
 
 
 def test_number_of_the_user_reaches_the_script(distboot: Run) -> None:
