@@ -6,14 +6,16 @@ where a quota stops them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+
+Root = str | os.PathLike[str]  # where the file system begins; pathlib would slow every start of the wrapper
 
 _THREADS = "OMP_NUM_THREADS"
 
 
-def variables(ranks: int | None, environ: Mapping[str, str], root: Path = Path("/")) -> dict[str, str]:
+def variables(ranks: int | None, environ: Mapping[str, str], root: Root = "/") -> dict[str, str]:
     """The number of threads for a rank, where the user has set none, and OpenMP would start too many.
 
     Args:
@@ -25,7 +27,7 @@ def variables(ranks: int | None, environ: Mapping[str, str], root: Path = Path("
     return {} if found is None else {_THREADS: str(found)}
 
 
-def share(ranks: int, root: Path = Path("/")) -> int | None:
+def share(ranks: int, root: Root = "/") -> int | None:
     """How many CPUs each of so many ranks on this node has, one at least; None where it has all that it sees."""
     own = affinity(root)
     if own is None:
@@ -40,29 +42,29 @@ def share(ranks: int, root: Path = Path("/")) -> int | None:
     return found if found < own else None
 
 
-def affinity(root: Path = Path("/")) -> int | None:
+def affinity(root: Root = "/") -> int | None:
     """How many CPUs the kernel may put this process on; None where it does not say."""
     # Cpus_allowed_list:	0-3,8
     with suppress(OSError, ValueError, StopIteration):
-        lines = (root / "proc/self/status").read_text().splitlines()
+        lines = _read(root, "proc/self/status").splitlines()
         return _counted(next(line for line in lines if line.startswith("Cpus_allowed_list:")).split()[1])
     return None
 
 
-def quota(root: Path = Path("/")) -> float | None:
+def quota(root: Root = "/") -> float | None:
     """How many CPUs' worth of time the cgroups of this process give it, the smallest of them; None: no limit."""
     found = [*_of_version_2(root), *_of_version_1(root)]
     return min(found, default=None)
 
 
-def _of_all(root: Path) -> int | None:
+def _of_all(root: Root) -> int | None:
     """How many CPUs there are for all ranks on this node: those of the cgroup, or of the machine."""
     # 0-15,32-47
-    files = [folder / "cpuset.cpus.effective" for folder in _folders(root, "")]
-    files += [folder / "cpuset.effective_cpus" for folder in _folders(root, "cpuset")]
-    for file in (*files, root / "sys/devices/system/cpu/online"):
+    files = [f"{folder}/cpuset.cpus.effective" for folder in _folders(root, "")]
+    files += [f"{folder}/cpuset.effective_cpus" for folder in _folders(root, "cpuset")]
+    for file in (*files, "sys/devices/system/cpu/online"):
         with suppress(OSError, ValueError):
-            return _counted(file.read_text().strip())
+            return _counted(_read(root, file).strip())
     return None
 
 
@@ -72,38 +74,42 @@ def _counted(listed: str) -> int:
     return sum(int(span[-1]) - int(span[0]) + 1 for span in spans)
 
 
-def _of_version_2(root: Path) -> list[float]:
+def _of_version_2(root: Root) -> list[float]:
     # 0::/kubepods.slice/…/cri-containerd-5f3c.scope       cpu.max: 200000 100000, or max 100000
     found = []
     for folder in _folders(root, ""):
         with suppress(OSError, ValueError):
-            limit, period = (folder / "cpu.max").read_text().split()
+            limit, period = _read(root, f"{folder}/cpu.max").split()
             if limit != "max":
                 found.append(int(limit) / int(period))
     return found
 
 
-def _of_version_1(root: Path) -> list[float]:
+def _of_version_1(root: Root) -> list[float]:
     # 4:cpu,cpuacct:/docker/5f3c…       cpu.cfs_quota_us: 200000, or -1
     found = []
     for folder in _folders(root, "cpu"):
         with suppress(OSError, ValueError):
-            limit = int((folder / "cpu.cfs_quota_us").read_text())
+            limit = int(_read(root, f"{folder}/cpu.cfs_quota_us"))
             if limit > 0:
-                found.append(limit / int((folder / "cpu.cfs_period_us").read_text()))
+                found.append(limit / int(_read(root, f"{folder}/cpu.cfs_period_us")))
     return found
 
 
-def _folders(root: Path, controller: str) -> list[Path]:
+def _folders(root: Root, controller: str) -> list[str]:
     """The folders of this process's cgroup and of all that it is in (cgroups(7)); no controller: version 2.
 
     In a container the path may be the one that the host sees, and what is mounted begins further down.
     """
     with suppress(OSError, ValueError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
+        for line in _read(root, "proc/self/cgroup").splitlines():
             _, controllers, path = line.split(":", 2)
             if controller in controllers.split(","):
-                inside = PurePosixPath(path.lstrip("/"))
-                mounted = root / "sys/fs/cgroup" / controllers
-                return [mounted / folder for folder in (inside, *inside.parents)]
+                names = [name for name in path.split("/") if name]
+                return ["/".join(["sys/fs/cgroup", controllers, *names[:end]]) for end in range(len(names), -1, -1)]
     return []
+
+
+def _read(root: Root, path: str) -> str:
+    with open(os.path.join(root, path), encoding="utf-8") as file:
+        return file.read()

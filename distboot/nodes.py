@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
-from shutil import which
 
-from . import accelerators, cpus, handoff
+from . import cpus, handoff
 from .address import socket_said
 from .detection import launcher_of
 from .errors import DistbootError
@@ -81,6 +79,8 @@ def refuse_several_here(placement: Placement, environ: Mapping[str, str]) -> Non
 
 def has_torchrun() -> bool:
     """Whether torch is installed in this Python."""
+    from importlib.util import find_spec  # here and below, so that other starts of the wrapper do not pay for it
+
     return find_spec("torch") is not None
 
 
@@ -100,7 +100,7 @@ def torchrun(placement: Placement, nproc_per_node: str, options: Sequence[str] =
     Raises:
         DistbootError: `broken-environment`.
     """
-    import tempfile  # here, so that nobody else pays for it
+    import tempfile
 
     try:
         tempfile.gettempdir()
@@ -143,6 +143,10 @@ def mpirun(placement: Placement, nproc_per_node: str, environ: Mapping[str, str]
     Raises:
         DistbootError: `framework-not-installed` or `usage`.
     """
+    from shutil import which
+
+    from . import accelerators
+
     problem = "torch, whose torchrun starts them, is not installed in this Python"
     if placement.world_size > 1 or options or placement.launcher in MPI_LAUNCHERS or which("mpirun") is None:
         raise DistbootError(

@@ -118,7 +118,7 @@ if not os.path.exists(name):
 _WITHOUT_TORCH = """
 import sys
 from distboot import nodes
-nodes.find_spec = lambda name: None  # stands in for a Python that has none
+nodes.has_torchrun = lambda: False  # stands in for a Python that has no torch
 from distboot.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -129,11 +129,19 @@ sys.exit(main(sys.argv[1:]))
 def test_mpirun_starts_the_ranks_where_there_is_no_torch(run: Run, tmp_path: Path, pod: dict[str, str]) -> None:
     assert MPIRUN is not None
     (tmp_path / "without.py").write_text(_WITHOUT_TORCH)
-    script = "import json, os, sys; names = 'RANK', 'WORLD_SIZE', 'LOCAL_RANK'; "
-    script += "sys.stdout.write(json.dumps({name: int(os.environ[name]) for name in names}) + chr(10)); "
-    script += "sys.exit(int(os.environ['RANK'] == '2') * 5)"
+    (tmp_path / "train.py").write_text("""
+import json, os, sys, time
+names = "RANK", "WORLD_SIZE", "LOCAL_RANK"
+sys.stdout.write(json.dumps({name: int(os.environ[name]) for name in names}) + chr(10))
+sys.stdout.flush()
+open("said-" + os.environ["RANK"], "w").close()
+if os.environ["RANK"] == "2":
+    while not all(os.path.exists(f"said-{rank}") for rank in range(3)):
+        time.sleep(0.02)
+    sys.exit(5)
+""")
     path = f"{Path(MPIRUN).parent}:/usr/bin:/bin"
-    command = [sys.executable, "without.py", "run", "--nproc-per-node", "3", "--", sys.executable, "-c", script]
+    command = [sys.executable, "without.py", "run", "--nproc-per-node", "3", "train.py"]
     done = run(*command, env={**pod, "PATH": path})
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     found = sorted((line["RANK"], line["WORLD_SIZE"], line["LOCAL_RANK"]) for line in lines)

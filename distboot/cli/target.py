@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from dataclasses import dataclass
 
@@ -33,8 +32,10 @@ class Target:
 
     def missing(self) -> DistbootError | None:
         """What the other ranks should hear, too, if they have the program and this one has not."""
+        from shutil import which  # here, so that a process that is alone does not pay for it
+
         program = self.words[0]
-        if shutil.which(program) is not None:
+        if which(program) is not None:
             return None
         if os.sep in program and os.path.exists(program):
             hint = "name a program in it" if os.path.isdir(program) else "chmod +x it"
