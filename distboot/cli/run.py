@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .. import child, frameworks, nodes, supervise
 from ..detection import detect
@@ -13,7 +13,6 @@ from ..exports import applied, variables
 from ..lifeline.settings import grace_setting, settings
 from ..placement import Placement
 from ..rendezvous import join_timeout_setting, roll_call_setting, settled, wait_until_resolves
-from .apart import warning
 from .run_options import parse
 from .target import Target, target_of
 
@@ -46,8 +45,7 @@ def main(arguments: list[str]) -> int:
         return _alone(started, placement, join_timeout)
 
 
-@dataclass(frozen=True, slots=True)
-class _Started:
+class _Started(NamedTuple):
     """What is to be started, and how, once the ranks have met."""
 
     options: Namespace
@@ -86,11 +84,13 @@ def _alone(started: _Started, placement: Placement, join_timeout: float) -> int:
 
 def _together(started: _Started, placement: Placement, join_timeout: float, problem: DistbootError | None) -> int:
     """For a rank among others, which should hear of its problem."""
+    from .apart import warning  # here and below, so that a process that is alone does not pay for it
+
     options = started.options
     if placement.rank == 0 and (apart := warning(started.target, options.framework, placement, os.environ)):
         tell(placement.who, printable(apart))
     lifeline = None if options.exec else settings(os.environ, options.grace)
-    from .. import interfaces  # here, so that a process that is alone does not pay for sockets
+    from .. import interfaces
     from ..lifeline.keeper import Keeper
     from ..rollcall.attend import attend
 
