@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from . import handoff
-from .errors import DistbootError, quoted
+from .errors import DistbootError, did_you_mean, quoted
 from .launchers import INNERMOST_FIRST, Launcher
 from .launchers.single import SINGLE, alone
 from .placement import Placement
@@ -96,9 +96,11 @@ def _named(full: Mapping[str, str], bare: Mapping[str, str], name: str, said: st
         return alone(bare)
     candidate = by_name(name)
     if candidate is None:
-        names, near = ", ".join(launcher.name for launcher in INNERMOST_FIRST), _meant(name)
-        meant = f"did you mean {near!r}? " if near else ""
-        hint = f"{meant}the launchers are {names}, and {OFF} for a process that is alone (python -m distboot launchers)"
+        names = ", ".join(launcher.name for launcher in INNERMOST_FIRST)
+        hint = (
+            f"{_meant(str(name))}the launchers are {names}, and {OFF} for a process that is alone "
+            "(python -m distboot launchers)"
+        )
         raise DistbootError("unknown-launcher", f"{said} is no launcher", hint).of("rank ?")
     placement = candidate.read(full if candidate.rewrites else bare)
     if placement is None:
@@ -110,10 +112,7 @@ def _named(full: Mapping[str, str], bare: Mapping[str, str], name: str, said: st
     return placement
 
 
-def _meant(name: object) -> str | None:
-    """The launcher whose name is like this one, or that has the word in its title, as "mpirun"."""
-    from difflib import get_close_matches  # here, so that nobody else pays for it
-
-    word = str(name).lower()
-    titled = [one.name for one in INNERMOST_FIRST if word in re.findall(r"[\w.]+", one.title.lower())]
-    return next(iter([*titled, *get_close_matches(word, [one.name for one in INNERMOST_FIRST], 1)]), None)
+def _meant(word: str) -> str:
+    """`"did you mean 'openmpi'? "`: its name is like this one, or it has the word in its title, as "mpirun"."""
+    titled = [one.name for one in INNERMOST_FIRST if word.lower() in re.findall(r"[\w.]+", one.title.lower())]
+    return did_you_mean(word, [one.name for one in INNERMOST_FIRST], titled)

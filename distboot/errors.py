@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 # From sysexits.h: 78 is EX_CONFIG (mend the environment first), 75 is EX_TEMPFAIL (worth a retry), 74 is EX_IOERR;
@@ -95,6 +95,20 @@ def _write_in_time(file: int, data: bytes) -> None:
     poll.register(file, select.POLLOUT)
     while data and poll.poll(_STDERR_LIMIT):
         data = data[os.write(file, data[:_PIPE_BUF]) :]  # which a pipe that is ready takes at once, pipe(7)
+
+
+def did_you_mean(word: str, names: Iterable[str], known: Iterable[str] = ()) -> str:
+    """`"did you mean 'torch'? "`, to begin a hint with; empty if none of the names is like the word.
+
+    Args:
+        word: what was given.
+        names: all that there are.
+        known: of these, what is meant by the word although it is not like it.
+    """
+    from difflib import get_close_matches  # here, so that nobody else pays for it
+
+    near = [*known, *get_close_matches(word.lower(), list(names), 1)]
+    return f"did you mean {near[0]!r}? " if near else ""
 
 
 def first_line(error: BaseException) -> str:

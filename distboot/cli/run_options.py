@@ -6,6 +6,7 @@ import re
 from argparse import ArgumentTypeError
 
 from .. import arguments, frameworks
+from ..errors import did_you_mean
 from .parser import Parser
 
 TYPE_CHECKING = False
@@ -90,11 +91,7 @@ def _framework(text: str) -> str:
     names = tuple(dict.fromkeys(frameworks.FILES.values()))
     if text in names:
         return text
-    from difflib import get_close_matches  # here, so that nobody else pays for it
-
-    near = get_close_matches(text.lower(), names, 1)
-    meant = f"did you mean {near[0]!r}? " if near else ""
-    raise ArgumentTypeError(f"{text!r} is no framework: {meant}they are {', '.join(names)}")
+    raise ArgumentTypeError(f"{text!r} is no framework: {did_you_mean(text, names)}they are {', '.join(names)}")
 
 
 def _option(text: str) -> str:

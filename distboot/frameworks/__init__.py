@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from ..errors import DistbootError, quoted
+from ..errors import DistbootError, did_you_mean, quoted
 from ._options import Options
 
 TYPE_CHECKING = False
@@ -44,13 +44,8 @@ def starter(options: Options) -> Callable[[Meeting, Exported, Options], Context]
     options.refuse_types()
     name = options.framework
     if name not in FILES:
-        from difflib import get_close_matches  # here, so that nobody else pays for it
-
-        near = get_close_matches(name.lower(), FILES, 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise DistbootError(
-            "unknown-framework", f"{quoted(name)} is no framework", f"{hint}frameworks: {', '.join(FILES)}"
-        )
+        hint = f"{did_you_mean(name, FILES)}frameworks: {', '.join(FILES)}"
+        raise DistbootError("unknown-framework", f"{quoted(name)} is no framework", hint)
     if name != "tensorflow" and (options.strategy is not None or options.ps or options.evaluator):
         raise DistbootError(
             "usage",
