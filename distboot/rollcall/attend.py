@@ -15,7 +15,8 @@ from ..placement import Placement
 from ..record import Record, own_record
 from ..resolve import Found, look_up
 from ..roster import Roster
-from .client import Client, NoAnswerError
+from .caller import NoAnswerError
+from .client import Client
 from .meeting import Meeting
 from .ports import Reservation, Taken, TakenByThisJob, all_taken, candidates, listening
 from .server import Server

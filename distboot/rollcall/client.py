@@ -7,45 +7,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..address import is_loopback, socket_said
-from ..errors import DistbootError, quoted
-from ..record import Record, as_error, is_problem
-from ..rendezvous import Wait
-from ..resolve import is_this_host, look_up
+from ..address import socket_said
+from ..errors import DistbootError
+from ..record import Record
 from ..roster import Roster
+from .caller import Caller, told
 from .ready import Ready, offers_from
-from .wire import (
-    MOST_FROM_RANK_0,
-    ONE_DISTBOOT,
-    VERSION,
-    Frames,
-    Membership,
-    Session,
-    WireError,
-    canonical,
-    frame,
-    fresh,
-)
+from .wire import Membership, Session, WireError
 
 _GRACE = 0.8  # seconds beyond the join timeout for rank 0 to say who is missing
 _RANK_0_LATER = 2.0  # seconds beyond the join timeout, counted from the roster, for rank 0 to say who is not ready
-_FIRST_LIMIT = 1.0  # seconds for a stranger to answer; it grows, because rank 0 may be busy with thousands
-_LAST_LIMIT = 10.0
 
 
-class NoAnswerError(Exception):
-    """An attempt failed; the text says how."""
-
-
-class _UnreachableError(NoAnswerError):
-    """The host itself did not answer, so that its other ports need not be tried."""
-
-
-class _UnresolvedError(_UnreachableError):
-    """The name of the host does not resolve."""
-
-
-class Client:
+class Client(Caller):
     """A rank other than 0 in the roll call.
 
     Args:
@@ -59,54 +33,24 @@ class Client:
     def __init__(
         self, hosts: Sequence[str], ports: Sequence[int], own: Record, membership: Membership, source: str = ""
     ) -> None:
-        self._hosts = hosts
-        self._where = socket_said(hosts[0], ports[0]) + (f" (from {source})" if source else "")
-        self._ports = ports
+        super().__init__(hosts, ports, f"rank {own.rank}", membership, source)
         self._own = own
-        self._membership = membership
-        self._frames = Frames(MOST_FROM_RANK_0)
-        self._session = Session()
-        self._refusal = ""  # what somebody who listens there said last to send us away
-        self._met = 0.0  # when the roster came
-        self._connection: socket.socket | None = None
-        self.host, self.port = hosts[0], ports[0]  # where rank 0 was reached, once it was
-        self.resolves = True  # whether this host could look that name up
+        self._roster: Roster | None = None
+        self._met = 0.0  # when it came
 
-    def report(
-        self, join_timeout: float, *, quiet: bool = False, waiting_for: str = "", patience: float = _LAST_LIMIT
-    ) -> Roster:
-        """Report to rank 0: the roster. What does not answer as rank 0 of this job is tried again until the timeout.
+    def report(self, join_timeout: float, *, quiet: bool = False) -> Roster:
+        """Report to rank 0: the roster.
 
         Args:
             join_timeout: in seconds.
             quiet: whether another rank says what is being waited for.
-            waiting_for: what that is; default: that rank 0 answers.
-            patience: seconds that rank 0 may be too busy for an answer, before it is asked once more.
 
         Raises:
             DistbootError: what rank 0 says is wrong with the job, or `missing-rank` for rank 0 itself.
         """
-        end = time.monotonic() + join_timeout
-        line = f"rank 0 does not answer at {socket_said(self.host, self.port)} yet"
-        waiting = Wait(f"rank {self._own.rank}", join_timeout, waiting_for or line, quiet=quiet)
-        limit = _FIRST_LIMIT
-        while True:
-            try:
-                return self._round(end, limit)
-            except NoAnswerError as failure:
-                last = failure
-            if not waiting.once_more(str(last)):
-                raise self._unanswered(join_timeout, last)
-            limit = min(limit * 2, patience)
-
-    def knock(self, limit: float) -> Roster:
-        """Report once, within `limit` seconds.
-
-        Raises:
-            NoAnswerError: nobody answers as rank 0 of this job.
-            DistbootError: what rank 0 says is wrong with it.
-        """
-        return self._round(time.monotonic() + limit, limit)
+        self.call(join_timeout, quiet=quiet)
+        assert self._roster is not None
+        return self._roster
 
     def confirm(self, own: Ready, join_timeout: float) -> dict[int, str]:
         """Say that this rank is ready, or why not, and wait until all of them are: what they offer, by rank.
@@ -122,7 +66,7 @@ class Client:
             kind, said = self._session.opened(self._next(end), "go", "error")
             if kind == "go":
                 return offers_from(said, self._own.world_size)
-            failure = _told(said)
+            failure = told(said)
         except (WireError, OSError, RecursionError) as error:
             why = "does not answer any more" if isinstance(error, TimeoutError) else str(error)
             failure = DistbootError(
@@ -142,146 +86,15 @@ class Client:
         connection, self._connection = self._connection, None
         return {} if connection is None else {0: (connection, self._session)}
 
-    def own_address(self) -> str:
-        """The address of this host from which rank 0 was reached."""
-        assert self._connection is not None
-        return str(self._connection.getsockname()[0])
-
-    def address_of_rank_0(self) -> str:
-        """The address at which rank 0 was reached."""
-        assert self._connection is not None
-        # With the scope, without which a link-local address of IPv6 means nothing.
-        return socket.getnameinfo(self._connection.getpeername(), socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0]
-
-    def close(self) -> None:
-        """End the connection."""
-        if self._connection is not None:
-            self._connection.close()
-
-    def _round(self, end: float, limit: float) -> Roster:
-        """Knock once wherever rank 0 may be; why the first of these did not answer, if none did."""
-        first: NoAnswerError | None = None
-        for host in self._hosts:
-            for port in self._ports:
-                try:
-                    return self._attempt(host, port, end, limit)
-                except NoAnswerError as failure:  # noqa: PERF203 - what is tried is a connection
-                    first = first or failure
-                    if isinstance(failure, _UnreachableError):
-                        break
-        assert first is not None
-        raise first
-
-    def _attempt(self, host: str, port: int, end: float, limit: float) -> Roster:
-        limit = max(min(end - time.monotonic(), limit), 0.1)
-        self._connection = self._connected(host, port, end, limit)
-        self.host, self.port = host, port
-        try:
-            roster = self._talk(self._connection, end, time.monotonic() + limit)
-        except BaseException as error:
-            self.close()
-            if isinstance(error, WireError | RecursionError):
-                self._refusal = f"who listens there {error}"
-                raise NoAnswerError(self._refusal) from None
-            if isinstance(error, TimeoutError):
-                raise NoAnswerError("somebody listens there, and does not answer as rank 0") from None
-            if isinstance(error, OSError):
-                raise NoAnswerError(error.strerror or str(error)) from None
-            raise
-        self._met = time.monotonic()
-        return roster
-
-    def _connected(self, host: str, port: int, end: float, limit: float) -> socket.socket:
-        self.resolves = True
-        try:
-            candidates = look_up(host, port, limit)
-        except OSError as error:
-            if not is_this_host(host):
-                raise _UnresolvedError(error.strerror or str(error)) from None
-            self.resolves = False  # nobody has told this host its own name
-            candidates = [(socket.AF_INET, ("127.0.0.1", port))]
-        failure: OSError | None = None
-        for family, address in candidates:
-            try:
-                connection = socket.socket(family, socket.SOCK_STREAM)
-            except OSError as error:  # a kernel without IPv6
-                failure = error
-                continue
-            try:
-                connection.settimeout(max(min(end - time.monotonic(), limit), 0.1))
-                connection.connect(address)
-            except OSError as error:
-                connection.close()
-                failure = error
-                continue
-            return connection
-        if isinstance(failure, ConnectionRefusedError | ConnectionResetError):
-            raise NoAnswerError(failure.strerror)
-        raise _UnreachableError((failure and failure.strerror) or str(failure))
-
-    def _talk(self, connection: socket.socket, end: float, welcome_end: float) -> Roster:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._frames, nonce = Frames(MOST_FROM_RANK_0), fresh()
-        connection.sendall(frame({"distboot": VERSION, "job": self._membership.job, "nonce": nonce}))
-        welcome = self._next(welcome_end)
-        if "incompatible" in welcome and not self._membership.secret:
-            message = f"rank 0 says: {quoted(welcome['incompatible'])}"
-            raise DistbootError("version-mismatch", message, ONE_DISTBOOT)
-        challenge = welcome.get("challenge")
-        if welcome.get("distboot") != VERSION or not isinstance(challenge, str):
-            raise WireError("is not rank 0")
-        self._session = Session(self._membership.secret, "this rank", challenge, nonce)
+    def _welcomed(self, end: float) -> None:
         left = max(end - time.monotonic(), 0.0)
         self._send("record", replace(self._own, clock=time.time(), patience=left).as_message())
         kind, said = self._session.opened(self._next(end + _GRACE), "roster", "error")
         if kind == "error":
-            raise _told(said)
+            raise told(said)
         try:
             roster = Roster.from_message(said)
             roster.place(self._own.rank)
         except (TypeError, ValueError, StopIteration) as error:
             raise WireError(f"sends a broken roster: {error}") from None
-        return roster
-
-    def _send(self, kind: str, content: object) -> None:
-        assert self._connection is not None
-        self._connection.sendall(self._session.sealed(kind, canonical(content)))
-
-    def _next(self, end: float) -> dict[str, object]:
-        """The next message, which must be complete before `end`, however slowly it trickles in."""
-        assert self._connection is not None
-        messages: list[dict[str, object]] = []
-        while not messages:
-            self._connection.settimeout(max(end - time.monotonic(), 0.01))
-            # Not a byte more than this message: what follows may be for whoever takes the connection over.
-            data = self._connection.recv(min(self._frames.missing, 1 << 20))
-            if not data:
-                raise WireError("closed the connection")
-            messages = self._frames.feed(data)
-            if time.monotonic() > end and not messages:
-                raise TimeoutError
-        (message,) = messages
-        if "refused" in message:
-            raise WireError(f"refused this rank: {quoted(message['refused'])}")
-        return message
-
-    def _unanswered(self, join_timeout: float, why: NoAnswerError) -> DistbootError:
-        code = "missing-rank"
-        hint = "look at the output of rank 0: it ended early, never started, is on another host, or behind a firewall"
-        if isinstance(why, _UnresolvedError):
-            code, hint = "unresolvable-address", "check the name, or give an address that this host can look up"
-        elif self._refusal:
-            hint = "all ranks need the same job, the same distboot and the same DISTBOOT_SECRET, or all of them none"
-        elif all(map(is_loopback, self._hosts)):
-            hint += f"; {self._hosts[0]} is this very host, so if rank 0 is on another one, set MASTER_ADDR to its name"
-        earlier = f"; before that, {self._refusal}" if self._refusal and self._refusal != str(why) else ""
-        said = f"{why}{earlier}"
-        return DistbootError(code, f"rank 0 did not answer at {self._where} within {join_timeout:g} s: {said}", hint)
-
-
-def _told(said: object) -> DistbootError:
-    """The error that rank 0 sent to all."""
-    if not is_problem(said):
-        raise WireError("sends a broken error")
-    return as_error(said, "rank 0 says")
+        self._roster, self._met = roster, time.monotonic()
