@@ -16,7 +16,7 @@ LAYERS = (
     {"errors"},
     {"placement", "address", "hostlist", "accelerators", "cpus", "threads", "ending"},
     {"platforms", "handoff", "facts", "interfaces", "resolve", "logs", "arguments"},
-    {"reading", "child"},
+    {"reading", "child", "detached"},
     {"launchers"},
     {"rivals"},
     {"detection"},

@@ -63,7 +63,7 @@ def _of_all_ranks(machine: Machine, *, as_json: bool) -> int:
         refuse_unless_rank(placement)
         # An interface that is not there is a finding here, and must not keep the ranks from meeting.
         environ = {name: value for name, value in machine.environ.items() if not name.endswith("_SOCKET_IFNAME")}
-        with attend(settled(placement), environ, join_timeout_setting(None)) as meeting:
+        with attend(settled(placement), environ, join_timeout_setting(None), relays=False) as meeting:
             found = gathered(meeting, own)
     if placement.rank != 0:
         return 0  # rank 0 speaks for all of them; many launchers would kill it if another one failed first

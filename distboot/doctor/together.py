@@ -23,7 +23,7 @@ def gathered(meeting: Meeting, own: list[Finding]) -> dict[int, list[Finding]]:
     """What is not ok, by rank, at rank 0; at all other ranks nothing: they have sent theirs."""
     bad = [finding for finding in own if finding.status != "ok"]
     found: dict[int, list[Finding]] = {0: bad} if meeting.placement.rank == 0 else {}
-    for rank, (connection, session) in meeting.hand_over().items():
+    for (rank, *_), connection, session, _ in meeting.hand_over():
         with connection:
             connection.settimeout(_LIMIT)
             if meeting.placement.rank == 0:

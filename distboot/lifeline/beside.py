@@ -14,29 +14,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 
-from .. import handoff
+from .. import detached, handoff
 from ..errors import tell
-from ..rollcall.meeting import Meeting, say_goodbye
-from ..rollcall.wire import Session
+from ..rollcall.handed import Handed, say_goodbye
+from ..rollcall.meeting import Meeting
 from . import farewell, last_words
 from .guard import FILES_AT_ONCE, LEAVE
 from .settings import Settings
 
-# The first process ends at once: the script must not find a child that it did not start. The second has a session of
-# its own, as Open MPI kills the script's whole process group before the guard could say what there is to say.
-_BEGIN = """
-import os, sys
-if os.fork():
-    os._exit(0)
-os.setsid()
-sys.path.append(sys.argv[4])
-from socket import socket
-from distboot.lifeline.guard import main
-main(socket(fileno=int(sys.argv[1])), int(sys.argv[2]), socket(fileno=int(sys.argv[3])))
-"""
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-_START_LIMIT = 20  # seconds
 _ANSWER_LIMIT = 15  # seconds; rank 0 waits 5 for the others
 
 _current: Guard | None = None  # of this process
@@ -110,12 +95,8 @@ class Guard:
         reports, self._status = (end.detach() for end in socket.socketpair())
         self._files += [reports, self._status]
         files = (theirs.fileno(), reading, reports)
-        # Isolated, as what lies around in the working directory is not for the guard.
-        command = [sys.executable, "-I", "-S", "-c", _BEGIN, *map(str, files), _PACKAGE]
         with theirs:
-            self._started = subprocess.Popen(
-                command, pass_fds=files, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-            )
+            self._started = detached.start("distboot.lifeline.guard", *files)
 
     def _await(self) -> str | None:
         """Wait until the guard is there; why it does not come, if so."""
@@ -123,11 +104,11 @@ class Guard:
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         try:
-            if poll.poll(_START_LIMIT * 1000) and os.read(self._control, 1):
-                self._started.wait(_START_LIMIT)
+            if poll.poll(detached.START_LIMIT * 1000) and os.read(self._control, 1):
+                self._started.wait(detached.START_LIMIT)
                 return None
         except (OSError, subprocess.TimeoutExpired):
-            return f"its guard did not start within {_START_LIMIT} s"
+            return f"its guard did not start within {detached.START_LIMIT} s"
         return "its guard did not start, or ended at once"
 
     def _line(self) -> socket.socket:
@@ -137,24 +118,23 @@ class Guard:
     def _hand_over(self) -> None:
         lines = self._meeting.hand_over()
         try:
-            self._send(self._plan(lines), [connection for connection, _ in lines.values()])
+            self._send(self._plan(lines), [line.connection for line in lines])
         except OSError:
-            say_goodbye(lines.values())
+            say_goodbye(lines)
             raise
-        for connection, _ in lines.values():
-            connection.close()
+        for line in lines:
+            line.connection.close()
 
-    def _plan(self, lines: dict[int, tuple[socket.socket, Session]]) -> dict[str, object]:
+    def _plan(self, lines: list[Handed]) -> dict[str, object]:
         placement, roster = self._meeting.placement, self._meeting.roster
         assert roster is not None
         return {
             "pid": os.getpid(),
             "rank": placement.rank,
-            "world_size": placement.world_size,
             "roster": roster.as_message(),
             "settings": asdict(self._settings),
             "secret": self._secret,
-            "lines": [(rank, session.challenge, session.nonce) for rank, (_, session) in lines.items()],
+            "lines": [(line.ranks, line.session.challenge, line.session.nonce, line.is_relay) for line in lines],
         }
 
     def _send(self, plan: dict[str, object], connections: list[socket.socket]) -> None:

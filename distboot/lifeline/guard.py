@@ -15,10 +15,12 @@ import struct
 from contextlib import suppress
 from typing import Any
 
+from ..rollcall.handed import Handed
 from ..rollcall.wire import Session
 from ..roster import Roster
 from .charge import Charge
 from .ends import End
+from .line import interval_of
 from .process import Process
 from .role import AFTER_THE_FIRST
 from .settings import Settings
@@ -106,8 +108,9 @@ class Script(Charge):
         self._watcher.call_at(now + AFTER_THE_FIRST, self.let_go)
 
 
-def main(control: socket.socket, words: int, status: socket.socket) -> None:
-    """Watch the script that is at the other end of `control`, until it has ended."""
+def main(control_file: int, words: int, status_file: int) -> None:
+    """Watch the script that is at the other end of the control socket, until it has ended."""
+    control, status = (socket.socket(fileno=file) for file in (control_file, status_file))
     ignored = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM")
     for name in ignored:  # which are for the script, whoever sends them to all processes of the job
         signal.signal(getattr(signal, name), signal.SIG_IGN)
@@ -118,12 +121,13 @@ def main(control: socket.socket, words: int, status: socket.socket) -> None:
         return
     settings, rank = Settings(**plan["settings"]), plan["rank"]
     us = "rank 0" if rank == 0 else "this rank"
-    connections = {
-        other: (socket.socket(fileno=file), Session(plan["secret"], us, challenge, nonce))
-        for file, (other, challenge, nonce) in zip(files, plan["lines"], strict=True)
-    }
-    role = side_of(rank, Roster.from_message(plan["roster"]), connections, settings, held=False)
-    watcher = Watcher(role, world_size=plan["world_size"], grace=settings.grace)
+    connections = [
+        Handed(tuple(ranks), socket.socket(fileno=file), Session(plan["secret"], us, challenge, nonce), is_relay)
+        for file, (ranks, challenge, nonce, is_relay) in zip(files, plan["lines"], strict=True)
+    ]
+    roster = Roster.from_message(plan["roster"])
+    role = side_of(rank, roster, connections, settings, held=False)
+    watcher = Watcher(role, interval=interval_of(roster), grace=settings.grace)
     process, reader = Process(plan["pid"]), Reader(words, plan["secret"])
     script = Script(process, reader, words, watcher=watcher, role=role, bound=settings.bound)
     script.listen(status, control)

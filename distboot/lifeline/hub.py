@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from ..errors import printable
 from ..rollcall.wire import WireError
 from .cases import Case, Inquest, Member
 from .ends import End
@@ -28,7 +29,7 @@ class Hub(Role):
 
     Args:
         seats: of all ranks, by rank.
-        lines_to: every other rank.
+        lines_to: every other rank; those of a node may have one together.
         settings: of rank 0.
         held: whether the ranks' exit waits for us, as in the wrapper.
         say: prints a line.
@@ -56,45 +57,45 @@ class Hub(Role):
     def __post_init__(self) -> None:
         self.members = [Member(seat, self.lines_to.get(seat.rank)) for seat in self.seats]
         self.own = self.members[0]
-        self._of_line = {member.line: member for member in self.members if member.line is not None}
+        self._of_line: dict[Line, list[Member]] = {}
+        for member in self.members:
+            if member.line is not None:
+                self._of_line.setdefault(member.line, []).append(member)
         self._inquest = Inquest(self.members)
         self._left: list[Line] = []  # not used any more, and open: their end would be an alarm over there
         self._hurried = False
         self._ended_at = self._decided_at = 0.0
 
     def lines(self) -> Iterable[Line]:
-        return [line for line, member in self._of_line.items() if member.line is line]
+        return [line for line, members in self._of_line.items() if any(member.line is line for member in members)]
 
     def start(self, pid: int) -> None:
         self._seat(self.own, pid)
 
     def read(self, line: Line, now: float) -> None:
-        member = self._of_line[line]
-        if member.line is not line:  # dropped in this very round
+        if not self._open(line):  # dropped in this very round
             return
         try:
-            for kind, content in line.receive(now):
-                self._take(member, kind, content, now)
+            for rank, kind, content in line.heard(now):
+                self._take(self._of_line[line][0] if rank is None else self._member(line, rank), kind, content, now)
         except LineEndedError:
-            self._drop(member)
-            if member.end is None:
-                self._note(self._inquest.lost(member, "the connection ended without a word", now))
+            self._lose(line, "the connection ended without a word", now)
         except (WireError, TypeError) as error:
-            self._leave(member, str(error))
+            self._leave(line, str(error))
 
     def tick(self, now: float) -> None:
         for line in self.lines():
             self.read(line, now)
-            member = self._of_line[line]
-            if member.line is line and member.end is None:
-                if member.start is not None:
-                    line.beat(now)
-                self._check(member, line, now)
+            running = [member for member in self._open(line) if member.end is None]
+            if any(member.start is not None for member in running):
+                line.beat(now)
+            if running:
+                self._check(line, now)
 
     def turn(self, now: float) -> None:
         for line in self.lines():
-            if line.is_suspect and self._of_line[line].end is None:
-                self._check(self._of_line[line], line, now)
+            if line.is_suspect and any(member.end is None for member in self._open(line)):
+                self._check(line, now)
         case = self._inquest.decided(now) if self.verdict is None else None
         if case is not None:
             self._decide(case, now)
@@ -107,7 +108,7 @@ class Hub(Role):
 
     def leave(self) -> None:
         for line in self.lines():
-            line.send("bye", None)
+            line.tell(None, "bye", None)
         self.has_left = True
 
     def hurry(self) -> None:
@@ -126,7 +127,7 @@ class Hub(Role):
             self.conclude(self)
         if self.verdict is None:
             for line in self.lines() if not self.has_left else ():
-                line.send("bye", "rank 0 has ended")
+                line.tell(None, "bye", "rank 0 has ended")
             end_politely(self.lines(), _GOODBYE)
         elif self.held and not self._hurried:
             first = [self.members[rank].line for rank in self.verdict.ranks]
@@ -165,9 +166,9 @@ class Hub(Role):
         assert member.line is not None
         if kind == "watch":
             self._seat(member, pid_of(content))
-            member.line.send("watch", {"pid": self.own.seat.pid})
+            member.line.tell(member.seat.rank, "watch", {"pid": self.own.seat.pid})
             if self.verdict is not None:
-                member.line.send("first", self.verdict.as_message())
+                member.line.tell(member.seat.rank, "first", self.verdict.as_message())
         elif kind == "ending":
             member.ending = now
         elif kind == "trouble":
@@ -178,8 +179,22 @@ class Hub(Role):
             self._ended(member, End.from_message(content), now)
         elif kind == "bye":
             self._drop(member)
+        elif kind == "gone" and isinstance(content, str):
+            self._drop(member)
+            if member.end is None:
+                self._note(self._inquest.lost(member, printable(content), now))
         else:
             raise WireError(f"sends a broken {kind}")
+
+    def _open(self, line: Line) -> list[Member]:
+        """The ranks at the other end that are there yet."""
+        return [member for member in self._of_line[line] if member.line is line]
+
+    def _member(self, line: Line, rank: int) -> Member:
+        member = self.members[rank] if 0 <= rank < len(self.members) else self.own
+        if member not in self._of_line[line]:
+            raise WireError(f"speaks for rank {rank}")
+        return member
 
     def _seat(self, member: Member, pid: int) -> None:
         member.seat = replace(member.seat, pid=pid)
@@ -228,7 +243,7 @@ class Hub(Role):
         """Tell all; a second time with a shorter delay, once the rank that failed has ended."""
         message = verdict.as_message()
         for line in self.lines():
-            line.send("first", message)
+            line.tell(None, "first", message)
         if self.own.end is None:
             failing = self.own.trouble is not None and not self.own.trouble.cause
             self.order = Order.after(verdict, 0, failing, now, self.order)
@@ -239,25 +254,31 @@ class Hub(Role):
             return 0.0
         return _LAUNCHER_LOOKS if member.end is not None else _STILL_ENDING
 
-    def _check(self, member: Member, line: Line, now: float) -> None:
+    def _check(self, line: Line, now: float) -> None:
         complaint = line.complaint(now, self.settings.bound)
         if complaint is None:
             return
         if complaint.is_lost:
-            self._drop(member)
-            self._note(self._inquest.lost(member, complaint.why, now))
+            self._lose(line, complaint.why, now)
         else:
-            self._leave(member, complaint.why)
+            self._leave(line, complaint.why)
 
-    def _leave(self, member: Member, why: str) -> None:
-        """Go on without the lifeline to a rank."""
-        assert member.line is not None
-        member.line.send("bye", None)
-        self._left.append(member.line)
-        member.line = None
-        self.say(f"warning: rank {member.seat.rank} {member.seat.said()} {why}; it is not watched any more")
+    def _lose(self, line: Line, why: str, now: float) -> None:
+        """Whoever is at the other end has gone."""
+        for member in self._open(line):
+            self._drop(member)
+            if member.end is None:
+                self._note(self._inquest.lost(member, why, now))
+
+    def _leave(self, line: Line, why: str) -> None:
+        """Go on without the lifeline to whoever is at the other end."""
+        line.tell(None, "bye", None)
+        self._left.append(line)
+        for member in self._open(line):
+            member.line = None
+            self.say(f"warning: rank {member.seat.rank} {member.seat.said()} {why}; it is not watched any more")
 
     def _drop(self, member: Member) -> None:
         line, member.line = member.line, None
-        if line is not None:
+        if line is not None and not self._open(line):
             line.close()

@@ -13,6 +13,7 @@ from ..rollcall.meeting import Meeting
 from .charge import Charge
 from .ends import End
 from .last_words import out_of_the_way
+from .line import interval_of
 from .process import Process
 from .role import Order
 from .settings import Settings
@@ -61,9 +62,8 @@ class Keeper:
         self.is_done = False
         self._settings, self._secret = settings, secret
         assert meeting.roster is not None
-        placement = meeting.placement
-        self._role = side_of(placement.rank, meeting.roster, meeting.hand_over(), settings, held=True)
-        self._world_size = placement.world_size
+        self._role = side_of(meeting.placement.rank, meeting.roster, meeting.hand_over(), settings, held=True)
+        self._interval = interval_of(meeting.roster)
         self._events: queue.SimpleQueue[Callable[[float], object]] = queue.SimpleQueue()
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
@@ -89,7 +89,7 @@ class Keeper:
         """The child runs; `done` is called, in another thread, when `is_done` comes true."""
         os.close(self.file)
         bound = self._settings.bound
-        watcher = Watcher(self._role, world_size=self._world_size, grace=self._settings.grace)
+        watcher = Watcher(self._role, interval=self._interval, grace=self._settings.grace)
         watcher.also(self._woken, self._take_events)
         reader = Reader(self._words, self._secret)
         self._child = Child(Process(pid), reader, self._words, watcher=watcher, role=self._role, bound=bound)

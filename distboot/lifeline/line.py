@@ -12,10 +12,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from ..rollcall.node import RELAYS_FROM
 from ..rollcall.wire import MOST_FROM_A_RANK, Frames, Session, WireError, canonical
+from ..roster import Roster
 from .probe import Probe
 
 KINDS = ("beat", "watch", "ending", "trouble", "stopping", "end", "first", "bye")
+FOR_OTHERS = ("of", "to", "gone", "ready", "go", "error")  # what only relays say, or pass on
 INTERVAL = 1.0  # seconds between two beats
 _MOST_BEATS = 2000  # a second, that rank 0 answers for: in larger jobs every rank beats less often
 # In intervals.
@@ -44,9 +47,10 @@ class Complaint:
     why: str
 
 
-def interval_of(world_size: int) -> float:
-    """Seconds between two beats in a job of this size."""
-    return max(INTERVAL, world_size / _MOST_BEATS)
+def interval_of(roster: Roster) -> float:
+    """Seconds between two beats in a job of this size, the same on all ranks."""
+    world_size = sum(map(len, roster.nodes))
+    return max(INTERVAL, (len(roster.nodes) if world_size >= RELAYS_FROM else world_size) / _MOST_BEATS)
 
 
 class Line:
@@ -56,14 +60,24 @@ class Line:
         connection: the socket, as the roll call left it.
         session: what its messages are sealed with.
         interval: seconds between two beats.
+        most: bytes of a message from the peer.
+        kinds: of messages that the peer may send.
     """
 
-    def __init__(self, connection: socket.socket, session: Session, interval: float = INTERVAL) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        session: Session,
+        interval: float = INTERVAL,
+        most: int = MOST_FROM_A_RANK,
+        kinds: tuple[str, ...] = KINDS,
+    ) -> None:
         self.socket = connection
         self.is_suspect = False  # silent for so long that it is looked at more often
-        self._session, self._interval = session, interval
+        self.is_local = connection.family == socket.AF_UNIX  # to a process on this host, of which the kernel says more
+        self._session, self._interval, self._kinds = session, interval, kinds
         self._probe: Probe | None = None
-        self._frames = Frames(MOST_FROM_A_RANK)
+        self._frames = Frames(most)
         self._beat = session.sealed("beat", "null")
         self._heard = self._sent = self._acknowledged = self._since = time.monotonic()
         self._wakes = 0  # bytes that must be there before we wake up
@@ -79,14 +93,39 @@ class Line:
 
     def send(self, kind: str, content: object) -> None:
         """Send a message. Who has gone does without; reading will say so."""
-        self._send(self._session.sealed(kind, canonical(content)))
+        self.send_sealed(self.sealed(kind, canonical(content)))
+
+    def sealed(self, kind: str, text: str) -> bytes:
+        """A message whose content is a canonical text, as a frame."""
+        return self._session.sealed(kind, text)
+
+    def send_sealed(self, data: bytes) -> None:
+        """Send a frame."""
+        try:
+            sent = self.socket.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:  # it has ended, which reading will say
+            return
+        if sent != len(data) and (sent or data is not self._beat):
+            # The peer has not read for very long. Half a message is garbage, and a missing one is worse: an end it is.
+            with suppress(OSError):
+                self.socket.shutdown(socket.SHUT_RDWR)
+
+    def heard(self, now: float) -> list[tuple[int | None, str, object]]:
+        """The same with the rank whose message it is; None: of the only one at the other end."""
+        return [(None, kind, content) for kind, content in self.receive(now)]
+
+    def tell(self, rank: int | None, kind: str, content: object) -> None:  # noqa: ARG002 - for those behind a relay
+        """Send a message to one of the ranks at the other end, or to all of them (None)."""
+        self.send(kind, content)
 
     def beat(self, now: float) -> None:
         """Say that we are here; called once an interval."""
         if self._unacknowledged() == 0:
             self._acknowledged = self._sent  # then, and not only now, the peer's kernel was there
         self._sent = now
-        self._send(self._beat)
+        self.send_sealed(self._beat)
 
     def receive(self, now: float) -> list[tuple[str, object]]:
         """Kind and content of every message that has come, without beats.
@@ -107,7 +146,7 @@ class Line:
         if data == self._beat and self._frames.missing == 4:  # by far the most
             return []
         try:
-            messages = [self._session.opened(message, *KINDS) for message in self._frames.feed(data)]
+            messages = [self._session.opened(message, *self._kinds) for message in self._frames.feed(data)]
         except RecursionError:
             raise WireError("sends nonsense") from None
         # Beats do not wake us up: they are read when we are awake anyway. The rest of a longer message does.
@@ -134,11 +173,13 @@ class Line:
         self.is_suspect = quiet > bound - _PROBING * self._interval
         if not self.is_suspect:
             self._forget_probe()
-        elif self._probe is None:
+        elif self._probe is None and not self.is_local:
             self._probe = Probe(self.socket)
         if quiet < bound + _SLACK * self._interval:
             return None
         self.is_suspect = False
+        if self.is_local:
+            return Complaint(True, f"no answer for {bound:g} s: stopped or frozen")
         if now - self._acknowledged < _RECENT * self._interval:
             return Complaint(True, f"no answer for {bound:g} s, though the host answers: stopped or frozen")
         if self._probe is not None and self._probe.is_answered():
@@ -155,18 +196,6 @@ class Line:
         if self._probe is not None:
             self._probe.close()
             self._probe = None
-
-    def _send(self, data: bytes) -> None:
-        try:
-            sent = self.socket.send(data)
-        except BlockingIOError:
-            sent = 0
-        except OSError:  # it has ended, which reading will say
-            return
-        if sent != len(data) and (sent or data is not self._beat):
-            # The peer has not read for very long. Half a message is garbage, and a missing one is worse: an end it is.
-            with suppress(OSError):
-                self.socket.shutdown(socket.SHUT_RDWR)
 
     def _wake_for(self, size: int) -> None:
         """Be woken up when so many bytes are there, or when the connection ends."""

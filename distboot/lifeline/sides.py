@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from ..errors import tell
-from ..rollcall.wire import Session
+from ..rollcall.handed import Handed
 from ..roster import Roster
 from .hub import Hub
-from .line import Line, interval_of
+from .line import FOR_OTHERS, KINDS, Line, interval_of
 from .report import summarize, writable
 from .settings import Settings
 from .spoke import Spoke
+from .trunk import Trunk
 from .verdict import seats
 
 _LEAST_BEATS = 2  # within the bound, however large the job is
@@ -22,7 +22,7 @@ _LEAST_BEATS = 2  # within the bound, however large the job is
 def side_of(
     rank: int,
     roster: Roster,
-    connections: Mapping[int, tuple[socket.socket, Session]],
+    connections: Iterable[Handed],
     settings: Settings,
     *,
     held: bool,
@@ -32,12 +32,16 @@ def side_of(
     Args:
         rank: of this process.
         roster: of the job.
-        connections: by the rank at the other end.
+        connections: of the roll call.
         settings: of this rank.
         held: whether its exit waits for us, as in the wrapper.
     """
-    interval = interval_of(len(roster.node_of()))
-    lines = {each: Line(connection, session, interval) for each, (connection, session) in connections.items()}
+    interval = interval_of(roster)
+    lines = {}
+    for ranks, connection, session, is_relay in connections:
+        kinds = (*KINDS, *FOR_OTHERS) if is_relay else KINDS
+        line = (Trunk if is_relay else Line)(connection, session, interval, kinds=kinds)
+        lines.update(dict.fromkeys(ranks, line))
     settings = replace(settings, bound=max(settings.bound, _LEAST_BEATS * interval))
 
     def say(text: str) -> None:
@@ -45,4 +49,6 @@ def side_of(
 
     if rank == 0:
         return Hub(seats(roster), lines, writable(settings, say), held=held, say=say, conclude=summarize)
-    return Spoke(rank, seats(roster)[0], lines[0], settings, held=held, say=say)
+    everybody = seats(roster)
+    own = everybody[rank] if lines[0].is_local else None
+    return Spoke(rank, everybody[0], lines[0], settings, held=held, say=say, behind_relay=own)

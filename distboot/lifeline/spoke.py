@@ -30,6 +30,7 @@ class Spoke(Role):
         settings: of this rank.
         held: whether the exit of this rank waits for us, as in the wrapper.
         say: prints a line.
+        behind_relay: where this rank is, if the line is to the relay of its node; else None.
     """
 
     rank: int
@@ -38,6 +39,7 @@ class Spoke(Role):
     settings: Settings
     held: bool
     say: Callable[[str], None]
+    behind_relay: Seat | None = None
     verdict: Verdict | None = None
     order: Order | None = None
 
@@ -62,7 +64,7 @@ class Spoke(Role):
         except LineEndedError:
             self._drop(now)
             if self._end is None and self.verdict is None:
-                self._decide(lost([self.rank_0], "the connection ended without a word"), now)
+                self._decide(self._lost("the connection ended without a word"), now)
         except (WireError, TypeError) as error:
             self._leave(str(error))
 
@@ -92,7 +94,7 @@ class Spoke(Role):
 
     def stopping(self, number: int, now: float) -> None:
         if self.line is not None and self.line.is_unusually_quiet(now):  # then this may be the launcher's answer
-            self._decide(lost([self.rank_0], "nothing was heard of it any more when SIGTERM came"), now)
+            self._decide(self._lost("nothing was heard of it any more when SIGTERM came"), now)
         self._send("stopping", number)
 
     def ended(self, end: End, now: float) -> None:
@@ -100,7 +102,7 @@ class Spoke(Role):
         self._send("end", end.as_message())
         # Why we failed, perhaps; rank 0 will not say it.
         if not end.is_well and self.verdict is None and self.line and self.line.is_unusually_quiet(now):
-            self._decide(lost([self.rank_0], "nothing was heard of it any more"), now)
+            self._decide(self._lost("nothing was heard of it any more"), now)
 
     def leave(self) -> None:
         self._send("bye", None)
@@ -165,8 +167,14 @@ class Spoke(Role):
         if not complaint.is_lost:
             self._leave(complaint.why)
             return
-        self._decide(lost([self.rank_0], complaint.why), now)
+        self._decide(self._lost(complaint.why), now)
         self._drop(now)
+
+    def _lost(self, why: str) -> Verdict:
+        """What it means that the other end of the line has gone: a relay says so itself when that is rank 0."""
+        if self.behind_relay is None:
+            return lost([self.rank_0], why)
+        return lost([self.behind_relay], f"cut off from the others, of the relay of its node: {why}")
 
     def _send(self, kind: str, content: object) -> None:
         if self.line is not None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from ..errors import first_line
-from .line import Line, interval_of
+from .line import Line
 from .role import Order, Role
 
 _ASLEEP = 2.0  # seconds by which we are late when we were stopped ourselves, or starved
@@ -38,13 +38,13 @@ class Watcher:
 
     Args:
         role: that side.
-        world_size: of the job; more ranks beat less often.
+        interval: seconds between two beats.
         grace: seconds between TERM and KILL.
     """
 
-    def __init__(self, role: Role, *, world_size: int, grace: float) -> None:
+    def __init__(self, role: Role, *, interval: float, grace: float) -> None:
         self._role, self._grace = role, grace
-        self._interval = interval_of(world_size)
+        self._interval = interval
         self._selector = selectors.DefaultSelector()
         self._watched: set[Line] = set()
         self._obeyed = self._decided = self._killing = False

@@ -15,6 +15,7 @@ from ..placement import Placement
 from ..record import Record, own_record
 from ..resolve import Found, look_up
 from ..roster import Roster
+from . import node
 from .caller import NoAnswerError
 from .client import Client
 from .meeting import Meeting
@@ -35,6 +36,7 @@ def attend(
     framework: str = "torch",
     on_cpu: bool = False,
     problem: DistbootError | None = None,
+    relays: bool = True,
 ) -> Meeting:
     """Meet all other ranks once.
 
@@ -46,6 +48,7 @@ def attend(
         framework: what this rank is about to start.
         on_cpu: whether this rank will use no accelerator.
         problem: why this rank cannot take part, which the others are to hear at once.
+        relays: whether the ranks of a node may share a connection, in a large job.
 
     Raises:
         DistbootError: `unknown-interface`, or what `Server.hold` and `Client.report` raise.
@@ -63,13 +66,13 @@ def attend(
     meeting = Meeting(placement, join_timeout)
     meeting.membership, meeting.own = membership, own
     try:
+        # They have met before in the wrapper around us: its port is ours, and what it warned of is not repeated.
+        _, outer = handoff.take(environ)
+        again = outer is not None and outer.met and outer.is_about(placement)
         if placement.rank == 0:
-            # They have met before in the wrapper around us: its port is ours, and what it warned of is not repeated.
-            _, outer = handoff.take(environ)
-            again = outer is not None and outer.met and outer.is_about(placement)
             meeting.roster = _as_rank_0(meeting, own, membership, hosts, again=again)
         else:
-            meeting.roster = _as_another_rank(meeting, own, membership, hosts)
+            meeting.roster = _as_another_rank(meeting, own, membership, hosts, relay=relays, again=again)
     except BaseException as error:
         meeting.close()
         if problem is not None and isinstance(error, DistbootError):
@@ -103,12 +106,18 @@ def _as_rank_0(meeting: Meeting, own: Record, membership: Membership, hosts: Seq
     return roster
 
 
-def _as_another_rank(meeting: Meeting, own: Record, membership: Membership, hosts: Sequence[str]) -> Roster:
+def _as_another_rank(
+    meeting: Meeting, own: Record, membership: Membership, hosts: Sequence[str], *, relay: bool, again: bool
+) -> Roster:
     placement = meeting.placement
     where, source = hosts or [str(placement.master_addr)], placement.sources.get("master_addr", "")
-    meeting.link = client = Client(where, candidates(placement), own, membership, source)
+    ports, limit = candidates(placement), meeting.join_timeout
+    meeting.link = client = Client(where, ports, own, membership, source)
+    way = None
+    if relay and node.is_used(placement):
+        way = node.connected(where, ports, own, membership, join_timeout=limit, source=source, again=again)
     # One process a node says what all of them are waiting for: on rank 0's own node rank 1, as rank 0 may be missing.
-    roster = client.report(meeting.join_timeout, quiet=bool(placement.local_rank) and placement.rank != 1)
+    roster = client.report(limit, quiet=bool(placement.local_rank) and placement.rank != 1, relay=way)
     meeting.store_address = (client.address_of_rank_0(), client.port)
     if roster.master_addr is not None:
         # On rank 0's own host the way to it is loopback, and the way to the others is its address.

@@ -240,8 +240,8 @@ class Caller(ABC):
         return DistbootError(code, f"rank 0 did not answer at {self._where} within {join_timeout:g} s: {said}", hint)
 
 
-def told(said: object) -> DistbootError:
+def told(said: object, whose: str = "rank 0 says") -> DistbootError:
     """The error that rank 0 sent to all."""
     if not is_problem(said):
         raise WireError("sends a broken error")
-    return as_error(said, "rank 0 says")
+    return as_error(said, whose)

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..address import socket_said
-from ..errors import DistbootError
+from ..errors import DistbootError, tell
 from ..record import Record
 from ..roster import Roster
-from .caller import Caller, told
+from .caller import Caller, NoAnswerError, told
+from .handed import Handed
 from .ready import Ready, offers_from
 from .wire import Membership, Session, WireError
 
@@ -37,18 +38,21 @@ class Client(Caller):
         self._own = own
         self._roster: Roster | None = None
         self._met = 0.0  # when it came
+        self._via: tuple[str, str] | None = None  # rank 0's address and that of this host, as the relay has them
 
-    def report(self, join_timeout: float, *, quiet: bool = False) -> Roster:
+    def report(self, join_timeout: float, *, quiet: bool = False, relay: socket.socket | None = None) -> Roster:
         """Report to rank 0: the roster.
 
         Args:
             join_timeout: in seconds.
             quiet: whether another rank says what is being waited for.
+            relay: a connection to the relay of this node, which speaks with rank 0 for it; default: it speaks itself.
 
         Raises:
             DistbootError: what rank 0 says is wrong with the job, or `missing-rank` for rank 0 itself.
         """
-        self.call(join_timeout, quiet=quiet)
+        if relay is None or not self._reports_to(relay, join_timeout):
+            self.call(join_timeout, quiet=quiet)
         assert self._roster is not None
         return self._roster
 
@@ -81,20 +85,49 @@ class Client(Caller):
         """What the messages of rank 0 are sealed with."""
         return {0: self._session}
 
-    def hand_over(self) -> dict[int, tuple[socket.socket, Session]]:
-        """The connection, which is the caller's now, by the rank at its other end."""
+    def hand_over(self) -> list[Handed]:
+        """The connection, which is the caller's now."""
         connection, self._connection = self._connection, None
-        return {} if connection is None else {0: (connection, self._session)}
+        return [] if connection is None else [Handed((0,), connection, self._session)]
 
     def _welcomed(self, end: float) -> None:
         left = max(end - time.monotonic(), 0.0)
         self._send("record", replace(self._own, clock=time.time(), patience=left).as_message())
-        kind, said = self._session.opened(self._next(end + _GRACE), "roster", "error")
-        if kind == "error":
-            raise told(said)
+        kinds = ("roster", "error") if self._via is None else ("roster", "error", "unreached")
+        kind, said = self._session.opened(self._next(end + _GRACE), *kinds)
+        if kind != "roster":
+            raise told(said, "rank 0 says" if kind == "error" else "the relay of this node")
         try:
             roster = Roster.from_message(said)
             roster.place(self._own.rank)
         except (TypeError, ValueError, StopIteration) as error:
             raise WireError(f"sends a broken roster: {error}") from None
         self._roster, self._met = roster, time.monotonic()
+
+    def own_address(self) -> str:
+        return super().own_address() if self._via is None else self._via[1]
+
+    def address_of_rank_0(self) -> str:
+        return super().address_of_rank_0() if self._via is None else self._via[0]
+
+    def _reports_to(self, relay: socket.socket, join_timeout: float) -> bool:
+        """Whether the relay has done it."""
+        end = time.monotonic() + join_timeout
+        self._connection, self._via = relay, ("", "")
+        try:
+            self._talk(end, end + _GRACE)  # it answers when it has reached rank 0
+        except NoAnswerError as failure:
+            tell(self._who, f"the relay of this node failed: {failure}; going to rank 0 without it")
+            self._via = None
+            return False
+        return True
+
+    def _greet(self, welcome_end: float) -> dict[str, object]:
+        welcome = super()._greet(welcome_end)
+        via = welcome.get("via") if self._via is not None else None
+        if via is not None:
+            if not isinstance(via, list) or [type(each) for each in via] != [str, int, bool, str, str]:
+                raise WireError("does not say where rank 0 is")
+            self.host, self.port, self.resolves, *addresses = via
+            self._via = (addresses[0], addresses[1])
+        return welcome

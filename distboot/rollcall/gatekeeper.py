@@ -159,9 +159,10 @@ class Gatekeeper:
             raise DistbootError("too-few-files", said, "raise the limit (ulimit -n), or close files") from None
 
     def _take(self, peer: Peer, message: dict[str, object]) -> None:
-        if peer.rank is None or peer.session is None:
+        if not peer.ranks or peer.session is None:
             self._take_rank(peer, message)
             return
+        (rank,) = peer.ranks
         kind, content = peer.session.opened(message, "here", "through", "failed", "late")
         more: object = None
         if kind in ("late", "failed"):
@@ -174,12 +175,12 @@ class Gatekeeper:
         if door is None or not is_fine.get(kind, True):
             raise WireError(f"sends a broken {kind}")
         if kind == "here":
-            self._come(peer.rank, door)
+            self._come(rank, door)
         elif kind == "late":
             if door.node in (None, self._node_of[0]):  # at the doors of other nodes nobody waits for us
-                self._late[door][peer.rank] = float(str(more))
-        elif door.node == self._node_of[peer.rank]:
-            self._let_pass(door, peer.rank, None if more is None else printable(str(more)))
+                self._late[door][rank] = float(str(more))
+        elif door.node == self._node_of[rank]:
+            self._let_pass(door, rank, None if more is None else printable(str(more)))
 
     def _come(self, rank: int, door: Door) -> None:
         """A rank is at a barrier; if we have given that up, it is told."""
@@ -200,7 +201,7 @@ class Gatekeeper:
             raise WireError(f"says that it is rank {rank}, which is there, or was")
         self._sessions[rank].opened(message, "gate")
         self._connections.admit(peer)
-        peer.rank, peer.session = rank, self._sessions[rank]
+        peer.ranks, peer.session = {rank}, self._sessions[rank]
         self._peers[rank] = peer
         opened = [Door(what, node, times) for (what, node), times in self._open.items()]
         for door in (*self._failed, *opened):  # it passes them in this order
@@ -208,9 +209,10 @@ class Gatekeeper:
                 self._tell_open([rank], door)
 
     def _lost(self, peer: Peer) -> None:
-        if peer.rank is not None and self._peers.get(peer.rank) is peer:
-            del self._peers[peer.rank]
-            self._gone.add(peer.rank)
+        for rank in peer.ranks:
+            if self._peers.get(rank) is peer:
+                del self._peers[rank]
+                self._gone.add(rank)
 
     def _let_pass(self, door: Door, first: int, failure: str | None) -> None:
         """The door was opened by this rank, which does not wait there itself."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable
 from types import TracebackType
 from typing import TypeVar
 
@@ -13,10 +12,11 @@ from ..placement import Placement
 from ..record import Record, as_problem
 from ..roster import Roster
 from .client import Client
+from .handed import Handed, say_goodbye
 from .ports import Reservation
 from .ready import Ready
 from .server import Server
-from .wire import Membership, Session
+from .wire import Membership
 
 T = TypeVar("T")
 
@@ -81,13 +81,13 @@ class Meeting:
         assert result is not None
         return result
 
-    def hand_over(self) -> dict[int, tuple[socket.socket, Session]]:
-        """The connections, which are the caller's now, by the rank at the other end."""
-        return {} if self.link is None else self.link.hand_over()
+    def hand_over(self) -> list[Handed]:
+        """The connections, which are the caller's now."""
+        return [] if self.link is None else self.link.hand_over()
 
     def goodbye(self) -> None:
         """Tell those at the other ends that the connections will not be used any more, and end them."""
-        say_goodbye(self.hand_over().values())
+        say_goodbye(self.hand_over())
 
     def take_listener(self) -> int | None:
         """The file descriptor of rank 0's listening socket, which is the caller's now; None on all other ranks."""
@@ -117,14 +117,6 @@ class Meeting:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def say_goodbye(connections: Iterable[tuple[socket.socket, Session]]) -> None:
-    """Tell those at the other ends that these connections will not be used any more, and end them."""
-    for connection, session in connections:
-        with suppress(OSError):
-            connection.send(session.sealed("bye", "null"))
-        connection.close()
 
 
 def alone(placement: Placement, join_timeout: float) -> Meeting:

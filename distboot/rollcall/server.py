@@ -5,20 +5,23 @@ from __future__ import annotations
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 from ..errors import DistbootError, quoted, tell
 from ..record import Record, as_error, as_problem
-from ..roster import Roster, roster_of, with_nodes
+from ..roster import Roster, ranks_said, roster_of, with_nodes
 from .broadcast import send_to_all
 from .connections import Connections, OutOfFilesError, Peer
 from .files import allow_files, files_allowed
 from .findings import findings, refuse_several_frameworks
+from .greeting import OtherVersionError, session_with
+from .handed import Handed
 from .ready import Ready, offers_message
 from .register import Register
+from .relayed import record_from, records_from, said_from
 from .wire import ONE_DISTBOOT, VERSION, Membership, Session, WireError, canonical, frame
 
 _ANSWER_LIMIT = 10.0  # seconds that all of them together have to take the answer
@@ -54,6 +57,8 @@ class Server:
         self._offers: dict[int, str] = {}  # of those that are
         self._connections = Connections(listener, own.world_size, self._take, self._lost, self._say)
         self._at: dict[int, Peer] = {}  # where each rank is to be reached
+        self._sessions: dict[int, Session] = {}  # what its messages are sealed with, also those to its relay
+        self._relays: set[Peer] = set()
         self._misfit: Peer | None = None  # whose record ended the roll call
         self._skews: dict[int, float] = {}
         self._met = 0.0  # when the roster was sent
@@ -110,13 +115,16 @@ class Server:
 
     def sessions(self) -> dict[int, Session]:
         """What the messages of each other rank are sealed with."""
-        return {rank: peer.session for rank, peer in self._at.items() if peer.session}
+        return {rank: self._sessions[rank] for rank in self._at}
 
-    def hand_over(self) -> dict[int, tuple[socket.socket, Session]]:
-        """The connections, which are the caller's now, by the rank at the other end."""
-        for peer in self._at.values():
+    def hand_over(self) -> list[Handed]:
+        """The connections, which are the caller's now."""
+        handed = []
+        for peer in dict.fromkeys(peer for _, peer in sorted(self._at.items())):
             self._connections.give_away(peer)
-        return {rank: (peer.socket, peer.session) for rank, peer in sorted(self._at.items()) if peer.session}
+            assert peer.session is not None
+            handed.append(Handed(tuple(sorted(peer.ranks)), peer.socket, peer.session, peer in self._relays))
+        return handed
 
     def close(self) -> None:
         """End all connections; the listener stays open."""
@@ -181,43 +189,41 @@ class Server:
     def _take(self, peer: Peer, message: dict[str, object]) -> None:
         if peer.session is None:
             self._take_hello(peer, message)
-        elif peer.rank is None:
-            self._take_record(peer, message)
+        elif "of" in message:
+            for rank, kind, content in said_from(peer.session.opened(message, "of")[1]):
+                self._take_of(peer, rank, kind, content)
+        elif "records" in message or not peer.ranks:
+            self._take_records(peer, peer.session, message)
         elif self._roster is None:
             raise WireError("reports twice on one connection")
         else:
-            _, content = peer.session.opened(message, "ready")
-            self._enter_ready(peer.rank, Ready.from_message(content))
+            (rank,) = peer.ranks
+            self._enter_ready(rank, Ready.from_message(peer.session.opened(message, "ready")[1]))
 
     def _take_hello(self, peer: Peer, message: dict[str, object]) -> None:
-        if message.get("job") != self._membership.job:
-            raise WireError("belongs to another job")
-        if message.get("distboot") != VERSION:
-            self._refuse_version(peer, quoted(message.get("distboot")))
-        nonce = message.get("nonce")
-        if not isinstance(nonce, str) or len(nonce) != len(peer.challenge):
-            raise WireError("sends no nonce")
-        peer.session = Session(self._membership.secret, "rank 0", peer.challenge, nonce)
+        try:
+            peer.session = session_with(message, self._membership, "rank 0", peer.challenge)
+        except OtherVersionError as error:
+            self._connections.send(peer, frame({"incompatible": f"the peer {error}"}))
+            raise DistbootError("version-mismatch", f"the peer at {peer.at} {error}", ONE_DISTBOOT) from None
         self._connections.send(peer, frame({"distboot": VERSION, "challenge": peer.challenge}))
 
-    def _refuse_version(self, peer: Peer, version: str) -> None:
-        said = f"speaks version {version} of the protocol, and rank 0 {VERSION}"
-        if self._membership.secret:  # then it is nobody's word
-            raise WireError(said)
-        self._connections.send(peer, frame({"incompatible": f"the peer {said}"}))
-        raise DistbootError("version-mismatch", f"the peer at {peer.at} {said}", ONE_DISTBOOT)
-
-    def _take_record(self, peer: Peer, message: dict[str, object]) -> None:
-        assert peer.session is not None
-        _, content = peer.session.opened(message, "record")
-        try:
-            record = Record.from_message(content)
-        except (TypeError, ValueError) as error:
-            raise WireError(f"sends a broken record: {error}") from None
+    def _take_records(self, peer: Peer, session: Session, message: dict[str, object]) -> None:
+        """The record of one rank, or those that a relay has got."""
+        kind, content = session.opened(message, "record", "records")
+        if kind == "records":
+            self._relays.add(peer)
+            records = records_from(content, self._membership.secret)
+        else:
+            records = [(record_from(content), session)]
         if self._failure is not None:
-            self._connections.send(peer, peer.session.sealed("error", self._failure))
-            self._told += 1
+            self._connections.send(peer, session.sealed("error", self._failure))
+            self._told += len(records)
             return
+        for record, its_session in records:
+            self._take_record(peer, record, its_session)
+
+    def _take_record(self, peer: Peer, record: Record, session: Session) -> None:
         if self._roster is not None:
             first = self._register.records.get(record.rank, record)
             there = f"rank {record.rank} is there already, as process {first.pid} on {quoted(first.host)}"
@@ -225,18 +231,32 @@ class Server:
         self._connections.admit(peer)
         self._misfit = peer
         self._register.enter(record)
-        self._misfit, peer.rank = None, record.rank
+        self._misfit = None
         earlier = self._at.get(record.rank)
-        self._at[record.rank] = peer
-        if earlier is not None:  # the same process, over a new connection
-            earlier.rank = None
-            self._connections.drop(earlier)
+        self._at[record.rank], self._sessions[record.rank] = peer, session
+        peer.ranks.add(record.rank)
+        if earlier not in (None, peer):  # the same process, over a new connection
+            earlier.ranks.discard(record.rank)
+            if not earlier.ranks:
+                self._connections.drop(earlier)
         self._skews[record.rank] = record.clock - time.time()
         end = time.monotonic() + record.patience
         if end < self._end:  # whoever is out of patience first is told who is missing, and so is everybody else
             if end < self._end - 1.0:
                 self._limit = f"within the join timeout of rank {record.rank}, which was over first"
             self._end = end
+
+    def _take_of(self, peer: Peer, rank: int, kind: str, content: object) -> None:
+        """What a rank has said to the relay of its node, or that it has gone."""
+        if rank not in peer.ranks:
+            return  # it is there over another connection by now
+        if kind == "gone":
+            peer.ranks.discard(rank)
+            self._leave([rank])
+        elif kind == "ready" and self._roster is not None:
+            self._enter_ready(rank, Ready.from_message(content))
+        else:
+            raise WireError(f"sends a broken {kind}")
 
     def _enter_ready(self, rank: int, ready: Ready) -> None:
         record = self._register.records[rank]
@@ -248,18 +268,23 @@ class Server:
             self._offers[rank] = ready.offer
 
     def _lost(self, peer: Peer) -> None:
-        if peer.rank is None:
-            return
-        self._at.pop(peer.rank, None)
+        if peer.ranks:
+            self._leave(sorted(peer.ranks))
+
+    def _leave(self, ranks: Sequence[int]) -> None:
+        """These ranks, or the relay that speaks for them, have ended their connection."""
+        for rank in ranks:
+            self._at.pop(rank, None)
+            if self._roster is None:
+                self._register.leave(rank)
         if self._roster is None:
-            self._register.leave(peer.rank)
             return
-        record = self._register.records[peer.rank]
+        record = self._register.records[ranks[0]]
+        who = f"process {record.pid} on" if len(ranks) == 1 else "all of"
         raise DistbootError(
             "rank-failed",
-            f"rank {peer.rank} (process {record.pid} on {quoted(record.host)}) joined, and ended before the framework "
-            "could start",
-            "look at the output of that rank",
+            f"{ranks_said(ranks)} ({who} {quoted(record.host)}) joined, and ended before the framework could start",
+            "look at the output of that rank" if len(ranks) == 1 else "look at that host, and at the output there",
         )
 
     def _fail(self, error: DistbootError) -> None:
@@ -284,7 +309,7 @@ class Server:
             assert peer.session is not None
             return shared or peer.session.sealed(kind, text)
 
-        told = [*self._at.values(), *([self._misfit] if self._misfit else [])]
+        told = {*self._at.values(), *([self._misfit] if self._misfit else [])}
         send_to_all({peer.socket: partial(sealed, peer) for peer in told}, _ANSWER_LIMIT)
 
     def _say(self, text: str) -> None:
