@@ -100,10 +100,16 @@ def is_problem(value: object) -> TypeGuard[Problem]:
 
 
 def as_error(problem: Problem, whose: str) -> DistbootError:
-    """The error that somebody else sent. His distboot may be newer and have a code that ours has not."""
+    """The error that somebody else sent. His distboot may be newer and have a code that ours has not.
+
+    Args:
+        problem: as it was sent.
+        whose: who has it, or says it; empty: nobody in particular.
+    """
     code, message, hint = problem
     message, hint = ("\n".join(map(printable, text.split("\n"))) for text in (message, hint))
-    return DistbootError(code if code in CODES else "rank-failed", f"{whose}: {message}", hint)
+    said = f"{whose}: {message}" if whose else message
+    return DistbootError(code if code in CODES else "rank-failed", said, hint)
 
 
 def own_record(

@@ -9,6 +9,7 @@ from .errors import DistbootError, quoted
 from .record import Record
 
 _MOST_SPANS = 20  # ranges in one line
+_MOST_RANKS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Roster:
 
     def as_message(self) -> dict[str, object]:
         """The roster as plain JSON types."""
-        nodes = [list(ranks) for ranks in self.nodes]
+        nodes = [_runs(ranks) for ranks in self.nodes]
         return {"hosts": list(self.hosts), "nodes": nodes, "master_addr": self.master_addr}
 
     @classmethod
@@ -63,11 +64,26 @@ class Roster:
             raise TypeError("it has no hosts and nodes")
         if not (master_addr is None or isinstance(master_addr, str)):
             raise TypeError("its address is no text")
-        ranks = [rank for node in nodes for rank in node]
-        known = all(isinstance(host, str) for host in hosts) and all(type(rank) is int for rank in ranks)
-        if not known or sorted(ranks) != list(range(len(ranks))):
+        if not all(isinstance(host, str) for host in hosts):
+            raise TypeError("a host is no text")
+        if sum(count for runs in nodes for _, count in runs if type(count) is int and count > 0) > _MOST_RANKS:
+            raise ValueError("it has too many ranks")
+        places = tuple(tuple(rank for first, count in runs for rank in range(first, first + count)) for runs in nodes)
+        ranks = sorted(rank for node in places for rank in node)
+        if ranks != list(range(len(ranks))):
             raise ValueError("its ranks are not all there, once")
-        return cls(tuple(hosts), tuple(tuple(node) for node in nodes), master_addr)
+        return cls(tuple(hosts), places, master_addr)
+
+
+def _runs(ranks: Sequence[int]) -> list[list[int]]:
+    """First rank and number of each run of ranks: eight on a node are the usual thing, and take one."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == sum(runs[-1]):
+            runs[-1][1] += 1
+        else:
+            runs.append([rank, 1])
+    return runs
 
 
 def roster_of(records: Sequence[Record]) -> Roster:

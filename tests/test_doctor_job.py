@@ -15,6 +15,7 @@ from rollcalls import record
 from distboot import detect
 from distboot.doctor.finding import Finding, ok, problem, warning
 from distboot.doctor.together import gathered, grouped
+from distboot.rollcall.handed import Handed
 from distboot.rollcall.meeting import Meeting
 from distboot.rollcall.wire import Session, canonical
 
@@ -86,7 +87,7 @@ def _sent(content: str) -> list[Finding]:
     session = Session("secret", "rank 0", "c" * 32, "n" * 32)
     meeting = Meeting(detect({"RANK": "0", "WORLD_SIZE": "2"}), 10.0)
     meeting.own = record(0, 2)
-    meeting.hand_over = lambda: {1: (here, session)}  # type: ignore[method-assign]
+    meeting.hand_over = lambda: [Handed((1,), here, session)]  # type: ignore[method-assign]
     with there:
         there.sendall(session.sealed("doctor", content))
         there.shutdown(socket.SHUT_WR)

@@ -117,7 +117,7 @@ def test_what_rank_0_says_after_the_roster_is_left_to_the_lifeline() -> None:
     with closing(FakeRank0(talk)) as fake:
         client = Client(["127.0.0.1"], [fake.port], record(1, 2), OURS)
         assert client.report(20) == roster
-        ((rank, (connection, _)),) = client.hand_over().items()
+        (((rank,), connection, _, _),) = client.hand_over()
         with connection:
             connection.settimeout(20)
             assert (rank, connection.recv(65536)) == (0, bye)

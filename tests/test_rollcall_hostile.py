@@ -19,7 +19,7 @@ from distboot.rollcall.ready import Ready
 from distboot.rollcall.wire import Membership, frame
 from distboot.roster import Roster
 
-ROSTER: dict[str, object] = {"roster": {"hosts": ["a"], "nodes": [[0, 1]], "master_addr": None}, "mac": ""}
+ROSTER: dict[str, object] = {"roster": {"hosts": ["a"], "nodes": [[[0, 2]]], "master_addr": None}, "mac": ""}
 
 
 def test_record_and_reset_in_one_go_leave_no_dead_rank_behind() -> None:
@@ -70,9 +70,9 @@ def test_mutated_messages_of_a_rank_end_nothing() -> None:
         (False, frame({"refused": "\x1b[31mno"})),
         (True, frame({"roster": [1], "mac": ""})),
         (True, frame({**ROSTER, "mac": 5})),
-        (True, frame({"roster": {"hosts": ["a"], "nodes": [[0]], "master_addr": None}, "mac": ""})),
-        (True, frame({"roster": {"hosts": ["a"], "nodes": [[0, 1.0]], "master_addr": None}, "mac": ""})),
-        (True, frame({"roster": {"hosts": ["a"], "nodes": [[0, 1]], "master_addr": 5}, "mac": ""})),
+        (True, frame({"roster": {"hosts": ["a"], "nodes": [[[0, 1]]], "master_addr": None}, "mac": ""})),
+        (True, frame({"roster": {"hosts": ["a"], "nodes": [[[0, 2.0]]], "master_addr": None}, "mac": ""})),
+        (True, frame({"roster": {"hosts": ["a"], "nodes": [[[0, 2]]], "master_addr": 5}, "mac": ""})),
         (True, frame({"error": ["x"], "mac": ""})),
         (True, (8000).to_bytes(4, "big") + b'{"roster":' + b"[" * 3995 + b"]" * 3995),
     ],

@@ -16,6 +16,11 @@ The protocol goes on where the roll call's ends (same frames, same mac):
     rank 0 -> rank     {"first": verdict}      why all stop
     both               {"bye": null}           no lifeline on this connection any more, and no failure either
 
+Through the relay of a node (see `rollcall`, and `relay`) the same, for rank 0 with the rank that it is of, or for:
+
+    relay  -> rank 0   {"of": [[rank, kind, content], …]}   and in place of an end without a word: [rank, "gone", why]
+    rank 0 -> relay    {"to": [rank or null, kind, content]}
+
 A connection that ends before "end" or "bye" is a rank that was lost. So is one that is silent for the bound, unless
 its host answers elsewhere: then only the lifeline is cut, which is said, and the training goes on. Whether the peer's
 kernel takes what we send tells a host that has gone from a process that is stopped.

@@ -178,9 +178,7 @@ class Line:
         if quiet < bound + _SLACK * self._interval:
             return None
         self.is_suspect = False
-        if self.is_local:
-            return Complaint(True, f"no answer for {bound:g} s: stopped or frozen")
-        if now - self._acknowledged < _RECENT * self._interval:
+        if self.is_local or now - self._acknowledged < _RECENT * self._interval:
             return Complaint(True, f"no answer for {bound:g} s, though the host answers: stopped or frozen")
         if self._probe is not None and self._probe.is_answered():
             return Complaint(False, f"was not heard for {bound:g} s, though its host answers (a firewall?)")

@@ -14,7 +14,9 @@ import socket
 import time
 from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
+from ..errors import first_line, tell
 from ..rollcall.broadcast import send_to_all
 from ..rollcall.handed import Handed
 from ..rollcall.relay import Relay
@@ -78,7 +80,7 @@ class LocalLines:
         try:
             for kind, content in self._lines[rank].receive(now):
                 if kind == "watch":
-                    self._watched.add(rank)
+                    self._begin(rank, now)
                 elif kind in ("end", "bye"):
                     self._ended.add(rank)
                 self._up.append((rank, kind, content))
@@ -86,6 +88,13 @@ class LocalLines:
             self._gone(rank, "the connection ended without a word")
         except WireError as error:
             self._gone(rank, str(error))
+
+    def _begin(self, rank: int, now: float) -> None:
+        """The lifeline of a rank begins, perhaps minutes after the roll call: silence counts from now on."""
+        self._lines[rank].forgive(now)
+        if not self._watched and self._trunk is not None:
+            self._trunk.forgive(now)
+        self._watched.add(rank)
 
     def _gone(self, rank: int, why: str) -> None:
         line = self._lines.pop(rank)
@@ -162,7 +171,17 @@ def main(listener: int, control: int) -> None:
     for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)  # for the ranks, whoever sends them to all processes
     with socket.socket(fileno=control) as told, told.makefile() as file:
-        plan = json.loads(file.readline())
+        text = file.readline()
+    if not text:  # who started us has ended
+        return
+    plan = json.loads(text)
+    try:
+        _serve(listener, plan)
+    except Exception as error:  # noqa: BLE001 - a defect of ours: the ranks go to rank 0 themselves, or stop
+        tell(plan["who"], f"warning: the relay of this node has a defect: {type(error).__name__}: {first_line(error)}")
+
+
+def _serve(listener: int, plan: dict[str, Any]) -> None:
     relay = Relay(
         socket.socket(fileno=listener),
         plan["hosts"],
@@ -171,6 +190,7 @@ def main(listener: int, control: int) -> None:
         Membership(plan["job"], plan["secret"]),
         source=plan["source"],
         join_timeout=plan["join_timeout"],
+        world_size=plan["world_size"],
     )
     met = relay.meet()
     if met is not None:

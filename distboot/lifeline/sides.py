@@ -49,6 +49,4 @@ def side_of(
 
     if rank == 0:
         return Hub(seats(roster), lines, writable(settings, say), held=held, say=say, conclude=summarize)
-    everybody = seats(roster)
-    own = everybody[rank] if lines[0].is_local else None
-    return Spoke(rank, everybody[0], lines[0], settings, held=held, say=say, behind_relay=own)
+    return Spoke(rank, seats(roster)[0], lines[0], settings, held=held, say=say)

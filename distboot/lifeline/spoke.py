@@ -30,7 +30,6 @@ class Spoke(Role):
         settings: of this rank.
         held: whether the exit of this rank waits for us, as in the wrapper.
         say: prints a line.
-        behind_relay: where this rank is, if the line is to the relay of its node; else None.
     """
 
     rank: int
@@ -39,11 +38,11 @@ class Spoke(Role):
     settings: Settings
     held: bool
     say: Callable[[str], None]
-    behind_relay: Seat | None = None
     verdict: Verdict | None = None
     order: Order | None = None
 
     def __post_init__(self) -> None:
+        self._is_behind_relay = self.line is not None and self.line.is_local
         self._end: End | None = None
         self._troubled = self._has_left = False
         self._ended_at = self._closed_at = self._decided_at = 0.0
@@ -172,9 +171,9 @@ class Spoke(Role):
 
     def _lost(self, why: str) -> Verdict:
         """What it means that the other end of the line has gone: a relay says so itself when that is rank 0."""
-        if self.behind_relay is None:
-            return lost([self.rank_0], why)
-        return lost([self.behind_relay], f"cut off from the others, of the relay of its node: {why}")
+        if self._is_behind_relay:
+            return Verdict((), True, f"this rank is cut off from the others: the relay of its node has gone ({why})")
+        return lost([self.rank_0], why)
 
     def _send(self, kind: str, content: object) -> None:
         if self.line is not None:

@@ -24,9 +24,18 @@ With DISTBOOT_SECRET, "mac" is HMAC-SHA256 over challenge, nonce, kind and conte
 pose as rank 0, or send again what was said in another run. Without it the job id keeps strangers out by accident only,
 not by force. Nothing is encrypted: a record has host names, versions and settings, no secrets.
 
+In a job of 4,096 ranks and more the ranks of a node share one connection, that of their relay (`node`, `relay`). To
+them it is rank 0, on a Unix socket: the same messages, and its welcome says where rank 0 was reached. To rank 0 it is
+another peer, with batches in place of records and readies; what rank 0 answers to all, it answers to the relay once:
+
+    relay  -> rank 0   {"records": [[record, challenge, nonce], …], "mac": …}   of the ranks that have come by now
+    relay  -> rank 0   {"of": [[rank, "ready" or "gone", content], …], "mac": …}
+
 Where: rank 0 listens at the first free one of five ports, MASTER_PORT and four derived from it and the job id; under
 torchrun, whose agent has MASTER_PORT, all five are derived. The others knock at all of them in this order, again and
 again with jitter.
+
+Long frames are compressed (zlib), which the highest bit of the length says.
 
 Limits: a peer sends at most 64 kB in one frame and has 10 seconds to report; what does not answer like this is
 dropped, whatever it sends and however slowly, and the job goes on waiting for its own ranks. A record says how long its

@@ -75,12 +75,13 @@ class Caller(ABC):
     def _welcomed(self, end: float) -> None:
         """Rank 0 has answered; what follows is to be over when `time.monotonic` says `end`."""
 
-    def call(self, join_timeout: float, *, quiet: bool = False) -> None:
+    def call(self, join_timeout: float, *, quiet: bool = False, first_limit: float = _FIRST_LIMIT) -> None:
         """Call until rank 0 answers. What does not answer as rank 0 of this job is tried again until the timeout.
 
         Args:
             join_timeout: in seconds.
             quiet: whether another rank says what is being waited for.
+            first_limit: seconds for the first answer.
 
         Raises:
             DistbootError: what rank 0 says is wrong with the job, or `missing-rank` for rank 0 itself.
@@ -88,7 +89,7 @@ class Caller(ABC):
         end = time.monotonic() + join_timeout
         line = f"rank 0 does not answer at {socket_said(self.host, self.port)} yet"
         waiting = Wait(self._who, join_timeout, line, quiet=quiet)
-        limit = _FIRST_LIMIT
+        limit = first_limit
         while True:
             try:
                 return self._round(end, limit)
@@ -241,7 +242,7 @@ class Caller(ABC):
 
 
 def told(said: object, whose: str = "rank 0 says") -> DistbootError:
-    """The error that rank 0 sent to all."""
+    """The error that rank 0 sent to all, or the relay to the ranks of its node."""
     if not is_problem(said):
         raise WireError("sends a broken error")
     return as_error(said, whose)

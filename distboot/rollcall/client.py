@@ -51,8 +51,9 @@ class Client(Caller):
         Raises:
             DistbootError: what rank 0 says is wrong with the job, or `missing-rank` for rank 0 itself.
         """
-        if relay is None or not self._reports_to(relay, join_timeout):
-            self.call(join_timeout, quiet=quiet)
+        end = time.monotonic() + join_timeout
+        if relay is None or not self._reports_to(relay, end):
+            self.call(max(end - time.monotonic(), 0.1), quiet=quiet)
         assert self._roster is not None
         return self._roster
 
@@ -96,7 +97,7 @@ class Client(Caller):
         kinds = ("roster", "error") if self._via is None else ("roster", "error", "unreached")
         kind, said = self._session.opened(self._next(end + _GRACE), *kinds)
         if kind != "roster":
-            raise told(said, "rank 0 says" if kind == "error" else "the relay of this node")
+            raise told(said, "rank 0 says" if kind == "error" else "")
         try:
             roster = Roster.from_message(said)
             roster.place(self._own.rank)
@@ -110,9 +111,8 @@ class Client(Caller):
     def address_of_rank_0(self) -> str:
         return super().address_of_rank_0() if self._via is None else self._via[0]
 
-    def _reports_to(self, relay: socket.socket, join_timeout: float) -> bool:
+    def _reports_to(self, relay: socket.socket, end: float) -> bool:
         """Whether the relay has done it."""
-        end = time.monotonic() + join_timeout
         self._connection, self._via = relay, ("", "")
         try:
             self._talk(end, end + _GRACE)  # it answers when it has reached rank 0

@@ -15,8 +15,8 @@ def files_allowed() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def allow_files(connections: int, say: Callable[[str], None]) -> int | None:
-    """Raise the soft limit for so many connections as far as may be, and `say` it when that is too little.
+def allow_files(connections: int, least: int, say: Callable[[str], None]) -> int | None:
+    """Raise the soft limit for so many connections as far as may be, and `say` it when that is not the `least` of them.
 
     Returns:
         What it was; None if it stays.
@@ -31,9 +31,9 @@ def allow_files(connections: int, say: Callable[[str], None]) -> int | None:
     reachable = needed if hard == unlimited else min(needed, hard)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (reachable, hard))
-    if files_allowed() < needed:
+    if files_allowed() < least + _OWN:
         say(
-            f"warning: {needed} open files are needed for the connections of all ranks, and this process may have "
-            f"{files_allowed()}: raise the limit (ulimit -Hn, LimitNOFILE=, docker run --ulimit nofile=…)"
+            f"warning: {least + _OWN} open files are needed for the connections of all ranks, and this process may "
+            f"have {files_allowed()}: raise the limit (ulimit -Hn, LimitNOFILE=, docker run --ulimit nofile=…)"
         )
     return soft

@@ -28,6 +28,12 @@ def is_used(placement: Placement) -> bool:
     return placement.world_size >= RELAYS_FROM and placement.local_world_size != 1 and sys.platform == "linux"
 
 
+def connections_of(own: Record) -> int:
+    """How many connections rank 0 has when all ranks are there, as far as it can know: it is the first on its node."""
+    ranks_a_node = own.local_world_size or 1
+    return own.world_size // ranks_a_node if own.world_size >= RELAYS_FROM else own.world_size
+
+
 def connected(
     hosts: Sequence[str],
     ports: Sequence[int],
@@ -49,7 +55,7 @@ def connected(
         source: what says that rank 0 is there.
         again: whether these ranks have met before, in the wrappers around them.
     """
-    name = f"\0distboot-{os.getuid()}-{handoff.digest(f'{membership.job}:{again}')}"
+    name = name_of(membership.job, again=again)
     with suppress(OSError):
         with socket.socket(socket.AF_UNIX) as listener:
             if _is_first(listener, name):
@@ -57,11 +63,16 @@ def connected(
                 plan = {
                     "hosts": list(hosts), "ports": list(ports), "who": f"rank {own.rank}, for its node",
                     "job": membership.job, "secret": membership.secret,
-                    "join_timeout": join_timeout, "source": source,
+                    "join_timeout": join_timeout, "source": source, "world_size": own.world_size,
                 }  # fmt: skip
                 _start(listener, json.dumps(plan))
         return _connection(name)
     return None
+
+
+def name_of(job: str, *, again: bool) -> str:
+    """The name of the relay's socket on each node: that of the wrappers' roll call may be about to end."""
+    return f"\0distboot-{os.getuid()}-{handoff.digest(f'{job}:{again}')}"
 
 
 def is_ours(connection: socket.socket) -> bool:

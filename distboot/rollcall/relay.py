@@ -22,6 +22,7 @@ from .node import is_ours
 from .relayed import MOST_FROM_A_LOCAL_RANK, batches, record_from
 from .wire import VERSION, Frames, Membership, Session, WireError, canonical, frame, fresh
 
+_A_SECOND = 40_000  # ranks, whose relays come within it: the kernel keeps 4,096 that rank 0 has not accepted yet
 _WINDOW = 0.02  # seconds in which what the ranks of a node say goes to rank 0 together
 _ANSWER_LIMIT = 10.0  # seconds for them to take an answer
 _ALONE = 10.0  # seconds without any of them after which there is nothing to do
@@ -85,6 +86,7 @@ class Relay:
         membership: what tells the ranks of this job from everybody else.
         source: what says that rank 0 is there.
         join_timeout: seconds for rank 0 to be reached.
+        world_size: of the job.
     """
 
     def __init__(
@@ -97,8 +99,10 @@ class Relay:
         *,
         source: str,
         join_timeout: float,
+        world_size: int,
     ) -> None:
         self._listener, self._membership, self._join_timeout = listener, membership, join_timeout
+        self._world_size = world_size
         self._trunk = _Trunk(hosts, ports, who, membership, source)
         self._locals: dict[socket.socket, _Local] = {}
         self._records: list[object] = []  # that rank 0 has not got yet
@@ -118,6 +122,7 @@ class Relay:
             have not met, as they know.
         """
         threading.Thread(target=self._reach, daemon=True).start()
+        self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._reached, selectors.EVENT_READ)
         end = self._since + self._join_timeout + _BEYOND
@@ -136,11 +141,13 @@ class Relay:
 
     def _reach(self) -> None:
         """In a thread, as a call blocks."""
+        time.sleep(os.urandom(1)[0] / 255 * self._world_size / _A_SECOND)
         try:
-            self._trunk.call(self._join_timeout)
+            self._trunk.call(self._join_timeout, first_limit=max(1.0, 2 * self._world_size / _A_SECOND))
         except DistbootError as error:
             self._unreached = error
-        os.write(self._wake, b"\0")
+        finally:
+            os.write(self._wake, b"\0")
 
     def _take(self, file: object) -> None:
         if file == self._reached:
@@ -152,7 +159,10 @@ class Relay:
                 if local.session is not None:
                     self._welcome(local)
         elif file is self._listener:
-            connection, _ = self._listener.accept()
+            try:
+                connection, _ = self._listener.accept()
+            except BlockingIOError:
+                return
             if not is_ours(connection):
                 connection.close()
                 return

@@ -11,14 +11,16 @@ from dataclasses import replace
 from functools import partial
 
 from ..errors import DistbootError, quoted, tell
-from ..record import Record, as_error, as_problem
-from ..roster import Roster, ranks_said, roster_of, with_nodes
+from ..record import Record, as_problem
+from ..roster import Roster, ranks_said, roster_of
 from .broadcast import send_to_all
 from .connections import Connections, OutOfFilesError, Peer
 from .files import allow_files, files_allowed
 from .findings import findings, refuse_several_frameworks
 from .greeting import OtherVersionError, session_with
 from .handed import Handed
+from .node import connections_of
+from .readiness import Readiness
 from .ready import Ready, offers_message
 from .register import Register
 from .relayed import record_from, records_from, said_from
@@ -52,9 +54,7 @@ class Server:
         self._own = own
         self._membership = membership
         self._register = Register(own.world_size)
-        self._roster: Roster | None = None  # once the roll call is over
-        self._unready: set[int] = set()  # once it is over: those that are not ready to start the framework
-        self._offers: dict[int, str] = {}  # of those that are
+        self._readiness: Readiness | None = None  # once it is over
         self._connections = Connections(listener, own.world_size, self._take, self._lost, self._say)
         self._at: dict[int, Peer] = {}  # where each rank is to be reached
         self._sessions: dict[int, Session] = {}  # what its messages are sealed with, also those to its relay
@@ -75,7 +75,9 @@ class Server:
         """
         self._end, self._limit = time.monotonic() + join_timeout, f"within {join_timeout:g} s"
         try:
-            self.open_files = allow_files(self._connections.room, self._say)
+            most = self._connections.room
+            least = most - self._own.world_size + connections_of(self._own)
+            self.open_files = allow_files(most, least, self._say)
             self._register.enter(self._own)
             self._wait(lambda: self._register.is_complete, self._joined, self._missing)
             records = [self._register.records[rank] for rank in range(self._register.world_size)]
@@ -89,8 +91,7 @@ class Server:
             raise
         self._connections.drop_strangers()  # they come too late for it
         self._answer("roster", roster.as_message())
-        self._roster, self._unready = roster, set(range(self._register.world_size))
-        self._register.forget_accelerators()
+        self._readiness = Readiness(roster, self._register)
         self._met = time.monotonic()
         return roster
 
@@ -103,15 +104,17 @@ class Server:
         Raises:
             DistbootError: what any of them cannot be ready for, `rank-failed` or `missing-rank`; all of them get it.
         """
+        readiness = self._readiness
+        assert readiness is not None
         self._end = max(self._met + join_timeout, time.monotonic() + _LINGER)
         try:
-            self._enter_ready(self._own.rank, own)
-            self._wait(lambda: not self._unready, self._waiting, self._not_ready)
+            readiness.enter(self._own.rank, own)
+            self._wait(lambda: readiness.is_complete, readiness.progress, readiness.late)
         except DistbootError as error:
             self._fail(error)
             raise
-        self._answer("go", offers_message(self._offers))
-        return self._offers
+        self._answer("go", offers_message(readiness.offers))
+        return readiness.offers
 
     def sessions(self) -> dict[int, Session]:
         """What the messages of each other rank are sealed with."""
@@ -148,20 +151,6 @@ class Server:
             self.remedy,
         )
 
-    def _waiting(self) -> str:
-        return f"all ranks are there; waiting for {self._unready_said()} to be ready"
-
-    def _unready_said(self) -> str:
-        assert self._roster is not None
-        return f"rank {with_nodes(sorted(self._unready), self._roster.node_of())}"
-
-    def _not_ready(self) -> DistbootError:
-        return DistbootError(
-            "missing-rank",
-            f"all ranks joined, and then did not get ready in time: {self._unready_said()}",
-            "look at their output: the import of the framework hangs or is slow there, or their host has gone",
-        )
-
     def _wait(self, over: Callable[[], bool], progress: Callable[[], str], late: Callable[[], DistbootError]) -> None:
         said = time.monotonic() + 1.0  # what is there within a second needs no line
         while not over():
@@ -194,11 +183,11 @@ class Server:
                 self._take_of(peer, rank, kind, content)
         elif "records" in message or not peer.ranks:
             self._take_records(peer, peer.session, message)
-        elif self._roster is None:
+        elif self._readiness is None:
             raise WireError("reports twice on one connection")
         else:
             (rank,) = peer.ranks
-            self._enter_ready(rank, Ready.from_message(peer.session.opened(message, "ready")[1]))
+            self._readiness.enter(rank, Ready.from_message(peer.session.opened(message, "ready")[1]))
 
     def _take_hello(self, peer: Peer, message: dict[str, object]) -> None:
         try:
@@ -224,7 +213,7 @@ class Server:
             self._take_record(peer, record, its_session)
 
     def _take_record(self, peer: Peer, record: Record, session: Session) -> None:
-        if self._roster is not None:
+        if self._readiness is not None:
             first = self._register.records.get(record.rank, record)
             there = f"rank {record.rank} is there already, as process {first.pid} on {quoted(first.host)}"
             raise WireError(f"comes after the roll call, and {there}")
@@ -253,19 +242,10 @@ class Server:
         if kind == "gone":
             peer.ranks.discard(rank)
             self._leave([rank])
-        elif kind == "ready" and self._roster is not None:
-            self._enter_ready(rank, Ready.from_message(content))
+        elif kind == "ready" and self._readiness is not None:
+            self._readiness.enter(rank, Ready.from_message(content))
         else:
             raise WireError(f"sends a broken {kind}")
-
-    def _enter_ready(self, rank: int, ready: Ready) -> None:
-        record = self._register.records[rank]
-        if ready.problem is not None:
-            raise as_error(ready.problem, f"rank {rank} on {quoted(record.host)}")
-        self._register.claim(rank, ready.device, record)
-        self._unready.discard(rank)
-        if ready.offer is not None:
-            self._offers[rank] = ready.offer
 
     def _lost(self, peer: Peer) -> None:
         if peer.ranks:
@@ -275,9 +255,9 @@ class Server:
         """These ranks, or the relay that speaks for them, have ended their connection."""
         for rank in ranks:
             self._at.pop(rank, None)
-            if self._roster is None:
+            if self._readiness is None:
                 self._register.leave(rank)
-        if self._roster is None:
+        if self._readiness is None:
             return
         record = self._register.records[ranks[0]]
         who = f"process {record.pid} on" if len(ranks) == 1 else "all of"
@@ -290,7 +270,7 @@ class Server:
     def _fail(self, error: DistbootError) -> None:
         """Tell all that are there, and for a moment also those that come a little later."""
         self._answer("error", as_problem(error))
-        if self._roster is not None:
+        if self._readiness is not None:
             self.close()
             return
         self._failure = canonical(as_problem(error))

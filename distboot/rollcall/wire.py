@@ -13,6 +13,8 @@ ONE_DISTBOOT = "install the same version of distboot on all nodes"  # what to do
 MOST_FROM_A_RANK = 64 * 1024  # bytes of one frame
 MOST_FROM_RANK_0 = 64 * 1024 * 1024  # the roster of some 500,000 ranks
 _LENGTH = 4  # bytes
+_COMPRESSED = 1 << 31  # in the length of a frame: that its body is, with zlib
+_COMPRESSED_FROM = 32 * 1024  # bytes: rosters of some hundred nodes, of which rank 0 sends one to each
 _TORCH_STORE = b"\x00\xce\xf7\x85"  # how a client of torch's TCPStore begins: VALIDATE, and a magic number
 
 
@@ -40,8 +42,12 @@ def frame(message: dict[str, object]) -> bytes:
 
 def framed(text: str) -> bytes:
     """A text that is a JSON object, as it goes over the wire."""
-    body = text.encode()
-    return len(body).to_bytes(_LENGTH, "big") + body
+    body, flag = text.encode(), 0
+    if len(body) >= _COMPRESSED_FROM:
+        import zlib  # which a small job does not need
+
+        body, flag = zlib.compress(body, 1), _COMPRESSED
+    return (len(body) | flag).to_bytes(_LENGTH, "big") + body
 
 
 class Frames:
@@ -59,7 +65,7 @@ class Frames:
     def missing(self) -> int:
         """Bytes that the message in hand still needs, as far as is known: the length comes first."""
         have = len(self._buffer)
-        return _LENGTH - have if have < _LENGTH else _LENGTH + int.from_bytes(self._buffer[:_LENGTH], "big") - have
+        return _LENGTH - have if have < _LENGTH else _LENGTH + self._length() - have
 
     def feed(self, data: bytes) -> list[dict[str, object]]:
         """The messages that `data` completes.
@@ -72,14 +78,31 @@ class Frames:
         while len(self._buffer) >= _LENGTH:
             if self._buffer.startswith(_TORCH_STORE):
                 raise WireError("looks for torch's store: it runs without distboot, or with DISTBOOT_ROLL_CALL=0")
-            length = int.from_bytes(self._buffer[:_LENGTH], "big")
+            length = self._length()
             if length > self._most:
                 raise WireError(f"announces a message of {length} bytes, of at most {self._most}")
             if len(self._buffer) < _LENGTH + length:
                 break
-            messages.append(_message(bytes(self._buffer[_LENGTH : _LENGTH + length])))
+            body = bytes(self._buffer[_LENGTH : _LENGTH + length])
+            messages.append(_message(_inflated(body, self._most) if self._buffer[0] & 0x80 else body))
             del self._buffer[: _LENGTH + length]
         return messages
+
+    def _length(self) -> int:
+        return int.from_bytes(self._buffer[:_LENGTH], "big") & ~_COMPRESSED
+
+
+def _inflated(body: bytes, most: int) -> bytes:
+    import zlib
+
+    inflating = zlib.decompressobj()
+    try:
+        text = inflating.decompress(body, most)
+    except zlib.error:
+        raise WireError("sends what cannot be decompressed") from None
+    if inflating.unconsumed_tail or not inflating.eof:
+        raise WireError(f"sends a message of more than {most} bytes, or half of one")
+    return text
 
 
 def _message(body: bytes) -> dict[str, object]:

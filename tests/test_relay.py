@@ -1,0 +1,241 @@
+"""Large jobs: the ranks of a node share one connection to rank 0, that of their relay. Real processes, real relays.
+
+What is large is set to two ranks here, by a `sitecustomize` in every rank.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from lifelines import Job, job, until
+
+from distboot.handoff import digest
+from distboot.rollcall.node import name_of
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract Unix sockets are Linux's")
+
+LARGE = "import distboot.rollcall.node as node\nnode.RELAYS_FROM = 2\n"
+FAILING = """
+ready()
+if rank == 3:
+    until("fail")
+    raise ValueError("boom")
+until("end")
+"""
+SHOW = [sys.executable, "-m", "distboot", "show", "--job"]
+Begin = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def large(clean_env: dict[str, str], tmp_path: Path, port: int) -> dict[str, str]:
+    """The environment of a job in which two ranks are many."""
+    (tmp_path / "sitecustomize.py").write_text(LARGE)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}
+    return {**clean_env, **address, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+
+
+@pytest.fixture
+def running(large: dict[str, str], port: int, tmp_path: Path) -> Iterator[Job]:
+    """Four ranks under the wrapper, of which three have a relay; the last one can be made to fail."""
+    with job(large, port, tmp_path, FAILING, ranks=4) as started:
+        yield started
+
+
+@pytest.fixture
+def begin(large: dict[str, str], tmp_path: Path) -> Iterator[Begin]:
+    """Starts a rank that only meets the others: `begin(2, DISTBOOT_JOIN_TIMEOUT="1")`."""
+    started = []
+
+    def rank_of(rank: int, *command: str, **env: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            command or SHOW, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env={**large, "RANK": str(rank), "LOCAL_RANK": str(rank), **env},
+        )  # fmt: skip
+        started.append(process)
+        return process
+
+    yield rank_of
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def _relays(folder: Path) -> list[int]:
+    """The relays that ranks in this folder have started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if b"distboot.lifeline.relay" in (path / "cmdline").read_bytes():
+                found += [int(path.name)] if os.readlink(path / "cwd") == str(folder.resolve()) else []
+    return found
+
+
+def _connections(pid: int) -> int:
+    """How many TCP connections a process has open."""
+    files = Path(f"/proc/{pid}/fd").iterdir()
+    ours = set()
+    for file in files:
+        with suppress(OSError):
+            ours.add(os.readlink(file))
+    tables = [Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    table = [line.split() for lines in tables for line in lines]
+    return sum(1 for fields in table if fields[3] == "01" and f"socket:[{fields[9]}]" in ours)
+
+
+def _ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    said, _ = process.communicate(timeout=60)
+    return process.returncode, said
+
+
+def test_ranks_of_a_node_share_one_connection(running: Job) -> None:
+    running.all_ready()
+    (relay,) = _relays(running.folder)
+    assert [_connections(each.pid) for each in running.processes] == [1, 0, 0, 0]
+    assert _connections(relay) == 1
+    running.touch("fail")
+    running.touch("end")
+    assert running.codes()[3] == 1
+    until(lambda: not _relays(running.folder))
+
+
+def test_job_that_ends_well_leaves_no_relay(large: dict[str, str], port: int, tmp_path: Path) -> None:
+    with job(large, port, tmp_path, "ready()\n", ranks=4, init=True) as running:
+        assert running.codes() == [0] * 4
+        assert running.summary().endswith("all ended well; exit codes: 0 (ranks 0-3)")
+        until(lambda: not _relays(tmp_path))
+
+
+def test_first_failure_reaches_all(running: Job) -> None:
+    pids = running.all_ready()
+    running.touch("fail")
+    assert running.codes() == [143, 143, 143, 1]
+    said = {running.first(rank) for rank in range(3)}
+    assert len(said) == 1
+    line = said.pop()
+    assert line.startswith("rank 3 failed first: uncaught exception: ValueError: boom, on ")
+    assert f"local rank 3, process {pids[3]})" in line
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_wrapper_that_is_killed_is_a_lost_rank(running: Job, rank: int) -> None:
+    running.all_ready()
+    running.processes[rank].kill()
+    assert running.processes[2].wait(30) == 143
+    assert running.first(2).startswith(f"rank {rank} lost first: the connection ended without a word, on ")
+
+
+def test_loss_of_rank_0_reaches_all(running: Job) -> None:
+    running.all_ready()
+    running.processes[0].kill()
+    assert running.codes()[1:] == [143] * 3
+    for rank in (1, 2, 3):
+        assert running.first(rank).startswith("rank 0 lost first: the connection ended without a word, on ")
+
+
+def test_relay_that_is_killed_is_a_lost_node(running: Job) -> None:
+    running.all_ready()
+    (relay,) = _relays(running.folder)
+    os.kill(relay, signal.SIGKILL)
+    assert running.codes() == [143] * 4
+    assert running.first(0).startswith("ranks 1-3 lost first: the connection ended without a word, on ")
+    for rank in (1, 2, 3):
+        assert running.first(rank).startswith("this rank is cut off from the others: the relay of its node has gone (")
+
+
+def test_ranks_whose_relay_was_killed_go_to_rank_0_themselves(begin: Begin, tmp_path: Path) -> None:
+    others = [begin(rank) for rank in (1, 2, 3)]
+    until(lambda: _relays(tmp_path))
+    (relay,) = _relays(tmp_path)
+    os.kill(relay, signal.SIGKILL)
+    first = begin(0)
+    assert [_ended(each)[0] for each in others] == [0, 0, 0]
+    code, said = _ended(first)
+    assert code == 0
+    assert "All 4 ranks are there, on 1 node" in said
+
+
+def test_rank_that_is_missing_or_has_gone_is_named_on_all(begin: Begin, tmp_path: Path) -> None:
+    ranks = [begin(rank, DISTBOOT_JOIN_TIMEOUT="4") for rank in (0, 1)]
+    gone = begin(2)
+    assert ranks[0].stdout is not None
+    for line in ranks[0].stdout:
+        if "3/4 joined" in line:
+            break
+    gone.kill()
+    for each in ranks:
+        code, said = _ended(each)
+        assert code == 75
+        assert "missing 2-3 (node 0); there was, and has gone: rank 2 (process " in said
+    until(lambda: not _relays(tmp_path), 20)
+
+
+def test_rank_0_that_does_not_come_is_named_on_all(begin: Begin, port: int) -> None:
+    for each in [begin(rank, DISTBOOT_JOIN_TIMEOUT="1") for rank in (1, 2)]:
+        code, said = _ended(each)
+        assert code == 75
+        assert f": rank 0 did not answer at 127.0.0.1:{port} (from MASTER_ADDR) within 1 s" in said
+
+
+def test_duplicate_behind_a_relay_is_named_on_all(begin: Begin) -> None:
+    for each in [begin(rank, DISTBOOT_JOIN_TIMEOUT="20") for rank in (0, 1, 2, 2)]:
+        code, said = _ended(each)
+        assert code == 78
+        assert "error[duplicate-rank]: " in said
+        assert "rank 2 is there twice: process " in said
+
+
+def test_rank_with_another_secret_is_refused_by_relay_and_rank_0(begin: Begin) -> None:
+    right = [begin(rank, DISTBOOT_SECRET="s3cret", DISTBOOT_JOIN_TIMEOUT="6") for rank in (0, 1, 2)]
+    wrong = begin(3, DISTBOOT_SECRET="gue55", DISTBOOT_JOIN_TIMEOUT="3")
+    code, said = _ended(wrong)
+    assert code == 75
+    assert "has another DISTBOOT_SECRET" in said
+    for each in right:
+        code, said = _ended(each)
+        assert code == 75
+        assert "missing 3" in said
+        assert "s3cret" not in said
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
+def test_name_that_another_user_has_taken_is_done_without(begin: Begin, port: int) -> None:
+    name = name_of(digest(f"None:{port}"), again=False)
+    script = f"""
+import os, socket, sys
+listener = socket.socket(socket.AF_UNIX)
+os.setuid(65534)
+listener.bind({name!r})
+listener.listen()
+print("listening", flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as stranger:
+        assert stranger.stdout is not None
+        assert stranger.stdout.readline() == "listening\n"
+        ranks = [begin(rank, DISTBOOT_JOIN_TIMEOUT="20") for rank in range(4)]
+        assert [_ended(each)[0] for each in ranks] == [0] * 4
+        assert stranger.stdin is not None
+        stranger.stdin.close()
+
+
+def test_garbage_at_the_relay_ends_only_its_own_connection(begin: Begin, port: int, tmp_path: Path) -> None:
+    others = [begin(rank) for rank in (1, 2, 3)]
+    until(lambda: _relays(tmp_path))
+    for garbage in (b"\xff" * 64, b"\0\0\0\2{}", b"\0\0\0\x04null"):
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(name_of(digest(f"None:{port}"), again=False))
+            stranger.sendall(garbage)
+            stranger.settimeout(20)
+            assert b"refused" in stranger.recv(1000)
+    assert [_ended(each)[0] for each in (*others, begin(0))] == [0] * 4
