@@ -52,8 +52,10 @@ class Client(Caller):
             DistbootError: what rank 0 says is wrong with the job, or `missing-rank` for rank 0 itself.
         """
         end = time.monotonic() + join_timeout
-        if relay is None or not self._reports_to(relay, end):
-            self.call(max(end - time.monotonic(), 0.1), quiet=quiet)
+        if relay is not None and not self._reports_to(relay, end):
+            join_timeout = round(max(end - time.monotonic(), 0.1), 1)
+        if self._roster is None:
+            self.call(join_timeout, quiet=quiet)
         assert self._roster is not None
         return self._roster
 
