@@ -7,15 +7,17 @@ import random
 from dataclasses import dataclass
 
 from simulate_costs import Costs
-from simulate_rollcall import Link
+from simulate_job import Link
 
 from distboot.lifeline.cases import GATHERING
-from distboot.lifeline.line import interval_of
+from distboot.lifeline.line import INTERVAL
 from distboot.lifeline.settings import DEFAULT_BOUND
 
 _LOOKS = 0.1  # seconds between two looks at a line that is suspect
 # In intervals, as lifeline/line.py has them.
 _SLACK, _PROBING, _QUIET = 0.6, 1.0, 1.5
+_MOST_BEATS = 2000  # a second, as lifeline/line.py has it
+_LEAST_BEATS = 2  # within the bound, as lifeline/sides.py has it
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,8 @@ class Lifeline:
 
     Attributes:
         interval: between two beats of a line.
-        share: of a core, that rank 0 needs while nothing happens.
+        beat: seconds of CPU of rank 0 for one beat of all lines.
+        share: of a core, that it needs while nothing happens.
         told: after the death of a process, until the last rank knows.
         silent: after a host has vanished, until that is noticed: at best and at worst.
         end_cpu: of rank 0, for hearing how all others end.
@@ -32,6 +35,7 @@ class Lifeline:
     """
 
     interval: float
+    beat: float
     share: float
     told: float
     silent: tuple[float, float]
@@ -45,14 +49,16 @@ def lifeline(
 ) -> Lifeline:  # fmt: skip
     """The lifeline of a job whose ranks end within so many seconds once they are told to."""
     lines = math.ceil(world_size / ranks_a_line)
-    interval = interval_of(lines)
+    interval = max(INTERVAL, lines / _MOST_BEATS)
+    bound = max(DEFAULT_BOUND, _LEAST_BEATS * interval)
     # The loop wakes up for its own beats; those of the others wait until then.
-    share = lines * (costs.beat + costs.wake) / interval
+    beat = lines * (costs.beat + costs.wake)
     return Lifeline(
         interval,
-        share,
+        beat,
+        beat / interval,
         _told(costs, lines, ranks_a_line, latency, link),
-        silence_noticed(interval, DEFAULT_BOUND),
+        silence_noticed(interval, bound),
         _end(costs, lines, ranks_a_line, ends_within),
         lines * costs.beat_bytes / interval,
     )

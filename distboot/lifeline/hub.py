@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..errors import printable
@@ -61,13 +62,15 @@ class Hub(Role):
         for member in self.members:
             if member.line is not None:
                 self._of_line.setdefault(member.line, []).append(member)
+        # How many are there yet at the other end of each: asked for at every wake-up, of thousands of lines.
+        self._there = Counter(member.line for member in self.members if member.line is not None)
         self._inquest = Inquest(self.members)
         self._left: list[Line] = []  # not used any more, and open: their end would be an alarm over there
         self._hurried = False
         self._ended_at = self._decided_at = 0.0
 
-    def lines(self) -> Iterable[Line]:
-        return [line for line, members in self._of_line.items() if any(member.line is line for member in members)]
+    def lines(self) -> Collection[Line]:
+        return list(self._there)
 
     def start(self, pid: int) -> None:
         self._seat(self.own, pid)
@@ -274,11 +277,15 @@ class Hub(Role):
         """Go on without the lifeline to whoever is at the other end."""
         line.tell(None, "bye", None)
         self._left.append(line)
+        del self._there[line]
         for member in self._open(line):
             member.line = None
             self.say(f"warning: rank {member.seat.rank} {member.seat.said()} {why}; it is not watched any more")
 
     def _drop(self, member: Member) -> None:
         line, member.line = member.line, None
-        if line is not None and not self._open(line):
-            line.close()
+        if line is not None:
+            self._there[line] -= 1
+            if not self._there[line]:
+                del self._there[line]
+                line.close()

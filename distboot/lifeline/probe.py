@@ -18,9 +18,10 @@ class Probe:
     """
 
     def __init__(self, connection: socket.socket) -> None:
-        self._socket = socket.socket(connection.family, socket.SOCK_STREAM)
-        self._socket.setblocking(False)
+        self._socket: socket.socket | None = None
         try:
+            self._socket = socket.socket(connection.family, socket.SOCK_STREAM)  # there may be no file left for it
+            self._socket.setblocking(False)
             address = connection.getpeername()
             self._early = self._socket.connect_ex((address[0], _PORT, *address[2:]))
         except OSError as error:
@@ -28,7 +29,7 @@ class Probe:
 
     def is_answered(self) -> bool:
         """Whether the host has answered by now."""
-        if self._early != errno.EINPROGRESS:
+        if self._socket is None or self._early != errno.EINPROGRESS:
             return self._early in _ANSWERS
         poll = select.poll()
         poll.register(self._socket, select.POLLOUT)
@@ -38,4 +39,5 @@ class Probe:
 
     def close(self) -> None:
         """Give it up."""
-        self._socket.close()
+        if self._socket is not None:
+            self._socket.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -43,8 +43,8 @@ class Role(Protocol):
     verdict: Verdict | None
     order: Order | None
 
-    def lines(self) -> Iterable[Line]:
-        """The open connections."""
+    def lines(self) -> Collection[Line]:
+        """The open connections; none is added later."""
 
     def start(self, pid: int) -> None:
         """The process of this rank is running."""

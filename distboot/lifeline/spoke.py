@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from ..rollcall.wire import WireError
@@ -48,7 +48,7 @@ class Spoke(Role):
         self._ended_at = self._closed_at = self._decided_at = 0.0
         self._left: Line | None = None  # not used any more, and open: its end would be an alarm over there
 
-    def lines(self) -> Iterable[Line]:
+    def lines(self) -> Collection[Line]:
         return [] if self.line is None else [self.line]
 
     def start(self, pid: int) -> None:

@@ -103,7 +103,10 @@ class Watcher:
             self._selector.close()
 
     def _look_at_lines(self) -> None:
-        current = set(self._role.lines())
+        lines = self._role.lines()
+        if len(lines) == len(self._watched):
+            return
+        current = set(lines)
         for line in self._watched - current:
             self._selector.unregister(line)
         for line in current - self._watched:

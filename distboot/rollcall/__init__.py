@@ -20,9 +20,9 @@ hint], "mac": …}, which ends the job on every rank: a rank is missing, there t
 any message it may send {"refused": message}, which ends this connection only: the peer belongs to another job, or
 speaks another version.
 
-With DISTBOOT_SECRET, "mac" is HMAC-SHA256 over challenge, nonce, kind and content: nobody without the secret can join,
-pose as rank 0, or send again what was said in another run. Without it the job id keeps strangers out by accident only,
-not by force. Nothing is encrypted: a record has host names, versions and settings, no secrets.
+With DISTBOOT_SECRET, "mac" is HMAC-SHA256 over challenge, nonce, kind and the content's digest: nobody without the
+secret can join, pose as rank 0, or send again what was said in another run. Without it the job id keeps strangers out
+by accident only, not by force. Nothing is encrypted: a record has host names, versions and settings, no secrets.
 
 In a job of 4,096 ranks and more the ranks of a node share one connection, that of their relay (`node`, `relay`). To
 them it is rank 0, on a Unix socket: the same messages, and its welcome says where rank 0 was reached. To rank 0 it is

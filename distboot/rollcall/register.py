@@ -65,9 +65,7 @@ class Register:
         """
         if device is None:
             return
-        # NVIDIA's and AMD's ids are unique in the world, all others on their node.
-        unique = device if device.startswith(("GPU-", "MIG-")) else f"{record.node}/{device}"
-        holder = self._devices.setdefault(unique, record)
+        holder = self._devices.setdefault(_unique(device, record), record)
         if holder.rank != rank:
             raise DistbootError(
                 "shared-accelerator",
@@ -86,7 +84,8 @@ class Register:
         record = self.records.pop(rank, None)
         if record is not None:
             self._left[rank] = record
-            self._devices = {device: holder for device, holder in self._devices.items() if holder.rank != rank}
+            if record.device is not None:
+                self._devices.pop(_unique(record.device, record), None)
 
     @property
     def is_complete(self) -> bool:
@@ -125,3 +124,8 @@ class Register:
         ):
             return None
         return here
+
+
+def _unique(device: str, record: Record) -> str:
+    """NVIDIA's and AMD's ids are unique in the world, all others on their node."""
+    return device if device.startswith(("GPU-", "MIG-")) else f"{record.node}/{device}"

@@ -20,7 +20,7 @@ from .greeting import OtherVersionError, session_with
 from .handed import Handed
 from .node import is_ours
 from .relayed import MOST_FROM_A_LOCAL_RANK, batches, record_from
-from .wire import VERSION, Frames, Membership, Session, WireError, canonical, frame, fresh
+from .wire import VERSION, Announcement, Frames, Membership, Session, WireError, canonical, frame, fresh
 
 _A_SECOND = 40_000  # ranks, whose relays come within it: the kernel keeps 4,096 that rank 0 has not accepted yet
 _WINDOW = 0.02  # seconds in which what the ranks of a node say goes to rank 0 together
@@ -229,8 +229,9 @@ class Relay:
             self._refuse_all(f"lost rank 0, which {error}")
             return None
         there = [local for local in self._locals.values() if local.rank is not None and local.session is not None]
-        text = canonical(content)
-        send_to_all({local.socket: partial(_sealed, local, kind, text) for local in there}, _ANSWER_LIMIT)
+        answer = Announcement(kind, canonical(content))
+        outgoing = {local.socket: partial(answer.sealed, local.session) for local in there if local.session}
+        send_to_all(outgoing, _ANSWER_LIMIT)
         self._listener.close()  # whoever comes later starts a relay of its own, and hears from rank 0 that it is late
         for local in self._locals.values():
             if local not in there or roster is None:
@@ -257,8 +258,3 @@ class Relay:
     def _send(self, local: _Local, data: bytes) -> None:
         with suppress(OSError):
             local.socket.send(data)
-
-
-def _sealed(local: _Local, kind: str, text: str) -> bytes:
-    assert local.session is not None
-    return local.session.sealed(kind, text)

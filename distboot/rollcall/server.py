@@ -24,7 +24,7 @@ from .readiness import Readiness
 from .ready import Ready, offers_message
 from .register import Register
 from .relayed import record_from, records_from, said_from
-from .wire import ONE_DISTBOOT, VERSION, Membership, Session, WireError, canonical, frame
+from .wire import ONE_DISTBOOT, VERSION, Announcement, Membership, Session, WireError, canonical, frame
 
 _ANSWER_LIMIT = 10.0  # seconds that all of them together have to take the answer
 _PROGRESS = 5.0  # seconds between two lines
@@ -135,7 +135,8 @@ class Server:
 
     def _reached(self) -> str | None:
         """The address of this host under which the ranks of other nodes reached it; None when there are none."""
-        elsewhere = [peer for rank, peer in self._at.items() if self._register.records[rank].node != self._own.node]
+        records = self._register.records
+        elsewhere = {peer for rank, peer in self._at.items() if records[rank].node != self._own.node}
         addresses = Counter(peer.own_address() for peer in elsewhere)
         return addresses.most_common(1)[0][0] if addresses else None
 
@@ -282,15 +283,10 @@ class Server:
 
     def _answer(self, kind: str, content: object) -> None:
         """Tell every rank that is there."""
-        text = canonical(content)
-        shared = None if self._membership.secret else Session().sealed(kind, text)
-
-        def sealed(peer: Peer) -> bytes:
-            assert peer.session is not None
-            return shared or peer.session.sealed(kind, text)
-
+        answer = Announcement(kind, canonical(content))
         told = {*self._at.values(), *([self._misfit] if self._misfit else [])}
-        send_to_all({peer.socket: partial(sealed, peer) for peer in told}, _ANSWER_LIMIT)
+        outgoing = {peer.socket: partial(answer.sealed, peer.session) for peer in told if peer.session is not None}
+        send_to_all(outgoing, _ANSWER_LIMIT)
 
     def _say(self, text: str) -> None:
         tell("rank 0", text)

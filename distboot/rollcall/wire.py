@@ -7,6 +7,7 @@ import hmac
 import json
 import os
 from dataclasses import dataclass, field
+from functools import cached_property
 
 VERSION = 1
 ONE_DISTBOOT = "install the same version of distboot on all nodes"  # what to do about another VERSION
@@ -42,12 +43,29 @@ def frame(message: dict[str, object]) -> bytes:
 
 def framed(text: str) -> bytes:
     """A text that is a JSON object, as it goes over the wire."""
-    body, flag = text.encode(), 0
-    if len(body) >= _COMPRESSED_FROM:
-        import zlib  # which a small job does not need
+    return _Beginning(text).ended("")
 
-        body, flag = zlib.compress(body, 1), _COMPRESSED
-    return (len(body) | flag).to_bytes(_LENGTH, "big") + body
+
+class _Beginning:
+    """The beginning of frames that differ in their ends only: it is compressed once, if they are long."""
+
+    def __init__(self, text: str) -> None:
+        self._body = text.encode()
+        self._compressing = None
+        if len(self._body) >= _COMPRESSED_FROM:
+            import zlib  # which a small job does not need
+
+            self._compressing = zlib.compressobj(1)
+            self._body = self._compressing.compress(self._body)
+
+    def ended(self, text: str) -> bytes:
+        """A whole frame."""
+        if self._compressing is None:
+            body, flag = self._body + text.encode(), 0
+        else:
+            rest = self._compressing.copy()
+            body, flag = self._body + rest.compress(text.encode()) + rest.flush(), _COMPRESSED
+        return (len(body) | flag).to_bytes(_LENGTH, "big") + body
 
 
 class Frames:
@@ -143,7 +161,7 @@ class Session:
 
     def sealed(self, kind: str, text: str) -> bytes:
         """A frame with a message of this kind, whose content is a canonical text."""
-        return framed(f'{{"{kind}":{text},"mac":"{self._mac(kind, text)}"}}')
+        return Announcement(kind, text).sealed(self)
 
     def opened(self, message: dict[str, object], *kinds: str) -> tuple[str, object]:
         """Kind and content of a message, which must be one of these kinds.
@@ -159,14 +177,45 @@ class Session:
             raise WireError("sends no mac")
         if bool(mac) != bool(self.secret):
             raise WireError(f"has a DISTBOOT_SECRET, and {self.us} has none" if mac else "has no DISTBOOT_SECRET")
-        expected = self._mac(kind, canonical(content)) if self.secret else ""
+        expected = self.mac(kind, _digest(canonical(content))) if self.secret else ""
         if not hmac.compare_digest(mac.encode(errors="replace"), expected.encode()):
             raise WireError("has another DISTBOOT_SECRET")
         return kind, content
 
-    def _mac(self, kind: str, text: str) -> str:
-        """The kind is part of it, so that an answer does not pass for a report."""
+    def mac(self, kind: str, digest: str) -> str:
+        """What proves that we know the secret, if there is one, and have sent a content with this digest."""
         if not self.secret:
             return ""
-        text = canonical([self.challenge, self.nonce, kind, text])
+        # With the kind, so that an answer does not pass for a report.
+        text = canonical([self.challenge, self.nonce, kind, digest])
         return hmac.new(self.secret.encode(errors="surrogateescape"), text.encode(), hashlib.sha256).hexdigest()
+
+
+class Announcement:
+    """A message for many, each of whom has a session: what does not differ is done once. Rosters are long.
+
+    Args:
+        kind: of the message.
+        text: its content, canonical.
+    """
+
+    def __init__(self, kind: str, text: str) -> None:
+        self._kind, self._text = kind, text
+        self._beginning = _Beginning(f'{{"{kind}":{text},"mac":"')
+        self._unproved: bytes | None = None  # as all get it that have no secret
+
+    @cached_property
+    def _digest(self) -> str:
+        return _digest(self._text)
+
+    def sealed(self, session: Session) -> bytes:
+        """The frame for one of them."""
+        if session.secret:
+            return self._beginning.ended(f'{session.mac(self._kind, self._digest)}"}}')
+        if self._unproved is None:
+            self._unproved = self._beginning.ended('"}')
+        return self._unproved
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,215 @@
+"""The tables of docs/explanation/scale.md."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from itertools import pairwise
+
+from page import table
+from simulate_costs import Costs
+from simulate_job import Outcome, Setting
+from simulate_lifeline import Lifeline, lifeline
+from simulate_messages import SHAPES
+from simulate_real import Measured
+from simulate_rollcall import simulated
+
+ShapeCosts = Mapping[str, Costs]
+Outcomes = Mapping[str, Mapping[int, Outcome]]  # shape -> ranks -> what came of it
+LATENCY = 1e-3  # seconds, unless a table says otherwise
+_LATENCIES = (1e-4, 1e-3, 1e-2)
+_LOOPBACK = 2e-5  # seconds
+_TOO_MUCH = 1.0  # second of rank 0's CPU, or of its link: then the ranks wait for rank 0, and not for each other
+_OWN_FILES = 128  # of rank 0, beside those of the lines
+
+
+def lifeline_of(costs: ShapeCosts, shape: str, world_size: int) -> Lifeline:
+    """The lifeline of a job of this shape."""
+    return lifeline(costs[shape], world_size, SHAPES[shape])
+
+
+def limits(costs: ShapeCosts, outcomes: Outcomes) -> str:
+    """Where rank 0 is the bottleneck, and with what."""
+    rows: dict[str, list[str]] = {}
+    for shape, ranks_a_line in SHAPES.items():
+        found, sizes = outcomes[shape], list(outcomes[shape])
+        lifelines = {size: lifeline_of(costs, shape, size) for size in range(50, 100_001, 50)}
+        for what, reached in {
+            "roll call: 1 s of CPU": _crossing({size: one.cpu for size, one in found.items()}),
+            "roll call: 1 s of a link of 10 Gbit/s": _crossing({size: one.on_the_link for size, one in found.items()}),
+            "roll call: 1 s of a link of 100 Gbit/s": _crossing(
+                {size: one.on_the_link / 10 for size, one in found.items()}
+            ),
+            "roll call: ranks that get no answer in 10 s": _between(
+                sizes, [one.unanswered > 0 for one in found.values()]
+            ),
+            "lifeline: 0.1 % of a core": _first({size: one.share > 0.001 for size, one in lifelines.items()}),
+            "lifeline: 1 % of a core": _first({size: one.share > 0.01 for size, one in lifelines.items()}),
+            "lifeline: a death known to all after 1 s": _first({size: one.told > 1 for size, one in lifelines.items()}),
+            "1,024 open files": f"{(1024 - _OWN_FILES) * ranks_a_line:,} ranks",
+            "65,536 open files": f"{(65_536 - _OWN_FILES) * ranks_a_line:,} ranks",
+        }.items():
+            rows.setdefault(what, [what]).append(reached)
+    return table(("what is reached", *(f"{shape}: at" for shape in SHAPES)), rows.values())
+
+
+def _crossing(values: Mapping[int, float], limit: float = _TOO_MUCH) -> str:
+    """Where a value that grows with the ranks reaches a limit: between two points, by their power law."""
+    size, value = next(iter(values.items()))
+    if value >= limit:
+        return f"below {size:,} ranks"
+    for (low, less), (high, more) in pairwise(values.items()):
+        if more >= limit:
+            part = math.log(limit / less) / math.log(more / less)
+            return f"{_rounded(low * (high / low) ** part):,} ranks"
+    return f"not up to {max(values):,}"
+
+
+def _rounded(size: float) -> int:
+    """To two digits: it is a simulation."""
+    return int(float(f"{size:.2g}"))
+
+
+def _between(sizes: Sequence[int], happens: Sequence[bool]) -> str:
+    if not any(happens):
+        return f"not up to {sizes[-1]:,}"
+    first = happens.index(True)
+    return f"between {sizes[first - 1]:,} and {sizes[first]:,} ranks" if first else f"below {sizes[0]:,} ranks"
+
+
+def _first(happens: Mapping[int, bool]) -> str:
+    size = next((size for size, is_so in happens.items() if is_so), None)
+    return f"{_rounded(size):,} ranks" if size else f"not up to {max(happens):,}"
+
+
+def sizes(outcomes: Outcomes) -> str:
+    """What grows with the ranks."""
+    rows = [
+        [
+            f"{world_size:,}",
+            shape,
+            f"{sum(found.messages.values()):,}",
+            f"{found.bytes_in / 1e6:,.1f} and {found.bytes_out / 1e6:,.1f} MB",
+            f"{found.cpu:.2f} and {found.cpu_go:.2f} s",
+            f"{found.on_the_link:.2f} s",
+            _time(found.roster, found),
+            f"{found.files:,}",
+            f"{found.memory / 1e6:.0f} MB",
+        ]
+        for shape, of_shape in outcomes.items()
+        for world_size, found in of_shape.items()
+    ]
+    head = (
+        "ranks", "shape", "messages at rank 0", "bytes in and out", "CPU of rank 0: roster and go", "its link",
+        "all have the roster after", "connections", "resident",
+    )  # fmt: skip
+    return table(head, rows)
+
+
+def _time(at: float | None, found: Outcome) -> str:
+    return f"never: {found.unanswered:,} ranks get no answer" if at is None else f"{at - found.last_start:.2f} s"
+
+
+def latencies(costs: Costs, world_size: int) -> str:
+    """A large job with relays under each latency, with slow starters, and with ranks that never start."""
+    rows = []
+    for latency in _LATENCIES:
+        setting = Setting(world_size, SHAPES["relays"], latency=latency)
+        slow, dead = simulated(replace(setting, slow=0.01), costs), simulated(replace(setting, dead=0.001), costs)
+        assert dead.told is not None
+        line = lifeline(costs, world_size, SHAPES["relays"], latency=latency)
+        rows.append([
+            f"{latency * 1e3:g} ms",
+            _time(slow.roster, slow),
+            f"{dead.told - setting.join_timeout:.2f} s, {len(dead.text)} characters",
+            f"{dead.unanswered:,}",
+            f"{line.told:.2f} s",
+        ])  # fmt: skip
+    head = (
+        "latency", "roster, after the last slow starter", "missing named, after the join timeout",
+        "ranks that have given up by then", "a death known to all, after",
+    )  # fmt: skip
+    return table(head, rows)
+
+
+def lifelines(costs: ShapeCosts, sizes: Mapping[str, Sequence[int]]) -> str:
+    """What the lifeline costs while nothing happens, and how soon it notices that a host has vanished."""
+    rows = []
+    for shape, of_shape in sizes.items():
+        for world_size in of_shape:
+            found = lifeline_of(costs, shape, world_size)
+            rows.append([
+                f"{world_size:,}",
+                shape,
+                f"{found.interval:g} s",
+                f"{found.share:.2%}",
+                f"{found.told:.2f} s",
+                f"{found.silent[0]:.0f} to {found.silent[1]:.0f} s",
+                f"{found.end_cpu:.2f} s",
+            ])  # fmt: skip
+    head = (
+        "ranks", "shape", "between two beats", "of a core of rank 0", "a death known to all, after",
+        "a vanished host noticed, after", "CPU for the end of all",
+    )  # fmt: skip
+    return table(head, rows)
+
+
+def costs_table(costs: ShapeCosts) -> str:
+    """What was measured; the words are those of the class."""
+    said = dict(re.findall(r"^ +([\w, ]+): (.+)$", str(Costs.__doc__), re.MULTILINE))
+    names = [each.name for each in fields(Costs) if not each.name.endswith("_bytes") and each.name in said]
+    rows = [(name, said[name].rstrip("."), *(_cost(name, one) for one in costs.values())) for name in names]
+    return table(("cost", "what it is", *costs), rows)
+
+
+def _cost(name: str, costs: Costs) -> str:
+    value: float = getattr(costs, name)
+    return f"{value * 1e9:.2g} ns" if value < 1e-6 else f"{value * 1e6:.2g} µs"
+
+
+def validation(costs: ShapeCosts, jobs: Mapping[str, Mapping[int, Measured]]) -> str:
+    """Real roll calls, and the same simulated."""
+    rows = []
+    for shape, of_shape in jobs.items():
+        for world_size, real in of_shape.items():
+            # One process plays all lines. Ranks come one after the other; relays call when relays do, if it can.
+            setting = Setting(
+                world_size, SHAPES[shape], latency=_LOOPBACK, link=math.inf,
+                pace=0.0 if shape == "relays" else costs[shape].peer, relay_start=0.0,
+            )  # fmt: skip
+            found = simulated(setting, costs[shape])
+            rows.append([
+                f"{world_size:,}",
+                shape,
+                *_compared(found.cpu, real.cpu, "s"),
+                *_compared(found.cpu_go, real.go, "s"),
+                *_compared(found.memory / 1e6, real.memory / 1e6, "MB"),
+                f"{real.took:.2f} s",
+            ])  # fmt: skip
+    head = (
+        "ranks", "shape", "CPU until the roster is sent: simulated", "measured", "error",
+        "CPU until all may go: simulated", "measured", "error", "memory: simulated", "measured", "error",
+        "measured time until all had the roster",
+    )  # fmt: skip
+    return table(head, rows)
+
+
+def lifeline_validation(costs: ShapeCosts, jobs: Mapping[str, Mapping[int, Measured]]) -> str:
+    """Real lifelines, and the same simulated."""
+    rows = []
+    for shape, of_shape in jobs.items():
+        for world_size, real in of_shape.items():
+            found = lifeline(costs[shape], world_size, SHAPES[shape], latency=_LOOPBACK, link=math.inf)
+            beat, told = _compared(found.beat, real.beat, "s"), _compared(found.told, real.told, "s")
+            rows.append([f"{world_size:,}", shape, *beat, *told])
+    head = (
+        "ranks", "shape", "CPU of one beat on all lines: simulated", "measured", "error",
+        "a death known to all, after: simulated", "measured", "error",
+    )  # fmt: skip
+    return table(head, rows)
+
+
+def _compared(ours: float, real: float, unit: str) -> list[str]:
+    return [f"{ours:.3g} {unit}", f"{real:.3g} {unit}", f"{ours / real - 1:+.0%}"]
