@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -44,6 +44,7 @@ def roster_of_nodes(world_size: int) -> Roster:
     return Roster(tuple(f"node-{node:05}" for node in range(len(nodes))), tuple(map(tuple, nodes)), "10.0.0.1")
 
 
+@cache
 def roster_bytes(world_size: int) -> int:
     """Of the roster on the wire."""
     return len(Session().sealed("roster", canonical(roster_of_nodes(world_size).as_message())))

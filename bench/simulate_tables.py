@@ -37,9 +37,9 @@ def limits(costs: ShapeCosts, outcomes: Outcomes) -> str:
         found, sizes = outcomes[shape], list(outcomes[shape])
         lifelines = {size: lifeline_of(costs, shape, size) for size in range(50, 100_001, 50)}
         for what, reached in {
-            "roll call: 1 s of CPU": _crossing({size: one.cpu for size, one in found.items()}),
-            "roll call: 1 s of a link of 10 Gbit/s": _crossing({size: one.on_the_link for size, one in found.items()}),
-            "roll call: 1 s of a link of 100 Gbit/s": _crossing(
+            "roll call: 1 s of CPU": crossing({size: one.cpu for size, one in found.items()}),
+            "roll call: 1 s of a link of 10 Gbit/s": crossing({size: one.on_the_link for size, one in found.items()}),
+            "roll call: 1 s of a link of 100 Gbit/s": crossing(
                 {size: one.on_the_link / 10 for size, one in found.items()}
             ),
             "roll call: ranks that get no answer in 10 s": _between(
@@ -55,7 +55,7 @@ def limits(costs: ShapeCosts, outcomes: Outcomes) -> str:
     return table(("what is reached", *(f"{shape}: at" for shape in SHAPES)), rows.values())
 
 
-def _crossing(values: Mapping[int, float], limit: float = _TOO_MUCH) -> str:
+def crossing(values: Mapping[int, float], limit: float = _TOO_MUCH) -> str:
     """Where a value that grows with the ranks reaches a limit: between two points, by their power law."""
     size, value = next(iter(values.items()))
     if value >= limit:

@@ -75,7 +75,7 @@ class Roster:
         return cls(tuple(hosts), places, master_addr)
 
 
-def _runs(ranks: Sequence[int]) -> list[list[int]]:
+def _runs(ranks: Iterable[int]) -> list[list[int]]:
     """First rank and number of each run of ranks: eight on a node are the usual thing, and take one."""
     runs: list[list[int]] = []
     for rank in ranks:
@@ -162,13 +162,11 @@ def _mismatch(message: str) -> DistbootError:
 
 def ranges(numbers: Iterable[int]) -> str:
     """`[0, 1, 2, 5]` -> `"0-2, 5"`; the numbers are in ascending order."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return _first([str(low) if low == high else f"{low}-{high}" for low, high in spans])
+    return _said(_runs(numbers))
+
+
+def _said(runs: Iterable[Sequence[int]]) -> str:
+    return _first([str(first) if count == 1 else f"{first}-{first + count - 1}" for first, count in runs])
 
 
 def ranks_said(ranks: Sequence[int]) -> str:
@@ -177,11 +175,20 @@ def ranks_said(ranks: Sequence[int]) -> str:
 
 
 def with_nodes(ranks: Iterable[int], node_of: Mapping[int, int]) -> str:
-    """`"3 (node 0), 8-15 (node 1)"`, for ranks in ascending order."""
+    """`"3 (node 0), 8-31 (nodes 1-3)"`, for ranks in ascending order."""
     by_node: dict[int, list[int]] = {}
     for rank in ranks:
         by_node.setdefault(node_of[rank], []).append(rank)
-    return _first([f"{ranges(here)} (node {node})" for node, here in by_node.items()])
+    groups: list[tuple[list[int], list[list[int]]]] = []  # nodes, and the runs of their ranks
+    for node, here in by_node.items():
+        runs = _runs(here)
+        nodes, before = groups[-1] if groups else ([], [])
+        if len(runs) == len(before) == 1 and node == nodes[-1] + 1 and runs[0][0] == sum(before[0]):
+            nodes.append(node)
+            before[0][1] += runs[0][1]
+        else:
+            groups.append(([node], runs))
+    return _first([f"{_said(runs)} (node{'s' if len(nodes) > 1 else ''} {ranges(nodes)})" for nodes, runs in groups])
 
 
 def _first(said: list[str]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import socket
 import subprocess
 import sys
@@ -39,6 +41,23 @@ def test_peer_that_is_silent_and_whose_kernel_answers_is_frozen() -> None:
         assert complaint.is_lost
         assert "stopped or frozen" in complaint.why
     finally:
+        line.close()
+        other.close()
+
+
+def test_silence_is_noticed_although_no_file_is_left() -> None:
+    one, other = pair()
+    line = Line(one, Session(), interval=0.1)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        with open(os.devnull) as next_file:
+            lowest = next_file.fileno()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+        while (complaint := line.complaint(time.monotonic(), 0.3)) is None:
+            pass
+        assert complaint.is_lost
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         line.close()
         other.close()
 

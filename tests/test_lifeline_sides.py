@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -13,9 +14,10 @@ from lifelines import pair
 
 from distboot.lifeline.ends import End
 from distboot.lifeline.hub import Hub
-from distboot.lifeline.line import Line
+from distboot.lifeline.line import FOR_OTHERS, KINDS, Line
 from distboot.lifeline.settings import Settings
 from distboot.lifeline.spoke import Spoke
+from distboot.lifeline.trunk import Trunk
 from distboot.lifeline.verdict import Seat, Verdict
 from distboot.rollcall.wire import Session, canonical
 
@@ -185,6 +187,20 @@ def test_garbage_is_said_once_and_the_training_goes_on(running: Job, garbage: by
     assert running.hub.verdict is None
     running.send(1, "end", DIED.as_message())  # the others are still watched
     assert _first(running) == (1,)
+
+
+def test_connection_of_a_node_is_open_until_its_last_rank_has_gone() -> None:
+    ours, theirs = pair()
+    trunk = Trunk(ours, Session(), kinds=(*KINDS, *FOR_OTHERS))
+    hub = Hub(SEATS, {2: trunk, 3: trunk}, SETTINGS, held=False, say=lambda _: None)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+    for rank, is_open in ((2, True), (3, False)):
+        theirs.sendall(Session().sealed("of", canonical([[rank, "bye", None]])))
+        select.select([ours], [], [], 20)
+        hub.read(trunk, 0.0)
+        assert list(hub.lines()) == [trunk] * is_open
+    assert theirs.recv(1) == b""
+    theirs.close()
 
 
 def test_rank_that_says_goodbye_may_end_as_it_likes(running: Job) -> None:

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 from rollcalls import HELLO, OURS, Rank, Rank0, answers, peer, record
 
+from distboot import DistbootError
 from distboot.record import Record
 from distboot.rollcall import connections
 from distboot.rollcall.register import Register
 from distboot.rollcall.server import Server
-from distboot.rollcall.wire import VERSION, Frames, Membership, Session, WireError, canonical, frame
+from distboot.rollcall.wire import VERSION, Announcement, Frames, Membership, Session, WireError, canonical, frame
 from distboot.roster import Roster, ranges
 
 
@@ -247,6 +248,15 @@ def test_secret_is_needed_on_both_sides(rank0: Callable[..., Rank0], capfd: pyte
     assert "staple" not in said
 
 
+def test_accelerator_of_a_rank_that_has_gone_is_free() -> None:
+    register = Register(3)
+    register.enter(record(1, 3, device="GPU-1"))
+    register.leave(1)
+    register.enter(record(2, 3, device="GPU-1"))
+    with pytest.raises(DistbootError, match="ranks 2 and 1"):
+        register.enter(record(1, 3, device="GPU-1"))
+
+
 def test_rank_0_without_the_secret_is_not_believed(rank0: Callable[..., Rank0]) -> None:
     first = rank0(2, 2.0)
     error = Rank(first.port, record(1, 2), 0.5, Membership(OURS.job, "correct horse")).failed()
@@ -265,6 +275,17 @@ def test_what_was_said_once_proves_nothing_anywhere_else() -> None:
         session.opened({"roster": message["record"], "mac": message["mac"]}, "roster")
     with pytest.raises(WireError):
         session.opened({"record": {"rank": 2}, "mac": message["mac"]}, "record")
+
+
+@pytest.mark.parametrize("length", [10, 100_000])
+def test_announcement_is_sealed_for_each_alone(length: int) -> None:
+    announcement = Announcement("roster", canonical("x" * length))
+    one, other = (Session("secret", challenge=challenge, nonce="nonce") for challenge in ("1", "2"))
+    for session, stranger in ((one, other), (other, one), (Session(), one)):
+        (message,) = Frames(1 << 20).feed(announcement.sealed(session))
+        assert session.opened(message, "roster") == ("roster", "x" * length)
+        with pytest.raises(WireError):
+            stranger.opened(message, "roster")
 
 
 def test_frames_come_in_any_pieces() -> None:

@@ -15,7 +15,7 @@ from distboot import DistbootError, detect
 from distboot.exports import applied, variables
 from distboot.handoff import VARIABLE
 from distboot.record import Record, own_record
-from distboot.roster import places
+from distboot.roster import places, with_nodes
 
 
 def _records(nodes: str, **known: list[int]) -> list[Record]:
@@ -234,3 +234,9 @@ def test_containers_of_one_host_are_nodes_of_their_own(monkeypatch: pytest.Monke
         monkeypatch.setattr(socket, "gethostname", lambda name=name: name)
         nodes.add(own_record(detect({"RANK": "0", "WORLD_SIZE": "2"}), {}).node)
     assert len(nodes) == 2
+
+
+def test_missing_nodes_that_follow_each_other_are_said_together() -> None:
+    node_of = {rank: rank // 8 for rank in range(100_000)}
+    assert with_nodes([3, *range(9, 100_000)], node_of) == "3 (node 0), 9-99999 (nodes 1-12499)"
+    assert with_nodes([8, 10, 16, 32], node_of) == "8, 10 (node 1), 16 (node 2), 32 (node 4)"

@@ -8,25 +8,30 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rollcalls import Rank, Rank0, record
+from rollcalls import Rank, Rank0, answers, peer, record
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 
-from simulate import first, written
+from simulate import written
 from simulate_costs import Costs
+from simulate_job import Line, Setting
 from simulate_lifeline import lifeline, silence_noticed
-from simulate_rollcall import Setting, simulated
+from simulate_messages import HELLO, JOB, lines_of, roster_bytes, roster_of_nodes
+from simulate_messages import record as rank_of
+from simulate_rollcall import simulated
+from simulate_tables import crossing
 
 from distboot.rollcall.connections import Connections, Peer
 from distboot.rollcall.ready import Ready
+from distboot.rollcall.wire import Frames, Session, canonical
 
 MICRO = 1e-6
 COSTS = Costs(
-    turn=10 * MICRO, accept=11 * MICRO, hello=19 * MICRO, record=23 * MICRO, entry=18 * MICRO, drop=18 * MICRO,
-    ready=22 * MICRO, send=13 * MICRO, byte=0.3e-9, roster=10 * MICRO, read_roster=0.2 * MICRO, beat=14 * MICRO,
-    wake=0.2 * MICRO, watch=22 * MICRO, end=12 * MICRO, tell=17 * MICRO, peer=36 * MICRO, memory=1700, base=22e6,
-    hello_bytes=78, challenge_bytes=65, record_bytes=626, ready_bytes=76, go_bytes=43, beat_bytes=26,
-    verdict_bytes=168, roster_bytes=7.3,
+    turn=10 * MICRO, accept=11 * MICRO, hello=19 * MICRO, record=23 * MICRO, drop=18 * MICRO, ready=8 * MICRO,
+    send=13 * MICRO, byte=0.3e-9, roster=4 * MICRO, read_roster=0.3 * MICRO, write_roster=0.01 * MICRO,
+    beat=14 * MICRO, wake=0.1 * MICRO, watch=22 * MICRO, end=12 * MICRO, tell=17 * MICRO, peer=36 * MICRO,
+    memory=1300, base=22e6, hello_bytes=78, challenge_bytes=65, record_bytes=450, ready_bytes=76, go_bytes=43,
+    beat_bytes=26, verdict_bytes=168,
 )  # fmt: skip
 
 
@@ -54,16 +59,37 @@ def test_messages_are_those_that_the_real_server_gets(monkeypatch: pytest.Monkey
     assert ours["roster"] == ours["go"] == len(ranks)
 
 
-def test_a_tree_has_one_line_a_node() -> None:
+def test_relays_of_the_measurement_are_taken_by_the_real_rank_0() -> None:
+    first = Rank0(rank_of(0, 20), membership=JOB, ready=Ready())
+    relays = [(line, peer(first.port, HELLO)) for line in lines_of(20, 8)]
+    for line, connection in relays:
+        assert b"challenge" in connection.recv(1000)
+        connection.sendall(line.records)
+    for line, connection in relays:
+        (answer,) = Frames(1 << 20).feed(connection.recv(65536))
+        assert answer["roster"] == {**roster_of_nodes(20).as_message(), "master_addr": "127.0.0.1"}
+        connection.sendall(line.ready())
+    first.met()
+    first.close()
+    assert [answers(connection) for _, connection in relays] == [[{"go": [], "mac": ""}]] * 3
+
+
+def test_rosters_are_as_long_as_real_ones() -> None:
+    for world_size in (8, 20_000):
+        message = roster_of_nodes(world_size).as_message()
+        assert roster_bytes(world_size) == len(Session().sealed("roster", canonical(message)))
+    assert roster_bytes(20_000) < 20_000
+
+
+def test_relay_has_one_line_a_node() -> None:
     found = simulated(Setting(64, 8), COSTS)
     assert found.roster is not None
     assert found.messages["record"] == found.messages["roster"] == found.files == 8
 
 
-def test_what_a_speaker_has_not_heard_in_time_follows() -> None:
-    found = simulated(Setting(64, 8, pace=0.2), COSTS)
-    assert found.messages["record"] == 63
-    assert found.messages["roster"] == 8
+def test_relay_reports_at_once_who_is_there_and_the_others_when_they_come() -> None:
+    line = Line(0.0, [0.0, 0.0, 0.5, 3.0, 3.01], 300.0, 0.01)
+    assert [(round(at, 6), ranks) for at, ranks in line.batches(1.0)] == [(1.02, 3), (3.02, 2)]
 
 
 @pytest.mark.parametrize("ranks_a_line", [1, 8])
@@ -79,14 +105,14 @@ def test_the_dead_on_arrival_are_named_at_the_join_timeout(ranks_a_line: int) ->
 
 def test_a_queue_that_is_full_sends_ranks_away_and_they_come_again() -> None:
     slow = replace(COSTS, accept=1e-3)
-    found = simulated(Setting(6000), slow)
+    found = simulated(Setting(5000), slow)
     assert found.gave_up > 0
-    assert found.messages["record"] == 5999
+    assert found.messages["record"] == 4999
     assert found.roster is not None
 
 
 def test_answers_that_the_link_does_not_carry_in_time_are_counted() -> None:
-    found = simulated(Setting(4000, link=50e6), COSTS)
+    found = simulated(Setting(4000, link=10e6), COSTS)
     assert found.roster is None
     assert 0 < found.unanswered < 4000
 
@@ -106,11 +132,11 @@ def test_beats_are_rarer_in_large_jobs_and_a_vanished_host_is_noticed_later() ->
     assert lifeline(COSTS, 100_000, 8).told < large.told
 
 
-def test_the_first_size_beyond_a_limit_is_found() -> None:
-    found = first((64, 1000, 10_000), lambda size: size >= 3000)
-    assert found is not None
-    assert 3000 <= found <= 3100
-    assert first((64, 1000), lambda _: False) is None
+def test_limit_is_found_between_two_sizes() -> None:
+    squares = {size: (size / 30_000) ** 2 for size in (1000, 10_000, 100_000)}
+    assert crossing(squares) == "30,000 ranks"
+    assert crossing(squares, 1000) == "not up to 100,000"
+    assert crossing(squares, 1e-6) == "below 1,000 ranks"
 
 
 def test_figures_go_between_their_markers() -> None:
