@@ -61,7 +61,7 @@ def connected(
             if _is_first(listener, name):
                 listener.listen(1024)
                 plan = {
-                    "hosts": list(hosts), "ports": list(ports), "who": f"rank {own.rank}, for its node",
+                    "hosts": list(hosts), "ports": list(ports), "who": f"rank {own.rank}",
                     "job": membership.job, "secret": membership.secret,
                     "join_timeout": join_timeout, "source": source, "world_size": own.world_size,
                 }  # fmt: skip
