@@ -13,10 +13,12 @@ from .detection import detect, launcher_of
 from .errors import DistbootError, quoted, said_by, tell
 from .exports import Exported, threads
 from .lifeline import beside
-from .lifeline.settings import settings
+from .lifeline.settings import report_setting, settings
+from .lifeline.unwatched import Unwatched
 from .nodes import refuse_unless_rank
 from .placement import Placement
 from .rendezvous import join_timeout_setting, roll_call_setting, seconds, settled, wait_until_resolves
+from .report.steps import GROUP
 from .rollcall.attend import attend
 from .rollcall.meeting import Meeting, alone
 
@@ -113,17 +115,23 @@ def _started(
     join_timeout: float,
 ) -> Context:
     lifeline = settings(os.environ)
+    # What happens under the wrapper is in its report.
+    report = Unwatched(None if beside.by_wrapper(placement, os.environ) else report_setting(os.environ))
     with said_by(placement.who):
         _refuse_second_process(placement)
         _refuse_unservable(placement)
         refuse_unless_rank(placement)
         with (
             Exported() as exported,
-            _met(placement, join_timeout, options) as meeting,
+            _met(placement, join_timeout, options, report) as meeting,
+            report.until_watched(meeting),
             beside.watched(meeting, exported.environ_before(), lifeline),
         ):
             exported.write(threads(meeting.placement, os.environ))
-            return start(meeting, exported, options)
+            context = start(meeting, exported, options)
+            meeting.mark(GROUP)
+            beside.tell_steps(meeting)
+            return context
 
 
 def current() -> Context | None:
@@ -133,7 +141,7 @@ def current() -> Context | None:
     return _current.context
 
 
-def _met(placement: Placement, join_limit: float, options: frameworks.Options) -> Meeting:
+def _met(placement: Placement, join_limit: float, options: frameworks.Options, report: Unwatched) -> Meeting:
     """All ranks together, or, where the roll call is off, what this process's environment alone proves."""
     hosts: list[str] = []
     used = options.framework == "mpi"
@@ -141,10 +149,19 @@ def _met(placement: Placement, join_limit: float, options: frameworks.Options) -
         placement, hosts = mpi.located(placement, join_limit, used=used)
     placement = settled(placement)
     if not roll_call_setting():
+        report.impossible(placement)
         wait_until_resolves(placement, join_limit)
         return alone(placement, join_limit)
-    on_cpu = frameworks.on_cpu(options)
-    return attend(placement, os.environ, join_limit, hosts=hosts, framework=options.said, on_cpu=on_cpu)
+    return attend(
+        placement,
+        os.environ,
+        join_limit,
+        hosts=hosts,
+        framework=options.said,
+        on_cpu=frameworks.on_cpu(options),
+        problem=report.problem(placement),
+        failed=report.failed,
+    )
 
 
 def _refuse_another(held: _Current, options: frameworks.Options) -> None:

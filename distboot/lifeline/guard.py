@@ -15,6 +15,7 @@ import struct
 from contextlib import suppress
 from typing import Any
 
+from ..report.history import History
 from ..rollcall.wire import Session
 from ..roster import Roster
 from .charge import Charge
@@ -122,7 +123,8 @@ def main(control: socket.socket, words: int, status: socket.socket) -> None:
         other: (socket.socket(fileno=file), Session(plan["secret"], us, challenge, nonce))
         for file, (other, challenge, nonce) in zip(files, plan["lines"], strict=True)
     }
-    role = side_of(rank, Roster.from_message(plan["roster"]), connections, settings, held=False)
+    history = None if plan["history"] is None else History.from_plan(plan["history"])
+    role = side_of(rank, Roster.from_message(plan["roster"]), connections, settings, held=False, history=history)
     watcher = Watcher(role, world_size=plan["world_size"], grace=settings.grace)
     process, reader = Process(plan["pid"]), Reader(words, plan["secret"])
     script = Script(process, reader, words, watcher=watcher, role=role, bound=settings.bound)

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from ..report.history import History
+from ..report.steps import own_steps
 from ..rollcall.wire import WireError
 from .cases import Case, Inquest, Member
 from .ends import End
@@ -33,6 +35,7 @@ class Hub(Role):
         held: whether the ranks' exit waits for us, as in the wrapper.
         say: prints a line.
         conclude: called when all that can be known is known.
+        history: how the job has begun; None: nobody wants a report.
 
     Attributes:
         members: what is known of each rank.
@@ -47,6 +50,7 @@ class Hub(Role):
     held: bool
     say: Callable[[str], None]
     conclude: Callable[[Hub], None] = lambda _: None
+    history: History | None = None
     verdict: Verdict | None = None
     order: Order | None = None
     later: int = 0
@@ -143,6 +147,9 @@ class Hub(Role):
     def ending(self, now: float) -> None:
         self.own.ending = now
 
+    def steps(self, taken: Mapping[str, float]) -> None:
+        self.own.steps.update(taken)
+
     def stopping(self, number: int, now: float) -> None:
         for member in self.members:  # what was silent just then may be what the launcher answers
             if member.is_open and member.line is not None and member.line.is_unusually_quiet(now):
@@ -168,6 +175,8 @@ class Hub(Role):
             member.line.send("watch", {"pid": self.own.seat.pid})
             if self.verdict is not None:
                 member.line.send("first", self.verdict.as_message())
+        elif kind == "steps":
+            member.steps.update(own_steps(content))
         elif kind == "ending":
             member.ending = now
         elif kind == "trouble":

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ..rollcall.wire import MOST_FROM_A_RANK, Frames, Session, WireError, canonical
 from .probe import Probe
 
-KINDS = ("beat", "watch", "ending", "trouble", "stopping", "end", "first", "bye")
+KINDS = ("beat", "watch", "steps", "ending", "trouble", "stopping", "end", "first", "bye")
 INTERVAL = 1.0  # seconds between two beats
 _MOST_BEATS = 2000  # a second, that rank 0 answers for: in larger jobs every rank beats less often
 # In intervals.

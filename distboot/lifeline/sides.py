@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..errors import tell
+from ..report.history import History
 from ..rollcall.wire import Session
 from ..roster import Roster
 from .hub import Hub
 from .line import Line, interval_of
-from .report import summarize, writable
+from .report import summarize
 from .settings import Settings
 from .spoke import Spoke
 from .verdict import seats
@@ -26,6 +27,7 @@ def side_of(
     settings: Settings,
     *,
     held: bool,
+    history: History | None = None,
 ) -> Hub | Spoke:
     """Rank 0's side, or that of another rank.
 
@@ -35,6 +37,7 @@ def side_of(
         connections: by the rank at the other end.
         settings: of this rank.
         held: whether its exit waits for us, as in the wrapper.
+        history: how the job has begun, for the report of rank 0.
     """
     interval = interval_of(len(roster.node_of()))
     lines = {each: Line(connection, session, interval) for each, (connection, session) in connections.items()}
@@ -44,5 +47,5 @@ def side_of(
         tell(f"rank {rank}", text)
 
     if rank == 0:
-        return Hub(seats(roster), lines, writable(settings, say), held=held, say=say, conclude=summarize)
+        return Hub(seats(roster), lines, settings, held=held, say=say, conclude=summarize, history=history)
     return Spoke(rank, seats(roster)[0], lines[0], settings, held=held, say=say)

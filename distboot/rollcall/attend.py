@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 
@@ -34,6 +34,7 @@ def attend(
     framework: str = "torch",
     on_cpu: bool = False,
     problem: DistbootError | None = None,
+    failed: Callable[[Meeting, BaseException], object] = lambda _, __: None,
 ) -> Meeting:
     """Meet all other ranks once.
 
@@ -45,6 +46,7 @@ def attend(
         framework: what this rank is about to start.
         on_cpu: whether this rank will use no accelerator.
         problem: why this rank cannot take part, which the others are to hear at once.
+        failed: called if they do not meet, with what there is of the meeting, and why.
 
     Raises:
         DistbootError: `unknown-interface`, or what `Server.hold` and `Client.report` raise.
@@ -70,6 +72,7 @@ def attend(
         else:
             meeting.roster = _as_another_rank(meeting, own, membership, hosts)
     except BaseException as error:
+        failed(meeting, problem or error)
         meeting.close()
         if problem is not None and isinstance(error, DistbootError):
             raise problem from None

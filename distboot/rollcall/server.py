@@ -12,6 +12,7 @@ from functools import partial
 
 from ..errors import DistbootError, quoted, tell
 from ..record import Record, as_error, as_problem
+from ..report.history import History
 from ..roster import Roster, roster_of, with_nodes
 from .broadcast import send_to_all
 from .connections import Connections, OutOfFilesError, Peer
@@ -19,6 +20,7 @@ from .files import allow_files, files_allowed
 from .findings import findings, refuse_several_frameworks
 from .ready import Ready, offers_message
 from .register import Register
+from .seen import Seen
 from .wire import ONE_DISTBOOT, VERSION, Membership, Session, WireError, canonical, frame
 
 _ANSWER_LIMIT = 10.0  # seconds that all of them together have to take the answer
@@ -55,7 +57,7 @@ class Server:
         self._connections = Connections(listener, own.world_size, self._take, self._lost, self._say)
         self._at: dict[int, Peer] = {}  # where each rank is to be reached
         self._misfit: Peer | None = None  # whose record ended the roll call
-        self._skews: dict[int, float] = {}
+        self._seen = Seen(own)
         self._met = 0.0  # when the roster was sent
         self._failure: str | None = None  # once it has failed: why, as all ranks are told
         self._told = 0
@@ -76,7 +78,7 @@ class Server:
             records = [self._register.records[rank] for rank in range(self._register.world_size)]
             roster = replace(roster_of(records), master_addr=self._reached())
             refuse_several_frameworks(records, roster)
-            self.findings = findings(records, roster, self._skews)
+            self.findings = findings(records, roster, self._seen.skews())
             for finding in self.findings if warn else ():
                 self._say(f"warning: {finding}")
         except DistbootError as error:
@@ -87,6 +89,7 @@ class Server:
         self._roster, self._unready = roster, set(range(self._register.world_size))
         self._register.forget_accelerators()
         self._met = time.monotonic()
+        self._seen.met()
         return roster
 
     def confirm(self, own: Ready, join_timeout: float) -> dict[int, str]:
@@ -107,6 +110,10 @@ class Server:
             raise
         self._answer("go", offers_message(self._offers))
         return self._offers
+
+    def history(self) -> History:
+        """What was seen so far, for the report of the job."""
+        return self._seen.history(self._register, self._roster, sorted(self._unready), self.findings)
 
     def sessions(self) -> dict[int, Session]:
         """What the messages of each other rank are sealed with."""
@@ -198,6 +205,7 @@ class Server:
         if not isinstance(nonce, str) or len(nonce) != len(peer.challenge):
             raise WireError("sends no nonce")
         peer.session = Session(self._membership.secret, "rank 0", peer.challenge, nonce)
+        peer.welcomed = time.time()
         self._connections.send(peer, frame({"distboot": VERSION, "challenge": peer.challenge}))
 
     def _refuse_version(self, peer: Peer, version: str) -> None:
@@ -231,7 +239,7 @@ class Server:
         if earlier is not None:  # the same process, over a new connection
             earlier.rank = None
             self._connections.drop(earlier)
-        self._skews[record.rank] = record.clock - time.time()
+        self._seen.joined(record, peer.welcomed)
         end = time.monotonic() + record.patience
         if end < self._end:  # whoever is out of patience first is told who is missing, and so is everybody else
             if end < self._end - 1.0:

@@ -1,0 +1,80 @@
+"""When each rank came to the roll call, for the report of the job. Whether it may is not the matter of this file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from ..record import Record
+from ..report.history import Arrival, Clock, History
+from ..roster import Roster
+from .register import Register
+
+
+class Seen:
+    """The times at which rank 0 has seen what.
+
+    Args:
+        own: rank 0's own record.
+    """
+
+    def __init__(self, own: Record) -> None:
+        self._own, self._began = own, time.time()
+        self._met: float | None = None
+        self._joined: dict[int, tuple[float, Clock]] = {0: (self._began, Clock())}
+
+    def joined(self, record: Record, welcomed: float) -> None:
+        """A record has come; its clock was read between the welcome and now."""
+        now = time.time()
+        clock = Clock() if record.node == self._own.node else Clock.read(record.clock, welcomed, now)
+        self._joined[record.rank] = now, clock
+
+    def met(self) -> None:
+        """All are there."""
+        self._met = time.time()
+
+    def skews(self) -> dict[int, float]:
+        """Rank -> seconds that its clock is ahead of rank 0's."""
+        return {rank: clock.ahead for rank, (_, clock) in self._joined.items() if rank}
+
+    def history(
+        self, register: Register, roster: Roster | None, unready: Sequence[int], findings: Sequence[str]
+    ) -> History:
+        """All of it."""
+        records = dict(sorted({0: self._own, **register.records}.items()))
+        here = register.ranks_a_node()
+        places = _places(records, here) if roster is None else _places_in(roster)
+        arrivals = {
+            rank: Arrival(record.host, *places[rank], record.pid, record.started, record.detected, *self._joined[rank])
+            for rank, record in records.items()
+            if rank in self._joined
+        }
+        return History(
+            world_size=register.world_size,
+            launcher=self._own.launcher,
+            began=self._began,
+            met=self._met,
+            arrivals=arrivals,
+            unready=tuple(unready),
+            ranks_a_node=here,
+            findings=tuple(findings),
+            # Not the settings: what is in them is the user's own.
+            versions={name: value for name, value in self._own.facts if not name.endswith("=")},
+        )
+
+
+def _places_in(roster: Roster) -> dict[int, tuple[int, int]]:
+    """Rank -> node and local rank."""
+    return {
+        rank: (node, local_rank) for node, ranks in enumerate(roster.nodes) for local_rank, rank in enumerate(ranks)
+    }
+
+
+def _places(records: Mapping[int, Record], here: int | None) -> dict[int, tuple[int, int]]:
+    """The same where not all are there: `here` are on each node, or nodes are counted as the ranks reach them."""
+    if here is not None:
+        return {rank: divmod(rank, here) for rank in records}
+    nodes: dict[str, list[int]] = {}
+    for rank, record in records.items():
+        nodes.setdefault(record.node, []).append(rank)
+    return _places_in(Roster(tuple(nodes), tuple(map(tuple, nodes.values()))))
