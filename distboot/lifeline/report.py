@@ -76,12 +76,7 @@ def _headline(hub: Hub) -> str:
     return f"{text[0].upper()}{text[1:]}" + (f"; {', '.join(counts)}" if counts and verdict.is_failure else "")
 
 
-_AFTER = {
-    "failed later": "failed later",
-    "stopped": "were stopped",
-    "ended": "had ended well",
-    "not known": "not known",
-}
+_AFTER = {"failed later": "failed later", "stopped": "stopped", "ended": "ended well", "not known": "not known"}
 
 
 def _job(hub: Hub) -> str:

@@ -11,7 +11,7 @@ from .grid import grid
 from .markup import clock, duration, lines, seconds, text
 from .steps import LAUNCH, PHASES
 from .style import CSS
-from .timeline import first, timeline, uncertainty
+from .timeline import timeline
 
 _MOST_RANKS = 512  # in the table of all ranks; of larger jobs it has those that did not just end
 _MOST_FINDINGS = 50
@@ -28,7 +28,7 @@ def page(content: Mapping[str, Any]) -> str:
         _head(content),
         _failure(content),
         _section("Ranks", grid(ranks)),
-        _start(content, ranks),
+        _start(content),
         _section("What differs between the ranks", _list(content["findings"])),
         _section("Exit codes", _exit_codes(ranks)),
         _section("Versions on rank 0", _versions(content["versions"])),
@@ -75,24 +75,18 @@ def _failure(content: Mapping[str, Any]) -> str:
     later = [rank["rank"] for rank in content["ranks"] if rank["state"] == "failed later"]
     if later:
         parts.append(f"<p>Failed after that: {text(ranks_said(later))}.</p>")
-    title = "First failure" if content["first_failure"] else "Why it stopped"
+    title = (
+        "Why it did not start" if cause["code"] else "First failure" if content["first_failure"] else "Why it stopped"
+    )
     return _section(title, "\n".join(parts))
 
 
-def _start(content: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> str:
-    drawn = timeline(ranks)
+def _start(content: Mapping[str, Any]) -> str:
+    drawn = timeline(content["ranks"])
     if not drawn:
         return ""
-    zero = first(ranks)
-    unseen = all("group_ready" not in rank["steps"] for rank in ranks)
-    note = f"From {clock(zero)} on. " if zero else ""
-    note += uncertainty(ranks)
-    if unseen and any("command_started" in rank["steps"] for rank in ranks):
-        note += " What the command does once it has started is not known here, as it does not call distboot.init()."
-    slow = _slowest(content["slowest"])
-    return _section("How each rank started", f'{slow}{drawn}<p class="quiet">{text(note, 1000)}</p>') + _section(
-        "The slowest in each step", _slow_table(content["slowest"])
-    )
+    began = _section("How each rank started", _slowest(content["slowest"]) + drawn)
+    return began + _section("The slowest in each step", _slow_table(content["slowest"]))
 
 
 def _slowest(found: Sequence[Mapping[str, Any]]) -> str:

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .markup import duration, seconds, text
+from .content import utc
+from .markup import clock, duration, seconds, text
 from .steps import PHASES, spans
 
 _MOST_ROWS = 512  # in larger jobs the ranks of a node share a row, or of several
 _LABELLED = 64  # rows that are high enough for a label each
 _LEAST_LABEL = 13  # pixels
+_LONGEST_BEFORE = 60.0  # seconds that are drawn before the first rank knows that it is one
 _TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 21600, 86400)
 
 _SAID = {
@@ -34,34 +36,47 @@ class Row:
 
 
 def timeline(ranks: Sequence[Mapping[str, Any]]) -> str:
-    """The timeline with its legend; empty if nothing is known."""
+    """The timeline with its legend, and how exact it is; empty if nothing is known."""
     rows = _rows(ranks)
     drawn = [spans(row.steps) for row in rows]
     times = [time for found in drawn for span in found.values() for time in span]
     if not times:
         return ""
-    zero, length = min(times), max(max(times) - min(times), 0.001)
+    axis = _axis(times, [row.steps["detected"] for row in rows if "detected" in row.steps])
     height = 22 if len(rows) <= 32 else 15 if len(rows) <= _LABELLED else 6
-    every = 1 if len(rows) <= _LABELLED else -(-_LEAST_LABEL // height)
+    texts, every = len(rows) <= _LABELLED, -(-_LEAST_LABEL // height)
     body = [
-        _row(row, found, zero, length, label=not number % every, texts=len(rows) <= _LABELLED)
+        _row(row, found, axis, label=texts or number % every == 0, texts=texts)
         for number, (row, found) in enumerate(zip(rows, drawn, strict=True))
     ]
-    used = {name for found in drawn for name in found}
+    note = f"From {clock(utc(axis.zero))} on. {_uncertainty(ranks)}{_unknown(ranks)}"
     return (
-        f"{_legend(used)}"
-        f'<div class="timeline" style="--row:{height}px"><div class="axis">{_ticks(length)}</div>'
-        f'<div class="rows">{"".join(body)}</div></div>'
+        f"{_legend({name for found in drawn for name in found})}"
+        f'<div class="timeline" style="--row:{height}px"><div class="axis">{_ticks(axis.length)}</div>'
+        f'<div class="rows">{"".join(body)}</div></div><p class="quiet">{text(note, 1000)}</p>'
     )
 
 
-def first(ranks: Sequence[Mapping[str, Any]]) -> str | None:
-    """When the first thing happened that is drawn."""
-    times = [when for rank in ranks for when in rank["steps"].values()]
-    return min(times, default=None)
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """From when on how many seconds are drawn."""
+
+    zero: float
+    length: float
+
+    def percent(self, when: float) -> float:
+        """Where a time is."""
+        return 100 * max(when - self.zero, 0.0) / self.length
 
 
-def uncertainty(ranks: Sequence[Mapping[str, Any]]) -> str:
+def _axis(times: Sequence[float], detected: Sequence[float]) -> Axis:
+    """A process that had other things to do before is drawn from the edge: a notebook, say."""
+    begin, end = min(detected, default=min(times)), max(times)
+    zero = max(min(times), begin - _LONGEST_BEFORE - 2 * (end - begin))
+    return Axis(zero, max(end - zero, 0.001))
+
+
+def _uncertainty(ranks: Sequence[Mapping[str, Any]]) -> str:
     """How well the clocks were compared."""
     worst = max(ranks, key=lambda rank: rank["clock"]["within"])
     within, ahead = worst["clock"]["within"], max(ranks, key=lambda rank: abs(rank["clock"]["ahead"]))
@@ -74,6 +89,14 @@ within {_short(within)} (rank {worst['rank']})"
         how = "ahead" if most > 0 else "behind"
         said += f"; rank {ahead['rank']}'s was {_short(abs(most))} {how}, for which its times are corrected"
     return f"{said}."
+
+
+def _unknown(ranks: Sequence[Mapping[str, Any]]) -> str:
+    """Why the bars end where a command starts, if they all do."""
+    steps = {name for rank in ranks for name in rank["steps"]}
+    if "command_started" not in steps or "framework_imported" in steps:
+        return ""
+    return " What the command does once it has started is not known here, as it does not call distboot.init()."
 
 
 def _rows(ranks: Sequence[Mapping[str, Any]]) -> list[Row]:
@@ -100,18 +123,18 @@ def _together(ranks: Sequence[Mapping[str, Any]], label: str) -> Row:
     return Row(label, latest)
 
 
-def _row(
-    row: Row, found: Mapping[str, tuple[float, float]], zero: float, length: float, *, label: bool, texts: bool
-) -> str:
-    bars = "".join(
-        f'<i class="{name}" style="left:{100 * (begin - zero) / length:.2f}%;width:{100 * (end - begin) / length:.2f}%"'
-        f' title="{text(f"{row.label}: {_SAID[name]}, {duration(end - begin)}")}">{name if texts else ""}</i>'
-        for name, (begin, end) in found.items()
-    )
-    last = f'<span class="last">{duration(max(end for _, end in found.values()) - zero)}</span>' if found else ""
-    said = f'<span class="label" title="{text(row.label)}">{text(row.label, 60)}</span>' if label else ""
+def _row(row: Row, found: Mapping[str, tuple[float, float]], axis: Axis, *, label: bool, texts: bool) -> str:
+    bars = []
+    for name, (begin, end) in found.items():
+        left, right = axis.percent(begin), axis.percent(end)
+        said = text(f"{row.label}: {_SAID[name]}, {duration(end - begin)}")
+        where = f"left:{left:.2f}%;width:{right - left:.2f}%"
+        bars.append(f'<i class="{name}" style="{where}" title="{said}">{name if texts else ""}</i>')
+    side = f'<span class="label" title="{text(row.label)}">{text(row.label, 60)}</span>' if label else ""
+    after = duration(max(end for _, end in found.values()) - axis.zero) if found else ""
+    last = f'<span class="last">{after}</span>' if texts and found else ""
     nothing = '<em class="last">did not join</em>' if texts and not found else ""
-    return f'<div class="row">{said}<div class="track">{bars}{nothing}</div>{last if texts else ""}</div>'
+    return f'<div class="row">{side}<div class="track">{"".join(bars)}{nothing}</div>{last}</div>'
 
 
 def _ticks(length: float) -> str:

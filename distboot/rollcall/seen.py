@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..record import Record
 from ..report.history import Arrival, Clock, History
@@ -16,9 +16,13 @@ class Seen:
 
     Args:
         own: rank 0's own record.
+
+    Attributes:
+        are_to_be_ready: whether the ranks have met, and each is to say that it is ready.
     """
 
     def __init__(self, own: Record) -> None:
+        self.are_to_be_ready = False
         self._own, self._began = own, time.time()
         self._met: float | None = None
         self._joined: dict[int, tuple[float, Clock]] = {0: (self._began, Clock())}
@@ -38,7 +42,7 @@ class Seen:
         return {rank: clock.ahead for rank, (_, clock) in self._joined.items() if rank}
 
     def history(
-        self, register: Register, roster: Roster | None, unready: Sequence[int], findings: Sequence[str]
+        self, register: Register, roster: Roster | None, unready: Iterable[int], findings: Sequence[str]
     ) -> History:
         """All of it."""
         records = dict(sorted({0: self._own, **register.records}.items()))
@@ -55,7 +59,7 @@ class Seen:
             began=self._began,
             met=self._met,
             arrivals=arrivals,
-            unready=tuple(unready),
+            unready=tuple(sorted(unready)) if self.are_to_be_ready else (),
             ranks_a_node=here,
             findings=tuple(findings),
             # Not the settings: what is in them is the user's own.

@@ -84,12 +84,12 @@ class Server:
         except DistbootError as error:
             self._fail(error)
             raise
+        self._seen.met()
         self._connections.drop_strangers()  # they come too late for it
         self._answer("roster", roster.as_message())
         self._roster, self._unready = roster, set(range(self._register.world_size))
         self._register.forget_accelerators()
         self._met = time.monotonic()
-        self._seen.met()
         return roster
 
     def confirm(self, own: Ready, join_timeout: float) -> dict[int, str]:
@@ -102,6 +102,7 @@ class Server:
             DistbootError: what any of them cannot be ready for, `rank-failed` or `missing-rank`; all of them get it.
         """
         self._end = max(self._met + join_timeout, time.monotonic() + _LINGER)
+        self._seen.are_to_be_ready = True
         try:
             self._enter_ready(self._own.rank, own)
             self._wait(lambda: not self._unready, self._waiting, self._not_ready)
@@ -113,7 +114,7 @@ class Server:
 
     def history(self) -> History:
         """What was seen so far, for the report of the job."""
-        return self._seen.history(self._register, self._roster, sorted(self._unready), self.findings)
+        return self._seen.history(self._register, self._roster, self._unready, self.findings)
 
     def sessions(self) -> dict[int, Session]:
         """What the messages of each other rank are sealed with."""
