@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from typing import NamedTuple
 
 from . import arguments, frameworks, handoff, mpi
@@ -18,7 +19,7 @@ from .lifeline.unwatched import Unwatched
 from .nodes import refuse_unless_rank
 from .placement import Placement
 from .rendezvous import join_timeout_setting, roll_call_setting, seconds, settled, wait_until_resolves
-from .report.steps import GROUP
+from .report.steps import ALL_CALLED, CALLED, GROUP
 from .rollcall.attend import attend
 from .rollcall.meeting import Meeting, alone
 
@@ -114,9 +115,9 @@ def _started(
     options: frameworks.Options,
     join_timeout: float,
 ) -> Context:
-    lifeline = settings(os.environ)
-    # What happens under the wrapper is in its report.
-    report = Unwatched(None if beside.by_wrapper(placement, os.environ) else report_setting(os.environ))
+    lifeline, called = settings(os.environ), time.time()
+    in_wrapper = beside.by_wrapper(placement, os.environ)  # which reports what happens in it
+    report = Unwatched(None if in_wrapper else report_setting(os.environ))
     with said_by(placement.who):
         _refuse_second_process(placement)
         _refuse_unservable(placement)
@@ -127,6 +128,7 @@ def _started(
             report.until_watched(meeting),
             beside.watched(meeting, exported.environ_before(), lifeline),
         ):
+            meeting.steps |= {CALLED: called, ALL_CALLED: time.time()} if in_wrapper else {}
             exported.write(threads(meeting.placement, os.environ))
             context = start(meeting, exported, options)
             meeting.mark(GROUP)

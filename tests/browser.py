@@ -31,12 +31,15 @@ class Browser:
     def __init__(self, driver: Any) -> None:
         self._driver = driver
 
-    def open(self, page: Path, width: int = 1280, height: int = 900, *, dark: bool = False) -> None:
+    def open(
+        self, page: Path, width: int = 1280, height: int = 900, *, dark: bool = False, on_paper: bool = False
+    ) -> None:
         """Open a file in a window of this size; what was logged before is forgotten."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self._driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self._driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+        media = {"media": "print" if on_paper else "screen", "features": [scheme]}
+        self._driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
         self.complaints(), self.requests()
         self._driver.get(page.resolve().as_uri())
 

@@ -72,7 +72,7 @@ def test_script_that_calls_init_under_the_wrapper_tells_all_its_steps(start: Sta
     report = running.report()
     assert report["headline"] == "3 ranks on 1 node: all ended well"
     for rank in report["ranks"]:
-        _in_order(rank["steps"], [*BEGIN, "command_started", *INIT])
+        _in_order(rank["steps"], [*BEGIN, "command_started", "init_called", "all_called", *INIT])
 
 
 @needs_mpirun
@@ -112,8 +112,8 @@ def test_option_is_passed_on_to_the_ranks_that_the_wrapper_starts(run: Run, tmp_
 def test_two_hosts_are_on_one_clock(hosts: Hosts) -> None:
     (hosts.shared / "fails.py").write_text(FAILS)
     path = hosts.shared / "job.json"
-    variables = {"MASTER_ADDR": "nodea", "PYTHONPATH": str(REPOSITORY), "DISTBOOT_REPORT": str(path)}
-    mpirun_on(hosts, "nodea:2,nodeb:1", sys.executable, "fails.py", **variables)
+    variables = {"PYTHONPATH": str(REPOSITORY), "DISTBOOT_REPORT": str(path)}
+    mpirun_on(hosts, "nodea:2,nodeb:1", sys.executable, "fails.py", options=(), MASTER_ADDR="nodea", **variables)
     report = _read(path)
     assert [(rank["host"], rank["node_rank"], rank["local_rank"]) for rank in report["ranks"]] == [
         ("nodea", 0, 0),

@@ -30,9 +30,9 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def show(chromium: Browser, tmp_path: Path) -> Callable[..., Browser]:
     """Opens the page for a report."""
 
-    def it(content: Mapping[str, Any], width: int = 1280, *, dark: bool = False) -> Browser:
+    def it(content: Mapping[str, Any], width: int = 1280, **media: bool) -> Browser:
         write(str(tmp_path / "job.html"), content)
-        chromium.open(tmp_path / "job.html", width, dark=dark)
+        chromium.open(tmp_path / "job.html", width, **media)
         return chromium
 
     return it
@@ -111,10 +111,12 @@ def test_large_jobs_fit_every_window(show: Callable[..., Browser], size: int, wi
     assert _overflow(page) <= 0
 
 
-def test_dark_scheme(show: Callable[..., Browser]) -> None:
+def test_dark_scheme_is_for_the_screen_and_not_for_paper(show: Callable[..., Browser]) -> None:
     colours = "const it = getComputedStyle(document.body); return [it.backgroundColor, it.color]"
-    assert show(content()).run(colours) == ["rgb(255, 255, 255)", "rgb(28, 32, 36)"]
+    light = ["rgb(255, 255, 255)", "rgb(28, 32, 36)"]
+    assert show(content()).run(colours) == light
     assert show(content(), dark=True).run(colours) == ["rgb(20, 23, 26)", "rgb(230, 233, 236)"]
+    assert show(content(), dark=True, on_paper=True).run(colours) == light
 
 
 def test_nothing_that_a_rank_says_is_more_than_text(show: Callable[..., Browser]) -> None:

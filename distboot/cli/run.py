@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
         # Of a process that is alone only on request: what DISTBOOT_REPORT says may be for the ranks that it starts.
         if roll_call_setting() and (placement.world_size > 1 or options.report):
             return _together(started, placement, join_timeout, target.missing() or problem)
-        if options.report:
+        if options.report and placement.rank == 0:
             tell(placement.who, "warning: there will be no report: DISTBOOT_ROLL_CALL=0")
         if problem is not None:
             raise problem

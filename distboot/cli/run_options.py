@@ -65,16 +65,8 @@ def for_every_wrapper(options: Namespace) -> list[str]:
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    takes_value = {
-        "--launcher",
-        "--framework",
-        "--join-timeout",
-        "--grace",
-        "--nproc-per-node",
-        "--log-dir",
-        "--report",
-    }
-    takes_value |= {f"--{name.replace('_', '-')}" for name in _TORCHRUN}
+    names = ("launcher", "framework", "join_timeout", "grace", "nproc_per_node", "log_dir", "report", *_TORCHRUN)
+    takes_value = {f"--{name.replace('_', '-')}" for name in names}
     index = 0
     while index < len(words) and words[index].startswith("-") and words[index] not in ("-m", "--"):
         index += 2 if words[index] in takes_value else 1

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 
-from ..errors import quoted
 from ..report.content import beginning, of_rank, utc
-from ..report.files import write
+from ..report.files import try_to_write
 from ..report.history import History
 from ..roster import ranks_said
 from .cases import Member
@@ -18,13 +17,11 @@ from .verdict import Verdict
 def summarize(hub: Hub) -> None:
     """Say how the job ended, and write the report."""
     hub.say(said(hub))
-    path = hub.settings.report
-    if path is None or hub.history is None:
-        return
-    try:
-        write(path, content(hub, hub.history))
-    except OSError as error:
-        hub.say(f"warning: the report could not be written: {quoted(path)}: {error.strerror}")
+    path, history = hub.settings.report, hub.history
+    if path is not None and history is not None:
+        problem = try_to_write(path, lambda: content(hub, history))
+        if problem is not None:
+            hub.say(problem)
 
 
 def said(hub: Hub) -> str:

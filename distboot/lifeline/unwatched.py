@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from ..errors import DistbootError, quoted, tell
 from ..placement import Placement
 from ..report.content import not_begun
-from ..report.files import refuse_unwritable, write
+from ..report.files import refuse_unwritable, try_to_write
 from ..rollcall.meeting import Meeting
 
 
@@ -44,15 +44,15 @@ class Unwatched:
 
         Only rank 0 knows anything of the others, and only it does so.
         """
-        history = None if self._path is None or self._is_written else meeting.history
-        if self._path is None or history is None:
+        path = None if self._is_written else self._path
+        history = None if path is None else meeting.history
+        if path is None or history is None:
             return
         self._is_written = True
-        try:
-            write(self._path, not_begun(history, {meeting.placement.rank: meeting.steps}, error, time.time()))
-        except OSError as problem:
-            said = f"warning: the report could not be written: {quoted(self._path)}: {problem.strerror}"
-            tell(meeting.placement.who, said)
+        own = {meeting.placement.rank: meeting.steps}
+        problem = try_to_write(path, lambda: not_begun(history, own, error, time.time()))
+        if problem is not None:
+            tell(meeting.placement.who, problem)
 
     @contextmanager
     def until_watched(self, meeting: Meeting) -> Iterator[None]:

@@ -53,7 +53,7 @@ def not_begun(history: History, own: OwnSteps, error: BaseException | None, now:
     """The report of a job whose lifeline has not begun: how it failed before, or, without an error, that it started."""
     missing = [rank for rank in range(history.world_size) if rank not in history.arrivals]
     hosts = {one.node: one.host for _, one in sorted(history.arrivals.items(), reverse=True)}
-    failed = isinstance(error, DistbootError)
+    failed = isinstance(error, Exception)  # else somebody has stopped us, with Ctrl-C say
     cause = None if error is None else _cause(error, missing or list(history.unready))
     return {
         "outcome": "started" if error is None else "failed" if failed else "stopped",
@@ -86,17 +86,22 @@ def _steps(history: History, rank: int, own: Mapping[str, float]) -> dict[str, f
 def _headline(history: History, missing: list[int], error: BaseException | None) -> str:
     if error is None:
         return f"All {history.world_size} ranks have started; how they ended is not known, as they have no lifeline"
-    if isinstance(error, DistbootError):
-        return f"The job did not start: {first_line(Exception(error.message))}"
+    if isinstance(error, Exception):
+        return f"The job did not start: {_text(error).splitlines()[0]}"
     waited = f"while {ranks_said(missing)} {'was' if len(missing) == 1 else 'were'} missing" if missing else "early"
     return f"The job was stopped {waited}"
 
 
 def _cause(error: BaseException, ranks: list[int]) -> dict[str, object]:
-    code, text, hint = None, type(error).__name__, ""
+    code, hint = (error.code, error.hint) if isinstance(error, DistbootError) else (None, "")
+    return {"text": _text(error), "code": code, "hint": hint[:_LONGEST], "ranks": ranks, "rank": None, "traceback": ""}
+
+
+def _text(error: BaseException) -> str:
     if isinstance(error, DistbootError):
-        code, text, hint = error.code, error.message[:_LONGEST], error.hint[:_LONGEST]
-    return {"text": text, "code": code, "hint": hint, "ranks": ranks, "rank": None, "traceback": ""}
+        return error.message[:_LONGEST]
+    said = type(error).__name__
+    return f"{said}: {first_line(error)}"[:_LONGEST] if str(error) else said
 
 
 def _rank(history: History, rank: int, hosts: Mapping[int, str], own: Mapping[str, float]) -> dict[str, object]:

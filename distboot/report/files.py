@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from ..errors import DistbootError, quoted
+from ..errors import DistbootError, first_line, quoted
 
 
 def refuse_unwritable(path: str) -> None:
@@ -33,6 +33,19 @@ def refuse_unwritable(path: str) -> None:
             "let --report or DISTBOOT_REPORT name a file in a folder of rank 0's host that is there and can be written "
             "to",
         ) from None
+
+
+def try_to_write(path: str, content: Callable[[], Mapping[str, object]]) -> str | None:
+    """Write the report; a warning if it cannot be written, which is no reason for the job to end in another way."""
+    try:
+        write(path, content())
+    except OSError as error:
+        why = error.strerror or str(error)
+    except Exception as error:  # noqa: BLE001 - a defect of ours
+        why = f"{type(error).__name__}: {first_line(error)}"
+    else:
+        return None
+    return f"warning: the report could not be written: {quoted(path)}: {why}"
 
 
 def write(path: str, content: Mapping[str, object]) -> None:

@@ -15,6 +15,7 @@ from .timeline import timeline
 
 _MOST_RANKS = 512  # in the table of all ranks; of larger jobs it has those that did not just end
 _MOST_FINDINGS = 50
+_SLOWER = 0.05  # seconds that are worth a sentence; and a fifth of what is usual
 _OUTCOMES = {"ended": "ended", "failed": "failed", "stopped": "stopped from outside", "started": "started"}
 
 # Whatever a traceback or a host name brings along, a browser runs no script for it, and asks nobody for anything.
@@ -92,8 +93,8 @@ def _start(content: Mapping[str, Any]) -> str:
 def _slowest(found: Sequence[Mapping[str, Any]]) -> str:
     """Who kept the others waiting most, in one sentence."""
     most = max(found, key=lambda one: one["seconds"] - one["median"], default=None)
-    if most is None or most["seconds"] - most["median"] < 0.05:
-        return ""
+    if most is None or most["seconds"] - most["median"] < max(_SLOWER, 0.2 * most["median"]):
+        return "<p>No rank was much slower than the others in any step.</p>"
     said = f"Rank {most['rank']} took {duration(most['seconds'])} {most['said']}; half of all ranks took at most "
     return f"<p><b>Slowest:</b> {text(said + duration(most['median']))}.</p>"
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 # What a rank says of itself while it starts, by its own clock.
-COMMAND, IMPORTED, ALL_READY, GROUP = "command_started", "framework_imported", "all_ready", "group_ready"
-OWN = (COMMAND, IMPORTED, ALL_READY, GROUP)
+COMMAND, CALLED, ALL_CALLED = "command_started", "init_called", "all_called"  # by the wrapper, and in it
+IMPORTED, ALL_READY, GROUP = "framework_imported", "all_ready", "group_ready"
+OWN = (COMMAND, CALLED, ALL_CALLED, IMPORTED, ALL_READY, GROUP)
 # Of every rank, by rank 0's clock. All that is not known is left out.
 STEPS = ("process_start", "detected", "joined", "all_joined", *OWN)
 _LATEST = 1 << 33  # seconds since the epoch
@@ -51,6 +52,8 @@ PHASES = (
     Phase("join", "joined", "to reach rank 0"),
     Phase("wait", "all_joined", "waiting until all ranks had joined", waits=True),
     Phase("command", COMMAND, "to start the command"),
+    Phase("script", CALLED, "from the start of its command until that called init()"),
+    Phase("meet", ALL_CALLED, "waiting until all ranks had called init()", waits=True),
     Phase("import", IMPORTED, "to have its framework imported and its device set"),
     Phase("ready", ALL_READY, "waiting until all ranks were ready", waits=True),
     Phase("group", GROUP, "to start the group of all ranks"),

@@ -7,9 +7,10 @@ CSS = """
 :root { color-scheme: light dark; --back: #fff; --text: #1c2024; --quiet: #5c6570; --line: #d6dbe1; --soft: #f3f5f7;
   --ended: #9ad6c2; --first: #c4320a; --later: #f0b429; --lost: #b0568f; --stopped: #c9ced6; --joined: #a9d4f2;
   --unready: #5aa5dc; --start: #8fa3b8; --join: #56b4e9; --wait: #e3e8ed; --command: #009e73; --import: #e69f00;
-  --group: #0072b2; --on: #16191d; }
-@media (prefers-color-scheme: dark) { :root { --back: #14171a; --text: #e6e9ec; --quiet: #9aa4af; --line: #363d45;
-  --soft: #1e2327; --ended: #1d7a5f; --first: #e2531f; --later: #b98208; --lost: #b0568f; --stopped: #4a525c;
+  --script: #c7a6c9; --group: #0072b2; --on: #16191d; }
+@media screen and (prefers-color-scheme: dark) { :root {
+  --back: #14171a; --text: #e6e9ec; --quiet: #9aa4af; --line: #363d45; --soft: #1e2327; --ended: #1d7a5f;
+  --first: #e2531f; --later: #b98208; --lost: #b0568f; --stopped: #4a525c;
   --joined: #2b6d9c; --unready: #56b4e9; --start: #5f7388; --wait: #2a3138; --on: #fff; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--back); color: var(--text); font: 15px/1.5 system-ui, sans-serif;
@@ -51,8 +52,8 @@ ul { margin: 0 0 8px; padding-left: 20px; overflow-wrap: anywhere; }
 .unknown { border-color: var(--quiet); color: var(--text); }
 .phases i { display: inline-block; width: 14px; height: 12px; border-radius: 2px; vertical-align: -1px; }
 i.start { background: var(--start); } i.join { background: var(--join); } i.command { background: var(--command); }
-i.import { background: var(--import); } i.group { background: var(--group); }
-i.wait, i.ready { background: repeating-linear-gradient(45deg, var(--wait) 0 4px, var(--line) 4px 6px); }
+i.import { background: var(--import); } i.script { background: var(--script); } i.group { background: var(--group); }
+i.wait, i.meet, i.ready { background: repeating-linear-gradient(45deg, var(--wait) 0 4px, var(--line) 4px 6px); }
 .timeline { --side: 130px; --end: 58px; font-size: 12px; padding-top: 18px; position: relative; }
 .axis { position: absolute; inset: 0 var(--end) 0 var(--side); }
 .axis span { position: absolute; top: 0; bottom: 0; border-left: 1px solid var(--line); padding-left: 3px;
@@ -65,7 +66,7 @@ i.wait, i.ready { background: repeating-linear-gradient(45deg, var(--wait) 0 4px
 .track i { position: absolute; top: 0; bottom: 0; min-width: 1px; overflow: hidden; font-style: normal;
   font-size: 10px; line-height: calc(var(--row) - 2px); color: #16191d; text-indent: 3px; white-space: nowrap; }
 .track i.group, .track i.command { color: #fff; }
-.track i.wait, .track i.ready { color: var(--text); }
+.track i.wait, .track i.meet, .track i.ready { color: var(--text); }
 .last { position: absolute; right: 0; color: var(--quiet); line-height: var(--row); }
 .track .last { right: auto; left: 4px; }
 .wide { overflow-x: auto; }

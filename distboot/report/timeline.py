@@ -21,6 +21,8 @@ _SAID = {
     "join": "reaches rank 0",
     "wait": "waits for all to join",
     "command": "starts the command",
+    "script": "the command until it calls init()",
+    "meet": "waits for all to call it",
     "import": "imports the framework",
     "ready": "waits for all to be ready",
     "group": "starts the group",
@@ -94,7 +96,7 @@ within {_short(within)} (rank {worst['rank']})"
 def _unknown(ranks: Sequence[Mapping[str, Any]]) -> str:
     """Why the bars end where a command starts, if they all do."""
     steps = {name for rank in ranks for name in rank["steps"]}
-    if "command_started" not in steps or "framework_imported" in steps:
+    if "command_started" not in steps or "init_called" in steps:
         return ""
     return " What the command does once it has started is not known here, as it does not call distboot.init()."
 
