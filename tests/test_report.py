@@ -294,18 +294,15 @@ def test_clock_of_a_rank_is_read_between_two_moments_of_rank_0() -> None:
 
 
 def test_times_of_a_rank_are_put_on_the_clock_of_rank_0() -> None:
-    arrival = Arrival(
-        "node-1", 1, 0, 7, started=1_000_100.0, detected=1_000_101.0, joined=1002.0, clock=Clock(999_000.0)
-    )
-    history = History(2, "torch", 1000.0, 1003.0, {1: arrival})
-    steps: Any = of_rank(history, 1, {"group_ready": 1_000_105.5})["steps"]
-    seconds = {name: when[17:23] for name, when in steps.items()}
-    assert seconds == {
-        "process_start": "20.000",
-        "detected": "21.000",
-        "joined": "42.000",
-        "all_joined": "43.000",
-        "group_ready": "25.500",
+    arrival = Arrival("node-1", 1, 0, 7, started=107.0, detected=108.0, joined=12.0, clock=Clock(ahead=97.5))
+    history = History(2, "torch", 10.0, 13.0, {1: arrival})
+    steps: Any = of_rank(history, 1, {"group_ready": 112.5})["steps"]
+    assert {name: when[17:23] for name, when in steps.items()} == {
+        "process_start": "09.500",
+        "detected": "10.500",
+        "joined": "12.000",
+        "all_joined": "13.000",
+        "group_ready": "15.000",
     }
 
 

@@ -39,16 +39,16 @@ def show(chromium: Browser, tmp_path: Path) -> Callable[..., Browser]:
 
 
 def content(
-    size: int = 16, missing: frozenset[int] = frozenset({5}), host: str = "node", **more: Any
+    size: int = 16, missing: frozenset[int] = frozenset({5}), host: str = "node", here: int = 8, **more: Any
 ) -> dict[str, Any]:
     """The report of a job of which ranks are missing; rank 3 was slow to start, and all clocks but node 0's err."""
     arrivals = {}
     for rank in set(range(size)) - missing:
-        clock = Clock(0.25, 0.004) if rank >= 8 else Clock()
+        node, local_rank = divmod(rank, here)
+        clock = Clock(0.25, 0.004) if node else Clock()
         started, detected = NOON + 4 * (rank == 3) + clock.ahead, NOON + 4.5 + clock.ahead
-        place = f"{host}-{rank // 8}", rank // 8, rank % 8
-        arrivals[rank] = Arrival(*place, 4000 + rank, started, detected, NOON + 5, clock)
-    history = History(size, "openmpi", NOON, None, arrivals, ranks_a_node=8)
+        arrivals[rank] = Arrival(f"{host}-{node}", node, local_rank, 4000 + rank, started, detected, NOON + 5, clock)
+    history = History(size, "openmpi", NOON, None, arrivals, ranks_a_node=here)
     error = DistbootError("missing-rank", "some ranks are missing", "look at their output")
     return {**not_begun(history, {}, error, NOON + 300), **more}
 
@@ -101,13 +101,13 @@ def test_process_that_is_older_than_the_job_does_not_hide_the_rest(show: Callabl
     assert show(report).texts(".axis span")[-1] == "50 s"
 
 
-@pytest.mark.parametrize("size", [512, 4096])
+@pytest.mark.parametrize(("size", "here", "rows"), [(512, 8, 512), (4096, 8, 512), (4096, 64, 64)])
 @pytest.mark.parametrize("width", [1280, 390])
-def test_large_jobs_fit_every_window(show: Callable[..., Browser], size: int, width: int) -> None:
-    page = show(content(size, frozenset({17, 96, 97})), width)
+def test_large_jobs_fit_every_window(show: Callable[..., Browser], size: int, here: int, rows: int, width: int) -> None:
+    page = show(content(size, frozenset({17, 96, 97}), here=here), width)
     assert page.run("return document.querySelectorAll('.cell[data-rank]').length") == size
     assert page.run("return document.querySelectorAll('.cell[data-state=missing]').length") == 3
-    assert page.run("return document.querySelectorAll('.row').length") == 512
+    assert page.run("return document.querySelectorAll('.row').length") == rows
     assert _overflow(page) <= 0
 
 
