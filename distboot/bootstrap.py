@@ -63,7 +63,8 @@ def init(
             Horovod: "mpi" or "gloo"; default: MPI under an MPI launcher, else gloo. Of TensorFlow: "ring", "nccl" or
             "auto".
         launcher: name of the launcher to believe; default: DISTBOOT_LAUNCHER, or else what `detect` finds.
-        join_timeout: seconds for all ranks to be there; default: DISTBOOT_JOIN_TIMEOUT, or else 300.
+        join_timeout: seconds for all ranks to be there, and once more for all to be ready to start the framework;
+            default: DISTBOOT_JOIN_TIMEOUT, or else 300.
         timeout: seconds for a collective operation; default: the framework's.
         strategy: TensorFlow's: "multi_worker_mirrored", "parameter_server", "mirrored" or "default"; default: the
             first of these, or the last two on one process with several and with at most one accelerator.
@@ -74,10 +75,11 @@ def init(
             rank in it that is not this one is warned of.
 
     Returns:
-        The context. A second call for the same framework returns the same one.
+        What the script holds from now on. A second call for the same framework returns the same one.
 
     Raises:
-        DistbootError: something is wrong or missing; `os.environ` is then as it was before the call.
+        DistbootError: something is wrong or missing, on this rank or on another one; its `code` says what.
+            `os.environ` is then as it was before the call.
     """
     try:
         limit = None if timeout is None else seconds(f"timeout={quoted(timeout)}", timeout)

@@ -131,10 +131,10 @@ class DistbootError(Exception):
     __module__ = "distboot"
 
     def __init__(self, code: str, message: str, hint: str = "") -> None:
-        self.code = code
-        self.message = message
-        self.hint = hint
-        self.exit_code = CODES[code][0]
+        self.code: str = code
+        self.message: str = message
+        self.hint: str = hint
+        self.exit_code: int = CODES[code][0]
         self.who: str | None = None
         super().__init__(code, message, hint)
 
