@@ -36,6 +36,7 @@ NO_VARIABLES = {
     "PMIX_": "the beginning of names in an exception of single.py",
     "PALS_": "the beginning of names in an exception of single.py",
     "VC_": "the beginning of VC_…_NUM",
+    "SC_CLK_TCK": "a name of sysconf(3)",
 }
 
 
