@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from typing import NamedTuple
 
 from . import arguments, frameworks, handoff, mpi
@@ -13,10 +14,12 @@ from .detection import detect, launcher_of
 from .errors import DistbootError, quoted, said_by, tell
 from .exports import Exported, threads
 from .lifeline import beside
-from .lifeline.settings import settings
+from .lifeline.settings import report_setting, settings
+from .lifeline.unwatched import Unwatched
 from .nodes import refuse_unless_rank
 from .placement import Placement
 from .rendezvous import join_timeout_setting, roll_call_setting, seconds, settled, wait_until_resolves
+from .report.steps import ALL_CALLED, CALLED, GROUP
 from .rollcall.attend import attend
 from .rollcall.meeting import Meeting, alone
 
@@ -60,7 +63,8 @@ def init(
             Horovod: "mpi" or "gloo"; default: MPI under an MPI launcher, else gloo. Of TensorFlow: "ring", "nccl" or
             "auto".
         launcher: name of the launcher to believe; default: DISTBOOT_LAUNCHER, or else what `detect` finds.
-        join_timeout: seconds for all ranks to be there; default: DISTBOOT_JOIN_TIMEOUT, or else 300.
+        join_timeout: seconds for all ranks to be there, and once more for all to be ready to start the framework;
+            default: DISTBOOT_JOIN_TIMEOUT, or else 300.
         timeout: seconds for a collective operation; default: the framework's.
         strategy: TensorFlow's: "multi_worker_mirrored", "parameter_server", "mirrored" or "default"; default: the
             first of these, or the last two on one process with several and with at most one accelerator.
@@ -71,10 +75,11 @@ def init(
             rank in it that is not this one is warned of.
 
     Returns:
-        The context. A second call for the same framework returns the same one.
+        What the script holds from now on. A second call for the same framework returns the same one.
 
     Raises:
-        DistbootError: something is wrong or missing; `os.environ` is then as it was before the call.
+        DistbootError: something is wrong or missing, on this rank or on another one; its `code` says what.
+            `os.environ` is then as it was before the call.
     """
     try:
         limit = None if timeout is None else seconds(f"timeout={quoted(timeout)}", timeout)
@@ -112,18 +117,25 @@ def _started(
     options: frameworks.Options,
     join_timeout: float,
 ) -> Context:
-    lifeline = settings(os.environ)
+    lifeline, called = settings(os.environ), time.time()
+    in_wrapper = beside.by_wrapper(placement, os.environ)  # which reports what happens in it
+    report = Unwatched(None if in_wrapper else report_setting(os.environ))
     with said_by(placement.who):
         _refuse_second_process(placement)
         _refuse_unservable(placement)
         refuse_unless_rank(placement)
         with (
             Exported() as exported,
-            _met(placement, join_timeout, options) as meeting,
+            _met(placement, join_timeout, options, report) as meeting,
+            report.until_watched(meeting),
             beside.watched(meeting, exported.environ_before(), lifeline),
         ):
+            meeting.steps |= {CALLED: called, ALL_CALLED: time.time()} if in_wrapper else {}
             exported.write(threads(meeting.placement, os.environ))
-            return start(meeting, exported, options)
+            context = start(meeting, exported, options)
+            meeting.mark(GROUP)
+            beside.tell_steps(meeting)
+            return context
 
 
 def current() -> Context | None:
@@ -133,7 +145,7 @@ def current() -> Context | None:
     return _current.context
 
 
-def _met(placement: Placement, join_limit: float, options: frameworks.Options) -> Meeting:
+def _met(placement: Placement, join_limit: float, options: frameworks.Options, report: Unwatched) -> Meeting:
     """All ranks together, or, where the roll call is off, what this process's environment alone proves."""
     hosts: list[str] = []
     used = options.framework == "mpi"
@@ -141,10 +153,19 @@ def _met(placement: Placement, join_limit: float, options: frameworks.Options) -
         placement, hosts = mpi.located(placement, join_limit, used=used)
     placement = settled(placement)
     if not roll_call_setting():
+        report.impossible(placement)
         wait_until_resolves(placement, join_limit)
         return alone(placement, join_limit)
-    on_cpu = frameworks.on_cpu(options)
-    return attend(placement, os.environ, join_limit, hosts=hosts, framework=options.said, on_cpu=on_cpu)
+    return attend(
+        placement,
+        os.environ,
+        join_limit,
+        hosts=hosts,
+        framework=options.said,
+        on_cpu=frameworks.on_cpu(options),
+        problem=report.problem(placement),
+        failed=report.failed,
+    )
 
 
 def _refuse_another(held: _Current, options: frameworks.Options) -> None:

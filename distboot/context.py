@@ -14,7 +14,6 @@ from .lifeline.preemption import preempted
 from .rendezvous import seconds
 from .rollcall.doors import LONGEST_FAILURE
 
-_FIRST_LIMIT = 3600.0  # seconds that main_first() gives the first rank: downloads are slow
 _AFTER_A_FAILURE = 1.0  # seconds for the same when its block has failed
 
 
@@ -36,17 +35,27 @@ class Context:
 
     Attributes:
         framework: what was started, for example "torch".
-        launcher, platform, rank, world_size, local_rank, local_world_size, node_rank, num_nodes, master_addr,
-            master_port, job_id: as in `Placement`, but exact.
-        hosts: host name of each node, by node rank.
+        launcher: what started this process and owns its rank, for example "openmpi" or "single".
+        platform: what owns the machines, for example "azureml", or None.
+        rank: 0 to world_size - 1.
+        world_size: number of processes of the job.
+        local_rank: 0 to local_world_size - 1.
+        local_world_size: number of the job's processes on this node.
+        node_rank: 0 to num_nodes - 1; nodes are counted in the order in which the ranks first reach them.
+        num_nodes: number of nodes that have a rank.
+        master_addr: host name or address at which rank 0 was reached.
+        master_port: the port there; under torchrun that of its agent's store.
+        job_id: what the launcher or the platform calls this job, or None.
+        hosts: host name of each node, by node rank; empty where the roll call is off.
         device: the `torch.device` of this rank ("torch", "deepspeed", "horovod.torch").
         hvd: Horovod's module for the framework, for example `horovod.torch` ("horovod.torch" and its like).
         strategy: the `tf.distribute.Strategy` ("tensorflow").
-        task_type, task_id: of this rank in TensorFlow's cluster, for example "worker" and 1 ("tensorflow").
-        comm, local_comm: MPI communicators of all ranks and of those on this node, in the order of ranks and local
-            ranks ("mpi").
+        task_type: type of this rank's task in TensorFlow's cluster, for example "worker" ("tensorflow").
+        task_id: its index among those of its type ("tensorflow").
+        comm: mpi4py's communicator of all ranks, in their order ("mpi").
+        local_comm: that of the ranks on this node, in the order of local ranks ("mpi").
 
-    What the framework does not have is None.
+    Of the last seven, those that the framework does not have are None.
     """
 
     framework: str
@@ -83,7 +92,7 @@ class Context:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0: for what is to be done once. No collective operation belongs into such a branch."""
+        """Whether this is rank 0: for what is to be done once. No collective operation belongs in such a branch."""
         return self.rank == 0
 
     @property
@@ -101,19 +110,26 @@ class Context:
         return preempted()
 
     def barrier(self) -> None:
-        """Wait until all ranks are here: as long as for any collective operation, see `timeout` of `init`."""
+        """Wait until all ranks are here: as long as for any collective operation, see `timeout` of `init`.
+
+        Raises:
+            DistbootError: `missing-rank`, which names those that did not come, where the barrier is distboot's own
+                ("none", Horovod, TensorFlow, JAX); torch, DeepSpeed and MPI fail in their own way. `usage`: it is
+                called inside a block of `main_first` or `local_main_first`.
+        """
         self._refuse_inside("barrier()")
         self._barrier()
 
     @contextmanager
-    def main_first(self, timeout: float = _FIRST_LIMIT) -> Iterator[None]:
+    def main_first(self, timeout: float = 3600.0) -> Iterator[None]:
         """Run a block on rank 0 first (a download, say), then on all the others. All ranks must enter it.
 
         The block must not have a collective operation in it: nobody else would come to it. If it fails on rank 0, the
         others do not run it: they raise `rank-failed`.
 
         Args:
-            timeout: seconds for which the others wait. The time limit of collective operations plays no part.
+            timeout: seconds for which the others wait; downloads are slow. The time limit of collective operations
+                plays no part.
 
         Raises:
             DistbootError: `missing-rank`: on those that have waited so long in vain; and on rank 0, after its block, if
@@ -122,7 +138,7 @@ class Context:
         yield from self._first("main_first()", timeout, None, goes_first=self.is_main)
 
     @contextmanager
-    def local_main_first(self, timeout: float = _FIRST_LIMIT) -> Iterator[None]:
+    def local_main_first(self, timeout: float = 3600.0) -> Iterator[None]:
         """Run a block on the first process of each node first, then on the others there. All ranks must enter it.
 
         As `main_first`, for each node by itself; only rank 0 goes on when the first ones of all nodes are through.

@@ -28,7 +28,7 @@ def detect(environ: Mapping[str, str] | None = None, *, launcher: str | None = N
             the environment.
 
     Returns:
-        The placement. What one process's environment cannot prove is None in it.
+        This process's place in the job. What its environment cannot prove is None in it, never a guess.
 
     Raises:
         DistbootError: the environment is broken or contradictory, or does not fit the launcher named.

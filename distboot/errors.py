@@ -47,7 +47,7 @@ CODES: Mapping[str, tuple[int, str]] = {
     "already-joined": (78, "this process was started by a rank that has joined the job, and would be that rank again"),
     "already-initialized": (78, "a process group exists already, or init was called for another framework"),
     "usage": (2, "the command line or an argument is wrong"),
-    "output-failed": (74, "standard output, or the log file of a rank, cannot be written to"),
+    "output-failed": (74, "standard output, the log file of a rank, or the report, cannot be written to"),
     "command-not-found": (127, "the script or command to run does not exist"),
     "command-not-executable": (126, "the script or command to run may not be executed"),
 }
@@ -131,10 +131,10 @@ class DistbootError(Exception):
     __module__ = "distboot"
 
     def __init__(self, code: str, message: str, hint: str = "") -> None:
-        self.code = code
-        self.message = message
-        self.hint = hint
-        self.exit_code = CODES[code][0]
+        self.code: str = code
+        self.message: str = message
+        self.hint: str = hint
+        self.exit_code: int = CODES[code][0]
         self.who: str | None = None
         super().__init__(code, message, hint)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
@@ -22,7 +23,8 @@ _LARGEST = 1 << 32  # of any number in a record
 _TEXTS = ("launcher", "host", "node", "process")
 _NUMBERS = ("rank", "pid", "world_size")
 _PLACE = ("local_rank", "local_world_size", "node_rank", "num_nodes")
-_TIMES = ("clock", "patience")
+_START_TIME = 19  # of proc_pid_stat(5), counted from the state: in clock ticks since the host has booted
+_TIMES = ("clock", "patience", "started", "detected")
 
 
 Problem = tuple[str, str, str]  # code, message and hint of an error
@@ -41,6 +43,8 @@ class Record:
         problem: code, message and hint of the error for which it cannot take part.
         clock: seconds since the epoch, when it was sent.
         patience: seconds that the rank will wait for the others from then on.
+        started: seconds since the epoch, when its process began; 0.0: it does not know.
+        detected: the same, when it knew what it says here; 0.0: it does not know.
     """
 
     rank: int
@@ -59,6 +63,8 @@ class Record:
     problem: Problem | None = None
     clock: float = 0.0
     patience: float = 86400.0
+    started: float = 0.0
+    detected: float = 0.0
 
     def as_message(self) -> dict[str, object]:
         """The record as plain JSON types."""
@@ -146,6 +152,8 @@ def own_record(
         facts=facts(environ, len(ids), framework),
         device=None if on_cpu else accelerators.own(ids, environ, placement.local_rank),
         problem=as_problem(problem),
+        started=_own_start(),
+        detected=time.time(),
     )
 
 
@@ -161,6 +169,17 @@ def _check(fits: bool, name: str, kind: str) -> None:
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str) and len(value) <= _LONGEST_TEXT
+
+
+def _own_start() -> float:
+    """When this process began, in seconds since the epoch; 0.0 where there is no /proc."""
+    try:
+        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[_START_TIME])
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return 0.0
+    return time.time() - age if ticks and age >= 0 else 0.0
 
 
 def _boot_id() -> str:

@@ -42,7 +42,7 @@ def inner_rival(
 
 def refuse_step(environ: Mapping[str, str], placement: Placement) -> None:
     """Refuse when this is also a task of a Slurm step that is not that of the daemons of `placement`."""
-    said = [environ.get(f"SLURM_{name}", "") for name in ("PROCID", "STEP_NUM_TASKS", "STEP_NUM_NODES")]
+    said = [environ.get(name, "") for name in ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES")]
     # In an interactive shell, which has a terminal, anything may have been typed.
     numbers = all(number.isascii() and number.isdigit() and len(number) <= 8 for number in said)
     if not numbers or "SLURM_PTY_PORT" in environ:

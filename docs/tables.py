@@ -1,33 +1,118 @@
-"""Write the tables of README.md anew from the records that the code itself uses: `make docs`. A test checks them."""
+"""Write what the reference says about the code anew, from the records that the code itself uses: `make docs`.
+
+A page has `<!-- name: written by `make docs` -->` and `<!-- end of name -->` around what is written here, and is a
+person's otherwise. tests/test_reference.py fails when a page is not as this would write it.
+"""
 
 from __future__ import annotations
 
+import ast
+import os
 import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import distboot
 from distboot.cli.launchers import markdown, platforms_markdown
 from distboot.errors import CODES
+from distboot.launchers import INNERMOST_FIRST
+from distboot.platforms import PLATFORMS
 
-README = Path(__file__).parent.parent / "README.md"
+REFERENCE = Path(__file__).parent / "reference"
+PACKAGE = Path(distboot.__file__).parent
+
+_COMMANDS = ("", "run", "show", "env", "doctor", "launchers")
+# What looks like the name of a variable, as a whole string: OMPI_COMM_WORLD_RANK, OMPI_MCA_orte_hnp_uri, NCCL_ as the
+# beginning of many; and those few that have no underscore.
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_(?:[A-Za-z0-9_]*[A-Za-z0-9])?")
+_WORDS = ("RANK", "HOME", "HOSTNAME", "PYTHONPATH", "PYTHONUNBUFFERED", "container")
+_PROXY = re.compile(r"(no_)?(grpc|https?|no)_proxy|no_proxy")
 
 
-def _errors() -> str:
-    rows = [f"| `{code}` | {number} | {meaning} |" for code, (number, meaning) in CODES.items()]
-    return "\n".join(["| code | exit code | meaning |", "|---|---|---|", *rows])
+def variables(path: Path) -> set[str]:
+    """The names in a source file that are, by their looks, those of environment variables; docstrings do not count."""
+    tree = ast.parse(path.read_text())
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    return {name for node in ast.walk(tree) if id(node) not in prose for name in _names(node)}
 
 
-TABLES = {"launchers": markdown, "platforms": platforms_markdown, "errors": _errors}
+def _names(node: ast.AST) -> Iterator[str]:
+    text = node.value if isinstance(node, ast.Constant) else None
+    if isinstance(text, str) and (_VARIABLE.fullmatch(text) or _PROXY.fullmatch(text) or text in _WORDS):
+        yield text
 
 
 def rendered(text: str) -> str:
-    """The text with every table between its two comments as it is to be."""
+    """The text of a page with all that is written here as it is to be."""
     for name, table in TABLES.items():
         begin, end = f"<!-- {name}: written by `make docs` -->", f"<!-- end of {name} -->"
         pattern = f"{re.escape(begin)}.*?{re.escape(end)}"
-        text, count = re.subn(pattern, lambda _, t=table, b=begin, e=end: f"{b}\n{t()}\n{e}", text, flags=re.DOTALL)  # type: ignore[misc]
-        assert count == 1, f"README.md has {count} places for the table of {name}"
+        text = re.sub(pattern, lambda _, t=table, b=begin, e=end: f"{b}\n{t()}\n{e}", text, flags=re.DOTALL)  # type: ignore[misc]
+    # What the exit code and the meaning of an error are stands below its heading, too.
+    for code in CODES:
+        text = re.sub(rf"(^## {code}\n\n).*$", lambda match, c=code: match[1] + _meaning(c), text, flags=re.MULTILINE)  # type: ignore[misc]
     return text
 
 
+def _meaning(code: str) -> str:
+    number, meaning = CODES[code]
+    return f"Exit code {number}: {meaning}."
+
+
+def _errors() -> str:
+    rows = [f"| [`{code}`](#{code}) | {number} | {meaning} |" for code, (number, meaning) in CODES.items()]
+    return "\n".join(["| code | exit code | meaning |", "|---|---|---|", *rows])
+
+
+def _of_launchers() -> str:
+    """Which variables are read for each launcher: all that its file names, the markers first."""
+    rows = ["| launcher | variables |", "|---|---|"]
+    for known in INNERMOST_FIRST:
+        found = variables(PACKAGE / "launchers" / f"{known.name}.py")
+        names = [f"**`{name}`**" for name in known.markers] + [
+            f"`{name}…`" if name.endswith("_") else f"`{name}`" for name in sorted(found - set(known.markers))
+        ]
+        rows.append(f"| `{known.name}` | {', '.join(names)} |")
+    return "\n".join(rows)
+
+
+def _of_platforms() -> str:
+    rows = ["| platform | recognised by | address of rank 0 | not if `true` | job id |", "|---|---|---|---|---|"]
+    for known in PLATFORMS:
+        cells = (known.markers, [name for name, _ in known.addresses], [known.silenced_by], known.job_id_variables)
+        said = (", ".join(f"`{name}`" for name in names if name) for names in cells)
+        rows.append(f"| `{known.name}` | {' | '.join(said)} |")
+    return "\n".join(rows)
+
+
+def _help() -> str:
+    """What every command says of itself."""
+    sections = []
+    for command in _COMMANDS:
+        words = [sys.executable, "-m", "distboot", *filter(None, [command]), "--help"]
+        environ = {**os.environ, "COLUMNS": "100"}
+        said = subprocess.run(words, env=environ, cwd=PACKAGE.parent, capture_output=True, text=True, check=True).stdout
+        sections += [f"## {command or 'All commands'}", "", "```text", said.rstrip(), "```", ""]
+    return "\n".join(sections).rstrip()
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "launchers": markdown,
+    "platforms": platforms_markdown,
+    "errors": _errors,
+    "variables of launchers": _of_launchers,
+    "variables of platforms": _of_platforms,
+    "help": _help,
+}
+
+
+def main() -> None:
+    """Write them."""
+    for page in sorted(REFERENCE.glob("*.md")):
+        page.write_text(rendered(page.read_text()))
+
+
 if __name__ == "__main__":
-    README.write_text(rendered(README.read_text()))
+    main()

@@ -200,17 +200,6 @@ FAULTS = [
         after=no_disk,
         once="warning: the report could not be written: .*No space left",
     ),
-    Fault(
-        "read-only",
-        "`sys.exit(3)`, and the report's disk is read-only",
-        all_but([3], FAILED + "exit code 3"),
-        None,
-        act="exit",
-        env={"DISTBOOT_REPORT": "/tmp/disk/report.json"},
-        before=small_disk("ro"),
-        after=no_disk,
-        once="warning: there will be no report: ",
-    ),
     Fault("apart", "rank 3 ends well, 3 s before the others", act="apart", inject=end_well),
     Fault("apart-0", "rank 0 ends well, 3 s before the others", act="apart", actors=(0,), inject=end_well),
     Fault(

@@ -156,8 +156,9 @@ class Job:
 
     def first(self, rank: int) -> str:
         """What a rank says of the first failure, without its own name, and without lines of a traceback."""
+        others = r"summary|warning|the script has not ended|\d+/\d+ joined|all ranks are there"
         said = re.findall(
-            rf"^distboot: rank {rank} on \S+: (?!summary|warning|the script has not ended|\d+/\d+ joined)(.*)$",
+            rf"^distboot: rank {rank} on \S+: (?!{others})(.*)$",
             self.output(rank),
             re.MULTILINE,
         )

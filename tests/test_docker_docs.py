@@ -1,71 +1,27 @@
-"""docker/: the files are well-formed and say the same, and what README.md shows would start a job."""
+"""docker/: the files are well-formed and say the same."""
 
 from __future__ import annotations
 
 import json
 import re
-import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from captured import one
-from documented import AZUREML_PYTORCH
+from of_a_node import ENTRYPOINT, processes_a_node, stands_for_a_node
 
-from distboot import DistbootError, Placement, detect
-from distboot.nodes import refuse_several_here, refuse_unless_rank
+from distboot import detect
 
 ROOT = Path(__file__).parent.parent
 DOCKER = ROOT / "docker"
 README = (DOCKER / "README.md").read_text()
 DOCKERFILES = sorted(DOCKER.glob("Dockerfile*"))
 HADOLINT = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
-ENTRYPOINT = ["python", "-m", "distboot", "run"]
 
 each_dockerfile = pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
-
-
-DOCUMENTS: list[dict[str, Any]] = [each for block in blocks("yaml") for each in yaml.safe_load_all(block)]
-
-
-def of_kind(kind: str) -> dict[str, Any]:
-    (found,) = [document for document in DOCUMENTS if document.get("kind") == kind]
-    return found
-
-
-def azureml(distribution: str) -> dict[str, Any]:
-    (found,) = [each for each in DOCUMENTS if each.get("distribution", {}).get("type") == distribution]
-    return found
-
-
-def processes_a_node(command: list[str]) -> int:
-    """What a command of ours says that each node is to run."""
-    assert command[:4] == ENTRYPOINT
-    return int(next(word for word in command if word.startswith("--nproc-per-node=")).partition("=")[2])
-
-
-def stands_for_a_node(placement: Placement, environ: dict[str, str]) -> tuple[object, ...]:
-    """What the agents that --nproc-per-node starts get to know."""
-    refuse_several_here(placement, environ)
-    return placement.rank, placement.world_size, placement.master_addr, placement.master_port
-
-
-def pods(document: Any) -> Iterator[dict[str, Any]]:
-    """All templates of pods."""
-    if isinstance(document, dict):
-        if "template" in document:
-            yield document["template"]["spec"]
-        for value in document.values():
-            yield from pods(value)
 
 
 # -- the Dockerfiles
@@ -143,134 +99,8 @@ def test_compose_file_is_one_job_of_two_nodes() -> None:
         assert int(service["stop_grace_period"].rstrip("s")) > 30  # which is DISTBOOT_GRACE
 
 
-# -- the YAML of README.md
-
-
-def test_readme_has_one_of_each() -> None:
-    kinds = [document.get("kind") or document["distribution"]["type"] for document in DOCUMENTS]
-    assert kinds == ["mpi", "pytorch", "tensorflow", "Service", "Job", "PyTorchJob", "MPIJob"]
-
-
-@pytest.mark.parametrize("distribution", ["mpi", "pytorch", "tensorflow"])
-def test_azureml_job(distribution: str) -> None:
-    job = azureml(distribution)
-    assert job["$schema"] == "https://azuremlschemas.azureedge.net/latest/commandJob.schema.json"
-    assert set(job) == {"$schema", "code", "command", "environment", "compute", "resources", "distribution"}
-    assert job["command"].startswith("python -m distboot ")
-    assert set(job["resources"]) == {"instance_count", "shm_size"}
-    nodes = job["resources"]["instance_count"]
-    if distribution == "tensorflow":
-        assert job["distribution"] == {"type": "tensorflow", "worker_count": nodes}
-        assert "--framework=tensorflow" in job["command"]
-    else:
-        assert set(job["distribution"]) == {"type", "process_count_per_instance"}
-
-
-def test_azureml_processes_find_rank_0() -> None:
-    mpi = {**one("openmpi-4.1.4/2nodes_2procs", 3), "AZ_BATCH_MASTER_NODE": "10.0.0.4:6000", "AZUREML_RUN_ID": "run"}
-    workers = {"cluster": {"worker": ["10.0.0.4:2222", "10.0.0.5:2222"]}, "task": {"type": "worker", "index": 1}}
-    for environ in (mpi, AZUREML_PYTORCH, {"TF_CONFIG": json.dumps(workers), "AZUREML_RUN_ID": "run"}):
-        placement = detect(environ)
-        assert (placement.platform, placement.master_addr) == ("azureml", "10.0.0.4")
-        assert placement.master_port is not None
-        refuse_unless_rank(placement)
-
-
-def test_indexed_job() -> None:
-    service, job = of_kind("Service"), of_kind("Job")
-    name, spec = job["metadata"]["name"], job["spec"]
-    (pod,) = pods(job)
-    (container,) = pod["containers"]
-    assert service["spec"]["clusterIP"] == "None"
-    assert service["spec"]["selector"] == {"job-name": name}
-    assert pod["subdomain"] == service["metadata"]["name"]
-    assert (job["apiVersion"], spec["completionMode"], pod["restartPolicy"]) == ("batch/v1", "Indexed", "Never")
-    assert spec["completions"] == spec["parallelism"], "all pods of a job have to be there at once"
-
-    index = {"name": "RANK", "valueFrom": {"fieldRef": {"fieldPath": (
-        "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-    )}}}  # fmt: skip
-    assert container["env"].count(index) == 1
-    environ = {each["name"]: each.get("value", "1") for each in container["env"]}
-    environ |= {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "JOB_COMPLETION_INDEX": "1", "HOSTNAME": f"{name}-1"}
-    address = f"{name}-0.{service['metadata']['name']}"
-    assert stands_for_a_node(detect(environ), environ) == (1, spec["completions"], address, 29500)
-    refuse_unless_rank(detect(environ))  # as with one rank in each pod
-    assert processes_a_node(container["command"]) == container["resources"]["limits"]["nvidia.com/gpu"]
-
-
-def test_pytorchjob() -> None:
-    job = of_kind("PyTorchJob")
-    replicas = job["spec"]["pytorchReplicaSpecs"]
-    assert (job["apiVersion"], sorted(replicas)) == ("kubeflow.org/v1", ["Master", "Worker"])
-    nodes = sum(each["replicas"] for each in replicas.values())
-    count = job["spec"]["nprocPerNode"]
-    for pod in pods(job):
-        (container,) = pod["containers"]
-        assert container["name"] == "pytorch"  # the operator adds its variables to this one only
-        assert (
-            processes_a_node(container["command"]) == container["resources"]["limits"]["nvidia.com/gpu"] == int(count)
-        )
-    assert isinstance(count, str)
-    environ = {
-        "PET_NNODES": str(nodes), "PET_NPROC_PER_NODE": count, "PET_NODE_RANK": "1", "RANK": "1",
-        "WORLD_SIZE": str(nodes * int(count)), "MASTER_ADDR": "train-master-0", "MASTER_PORT": "23456",
-    }  # fmt: skip
-    assert stands_for_a_node(detect(environ), environ) == (1, nodes, "train-master-0", 23456)
-    with pytest.raises(DistbootError, match="node-level-launch"):
-        refuse_unless_rank(detect(environ))  # so that --nproc-per-node has to be there
-
-
-def test_mpijob() -> None:
-    job = of_kind("MPIJob")
-    spec, roles = job["spec"], job["spec"]["mpiReplicaSpecs"]
-    assert (job["apiVersion"], sorted(roles)) == ("kubeflow.org/v2beta1", ["Launcher", "Worker"])
-    launcher, worker = (roles[role]["template"]["spec"]["containers"][0] for role in ("Launcher", "Worker"))
-    (script,) = launcher["args"]
-    words = shlex.split(script)
-    assert words[:3] == ["exec", "mpirun", "-n"]
-    assert int(words[3]) == spec["slotsPerWorker"] * roles["Worker"]["replicas"]
-    sshd = worker["command"] + worker["args"]
-    port = sshd[sshd.index("-p") + 1]
-    assert words[words.index("plm_rsh_args") + 1].startswith(f"-p {port} ")
-    assert int(port) >= 1024, "the user is not root"
-    keys = spec["sshAuthMountPath"]
-    assert f"HostKey={keys}/id_rsa" in sshd
-    assert f"ENV HOME={Path(keys).parent} " in (DOCKER / "Dockerfile.horovod").read_text()
-    assert launcher["image"] == worker["image"]
-
-    given = words[words.index("-x") + 1]
-    assert given == "MASTER_ADDR=$(awk 'NR == 1 {print $1}' /etc/mpi/hostfile)"
-    environ = {**one("openmpi-4.1.4/2nodes_2procs", 3), "MASTER_ADDR": "train-worker-0.train.default.svc"}
-    refuse_unless_rank(detect(environ))
-
-
-def test_pods_have_shared_memory_and_time_to_stop() -> None:
-    for document in DOCUMENTS:
-        for pod in pods(document):
-            (container,) = pod["containers"]
-            if container["name"] == "launcher":
-                continue
-            mounted = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
-            (volume,) = [each for each in pod["volumes"] if each["name"] == mounted["/dev/shm"]]
-            assert volume["emptyDir"]["medium"] == "Memory"
-            if container["name"] != "worker":  # that is sshd, which leaves the ranks to mpirun
-                assert pod["terminationGracePeriodSeconds"] > 30  # which is DISTBOOT_GRACE
-
-
-def test_options_and_files_of_the_readme_exist() -> None:
-    help_text = [sys.executable, "-m", "distboot", "run", "--help"]
-    helped = subprocess.run(help_text, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
-    options = set(re.findall(r"distboot(?: run)? ((?:--[a-z-]+)(?:=\S+)?)", README))
-    assert options
-    assert all(option.partition("=")[0] in helped for option in options), options
-    for name in re.findall(r"docker/[\w.]+", README) + re.findall(r"\]\((?!http)([^)#]+)\)", README):
-        assert (ROOT / name).exists() or (DOCKER / name).exists(), name
-
-
-def test_batch_scripts_are_bash() -> None:
-    scripts = blocks("bash")
-    assert len(scripts) == 2
-    for script in scripts:
-        subprocess.run(["bash", "-n"], input=script, text=True, timeout=30, check=True)
-        assert "python -m distboot train.py" in script.replace("\\\n", "")
+def test_arguments_of_the_readme_are_those_of_the_dockerfile() -> None:
+    dockerfile = (DOCKER / "Dockerfile").read_text()
+    given = re.findall(r"--build-arg (\w+)=", README)
+    assert len(given) > 3
+    assert [name for name in given if f"ARG {name}=" not in dockerfile] == []

@@ -59,8 +59,9 @@ def test_what_is_to_be_put_into_a_pod_is_yaml(name: str, get: Get) -> None:
 
 
 def test_documents_show_what_is_really_said() -> None:
-    readme, page = (ROOT / "README.md").read_text(), (ROOT / "docs" / "infiniband.md").read_text()
-    shown = readme.partition("$ python -m distboot doctor\n")[2].partition("…\n```")[0]
+    how_to = ROOT / "docs" / "how-to"
+    doctor, page = (how_to / "doctor.md").read_text(), (how_to / "infiniband.md").read_text()
+    shown = doctor.partition("$ python -m distboot doctor\n")[2].partition("…\n```")[0]
     said = (FOLDER / "azure-nd-h100.txt").read_text()
     assert (said.startswith(shown), len(shown) > 500) == (True, True)
     yaml = pytest.importorskip("yaml")

@@ -22,6 +22,7 @@ LAYERS = (
     {"detection"},
     {"exports", "rendezvous", "record", "supervise", "deadline"},
     {"roster", "mpi", "nodes"},
+    {"report"},
     {"rollcall"},
     {"lifeline", "doctor"},
     {"context"},

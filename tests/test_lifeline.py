@@ -217,16 +217,6 @@ def test_secret_is_not_in_what_the_others_are_told(start: Start) -> None:
     assert "s3cret-word" not in running.output(0) + running.output(2) + str(running.report())
 
 
-@pytest.mark.parametrize("path", ["/proc/no/report.json", "/", "/proc/report.json"])
-def test_report_that_cannot_be_written_is_said_once_and_the_training_goes_on(start: Start, path: str) -> None:
-    running = start(DISTBOOT_REPORT=path)
-    running.all_ready()
-    running.touch("end")
-    assert running.codes() == [0, 0, 0]
-    assert running.output(0).count("DISTBOOT_REPORT") + running.output(0).count("could not be written") == 1
-    assert running.output(1) == ""
-
-
 def test_script_finds_its_python_as_it_was(start: Start, tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()

@@ -96,6 +96,15 @@ def test_later_failures_are_counted_and_not_said(running: Job) -> None:
     assert (_first(running), running.hub.later, len(running.said)) == ((2,), 1, 1)
 
 
+def test_steps_of_a_rank_are_taken_and_what_is_none_is_not(running: Job) -> None:
+    running.send(2, "steps", {"group_ready": 5.0})
+    assert running.hub.members[2].steps == {"group_ready": 5.0}
+    running.send(3, "steps", {"group_ready": "now"})
+    assert running.said == [
+        "warning: rank 3 on host-1 (node 1, local rank 1, process 103) sends broken steps; it is not watched any more"
+    ]
+
+
 def test_cause_comes_before_its_consequence(running: Job) -> None:
     running.send(3, "trouble", OF_A_PEER.as_message())
     assert running.hub.verdict is None

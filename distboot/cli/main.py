@@ -23,13 +23,13 @@ usage: python -m distboot [run] [options] script.py [arguments …]
 Finds out which process of a distributed training job this is, whatever launched it.
 
 commands:
-  run    export RANK, LOCAL_RANK, NODE_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, run the
-         script or command, forward signals to it, and exit with its code (the default: `run` may be left out)
-  show   print what was detected, every value with its source; with --job on all ranks, let them meet once, and
-         print where each is or who is missing
-  env    print the variables that `run` exports, for a shell or an env file
-  doctor  look for what will make a job fail, hang or be slow in this container, each with its remedy; with --job on
-         all ranks; exit code 78 if there is a problem
+  run        export RANK, LOCAL_RANK, NODE_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, run the
+             script or command, forward signals to it, and exit with its code (the default: `run` may be left out)
+  show       print what was detected, every value with its source; with --job on all ranks, let them meet once, and
+             print where each is or who is missing
+  env        print the variables that `run` exports, for a shell or an env file
+  doctor     look for what will make a job fail, hang or be slow in this container, each with its remedy; with --job
+             on all ranks; exit code 78 if there is a problem
   launchers  print the table of all launchers and platforms that can be recognised
 
 `python -m distboot COMMAND --help` tells the options of each.

@@ -10,7 +10,7 @@ from .. import child, frameworks, nodes, supervise
 from ..detection import detect
 from ..errors import DistbootError, printable, said_by, tell
 from ..exports import applied, variables
-from ..lifeline.settings import grace_setting, settings
+from ..lifeline.settings import grace_setting, report_setting, settings
 from ..placement import Placement
 from ..rendezvous import join_timeout_setting, roll_call_setting, settled, wait_until_resolves
 from .run_options import parse
@@ -38,8 +38,11 @@ def main(arguments: list[str]) -> int:
         placement = settled(placement)
         logs, problem = _logs(options, placement)
         started = _Started(options, target, grace, logs)
-        if placement.world_size > 1 and roll_call_setting():
+        # Of a process that is alone only on request: what DISTBOOT_REPORT says may be for the ranks that it starts.
+        if roll_call_setting() and (placement.world_size > 1 or options.report):
             return _together(started, placement, join_timeout, target.missing() or problem)
+        if options.report and placement.rank == 0:
+            tell(placement.who, "warning: there will be no report: DISTBOOT_ROLL_CALL=0")
         if problem is not None:
             raise problem
         return _alone(started, placement, join_timeout)
@@ -89,12 +92,19 @@ def _together(started: _Started, placement: Placement, join_timeout: float, prob
     options = started.options
     if placement.rank == 0 and (apart := warning(started.target, options.framework, placement, os.environ)):
         tell(placement.who, printable(apart))
-    lifeline = None if options.exec else settings(os.environ, options.grace)
+    lifeline = None if options.exec else settings(os.environ, options.grace, options.report)
     from .. import interfaces
     from ..lifeline.keeper import Keeper
+    from ..lifeline.unwatched import Unwatched
     from ..rollcall.attend import attend
 
-    with attend(placement, os.environ, join_timeout, framework=options.framework, problem=problem) as meeting:
+    report = Unwatched(None if options.exec else report_setting(os.environ, options.report))
+    problem = problem or report.problem(placement)
+    name = options.framework
+    with (
+        attend(placement, os.environ, join_timeout, framework=name, problem=problem, failed=report.failed) as meeting,
+        report.until_watched(meeting),
+    ):
         others = frameworks.exports(options.framework, meeting, os.environ)
         watched = lifeline is not None
         exports = variables(
@@ -105,6 +115,8 @@ def _together(started: _Started, placement: Placement, join_timeout: float, prob
         meeting.vacate()
         if lifeline is None:
             meeting.goodbye()
+            if not options.exec:
+                report.failed(meeting, None)
             return started.run(environ, open_files=meeting.open_files)
         watch = Keeper(meeting, lifeline, environ.get("DISTBOOT_SECRET", ""))
         return started.run(watch.environ(environ), watch, open_files=meeting.open_files)

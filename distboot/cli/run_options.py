@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from argparse import ArgumentTypeError
 
@@ -31,7 +32,7 @@ def parse(words: list[str]) -> tuple[Namespace, list[str]]:
         parser.error("no script, module or command to run")
     if options.exec and options.framework in ("horovod", "tensorflow"):
         parser.error(f"--framework {options.framework}: the wrapper holds a port for the script, and {_STAYS}")
-    for name in ("grace", "log_dir", "log_prefix"):
+    for name in ("grace", "log_dir", "log_prefix", "report"):
         if options.exec and getattr(options, name):
             parser.error(f"--{name.replace('_', '-')}: {_STAYS}")
     for name in _TORCHRUN:
@@ -50,6 +51,7 @@ def of_a_rank(options: Namespace) -> list[str]:
     """Those of our options that only a wrapper of the rank itself can heed; empty: it needs none."""
     own = ["--log-prefix"] if options.log_prefix else []
     own += [] if options.log_dir is None else [f"--log-dir={options.log_dir}"]
+    own += [] if options.report is None else [f"--report={options.report}"]
     own += [] if options.framework == "torch" else [f"--framework={options.framework}"]
     own += [] if options.pass_local_rank is None else [f"--pass-local-rank={options.pass_local_rank}"]
     return own
@@ -63,8 +65,8 @@ def for_every_wrapper(options: Namespace) -> list[str]:
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    takes_value = {"--launcher", "--framework", "--join-timeout", "--grace", "--nproc-per-node", "--log-dir"}
-    takes_value |= {f"--{name.replace('_', '-')}" for name in _TORCHRUN}
+    names = ("launcher", "framework", "join_timeout", "grace", "nproc_per_node", "log_dir", "report", *_TORCHRUN)
+    takes_value = {f"--{name.replace('_', '-')}" for name in names}
     index = 0
     while index < len(words) and words[index].startswith("-") and words[index] not in ("-m", "--"):
         index += 2 if words[index] in takes_value else 1
@@ -82,6 +84,12 @@ def _folder(text: str) -> str:
     if not text:
         raise ArgumentTypeError("the name of a folder is needed")
     return text
+
+
+def _file(text: str) -> str:
+    if not text:
+        raise ArgumentTypeError("the name of a file is needed")
+    return os.path.abspath(text)
 
 
 def _framework(text: str) -> str:
@@ -150,6 +158,13 @@ def _parser() -> Parser:
         type=_folder,
         metavar="DIR",
         help="also append the output to a file for each rank: DIR/rank-3.log",
+    )
+    parser.add_argument(
+        "--report",
+        type=_file,
+        metavar="FILE",
+        help="write a report of the job, on rank 0's host: who was there, how each rank began and ended, who failed "
+        "first; one HTML page if FILE ends in .html, else JSON (default: DISTBOOT_REPORT, or none)",
     )
     _add_per_node(parser)
     return parser

@@ -18,6 +18,7 @@ from ._launcher import Launcher, claims
 #   HOROVOD_CROSS_RANK=0   HOROVOD_CROSS_SIZE=1   HOROVOD_HOSTNAME=nodea
 #   HOROVOD_GLOO_RENDEZVOUS_ADDR=10.77.0.11 (horovodrun's own host, not rank 0's)   HOROVOD_GLOO_RENDEZVOUS_PORT=15863
 _MARKERS = ("HOROVOD_RANK", "HOROVOD_SIZE")
+_PLACE = ("HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE")
 _SERVER = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
 
 
@@ -27,7 +28,7 @@ def _read(environ: Mapping[str, str]) -> Placement | None:
     reading = Reading(environ, "horovodrun")
     reading.integer("HOROVOD_RANK", "rank")
     reading.integer("HOROVOD_SIZE", "world_size")
-    said = [reading.integer(f"HOROVOD_{name}") for name in ("LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")]
+    said = [reading.integer(name) for name in _PLACE]
     local_rank, here, cross_rank, cross_size = (-1 if number is None else number for number in said)
     server = reading.parsed(_SERVER[0], _address)
     if server is not None and is_loopback(server):

@@ -9,6 +9,7 @@ The protocol goes on where the roll call's ends (same frames, same mac):
 
     rank   -> rank 0   {"watch": {"pid": …}}   from now on this rank is watched; rank 0 answers with its own
     both               {"beat": null}          once a second
+    rank   -> rank 0   {"steps": {step: time}} how its beginning went, for the report of the job
     rank   -> rank 0   {"trouble": end}        the script fails (its traceback is there), and will end soon
     rank   -> rank 0   {"ending": null}        the script is about to end; its exit code comes later
     rank   -> rank 0   {"stopping": signal}    somebody outside stops this rank

@@ -16,6 +16,7 @@ from dataclasses import asdict
 
 from .. import detached, handoff
 from ..errors import tell
+from ..placement import Placement
 from ..rollcall.handed import Handed, say_goodbye
 from ..rollcall.meeting import Meeting
 from . import farewell, last_words
@@ -62,6 +63,8 @@ class Guard:
             if _current is not None:
                 _current.close()
             _current = self
+            self._meeting.is_watched = True
+            tell_steps(self._meeting)
         else:
             tell(self._meeting.placement.who, f"warning: this rank has no lifeline: {problem}")
             self._meeting.goodbye()
@@ -128,12 +131,14 @@ class Guard:
     def _plan(self, lines: list[Handed]) -> dict[str, object]:
         placement, roster = self._meeting.placement, self._meeting.roster
         assert roster is not None
+        history = self._meeting.history if self._settings.report else None
         return {
             "pid": os.getpid(),
             "rank": placement.rank,
             "roster": roster.as_message(),
             "settings": asdict(self._settings),
             "secret": self._secret,
+            "history": history and history.as_plan(),
             "lines": [(line.ranks, line.session.challenge, line.session.nonce, line.is_relay) for line in lines],
         }
 
@@ -150,16 +155,27 @@ class Guard:
             control.send(b"\n", socket.MSG_NOSIGNAL)
 
 
+def by_wrapper(placement: Placement, environ: Mapping[str, str]) -> bool:
+    """Whether the wrapper around us keeps the lifeline of this rank."""
+    _, outer = handoff.take(environ)
+    return outer is not None and outer.watched and outer.is_about(placement)
+
+
+def tell_steps(meeting: Meeting) -> None:
+    """Tell whoever watches this process how its beginning went, so far."""
+    last_words.say(last_words.STEPS, json.dumps(meeting.steps))
+
+
 @contextmanager
 def watched(meeting: Meeting, environ: Mapping[str, str], settings: Settings | None) -> Iterator[None]:
     """See to it that the lifeline of `init` begins when, in this block, all ranks are ready."""
-    _, outer = handoff.take(environ)
-    if (
-        meeting.roster is None
-        or meeting.placement.world_size == 1
-        or (outer is not None and outer.watched and outer.is_about(meeting.placement))
-    ):
-        yield  # there are no others, or the wrapper around us keeps the lifeline
+    is_alone = meeting.placement.world_size == 1 and (settings is None or settings.report is None)
+    if meeting.roster is None or is_alone:
+        yield  # nobody else is to hear of it
+        return
+    if by_wrapper(meeting.placement, environ):
+        meeting.is_watched = True
+        yield
         return
     if settings is None or sys.platform != "linux":
         meeting.when_ready = meeting.goodbye

@@ -23,6 +23,7 @@ class Member:
         seat: where it is.
         line: the connection; None for rank 0 itself, and when it is not watched any more.
         start: seconds since the epoch, when it was first heard of.
+        steps: the same, by its own clock, of what it says of its beginning.
         trouble: how it fails, although it has not ended yet.
         ending: since when it is about to end, as `time.monotonic` has it.
         end: how it has ended.
@@ -32,6 +33,7 @@ class Member:
     seat: Seat
     line: Line | None = None
     start: float | None = None
+    steps: dict[str, float] = field(default_factory=dict)
     trouble: End | None = None
     ending: float | None = None
     end: End | None = None

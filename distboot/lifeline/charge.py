@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
+from contextlib import suppress
 from dataclasses import replace
 
+from ..report.steps import own_steps
 from .ends import End, shown
 from .farewell import LAST_RESORT
-from .last_words import ENDING, EXCEPTION, INTERRUPT, TERM
+from .last_words import ENDING, EXCEPTION, INTERRUPT, STEPS, TERM
 from .process import Process
 from .role import Order, Role
 from .watcher import Watcher
-from .words import Reader
+from .words import Reader, Words
 
 _JUST_NOW = 2.0  # seconds
 
@@ -81,19 +84,12 @@ class Charge:
     def hear(self, now: float) -> None:
         """Take what it has left behind."""
         for words in self._words.read():
-            if words.pid != self.process.pid:
-                if words.kind == EXCEPTION:  # of another process, which may fail without it
-                    self._others_words = (now, words.text)
-            elif words.kind == EXCEPTION:
-                self._text = words.text
-                self._role.trouble(End(words=words.text, told=self.told, when=time.time()), now)
-            elif words.kind == ENDING:
-                self._role.ending(now)
-            elif words.kind == INTERRUPT and self.asked is None and not self.told:
-                self.asked = int(signal.SIGINT)
-                self._role.stopping(self.asked, now)
-            elif words.kind == TERM:
-                self.stopping(now)
+            if words.kind == STEPS:  # also of a Python below a shell
+                self._take_steps(words.text)
+            elif words.pid == self.process.pid:
+                self._take(words, now)
+            elif words.kind == EXCEPTION:  # of another process, which may fail without it
+                self._others_words = (now, words.text)
         if self._words.take_dump():
             self.stopping(now)
         if self._words.ended:
@@ -119,6 +115,22 @@ class Charge:
         if end.is_crash:  # which it would have printed itself, had it been asked to
             self._role.say(f"{end.said()}{shown(end.words)}")
         return end
+
+    def _take(self, words: Words, now: float) -> None:
+        if words.kind == EXCEPTION:
+            self._text = words.text
+            self._role.trouble(End(words=words.text, told=self.told, when=time.time()), now)
+        elif words.kind == ENDING:
+            self._role.ending(now)
+        elif words.kind == INTERRUPT and self.asked is None and not self.told:
+            self.asked = int(signal.SIGINT)
+            self._role.stopping(self.asked, now)
+        elif words.kind == TERM:
+            self.stopping(now)
+
+    def _take_steps(self, text: str) -> None:
+        with suppress(TypeError, ValueError, RecursionError):
+            self._role.steps(own_steps(json.loads(text)))
 
     def _last_words(self, how: End, now: float) -> str:
         if how.code == 0:

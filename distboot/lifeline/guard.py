@@ -15,6 +15,7 @@ import struct
 from contextlib import suppress
 from typing import Any
 
+from ..report.history import History
 from ..rollcall.handed import Handed
 from ..rollcall.wire import Session
 from ..roster import Roster
@@ -126,7 +127,8 @@ def main(control_file: int, words: int, status_file: int) -> None:
         for file, (ranks, challenge, nonce, is_relay) in zip(files, plan["lines"], strict=True)
     ]
     roster = Roster.from_message(plan["roster"])
-    role = side_of(rank, roster, connections, settings, held=False)
+    history = None if plan["history"] is None else History.from_plan(plan["history"])
+    role = side_of(rank, roster, connections, settings, held=False, history=history)
     watcher = Watcher(role, interval=interval_of(roster), grace=settings.grace)
     process, reader = Process(plan["pid"]), Reader(words, plan["secret"])
     script = Script(process, reader, words, watcher=watcher, role=role, bound=settings.bound)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..errors import printable
+from ..report.history import History
+from ..report.steps import own_steps
 from ..rollcall.wire import WireError
 from .cases import Case, Inquest, Member
 from .ends import End
@@ -35,6 +37,7 @@ class Hub(Role):
         held: whether the ranks' exit waits for us, as in the wrapper.
         say: prints a line.
         conclude: called when all that can be known is known.
+        history: how the job has begun; None: nobody wants a report.
 
     Attributes:
         members: what is known of each rank.
@@ -49,6 +52,7 @@ class Hub(Role):
     held: bool
     say: Callable[[str], None]
     conclude: Callable[[Hub], None] = lambda _: None
+    history: History | None = None
     verdict: Verdict | None = None
     order: Order | None = None
     later: int = 0
@@ -147,6 +151,9 @@ class Hub(Role):
     def ending(self, now: float) -> None:
         self.own.ending = now
 
+    def steps(self, taken: Mapping[str, float]) -> None:
+        self.own.steps.update(taken)
+
     def stopping(self, number: int, now: float) -> None:
         for member in self.members:  # what was silent just then may be what the launcher answers
             if member.is_open and member.line is not None and member.line.is_unusually_quiet(now):
@@ -166,12 +173,10 @@ class Hub(Role):
         return max(self._decided_at + patience, self._ended_at)
 
     def _take(self, member: Member, kind: str, content: object, now: float) -> None:
-        assert member.line is not None
         if kind == "watch":
-            self._seat(member, pid_of(content))
-            member.line.tell(member.seat.rank, "watch", {"pid": self.own.seat.pid})
-            if self.verdict is not None:
-                member.line.tell(member.seat.rank, "first", self.verdict.as_message())
+            self._begin(member, pid_of(content))
+        elif kind == "steps":
+            member.steps.update(own_steps(content))
         elif kind == "ending":
             member.ending = now
         elif kind == "trouble":
@@ -183,11 +188,22 @@ class Hub(Role):
         elif kind == "bye":
             self._drop(member)
         elif kind == "gone" and isinstance(content, str):
-            self._drop(member)
-            if member.end is None:
-                self._note(self._inquest.lost(member, printable(content), now))
+            self._gone(member, printable(content), now)
         else:
             raise WireError(f"sends a broken {kind}")
+
+    def _begin(self, member: Member, pid: int) -> None:
+        """A rank is watched from now on."""
+        assert member.line is not None
+        self._seat(member, pid)
+        member.line.tell(member.seat.rank, "watch", {"pid": self.own.seat.pid})
+        if self.verdict is not None:
+            member.line.tell(member.seat.rank, "first", self.verdict.as_message())
+
+    def _gone(self, member: Member, why: str, now: float) -> None:
+        self._drop(member)
+        if member.end is None:
+            self._note(self._inquest.lost(member, why, now))
 
     def _open(self, line: Line) -> list[Member]:
         """The ranks at the other end that are there yet."""
@@ -269,9 +285,7 @@ class Hub(Role):
     def _lose(self, line: Line, why: str, now: float) -> None:
         """Whoever is at the other end has gone."""
         for member in self._open(line):
-            self._drop(member)
-            if member.end is None:
-                self._note(self._inquest.lost(member, why, now))
+            self._gone(member, why, now)
 
     def _leave(self, line: Line, why: str) -> None:
         """Go on without the lifeline to whoever is at the other end."""

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
+from ..report.steps import COMMAND
 from ..rollcall.meeting import Meeting
 from .charge import Charge
 from .ends import End
@@ -60,9 +61,11 @@ class Keeper:
 
     def __init__(self, meeting: Meeting, settings: Settings, secret: str) -> None:
         self.is_done = False
-        self._settings, self._secret = settings, secret
+        self._meeting, self._settings, self._secret = meeting, settings, secret
         assert meeting.roster is not None
-        self._role = side_of(meeting.placement.rank, meeting.roster, meeting.hand_over(), settings, held=True)
+        placement = meeting.placement
+        history = meeting.history if settings.report else None
+        self._role = side_of(placement.rank, meeting.roster, meeting.hand_over(), settings, held=True, history=history)
         self._interval = interval_of(meeting.roster)
         self._events: queue.SimpleQueue[Callable[[float], object]] = queue.SimpleQueue()
         self._woken, self._wake = os.pipe()
@@ -94,6 +97,9 @@ class Keeper:
         reader = Reader(self._words, self._secret)
         self._child = Child(Process(pid), reader, self._words, watcher=watcher, role=self._role, bound=bound)
         self._role.start(pid)
+        self._meeting.mark(COMMAND)
+        self._role.steps(self._meeting.steps)
+        self._meeting.is_watched = True
 
         def work() -> None:
             try:

@@ -17,7 +17,7 @@ from ..rollcall.wire import MOST_FROM_A_RANK, Frames, Session, WireError, canoni
 from ..roster import Roster
 from .probe import Probe
 
-KINDS = ("beat", "watch", "ending", "trouble", "stopping", "end", "first", "bye")
+KINDS = ("beat", "watch", "steps", "ending", "trouble", "stopping", "end", "first", "bye")
 FOR_OTHERS = ("of", "to", "gone", "ready", "go", "error")  # what only relays say, or pass on
 INTERVAL = 1.0  # seconds between two beats
 _MOST_BEATS = 2000  # a second, that rank 0 answers for: in larger jobs every rank beats less often

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,6 +60,9 @@ class Role(Protocol):
 
     def due(self, now: float) -> float:
         """When something is."""
+
+    def steps(self, taken: Mapping[str, float]) -> None:
+        """It has begun, and says when it took which step, in seconds since the epoch."""
 
     def trouble(self, end: End, now: float) -> None:
         """The process of this rank fails, and will end soon, or cannot go on."""

@@ -21,7 +21,7 @@ class Settings:
     Attributes:
         bound: seconds for which a rank may be silent, or stopped, before it counts as lost.
         grace: seconds between TERM and KILL for a process that has to stop.
-        report: file for the summary as JSON, absolute; None: none.
+        report: file for the report of the job, absolute; None: none.
     """
 
     bound: float = DEFAULT_BOUND
@@ -29,12 +29,13 @@ class Settings:
     report: str | None = None
 
 
-def settings(environ: Mapping[str, str], grace: float | None = None) -> Settings | None:
+def settings(environ: Mapping[str, str], grace: float | None = None, report: str | None = None) -> Settings | None:
     """The settings of this process; None when the lifeline is off.
 
     Args:
         environ: the environment.
         grace: as given by the user, before what the environment says.
+        report: the same.
 
     Raises:
         DistbootError: `broken-environment`, a value is none.
@@ -54,9 +55,13 @@ def settings(environ: Mapping[str, str], grace: float | None = None) -> Settings
             "give 2 to 86400; ranks are heard of once a second, and 15 is a bound that a busy machine can keep",
         )
     grace = grace_setting(environ, grace)
-    report = environ.get("DISTBOOT_REPORT") or None
-    # Now, as a script may change its directory.
-    return Settings(bound, grace, report and os.path.abspath(report)) if switch == "1" else None
+    return Settings(bound, grace, report_setting(environ, report)) if switch == "1" else None
+
+
+def report_setting(environ: Mapping[str, str], given: str | None = None) -> str | None:
+    """Where the report is to be, absolute; None: nowhere."""
+    path = given or environ.get("DISTBOOT_REPORT")
+    return os.path.abspath(path) if path else None  # now, as a script may change its directory
 
 
 def grace_setting(environ: Mapping[str, str], given: float | None = None) -> float:

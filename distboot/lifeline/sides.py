@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ..errors import tell
+from ..report.history import History
 from ..rollcall.handed import Handed
 from ..roster import Roster
 from .hub import Hub
 from .line import FOR_OTHERS, KINDS, Line, interval_of
-from .report import summarize, writable
+from .report import summarize
 from .settings import Settings
 from .spoke import Spoke
 from .trunk import Trunk
@@ -26,6 +27,7 @@ def side_of(
     settings: Settings,
     *,
     held: bool,
+    history: History | None = None,
 ) -> Hub | Spoke:
     """Rank 0's side, or that of another rank.
 
@@ -35,6 +37,7 @@ def side_of(
         connections: of the roll call.
         settings: of this rank.
         held: whether its exit waits for us, as in the wrapper.
+        history: how the job has begun, for the report of rank 0.
     """
     interval = interval_of(roster)
     lines = {}
@@ -48,5 +51,5 @@ def side_of(
         tell(f"rank {rank}", text)
 
     if rank == 0:
-        return Hub(seats(roster), lines, writable(settings, say), held=held, say=say, conclude=summarize)
+        return Hub(seats(roster), lines, settings, held=held, say=say, conclude=summarize, history=history)
     return Spoke(rank, seats(roster)[0], lines[0], settings, held=held, say=say)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from ..rollcall.wire import WireError
@@ -83,6 +83,9 @@ class Spoke(Role):
         if self._end is not None:
             return max(self._limit(), now)
         return now + (0.1 if self.line is not None and self.line.is_suspect else 3600)
+
+    def steps(self, taken: Mapping[str, float]) -> None:
+        self._send("steps", dict(taken))
 
     def trouble(self, end: End, now: float) -> None:  # noqa: ARG002 - as Role has it
         self._troubled = not end.cause

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from .ends import FATAL
-from .last_words import ENDING, EXCEPTION, INTERRUPT, TERM
+from .last_words import ENDING, EXCEPTION, INTERRUPT, STEPS, TERM
 
 _MOST_KEPT = 16384  # bytes: what a faulthandler writes of many threads
 _SAID = re.compile(rb"\0(\w+) (\d+)\n([^\0]*)\0")
@@ -44,7 +44,7 @@ class Reader:
         found = []
         for said in _SAID.finditer(self._buffer):
             kind, pid, text = said[1].decode(), int(said[2]), self._clean(said[3])
-            if kind in (ENDING, EXCEPTION, INTERRUPT, TERM):
+            if kind in (ENDING, EXCEPTION, INTERRUPT, STEPS, TERM):
                 found.append(Words(kind, pid, text))
         self._buffer = _SAID.sub(b"", self._buffer)
         return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 
@@ -37,6 +37,7 @@ def attend(
     on_cpu: bool = False,
     problem: DistbootError | None = None,
     relays: bool = True,
+    failed: Callable[[Meeting, BaseException], object] = lambda _, __: None,
 ) -> Meeting:
     """Meet all other ranks once.
 
@@ -49,6 +50,7 @@ def attend(
         on_cpu: whether this rank will use no accelerator.
         problem: why this rank cannot take part, which the others are to hear at once.
         relays: whether the ranks of a node may share a connection, in a large job.
+        failed: called if they do not meet, with what there is of the meeting, and why.
 
     Raises:
         DistbootError: `unknown-interface`, or what `Server.hold` and `Client.report` raise.
@@ -74,6 +76,7 @@ def attend(
         else:
             meeting.roster = _as_another_rank(meeting, own, membership, hosts, relay=relays, again=again)
     except BaseException as error:
+        failed(meeting, problem or error)
         meeting.close()
         if problem is not None and isinstance(error, DistbootError):
             raise problem from None

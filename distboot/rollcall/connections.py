@@ -27,7 +27,7 @@ _SAID_OF_A_REASON = (1, 10, 100, 1000)  # which refusals for one reason get a li
 class Peer:
     """One connection."""
 
-    __slots__ = ("at", "born", "challenge", "frames", "ranks", "session", "socket")
+    __slots__ = ("at", "born", "challenge", "frames", "ranks", "session", "socket", "welcomed")
 
     def __init__(self, connection: socket.socket, at: str) -> None:
         self.socket = connection
@@ -36,6 +36,7 @@ class Peer:
         self.frames = Frames(MOST_FROM_A_RANK)
         self.challenge = fresh()
         self.session: Session | None = None  # once it has said hello
+        self.welcomed = 0.0  # seconds since the epoch, when its hello was answered
         self.ranks: set[int] = set()  # for whom it has reported: itself, or those of its node
 
     def own_address(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import TypeVar
@@ -10,6 +11,8 @@ from typing import TypeVar
 from ..errors import DistbootError, first_line
 from ..placement import Placement
 from ..record import Record, as_problem
+from ..report.history import History
+from ..report.steps import ALL_READY, IMPORTED
 from ..roster import Roster
 from .client import Client
 from .handed import Handed, say_goodbye
@@ -36,6 +39,8 @@ class Meeting:
         own: what this rank has said of itself; None when they have not met.
         offers: what the ranks have offered when they were ready, by rank.
         when_ready: called when all ranks are ready to start the framework.
+        is_watched: whether the lifeline has begun.
+        steps: when this rank took which, in seconds since the epoch; see `report.steps`.
         join_timeout: seconds for all ranks to be ready once they have met.
     """
 
@@ -55,6 +60,8 @@ class Meeting:
         self.reservation: Reservation | None = None
         self.open_files: int | None = None
         self.when_ready: Callable[[], None] = lambda: None
+        self.is_watched = False
+        self.steps: dict[str, float] = {}
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -68,6 +75,8 @@ class Meeting:
             step: returns its result, and what the other ranks are to know of it: see `offers`.
         """
         result, own, failure = _taken(step)
+        if failure is None:
+            self.mark(IMPORTED)
         self.offers = {} if own.offer is None else {self.placement.rank: own.offer}
         if self.link is not None:
             try:
@@ -77,9 +86,19 @@ class Meeting:
                     raise
         if failure is not None:
             raise failure
+        self.mark(ALL_READY)
         self.when_ready()
         assert result is not None
         return result
+
+    def mark(self, step: str) -> None:
+        """This rank has taken a step just now."""
+        self.steps[step] = time.time()
+
+    @property
+    def history(self) -> History | None:
+        """What rank 0 has seen so far, for the report of the job; None on all other ranks."""
+        return self.link.history() if isinstance(self.link, Server) else None
 
     def hand_over(self) -> list[Handed]:
         """The connections, which are the caller's now."""

@@ -17,13 +17,15 @@ class Readiness:
         register: the records of all ranks.
 
     Attributes:
+        roster: of the job.
+        unready: the ranks that are not ready.
         offers: what those that are ready offer to the others, by rank.
     """
 
     def __init__(self, roster: Roster, register: Register) -> None:
         self.offers: dict[int, str] = {}
-        self._roster, self._register = roster, register
-        self._unready = set(register.records)
+        self.roster, self._register = roster, register
+        self.unready = set(register.records)
         register.forget_accelerators()  # of which the frameworks know better
 
     def enter(self, rank: int, ready: Ready) -> None:
@@ -36,14 +38,14 @@ class Readiness:
         if ready.problem is not None:
             raise as_error(ready.problem, f"rank {rank} on {quoted(record.host)}")
         self._register.claim(rank, ready.device, record)
-        self._unready.discard(rank)
+        self.unready.discard(rank)
         if ready.offer is not None:
             self.offers[rank] = ready.offer
 
     @property
     def is_complete(self) -> bool:
         """Whether every rank is ready."""
-        return not self._unready
+        return not self.unready
 
     def progress(self) -> str:
         """What is being waited for."""
@@ -58,4 +60,4 @@ class Readiness:
         )
 
     def _unready_said(self) -> str:
-        return f"rank {with_nodes(sorted(self._unready), self._roster.node_of())}"
+        return f"rank {with_nodes(sorted(self.unready), self.roster.node_of())}"

@@ -103,7 +103,7 @@ class Register:
 
     def missing_said(self) -> str:
         """The missing ranks as ranges, with their node where the ranks that are there prove how nodes are filled."""
-        here = self._ranks_a_node()
+        here = self.ranks_a_node()
         if here is None:
             return ranges(self.missing)
         return with_nodes(self.missing, {rank: rank // here for rank in self.missing})
@@ -114,7 +114,7 @@ class Register:
         said = [f"rank {each.rank} (process {each.pid} on {quoted(each.host)})" for each in gone]
         return f"; there was, and has gone: {', '.join(said)}" if said else ""
 
-    def _ranks_a_node(self) -> int | None:
+    def ranks_a_node(self) -> int | None:
         """How many ranks each node has, if all that reported agree that the nodes are filled one after the other."""
         sizes = {record.local_world_size for record in self.records.values()}
         here = sizes.pop() if len(sizes) == 1 else None

@@ -12,6 +12,7 @@ from functools import partial
 
 from ..errors import DistbootError, quoted, tell
 from ..record import Record, as_problem
+from ..report.history import History
 from ..roster import Roster, ranks_said, roster_of
 from .broadcast import send_to_all
 from .connections import Connections, OutOfFilesError, Peer
@@ -24,6 +25,7 @@ from .readiness import Readiness
 from .ready import Ready, offers_message
 from .register import Register
 from .relayed import record_from, records_from, said_from
+from .seen import Seen
 from .wire import ONE_DISTBOOT, VERSION, Announcement, Membership, Session, WireError, canonical, frame
 
 _ANSWER_LIMIT = 10.0  # seconds that all of them together have to take the answer
@@ -60,7 +62,7 @@ class Server:
         self._sessions: dict[int, Session] = {}  # what its messages are sealed with, also those to its relay
         self._relays: set[Peer] = set()
         self._misfit: Peer | None = None  # whose record ended the roll call
-        self._skews: dict[int, float] = {}
+        self._seen = Seen(own)
         self._met = 0.0  # when the roster was sent
         self._failure: str | None = None  # once it has failed: why, as all ranks are told
         self._told = 0
@@ -83,12 +85,13 @@ class Server:
             records = [self._register.records[rank] for rank in range(self._register.world_size)]
             roster = replace(roster_of(records), master_addr=self._reached())
             refuse_several_frameworks(records, roster)
-            self.findings = findings(records, roster, self._skews)
+            self.findings = findings(records, roster, self._seen.skews())
             for finding in self.findings if warn else ():
                 self._say(f"warning: {finding}")
         except DistbootError as error:
             self._fail(error)
             raise
+        self._seen.met()
         self._connections.drop_strangers()  # they come too late for it
         self._answer("roster", roster.as_message())
         self._readiness = Readiness(roster, self._register)
@@ -107,6 +110,7 @@ class Server:
         readiness = self._readiness
         assert readiness is not None
         self._end = max(self._met + join_timeout, time.monotonic() + _LINGER)
+        self._seen.are_to_be_ready = True
         try:
             readiness.enter(self._own.rank, own)
             self._wait(lambda: readiness.is_complete, readiness.progress, readiness.late)
@@ -115,6 +119,10 @@ class Server:
             raise
         self._answer("go", offers_message(readiness.offers))
         return readiness.offers
+
+    def history(self) -> History:
+        """What was seen so far, for the report of the job."""
+        return self._seen.history(self._register, self._readiness, self.findings)
 
     def sessions(self) -> dict[int, Session]:
         """What the messages of each other rank are sealed with."""
@@ -196,6 +204,7 @@ class Server:
         except OtherVersionError as error:
             self._connections.send(peer, frame({"incompatible": f"the peer {error}"}))
             raise DistbootError("version-mismatch", f"the peer at {peer.at} {error}", ONE_DISTBOOT) from None
+        peer.welcomed = time.time()
         self._connections.send(peer, frame({"distboot": VERSION, "challenge": peer.challenge}))
 
     def _take_records(self, peer: Peer, session: Session, message: dict[str, object]) -> None:
@@ -229,7 +238,7 @@ class Server:
             earlier.ranks.discard(record.rank)
             if not earlier.ranks:
                 self._connections.drop(earlier)
-        self._skews[record.rank] = record.clock - time.time()
+        self._seen.joined(record, peer.welcomed)
         end = time.monotonic() + record.patience
         if end < self._end:  # whoever is out of patience first is told who is missing, and so is everybody else
             if end < self._end - 1.0:

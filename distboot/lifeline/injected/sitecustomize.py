@@ -37,7 +37,7 @@ def _listen(here: str, pipe: int, inode: int) -> None:
         spec = importlib.util.spec_from_file_location("_distboot_last_words", path)
         assert spec is not None
         assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
+        module = sys.modules["_distboot_last_words"] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         module.leave_to(pipe)
 

@@ -1,0 +1,90 @@
+"""The file of the report: whether it can be written, before anything starts; and all of it or nothing, at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from ..errors import DistbootError, first_line, quoted
+
+
+def refuse_unwritable(path: str) -> None:
+    """Refuse a path at which there could be no report, as it will be hours until it is written.
+
+    Raises:
+        DistbootError: `output-failed`.
+    """
+    try:
+        if os.path.isdir(path):
+            raise IsADirectoryError(0, "it is a directory")
+        if _is_no_file(path):
+            return  # a pipe whose reader is still to come, say
+        part = _part(path)
+        with open(part, "w", encoding="utf-8"):
+            pass
+        os.unlink(part)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise DistbootError(
+            "output-failed",
+            f"the report {quoted(path)} cannot be written: {why}",
+            "let --report or DISTBOOT_REPORT name a file in a folder of rank 0's host that is there and can be written "
+            "to",
+        ) from None
+
+
+def try_to_write(path: str, content: Callable[[], Mapping[str, object]]) -> str | None:
+    """Write the report; a warning if it cannot be written, which is no reason for the job to end in another way."""
+    try:
+        write(path, content())
+    except OSError as error:
+        why = error.strerror or str(error)
+    except Exception as error:  # noqa: BLE001 - a defect of ours
+        why = f"{type(error).__name__}: {first_line(error)}"
+    else:
+        return None
+    return f"warning: the report could not be written: {quoted(path)}: {why}"
+
+
+def write(path: str, content: Mapping[str, object]) -> None:
+    """Write the report: as a page, if the name of the file ends in .html, else as JSON.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if path.lower().endswith(".html"):
+        from .page import page  # here, as most jobs have none
+
+        _write(path, page(content))
+    else:
+        _write(path, json.dumps(content, indent=2) + "\n")
+
+
+def _write(path: str, text: str) -> None:
+    """All of it or nothing; but for what is no file: a device, a pipe."""
+    data = text.encode(errors="backslashreplace")
+    if _is_no_file(path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # a pipe that nobody reads is no reason to wait
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        return
+    part = _part(path)
+    try:
+        with open(part, "wb") as file:
+            file.write(data)
+        os.replace(part, os.path.realpath(path))
+    except OSError:
+        with suppress(OSError):
+            os.unlink(part)
+        raise
+
+
+def _is_no_file(path: str) -> bool:
+    return os.path.exists(path) and not os.path.isfile(path)
+
+
+def _part(path: str) -> str:
+    """Beside the file itself, where that is only linked to: only there it can be renamed."""
+    return f"{os.path.realpath(path)}.part"

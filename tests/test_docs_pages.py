@@ -1,0 +1,152 @@
+"""The pages as such: every block of code is of a kind that a test knows, and what is quoted is really said.
+
+Which blocks are run, and how, is in test_docs_console.py, test_docs_python.py and test_docs_yaml.py. Links between the
+pages are checked by `make docs`, which makes every warning of MkDocs an error.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from conftest import PACKAGE, ROOT
+from pages import PAGES, Block, blocks
+
+from distboot.errors import CODES
+
+# The language of a block, and what becomes of it.
+KINDS = {
+    "console": "run: test_docs_console.py",
+    "python": "run: test_docs_python.py",
+    "yaml": "its fields and commands: test_docs_yaml.py",
+    "json": "its fields and commands: test_docs_yaml.py",
+    "bash": "run on Slurm, or its syntax: test_docs_yaml.py",
+    "dockerfile": "its ENTRYPOINT: test_docs_yaml.py",
+    "text": "what is said: here",
+}
+# Texts that are not distboot's own lines, by page and first line.
+DEMO = "     launcher                           ranks     loss  accuracy  seconds"
+OTHER_TEXTS = {
+    ("README.md", DEMO): "what the demonstration ends with: below",
+    ("docs/how-to/infiniband.md", "NCCL_IB_PCI_RELAXED_ORDERING=1"): "NCCL's own file, from Azure/azhpc-images",
+    ("docs/explanation/lifeline.md", "        rank 0's host                          another host"): "a drawing",
+}
+# Pages whose texts test_reference.py compares with the code, word for word.
+IN_FULL = ("docs/reference/cli.md", "docs/reference/errors.md")
+# Quoted in docs/troubleshooting.md, and looked for in the libraries of the torch that is installed.
+OF_TORCH = (
+    "clients joined.",
+    "The client socket has timed out after ",
+    "The server socket has failed to listen on any local network address",
+    "Gloo connectFullMesh failed with ",
+    "Unable to resolve hostname to a (local) address. ",
+    "Using the loopback address as fallback. ",
+    "Connection closed by peer ",
+    "is killed by signal: ",
+    "It is possible that dataloader's workers are out of shared memory.",
+)
+OF_TORCHS_PYTHON = (
+    "expected, but not set",
+    "trying to initialize the default process group twice!",
+    "Setting OMP_NUM_THREADS environment variable for each process to be ",
+)
+
+
+def test_every_block_is_of_a_known_kind() -> None:
+    assert [f"{block}: {block.language or 'none'}" for block in blocks() if block.language not in KINDS] == []
+    assert len(blocks()) > 100
+
+
+@cache
+def _pieces() -> tuple[str, ...]:
+    """All strings in the code, cut where a value stands, the longest first; short ones say nothing."""
+    found = {piece for path in PACKAGE.rglob("*.py") for piece in _strings(ast.parse(path.read_text()))}
+    return tuple(sorted((piece for piece in found if len(piece) > 3), key=len, reverse=True))
+
+
+def _strings(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from node.value.splitlines()
+
+
+def _said_by_the_code(line: str) -> float:
+    """How much of a line the code has, from 0 to 1; the rest are values."""
+    rest, known = line, 0
+    for piece in _pieces():
+        while piece in rest:
+            rest = rest.replace(piece, "\0", 1)
+            known += len(piece)
+    return known / len(line)
+
+
+_LINE = re.compile(r"(distboot: (error\[(?P<code>[\w-]+)\]: )?|hint: )(rank \S+ on \S+: )?(?P<message>.*)")
+
+
+@pytest.mark.parametrize("block", blocks("text"), ids=str)
+def test_text_is_really_said(block: Block) -> None:
+    if (block.page, block.first) in OTHER_TEXTS or block.page in IN_FULL:
+        return
+    for line in block.text.splitlines():
+        said = _LINE.match(line)
+        if said is None:
+            assert line.startswith("  | "), f"{block}: neither distboot's nor in OTHER_TEXTS: {line}"
+            continue
+        assert said["code"] in (None, *CODES)
+        assert _said_by_the_code(said["message"]) > 0.6, f"{block}: the code does not say: {line}"
+
+
+def test_table_names_only_what_is_there() -> None:
+    assert set(OTHER_TEXTS) <= {(block.page, block.first) for block in blocks("text")}
+
+
+def test_demonstration_ends_with_this_table(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    (shown,) = [block.text for block in blocks("text") if block.first == DEMO]
+    spec = importlib.util.spec_from_file_location("demo", ROOT / "examples" / "demo.py")
+    assert spec is not None
+    assert spec.loader is not None
+    demo = importlib.util.module_from_spec(spec)
+    sys.modules["demo"] = demo  # where its dataclass looks for itself
+    spec.loader.exec_module(demo)
+    rows = list(demo.all_rows([]))
+    for row, line in zip(rows, shown.splitlines()[1:], strict=False):
+        row.loss, row.accuracy, row.seconds = 0.11837, 0.972, float(line.split()[-1])
+    assert demo.report(rows) == 0
+    assert capsys.readouterr().out.strip("\n") == shown.strip("\n")
+
+
+def test_troubleshooting_quotes_torch() -> None:
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        pytest.skip("torch is not installed")
+    page = " ".join((ROOT / "docs" / "troubleshooting.md").read_text().split())
+    folder = Path(torch.origin).parent
+    libraries = [(folder / "lib" / f"lib{name}.so").read_bytes() for name in ("torch_cpu", "torch_python")]
+    modules = ["distributed/rendezvous.py", "distributed/distributed_c10d.py", "distributed/run.py"]
+    python = "".join((folder / module).read_text() for module in modules)
+    for text in OF_TORCH:
+        assert text.strip() in page, text
+        assert any(text.encode() in library for library in libraries), text
+    for text in OF_TORCHS_PYTHON:
+        assert text.strip() in page, text
+        assert text in python, text
+
+
+def test_codes_in_the_pages_exist() -> None:
+    for path in PAGES:
+        for code in re.findall(r"error\[([\w-]+)\]", path.read_text()):
+            assert code in (*CODES, "code"), f"{path.relative_to(ROOT)}: {code}"
+
+
+def test_variables_of_ours_in_the_pages_exist() -> None:
+    known = set(re.findall(r"`(DISTBOOT_[A-Z_]+)", (ROOT / "docs" / "reference" / "environment.md").read_text()))
+    for path in PAGES:
+        for name in re.findall(r"\bDISTBOOT_[A-Z_]+[A-Z]", path.read_text()):
+            assert name in known or name.startswith("DISTBOOT_WRITE_"), f"{path.relative_to(ROOT)}: {name}"

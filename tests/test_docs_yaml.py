@@ -1,0 +1,253 @@
+"""The files of platforms that the pages show: their fields exist, and what they start knows who it is.
+
+There is no Azure, no Kubernetes and no AWS here. The fields were compared with the projects' own models, whose versions
+are in `checked_fields.json`; a field that is not there is to be looked up, and added. The environment that each of
+these objects gives to its processes is fed to `detect`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from captured import one
+from documented import AWSBATCH, AZUREML_PYTORCH, TRAINJOB
+from hosts import Slurm
+from launched import needs_slurm, needs_torch
+from of_a_node import ENTRYPOINT, processes_a_node, stands_for_a_node
+from pages import ROOT, blocks
+from test_docs_console import TRAIN
+
+from distboot import DistbootError, detect
+from distboot.nodes import refuse_unless_rank
+
+CHECKED: dict[str, list[str]] = json.loads((ROOT / "tests" / "checked_fields.json").read_text())["fields"]
+DOCUMENTS: list[tuple[str, dict[str, Any]]] = [
+    *((block.page, each) for block in blocks("yaml") for each in yaml.safe_load_all(block.text)),
+    *((block.page, json.loads(block.text)) for block in blocks("json")),
+]
+AZUREML = [each for _, each in DOCUMENTS if "$schema" in each]
+# Scripts for Slurm that cannot be run here.
+NO_CONTAINERS = ("apptainer", "--container-image")
+
+
+def _kind(document: dict[str, Any]) -> str:
+    if "$schema" in document:
+        return "commandJob"
+    return str(document.get("kind") or document["type"])
+
+
+def _of_kind(kind: str) -> dict[str, Any]:
+    (found,) = [document for _, document in DOCUMENTS if _kind(document) == kind]
+    return found
+
+
+def _azureml(distribution: str) -> list[dict[str, Any]]:
+    return [each for each in AZUREML if each["distribution"]["type"] == distribution]
+
+
+def _fields(document: Any, path: str = "") -> Iterator[str]:
+    """The paths of all fields: `spec.template.spec.containers.name`."""
+    if isinstance(document, dict):
+        for name, value in document.items():
+            own = "*" if path.endswith((".limits", ".selector")) or path == "selector" else name
+            yield f"{path}.{own}".lstrip(".")
+            yield from _fields(value, f"{path}.{own}".lstrip("."))
+    elif isinstance(document, list):
+        for each in document:
+            yield from _fields(each, path)
+
+
+def _pods(document: Any) -> Iterator[dict[str, Any]]:
+    """All templates of pods."""
+    if isinstance(document, dict):
+        if "template" in document:
+            yield document["template"]["spec"]
+        for value in document.values():
+            yield from _pods(value)
+
+
+@pytest.mark.parametrize(("page", "document"), DOCUMENTS, ids=[f"{page}-{_kind(one)}" for page, one in DOCUMENTS])
+def test_fields_exist(page: str, document: dict[str, Any]) -> None:
+    known = set(CHECKED[_kind(document)])
+    assert [field for field in dict.fromkeys(_fields(document)) if field not in known] == [], page
+
+
+# -- Azure Machine Learning
+
+
+@pytest.mark.parametrize("job", AZUREML, ids=lambda job: str(job["distribution"]["type"]))
+def test_azureml_job(job: dict[str, Any]) -> None:
+    assert job["$schema"] == "https://azuremlschemas.azureedge.net/latest/commandJob.schema.json"
+    assert job["command"].startswith("python -m distboot ")
+    if job["distribution"]["type"] == "tensorflow":
+        assert job["distribution"] == {"type": "tensorflow", "worker_count": job["resources"]["instance_count"]}
+        assert "--framework=tensorflow" in job["command"]
+
+
+def test_azureml_distributions_are_all_shown() -> None:
+    assert all(_azureml(distribution) for distribution in ("mpi", "pytorch", "tensorflow"))
+    mpi = {**one("openmpi-4.1.4/2nodes_2procs", 3), "AZ_BATCH_MASTER_NODE": "10.0.0.4:6000", "AZUREML_RUN_ID": "run"}
+    workers = {"cluster": {"worker": ["10.0.0.4:2222", "10.0.0.5:2222"]}, "task": {"type": "worker", "index": 1}}
+    for environ in (mpi, AZUREML_PYTORCH, {"TF_CONFIG": json.dumps(workers), "AZUREML_RUN_ID": "run"}):
+        placement = detect(environ)
+        assert (placement.platform, placement.master_addr) == ("azureml", "10.0.0.4")
+        assert placement.master_port is not None
+        refuse_unless_rank(placement)
+
+
+# -- Kubernetes
+
+
+def test_indexed_job() -> None:
+    service, job = _of_kind("Service"), _of_kind("Job")
+    name, spec = job["metadata"]["name"], job["spec"]
+    (pod,) = _pods(job)
+    (container,) = pod["containers"]
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"] == {"job-name": name}
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert (job["apiVersion"], spec["completionMode"], pod["restartPolicy"]) == ("batch/v1", "Indexed", "Never")
+    assert spec["completions"] == spec["parallelism"], "all pods of a job have to be there at once"
+
+    index = {"name": "RANK", "valueFrom": {"fieldRef": {"fieldPath": (
+        "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    )}}}  # fmt: skip
+    assert container["env"].count(index) == 1
+    environ = {each["name"]: each.get("value", "1") for each in container["env"]}
+    environ |= {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "JOB_COMPLETION_INDEX": "1", "HOSTNAME": f"{name}-1"}
+    address = f"{name}-0.{service['metadata']['name']}"
+    assert stands_for_a_node(detect(environ), environ) == (1, spec["completions"], address, 29500)
+    refuse_unless_rank(detect(environ))  # as with one rank in each pod
+    assert processes_a_node(container["command"]) == container["resources"]["limits"]["nvidia.com/gpu"]
+
+
+def test_pytorchjob() -> None:
+    job = _of_kind("PyTorchJob")
+    replicas = job["spec"]["pytorchReplicaSpecs"]
+    assert (job["apiVersion"], sorted(replicas)) == ("kubeflow.org/v1", ["Master", "Worker"])
+    nodes = sum(each["replicas"] for each in replicas.values())
+    count = job["spec"]["nprocPerNode"]
+    for pod in _pods(job):
+        (container,) = pod["containers"]
+        assert container["name"] == "pytorch"  # the operator adds its variables to this one only
+        assert (
+            processes_a_node(container["command"]) == container["resources"]["limits"]["nvidia.com/gpu"] == int(count)
+        )
+    assert isinstance(count, str)
+    environ = {
+        "PET_NNODES": str(nodes), "PET_NPROC_PER_NODE": count, "PET_NODE_RANK": "1", "RANK": "1",
+        "WORLD_SIZE": str(nodes * int(count)), "MASTER_ADDR": "train-master-0", "MASTER_PORT": "23456",
+    }  # fmt: skip
+    assert stands_for_a_node(detect(environ), environ) == (1, nodes, "train-master-0", 23456)
+    with pytest.raises(DistbootError, match="node-level-launch"):
+        refuse_unless_rank(detect(environ))  # so that --nproc-per-node has to be there
+
+
+def test_trainjob() -> None:
+    job = _of_kind("TrainJob")
+    trainer = job["spec"]["trainer"]
+    assert job["apiVersion"] == "trainer.kubeflow.org/v1alpha1"
+    assert processes_a_node(trainer["command"]) == trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"]
+    environ = {**TRAINJOB, "PET_NNODES": str(trainer["numNodes"])}
+    address = (TRAINJOB["PET_MASTER_ADDR"], int(TRAINJOB["PET_MASTER_PORT"]))
+    assert stands_for_a_node(detect(environ), environ) == (1, trainer["numNodes"], *address)
+
+
+def test_mpijob() -> None:
+    job = _of_kind("MPIJob")
+    spec, roles = job["spec"], job["spec"]["mpiReplicaSpecs"]
+    assert (job["apiVersion"], sorted(roles)) == ("kubeflow.org/v2beta1", ["Launcher", "Worker"])
+    launcher, worker = (roles[role]["template"]["spec"]["containers"][0] for role in ("Launcher", "Worker"))
+    (script,) = launcher["args"]
+    words = shlex.split(script)
+    assert words[:3] == ["exec", "mpirun", "-n"]
+    assert int(words[3]) == spec["slotsPerWorker"] * roles["Worker"]["replicas"]
+    sshd = worker["command"] + worker["args"]
+    port = sshd[sshd.index("-p") + 1]
+    assert words[words.index("plm_rsh_args") + 1].startswith(f"-p {port} ")
+    assert int(port) >= 1024, "the user is not root"
+    keys = spec["sshAuthMountPath"]
+    assert f"HostKey={keys}/id_rsa" in sshd
+    assert f"ENV HOME={Path(keys).parent} " in (ROOT / "docker" / "Dockerfile.horovod").read_text()
+    assert launcher["image"] == worker["image"]
+
+    given = words[words.index("-x") + 1]
+    assert given == "MASTER_ADDR=$(awk 'NR == 1 {print $1}' /etc/mpi/hostfile)"
+    environ = {**one("openmpi-4.1.4/2nodes_2procs", 3), "MASTER_ADDR": "train-worker-0.train.default.svc"}
+    refuse_unless_rank(detect(environ))
+
+
+def test_pods_have_shared_memory_and_time_to_stop() -> None:
+    for _, document in DOCUMENTS:
+        for pod in _pods(document):
+            (container,) = pod["containers"]
+            if container["name"] == "launcher":
+                continue
+            mounted = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+            (volume,) = [each for each in pod["volumes"] if each["name"] == mounted["/dev/shm"]]
+            assert volume["emptyDir"]["medium"] == "Memory"
+            if container["name"] != "worker":  # that is sshd, which leaves the ranks to mpirun
+                assert pod["terminationGracePeriodSeconds"] > 30  # which is DISTBOOT_GRACE
+
+
+# -- AWS Batch
+
+
+def test_awsbatch_job() -> None:
+    job = _of_kind("multinode")["nodeProperties"]
+    (nodes,) = job["nodeRangeProperties"]
+    container = nodes["container"]
+    resources = {each["type"]: each["value"] for each in container["resourceRequirements"]}
+    assert container["command"][:3] == ENTRYPOINT[:3]
+    assert f"--nproc-per-node={resources['GPU']}" in container["command"]
+    environ = {**AWSBATCH, "AWS_BATCH_JOB_NUM_NODES": str(job["numNodes"]), "AWS_BATCH_JOB_NODE_INDEX": "1"}
+    placement = detect(environ)
+    assert stands_for_a_node(placement, environ) == (1, job["numNodes"], "10.0.0.4", placement.master_port)
+
+
+# -- scripts
+
+
+@needs_slurm
+@needs_torch
+def test_batch_scripts_train_on_slurm(slurm: Slurm) -> None:
+    scripts = [block for block in blocks("bash") if "#SBATCH" in block.text]
+    run = [block for block in scripts if not any(word in block.text for word in NO_CONTAINERS)]
+    assert 1 < len(run) < len(scripts)
+    folders = [slurm.hosts.shared / f"batch-{number}" for number in range(len(run))]
+    for folder, block in zip(folders, run, strict=True):
+        folder.mkdir()
+        (folder / "train.py").write_text(TRAIN)
+        (folder / "job.sh").write_text(block.text)
+    # `sbatch --wait` looks only now and then.
+    submit = [f"sbatch --chdir={folder} --output={folder}/out {folder}/job.sh" for folder in folders]
+    wait = 'while [ -n "$(squeue --noheader)" ]; do sleep 0.1; done; scontrol --oneliner show jobs'
+    done = slurm.run(["bash", "-c", f"{' && '.join(submit)} && {wait}"], timeout=150)
+    assert done.stdout.count(" JobState=COMPLETED ") == len(run), done.stdout + done.stderr
+    for folder, block in zip(folders, run, strict=True):
+        said = re.findall(r"rank \d of \d", (folder / "out").read_text())
+        assert sorted(said) == [f"rank {rank} of 4" for rank in range(4)], str(block)
+
+
+def test_scripts_are_those_of_a_shell() -> None:
+    for block in blocks("bash"):
+        assert block.first in ("#!/bin/bash", "#!/bin/sh"), str(block)
+        subprocess.run([block.first[2:], "-n"], input=block.text, text=True, timeout=30, check=True)
+        if "#SBATCH" in block.text:
+            assert re.search(r"python -m distboot (--nproc-per-node=2 )?train\.py$", block.text), str(block)
+
+
+def test_dockerfiles_have_instructions_only() -> None:
+    for block in blocks("dockerfile"):
+        instructions = {line.partition(" ")[0] for line in block.text.splitlines()}
+        assert instructions <= {"FROM", "COPY", "RUN", "ENTRYPOINT"}, str(block)
+        if "python" in block.text:
+            assert f"ENTRYPOINT {json.dumps([*ENTRYPOINT, '--'])}" in block.text, str(block)

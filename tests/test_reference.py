@@ -1,0 +1,189 @@
+"""The reference says what the code says: every table, every code, every variable, every name of the public API."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from conftest import PACKAGE, ROOT
+
+import distboot
+from distboot.errors import CODES
+
+REFERENCE = ROOT / "docs" / "reference"
+TEXTS = Path(__file__).parent / "error_texts"
+ERRORS = (REFERENCE / "errors.md").read_text()
+ENVIRONMENT = (REFERENCE / "environment.md").read_text()
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+# Strings that look like the name of an environment variable, and are something else.
+NO_VARIABLES = {
+    "INNERMOST_FIRST": "in __all__",
+    "HOROVOD_WITH_GLOO": "a flag of Horovod's build",
+    "HOROVOD_WITH_MPI": "a flag of Horovod's build",
+    "HOROVOD_WITH_PYTORCH": "a flag of Horovod's build",
+    "HOROVOD_WITH_TENSORFLOW": "a flag of Horovod's build",
+    "THREAD_": "the beginning of MPI's levels of threading",
+    "MASTER_": "the beginning of a line in a message",
+    "HOROVOD_": "the beginning of a name whose end is a number's",
+    "PMI_": "the beginning of names in an exception of single.py",
+    "PMIX_": "the beginning of names in an exception of single.py",
+    "PALS_": "the beginning of names in an exception of single.py",
+    "VC_": "the beginning of VC_…_NUM",
+    "SC_CLK_TCK": "a name of sysconf(3)",
+}
+
+
+@cache
+def tables() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def _in_code() -> dict[str, str]:
+    """The names that look like those of environment variables, each with a file that has it."""
+    return {name: path.name for path in SOURCES for name in tables().variables(path)}
+
+
+def _words(text: str) -> str:
+    """Without line ends: where argparse breaks a line depends on the version of Python."""
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("page", sorted(REFERENCE.glob("*.md")), ids=lambda page: page.stem)
+def test_page_is_as_written_from_the_code(page: Path) -> None:
+    text = page.read_text()
+    assert _words(tables().rendered(text)) == _words(text), "run `make docs`"
+
+
+def test_everything_that_is_written_has_its_page() -> None:
+    begun = re.findall(r"<!-- (.*?): written by", "\n".join(page.read_text() for page in REFERENCE.glob("*.md")))
+    assert set(begun) == tables().TABLES.keys()
+
+
+def test_every_variable_in_the_code_is_on_the_page() -> None:
+    named = {name.rstrip("…*") for name in re.findall(r"`([A-Za-z0-9_…*]+)(?:=[^`]*)?`", ENVIRONMENT)}
+    missing = {name: file for name, file in _in_code().items() if name not in named and name not in NO_VARIABLES}
+    assert missing == {}, "say on docs/reference/environment.md what they are for"
+    assert NO_VARIABLES.keys() <= _in_code().keys(), "an excuse for what is not there any more"
+
+
+def test_every_variable_on_the_page_is_in_the_code() -> None:
+    named = set(re.findall(r"`([A-Z]+_[A-Z0-9_]+)(?:=[^`]*)?`", ENVIRONMENT))
+    never_read = {"OMPI_COMM_WORLD_NODE_RANK", "SLURM_JOB_NODELIST"}
+    assert named - never_read - _in_code().keys() == {"MPISPAWN_MPIRUN_RANK_0"}, "which goes on with the local rank"
+
+
+def test_every_setting_is_in_the_table() -> None:
+    settings = {name for name in _in_code() if name.startswith("DISTBOOT_")}
+    assert set(re.findall(r"^\| `(DISTBOOT_[A-Z_]+)` \| .* \| .*\|$", ENVIRONMENT, re.MULTILINE)) >= settings
+
+
+def test_every_public_name_is_on_the_page() -> None:
+    shown = set(re.findall(r"^::: distboot\.(\w+)$", (REFERENCE / "api.md").read_text(), re.MULTILINE))
+    assert shown == set(distboot.__all__) - {"__version__"}
+    assert "::: distboot.lightning.DistbootEnvironment" in (REFERENCE / "api.md").read_text()
+
+
+def test_every_module_is_on_the_architecture_page() -> None:
+    layers = (ROOT / "docs/explanation/architecture.md").read_text().partition("## The layers")[2].partition("\n## ")[0]
+    rows = "\n".join(row.split("|")[1] for row in layers.splitlines() if row.startswith("| `"))
+    modules = {path.relative_to(PACKAGE).parts[0] for path in SOURCES} - {"__init__.py", "__main__.py"}
+    assert sorted(re.findall(r"`(\w+)/?`", rows)) == sorted(name.removesuffix(".py") for name in modules)
+
+
+def test_every_code_is_raised_and_has_its_section() -> None:
+    source = re.sub(r"CODES: .*?\n}\n", "", "\n".join(path.read_text() for path in SOURCES), flags=re.DOTALL)
+    assert [code for code in CODES if f'"{code}"' not in source] == []
+    assert re.findall(r"^## (.*)$", ERRORS, re.MULTILINE) == list(CODES)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_section_of_a_code_has_what_a_reader_comes_for(code: str) -> None:
+    section = ERRORS.partition(f"\n## {code}\n")[2].partition("\n## ")[0]
+    assert f"distboot: error[{code}]: " in section
+    assert "**Cause.** " in section
+    assert "**Remedy.** " in section
+
+
+EXAMPLES = re.findall(r"```text\n(distboot: error\[.*?)```", ERRORS, re.DOTALL)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.partition("]")[0].partition("[")[2])
+def test_example_is_what_distboot_says(example: str) -> None:
+    """Word for word one of `error_texts/`, or what fits into an error that the code can raise."""
+    golden = [path.read_text().rpartition("exit code ")[0] for path in TEXTS.iterdir()]
+    if re.sub(r" on [\w-]+: ", " on HOST: ", example) in golden:
+        return
+    code = example.partition("error[")[2].partition("]")[0]
+    whose = re.compile(r"(?:rank|node) [0-9?]+ on [\w-]+: (?:rank 0 says: )?")
+    first, *rest = example.rstrip("\n").split("\n")
+    message = whose.sub("", first.partition("]: ")[2], count=1)
+    hint = whose.sub("", rest[-1].removeprefix("hint: "), count=1) if rest else ""
+    fitting = [
+        (one, other)
+        for raised, one, other in _raised()
+        if raised in (code, None) and re.fullmatch(one, message) and re.fullmatch(other, hint)
+    ]
+    assert fitting, f"nothing in the code says this with this hint:\n{message}\n{hint}"
+
+
+@cache
+def _raised() -> list[tuple[str | None, str, str]]:
+    """Code, message and hint of every error in the source, the latter two as patterns."""
+    return [found for path in SOURCES for found in _errors_in(ast.parse(path.read_text()))]
+
+
+def _errors_in(tree: ast.Module) -> Iterator[tuple[str | None, str, str]]:
+    everywhere = _assigned(tree.body)
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef):
+            names = {**everywhere, **_assigned(list(ast.walk(function)))}
+            for call in ast.walk(function):
+                if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "DistbootError":
+                    code, *texts = call.args
+                    one, other, *_ = [*(_pattern(text, names) for text in texts), ""]
+                    if len((one + other).replace(".*", "")) > 10:  # else its words are known at run time only
+                        yield (str(code.value) if isinstance(code, ast.Constant) else None), one, other
+
+
+def _assigned(nodes: list[ast.AST] | list[ast.stmt]) -> dict[str, list[ast.expr]]:
+    found: dict[str, list[ast.expr]] = {}
+    for node in nodes:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                pairs = (
+                    zip(target.elts, node.value.elts, strict=False)
+                    if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
+                    else [(target, node.value)]
+                )
+                for name, value in pairs:
+                    if isinstance(name, ast.Name | ast.Attribute):
+                        found.setdefault(name.id if isinstance(name, ast.Name) else name.attr, []).append(value)
+    return found
+
+
+def _pattern(node: ast.expr, names: dict[str, list[ast.expr]], depth: int = 0) -> str:
+    """What the text of an expression can be; a value in it is anything, if its own text is not known."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return re.escape(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_pattern(part, names, depth + 1) for part in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _pattern(node.left, names, depth + 1) + _pattern(node.right, names, depth + 1)
+    if isinstance(node, ast.IfExp):
+        return f"(?:{_pattern(node.body, names, depth + 1)}|{_pattern(node.orelse, names, depth + 1)})"
+    if isinstance(node, ast.Name) and node.id in names and depth < 3:
+        return f"(?:{'|'.join(_pattern(value, names, depth + 1) for value in names[node.id])})"
+    return ".*"

@@ -1,0 +1,323 @@
+"""The report of a job, JSON and page, from real jobs: how it began, what became of each rank, and where it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Run
+from hosts import REPOSITORY, Hosts
+from launched import MPI_ENV, MPIRUN, mpirun_on, needs_hosts, needs_mpirun, needs_torch
+from lifelines import FAILING, Start, until
+from rollcalls import Rank, Rank0, record
+
+from distboot.errors import DistbootError
+from distboot.report.content import not_begun, of_rank
+from distboot.report.files import refuse_unwritable, write
+from distboot.report.history import Arrival, Clock, History
+from distboot.report.steps import own_steps, slowest, spans
+from distboot.rollcall.ready import Ready
+from distboot.rollcall.seen import Seen
+
+BEGIN = ["process_start", "detected", "joined", "all_joined"]
+INIT = ["framework_imported", "all_ready", "group_ready"]
+FAILS = """
+import distboot
+ctx = distboot.init("none", join_timeout=60)
+ctx.barrier()
+if ctx.rank == 1:
+    raise ValueError("the loss is <b>NaN</b>")
+ctx.barrier()
+"""
+
+
+def _in_order(steps: Mapping[str, str], names: list[str]) -> None:
+    assert list(steps) == names
+    assert sorted(steps.values()) == list(steps.values())
+
+
+def _read(path: Path) -> dict[str, Any]:
+    until(path.exists, 20)
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def test_unmodified_script_is_known_until_its_command_starts(start: Start) -> None:
+    running = start(FAILING % "raise ValueError('boom')", CULPRIT="1")
+    running.all_ready()
+    running.touch("fail")
+    running.codes()
+    report = running.report()
+    assert [rank["state"] for rank in report["ranks"]] == ["stopped", "failed first", "stopped"]
+    said = f"Rank 1 failed first: uncaught exception: ValueError: boom, on {os.uname().nodename}; 2 stopped"
+    assert report["headline"] == said
+    for rank in report["ranks"]:
+        _in_order(rank["steps"], [*BEGIN, "command_started"])
+        assert rank["clock"] == {"ahead": 0.0, "within": 0.0}  # one host has one clock
+    assert [one["step"] for one in report["slowest"]] == ["process_start", "detected", "joined", "command_started"]
+    assert report["findings"] == []
+    assert report["versions"]["Python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
+
+
+def test_script_that_calls_init_under_the_wrapper_tells_all_its_steps(start: Start) -> None:
+    running = start('import distboot\ndistboot.init("none", join_timeout=60)\nready()\nuntil("end")')
+    running.all_ready()
+    running.touch("end")
+    assert running.codes() == [0, 0, 0]
+    report = running.report()
+    assert report["headline"] == "3 ranks on 1 node: all ended well"
+    for rank in report["ranks"]:
+        _in_order(rank["steps"], [*BEGIN, "command_started", "init_called", "all_called", *INIT])
+
+
+@needs_mpirun
+def test_page_of_a_bare_init_under_mpirun(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FAILS)
+    env = {**MPI_ENV, "DISTBOOT_REPORT": "job.html"}
+    run(str(MPIRUN), "--map-by", ":OVERSUBSCRIBE", "-n", "3", sys.executable, "train.py", env=env)
+    until((tmp_path / "job.html").exists, 20)
+    page = (tmp_path / "job.html").read_text()
+    assert 'data-rank="1" data-state="failed first"' in page
+    assert "<h1>Rank 1 failed first: uncaught exception: ValueError: the loss is &lt;b&gt;NaN&lt;/b&gt;" in page
+    assert page.count('<i class="import"') == page.count('<i class="group"') == 3 + 1  # and in the legend
+    assert not (tmp_path / "job.html.part").exists()
+
+
+@needs_torch
+def test_option_of_the_wrapper_under_torchrun(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os\nraise SystemExit(3 * (os.environ['RANK'] == '1'))\n")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    done = run(*torchrun, "-m", "distboot", "--report", "job.json", "train.py")
+    assert done.returncode == 1
+    report = _read(tmp_path / "job.json")
+    first = report["first_failure"]
+    assert (report["launcher"], first["rank"], first["exit_code"]) == ("torchrun", 1, 3)
+
+
+@needs_torch
+def test_option_is_passed_on_to_the_ranks_that_the_wrapper_starts(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    done = run(sys.executable, "-m", "distboot", "--nproc-per-node", "2", "--report", "job.json", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert [rank["state"] for rank in _read(tmp_path / "job.json")["ranks"]] == ["ended", "ended"]
+
+
+@needs_hosts
+@needs_mpirun
+def test_two_hosts_are_on_one_clock(hosts: Hosts) -> None:
+    (hosts.shared / "fails.py").write_text(FAILS)
+    path = hosts.shared / "job.json"
+    variables = {"PYTHONPATH": str(REPOSITORY), "DISTBOOT_REPORT": str(path)}
+    mpirun_on(hosts, "nodea:2,nodeb:1", sys.executable, "fails.py", options=(), MASTER_ADDR="nodea", **variables)
+    report = _read(path)
+    assert [(rank["host"], rank["node_rank"], rank["local_rank"]) for rank in report["ranks"]] == [
+        ("nodea", 0, 0),
+        ("nodea", 0, 1),
+        ("nodeb", 1, 0),
+    ]
+    for rank in report["ranks"][:2]:
+        _in_order(rank["steps"], [*BEGIN, *INIT])
+    assert set(report["ranks"][2]["steps"]) == {*BEGIN, *INIT}
+    clock = report["ranks"][2]["clock"]
+    assert 0 < clock["within"] < 10
+    assert abs(clock["ahead"]) <= clock["within"], "it is one machine: the truth is 0, and lies within"
+
+
+@pytest.mark.parametrize("way", ["wrapper", "init"])
+def test_job_whose_ranks_do_not_meet_says_who_is_there(
+    request: pytest.FixtureRequest, way: str, tmp_path: Path
+) -> None:
+    begin = request.getfixturevalue("start" if way == "wrapper" else "start_init")
+    more = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "NODE_RANK": "0", "DISTBOOT_JOIN_TIMEOUT": "2"}
+    running = begin("ready()\n" if way == "wrapper" else "", ranks=3, **more)
+    if way == "init":  # whose own limit is longer
+        (tmp_path / "train.py").write_text("import distboot\ndistboot.init('none', join_timeout=2)\n")
+    assert set(running.codes()) <= {75, 1}
+    report = running.report()
+    assert (report["outcome"], report["first_failure"]["code"]) == ("failed", "missing-rank")
+    assert report["first_failure"]["ranks"] == [3]
+    assert [rank["state"] for rank in report["ranks"]] == ["joined", "joined", "joined", "missing"]
+    assert [rank["node_rank"] for rank in report["ranks"]] == [0, 0, 0, 0]
+    assert report["headline"].startswith("The job did not start: 3 of 4 ranks joined within")
+    _in_order(report["ranks"][1]["steps"], BEGIN[:3])
+    assert report["ranks"][3]["steps"] == {}
+
+
+def test_rank_that_does_not_get_ready_is_told_apart() -> None:
+    first = Rank0(record(0, 3, local_rank=0, node_rank=0, local_world_size=3), ready=Ready())
+    problem = ("framework-not-installed", "torch is not installed in this Python", "pip install torch")
+    others = [Rank(first.port, record(1, 3), ready=Ready(problem=problem))]
+    others += [Rank(first.port, record(2, 3), gate=lambda _: others[0].join(30))]
+    error = first.failed()
+    report = not_begun(first.server.history(), {}, error, 0.0)
+    first.close()
+    ranks: Any = report["ranks"]
+    assert [rank["state"] for rank in ranks] == ["joined", "not ready", "not ready"]
+    assert all("all_joined" in rank["steps"] for rank in ranks)
+
+
+@pytest.mark.parametrize("way", ["wrapper", "init"])
+def test_job_of_one_process(run: Run, tmp_path: Path, way: str) -> None:
+    (tmp_path / "train.py").write_text(
+        "raise ValueError('boom')" if way == "wrapper" else FAILS.replace("== 1", "== 0")
+    )
+    wrapper = ["-m", "distboot", "--report", "job.json"] if way == "wrapper" else []
+    done = run(sys.executable, *wrapper, "train.py", env={} if wrapper else {"DISTBOOT_REPORT": "job.json"})
+    assert done.returncode == 1
+    report = _read(tmp_path / "job.json")
+    assert [rank["state"] for rank in report["ranks"]] == ["failed first"]
+    assert report["first_failure"]["traceback"].startswith("Traceback (most recent call last):")
+
+
+def test_variable_is_not_for_a_wrapper_that_is_alone(distboot: Run, tmp_path: Path) -> None:
+    # It may be an ENTRYPOINT around mpirun, whose ranks write a report of their own there.
+    (tmp_path / "train.py").write_text("")
+    done = distboot("train.py", env={"DISTBOOT_REPORT": "job.json"})
+    assert (done.returncode, done.stderr, (tmp_path / "job.json").exists()) == (0, "", False)
+
+
+@pytest.mark.parametrize("path", ["/proc/no/report.json", "/", "/proc/report.json"])
+@pytest.mark.parametrize("way", ["wrapper", "init"])
+def test_report_that_cannot_be_written_is_an_error_before_anything_starts(
+    request: pytest.FixtureRequest, way: str, path: str
+) -> None:
+    begin: Start = request.getfixturevalue("start" if way == "wrapper" else "start_init")
+    running = begin("ready()", ranks=2, DISTBOOT_REPORT=path)
+    assert running.codes() == ([74, 74] if way == "wrapper" else [1, 1])
+    for rank in (0, 1):
+        assert f"error[output-failed]: rank {rank} on " in running.output(rank)
+        assert f"the report '{path}' cannot be written" in running.output(rank)
+        assert not (running.folder / f"pid-{rank}").exists()
+
+
+def test_job_without_a_lifeline_is_reported_as_started(start: Start) -> None:
+    running = start(DISTBOOT_LIFELINE="0")
+    running.all_ready()
+    report = running.report()
+    assert (report["outcome"], report["first_failure"]) == ("started", None)
+    assert {rank["state"] for rank in report["ranks"]} == {"joined"}
+    running.touch("end")
+    running.codes()
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (["--report", "job.json"], 0, "warning: there will be no report: DISTBOOT_ROLL_CALL=0"),
+        (["--report", "job.json", "--exec"], 2, "error[usage]: --report: nobody stays for it"),
+        (["--report", ""], 2, "the name of a file is needed"),
+    ],
+)
+def test_what_cannot_be_had_is_said(distboot: Run, tmp_path: Path, options: list[str], code: int, said: str) -> None:
+    (tmp_path / "train.py").write_text("")
+    done = distboot(*options, "train.py", env={"DISTBOOT_ROLL_CALL": "0"})
+    assert (done.returncode, (tmp_path / "job.json").exists()) == (code, False)
+    assert said in done.stderr
+
+
+def test_secret_is_not_in_the_page(start: Start) -> None:
+    script = FAILING % "raise ValueError('s3cret-word')"
+    running = start(script, CULPRIT="1", DISTBOOT_SECRET="s3cret-word", DISTBOOT_REPORT="job.html")
+    running.all_ready()
+    running.touch("fail")
+    running.codes()
+    path = running.folder / "job.html"
+    until(path.exists, 20)
+    assert "ValueError: ***" in path.read_text()
+    assert "s3cret-word" not in path.read_text()
+
+
+def test_earlier_report_stays_when_a_new_one_cannot_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_text("earlier")
+    (tmp_path / "job.json.part").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        write(str(path), {})
+    with pytest.raises(DistbootError, match="cannot be written"):
+        refuse_unwritable(str(path))
+    assert path.read_text() == "earlier"
+
+
+def test_link_stays_a_link_and_a_pipe_needs_no_reader_yet(tmp_path: Path) -> None:
+    (tmp_path / "link.json").symlink_to("job.json")
+    refuse_unwritable(str(tmp_path / "link.json"))
+    write(str(tmp_path / "link.json"), {"outcome": "ended"})
+    assert (tmp_path / "link.json").is_symlink()
+    assert json.loads((tmp_path / "job.json").read_text()) == {"outcome": "ended"}
+    os.mkfifo(tmp_path / "pipe")
+    refuse_unwritable(str(tmp_path / "pipe"))
+
+
+def test_page_is_not_even_imported_for_a_job_without_one(run: Run) -> None:
+    look = "import sys, distboot.cli.run, distboot.bootstrap, distboot.lifeline.keeper, distboot.lifeline.guard"
+    done = run(
+        sys.executable, "-c", f"{look}\nprint([one for one in sys.modules if one.startswith('distboot.report')])"
+    )
+    loaded = set(json.loads(done.stdout.replace("'", '"')))
+    assert loaded.isdisjoint({f"distboot.report.{name}" for name in ("page", "grid", "timeline", "style", "markup")})
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        None,
+        [],
+        {"group_ready": "now"},
+        {"group_ready": True},
+        {"group_ready": -1.0},
+        {"group_ready": 1e300},
+        {"group_ready": float("nan")},
+        {str(number): 1.0 for number in range(100)},
+    ],
+)
+def test_steps_that_are_none_are_refused(message: object) -> None:
+    with pytest.raises(TypeError):
+        own_steps(message)
+
+
+def test_steps_of_a_newer_distboot_are_left_out() -> None:
+    assert own_steps({"group_ready": 5, "coffee_made": "yes"}) == {"group_ready": 5.0}
+
+
+def test_clock_of_a_rank_is_read_between_two_moments_of_rank_0() -> None:
+    assert Clock.read(107.0, before=100.0, after=101.0) == Clock(ahead=6.5, within=0.5)
+    seen = Seen(record(0, 3))
+    seen.joined(record(1, 3, clock=1000.0), welcomed=0.0)
+    seen.joined(record(2, 3, node="b", clock=1000.0), welcomed=0.0)
+    assert seen.skews()[1] == 0.0  # on rank 0's own host
+    assert seen.skews()[2] < -1e8
+
+
+def test_times_of_a_rank_are_put_on_the_clock_of_rank_0() -> None:
+    arrival = Arrival("node-1", 1, 0, 7, started=107.0, detected=108.0, joined=12.0, clock=Clock(ahead=97.5))
+    history = History(2, "torch", 10.0, 13.0, {1: arrival})
+    steps: Any = of_rank(history, 1, {"group_ready": 112.5})["steps"]
+    assert {name: when[17:23] for name, when in steps.items()} == {
+        "process_start": "09.500",
+        "detected": "10.500",
+        "joined": "12.000",
+        "all_joined": "13.000",
+        "group_ready": "15.000",
+    }
+
+
+def test_phases_are_between_what_is_known() -> None:
+    assert spans({}) == {}
+    assert spans({"detected": 5.0, "joined": 6.0, "all_joined": 9.0, "framework_imported": 12.0}) == {
+        "join": (5.0, 6.0),
+        "wait": (6.0, 9.0),
+        "import": (9.0, 12.0),
+    }
+    assert spans({"joined": 6.0, "all_joined": 5.9}) == {"wait": (5.9, 5.9)}  # clocks differ a little
+
+
+def test_slowest_of_a_phase_is_named_with_the_usual_time() -> None:
+    ranks = {rank: {"process_start": 1.0, "detected": 2.0 + 5 * (rank == 2), "joined": 9.0} for rank in range(4)}
+    launch, begin, join = slowest(ranks)
+    assert (launch.rank, launch.seconds, begin.rank, begin.seconds, begin.median) == (0, 0.0, 2, 6.0, 1.0)
+    assert (join.rank, join.seconds) == (0, 7.0)

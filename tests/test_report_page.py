@@ -1,0 +1,139 @@
+"""The page of a report, in a real browser: what it shows, that it asks nobody for anything, and runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import Browser, browser, missing_for_browser
+
+from distboot.errors import DistbootError
+from distboot.report.content import not_begun
+from distboot.report.files import write
+from distboot.report.history import Arrival, Clock, History
+
+pytestmark = pytest.mark.skipif(missing_for_browser() is not None, reason=str(missing_for_browser()))
+
+NOON = 1_795_000_000.0
+HOSTILE = '</script><script>alert(1)</script><img src="https://example.invalid/x" onerror="alert(2)">'
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("profile")) as started:
+        yield started
+
+
+@pytest.fixture
+def show(chromium: Browser, tmp_path: Path) -> Callable[..., Browser]:
+    """Opens the page for a report."""
+
+    def it(content: Mapping[str, Any], width: int = 1280, **media: bool) -> Browser:
+        write(str(tmp_path / "job.html"), content)
+        chromium.open(tmp_path / "job.html", width, **media)
+        return chromium
+
+    return it
+
+
+def content(
+    size: int = 16, missing: frozenset[int] = frozenset({5}), host: str = "node", here: int = 8, **more: Any
+) -> dict[str, Any]:
+    """The report of a job of which ranks are missing; rank 3 was slow to start, and all clocks but node 0's err."""
+    arrivals = {}
+    for rank in set(range(size)) - missing:
+        node, local_rank = divmod(rank, here)
+        clock = Clock(0.25, 0.004) if node else Clock()
+        started, detected = NOON + 4 * (rank == 3) + clock.ahead, NOON + 4.5 + clock.ahead
+        arrivals[rank] = Arrival(f"{host}-{node}", node, local_rank, 4000 + rank, started, detected, NOON + 5, clock)
+    history = History(size, "openmpi", NOON, None, arrivals, ranks_a_node=here)
+    error = DistbootError("missing-rank", "some ranks are missing", "look at their output")
+    return {**not_begun(history, {}, error, NOON + 300), **more}
+
+
+def _overflow(page: Browser) -> int:
+    pixels: int = page.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    return pixels
+
+
+def test_map_has_a_cell_for_each_rank_with_its_state(show: Callable[..., Browser]) -> None:
+    page = show(content())
+    cells = page.run(
+        "return [...document.querySelectorAll('.cell[data-rank]')].map(one => [+one.dataset.rank, one.dataset.state])"
+    )
+    assert cells == [[rank, "missing" if rank == 5 else "joined"] for rank in range(16)]
+    assert page.texts(".node h3") == ["node-0", "node-1"]
+    # Not by colour alone.
+    assert page.texts('[data-rank="5"]') == ["5\n○"]
+    assert page.texts('[data-rank="6"]') == ["6\n•"]
+    assert page.complaints() == []
+
+
+def test_page_says_what_happened_and_needs_nothing_else(show: Callable[..., Browser]) -> None:
+    page = show(content(findings=["ranks 8-15 (node 1): torch 2.12.0, others 2.13.0"]))
+    assert page.texts("h1") == ["The job did not start: some ranks are missing"]
+    (text,) = page.texts("main")
+    for said in ("look at their output", "ranks 8-15 (node 1): torch 2.12.0", "to within 4 ms (rank 8)"):
+        assert said in text
+    assert "Slowest: Rank 3 took 4.00 s to be launched" in text
+    assert page.requests() == [page.run("return document.URL")]
+    assert page.run("return document.querySelectorAll('script, link[rel=stylesheet], img, iframe, object').length") == 0
+
+
+def test_bars_are_where_the_steps_were_and_what_is_not_known_is_not_drawn(show: Callable[..., Browser]) -> None:
+    page = show(content())
+    left, right = "parseFloat(one.style.left)", "parseFloat(one.style.left) + parseFloat(one.style.width)"
+    rows = page.run(
+        "return [...document.querySelectorAll('.row')].map(row => [...row.querySelectorAll('.track i')].map(one => "
+        f"[one.className, Math.round({left}), Math.round({right})]))"
+    )
+    assert rows[0] == [["start", 0, 90], ["join", 90, 100]]
+    assert rows[3] == [["start", 80, 90], ["join", 90, 100]]
+    assert rows[5] == []
+    assert rows[8] == rows[0]  # on one clock
+
+
+def test_process_that_is_older_than_the_job_does_not_hide_the_rest(show: Callable[..., Browser]) -> None:
+    report = content(2, frozenset())
+    report["ranks"][0]["steps"]["process_start"] = "2026-11-01T00:00:00.000+00:00"  # a notebook
+    assert show(report).texts(".axis span")[-1] == "50 s"
+
+
+@pytest.mark.parametrize(("size", "here", "rows"), [(512, 8, 512), (4096, 8, 512), (4096, 64, 64)])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_large_jobs_fit_every_window(show: Callable[..., Browser], size: int, here: int, rows: int, width: int) -> None:
+    page = show(content(size, frozenset({17, 96, 97}), here=here), width)
+    assert page.run("return document.querySelectorAll('.cell[data-rank]').length") == size
+    assert page.run("return document.querySelectorAll('.cell[data-state=missing]').length") == 3
+    assert page.run("return document.querySelectorAll('.row').length") == rows
+    assert _overflow(page) <= 0
+
+
+def test_dark_scheme_is_for_the_screen_and_not_for_paper(show: Callable[..., Browser]) -> None:
+    colours = "const it = getComputedStyle(document.body); return [it.backgroundColor, it.color]"
+    light = ["rgb(255, 255, 255)", "rgb(28, 32, 36)"]
+    assert show(content()).run(colours) == light
+    assert show(content(), dark=True).run(colours) == ["rgb(20, 23, 26)", "rgb(230, 233, 236)"]
+    assert show(content(), dark=True, on_paper=True).run(colours) == light
+
+
+def test_nothing_that_a_rank_says_is_more_than_text(show: Callable[..., Browser]) -> None:
+    words = f"Traceback (most recent call last):\n{HOSTILE}\n\x1b[31mred\x1b[0m\x00\u202e" + "x" * (1 << 20)
+    cause = {"text": HOSTILE, "hint": HOSTILE, "traceback": words, "code": None, "ranks": [1], "rank": 1}
+    more: dict[str, Any] = {
+        "headline": HOSTILE,
+        "first_failure": cause,
+        "findings": [HOSTILE],
+        "versions": {HOSTILE: HOSTILE},
+    }
+    page = show(content(host=HOSTILE, launcher=HOSTILE, **more), 390)
+    assert page.run("return document.querySelectorAll('script, img').length") == 0
+    assert page.complaints() == []  # not even of a script that the policy of the page has kept from running
+    assert page.requests() == [page.run("return document.URL")]
+    assert page.texts("h1") == [HOSTILE]
+    (trace,) = page.texts("pre")
+    assert "\\x1b[31mred\\x1b[0m\\x00\\u202e" in trace
+    assert len(trace) < 2000
+    assert _overflow(page) <= 0
