@@ -13,7 +13,7 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --disable-pip-version-check
 
 .DEFAULT_GOAL = help
-.PHONY: help demo test lint format docs bench clean
+.PHONY: help demo test dist pythons lowest newest lint format docs bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -24,6 +24,18 @@ demo: $(VENV)/demo.stamp ## train on real digits: plain, torchrun, mpirun, and t
 test: $(VENV)/frameworks.stamp ## run all tests (ARGS="-k name" for some)
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest $(ARGS)
 
+dist: $(VENV)/frameworks.stamp ## build the sdist and the wheel, and run all tests on those (ARGS as above)
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tests/dist.py dist $(ARGS)
+
+pythons: $(VENV)/dev.stamp ## the tests that need no framework, on the other Pythons from 3.10 to 3.13 that are here
+	$(BIN)/python tests/environments.py pythons $(ARGS)
+
+lowest: $(VENV)/dev.stamp ## the tests of the frameworks on the lowest versions of pyproject.toml (several GB)
+	$(BIN)/python tests/environments.py lowest
+
+newest: $(VENV)/dev.stamp ## the same on the newest versions that pip finds
+	$(BIN)/python tests/environments.py newest
+
 lint: $(VENV)/dev.stamp ## ruff, ruff format, mypy strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -33,10 +45,11 @@ format: $(VENV)/dev.stamp ## let ruff format and mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/dev.stamp ## write the tables of README.md anew from the code's own records
+docs: $(VENV)/dev.stamp ## write what the reference says about the code anew, and the site of all pages into build/site
 	$(BIN)/python docs/tables.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-bench: $(VENV)/frameworks.stamp ## measure what the project promises, side by side
+bench: $(VENV)/frameworks.stamp ## measure side by side what is promised and what else there is, for bench/RESULTS.md
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python bench/run.py $(ARGS)
 
 clean: ## remove the virtual environment and all caches

@@ -20,13 +20,15 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from captured import without_launchers  # noqa: E402 - shared with the tests
-from lifelines import Job, job  # noqa: E402
+from lifelines import Job, job  # noqa: E402 - shared with the tests
+from measure import Contender, Effort, UnmeasuredError, clean_environ, interleaved  # noqa: E402
+from page import Section, Table, promise  # noqa: E402
 
 from distboot.rendezvous import free_port  # noqa: E402
 
@@ -50,13 +52,34 @@ while not Path("end").exists():
 @contextmanager
 def started(script: str, ranks: int, *, init: bool) -> Iterator[Job]:
     """A job whose ranks are all there."""
-    environ = without_launchers(os.environ) | {"PYTHONPATH": str(ROOT), "DISTBOOT_JOIN_TIMEOUT": "300"}
+    environ = clean_environ(DISTBOOT_JOIN_TIMEOUT="300")
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         job(environ, free_port(), Path(folder), script, ranks, init=init) as running,
     ):
         running.all_ready()
         yield running
+
+
+_DEATHS = (("wrapper", 4), ("wrapper", 16), ("wrapper", 64), ("init", 4))
+
+
+def section(effort: Effort) -> Section:
+    """How fast all stop, and what it costs while nothing happens."""
+    sides = [Contender(f"{way}, {ranks} ranks", partial(death, ranks, init=way == "init")) for way, ranks in _DEATHS]
+    found = interleaved(sides, effort.rounds(3), warm=False)
+    limits = [
+        promise(f"a rank is killed, all others have stopped: {name}", series, 1, "≤ 1 s")
+        for name, series in found.items()
+    ]
+    rows = []
+    for way in ("wrapper", "init"):
+        cpu, wakes = cost(4, 5 if effort.quick else 20, init=way == "init")
+        rows.append((f"{way}, rank 0", f"{100 * cpu[0]:.3f} %", f"{wakes[0]:.1f}"))
+        rows.append((f"{way}, the most of the others", f"{100 * max(cpu[1:]):.3f} %", f"{max(wakes[1:]):.1f}"))
+    head = ("process beside a rank, of 4", "of a core", "wake-ups a second")
+    meaning = "This is what the lifeline takes from a training job, in a process of its own beside each rank."
+    return Section([Table("The lifeline while nothing happens", head, rows, meaning)], limits)
 
 
 def death(ranks: int, *, init: bool) -> float:
@@ -73,9 +96,8 @@ def death(ranks: int, *, init: bool) -> float:
         for file in files:
             os.close(file)
         running.codes(60)
-        lines = {running.first(rank) for rank in range(ranks) if rank != culprit}
-        assert len(lines) == 1, lines
-        assert next(iter(lines)).startswith(f"rank {culprit} failed first: killed by SIGKILL"), lines
+        said = f"rank {culprit} failed first: killed by SIGKILL"
+        assert all(said in running.output(rank) for rank in range(ranks) if rank != culprit), running.output(0)
         return seconds
 
 
@@ -83,7 +105,7 @@ def _wait(file: int) -> None:
     import select
 
     if not select.select([file], [], [], 60)[0]:
-        raise SystemExit("a survivor did not stop within 60 s")
+        raise UnmeasuredError("a survivor did not stop within 60 s")
 
 
 def cost(ranks: int, seconds: float, *, init: bool) -> tuple[list[float], list[float]]:
@@ -118,7 +140,7 @@ def _guard_of(script: int) -> int:
         with suppress(OSError):
             if f"\nPid:\t{script}\n" in path.read_text():
                 return int(path.parts[2])
-    raise SystemExit(f"process {script} has no guard")
+    raise UnmeasuredError(f"process {script} has no guard")
 
 
 def soak(ranks: int, seconds: float, load: int, shares: int | None) -> dict[str, float]:

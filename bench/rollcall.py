@@ -1,5 +1,9 @@
-"""What the roll call costs: what it adds to `init`, rank 0's time and memory for thousands of ranks, and how soon
-whoever is missing or there twice is named. The ranks are simulated, the sockets are real.
+"""What the roll call costs rank 0, and how soon whoever is missing or there twice is named.
+
+    PYTHONPATH=. python bench/rollcall.py rank0 18000    seconds, seconds of CPU, and megabytes
+    PYTHONPATH=. python bench/rollcall.py costs          what the single messages cost
+
+The ranks are simulated, the sockets are real. `join.py` takes it all together.
 """
 
 from __future__ import annotations
@@ -8,7 +12,6 @@ import os
 import resource
 import select
 import socket
-import statistics
 import subprocess
 import sys
 import threading
@@ -16,6 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from distboot import DistbootError
 from distboot.facts import facts
@@ -35,6 +39,41 @@ from distboot.rollcall.wire import (
 from distboot.roster import Roster, roster_of
 
 JOB = Membership("5c2f10aa")
+
+
+class Cost(NamedTuple):
+    """What all ranks together cost rank 0.
+
+    Attributes:
+        wall: seconds.
+        cpu: seconds, of all its threads.
+        resident: megabytes at the most.
+        more: how many of them are more than before.
+    """
+
+    wall: float
+    cpu: float
+    resident: float
+    more: float
+
+
+class Meter:
+    """Measures this process, from `start` to `stop`; made when it is as large as without other ranks."""
+
+    def __init__(self) -> None:
+        self._before = _resident("VmRSS")
+
+    def start(self) -> None:
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+
+    def stop(self) -> Cost:
+        wall, cpu, most = time.perf_counter() - self._wall, time.process_time() - self._cpu, _resident("VmHWM")
+        return Cost(wall, cpu, most, max(most - self._before, 0.0))
+
+
+def _resident(name: str) -> float:
+    status = Path("/proc/self/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith(name)).split()[1]) * 1024 / 1e6
 
 
 def record(rank: int, world_size: int, **more: object) -> Record:
@@ -81,8 +120,8 @@ def _peers(port: int, world_size: int) -> None:
                 left -= 1
 
 
-def _rank_0(world_size: int) -> tuple[float, float]:
-    """Seconds from the first connection to the end, and resident megabytes at the end."""
+def _rank_0(world_size: int) -> Cost:
+    """From the first connection until all have the roster."""
     listener = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
     peers = subprocess.Popen(
         [sys.executable, __file__, "peers", str(listener.getsockname()[1]), str(world_size)],
@@ -92,27 +131,15 @@ def _rank_0(world_size: int) -> tuple[float, float]:
     assert peers.stdin is not None
     peers.stdout.readline()
     server = Server(listener, record(0, world_size), JOB)
+    meter = Meter()
     peers.stdin.write("\n")
     peers.stdin.flush()
     select.select([listener], [], [])
-    start = time.perf_counter()
+    meter.start()
     server.hold(300)
-    took = time.perf_counter() - start
-    status = Path("/proc/self/status").read_text()
-    peak = int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
+    cost = meter.stop()
     assert peers.wait(60) == 0
-    return took, peak * 1024 / 1e6
-
-
-def scale(world_size: int, runs: int) -> tuple[float, float]:
-    """Median milliseconds a rank, and the most resident megabytes, each run in a process of its own."""
-    results = []
-    for _ in range(runs):
-        done = subprocess.run(
-            [sys.executable, __file__, "rank0", str(world_size)], capture_output=True, text=True, check=True
-        )
-        results.append(tuple(map(float, done.stdout.split())))
-    return statistics.median(took for took, _ in results) / world_size * 1e3, max(peak for _, peak in results)
+    return cost
 
 
 def naming(join_timeout: float, *ranks: Record, world_size: int = 8) -> tuple[list[str], float]:

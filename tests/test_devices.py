@@ -67,6 +67,14 @@ def test_backend_that_the_build_lacks_is_refused() -> None:
     assert refusal.value.code == "backend-not-available"
 
 
+@pytest.mark.parametrize("wanted", ["nccl", "cpu:gloo,cuda:nccl"])
+def test_backend_of_a_device_that_is_not_there_is_refused(wanted: str) -> None:
+    with pytest.raises(DistbootError) as refusal:
+        device_and_backend(_torch(cuda=0), wanted)
+    assert refusal.value.code == "backend-not-available"
+    assert "'nccl' needs a cuda device, and torch sees none" in refusal.value.message
+
+
 @pytest.mark.parametrize(
     ("visible", "rank", "isolated", "index"),
     [(4, 2, False, 2), (8, 3, True, 3), (1, 2, True, 0), (1, 0, False, 0)],

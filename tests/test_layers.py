@@ -7,9 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Run
-
-PACKAGE = ROOT / "distboot"
+from conftest import PACKAGE, Run
 
 # From the bottom to the top: a module imports only from layers below its own.
 LAYERS = (

@@ -224,3 +224,11 @@ def test_exit_code_is_known_before_the_process_has_ended(end: str, code: int) ->
         check=False,
     )
     assert (done.returncode, done.stdout.decode()) == (code, f"nothing yet\n{bytes([code])!r}\n")
+
+
+def test_tensorflow_speaks_of_a_peer() -> None:
+    """TensorFlow 2.16, when a parameter server was killed."""
+    words = "tensorflow.python.framework.errors_impl.UnavailableError: Graph execution error:\n\n"
+    words += "failed to connect to all addresses\nAdditional GRPC error information from remote target"
+    assert End(code=1, words=words).is_consequence
+    assert not End(code=1, words=words.replace("Unavailable", "InvalidArgument")).is_consequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from .. import child, frameworks, nodes, supervise
 from ..detection import detect
@@ -48,7 +48,8 @@ def main(arguments: list[str]) -> int:
         return _alone(started, placement, join_timeout)
 
 
-class _Started(NamedTuple):
+@dataclass(frozen=True)
+class _Started:
     """What is to be started, and how, once the ranks have met."""
 
     options: Namespace

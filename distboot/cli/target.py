@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from .. import arguments
 from ..errors import DistbootError, printable, quoted
 
 
-class Target(NamedTuple):
+@dataclass(frozen=True)
+class Target:
     """What the wrapper is to run.
 
     Attributes:

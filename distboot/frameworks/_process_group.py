@@ -82,13 +82,14 @@ def start(
 
         torch, user, backend, device = meeting.ready(step)
         export(meeting, exported, {**others, **(_oneccl.variables(placement, before) if device.type == "xpu" else {})})
-        store = _start_group(torch, meeting, backend, options.timeout)
+        device_ids = [device.index] if backend == "nccl" else None
+        barrier = partial(torch.distributed.barrier, device_ids=device_ids)
+        # The store has no name here: torch 2.2 keeps the frames in which it was imported, this one is below them, and
+        # the port would be the store's until the process ends.
+        meets: Meets = _AtStore(_start_group(torch, meeting, backend, options.timeout), placement.who, barrier)
         group = _Group(torch.distributed)
         undo.callback(group.leave)
         group.destroy = adopt(user, backend) or group.destroy
-        device_ids = [device.index] if backend == "nccl" else None
-        barrier = partial(torch.distributed.barrier, device_ids=device_ids)
-        meets: Meets = _AtStore(store, placement.who, barrier)
         if 0 in meeting.offers:
             meets = Gated(meeting, options, barrier=barrier, listener=listener, port=int(meeting.offers[0]))
         undo.pop_all()

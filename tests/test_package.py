@@ -1,0 +1,132 @@
+"""The sdist and the wheel: what is in them, that anybody can build them again, and that they are what is tested."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import time
+import zipfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import PACKAGE, ROOT, Run
+from dist import unpacked
+from environments import LOWEST, PYTHONS
+
+import distboot
+
+pytest.importorskip("hatchling")
+
+GIVEN = os.environ.get("DISTBOOT_DIST")  # from tests/dist.py: the folder with the two that are installed and tested
+DIST_INFO = f"distboot-{distboot.__version__}.dist-info"
+
+
+def _build(kind: str, source: Path, folder: Path) -> Path:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(folder)]
+    subprocess.run(command, cwd=source, stdout=subprocess.DEVNULL, timeout=120, check=True)
+    (built,) = folder.glob("*.tar.gz" if kind == "sdist" else "*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return next(Path(GIVEN).glob("*.tar.gz")) if GIVEN else _build("sdist", ROOT, tmp_path_factory.mktemp("sdist"))
+
+
+@pytest.fixture(scope="module")
+def source(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist, unpacked."""
+    return unpacked(sdist, tmp_path_factory.mktemp("unpacked"))
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return next(Path(GIVEN).glob("*.whl")) if GIVEN else _build("wheel", source, tmp_path_factory.mktemp("wheel"))
+
+
+def _files(folder: Path) -> set[str]:
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    return {name for name in found if "__pycache__" not in name}
+
+
+@pytest.mark.skipif(GIVEN is None, reason="the installed wheel is what `make dist` tests")
+def test_the_installed_wheel_is_what_is_tested(run: Run, wheel: Path) -> None:
+    assert not (ROOT / "distboot").exists()
+    site_packages = Path(sysconfig.get_path("purelib"))
+    assert site_packages / "distboot" == PACKAGE
+    done = run(sys.executable, "-c", "import distboot; print(distboot.__file__)")
+    assert done.stdout.strip() == str(PACKAGE / "__init__.py")
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name: archive.read(name) for name in archive.namelist() if name.startswith("distboot/")}
+    assert {f"distboot/{name}" for name in _files(PACKAGE)} == set(packed)
+    assert [name for name in packed if (site_packages / name).read_bytes() != packed[name]] == []
+
+
+def test_the_wheel_has_the_package_and_nothing_else(source: Path, wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    package = {name for name in names if name.startswith("distboot/")}
+    assert package == {f"distboot/{name}" for name in _files(source / "distboot")}
+    assert {Path(name).suffix for name in package} == {".py", ".typed"}
+    assert "distboot/py.typed" in package
+    of_the_format = {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"}
+    assert names - package == {f"{DIST_INFO}/{name}" for name in of_the_format}
+
+
+def test_the_sdist_has_what_the_tests_need_and_nothing_else(source: Path) -> None:
+    folders = {"distboot", "tests", "examples", "bench", "docker", "docs", ".ci"}
+    files = {"Makefile", "LICENSE", "PKG-INFO", "pyproject.toml", "mkdocs.yml", ".dockerignore", ".gitignore"}
+    pages = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
+    assert {path.name for path in source.iterdir()} == folders | files | pages
+    here = {name for name in _files(ROOT) if name.partition("/")[0] in ("tests", "examples", "docker")}
+    assert {name for name in here if not re.search(r"\.pyc$|/\.", name)} <= _files(source)
+    unwanted = r"(^|/)(\.venv|\.git|\.\w+_cache|\.hypothesis|__pycache__|build|dist|site)/|\.(pyc|so|log|orig|swp)$"
+    assert [name for name in _files(source) if re.search(unwanted, name)] == []
+
+
+def test_anybody_builds_the_same_bytes_from_the_sdist(sdist: Path, wheel: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    again = unpacked(sdist, tmp_path / "elsewhere")
+    for path in again.rglob("*"):
+        os.utime(path, (time.time(), 1_000_000_000))
+        path.chmod(path.stat().st_mode & 0o700)
+    assert _build("sdist", again, tmp_path / "sdist").read_bytes() == sdist.read_bytes()
+    assert _build("wheel", again, tmp_path / "wheel").read_bytes() == wheel.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def said(wheel: Path) -> Any:
+    """The metadata, which are valid."""
+    packaging = pytest.importorskip("packaging.metadata")
+    with zipfile.ZipFile(wheel) as archive:
+        return packaging.Metadata.from_email(archive.read(f"{DIST_INFO}/METADATA"), validate=True)
+
+
+def test_metadata(said: Any) -> None:
+    assert (said.name, str(said.version)) == ("distboot", distboot.__version__)
+    assert (said.license_expression, str(said.requires_python)) == ("Apache-2.0", ">=3.10")
+    assert said.description == (ROOT / "README.md").read_text()
+    assert [each for each in said.requires_dist if each.marker is None] == [], "the core has no dependency"
+    pythons = [each.rpartition(" ")[2] for each in said.classifiers if re.fullmatch(r".* :: 3\.\d+", each)]
+    assert pythons == [each.python for each in PYTHONS]
+
+
+def test_the_lowest_versions_are_tried(said: Any) -> None:
+    """Of each extra, by `make lowest`; Horovod's are built by tests/frameworks/wheels.sh, and there is but one."""
+    extras = [each for each in said.requires_dist if each.marker.evaluate({"extra": "all"}) and each.name != "distboot"]
+    lowest = {each.name: str(each.specifier).removeprefix(">=") for each in extras}
+    tried = " ".join(word for each in LOWEST for words in each.install for word in words).replace("-cpu==", "==")
+    found = {name for name, version in lowest.items() if re.search(rf"\b{name}=={re.escape(version)}(\.|\b)", tried)}
+    assert lowest.keys() - found == {"horovod"}
+
+
+def test_the_version_is_that_of_the_metadata_and_of_the_changelog() -> None:
+    assert metadata.version("distboot") == distboot.__version__
+    newest = re.search(r"^## \[?([\d.]+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == distboot.__version__
