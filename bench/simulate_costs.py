@@ -66,7 +66,7 @@ class Costs:
         send: a short answer to one line of many.
         byte: each byte of a long one.
         roster: drawing up and writing the roster, a rank.
-        prove: writing it for one more line where there is a DISTBOOT_SECRET, a rank of it.
+        prove: writing it for one more line where there is a DISTBOOT_SECRET.
         read_roster: reading it on another rank, a rank of it.
         write_roster: writing it on a relay, a rank of it.
         beat: hearing the beat of a line, answering it and looking whether it is silent.
@@ -250,7 +250,7 @@ def _by_themselves(world_size: int, ranks_a_line: int) -> dict[str, float]:
     text = canonical(roster_of(records).as_message())
     answer, session = Announcement("roster", text), Session("secret", challenge="0" * 32, nonce="0" * 32)
     answer.sealed(session)
-    found["prove"] = _cpu(lambda: answer.sealed(session)) / _LARGE
+    found["prove"] = _cpu(lambda: [answer.sealed(session) for _ in range(100)]) / 100
     some = lines_of(world_size, ranks_a_line)[-1]
     return found | {
         "write_roster": _cpu(lambda: Session().sealed("roster", text)) / _LARGE,
