@@ -30,7 +30,7 @@ SIZES = {
     "flat": (64, 256, 1024, 4096, 10_000, 20_000, 40_000, 100_000),
     "relays": (4096, 10_000, 20_000, 40_000, 100_000),
 }
-VALIDATED = {"flat": (1024, 4096, 10_000), "relays": (4096, 10_000, 32_768, 100_000)}
+VALIDATED = {"flat": (1024, 4000, 10_000), "relays": (4096, 10_000, 32_768, 100_000)}
 
 
 def pictures(costs: tables.ShapeCosts, outcomes: Outcomes) -> dict[str, str]:

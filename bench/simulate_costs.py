@@ -43,7 +43,7 @@ from distboot.rollcall.findings import findings, refuse_several_frameworks  # no
 from distboot.rollcall.handed import Handed  # noqa: E402
 from distboot.rollcall.ready import Ready  # noqa: E402
 from distboot.rollcall.server import Server  # noqa: E402
-from distboot.rollcall.wire import MOST_FROM_RANK_0, Frames, Session, canonical, frame  # noqa: E402
+from distboot.rollcall.wire import MOST_FROM_RANK_0, Announcement, Frames, Session, canonical, frame  # noqa: E402
 from distboot.roster import Roster, roster_of  # noqa: E402
 
 _LINES = 2000  # with which the costs are measured
@@ -66,6 +66,7 @@ class Costs:
         send: a short answer to one line of many.
         byte: each byte of a long one.
         roster: drawing up and writing the roster, a rank.
+        prove: writing it for one more line where there is a DISTBOOT_SECRET.
         read_roster: reading it on another rank, a rank of it.
         write_roster: writing it on a relay, a rank of it.
         beat: hearing the beat of a line, answering it and looking whether it is silent.
@@ -88,6 +89,7 @@ class Costs:
     send: float
     byte: float
     roster: float
+    prove: float
     read_roster: float
     write_roster: float
     beat: float
@@ -164,10 +166,10 @@ def costs(lines: int, ranks_a_line: int) -> dict[str, float]:
     them.do("read")
     them.do("records")
     found["record"] = _cpu(lambda: server.turns(1)) / others
-    found["memory"] = (resident() - before) / others
     found["turn"] = _cpu(lambda: server.turns(100)) / 100
     them.begin("read")
     roster = server.hold(60)
+    found["memory"] = (resident() - before) / others
     them.done()
     them.do("ready")
     found["ready"] = _cpu(lambda: server.turns(1)) / others
@@ -246,6 +248,9 @@ def _by_themselves(world_size: int, ranks_a_line: int) -> dict[str, float]:
 
     found = {"roster": _cpu(draw_up) / _LARGE, "read_roster": _cpu(read) / _LARGE}
     text = canonical(roster_of(records).as_message())
+    answer, session = Announcement("roster", text), Session("secret", challenge="0" * 32, nonce="0" * 32)
+    answer.sealed(session)
+    found["prove"] = _cpu(lambda: [answer.sealed(session) for _ in range(100)]) / 100
     some = lines_of(world_size, ranks_a_line)[-1]
     return found | {
         "write_roster": _cpu(lambda: Session().sealed("roster", text)) / _LARGE,

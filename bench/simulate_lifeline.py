@@ -30,7 +30,6 @@ class Lifeline:
         share: of a core, that it needs while nothing happens.
         told: after the death of a process, until the last rank knows.
         silent: after a host has vanished, until that is noticed: at best and at worst.
-        end_cpu: of rank 0, for hearing how all others end.
         bytes_a_second: in one direction, while nothing happens.
     """
 
@@ -39,15 +38,13 @@ class Lifeline:
     share: float
     told: float
     silent: tuple[float, float]
-    end_cpu: float
     bytes_a_second: float
 
 
 def lifeline(
-    costs: Costs, world_size: int, ranks_a_line: int = 1, *, latency: float = 1e-4, link: float = 10e9,
-    ends_within: float = 1.0,
-) -> Lifeline:  # fmt: skip
-    """The lifeline of a job whose ranks end within so many seconds once they are told to."""
+    costs: Costs, world_size: int, ranks_a_line: int = 1, *, latency: float = 1e-4, link: float = 10e9
+) -> Lifeline:
+    """The lifeline of a job."""
     lines = math.ceil(world_size / ranks_a_line)
     interval = max(INTERVAL, lines / _MOST_BEATS)
     bound = max(DEFAULT_BOUND, _LEAST_BEATS * interval)
@@ -59,26 +56,26 @@ def lifeline(
         beat / interval,
         _told(costs, lines, ranks_a_line, latency, link),
         silence_noticed(interval, bound),
-        _end(costs, lines, ranks_a_line, ends_within),
         lines * costs.beat_bytes / interval,
     )
 
 
 def _told(costs: Costs, lines: int, ranks_a_line: int, latency: float, link: float) -> float:
     """The end of a connection, a moment for others of its host, and a message to each line."""
-    wake = costs.wake * lines
-    now, last, out = latency + wake + GATHERING + wake, 0.0, Link(link)
-    for _ in range(lines):
-        now += costs.tell
-        last = out.send(now, costs.verdict_bytes)
+    decided = latency + GATHERING + 2 * costs.wake * lines
+    out = Link(link)
+    out.send(0.0, costs.verdict_bytes * lines)
     handed_on = (ranks_a_line - 1) * costs.tell
-    return last + latency + handed_on
+    return decided + max(costs.tell * lines, out.busy) + latency + handed_on
 
 
-def _end(costs: Costs, lines: int, ranks_a_line: int, within: float) -> float:
-    """CPU of a loop that wakes up whenever somebody has ended, and looks at all lines each time."""
-    number = random.Random(0)
-    ends = sorted(number.uniform(0.0, within) for _ in range(lines * ranks_a_line))
+def end_of_all(costs: Costs, world_size: int, ranks_a_line: int = 1, within: float = 1.0) -> float:
+    """CPU of rank 0 for hearing how all others end, within so many seconds.
+
+    The loop wakes up whenever somebody has ended, and looks at all lines each time.
+    """
+    lines, number = math.ceil(world_size / ranks_a_line), random.Random(0)
+    ends = sorted(number.uniform(0.0, within) for _ in range(world_size))
     now, heard, spent = 0.0, 0, 0.0
     while heard < len(ends):
         now = max(now, ends[heard])
