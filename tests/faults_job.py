@@ -70,7 +70,7 @@ class Process:
     @property
     def watches(self) -> bool:
         """Whether it is a wrapper, or the guard of `init`."""
-        return "distboot" in self.command[:5] or any("lifeline.guard" in word for word in self.command[:6])
+        return "distboot" in self.command[:5] or "distboot.lifeline.guard" in self.command
 
 
 def processes(hosts: Hosts, host: str) -> dict[int, int]:

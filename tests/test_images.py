@@ -198,7 +198,8 @@ def test_container_of_two_ranks_that_is_killed_is_named_by_the_other_two(podman:
 
 
 def test_compose_file_builds_and_trains(podman: Podman, tmp_path: Path) -> None:
-    both = {"build": {"args": {"PACKAGES": _PACKAGES, "HATCHLING": version("hatchling")}}, "volumes": podman.mounts}
+    build_of = {"context": str(podman.context), "args": {"PACKAGES": _PACKAGES, "HATCHLING": version("hatchling")}}
+    both = {"build": build_of, "volumes": podman.mounts}
     (tmp_path / "mounts.yaml").write_text(yaml.safe_dump({"services": {"node0": both, "node1": both}}))
     project = f"distboot-{uuid.uuid4().hex[:12]}"
     build = " ".join(["--pull=never", "--network=none", *(f"--volume={mount}" for mount in podman.mounts)])

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,9 +18,13 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from lifelines import Job, job, until
+from rollcalls import OURS, Rank0, record
 
+from distboot import DistbootError
 from distboot.handoff import digest
-from distboot.rollcall.node import name_of
+from distboot.rollcall.client import Client
+from distboot.rollcall.node import connected, name_of
+from distboot.rollcall.ready import Ready
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract Unix sockets are Linux's")
 
@@ -125,6 +130,59 @@ def test_first_failure_reaches_all(running: Job) -> None:
     assert f"local rank 3, process {pids[3]})" in line
 
 
+def test_script_that_calls_init_in_the_wrapper_meets_again(large: dict[str, str], port: int, tmp_path: Path) -> None:
+    script = "import distboot\nctx = distboot.init('none', join_timeout=60)\nctx.barrier()\nready()\n"
+    with job(large, port, tmp_path, script, ranks=4) as running:
+        assert running.codes() == [0] * 4
+        until(lambda: not _relays(tmp_path))
+
+
+def test_without_the_lifeline_the_relay_ends_with_the_roll_call(
+    large: dict[str, str], port: int, tmp_path: Path
+) -> None:
+    with job({**large, "DISTBOOT_LIFELINE": "0"}, port, tmp_path, ranks=4) as running:
+        running.all_ready()
+        until(lambda: not _relays(tmp_path))
+        running.touch("end")
+        assert running.codes() == [0] * 4
+
+
+def test_job_that_was_frozen_as_a_whole_goes_on(large: dict[str, str], port: int, tmp_path: Path) -> None:
+    with job({**large, "DISTBOOT_LIFELINE_TIMEOUT": "2"}, port, tmp_path, ranks=4) as running:
+        pids = [*running.all_ready(), *(each.pid for each in running.processes), *_relays(tmp_path)]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(5)  # longer than the bound: what is tested is that nothing happens
+        for pid in reversed(pids):
+            os.kill(pid, signal.SIGCONT)
+        time.sleep(3)
+        running.touch("end")
+        assert running.codes() == [0] * 4
+
+
+def test_relay_that_is_killed_before_the_framework_starts_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = Rank0(record(0, 2), ready=Ready())
+    own, ports = record(1, 2, node="b"), [first.port]
+    client = Client(["127.0.0.1"], ports, own, OURS)
+    way = connected(["127.0.0.1"], ports, own, OURS, join_timeout=20, source="", again=False)
+    client.report(20, relay=way)
+    (relay,) = _relays(tmp_path)
+    os.kill(relay, signal.SIGKILL)
+    with pytest.raises(DistbootError, match=r"and then the relay of this node to rank 0 at \S+ (closed|has gone)"):
+        client.confirm(Ready(), 20)
+    assert first.failed().message.startswith("rank 1 (process 1001 on 'b') joined, and ended before the framework")
+    first.close()
+
+
+def test_without_a_python_to_start_there_is_no_relay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", None)
+    own = record(1, 2)
+    assert connected(["127.0.0.1"], [1], own, OURS, join_timeout=1, source="", again=True) is None
+
+
 @pytest.mark.parametrize("rank", [1, 3])
 def test_wrapper_that_is_killed_is_a_lost_rank(running: Job, rank: int) -> None:
     running.all_ready()
@@ -183,6 +241,7 @@ def test_rank_0_that_does_not_come_is_named_on_all(begin: Begin, port: int) -> N
         code, said = _ended(each)
         assert code == 75
         assert f": rank 0 did not answer at 127.0.0.1:{port} (from MASTER_ADDR) within 1 s" in said
+        assert "defect" not in said
 
 
 def test_duplicate_behind_a_relay_is_named_on_all(begin: Begin) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -85,7 +86,7 @@ def test_page_of_a_bare_init_under_mpirun(run: Run, tmp_path: Path) -> None:
     assert 'data-rank="1" data-state="failed first"' in page
     assert "<h1>Rank 1 failed first: uncaught exception: ValueError: the loss is &lt;b&gt;NaN&lt;/b&gt;" in page
     assert page.count('<i class="import"') == page.count('<i class="group"') == 3 + 1  # and in the legend
-    assert not (tmp_path / "job.html.part").exists()
+    assert list(tmp_path.glob("*.part")) == []
 
 
 @needs_torch
@@ -235,12 +236,21 @@ def test_secret_is_not_in_the_page(start: Start) -> None:
 def test_earlier_report_stays_when_a_new_one_cannot_be_written(tmp_path: Path) -> None:
     path = tmp_path / "job.json"
     path.write_text("earlier")
-    (tmp_path / "job.json.part").mkdir()
-    with pytest.raises(OSError, match="directory"):
-        write(str(path), {})
-    with pytest.raises(DistbootError, match="cannot be written"):
-        refuse_unwritable(str(path))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))  # as if the disk were full
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write(str(path), {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert path.read_text() == "earlier"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("path", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/2"])
+def test_own_output_is_no_file_for_a_report(path: str) -> None:
+    with pytest.raises(DistbootError, match="another file for each process"):
+        refuse_unwritable(path)
 
 
 def test_link_stays_a_link_and_a_pipe_needs_no_reader_yet(tmp_path: Path) -> None:

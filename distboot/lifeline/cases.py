@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .ends import End
 from .line import Line
@@ -38,6 +39,11 @@ class Member:
     ending: float | None = None
     end: End | None = None
     is_lost: bool = False
+
+    def begin(self, pid: int) -> None:
+        """It is watched from now on, in this process."""
+        self.seat = replace(self.seat, pid=pid)
+        self.start = time.time()
 
     @property
     def is_open(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -14,6 +13,7 @@ from ..rollcall.wire import WireError
 from .cases import Case, Inquest, Member
 from .ends import End
 from .line import Line, LineEndedError, end_politely
+from .lines import Lines
 from .role import AFTER_THE_FIRST, Order, Role
 from .settings import Settings
 from .verdict import Seat, Verdict, failed, lost, pid_of, stopped
@@ -62,38 +62,38 @@ class Hub(Role):
     def __post_init__(self) -> None:
         self.members = [Member(seat, self.lines_to.get(seat.rank)) for seat in self.seats]
         self.own = self.members[0]
-        self._of_line: dict[Line, list[Member]] = {}
-        for member in self.members:
-            if member.line is not None:
-                self._of_line.setdefault(member.line, []).append(member)
-        # How many are there yet at the other end of each: asked for at every wake-up, of thousands of lines.
-        self._there = Counter(member.line for member in self.members if member.line is not None)
+        self._lines = Lines(self.members)
         self._inquest = Inquest(self.members)
         self._left: list[Line] = []  # not used any more, and open: their end would be an alarm over there
         self._hurried = False
         self._ended_at = self._decided_at = 0.0
 
     def lines(self) -> Collection[Line]:
-        return list(self._there)
+        return self._lines.open()
 
     def start(self, pid: int) -> None:
-        self._seat(self.own, pid)
+        self.own.begin(pid)
 
     def read(self, line: Line, now: float) -> None:
-        if not self._open(line):  # dropped in this very round
+        if not self._lines.members(line):  # dropped in this very round
             return
         try:
-            for rank, kind, content in line.heard(now):
-                self._take(self._of_line[line][0] if rank is None else self._member(line, rank), kind, content, now)
+            heard = line.heard(now)
         except LineEndedError:
             self._lose(line, "the connection ended without a word", now)
-        except (WireError, TypeError) as error:
+            return
+        except WireError as error:
             self._leave(line, str(error))
+            return
+        for rank, kind, content in heard:
+            for member in self._lines.members(line):
+                if rank in (None, member.seat.rank):
+                    self._hear(member, kind, content, now)
 
     def tick(self, now: float) -> None:
         for line in self.lines():
             self.read(line, now)
-            running = [member for member in self._open(line) if member.end is None]
+            running = [member for member in self._lines.members(line) if member.end is None]
             if any(member.start is not None for member in running):
                 line.beat(now)
             if running:
@@ -101,7 +101,7 @@ class Hub(Role):
 
     def turn(self, now: float) -> None:
         for line in self.lines():
-            if line.is_suspect and any(member.end is None for member in self._open(line)):
+            if line.is_suspect and any(member.end is None for member in self._lines.members(line)):
                 self._check(line, now)
         case = self._inquest.decided(now) if self.verdict is None else None
         if case is not None:
@@ -172,6 +172,12 @@ class Hub(Role):
         patience = self.settings.grace + _LAST_WORD if self.verdict.is_failure else _LINGER
         return max(self._decided_at + patience, self._ended_at)
 
+    def _hear(self, member: Member, kind: str, content: object, now: float) -> None:
+        try:
+            self._take(member, kind, content, now)
+        except (WireError, TypeError) as error:
+            self._let_be(member, str(error))
+
     def _take(self, member: Member, kind: str, content: object, now: float) -> None:
         if kind == "watch":
             self._begin(member, pid_of(content))
@@ -195,7 +201,7 @@ class Hub(Role):
     def _begin(self, member: Member, pid: int) -> None:
         """A rank is watched from now on."""
         assert member.line is not None
-        self._seat(member, pid)
+        member.begin(pid)
         member.line.tell(member.seat.rank, "watch", {"pid": self.own.seat.pid})
         if self.verdict is not None:
             member.line.tell(member.seat.rank, "first", self.verdict.as_message())
@@ -204,20 +210,6 @@ class Hub(Role):
         self._drop(member)
         if member.end is None:
             self._note(self._inquest.lost(member, why, now))
-
-    def _open(self, line: Line) -> list[Member]:
-        """The ranks at the other end that are there yet."""
-        return [member for member in self._of_line[line] if member.line is line]
-
-    def _member(self, line: Line, rank: int) -> Member:
-        member = self.members[rank] if 0 <= rank < len(self.members) else self.own
-        if member not in self._of_line[line]:
-            raise WireError(f"speaks for rank {rank}")
-        return member
-
-    def _seat(self, member: Member, pid: int) -> None:
-        member.seat = replace(member.seat, pid=pid)
-        member.start = time.time()
 
     def _trouble(self, member: Member, end: End, now: float) -> None:
         if member.trouble is None:
@@ -284,22 +276,22 @@ class Hub(Role):
 
     def _lose(self, line: Line, why: str, now: float) -> None:
         """Whoever is at the other end has gone."""
-        for member in self._open(line):
+        for member in self._lines.members(line):
             self._gone(member, why, now)
 
     def _leave(self, line: Line, why: str) -> None:
-        """Go on without the lifeline to whoever is at the other end."""
-        line.tell(None, "bye", None)
-        self._left.append(line)
-        del self._there[line]
-        for member in self._open(line):
-            member.line = None
-            self.say(f"warning: rank {member.seat.rank} {member.seat.said()} {why}; it is not watched any more")
+        for member in self._lines.members(line):
+            self._let_be(member, why)
+
+    def _let_be(self, member: Member, why: str) -> None:
+        """Go on without the lifeline to a rank."""
+        assert member.line is not None
+        member.line.tell(member.seat.rank, "bye", None)
+        last = self._lines.forget(member)
+        self._left += [] if last is None else [last]
+        self.say(f"warning: rank {member.seat.rank} {member.seat.said()} {why}; it is not watched any more")
 
     def _drop(self, member: Member) -> None:
-        line, member.line = member.line, None
+        line = self._lines.forget(member)
         if line is not None:
-            self._there[line] -= 1
-            if not self._there[line]:
-                del self._there[line]
-                line.close()
+            line.close()

@@ -20,13 +20,14 @@ from ..errors import first_line, tell
 from ..rollcall.broadcast import send_to_all
 from ..rollcall.handed import Handed
 from ..rollcall.relay import Relay
-from ..rollcall.relayed import Said, batches
+from ..rollcall.relayed import MOST_FROM_A_LOCAL_RANK, Said, batches
 from ..rollcall.wire import MOST_FROM_RANK_0, Membership, WireError, canonical
 from ..roster import Roster
 from .line import FOR_OTHERS, KINDS, Line, LineEndedError, end_politely, interval_of
 from .settings import DEFAULT_BOUND, settings
 from .trunk import said_to
 from .verdict import lost, seats
+from .watcher import ASLEEP
 
 _LAST_WORD = 2.0  # seconds for rank 0 to take our last word
 _ANSWER_LIMIT = 10.0  # seconds for the ranks to take what rank 0 says to all
@@ -50,7 +51,7 @@ class LocalLines:
         self._trunk: Line | None = Line(trunk.connection, trunk.session, self._interval, MOST_FROM_RANK_0, kinds)
         self._lines: dict[int, Line] = {}
         for (rank, *_), connection, session, _ in ranks:
-            self._lines[rank] = Line(connection, session, self._interval, kinds=kinds)
+            self._lines[rank] = Line(connection, session, self._interval, MOST_FROM_A_LOCAL_RANK, kinds)
         self._watched: set[int] = set()  # ranks whose lifeline has begun
         self._ended: set[int] = set()  # those that have said how they end
         self._up: list[Said] = []  # for rank 0
@@ -68,6 +69,9 @@ class LocalLines:
                 if key.fd in self._selector.get_map():  # else it has gone in this very round
                     key.data(time.monotonic())
             now = time.monotonic()
+            if now > beat + ASLEEP:
+                for line in (*self._lines.values(), *filter(None, [self._trunk])):
+                    line.forgive(now)
             if now >= beat:
                 beat = now + self._interval
                 self._tick(now)
@@ -87,7 +91,7 @@ class LocalLines:
         except LineEndedError:
             self._gone(rank, "the connection ended without a word")
         except WireError as error:
-            self._gone(rank, str(error))
+            self._leave(rank, str(error))
 
     def _begin(self, rank: int, now: float) -> None:
         """The lifeline of a rank begins, perhaps minutes after the roll call: silence counts from now on."""
@@ -104,6 +108,14 @@ class LocalLines:
         if rank not in self._ended:
             self._up.append((rank, "gone", why))
 
+    def _leave(self, rank: int, why: str) -> None:
+        """Go on without the lifeline of a rank."""
+        tell(f"rank {rank}", f"warning: this rank {why}; it is not watched any more")
+        self._lines[rank].send("bye", None)
+        self._up.append((rank, "bye", None))
+        self._ended.add(rank)
+        self._gone(rank, "")
+
     def _hear_rank_0(self, now: float) -> None:
         assert self._trunk is not None
         try:
@@ -112,7 +124,7 @@ class LocalLines:
         except LineEndedError:
             self._lose("the connection ended without a word")
         except (WireError, TypeError) as error:
-            self._lose(str(error))
+            self._leave_rank_0(str(error))
 
     def _take(self, kind: str, content: object) -> None:
         if kind in ("go", "error"):
@@ -133,6 +145,15 @@ class LocalLines:
             if rank in (None, each):
                 line.send(kind, content)
 
+    def _leave_rank_0(self, why: str) -> None:
+        """Go on without the lifeline, all ranks of this node."""
+        for rank in sorted(self._watched - self._ended):
+            tell(f"rank {rank}", f"warning: rank 0 {why}; this rank goes on without the lifeline")
+            self._up.append((rank, "bye", None))
+        self._pass_on()
+        self._tell(None, "bye", None)
+        self._lose("")
+
     def _lose(self, why: str) -> None:
         """Rank 0 has gone."""
         assert self._trunk is not None
@@ -147,6 +168,10 @@ class LocalLines:
             self._gone(rank, "")
 
     def _tick(self, now: float) -> None:
+        for rank in list(self._lines):
+            self._hear(rank, now)
+        if self._trunk is not None:
+            self._hear_rank_0(now)
         running = self._watched - self._ended
         for rank in running:
             self._lines[rank].beat(now)
@@ -157,7 +182,7 @@ class LocalLines:
             self._trunk.beat(now)
             complaint = self._trunk.complaint(now, self._bound)
             if complaint is not None:
-                self._lose(complaint.why)
+                (self._lose if complaint.is_lost else self._leave_rank_0)(complaint.why)
 
     def _pass_on(self) -> None:
         if self._up and self._trunk is not None:

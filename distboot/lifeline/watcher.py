@@ -14,7 +14,7 @@ from ..errors import first_line
 from .line import Line
 from .role import Order, Role
 
-_ASLEEP = 2.0  # seconds by which we are late when we were stopped ourselves, or starved
+ASLEEP = 2.0  # seconds by which we are late when we were stopped ourselves, or starved
 
 
 class Watched(Protocol):
@@ -77,7 +77,7 @@ class Watcher:
                 self._look_at_lines()
                 ready = self._selector.select(max(min(beat, self._due(now)) - now, 0.0))
                 now = time.monotonic()
-                if now > beat + _ASLEEP:
+                if now > beat + ASLEEP:
                     for line in self._role.lines():
                         line.forgive(now)
                 for key, _ in ready:

@@ -9,6 +9,8 @@ from contextlib import suppress
 
 from ..errors import DistbootError, first_line, quoted
 
+_OWN_OUTPUT = ("/dev/std", "/dev/fd/", "/proc/")  # the guard's is not the script's, and a log is not to be replaced
+
 
 def refuse_unwritable(path: str) -> None:
     """Refuse a path at which there could be no report, as it will be hours until it is written.
@@ -17,14 +19,7 @@ def refuse_unwritable(path: str) -> None:
         DistbootError: `output-failed`.
     """
     try:
-        if os.path.isdir(path):
-            raise IsADirectoryError(0, "it is a directory")
-        if _is_no_file(path):
-            return  # a pipe whose reader is still to come, say
-        part = _part(path)
-        with open(part, "w", encoding="utf-8"):
-            pass
-        os.unlink(part)
+        _try(path)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise DistbootError(
@@ -33,6 +28,17 @@ def refuse_unwritable(path: str) -> None:
             "let --report or DISTBOOT_REPORT name a file in a folder of rank 0's host that is there and can be written "
             "to",
         ) from None
+
+
+def _try(path: str) -> None:
+    if os.path.isdir(path):
+        raise IsADirectoryError(0, "it is a directory")
+    if path.startswith(_OWN_OUTPUT):
+        raise ValueError("what is there is another file for each process")
+    if not _is_no_file(path):  # else a pipe whose reader is still to come, say
+        part = _part(path)
+        os.close(_created(part))
+        os.unlink(part)
 
 
 def try_to_write(path: str, content: Callable[[], Mapping[str, object]]) -> str | None:
@@ -71,8 +77,9 @@ def _write(path: str, text: str) -> None:
             file.write(data)
         return
     part = _part(path)
+    descriptor = _created(part)
     try:
-        with open(part, "wb") as file:
+        with os.fdopen(descriptor, "wb") as file:
             file.write(data)
         os.replace(part, os.path.realpath(path))
     except OSError:
@@ -87,4 +94,9 @@ def _is_no_file(path: str) -> bool:
 
 def _part(path: str) -> str:
     """Beside the file itself, where that is only linked to: only there it can be renamed."""
-    return f"{os.path.realpath(path)}.part"
+    return f"{os.path.realpath(path)}.{os.urandom(4).hex()}.part"
+
+
+def _created(part: str) -> int:
+    """Nobody else's file, and through no link of anybody's."""
+    return os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)

@@ -117,7 +117,7 @@ def _as_another_rank(
     ports, limit = candidates(placement), meeting.join_timeout
     meeting.link = client = Client(where, ports, own, membership, source)
     way = None
-    if relay and node.is_used(placement):
+    if relay and own.problem is None and node.is_used(placement):  # who has one does not wait long
         way = node.connected(where, ports, own, membership, join_timeout=limit, source=source, again=again)
     # One process a node says what all of them are waiting for: on rank 0's own node rank 1, as rank 0 may be missing.
     roster = client.report(limit, quiet=bool(placement.local_rank) and placement.rank != 1, relay=way)

@@ -75,20 +75,24 @@ class Caller(ABC):
     def _welcomed(self, end: float) -> None:
         """Rank 0 has answered; what follows is to be over when `time.monotonic` says `end`."""
 
-    def call(self, join_timeout: float, *, quiet: bool = False, first_limit: float = _FIRST_LIMIT) -> None:
+    def call(
+        self, join_timeout: float, *, quiet: bool = False, first_limit: float = _FIRST_LIMIT, spent: float = 0.0
+    ) -> None:
         """Call until rank 0 answers. What does not answer as rank 0 of this job is tried again until the timeout.
 
         Args:
             join_timeout: in seconds.
             quiet: whether another rank says what is being waited for.
             first_limit: seconds for the first answer.
+            spent: seconds of the timeout that are over already.
 
         Raises:
             DistbootError: what rank 0 says is wrong with the job, or `missing-rank` for rank 0 itself.
         """
-        end = time.monotonic() + join_timeout
+        left = max(join_timeout - spent, 0.1)
+        end = time.monotonic() + left
         line = f"rank 0 does not answer at {socket_said(self.host, self.port)} yet"
-        waiting = Wait(self._who, join_timeout, line, quiet=quiet)
+        waiting = Wait(self._who, left, line, quiet=quiet)
         limit = first_limit
         while True:
             try:

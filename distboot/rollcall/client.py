@@ -51,11 +51,9 @@ class Client(Caller):
         Raises:
             DistbootError: what rank 0 says is wrong with the job, or `missing-rank` for rank 0 itself.
         """
-        end = time.monotonic() + join_timeout
-        if relay is not None and not self._reports_to(relay, end):
-            join_timeout = round(max(end - time.monotonic(), 0.1), 1)
-        if self._roster is None:
-            self.call(join_timeout, quiet=quiet)
+        start = time.monotonic()
+        if relay is None or not self._reports_to(relay, start + join_timeout):
+            self.call(join_timeout, quiet=quiet, spent=time.monotonic() - start)
         assert self._roster is not None
         return self._roster
 
@@ -75,12 +73,12 @@ class Client(Caller):
                 return offers_from(said, self._own.world_size)
             failure = told(said)
         except (WireError, OSError, RecursionError) as error:
-            why = "does not answer any more" if isinstance(error, TimeoutError) else str(error)
-            failure = DistbootError(
-                "rank-failed",
-                f"all ranks joined, and then rank 0 at {socket_said(self.host, self.port)} {why}",
-                "look at the output of rank 0",
-            )
+            why = f"has gone: {error.strerror}" if isinstance(error, OSError) else str(error)
+            why = "does not answer any more" if isinstance(error, TimeoutError) else why
+            rank_0 = f"rank 0 at {socket_said(self.host, self.port)}"
+            who = rank_0 if self._via is None else f"the relay of this node to {rank_0}"
+            hint = f"look at the output of rank 0{'' if self._via is None else ', and of this host'}"
+            failure = DistbootError("rank-failed", f"all ranks joined, and then {who} {why}", hint)
         self.close()
         raise failure
 

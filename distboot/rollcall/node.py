@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import struct
+import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -29,9 +30,10 @@ def is_used(placement: Placement) -> bool:
 
 
 def connections_of(own: Record) -> int:
-    """How many connections rank 0 has when all ranks are there, as far as it can know: it is the first on its node."""
-    ranks_a_node = own.local_world_size or 1
-    return own.world_size // ranks_a_node if own.world_size >= RELAYS_FROM else own.world_size
+    """How many connections rank 0 has when all ranks are there: at least so many, where it does not know its node."""
+    if own.world_size < RELAYS_FROM:
+        return own.world_size
+    return own.world_size // own.local_world_size if own.local_world_size else 1
 
 
 def connected(
@@ -56,7 +58,8 @@ def connected(
         again: whether these ranks have met before, in the wrappers around them.
     """
     name = name_of(membership.job, again=again)
-    with suppress(OSError):
+    # Of Popen: no Python, or none in time; and OSError.
+    with suppress(OSError, ValueError, TypeError, subprocess.TimeoutExpired):
         with socket.socket(socket.AF_UNIX) as listener:
             if _is_first(listener, name):
                 listener.listen(1024)
@@ -72,7 +75,9 @@ def connected(
 
 def name_of(job: str, *, again: bool) -> str:
     """The name of the relay's socket on each node: that of the wrappers' roll call may be about to end."""
-    return f"\0distboot-{os.getuid()}-{handoff.digest(f'{job}:{again}')}"
+    # Of each container its own: the relay ends with the container in which it was started.
+    container = os.stat("/proc/self/ns/pid").st_ino
+    return f"\0distboot-{os.getuid()}-{handoff.digest(f'{job}:{again}:{container}')}"
 
 
 def is_ours(connection: socket.socket) -> bool:

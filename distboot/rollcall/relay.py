@@ -32,12 +32,10 @@ _BEYOND = 30.0  # seconds beyond the join timeout, at which rank 0 has said all
 class _Trunk(Caller):
     """The connection to rank 0, which has welcomed us."""
 
-    def _welcomed(self, end: float) -> None:
-        pass
+    via: tuple[object, ...] | None = None  # where rank 0 was reached: for the ranks, who have not been there
 
-    def via(self) -> list[object]:
-        """Where rank 0 was reached: for the ranks, who have not been there."""
-        return [self.host, self.port, self.resolves, self.address_of_rank_0(), self.own_address()]
+    def _welcomed(self, end: float) -> None:  # noqa: ARG002 - as Caller has it
+        self.via = (self.host, self.port, self.resolves, self.address_of_rank_0(), self.own_address())
 
     def handed(self) -> Handed:
         """The connection, which is the caller's now."""
@@ -110,7 +108,7 @@ class Relay:
         self._due = 0.0  # when it is to get them
         self._is_up = False  # whether rank 0 was reached
         self._unreached: DistbootError | None = None  # why not
-        self._since = time.monotonic()  # when there was a rank last
+        self._since, self._is_new = time.monotonic(), True  # since when; and until the first rank is there
         self._selector = selectors.DefaultSelector()
         self._reached, self._wake = os.pipe()
 
@@ -127,7 +125,7 @@ class Relay:
         self._selector.register(self._reached, selectors.EVENT_READ)
         end = self._since + self._join_timeout + _BEYOND
         with self._selector:
-            while (now := time.monotonic()) < end and (self._locals or now < self._since + _ALONE):
+            while (now := time.monotonic()) < end and (self._locals or (self._is_new and now < self._since + _ALONE)):
                 wait = min(end, self._due) if self._due else min(end, now + 1.0)
                 for key, _ in self._selector.select(max(wait - now, 0.0)):
                     if key.fileobj is self._trunk:
@@ -136,6 +134,8 @@ class Relay:
                 if self._due and time.monotonic() >= self._due and not self._pass_on():
                     self._refuse_all("lost the connection to rank 0")
                     return None
+        if self._due:
+            self._pass_on()  # that all of them have gone
         self._refuse_all("has waited for rank 0 in vain")
         return None
 
@@ -155,6 +155,9 @@ class Relay:
             self._is_up = True
             if self._unreached is None:
                 self._selector.register(self._trunk, selectors.EVENT_READ)
+            else:  # whoever comes later tries anew
+                self._selector.unregister(self._listener)
+                self._listener.close()
             for local in list(self._locals.values()):
                 if local.session is not None:
                     self._welcome(local)
@@ -167,7 +170,7 @@ class Relay:
                 connection.close()
                 return
             connection.setblocking(False)
-            self._locals[connection] = _Local(connection)
+            self._locals[connection], self._is_new = _Local(connection), False
             self._selector.register(connection, selectors.EVENT_READ)
         elif isinstance(file, socket.socket) and file in self._locals:
             self._read(self._locals[file])
@@ -199,13 +202,13 @@ class Relay:
             raise WireError("speaks out of turn")
         _, content = local.session.opened(message, "record")
         local.rank = record_from(content).rank  # what rank 0 would not take must not end what it hears of the others
-        self._records.append([content, local.session.challenge, local.session.nonce])
-        self._due = self._due or time.monotonic() + _WINDOW
+        if self._unreached is None:
+            self._records.append([content, local.session.challenge, local.session.nonce])
+            self._due = self._due or time.monotonic() + _WINDOW
 
     def _welcome(self, local: _Local) -> None:
         local.is_welcome = True
-        via = None if self._unreached else self._trunk.via()
-        self._send(local, frame({"distboot": VERSION, "challenge": local.challenge, "via": via}))
+        self._send(local, frame({"distboot": VERSION, "challenge": local.challenge, "via": self._trunk.via}))
         if self._unreached is not None and local.session is not None:
             self._send(local, local.session.sealed("unreached", canonical(as_problem(self._unreached))))
 
@@ -250,8 +253,7 @@ class Relay:
         self._selector.unregister(local.socket)
         del self._locals[local.socket]
         local.socket.close()
-        self._since = time.monotonic()
-        if local.rank is not None:
+        if local.rank is not None and self._unreached is None:
             self._said.append([local.rank, "gone", ""])
             self._due = self._due or time.monotonic() + _WINDOW
 

@@ -57,6 +57,7 @@ class Server:
         self._membership = membership
         self._register = Register(own.world_size)
         self._readiness: Readiness | None = None  # once it is over
+        self._say: Callable[[str], None] = partial(tell, "rank 0")
         self._connections = Connections(listener, own.world_size, self._take, self._lost, self._say)
         self._at: dict[int, Peer] = {}  # where each rank is to be reached
         self._sessions: dict[int, Session] = {}  # what its messages are sealed with, also those to its relay
@@ -194,6 +195,8 @@ class Server:
             self._take_records(peer, peer.session, message)
         elif self._readiness is None:
             raise WireError("reports twice on one connection")
+        elif peer in self._relays:
+            raise WireError("says for nobody that it is ready")
         else:
             (rank,) = peer.ranks
             self._readiness.enter(rank, Ready.from_message(peer.session.opened(message, "ready")[1]))
@@ -296,6 +299,3 @@ class Server:
         told = {*self._at.values(), *([self._misfit] if self._misfit else [])}
         outgoing = {peer.socket: partial(answer.sealed, peer.session) for peer in told if peer.session is not None}
         send_to_all(outgoing, _ANSWER_LIMIT)
-
-    def _say(self, text: str) -> None:
-        tell("rank 0", text)
