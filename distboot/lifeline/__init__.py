@@ -8,7 +8,7 @@ and stop their process: TERM, a grace, KILL.
 The protocol goes on where the roll call's ends (same frames, same mac):
 
     rank   -> rank 0   {"watch": {"pid": …}}   from now on this rank is watched; rank 0 answers with its own
-    both               {"beat": null}          once a second
+    both               {"beat": null}          once a second, or less often in a large job: `line.interval_of`
     rank   -> rank 0   {"steps": {step: time}} how its beginning went, for the report of the job
     rank   -> rank 0   {"trouble": end}        the script fails (its traceback is there), and will end soon
     rank   -> rank 0   {"ending": null}        the script is about to end; its exit code comes later

@@ -15,6 +15,7 @@ import struct
 from contextlib import suppress
 from typing import Any
 
+from ..detached import leave_signals_to_the_job
 from ..report.history import History
 from ..rollcall.handed import Handed
 from ..rollcall.wire import Session
@@ -112,9 +113,7 @@ class Script(Charge):
 def main(control_file: int, words: int, status_file: int) -> None:
     """Watch the script that is at the other end of the control socket, until it has ended."""
     control, status = (socket.socket(fileno=file) for file in (control_file, status_file))
-    ignored = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM")
-    for name in ignored:  # which are for the script, whoever sends them to all processes of the job
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    leave_signals_to_the_job()
     with suppress(OSError):
         control.send(b"\0")  # we are there
     plan, files = _taken_over(control)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 import selectors
-import signal
 import socket
 import time
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+from ..detached import leave_signals_to_the_job
 from ..errors import first_line, tell
 from ..rollcall.broadcast import send_to_all
 from ..rollcall.handed import Handed
@@ -193,8 +193,7 @@ class LocalLines:
 
 def main(listener: int, control: int) -> None:
     """Be the relay of a node; what for comes through the control socket."""
-    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM"):
-        signal.signal(getattr(signal, name), signal.SIG_IGN)  # for the ranks, whoever sends them to all processes
+    leave_signals_to_the_job()
     with socket.socket(fileno=control) as told, told.makefile() as file:
         text = file.readline()
     if not text:  # who started us has ended
