@@ -110,6 +110,8 @@ def check(outcome: Outcome, fault: Fault, launcher: str) -> None:
             # None: mpirun was quicker than the bound.
             expected: tuple[object, ...] = (fault.code, None) if fault.cut else (fault.code,)
             expected += (STOPPED,) if is_slow else ()
+            # What torch 2.13 does now and then when Python ends while one of Gloo's threads is running.
+            expected += (134,) if "terminate called without an active exception" in outcome.output else ()
             assert code in expected if rank in fault.culprits else code not in (0, LOST), outcome.codes
     assert 0 not in outcome.exits
     if launcher == "mpirun" and isinstance(fault.code, int):

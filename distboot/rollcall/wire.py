@@ -15,7 +15,7 @@ MOST_FROM_A_RANK = 64 * 1024  # bytes of one frame
 MOST_FROM_RANK_0 = 64 * 1024 * 1024  # the roster of some 500,000 ranks
 _LENGTH = 4  # bytes
 _COMPRESSED = 1 << 31  # in the length of a frame: that its body is, with zlib
-_COMPRESSED_FROM = 32 * 1024  # bytes: rosters of some hundred nodes, of which rank 0 sends one to each
+_COMPRESSED_FROM = 4 * 1024  # bytes: rosters of some hundred nodes, of which rank 0 sends one to each
 _TORCH_STORE = b"\x00\xce\xf7\x85"  # how a client of torch's TCPStore begins: VALIDATE, and a magic number
 
 
