@@ -112,7 +112,7 @@ def test_a_queue_that_is_full_sends_ranks_away_and_they_come_again() -> None:
 
 
 def test_answers_that_the_link_does_not_carry_in_time_are_counted() -> None:
-    found = simulated(Setting(4000, link=10e6), COSTS)
+    found = simulated(Setting(4000, link=2e6), COSTS)
     assert found.roster is None
     assert 0 < found.unanswered < 4000
 
