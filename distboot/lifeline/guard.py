@@ -11,13 +11,13 @@ import json
 import os
 import signal
 import socket
-import struct
 from contextlib import suppress
 from typing import Any
 
 from ..detached import leave_signals_to_the_job
 from ..report.history import History
 from ..rollcall.handed import Handed
+from ..rollcall.node import CREDENTIALS
 from ..rollcall.wire import Session
 from ..roster import Roster
 from .charge import Charge
@@ -31,7 +31,6 @@ from .watcher import Watcher
 from .words import Reader
 
 LEAVE = b"x"  # what the script sends when it needs its guard no more
-_CREDENTIALS = struct.Struct("3i")  # struct ucred, unix(7): pid, uid, gid
 FILES_AT_ONCE = 250  # SCM_MAX_FD is 253, unix(7)
 
 
@@ -71,9 +70,9 @@ class Script(Charge):
                 self._role.turn(now)
 
     def _take_status(self, now: float) -> None:
-        data, notes, _, _ = self._status.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
+        data, notes, _, _ = self._status.recvmsg(1, socket.CMSG_SPACE(CREDENTIALS.size))
         # The kernel says whose it is: what the script forks in C ends as it ends.
-        pids = [_CREDENTIALS.unpack(note)[0] for _, kind, note in notes if kind == socket.SCM_CREDENTIALS]
+        pids = [CREDENTIALS.unpack(note)[0] for _, kind, note in notes if kind == socket.SCM_CREDENTIALS]
         if not data:
             self._watcher.no_more(self._status.fileno())
         elif pids != [self.process.pid]:

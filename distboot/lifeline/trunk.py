@@ -28,7 +28,7 @@ def said_to(content: object) -> tuple[int | None, str, object]:
     Raises:
         WireError: it is something else.
     """
-    if isinstance(content, list) and len(content) == 3 and content[0] is None:
-        content = [-1, *content[1:]]
-    ((rank, kind, said),) = said_from([content])
-    return (None if rank < 0 else rank), kind, said
+    rank, kind, said = content if isinstance(content, list) and len(content) == 3 else (None, None, None)
+    if not (rank is None or type(rank) is int) or not isinstance(kind, str):
+        raise WireError("sends a broken message for a rank")
+    return rank, kind, said

@@ -48,6 +48,16 @@ class Peer:
         return without_mapping(address)
 
 
+def received(connection: socket.socket) -> bytes | None:
+    """What has come over a non-blocking connection; empty if it has ended, None if there is nothing."""
+    try:
+        return connection.recv(65536)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
+
+
 class OutOfFilesError(Exception):
     """No connection can be accepted, because this process may open no more files."""
 
@@ -170,12 +180,9 @@ class Connections:
             self.drop(oldest)
 
     def _read(self, peer: Peer) -> None:
-        try:
-            data = peer.socket.recv(65536)
-        except BlockingIOError:
+        data = received(peer.socket)
+        if data is None:
             return
-        except OSError:
-            data = b""
         if not data:
             self.drop(peer)
             return

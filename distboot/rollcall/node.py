@@ -21,7 +21,7 @@ from ..record import Record
 from .wire import Membership
 
 RELAYS_FROM = 4096  # ranks: below it a connection for each costs rank 0 less than 0.3 s (docs/explanation/scale.md)
-_CREDENTIALS = struct.Struct("3i")  # struct ucred, unix(7): pid, uid, gid
+CREDENTIALS = struct.Struct("3i")  # struct ucred, unix(7): pid, uid, gid
 
 
 def is_used(placement: Placement) -> bool:
@@ -83,8 +83,8 @@ def name_of(job: str, *, again: bool) -> str:
 def is_ours(connection: socket.socket) -> bool:
     """Whether a process of this user is at the other end of a Unix socket."""
     # Anybody on this host may own the name, or connect to it.
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return bool(_CREDENTIALS.unpack(credentials)[1] == os.getuid())
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    return bool(CREDENTIALS.unpack(credentials)[1] == os.getuid())
 
 
 def _is_first(listener: socket.socket, name: str) -> bool:

@@ -16,6 +16,7 @@ from ..record import as_problem
 from ..roster import Roster
 from .broadcast import send_to_all
 from .caller import Caller
+from .connections import received
 from .greeting import OtherVersionError, session_with
 from .handed import Handed
 from .node import is_ours
@@ -176,12 +177,9 @@ class Relay:
             self._read(self._locals[file])
 
     def _read(self, local: _Local) -> None:
-        try:
-            data = local.socket.recv(65536)
-        except BlockingIOError:
+        data = received(local.socket)
+        if data is None:
             return
-        except OSError:
-            data = b""
         if not data:
             self._drop(local)
             return
@@ -231,18 +229,19 @@ class Relay:
         except (WireError, OSError, TypeError, ValueError, RecursionError) as error:
             self._refuse_all(f"lost rank 0, which {error}")
             return None
-        there = [local for local in self._locals.values() if local.rank is not None and local.session is not None]
+        there = [
+            Handed((local.rank,), local.socket, local.session)
+            for local in self._locals.values()
+            if local.rank is not None and local.session is not None
+        ]
         answer = Announcement(kind, canonical(content))
-        outgoing = {local.socket: partial(answer.sealed, local.session) for local in there if local.session}
+        outgoing = {each.connection: partial(answer.sealed, each.session) for each in there}
         send_to_all(outgoing, _ANSWER_LIMIT)
         self._listener.close()  # whoever comes later starts a relay of its own, and hears from rank 0 that it is late
-        for local in self._locals.values():
-            if local not in there or roster is None:
-                local.socket.close()
-        if roster is None:
-            return None
-        handed = [Handed((local.rank,), local.socket, local.session) for local in there if local.session]  # type: ignore[arg-type]
-        return roster, self._trunk.handed(), handed
+        for connection in self._locals:
+            if connection not in outgoing or roster is None:
+                connection.close()
+        return None if roster is None else (roster, self._trunk.handed(), there)
 
     def _refuse_all(self, why: str) -> None:
         for local in list(self._locals.values()):
