@@ -18,6 +18,8 @@ from importlib.util import find_spec
 from .bootstrap import current, init
 from .context import Context
 from .errors import DistbootError, tell
+from .frameworks._joined import at_end
+from .frameworks._process_group import end_group
 
 # One and the same code in two packages: `lightning`, and `pytorch_lightning` with `lightning_fabric`.
 _HOMES = ("lightning.fabric.plugins.environments", "lightning_fabric.plugins.environments")
@@ -43,6 +45,7 @@ class DistbootEnvironment:
         self.context: Context = context
         self._is_asked = False
         if self.context.world_size > 1:
+            at_end(well=_end_group, exited=_end_group)
             atexit.register(self._warn_if_alone, os.getpid())
 
     @property
@@ -112,6 +115,13 @@ class DistbootEnvironment:
         if not self._is_asked and os.getpid() == pid and context.is_main and not hasattr(sys, "last_type"):
             said = f"Lightning was set up for one device, and each of the {context.world_size} ranks worked alone"
             tell(f"rank {context.rank}", f"warning: {said}: {self._fitting()}")
+
+
+def _end_group() -> None:
+    """Lightning leaves its group on Gloo as it is, and one of eight short scripts on torch 2.13 was then aborted."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized() and dist.get_backend() == "gloo":
+        end_group(dist, dist.destroy_process_group)
 
 
 def _register() -> None:

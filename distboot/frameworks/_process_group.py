@@ -95,7 +95,7 @@ def start(
         undo.pop_all()
     result = context(meeting, exported, options, meets, leave=group.leave, is_up=group.is_up, device=device)
     if backend == "gloo":
-        # Without close() Gloo is not to abort a script either, see `_leave`. After an exception peers may be gone.
+        # Without close() Gloo is not to abort a script either, see `end_group`. After an exception peers may be gone.
         at_end(well=result.close, exited=result.close)
     return result
 
@@ -113,7 +113,7 @@ class _Group:
 
     def leave(self) -> None:
         if self.is_up():
-            _leave(self._dist, self.destroy)
+            end_group(self._dist, self.destroy)
 
 
 class _AtStore:
@@ -255,7 +255,8 @@ def _import() -> Any:
     return torch
 
 
-def _leave(dist: Any, destroy: Callable[[], None]) -> None:
+def end_group(dist: Any, destroy: Callable[[], None]) -> None:
+    """Destroy the default process group, and let Gloo's threads end before Python does."""
     group = dist.group.WORLD
     destroy()
     # Whoever still holds the group (DistributedDataParallel does) keeps Gloo's threads from being joined, and one that
