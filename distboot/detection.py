@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 
 from . import handoff
 from .errors import DistbootError, did_you_mean, quoted
@@ -81,7 +80,7 @@ def _innermost(full: Mapping[str, str], bare: Mapping[str, str], handed_over: ha
         if not candidate.reads_plain:
             notes += reconciled(bare, placement, [other for other in outer if other.plain])
             notes += _one_a_node(placement)
-        return replace(placement, notes=(*placement.notes, *notes)) if notes else placement
+        return placement._replace(notes=(*placement.notes, *notes)) if notes else placement
     raise AssertionError("the last launcher, single, claims every environment")
 
 

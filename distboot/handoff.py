@@ -12,8 +12,8 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 from .address import parse_address, parse_port
 from .errors import DistbootError, quoted
@@ -27,8 +27,7 @@ _OTHER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}(:[0-9a-f]{8})?")
 _PLACE = ("local_rank", "local_world_size", "node_rank", "num_nodes")
 
 
-@dataclass(frozen=True, slots=True)
-class Handoff:
+class Handoff(NamedTuple):
     """What `DISTBOOT_PLACEMENT` says.
 
     Attributes:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import NamedTuple
 
 # The order in which the fields are shown to people.
 FIELDS = (
@@ -33,8 +33,7 @@ VARIABLES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """This process's place in the job. A field is None when the environment alone cannot prove it.
 
     Attributes:
@@ -67,7 +66,7 @@ class Placement:
     master_addr: str | None
     master_port: int | None
     job_id: str | None
-    sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    sources: Mapping[str, str] = MappingProxyType({})
     notes: tuple[str, ...] = ()
     node_level: str | None = None
 
@@ -82,7 +81,7 @@ class Placement:
         """A copy with these fields, those of them that are new having come from `source`."""
         new = {name: value for name, value in fields.items() if getattr(self, name) != value}
         sources = MappingProxyType({**self.sources, **dict.fromkeys(new, source)})
-        return replace(self, **new, sources=sources)  # type: ignore[arg-type]
+        return self._replace(**new, sources=sources)  # type: ignore[arg-type]
 
     def as_dict(self) -> dict[str, object]:
         """All fields as plain JSON types, `sources` as a dict and `notes` as a list."""

@@ -47,15 +47,23 @@ def _signature(function: Callable[..., object]) -> str:
     return str(said.replace(parameters=parameters, return_annotation=_Plain(said.return_annotation)))
 
 
+def _fields(kind: type) -> dict[str, str]:
+    """Of a record: the names, and what is said of each."""
+    if dataclasses.is_dataclass(kind):
+        missing, fields = dataclasses.MISSING, dataclasses.fields(kind)
+        kinds = {each.name: each.type for each in fields}
+        optional = {each.name for each in fields if not (each.default is each.default_factory is missing)}
+    else:
+        kinds = {name: vars(kind)["__annotations__"][name].__forward_arg__ for name in getattr(kind, "_fields", ())}
+        optional = set(getattr(kind, "_field_defaults", ()))
+    return {name: f"{said}{', optional' if name in optional else ''}" for name, said in kinds.items()}
+
+
 def _members(kind: type) -> Iterator[str]:
-    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
-    for each in fields:
-        if not each.name.startswith("_"):
-            optional = each.default is not dataclasses.MISSING or each.default_factory is not dataclasses.MISSING
-            yield f"  {each.name}: {each.type}{', optional' if optional else ''}"
-    own = {each.name for each in fields}
+    fields = _fields(kind)
+    yield from (f"  {name}: {said}" for name, said in fields.items() if not name.startswith("_"))
     for name, member in sorted(vars(kind).items()):
-        if name.startswith("_") or name in own:
+        if name.startswith("_") or name in fields:
             continue
         if isinstance(member, property):
             yield f"  {name}: {inspect.signature(member.fget).return_annotation}, read-only"  # type: ignore[arg-type]
@@ -84,7 +92,7 @@ def _surface() -> Iterator[str]:
     for function in (init, detect):
         yield f"\n{function.__name__}{_signature(function)}"
     for kind in (Placement, Context, DistbootError, DistbootEnvironment):
-        yield f"\n{kind.__module__}.{kind.__name__}" + ("" if dataclasses.is_dataclass(kind) else _signature(kind))
+        yield f"\n{kind.__module__}.{kind.__name__}" + ("" if _fields(kind) else _signature(kind))
         yield from _members(kind)
     yield f"  {', '.join(vars(DistbootError('usage', 'message')))}: attributes of a DistbootError"
     for command in command_line._COMMANDS:
@@ -114,6 +122,6 @@ def test_public_names_signatures_and_defaults() -> None:
 
 def test_fields_of_placement_are_those_of_show_json_and_of_the_context() -> None:
     told = set(detect({}).as_dict())
-    assert told == {each.name for each in dataclasses.fields(Placement)}
+    assert told == set(Placement._fields)
     context = {each.name for each in dataclasses.fields(Context)}
     assert told - context == {"sources", "notes", "node_level"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .. import child, frameworks, nodes, supervise
 from ..detection import detect
@@ -48,8 +48,7 @@ def main(arguments: list[str]) -> int:
         return _alone(started, placement, join_timeout)
 
 
-@dataclass(frozen=True)
-class _Started:
+class _Started(NamedTuple):
     """What is to be started, and how, once the ranks have met."""
 
     options: Namespace

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .. import arguments
 from ..errors import DistbootError, printable, quoted
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """What the wrapper is to run.
 
     Attributes:

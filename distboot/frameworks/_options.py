@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from ..errors import DistbootError, quoted
 
 _HELP = "help(distboot.init) says what each argument is"
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(NamedTuple):
     """What the caller of `init` chooses for the framework; None, 0 and False: nothing.
 
     Attributes:
@@ -45,7 +44,7 @@ class Options:
 
     def differences(self, earlier: Options) -> list[str]:
         """What is chosen here, and was not before, for example `backend='gloo' after backend=None`."""
-        pairs = ((field.name, getattr(self, field.name), field.default) for field in fields(self))
+        pairs = ((name, getattr(self, name), default) for name, default in self._field_defaults.items())
         return [
             f"{name}={quoted(value)} after {name}={quoted(getattr(earlier, name))}"
             for name, value, default in pairs

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from .. import handoff
@@ -54,7 +53,7 @@ def start(meeting: Meeting, exported: Exported, options: Options) -> Context:
 def _chosen(options: Options) -> Options:
     """The options with the backend of the CPU, if DeepSpeed is to use that."""
     on_cpu = options.backend is None and os.environ.get("DS_ACCELERATOR") == "cpu"
-    return replace(options, backend="gloo") if on_cpu else options
+    return options._replace(backend="gloo") if on_cpu else options
 
 
 def _deepspeed() -> Any:

@@ -12,7 +12,6 @@ import sys
 from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 
 from .. import detached, handoff
 from ..errors import tell
@@ -136,7 +135,7 @@ class Guard:
             "pid": os.getpid(),
             "rank": placement.rank,
             "roster": roster.as_message(),
-            "settings": asdict(self._settings),
+            "settings": self._settings._asdict(),
             "secret": self._secret,
             "history": history and history.as_plan(),
             "lines": [(line.ranks, line.session.challenge, line.session.nonce, line.is_relay) for line in lines],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import DistbootError, quoted
 from ..rendezvous import seconds
@@ -14,8 +14,7 @@ _LEAST_BOUND = 2.0  # seconds
 DEFAULT_GRACE = 30.0  # seconds; Kubernetes, torchrun and Slurm (KillWait) wait as long by default
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     """What a user can set about the lifeline.
 
     Attributes:

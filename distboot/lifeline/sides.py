@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from ..errors import tell
 from ..report.history import History
@@ -45,7 +44,7 @@ def side_of(
         kinds = (*KINDS, *FOR_OTHERS) if is_relay else KINDS
         line = (Trunk if is_relay else Line)(connection, session, interval, kinds=kinds)
         lines.update(dict.fromkeys(ranks, line))
-    settings = replace(settings, bound=max(settings.bound, _LEAST_BEATS * interval))
+    settings = settings._replace(bound=max(settings.bound, _LEAST_BEATS * interval))
 
     def say(text: str) -> None:
         tell(f"rank {rank}", text)
