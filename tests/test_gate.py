@@ -14,6 +14,8 @@ from conftest import Run
 from hosts import Hosts, missing_for_hosts
 from launched import MPI_ENV, MPIRUN, json_lines, needs_mpirun
 
+from distboot.lifeline.ends import End
+
 _BEGIN = """
 import json, os, socket, sys, time
 from pathlib import Path
@@ -261,6 +263,21 @@ for leaves in (1, 0):
         r"missing-rank barrier\(\): rank 0 is not at 127\.0\.0\.1:\d+ any more( \(.*\))?: it ended, or closed its ",
         second[0],
     )
+    # So whoever ended is the one that failed first, also if the lifeline hears later of it than of these.
+    assert all(End(words=f"distboot.DistbootError: {output}").is_consequence for output, _ in (first, second))
+
+
+@pytest.mark.parametrize("dies", [0, 1])
+def test_rank_that_dies_and_not_one_that_waits_for_it_failed_first(ranks: Ranks, dies: int) -> None:
+    script = """
+ctx = distboot.init("none", join_timeout=60)
+if ctx.rank == DIES:
+    os.kill(os.getpid(), 9)
+ctx.barrier()
+"""
+    outputs = ranks(script.replace("DIES", str(dies)), 3)
+    first = f"rank {dies} failed first: "
+    assert all(first in output for rank, (output, _) in enumerate(outputs) if rank != dies), outputs
 
 
 _LATE = """

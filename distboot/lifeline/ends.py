@@ -29,6 +29,7 @@ _OF_A_PEER = (
     "errors_impl.unavailableerror",
     "horovod has been shut down",
     "error[rank-failed]",
+    "ended, or closed its context",  # at our gate
 )
 
 

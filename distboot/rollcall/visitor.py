@@ -113,7 +113,7 @@ class Visitor:
         except TimeoutError:
             return
         except (OSError, WireError) as error:
-            raise self._ended(door, str(error)) from None
+            raise self._ended(door, (isinstance(error, OSError) and error.strerror) or str(error)) from None
 
     def _take(self, message: dict[str, object]) -> None:
         if "refused" in message:
