@@ -16,6 +16,7 @@ from .exports import Exported, threads
 from .lifeline import beside
 from .lifeline.settings import report_setting, settings
 from .lifeline.unwatched import Unwatched
+from .misspelled import warn_of_misspelled
 from .nodes import refuse_unless_rank
 from .placement import Placement
 from .rendezvous import join_timeout_setting, roll_call_setting, seconds, settled, wait_until_resolves
@@ -124,6 +125,7 @@ def _started(
         _refuse_second_process(placement)
         _refuse_unservable(placement)
         refuse_unless_rank(placement)
+        warn_of_misspelled(os.environ, placement)
         with (
             Exported() as exported,
             _met(placement, join_timeout, options, report) as meeting,

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from .errors import DistbootError, quoted
+from .errors import DistbootError, printable, quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -92,12 +92,20 @@ def _limit_files(soft: int | None) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
+def not_found(program: str) -> DistbootError:
+    """The error for a command that there is not."""
+    if os.path.exists(program):
+        said, name = f"{quoted(program)} is a file here, and no command on PATH", printable(program)
+        hint = f"name the interpreter of a script: run -- python {name}; a program in this folder is ./{name}"
+    else:
+        said, hint = f"{quoted(program)} does not exist", "check the spelling, PATH and the directory"
+    return DistbootError("command-not-found", said, hint)
+
+
 def _error(program: str, error: OSError) -> DistbootError:
     there = os.sep in program and os.path.exists(program)  # then its interpreter is what is missing
     if isinstance(error, FileNotFoundError | NotADirectoryError) and not there:
-        return DistbootError(
-            "command-not-found", f"{quoted(program)} does not exist", "check the spelling, PATH and the directory"
-        )
+        return not_found(program)
     hints = {
         errno.EACCES: "make it executable (chmod +x), or name its interpreter: run -- python script.py",
         errno.ENOEXEC: "it has no #! line: name its interpreter: run -- python script.py",

@@ -33,7 +33,7 @@ def share(ranks: int, root: Root = "/") -> int | None:
     if own is None:
         return None
     # What all of them together cannot have for themselves is shared; else the launcher has bound each to its own.
-    is_shared = own * ranks > (_of_all(root) or own)
+    is_shared = own * ranks > (of_all(root) or own)
     limits = [own // ranks if is_shared else own]
     limited = quota(root)
     if limited is not None:
@@ -57,7 +57,7 @@ def quota(root: Root = "/") -> float | None:
     return min(found, default=None)
 
 
-def _of_all(root: Root) -> int | None:
+def of_all(root: Root = "/") -> int | None:
     """How many CPUs there are for all ranks on this node: those of the cgroup, or of the machine."""
     # 0-15,32-47
     files = [f"{folder}/cpuset.cpus.effective" for folder in _folders(root, "")]

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from . import cpus, handoff
 from .address import socket_said
 from .detection import launcher_of
-from .errors import DistbootError
+from .errors import DistbootError, tell
 from .placement import VARIABLES, Placement
 from .rendezvous import MPI_LAUNCHERS
 
 _WAY_OUT = (
     "let the wrapper start the ranks: python -m distboot --nproc-per-node N script.py …, with N processes a node, "
-    "or auto for one an accelerator, or 1 if there is to be no other"
+    "or auto for one an accelerator (without any: one a CPU), or 1 if there is to be no other"
 )
 # For Open MPI 4, and for 5: more ranks than cores are what was asked for, each may use all cores (see `cpus`), and in a
 # container root is who is there.
@@ -75,6 +75,14 @@ def refuse_several_here(placement: Placement, environ: Mapping[str, str]) -> Non
             f"--nproc-per-node, but {placement.launcher} started {many} processes on this node",
             "start one process a node, or leave --nproc-per-node out",
         )
+
+
+def warn_if_bound(placement: Placement) -> None:
+    """Say that the ranks will be slow, as they inherit that the launcher has bound this process to a few CPUs."""
+    own, there = cpus.affinity(), cpus.of_all()
+    if placement.launcher != "single" and own is not None and there is not None and own < there:
+        bound = f"{placement.launcher} has bound this process to {own} of {there} CPUs, and so all ranks of this node"
+        tell(placement.who, f"warning: {bound}: mpirun --bind-to none, srun --cpu-bind=none")
 
 
 def has_torchrun() -> bool:

@@ -25,6 +25,7 @@ from distboot.errors import CODES
 from distboot.frameworks import FILES
 from distboot.launchers import INNERMOST_FIRST
 from distboot.lightning import DistbootEnvironment
+from distboot.misspelled import SETTINGS
 from distboot.placement import VARIABLES
 from distboot.platforms import PLATFORMS
 
@@ -118,6 +119,11 @@ def test_public_names_signatures_and_defaults() -> None:
     if os.environ.get("DISTBOOT_WRITE_API"):
         TEXT.write_text(found)
     assert found == TEXT.read_text()
+
+
+def test_settings_are_those_that_are_known_when_one_is_misspelled() -> None:
+    _, _, settings = TEXT.read_text().rpartition("\nsettings\n")
+    assert settings.strip().split(", ") == sorted(SETTINGS)
 
 
 def test_fields_of_placement_are_those_of_show_json_and_of_the_context() -> None:

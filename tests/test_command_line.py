@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from captured import one
@@ -86,6 +87,28 @@ def test_misuse_is_one_error_with_a_hint_and_its_exit_code(distboot: Run, argume
     assert "Traceback" not in result.stderr
     assert result.stdout == ""
     assert result.returncode == CODES[code][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["--nproc_per_node", "2", "train.py"], "did you mean '--nproc-per-node'? "),  # torchrun takes both
+        (["shwo"], "did you mean 'show'? "),
+        (["run", "--", "train.py"], "name the interpreter of a script: run -- python train.py; "),
+    ],
+)
+def test_hint_says_what_may_be_meant(distboot: Run, tmp_path: Path, arguments: list[str], hint: str) -> None:
+    (tmp_path / "train.py").touch()
+    assert f"\nhint: {hint}" in distboot(*arguments).stderr
+
+
+def test_misspelled_setting_is_said_once_and_its_value_is_not(distboot: Run) -> None:
+    said = "distboot: warning: DISTBOOT_SECRTE is no setting, and does nothing: did you mean DISTBOOT_SECRET?\n"
+    env = {"DISTBOOT_SECRTE": "much to hide", "DISTBOOT_OURS": "1"}
+    script = "import distboot; distboot.init('none')"
+    assert distboot("run", "--", sys.executable, "-c", script, env=env).stderr == said
+    rank_1 = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    assert distboot("run", "--", "true", env={**env, **rank_1, "DISTBOOT_ROLL_CALL": "0"}).stderr == ""
 
 
 @pytest.mark.parametrize("command", [["show"], ["env"], ["run", "--", "touch", "started"]])

@@ -18,7 +18,7 @@ LAYERS = (
     {"launchers"},
     {"rivals"},
     {"detection"},
-    {"exports", "rendezvous", "record", "supervise", "deadline"},
+    {"exports", "misspelled", "rendezvous", "record", "supervise", "deadline"},
     {"roster", "mpi", "nodes"},
     {"report"},
     {"rollcall"},

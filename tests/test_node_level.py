@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,10 @@ import pytest
 from captured import one
 from conftest import Run
 from documented import AZUREML_PYTORCH, PYTORCHJOB_4_A_POD, TRAINJOB
-from launched import WHO, json_lines, needs_torch
+from launched import MPI_ENV, MPIRUN, WHO, json_lines, needs_mpirun, needs_torch
 
 from distboot import DistbootError, detect, init
+from distboot.cpus import of_all
 from distboot.nodes import refuse_idle_accelerators
 
 MPI_PER_NODE = "openmpi-4.1.4/2nodes_1proc"
@@ -149,6 +151,31 @@ def test_options_for_torchrun_in_the_environment_are_not_for_our_agent(distboot:
     stray = {"PET_NO_PYTHON": "1", "PET_MODULE": "1", "PET_TEE": "x", "PET_VIRTUAL_LOCAL_RANK": "1"}
     lines = json_lines(distboot("--nproc-per-node", "2", who, env={**stray, "DISTBOOT_LAUNCHER": "none"}))
     assert [line["LOCAL_RANK"] for line in lines] == [0, 1]
+
+
+@needs_torch
+def test_port_that_the_agents_cannot_have_is_refused_and_not_a_traceback(distboot: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        result = distboot("run", "--nproc-per-node", "2", "--", "true", env=env)
+    assert (result.returncode, result.stdout) == (75, "")
+    assert "error[port-taken]" in result.stderr
+    assert f"MASTER_PORT={port}" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@needs_torch
+@needs_mpirun
+@pytest.mark.skipif((of_all() or 1) < 2, reason="a single CPU: binding takes nothing away")
+def test_launcher_that_has_bound_the_one_process_is_warned_of(run: Run) -> None:
+    def said(binding: str) -> str:
+        mpirun = [str(MPIRUN), "-n", "1", "--bind-to", binding, sys.executable, "-m", "distboot"]
+        return run(*mpirun, "run", "--nproc-per-node=1", "--", "true", env=MPI_ENV).stderr
+
+    warning = f"warning: openmpi has bound this process to 1 of {of_all()} CPUs"
+    assert warning in said("core")
+    assert warning not in said("none")
 
 
 @needs_torch

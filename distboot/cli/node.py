@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 
 from .. import child, nodes, supervise
+from ..errors import DistbootError
 from ..placement import Placement
 from ..rendezvous import settled, wait_until_resolves
+from ..rollcall.ports import Taken, listening
 from .run_options import for_every_wrapper, of_a_rank, of_torchrun
 from .target import Target
 
@@ -29,7 +31,10 @@ def start_ranks(options: Namespace, placement: Placement, target: Target, join_t
     wait_until_resolves(placement, join_timeout)
     own, count, given = of_a_rank(options), options.nproc_per_node, of_torchrun(options)
     of_rank = [*target.python, "-m", "distboot", "run", *own, *for_every_wrapper(options), *target.given]
+    nodes.warn_if_bound(placement)
     if nodes.has_torchrun():
+        if not nodes.agents_meet(given):
+            _refuse_taken_port(placement)
         engine = nodes.torchrun(placement, count, given)
         command = [*engine, *nodes.agent_target(["--", *of_rank] if own else target.given)]
         environ = nodes.agent_environ(os.environ, placement, count, keeps_order=not nodes.agents_meet(given))
@@ -39,3 +44,16 @@ def start_ranks(options: Namespace, placement: Placement, target: Target, join_t
     if options.exec:
         child.become(command, environ)
     return supervise.run(command, environ, grace=grace)
+
+
+def _refuse_taken_port(placement: Placement) -> None:
+    """Refuse what torchrun's agent on the first node would end with a traceback for; unlike ranks it tries one port."""
+    if placement.rank > 0:
+        return
+    port = placement.master_port or 0
+    try:
+        listening(port).close()
+    except Taken as why:
+        problem = f"torchrun's agents meet at MASTER_PORT={port} only, and this host cannot listen there: {why}"
+        hint = "set MASTER_PORT to a free port on all nodes; ss -ltnp says who has this one"
+        raise DistbootError("port-taken", problem, hint) from None

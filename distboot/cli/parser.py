@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from ..errors import DistbootError, printable
+from ..errors import DistbootError, did_you_mean, printable
 
 TYPE_CHECKING = False  # type checkers take the name for typing's, whose import would slow every start
 if TYPE_CHECKING:
@@ -37,4 +37,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise the `usage` error."""
-        raise DistbootError("usage", printable(message), f"{self.prog} --help")
+        unknown, _, words = message.partition(": ")
+        option = words.split("=")[0].split(" ")[0] if unknown == "unrecognized arguments" else ""
+        meant = did_you_mean(option, self._option_string_actions) if option.startswith("--") else ""
+        raise DistbootError("usage", printable(message), f"{meant}{self.prog} --help")

@@ -11,6 +11,7 @@ from ..detection import detect
 from ..errors import DistbootError, printable, said_by, tell
 from ..exports import applied, variables
 from ..lifeline.settings import grace_setting, report_setting, settings
+from ..misspelled import warn_of_misspelled
 from ..placement import Placement
 from ..rendezvous import join_timeout_setting, roll_call_setting, settled, wait_until_resolves
 from .run_options import parse
@@ -27,6 +28,7 @@ def main(arguments: list[str]) -> int:
     """Run the command; the exit code of the child."""
     options, given = parse(arguments)
     placement = detect(launcher=options.launcher)
+    warn_of_misspelled(os.environ, placement)
     with said_by(placement.who):
         target = target_of(given)
         join_timeout, grace = join_timeout_setting(options.join_timeout), grace_setting(os.environ, options.grace)

@@ -177,7 +177,7 @@ def _add_per_node(parser: Parser) -> None:
         type=_processes,
         metavar="N|auto",
         help="let torchrun (without torch: mpirun, on one node) start N processes here, with the node rank, the number "
-        "of nodes and the address found (auto or gpu: one an accelerator; cpu: one a CPU)",
+        "of nodes and the address found (gpu: one an accelerator; cpu: one a CPU; auto: gpu, or cpu if there are none)",
     )
     group.add_argument("--max-restarts", type=int, metavar="N", help="of torchrun: start failed ranks anew so often")
     for name, what in (

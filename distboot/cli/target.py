@@ -6,8 +6,8 @@ import os
 import sys
 from typing import NamedTuple
 
-from .. import arguments
-from ..errors import DistbootError, printable, quoted
+from .. import arguments, child
+from ..errors import DistbootError, did_you_mean, printable, quoted
 
 
 class Target(NamedTuple):
@@ -39,7 +39,7 @@ class Target(NamedTuple):
         if os.sep in program and os.path.exists(program):
             hint = "name a program in it" if os.path.isdir(program) else "chmod +x it"
             return DistbootError("command-not-executable", f"{quoted(program)} may not be executed", hint)
-        return DistbootError("command-not-found", f"{quoted(program)} does not exist", "check PATH and spelling")
+        return child.not_found(program)
 
 
 def target_of(given: list[str]) -> Target:
@@ -59,14 +59,20 @@ def target_of(given: list[str]) -> Target:
         return Target(given, python, [*python, *given], len(python) + 2)
     script = given[0]
     if not os.path.exists(script):
-        raise DistbootError(
-            "command-not-found",
-            f"there is no script {quoted(script)}",
-            f"check the path; any other command goes after '--': run -- {printable(script)} …; or is it show or env?",
-        )
+        where = "" if os.path.isabs(script) else f" in {_working_directory()}"
+        meant = did_you_mean(script, ("run", "show", "env", "launchers", "doctor"))
+        hint = f"{meant}check the path; any other command goes after '--': run -- {printable(script)} …"
+        raise DistbootError("command-not-found", f"there is no script {quoted(script)}{where}", hint)
     if not os.access(script, os.R_OK):
         raise DistbootError("command-not-executable", f"the script {quoted(script)} may not be read", "chmod +r it")
     return Target(given, python, [*python, *given], len(python) + 1)
+
+
+def _working_directory() -> str:
+    try:
+        return quoted(os.getcwd())
+    except FileNotFoundError:
+        return "the working directory, which is not there any more"
 
 
 def _interpreter_options() -> list[str]:

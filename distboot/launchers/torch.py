@@ -20,8 +20,8 @@ def _read(environ: Mapping[str, str]) -> Placement | None:
         return None
     reading = Reading(environ, "torch")
     reading.remedy = (
-        "whoever starts the processes sets RANK and WORLD_SIZE for each of them: set both, or clear these if they are "
-        "left over"
+        "whoever starts the processes sets RANK (0 to WORLD_SIZE - 1) and WORLD_SIZE for each of them: set both, or "
+        "clear these if they are left over"
     )
     reading.integer("RANK", "rank")
     reading.integer("WORLD_SIZE", "world_size")
