@@ -28,13 +28,13 @@ from distboot.rollcall.client import Client
 from distboot.rollcall.server import Server
 from distboot.rollcall.wire import (
     MOST_FROM_A_RANK,
-    MOST_FROM_RANK_0,
     VERSION,
     Frames,
     Membership,
     Session,
     canonical,
     frame,
+    most_from_rank_0,
 )
 from distboot.roster import Roster, roster_of
 
@@ -189,8 +189,8 @@ def costs() -> None:
         answer = Session().sealed("roster", canonical(roster.as_message()))
         sealed = time.perf_counter() - start
         start = time.perf_counter()
-        (message,) = Frames(MOST_FROM_RANK_0).feed(answer)
-        Roster.from_message(message["roster"]).place(world_size - 1)
+        (message,) = Frames(most_from_rank_0(world_size)).feed(answer)
+        Roster.from_message(message["roster"], world_size).place(world_size - 1)
         read = time.perf_counter() - start
         said = f"{made * 1e3:.0f} ms to draw up, {sealed * 1e3:.0f} ms to write, {read * 1e3:.0f} ms to read"
         print(f"{world_size} ranks: roster {len(answer)} bytes, {said}")

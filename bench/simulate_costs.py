@@ -43,7 +43,7 @@ from distboot.rollcall.findings import findings, refuse_several_frameworks  # no
 from distboot.rollcall.handed import Handed  # noqa: E402
 from distboot.rollcall.ready import Ready  # noqa: E402
 from distboot.rollcall.server import Server  # noqa: E402
-from distboot.rollcall.wire import MOST_FROM_RANK_0, Announcement, Frames, Session, canonical, frame  # noqa: E402
+from distboot.rollcall.wire import Announcement, Frames, Session, canonical, frame, most_from_rank_0  # noqa: E402
 from distboot.roster import Roster, roster_of  # noqa: E402
 
 _LINES = 2000  # with which the costs are measured
@@ -243,8 +243,8 @@ def _by_themselves(world_size: int, ranks_a_line: int) -> dict[str, float]:
         answers.append(Session().sealed("roster", canonical(roster.as_message())))
 
     def read() -> None:
-        (message,) = Frames(MOST_FROM_RANK_0).feed(answers[0])
-        Roster.from_message(message["roster"]).place(_LARGE - 1)
+        (message,) = Frames(most_from_rank_0(_LARGE)).feed(answers[0])
+        Roster.from_message(message["roster"], _LARGE).place(_LARGE - 1)
 
     found = {"roster": _cpu(draw_up) / _LARGE, "read_roster": _cpu(read) / _LARGE}
     text = canonical(roster_of(records).as_message())

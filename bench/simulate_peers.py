@@ -13,9 +13,10 @@ from collections.abc import Callable
 
 from simulate_messages import BEAT, HELLO, Line, lines_of
 
-from distboot.rollcall.wire import MOST_FROM_RANK_0, Frames
+from distboot.rollcall.wire import Frames, most_from_rank_0
 
 GUESTS = 60  # for whom there is room beside the ranks
+_MOST = most_from_rank_0(100_000)  # bytes of a frame
 _LENGTH = 4  # bytes of a frame's length, of which the highest bit is a flag
 
 
@@ -169,7 +170,7 @@ class _Reading:
 
 def _read_message(connection: socket.socket) -> None:
     """The next one that is no beat."""
-    frames, found = Frames(MOST_FROM_RANK_0), False
+    frames, found = Frames(_MOST), False
     while not found:
         data = connection.recv(min(frames.missing, 1 << 20))
         if not data:

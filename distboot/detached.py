@@ -32,6 +32,13 @@ def leave_signals_to_the_job() -> None:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
+def let_go_of_output() -> None:
+    """The process that has started us has ended, and whoever reads its output waits for the end of that."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    os.close(null)
+
+
 def start(module: str, *files: int) -> subprocess.Popen[bytes]:
     """Call `main` of a module with these file descriptors, in a process of its own: the one that starts it.
 

@@ -9,7 +9,6 @@ from .errors import DistbootError, quoted
 from .record import Record
 
 _MOST_SPANS = 20  # ranges in one line
-_MOST_RANKS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +50,8 @@ class Roster:
         return {"hosts": list(self.hosts), "nodes": nodes, "master_addr": self.master_addr}
 
     @classmethod
-    def from_message(cls, message: object) -> Roster:
-        """The roster in a message.
+    def from_message(cls, message: object, world_size: int) -> Roster:
+        """The roster of so many ranks in a message.
 
         Raises:
             TypeError, ValueError: it is none.
@@ -66,11 +65,11 @@ class Roster:
             raise TypeError("its address is no text")
         if not all(isinstance(host, str) for host in hosts):
             raise TypeError("a host is no text")
-        if sum(count for runs in nodes for _, count in runs if type(count) is int and count > 0) > _MOST_RANKS:
+        if sum(count for runs in nodes for _, count in runs if type(count) is int and count > 0) > world_size:
             raise ValueError("it has too many ranks")
         places = tuple(tuple(rank for first, count in runs for rank in range(first, first + count)) for runs in nodes)
         ranks = sorted(rank for node in places for rank in node)
-        if ranks != list(range(len(ranks))):
+        if ranks != list(range(world_size)):
             raise ValueError("its ranks are not all there, once")
         return cls(tuple(hosts), places, master_addr)
 

@@ -71,6 +71,7 @@ def begin(large: dict[str, str], tmp_path: Path) -> Iterator[Begin]:
     yield rank_of
     for process in started:
         process.kill()
+    for process in started:  # not before: a relay has the output of one of them until the others have gone
         process.communicate()
 
 
@@ -79,7 +80,8 @@ def _relays(folder: Path) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if b"distboot.lifeline.relay" in (path / "cmdline").read_bytes():
+            is_leader = os.getsid(int(path.name)) == int(path.name)  # else it is the one that starts it, and ends
+            if is_leader and b"distboot.lifeline.relay" in (path / "cmdline").read_bytes():
                 found += [int(path.name)] if os.readlink(path / "cwd") == str(folder.resolve()) else []
     return found
 
@@ -94,6 +96,13 @@ def _connections(pid: int) -> int:
     tables = [Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
     table = [line.split() for lines in tables for line in lines]
     return sum(1 for fields in table if fields[3] == "01" and f"socket:[{fields[9]}]" in ours)
+
+
+def _wait_for(process: subprocess.Popen[str], said: str) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if said in line:
+            return
 
 
 def _ended(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -224,10 +233,7 @@ def test_ranks_whose_relay_was_killed_go_to_rank_0_themselves(begin: Begin, tmp_
 def test_rank_that_is_missing_or_has_gone_is_named_on_all(begin: Begin, tmp_path: Path) -> None:
     ranks = [begin(rank, DISTBOOT_JOIN_TIMEOUT="4") for rank in (0, 1)]
     gone = begin(2)
-    assert ranks[0].stdout is not None
-    for line in ranks[0].stdout:
-        if "3/4 joined" in line:
-            break
+    _wait_for(ranks[0], "3/4 joined")
     gone.kill()
     for each in ranks:
         code, said = _ended(each)
@@ -267,7 +273,7 @@ def test_rank_with_another_secret_is_refused_by_relay_and_rank_0(begin: Begin) -
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
 def test_name_that_another_user_has_taken_is_done_without(begin: Begin, port: int) -> None:
-    name = name_of(digest(f"None:{port}"), again=False)
+    name = name_of(digest(f"None:{port}"), 4, ["127.0.0.1"], again=False)
     script = f"""
 import os, socket, sys
 listener = socket.socket(socket.AF_UNIX)
@@ -293,8 +299,63 @@ def test_garbage_at_the_relay_ends_only_its_own_connection(begin: Begin, port: i
     until(lambda: _relays(tmp_path))
     for garbage in (b"\xff" * 64, b"\0\0\0\2{}", b"\0\0\0\x04null"):
         with socket.socket(socket.AF_UNIX) as stranger:
-            stranger.connect(name_of(digest(f"None:{port}"), again=False))
+            stranger.connect(name_of(digest(f"None:{port}"), 4, ["127.0.0.1"], again=False))
             stranger.sendall(garbage)
             stranger.settimeout(20)
             assert b"refused" in stranger.recv(1000)
     assert [_ended(each)[0] for each in (*others, begin(0))] == [0] * 4
+
+
+def test_relay_is_that_of_one_job() -> None:
+    names = [
+        name_of("5c2f10aa", 4096, ["node-0"], again=False),
+        name_of("5c2f10aa", 4096, ["node-0"], again=True),
+        name_of("5c2f10aa", 8192, ["node-0"], again=False),
+        name_of("5c2f10aa", 4096, ["node-1"], again=False),
+    ]
+    assert len(set(names)) == 4
+
+
+def test_without_proc_there_is_no_relay(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(path: str) -> None:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr("distboot.rollcall.node.os.stat", missing)
+    assert connected(["127.0.0.1"], [1], record(1, 2), OURS, join_timeout=1, source="", again=True) is None
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&-"])
+def test_rank_without_standard_streams_starts_a_relay(begin: Begin, tmp_path: Path, closed: str) -> None:
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "distboot", "run", "--", "true"]
+    first, second = begin(1, *command), begin(2, *command)
+    until(lambda: _relays(tmp_path))
+    ranks = [first, second, begin(3, *command), begin(0, *command)]
+    for each in ranks:
+        code, said = _ended(each)
+        assert code == 0
+        assert "relay" not in said
+
+
+def test_output_of_the_rank_that_started_the_relay_ends_with_that_rank(begin: Begin, tmp_path: Path) -> None:
+    starter = begin(1)
+    until(lambda: _relays(tmp_path))
+    first, second = begin(0), begin(2)
+    _wait_for(first, "3/4 joined")
+    starter.kill()
+    assert starter.stdout is not None
+    starter.stdout.read()  # until nobody has it any more
+    assert len(_relays(tmp_path)) == 1
+    assert [_ended(each)[0] for each in (begin(1), first, second, begin(3))] == [0] * 4
+
+
+@pytest.mark.parametrize("many", [2, 4096], ids=["relays", "no relays"])
+def test_rank_that_freezes_before_its_lifeline_begins_is_lost(begin: Begin, tmp_path: Path, many: int) -> None:
+    (tmp_path / "sitecustomize.py").write_text(LARGE.replace("2", str(many)))
+    env = {"DISTBOOT_LIFELINE_TIMEOUT": "2", "DISTBOOT_GRACE": "1"}
+    command = [sys.executable, "-m", "distboot", "run", "--", "sleep", "60"]
+    first, *others = (begin(rank, *command, **env) for rank in (0, 1, 2))
+    _wait_for(first, "3/4 joined")
+    os.kill(others[1].pid, signal.SIGSTOP)
+    last = begin(3, *command, **env)
+    said = [_ended(each)[1] for each in (first, others[0], last)]
+    assert all("rank 2 lost first: no answer for 2 s" in text for text in said), said

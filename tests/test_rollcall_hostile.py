@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import socket
 import struct
 import sys
 import time
+import zlib
 from contextlib import closing
 from dataclasses import replace
 
@@ -15,8 +17,10 @@ import pytest
 from conftest import Run
 from rollcalls import HELLO, OURS, FakeRank0, Rank, Rank0, answers, peer, record, welcome
 
+from distboot.rollcall import connections
 from distboot.rollcall.ready import Ready
-from distboot.rollcall.wire import Membership, frame
+from distboot.rollcall.relayed import fitting
+from distboot.rollcall.wire import Membership, WireError, frame
 from distboot.roster import Roster
 
 ROSTER: dict[str, object] = {"roster": {"hosts": ["a"], "nodes": [[[0, 2]]], "master_addr": None}, "mac": ""}
@@ -186,3 +190,83 @@ def test_fact_with_strange_names_reaches_no_terminal(capfd: pytest.CaptureFixtur
         said = capfd.readouterr().err
         assert "\x1b" not in said
         assert len(said.splitlines()) == 3, json.dumps(said)
+
+
+def _reported(rank: int, kind: str = "records") -> dict[str, object]:
+    said = record(rank, 3).as_message()
+    return {kind: [[said, "0" * 32, "1" * 32]] if kind == "records" else said, "mac": ""}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [_reported(1, "record"), {**_reported(2, "record"), "records": 0}],
+        [_reported(1, "record"), {"of": [[1, "gone", ""]], "mac": ""}],
+        [_reported(1), _reported(2, "record")],
+    ],
+    ids=["two ranks on one connection", "a rank as a relay", "a relay as a rank"],
+)
+def test_who_speaks_as_a_rank_and_as_a_relay_is_sent_away(said: list[dict[str, object]]) -> None:
+    with closing(Rank0(record(0, 3), 20, ready=Ready())) as first:
+        with peer(first.port, HELLO + b"".join(map(frame, said))) as connection:
+            assert any("refused" in answer for answer in answers(connection))
+        ranks = [Rank(first.port, record(rank, 3), ready=Ready()) for rank in (1, 2)]
+        assert {each.met() for each in (first, *ranks)} == {Roster(("a",), ((0, 1, 2),))}
+
+
+def test_relay_whose_ranks_have_gone_is_a_stranger_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_REPORT_LIMIT", 0.5)
+    with closing(Rank0(record(0, 3), 20)) as first:
+        gone = frame(_reported(1)) + frame({"of": [[1, "gone", ""]], "mac": ""})
+        with peer(first.port, HELLO + gone) as connection:
+            answers(connection)  # until rank 0 has closed it
+        ranks = [Rank(first.port, record(rank, 3)) for rank in (1, 2)]
+        assert {each.met() for each in (first, *ranks)} == {Roster(("a",), ((0, 1, 2),))}
+
+
+def test_relays_that_have_gone_are_forgotten() -> None:
+    def there() -> int:
+        return sum(isinstance(each, connections.Peer) for each in gc.get_objects())
+
+    before = there()  # of other tests
+    with closing(Rank0(record(0, 2), 20)) as first:
+        for _ in range(50):
+            peer(first.port, HELLO + frame({"records": [], "mac": ""})).close()
+        assert Rank(first.port, record(1, 2)).met() == first.met()
+        assert there() < before + 10
+
+
+def _compressed(text: str) -> bytes:
+    body = zlib.compress(text.encode(), 9)
+    return (len(body) | 1 << 31).to_bytes(4, "big") + body
+
+
+@pytest.mark.parametrize(
+    ("welcomes", "text", "why"),
+    [
+        (False, f'{{"x":[{"0," * 70_000}0]}}', "more than 65536 bytes"),
+        (True, f'{{"roster":[{"0," * 70_000}0]}}', "more than 67584 bytes"),
+        (True, '{"roster":{"hosts":["a"],"nodes":[[[0,9999999]]],"master_addr":null},"mac":""}', "too many ranks"),
+        (True, '{"roster":{"hosts":["a"],"nodes":[[[0,1]]],"master_addr":null},"mac":""}', "not all there"),
+    ],
+)
+def test_long_answers_in_the_place_of_rank_0_are_not_taken(welcomes: bool, text: str, why: str) -> None:
+    def talk(connection: socket.socket) -> None:
+        if welcomes:
+            welcome(connection)
+        else:
+            connection.recv(65536)
+        connection.sendall(_compressed(text))
+        connection.recv(1)
+
+    with closing(FakeRank0(talk)) as fake:
+        assert why in Rank(fake.port, record(1, 2), 2).failed().message
+
+
+@pytest.mark.parametrize(("depth", "text"), [(0, "é" * 20_000), (890, ""), (5000, "")], ids=["long", "deep", "deeper"])
+def test_what_rank_0_could_not_read_in_a_batch_ends_the_line_of_one_rank(depth: int, text: str) -> None:
+    said: object = text
+    for _ in range(depth):
+        said = [said]
+    with pytest.raises(WireError):
+        fitting([3, "end", said])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import queue
 import re
-import sys
 import threading
 import time
 import weakref
@@ -257,10 +256,11 @@ def _import() -> Any:
 
 def end_group(dist: Any, destroy: Callable[[], None]) -> None:
     """Destroy the default process group, and let Gloo's threads end before Python does."""
-    group = dist.group.WORLD
+    group = dist.group.WORLD  # noqa: F841 - held until they had their moment
     destroy()
     # Whoever still holds the group (DistributedDataParallel does) keeps Gloo's threads from being joined, and one that
     # lets go of its last tensor only while Python shuts down aborts the process: "terminate called without an active
-    # exception", in 1 of 5 runs of a short script (torch 2.13, pytorch issue 190489). A moment lets them finish.
-    if sys.getrefcount(group) > 2:  # more than our own name for it and the argument
-        time.sleep(0.1)
+    # exception", in 1 of 5 runs of a short script (torch 2.13, pytorch issue 190489). If nobody does, letting go of the
+    # group joins them, in torch 2.2 with Python's lock held, for which the thread with the tensor waits: 1 of 10 such
+    # scripts hung. A moment lets them finish.
+    time.sleep(0.1)

@@ -135,6 +135,7 @@ class Guard:
             "pid": os.getpid(),
             "rank": placement.rank,
             "roster": roster.as_message(),
+            "world_size": placement.world_size,
             "settings": self._settings._asdict(),
             "secret": self._secret,
             "history": history and history.as_plan(),

@@ -124,7 +124,7 @@ def main(control_file: int, words: int, status_file: int) -> None:
         Handed(tuple(ranks), socket.socket(fileno=file), Session(plan["secret"], us, challenge, nonce), is_relay)
         for file, (ranks, challenge, nonce, is_relay) in zip(files, plan["lines"], strict=True)
     ]
-    roster = Roster.from_message(plan["roster"])
+    roster = Roster.from_message(plan["roster"], plan["world_size"])
     history = None if plan["history"] is None else History.from_plan(plan["history"])
     role = side_of(rank, roster, connections, settings, held=False, history=history)
     watcher = Watcher(role, interval=interval_of(roster), grace=settings.grace)

@@ -94,9 +94,8 @@ class Hub(Role):
         for line in self.lines():
             self.read(line, now)
             running = [member for member in self._lines.members(line) if member.end is None]
-            if any(member.start is not None for member in running):
-                line.beat(now)
             if running:
+                line.beat(now)
                 self._check(line, now)
 
     def turn(self, now: float) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import selectors
 import socket
 import time
@@ -15,13 +16,13 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from ..detached import leave_signals_to_the_job
+from ..detached import leave_signals_to_the_job, let_go_of_output
 from ..errors import first_line, tell
 from ..rollcall.broadcast import send_to_all
 from ..rollcall.handed import Handed
 from ..rollcall.relay import Relay
-from ..rollcall.relayed import MOST_FROM_A_LOCAL_RANK, Said, batches
-from ..rollcall.wire import MOST_FROM_RANK_0, Membership, WireError, canonical
+from ..rollcall.relayed import MOST_FROM_A_LOCAL_RANK, batches, fitting
+from ..rollcall.wire import Membership, WireError, canonical, most_from_rank_0
 from ..roster import Roster
 from .line import FOR_OTHERS, KINDS, Line, LineEndedError, end_politely, interval_of
 from .settings import DEFAULT_BOUND, settings
@@ -41,20 +42,23 @@ class LocalLines:
         trunk: the connection to rank 0.
         ranks: those to the ranks of this node.
         bound: seconds for which any of them may be silent.
+        starter: the rank that has started the relay, in whose output its lines are.
     """
 
-    def __init__(self, roster: Roster, trunk: Handed, ranks: Iterable[Handed], bound: float) -> None:
+    def __init__(self, roster: Roster, trunk: Handed, ranks: Iterable[Handed], bound: float, starter: int) -> None:
         self._interval = interval_of(roster)
         self._bound = max(bound, 2 * self._interval)
-        self._rank_0 = seats(roster)[0]
+        self._starter = starter
+        all_seats = seats(roster)
+        self._rank_0, most = all_seats[0], most_from_rank_0(len(all_seats))
         kinds = (*KINDS, *FOR_OTHERS)
-        self._trunk: Line | None = Line(trunk.connection, trunk.session, self._interval, MOST_FROM_RANK_0, kinds)
+        self._trunk: Line | None = Line(trunk.connection, trunk.session, self._interval, most, kinds)
         self._lines: dict[int, Line] = {}
         for (rank, *_), connection, session, _ in ranks:
             self._lines[rank] = Line(connection, session, self._interval, MOST_FROM_A_LOCAL_RANK, kinds)
         self._watched: set[int] = set()  # ranks whose lifeline has begun
         self._ended: set[int] = set()  # those that have said how they end
-        self._up: list[Said] = []  # for rank 0
+        self._up: list[str] = []  # for rank 0
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> None:
@@ -87,7 +91,7 @@ class LocalLines:
                     self._begin(rank, now)
                 elif kind in ("end", "bye"):
                     self._ended.add(rank)
-                self._up.append((rank, kind, content))
+                self._up.append(fitting([rank, kind, content]))
         except LineEndedError:
             self._gone(rank, "the connection ended without a word")
         except WireError as error:
@@ -96,8 +100,9 @@ class LocalLines:
     def _begin(self, rank: int, now: float) -> None:
         """The lifeline of a rank begins, perhaps minutes after the roll call: silence counts from now on."""
         self._lines[rank].forgive(now)
-        if not self._watched and self._trunk is not None:
-            self._trunk.forgive(now)
+        if not self._watched:
+            for line in (*self._lines.values(), *filter(None, [self._trunk])):
+                line.forgive(now)
         self._watched.add(rank)
 
     def _gone(self, rank: int, why: str) -> None:
@@ -105,14 +110,16 @@ class LocalLines:
         self._selector.unregister(line)
         line.close()
         self._watched.discard(rank)
+        if rank == self._starter:
+            let_go_of_output()
         if rank not in self._ended:
-            self._up.append((rank, "gone", why))
+            self._up.append(fitting([rank, "gone", why]))
 
     def _leave(self, rank: int, why: str) -> None:
         """Go on without the lifeline of a rank."""
         tell(f"rank {rank}", f"warning: this rank {why}; it is not watched any more")
         self._lines[rank].send("bye", None)
-        self._up.append((rank, "bye", None))
+        self._up.append(fitting([rank, "bye", None]))
         self._ended.add(rank)
         self._gone(rank, "")
 
@@ -149,7 +156,7 @@ class LocalLines:
         """Go on without the lifeline, all ranks of this node."""
         for rank in sorted(self._watched - self._ended):
             tell(f"rank {rank}", f"warning: rank 0 {why}; this rank goes on without the lifeline")
-            self._up.append((rank, "bye", None))
+            self._up.append(fitting([rank, "bye", None]))
         self._pass_on()
         self._tell(None, "bye", None)
         self._lose("")
@@ -172,7 +179,8 @@ class LocalLines:
             self._hear(rank, now)
         if self._trunk is not None:
             self._hear_rank_0(now)
-        running = self._watched - self._ended
+        # Once one of them is watched all of them may go, and are to be heard of.
+        running = (self._lines.keys() if self._watched else set()) - self._ended
         for rank in running:
             self._lines[rank].beat(now)
             complaint = self._lines[rank].complaint(now, self._bound)
@@ -194,6 +202,8 @@ class LocalLines:
 def main(listener: int, control: int) -> None:
     """Be the relay of a node; what for comes through the control socket."""
     leave_signals_to_the_job()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each rank of the node
     with socket.socket(fileno=control) as told, told.makefile() as file:
         text = file.readline()
     if not text:  # who started us has ended
@@ -202,7 +212,8 @@ def main(listener: int, control: int) -> None:
     try:
         _serve(listener, plan)
     except Exception as error:  # noqa: BLE001 - a defect of ours: the ranks go to rank 0 themselves, or stop
-        tell(plan["who"], f"warning: the relay of this node has a defect: {type(error).__name__}: {first_line(error)}")
+        who, said = f"rank {plan['starter']}", f"{type(error).__name__}: {first_line(error)}"
+        tell(who, f"warning: the relay of this node has a defect: {said}")
 
 
 def _serve(listener: int, plan: dict[str, Any]) -> None:
@@ -210,7 +221,7 @@ def _serve(listener: int, plan: dict[str, Any]) -> None:
         socket.socket(fileno=listener),
         plan["hosts"],
         plan["ports"],
-        plan["who"],
+        plan["starter"],
         Membership(plan["job"], plan["secret"]),
         source=plan["source"],
         join_timeout=plan["join_timeout"],
@@ -219,4 +230,4 @@ def _serve(listener: int, plan: dict[str, Any]) -> None:
     met = relay.meet()
     if met is not None:
         given = settings(os.environ)
-        LocalLines(*met, DEFAULT_BOUND if given is None else given.bound).run()
+        LocalLines(*met, DEFAULT_BOUND if given is None else given.bound, plan["starter"]).run()

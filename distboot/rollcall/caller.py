@@ -13,7 +13,7 @@ from ..record import as_error, is_problem
 from ..rendezvous import Wait
 from ..resolve import is_this_host, look_up
 from .wire import (
-    MOST_FROM_RANK_0,
+    MOST_FROM_A_RANK,
     ONE_DISTBOOT,
     VERSION,
     Frames,
@@ -23,6 +23,7 @@ from .wire import (
     canonical,
     frame,
     fresh,
+    most_from_rank_0,
 )
 
 _FIRST_LIMIT = 1.0  # seconds for a stranger to answer; it grows, because rank 0 may be busy with thousands
@@ -49,6 +50,7 @@ class Caller(ABC):
         ports: those that rank 0 may listen at, in the order in which it tries them.
         who: calls, as its lines say it.
         membership: what tells the ranks of this job from everybody else.
+        world_size: of the job.
         source: what says that rank 0 is there, for example "MASTER_ADDR".
 
     Attributes:
@@ -57,14 +59,22 @@ class Caller(ABC):
     """
 
     def __init__(
-        self, hosts: Sequence[str], ports: Sequence[int], who: str, membership: Membership, source: str = ""
+        self,
+        hosts: Sequence[str],
+        ports: Sequence[int],
+        who: str,
+        membership: Membership,
+        *,
+        world_size: int,
+        source: str = "",
     ) -> None:
         self._hosts = hosts
         self._where = socket_said(hosts[0], ports[0]) + (f" (from {source})" if source else "")
         self._ports = ports
         self._who = who
         self._membership = membership
-        self._frames = Frames(MOST_FROM_RANK_0)
+        self._most = most_from_rank_0(world_size)
+        self._frames = Frames(self._most)
         self._session = Session()
         self._refusal = ""  # what somebody who listens there said last to send us away
         self._connection: socket.socket | None = None
@@ -197,7 +207,7 @@ class Caller(ABC):
     def _greet(self, welcome_end: float) -> dict[str, object]:
         """Say hello: the answer of rank 0."""
         assert self._connection is not None
-        self._frames, nonce = Frames(MOST_FROM_RANK_0), fresh()
+        self._frames, nonce = Frames(MOST_FROM_A_RANK), fresh()
         self._connection.sendall(frame({"distboot": VERSION, "job": self._membership.job, "nonce": nonce}))
         welcome = self._next(welcome_end)
         if "incompatible" in welcome and not self._membership.secret:
@@ -207,6 +217,7 @@ class Caller(ABC):
         if welcome.get("distboot") != VERSION or not isinstance(challenge, str):
             raise WireError("is not rank 0")
         self._session = Session(self._membership.secret, "this rank", challenge, nonce)
+        self._frames = Frames(self._most)  # only now: a roster is long
         return welcome
 
     def _send(self, kind: str, content: object) -> None:

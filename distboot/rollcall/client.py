@@ -34,7 +34,7 @@ class Client(Caller):
     def __init__(
         self, hosts: Sequence[str], ports: Sequence[int], own: Record, membership: Membership, source: str = ""
     ) -> None:
-        super().__init__(hosts, ports, f"rank {own.rank}", membership, source)
+        super().__init__(hosts, ports, f"rank {own.rank}", membership, world_size=own.world_size, source=source)
         self._own = own
         self._roster: Roster | None = None
         self._met = 0.0  # when it came
@@ -99,7 +99,7 @@ class Client(Caller):
         if kind != "roster":
             raise told(said, "rank 0 says" if kind == "error" else "")
         try:
-            roster = Roster.from_message(said)
+            roster = Roster.from_message(said, self._own.world_size)
             roster.place(self._own.rank)
         except (TypeError, ValueError, StopIteration) as error:
             raise WireError(f"sends a broken roster: {error}") from None
@@ -118,7 +118,7 @@ class Client(Caller):
             self._talk(end, end + _GRACE)  # it answers when it has reached rank 0
         except NoAnswerError as failure:
             tell(self._who, f"the relay of this node failed: {failure}; going to rank 0 without it")
-            self._via = None
+            self._via, self._refusal = None, ""
             return False
         return True
 

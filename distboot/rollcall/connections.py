@@ -113,6 +113,11 @@ class Connections:
         """The peer has reported, and may take its time from now on."""
         self._strangers.pop(peer.socket, None)
 
+    def dismiss(self, peer: Peer) -> None:
+        """The peer speaks for nobody any more: a stranger, until it reports again."""
+        peer.born = time.monotonic()
+        self._strangers[peer.socket] = peer
+
     def send(self, peer: Peer, data: bytes) -> None:
         """Send what fits into an empty socket buffer; whoever leaves no room for it is dropped."""
         try:

@@ -6,6 +6,7 @@ nobody has it open. Whatever goes wrong with it, a rank goes to rank 0 itself, a
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -57,14 +58,14 @@ def connected(
         source: what says that rank 0 is there.
         again: whether these ranks have met before, in the wrappers around them.
     """
-    name = name_of(membership.job, again=again)
-    # Of Popen: no Python, or none in time; and OSError.
+    # Of Popen: no Python, or none in time; and OSError: also where there is no /proc.
     with suppress(OSError, ValueError, TypeError, subprocess.TimeoutExpired):
+        name = name_of(membership.job, own.world_size, hosts, again=again)
         with socket.socket(socket.AF_UNIX) as listener:
             if _is_first(listener, name):
                 listener.listen(1024)
                 plan = {
-                    "hosts": list(hosts), "ports": list(ports), "who": f"rank {own.rank}",
+                    "hosts": list(hosts), "ports": list(ports), "starter": own.rank,
                     "job": membership.job, "secret": membership.secret,
                     "join_timeout": join_timeout, "source": source, "world_size": own.world_size,
                 }  # fmt: skip
@@ -73,11 +74,12 @@ def connected(
     return None
 
 
-def name_of(job: str, *, again: bool) -> str:
+def name_of(job: str, world_size: int, hosts: Sequence[str], *, again: bool) -> str:
     """The name of the relay's socket on each node: that of the wrappers' roll call may be about to end."""
-    # Of each container its own: the relay ends with the container in which it was started.
+    # Of each container its own: the relay ends with the container in which it was started. And of each job: of two
+    # without an id, at one port, rank 0 is elsewhere, or this very rank finds out in another way.
     container = os.stat("/proc/self/ns/pid").st_ino
-    return f"\0distboot-{os.getuid()}-{handoff.digest(f'{job}:{again}:{container}')}"
+    return f"\0distboot-{os.getuid()}-{handoff.digest(f'{job}:{world_size}:{hosts}:{again}:{container}')}"
 
 
 def is_ours(connection: socket.socket) -> bool:
@@ -97,9 +99,15 @@ def _is_first(listener: socket.socket, name: str) -> bool:
 
 def _start(listener: socket.socket, plan: str) -> None:
     ours, theirs = socket.socketpair()
+    # Not under the numbers of the standard streams, which may be closed here, and are others' there.
+    files = [fcntl.fcntl(each.fileno(), fcntl.F_DUPFD_CLOEXEC, 3) for each in (listener, theirs)]
     with ours, theirs:
         # By name, as what it does after the roll call is a matter of the lifeline.
-        started = detached.start("distboot.lifeline.relay", listener.fileno(), theirs.fileno())
+        try:
+            started = detached.start("distboot.lifeline.relay", *files)
+        finally:
+            for file in files:
+                os.close(file)
         ours.sendall(plan.encode() + b"\n")
         started.wait(detached.START_LIMIT)
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
+from ..detached import let_go_of_output
 from ..errors import DistbootError
 from ..record import as_problem
 from ..roster import Roster
@@ -20,7 +21,7 @@ from .connections import received
 from .greeting import OtherVersionError, session_with
 from .handed import Handed
 from .node import is_ours
-from .relayed import MOST_FROM_A_LOCAL_RANK, batches, record_from
+from .relayed import MOST_FROM_A_LOCAL_RANK, batches, fitting, record_from
 from .wire import VERSION, Announcement, Frames, Membership, Session, WireError, canonical, frame, fresh
 
 _A_SECOND = 40_000  # ranks, whose relays come within it: the kernel keeps 4,096 that rank 0 has not accepted yet
@@ -51,7 +52,7 @@ class _Trunk(Caller):
     def opened(self, message: dict[str, object], *kinds: str) -> tuple[str, object]:
         return self._session.opened(message, *kinds)
 
-    def send(self, kind: str, items: Sequence[object]) -> None:
+    def send(self, kind: str, items: Sequence[str]) -> None:
         assert self._connection is not None
         self._connection.settimeout(_ANSWER_LIMIT)
         for batch in batches(self._session.sealed, kind, items):
@@ -72,6 +73,7 @@ class _Local:
         self.session: Session | None = None  # once it has said hello
         self.is_welcome = False
         self.rank: int | None = None  # once it has reported
+        self.is_reported = False  # whether rank 0 has heard of it
 
 
 class Relay:
@@ -81,7 +83,7 @@ class Relay:
         listener: where the ranks of this node connect; closed when the roll call is over.
         hosts: where rank 0 may be.
         ports: where it may listen.
-        who: this relay, as its lines say it.
+        starter: the rank that has started it, in whose output its lines are.
         membership: what tells the ranks of this job from everybody else.
         source: what says that rank 0 is there.
         join_timeout: seconds for rank 0 to be reached.
@@ -93,7 +95,7 @@ class Relay:
         listener: socket.socket,
         hosts: Sequence[str],
         ports: Sequence[int],
-        who: str,
+        starter: int,
         membership: Membership,
         *,
         source: str,
@@ -102,10 +104,11 @@ class Relay:
     ) -> None:
         self._listener, self._membership, self._join_timeout = listener, membership, join_timeout
         self._world_size = world_size
-        self._trunk = _Trunk(hosts, ports, who, membership, source)
+        self._starter = starter
+        self._trunk = _Trunk(hosts, ports, f"rank {starter}", membership, world_size=world_size, source=source)
         self._locals: dict[socket.socket, _Local] = {}
-        self._records: list[object] = []  # that rank 0 has not got yet
-        self._said: list[object] = []
+        self._records: list[str] = []  # that rank 0 has not got yet
+        self._said: list[str] = []
         self._due = 0.0  # when it is to get them
         self._is_up = False  # whether rank 0 was reached
         self._unreached: DistbootError | None = None  # why not
@@ -156,9 +159,8 @@ class Relay:
             self._is_up = True
             if self._unreached is None:
                 self._selector.register(self._trunk, selectors.EVENT_READ)
-            else:  # whoever comes later tries anew
-                self._selector.unregister(self._listener)
-                self._listener.close()
+            else:
+                self._accept_no_more()
             for local in list(self._locals.values()):
                 if local.session is not None:
                     self._welcome(local)
@@ -166,6 +168,9 @@ class Relay:
             try:
                 connection, _ = self._listener.accept()
             except BlockingIOError:
+                return
+            except OSError:  # too many open files, say
+                self._accept_no_more()
                 return
             if not is_ours(connection):
                 connection.close()
@@ -175,6 +180,12 @@ class Relay:
             self._selector.register(connection, selectors.EVENT_READ)
         elif isinstance(file, socket.socket) and file in self._locals:
             self._read(self._locals[file])
+
+    def _accept_no_more(self) -> None:
+        """Whoever comes later starts a relay of its own, or goes to rank 0 itself."""
+        with suppress(KeyError):
+            self._selector.unregister(self._listener)
+        self._listener.close()
 
     def _read(self, local: _Local) -> None:
         data = received(local.socket)
@@ -201,7 +212,7 @@ class Relay:
         _, content = local.session.opened(message, "record")
         local.rank = record_from(content).rank  # what rank 0 would not take must not end what it hears of the others
         if self._unreached is None:
-            self._records.append([content, local.session.challenge, local.session.nonce])
+            self._records.append(fitting([content, local.session.challenge, local.session.nonce]))
             self._due = self._due or time.monotonic() + _WINDOW
 
     def _welcome(self, local: _Local) -> None:
@@ -213,6 +224,8 @@ class Relay:
     def _pass_on(self) -> bool:
         """Whether rank 0 has got what it had not."""
         records, said, self._records, self._said, self._due = self._records, self._said, [], [], 0.0
+        for local in self._locals.values():
+            local.is_reported = local.rank is not None
         try:
             self._trunk.send("records", records)
             self._trunk.send("of", said)
@@ -225,19 +238,19 @@ class Relay:
         try:
             message = self._trunk.next_message()
             kind, content = self._trunk.opened(message, "roster", "error")
-            roster = Roster.from_message(content) if kind == "roster" else None
+            roster = Roster.from_message(content, self._world_size) if kind == "roster" else None
         except (WireError, OSError, TypeError, ValueError, RecursionError) as error:
             self._refuse_all(f"lost rank 0, which {error}")
             return None
         there = [
             Handed((local.rank,), local.socket, local.session)
             for local in self._locals.values()
-            if local.rank is not None and local.session is not None
+            if local.rank is not None and local.session is not None and local.is_reported
         ]
         answer = Announcement(kind, canonical(content))
         outgoing = {each.connection: partial(answer.sealed, each.session) for each in there}
         send_to_all(outgoing, _ANSWER_LIMIT)
-        self._listener.close()  # whoever comes later starts a relay of its own, and hears from rank 0 that it is late
+        self._accept_no_more()  # whoever comes later hears from rank 0 that it is late
         for connection in self._locals:
             if connection not in outgoing or roster is None:
                 connection.close()
@@ -252,8 +265,10 @@ class Relay:
         self._selector.unregister(local.socket)
         del self._locals[local.socket]
         local.socket.close()
+        if local.rank == self._starter:
+            let_go_of_output()
         if local.rank is not None and self._unreached is None:
-            self._said.append([local.rank, "gone", ""])
+            self._said.append(fitting([local.rank, "gone", ""]))
             self._due = self._due or time.monotonic() + _WINDOW
 
     def _send(self, local: _Local, data: bytes) -> None:

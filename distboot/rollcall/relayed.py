@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 
 from ..record import Record
@@ -10,14 +11,32 @@ from .wire import MOST_FROM_A_RANK, Session, WireError, canonical
 _MOST_IN_A_BATCH = MOST_FROM_A_RANK - 1024  # bytes; the rest is for the frame
 MOST_FROM_A_LOCAL_RANK = MOST_FROM_A_RANK - 2048  # bytes of one frame, so that it fits into a batch
 
+_DEEPER = 100  # lists around it, in the stack of rank 0 or in what it sends on
+
 Said = tuple[int, str, object]  # rank, kind and content of a message
 
 
-def batches(sealed: Callable[[str, str], bytes], kind: str, items: Iterable[object]) -> Iterator[bytes]:
-    """Frames of this kind that have all items between them, none longer than rank 0 reads."""
+def fitting(item: object) -> str:
+    """What a rank says, as rank 0 can read it in a batch: what would be too much ends the line of that rank only.
+
+    Raises:
+        WireError: it is too long, or nested too deeply.
+    """
+    try:
+        text = canonical(item)
+        json.loads(f"{'[' * _DEEPER}{text}{']' * _DEEPER}")
+    except RecursionError:
+        raise WireError("sends nonsense") from None
+    if len(text) > _MOST_IN_A_BATCH:  # which is ASCII, and so may be longer than what was read
+        raise WireError(f"sends a message of {len(text)} bytes, of at most {_MOST_IN_A_BATCH}")
+    return text
+
+
+def batches(sealed: Callable[[str, str], bytes], kind: str, items: Iterable[str]) -> Iterator[bytes]:
+    """Frames of this kind that have all items between them, each of them `fitting`, none longer than rank 0 reads."""
     batch: list[str] = []
     size = 0
-    for text in map(canonical, items):
+    for text in items:
         if batch and size + len(text) > _MOST_IN_A_BATCH:
             yield sealed(kind, f"[{','.join(batch)}]")
             batch, size = [], 0

@@ -188,15 +188,13 @@ class Server:
     def _take(self, peer: Peer, message: dict[str, object]) -> None:
         if peer.session is None:
             self._take_hello(peer, message)
-        elif "of" in message:
+        elif peer in self._relays and "of" in message:
             for rank, kind, content in said_from(peer.session.opened(message, "of")[1]):
                 self._take_of(peer, rank, kind, content)
-        elif "records" in message or not peer.ranks:
+        elif peer in self._relays or not peer.ranks:
             self._take_records(peer, peer.session, message)
         elif self._readiness is None:
             raise WireError("reports twice on one connection")
-        elif peer in self._relays:
-            raise WireError("says for nobody that it is ready")
         else:
             (rank,) = peer.ranks
             self._readiness.enter(rank, Ready.from_message(peer.session.opened(message, "ready")[1]))
@@ -212,7 +210,8 @@ class Server:
 
     def _take_records(self, peer: Peer, session: Session, message: dict[str, object]) -> None:
         """The record of one rank, or those that a relay has got."""
-        kind, content = session.opened(message, "record", "records")
+        kinds = ("records",) if peer in self._relays else ("record", "records")
+        kind, content = session.opened(message, *kinds)
         if kind == "records":
             self._relays.add(peer)
             records = records_from(content, self._membership.secret)
@@ -254,6 +253,8 @@ class Server:
             return  # it is there over another connection by now
         if kind == "gone":
             peer.ranks.discard(rank)
+            if not peer.ranks:
+                self._connections.dismiss(peer)
             self._leave([rank])
         elif kind == "ready" and self._readiness is not None:
             self._readiness.enter(rank, Ready.from_message(content))
@@ -261,6 +262,7 @@ class Server:
             raise WireError(f"sends a broken {kind}")
 
     def _lost(self, peer: Peer) -> None:
+        self._relays.discard(peer)
         if peer.ranks:
             self._leave(sorted(peer.ranks))
 

@@ -12,11 +12,18 @@ from functools import cached_property
 VERSION = 1
 ONE_DISTBOOT = "install the same version of distboot on all nodes"  # what to do about another VERSION
 MOST_FROM_A_RANK = 64 * 1024  # bytes of one frame
-MOST_FROM_RANK_0 = 64 * 1024 * 1024  # the roster of some 500,000 ranks
 _LENGTH = 4  # bytes
 _COMPRESSED = 1 << 31  # in the length of a frame: that its body is, with zlib
 _COMPRESSED_FROM = 4 * 1024  # bytes: rosters of some hundred nodes, of which rank 0 sends one to each
 _TORCH_STORE = b"\x00\xce\xf7\x85"  # how a client of torch's TCPStore begins: VALIDATE, and a magic number
+
+
+def most_from_rank_0(world_size: int) -> int:
+    """Bytes of one frame, not compressed: each rank may have a host of its own, with a long name, and offer something.
+
+    Whoever answers in the place of rank 0 is read so far before the secret is asked for.
+    """
+    return MOST_FROM_A_RANK + 1024 * world_size
 
 
 @dataclass(frozen=True, slots=True)
