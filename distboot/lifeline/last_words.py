@@ -28,12 +28,14 @@ EXCEPTION, INTERRUPT, TERM, ENDING, STEPS = "exception", "interrupt", "term", "e
 INJECTED = "_distboot_last_words"  # this file as a module, where the wrapper has had it loaded
 
 _pipe: tuple[int, int] | None = None  # where words go: file descriptor, inode; None: nobody listens
+_secret = ""  # of the job, not to be passed on
 _mask: set[int] = set()  # of signals, before a fork
 
 
 def leave_to(pipe: int, *, term: bool = False) -> None:
     """Send the last words of this process to a pipe; and, with `term`, that SIGTERM has come."""
-    global _pipe  # noqa: PLW0603 - as a process has one excepthook
+    global _pipe, _secret  # noqa: PLW0603 - as a process has one excepthook
+    _secret = os.environ.get("DISTBOOT_SECRET", "")  # now: the script may remove it
     if _pipe is None:
         _hook(sys.excepthook)
         os.register_at_fork(before=_hold_term, after_in_parent=_release_term, after_in_child=_forget)
@@ -72,8 +74,25 @@ def by_a_fork() -> Iterator[Callable[[str], object] | None]:
         os.close(ours)
 
 
+def without(secret: str, text: str) -> str:
+    """A text without the secret: as it is, as repr, ascii and JSON write it, and as they write that once more."""
+    if not secret:
+        return text
+    import json
+
+    forms = {secret, repr(secret.encode(errors="surrogateescape"))[2:-1]}
+    for _ in range(2):
+        # The second ones have quotes of both kinds, so that those of the secret are escaped.
+        repeated = [write(form)[1:-1] for form in forms for write in (repr, ascii, json.dumps)]
+        forms.update(repeated, [write(form + "'\"")[1:-4] for form in forms for write in (repr, ascii)])
+    for form in sorted(forms, key=len, reverse=True):
+        text = text.replace(form, "***")
+    return text
+
+
 def _write(to: tuple[int, int], kind: str, pid: int, text: str) -> None:
     pipe, inode = to
+    text = without(_secret, text)  # here, as what is cut off it below would hide the rest
     data = text.encode(errors="replace").replace(b"\0", b"\\0")
     if len(data) > MOST:  # whole lines: half a secret would not be recognised
         data = data[-MOST:].partition(b"\n")[2] or data[-MOST:]
@@ -200,8 +219,8 @@ def _leave_words(kind: type[BaseException], error: BaseException, trace: Traceba
         return
     import traceback
 
-    lines = "".join(traceback.format_exception(kind, error, trace)).splitlines()
-    say(EXCEPTION, "\n".join(lines[-_LINES:]))
+    lines = without(_secret, "".join(traceback.format_exception(kind, error, trace))).splitlines()
+    say(EXCEPTION, "\n".join(["…", *lines[-_LINES:]] if len(lines) > _LINES else lines))
     _write_error_file(lines)
 
 
