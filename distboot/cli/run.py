@@ -30,9 +30,9 @@ def main(arguments: list[str]) -> int:
     placement = detect(launcher=options.launcher)
     warn_of_misspelled(os.environ, placement)
     with said_by(placement.who):
-        target = target_of(given)
         join_timeout = join_timeout_setting(options.join_timeout, "--join-timeout")
         grace = grace_setting(os.environ, options.grace)
+        target = target_of(given)
         if options.nproc_per_node:
             from .node import start_ranks
 
