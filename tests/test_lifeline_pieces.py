@@ -312,7 +312,7 @@ def test_long_traceback_shows_the_script_rather_than_distboot() -> None:
         begin.strip(), *_frame(f"{PACKAGE}/context.py").splitlines(), end,
     ]  # fmt: skip
     assert _shown(begin + 2 * script + ours + end) == [begin.strip(), *(2 * script).splitlines(), "…", end]
-    assert _shown(begin + 4 * script + ours + end) == ["…", *(4 * script).splitlines()[2:], "…", end]
+    assert _shown(begin + 4 * script + ours + end) == ["…", *(3 * script).splitlines(), "…", end]
 
 
 def test_long_crash_shows_the_innermost_calls() -> None:

@@ -146,7 +146,12 @@ def _excerpt(words: Sequence[str], *, innermost_first: bool) -> Sequence[str]:
             kept.append(line)
         elif not kept or kept[-1] != _LEFT_OUT:
             kept.append(_LEFT_OUT)
-    return kept if len(kept) <= _MOST_LINES else [_LEFT_OUT, *kept[-_MOST_LINES:]]
+    if len(kept) <= _MOST_LINES:
+        return kept
+    begin = len(kept) - _MOST_LINES
+    while kept[begin].startswith("    ") and begin < len(kept) - _MOST_LINES + 2:  # what stands there, without where
+        begin += 1
+    return [_LEFT_OUT, *kept[begin:]]
 
 
 def _is_ours(line: str) -> bool:
