@@ -158,16 +158,17 @@ def _met(placement: Placement, join_limit: float, options: frameworks.Options, r
         report.impossible(placement)
         wait_until_resolves(placement, join_limit)
         return alone(placement, join_limit)
-    return attend(
-        placement,
-        os.environ,
-        join_limit,
-        hosts=hosts,
-        framework=options.said,
-        on_cpu=frameworks.on_cpu(options),
-        problem=report.problem(placement),
-        failed=report.failed,
-    )
+    with report.despite_signals(placement):
+        return attend(
+            placement,
+            os.environ,
+            join_limit,
+            hosts=hosts,
+            framework=options.said,
+            on_cpu=frameworks.on_cpu(options),
+            problem=report.problem(placement),
+            failed=report.failed,
+        )
 
 
 def _refuse_another(held: _Current, options: frameworks.Options) -> None:

@@ -31,14 +31,14 @@ def seconds(said: str, value: object, code: str = "usage") -> float:
     return number
 
 
-def join_timeout_setting(given: object) -> float:
-    """The join timeout in seconds: as given, or DISTBOOT_JOIN_TIMEOUT, or the default.
+def join_timeout_setting(given: object, name: str = "join_timeout") -> float:
+    """The join timeout in seconds: as given, under this name, or DISTBOOT_JOIN_TIMEOUT, or the default.
 
     Raises:
         DistbootError: `usage` or `broken-environment`, it is not a positive number.
     """
     if given is not None:
-        return seconds(f"join_timeout={quoted(given)}", given)
+        return seconds(f"{name}={quoted(given)}", given)
     text = os.environ.get("DISTBOOT_JOIN_TIMEOUT", str(DEFAULT_JOIN_TIMEOUT))
     return seconds(f"DISTBOOT_JOIN_TIMEOUT={quoted(text)}", text, "broken-environment")
 

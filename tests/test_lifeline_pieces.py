@@ -10,18 +10,23 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from conftest import PACKAGE
 from hypothesis import given
 from hypothesis import strategies as st
 from lifelines import pair
 from rollcalls import OURS, FakeRank0, record, welcome
 
 from distboot.lifeline.ends import End
+from distboot.lifeline.last_words import EXCEPTION, without
 from distboot.lifeline.line import Line, end_politely
-from distboot.lifeline.verdict import Verdict
+from distboot.lifeline.verdict import Seat, Verdict, failed
+from distboot.lifeline.words import Reader
 from distboot.rollcall.client import Client
 from distboot.rollcall.wire import Session, canonical
 from distboot.roster import Roster
@@ -232,3 +237,85 @@ def test_tensorflow_speaks_of_a_peer() -> None:
     words += "failed to connect to all addresses\nAdditional GRPC error information from remote target"
     assert End(code=1, words=words).is_consequence
     assert not End(code=1, words=words.replace("Unavailable", "InvalidArgument")).is_consequence
+
+
+WRITERS = (repr, ascii, json.dumps, lambda text: json.dumps(text, ensure_ascii=False))
+
+
+@given(
+    st.text(st.characters(codec="utf-8", exclude_characters="<*>\0"), min_size=1),
+    st.lists(st.sampled_from(WRITERS), max_size=2),
+)
+def test_secret_is_recognised_however_it_is_written(secret: str, writers: list[Callable[[str], str]]) -> None:
+    text = f"<{secret}>"
+    for write in writers:
+        text = write(text)
+    assert set(without(secret, text)) <= set("<***>'\"\\")  # but for quotes, and what escapes them
+
+
+def test_crash_of_many_threads_begins_with_what_it_is() -> None:
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, b"Fatal Python error: Segmentation fault\n\n" + b'  File "train.py", line 1 in f\n' * 200)
+        reader = Reader(reading)
+        assert reader.read() == []
+        assert reader.crash().startswith("Fatal Python error: Segmentation fault\n  File")
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+_DEEP = """
+import sys
+from distboot.lifeline.last_words import leave_to
+leave_to(int(sys.argv[1]))
+def one(left): {pad} two(left)
+def two(left): one(left - 1) if left else 1 / 0
+one(int(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(("depth", "pad"), [(1, ""), (20, ""), (8, f"{'x' * 800!r};")])
+def test_traceback_that_does_not_begin_with_its_beginning_says_so(tmp_path: Path, depth: int, pad: str) -> None:
+    (tmp_path / "deep.py").write_text(_DEEP.format(pad=pad))
+    reading, writing = os.pipe()
+    try:
+        subprocess.run(
+            [sys.executable, "deep.py", str(writing), str(depth)],
+            stderr=subprocess.DEVNULL, pass_fds=[writing], cwd=tmp_path, timeout=60, check=False,
+        )  # fmt: skip
+        text = next(words.text for words in Reader(reading).read() if words.kind == EXCEPTION)
+    finally:
+        os.close(reading)
+        os.close(writing)
+    first, *_, last = text.splitlines()
+    assert (first, last) == (
+        "Traceback (most recent call last):" if depth == 1 else "…",
+        "ZeroDivisionError: division by zero",
+    )
+
+
+def _frame(file: str) -> str:
+    return f'  File "{file}", line 7, in f\n    f()\n    ^^^\n'
+
+
+def _shown(words: str) -> list[str]:
+    lines = failed(Seat(1, "a", 0, 1), End(words=words), 0.0).text.splitlines()[1:]
+    return [line.removeprefix("  | ") for line in lines]
+
+
+def test_long_traceback_shows_the_script_rather_than_distboot() -> None:
+    ours = _frame("/elsewhere/site-packages/distboot/context.py") + _frame(f"{PACKAGE}/rollcall/gate.py")
+    script = _frame("/home/me/distboot/train.py")
+    begin, end = "Traceback (most recent call last):\n", "ValueError: boom"
+    assert _shown(begin + _frame(f"{PACKAGE}/context.py") + end) == [
+        begin.strip(), *_frame(f"{PACKAGE}/context.py").splitlines(), end,
+    ]  # fmt: skip
+    assert _shown(begin + 2 * script + ours + end) == [begin.strip(), *(2 * script).splitlines(), "…", end]
+    assert _shown(begin + 4 * script + ours + end) == ["…", *(3 * script).splitlines(), "…", end]
+
+
+def test_long_crash_shows_the_innermost_calls() -> None:
+    words = "Fatal Python error: Aborted\n" + "".join(f'  File "train.py", line {line} in f\n' for line in range(40))
+    shown = _shown(words)
+    assert (shown[0], shown[-1], len(shown)) == ("Fatal Python error: Aborted", "…", 13)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import resource
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +27,8 @@ from distboot.report.steps import own_steps, slowest, spans
 from distboot.rollcall.ready import Ready
 from distboot.rollcall.seen import Seen
 
+NOON = 1_795_000_000.0
+PROTECTED = Path("/proc/sys/fs/protected_symlinks")
 BEGIN = ["process_start", "detected", "joined", "all_joined"]
 INIT = ["framework_imported", "all_ready", "group_ready"]
 FAILS = """
@@ -221,16 +225,51 @@ def test_what_cannot_be_had_is_said(distboot: Run, tmp_path: Path, options: list
     assert said in done.stderr
 
 
-def test_secret_is_not_in_the_page(start: Start) -> None:
-    script = FAILING % "raise ValueError('s3cret-word')"
-    running = start(script, CULPRIT="1", DISTBOOT_SECRET="s3cret-word", DISTBOOT_REPORT="job.html")
+def test_secret_is_passed_on_to_nobody(start: Start) -> None:
+    # As repr writes it, and where what is cut off of a long line would begin within it.
+    script = FAILING % "raise KeyError('x' * 285 + os.environ['DISTBOOT_SECRET'] + 200 * 'x')"
+    running = start(
+        script, 2, CULPRIT="1", DISTBOOT_SECRET="s3cr\u00e9t'\\word", DISTBOOT_REPORT="job.html",
+        TORCHELASTIC_ERROR_FILE="error.json",
+    )  # fmt: skip
     running.all_ready()
     running.touch("fail")
     running.codes()
     path = running.folder / "job.html"
     until(path.exists, 20)
-    assert "ValueError: ***" in path.read_text()
-    assert "s3cret-word" not in path.read_text()
+    error: str = json.loads((running.folder / "error.json").read_text())["message"]["message"]
+    for said in (html.unescape(path.read_text()), error):
+        assert 'KeyError: "' + 285 * "x" + "***x" in said
+        assert "s3cr" not in said
+
+
+@pytest.mark.parametrize(
+    ("way", "number"), [("wrapper", signal.SIGTERM), ("wrapper", signal.SIGINT), ("init", signal.SIGTERM)]
+)
+def test_rank_0_that_is_stopped_while_it_waits_for_the_others(
+    request: pytest.FixtureRequest, way: str, number: signal.Signals
+) -> None:
+    begin: Start = request.getfixturevalue("start" if way == "wrapper" else "start_init")
+    running = begin("", 1, WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+    until(lambda: "1/2 joined" in running.output(0))
+    running.processes[0].send_signal(number)
+    assert running.processes[0].wait(60) == -number  # as without a report
+    report = running.report()
+    assert (report["outcome"], report["headline"]) == ("stopped", "The job was stopped while rank 1 was missing")
+    assert report["stopped"]["text"] == f"stopped by {number.name} from outside"
+
+
+def test_world_size_that_is_mistyped_makes_no_large_report(tmp_path: Path) -> None:
+    there = {rank: Arrival("node-0", 0, rank, 7, NOON, NOON, NOON, Clock()) for rank in (0, 2)}
+    history = History(1 << 24, "torch", NOON, None, there)
+    report = not_begun(history, {}, DistbootError("missing-rank", "ranks are missing"), NOON + 300)
+    assert report["unlisted"] == [[1, 1], [3, (1 << 24) - 1]]
+    for name in ("job.json", "job.html"):
+        write(str(tmp_path / name), report)
+        assert (tmp_path / name).stat().st_size < 20_000
+    assert (
+        "<b>16777214 ranks are missing</b>, and not in the map: 1, 3-16777215." in (tmp_path / "job.html").read_text()
+    )
 
 
 def test_earlier_report_stays_when_a_new_one_cannot_be_written(tmp_path: Path) -> None:
@@ -261,6 +300,42 @@ def test_link_stays_a_link_and_a_pipe_needs_no_reader_yet(tmp_path: Path) -> Non
     assert json.loads((tmp_path / "job.json").read_text()) == {"outcome": "ended"}
     os.mkfifo(tmp_path / "pipe")
     refuse_unwritable(str(tmp_path / "pipe"))
+
+
+def test_report_is_for_no_more_eyes_than_the_one_that_it_replaces(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    for mode in (0o600, 0o666):
+        path.touch()
+        path.chmod(mode)
+        write(str(path), {})
+        assert path.stat().st_mode & 0o777 == mode
+
+
+def test_link_that_cannot_be_followed_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "job.json").symlink_to("job.json")
+    with pytest.raises(DistbootError, match="Too many levels of symbolic links"):
+        refuse_unwritable(str(tmp_path / "job.json"))
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        write(str(tmp_path / "job.json"), {})
+    assert (tmp_path / "job.json").is_symlink()
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not PROTECTED.exists() or PROTECTED.read_text().strip() == "0",
+    reason="needs root, for another user's link, and fs.protected_symlinks",
+)
+def test_link_of_another_user_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("earlier")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    (shared / "job.json").symlink_to(tmp_path / "precious")
+    os.chown(shared / "job.json", 65534, 65534, follow_symlinks=False)
+    with pytest.raises(DistbootError, match="Permission denied"):
+        refuse_unwritable(str(shared / "job.json"))
+    with pytest.raises(PermissionError):
+        write(str(shared / "job.json"), {})
+    assert (tmp_path / "precious").read_text() == "earlier"
 
 
 def test_page_is_not_even_imported_for_a_job_without_one(run: Run) -> None:

@@ -82,6 +82,14 @@ def test_page_says_what_happened_and_needs_nothing_else(show: Callable[..., Brow
     assert page.run("return document.querySelectorAll('script, link[rel=stylesheet], img, iframe, object').length") == 0
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_what_is_usual_is_said_where_there_are_enough_ranks_to_say_it(show: Callable[..., Browser], size: int) -> None:
+    step = {"step": "joined", "rank": 1, "seconds": 5.0, "median": 0.0, "said": "to reach rank 0"}
+    (text,) = show(content(size, frozenset(), slowest=[step])).texts("main")
+    said = "; half of all ranks took at most 0 ms" if size == 4 else ""
+    assert f"Slowest: Rank 1 took 5.00 s to reach rank 0{said}.\n" in text
+
+
 def test_bars_are_where_the_steps_were_and_what_is_not_known_is_not_drawn(show: Callable[..., Browser]) -> None:
     page = show(content())
     left, right = "parseFloat(one.style.left)", "parseFloat(one.style.left) + parseFloat(one.style.width)"

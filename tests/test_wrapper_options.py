@@ -100,6 +100,12 @@ def test_exec_of_what_cannot_be_run(distboot: Run, script: str, command: list[st
         (["--rdzv-backend=c10d"], "--rdzv-backend is torchrun's"),
         (["--pass-local-rank=3"], "'3' is no name of an option"),
         (["--framework", "tensorflaw"], "'tensorflaw' is no framework: did you mean 'tensorflow'?"),
+        (["--join-timeout", "-5"], "error[usage]: --join-timeout='-5' is not a number of seconds\nhint: give a number"),
+        (
+            ["--join-timeout=soon"],
+            "error[usage]: --join-timeout='soon' is not a number of seconds\nhint: give a number",
+        ),
+        (["--grace", "0"], "error[usage]: --grace='0' is not a number of seconds\nhint: give a number"),
         (["--framework", "pandas"], "'pandas' is no framework: they are torch, deepspeed, horovod"),
     ],
 )

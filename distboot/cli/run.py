@@ -30,8 +30,9 @@ def main(arguments: list[str]) -> int:
     placement = detect(launcher=options.launcher)
     warn_of_misspelled(os.environ, placement)
     with said_by(placement.who):
+        join_timeout = join_timeout_setting(options.join_timeout, "--join-timeout")
+        grace = grace_setting(os.environ, options.grace)
         target = target_of(given)
-        join_timeout, grace = join_timeout_setting(options.join_timeout), grace_setting(os.environ, options.grace)
         if options.nproc_per_node:
             from .node import start_ranks
 
@@ -94,7 +95,7 @@ def _together(started: _Started, placement: Placement, join_timeout: float, prob
     options = started.options
     if placement.rank == 0 and (apart := warning(started.target, options.framework, placement, os.environ)):
         tell(placement.who, printable(apart))
-    lifeline = None if options.exec else settings(os.environ, options.grace, options.report)
+    lifeline = None if options.exec else settings(os.environ, started.grace, options.report)
     from .. import interfaces
     from ..lifeline.keeper import Keeper
     from ..lifeline.unwatched import Unwatched
@@ -104,6 +105,7 @@ def _together(started: _Started, placement: Placement, join_timeout: float, prob
     problem = problem or report.problem(placement)
     name = options.framework
     with (
+        report.despite_signals(placement),
         attend(placement, os.environ, join_timeout, framework=name, problem=problem, failed=report.failed) as meeting,
         report.until_watched(meeting),
     ):

@@ -117,13 +117,11 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--join-timeout",
-        type=float,
         metavar="SECONDS",
         help="how long to wait for all ranks to be there (default: DISTBOOT_JOIN_TIMEOUT, or 300)",
     )
     parser.add_argument(
         "--grace",
-        type=float,
         metavar="SECONDS",
         help="how long the child may take to end after TERM, before KILL (default: DISTBOOT_GRACE, or 30)",
     )

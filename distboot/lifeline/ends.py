@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import printable
 
-_FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # nobody fails of these by himself
+FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # nobody fails of these by himself
 FATAL = "Fatal Python error: "  # how faulthandler begins
 _LONGEST_WORDS = 4000  # characters
 _LONGEST_CAUSE = _LONGEST_LINE = 200  # characters that are shown
@@ -65,10 +65,10 @@ class End:
         """The signal from outside that made it stop; None if it ended in another way."""
         if self.asked is not None:
             return self.asked
-        if self.signal in _FROM_OUTSIDE:
+        if self.signal in FROM_OUTSIDE:
             return self.signal
         code = 0 if self.code is None else self.code - 128  # of a shell, or of a script that does as shells do
-        return code if code in _FROM_OUTSIDE else None
+        return code if code in FROM_OUTSIDE else None
 
     @property
     def is_failure(self) -> bool:

@@ -23,17 +23,19 @@ if TYPE_CHECKING:
     Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
 MOST = 3500  # bytes of a traceback; a write to a pipe of up to 4096 is all or nothing (pipe(7))
-_LINES = 40
+_LINES, _WIDEST = 40, 300  # and characters of each: no more is shown
 EXCEPTION, INTERRUPT, TERM, ENDING, STEPS = "exception", "interrupt", "term", "ending", "steps"
 INJECTED = "_distboot_last_words"  # this file as a module, where the wrapper has had it loaded
 
 _pipe: tuple[int, int] | None = None  # where words go: file descriptor, inode; None: nobody listens
+_secret = ""  # of the job, not to be passed on
 _mask: set[int] = set()  # of signals, before a fork
 
 
 def leave_to(pipe: int, *, term: bool = False) -> None:
     """Send the last words of this process to a pipe; and, with `term`, that SIGTERM has come."""
-    global _pipe  # noqa: PLW0603 - as a process has one excepthook
+    global _pipe, _secret  # noqa: PLW0603 - as a process has one excepthook
+    _secret = os.environ.get("DISTBOOT_SECRET", "")  # now: the script may remove it
     if _pipe is None:
         _hook(sys.excepthook)
         os.register_at_fork(before=_hold_term, after_in_parent=_release_term, after_in_child=_forget)
@@ -72,11 +74,31 @@ def by_a_fork() -> Iterator[Callable[[str], object] | None]:
         os.close(ours)
 
 
+def without(secret: str, text: str) -> str:
+    """A text without the secret: as it is, as repr, ascii and JSON write it, and as they write that once more."""
+    if not secret:
+        return text
+    import json
+
+    writers: list[Callable[[str], str]] = [repr, ascii, json.dumps, functools.partial(json.dumps, ensure_ascii=False)]
+    forms = {secret, repr(secret.encode(errors="surrogateescape"))[2:-1]}
+    for _ in range(2):
+        plain = [write(form)[1:-1] for form in forms for write in writers]
+        quotes = [write(form + "'\"")[1:-4] for form in forms for write in (repr, ascii)]  # so that its own are escaped
+        forms.update(plain, quotes)
+    for form in sorted(forms, key=len, reverse=True):
+        text = text.replace(form, "***")
+    return text
+
+
 def _write(to: tuple[int, int], kind: str, pid: int, text: str) -> None:
     pipe, inode = to
+    text = without(_secret, text)  # here, as what is cut off it below would hide the rest
     data = text.encode(errors="replace").replace(b"\0", b"\\0")
-    if len(data) > MOST:  # whole lines: half a secret would not be recognised
-        data = data[-MOST:].partition(b"\n")[2] or data[-MOST:]
+    if len(data) > MOST:  # whole lines
+        mark = b"\xe2\x80\xa6\n"  # an ellipsis
+        end = data[len(mark) - MOST :]
+        data = mark + (end.partition(b"\n")[2] or end)
     with suppress(OSError):  # nobody is there any more
         if os.fstat(pipe).st_ino == inode:  # else the script has closed all files, and this is another one
             os.write(pipe, b"\0%s %d\n%s\0" % (kind.encode(), pid, data))
@@ -200,8 +222,9 @@ def _leave_words(kind: type[BaseException], error: BaseException, trace: Traceba
         return
     import traceback
 
-    lines = "".join(traceback.format_exception(kind, error, trace)).splitlines()
-    say(EXCEPTION, "\n".join(lines[-_LINES:]))
+    lines = without(_secret, "".join(traceback.format_exception(kind, error, trace))).splitlines()
+    said = [line if len(line) <= _WIDEST else line[:_WIDEST] + "…" for line in lines[-_LINES:]]
+    say(EXCEPTION, "\n".join(said if len(lines) == len(said) else ["…", *said]))
     _write_error_file(lines)
 
 

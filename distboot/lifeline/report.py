@@ -53,6 +53,7 @@ def content(hub: Hub, history: History) -> dict[str, object]:
         "first_failure": _cause(hub, history) if verdict is not None and verdict.is_failure else None,
         "stopped": _cause(hub, history) if verdict is not None and not verdict.is_failure else None,
         "later_failures": hub.later,
+        "unlisted": [],
         **beginning(history, own),
         "ranks": [_rank(member, verdict, history) for member in hub.members],
     }

@@ -63,14 +63,14 @@ def report_setting(environ: Mapping[str, str], given: str | None = None) -> str 
     return os.path.abspath(path) if path else None  # now, as a script may change its directory
 
 
-def grace_setting(environ: Mapping[str, str], given: float | None = None) -> float:
-    """Seconds between TERM and KILL.
+def grace_setting(environ: Mapping[str, str], given: str | float | None = None) -> float:
+    """Seconds between TERM and KILL: as given with --grace, or DISTBOOT_GRACE, or the default.
 
     Raises:
         DistbootError: `usage` or `broken-environment`, it is not a positive number.
     """
     if given is not None:
-        return seconds(f"grace={quoted(given)}", given)
+        return seconds(f"--grace={quoted(given)}", given)
     return _seconds(environ, "DISTBOOT_GRACE", DEFAULT_GRACE)
 
 

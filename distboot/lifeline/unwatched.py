@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +14,7 @@ from ..placement import Placement
 from ..report.content import not_begun
 from ..report.files import refuse_unwritable, try_to_write
 from ..rollcall.meeting import Meeting
+from .ends import FROM_OUTSIDE
 
 
 class Unwatched:
@@ -38,6 +42,32 @@ class Unwatched:
         """Say that there will be no report, as the ranks do not meet."""
         if self._path is not None and placement.rank == 0:
             tell(placement.who, f"warning: there will be no report {quoted(self._path)}: DISTBOOT_ROLL_CALL=0")
+
+    @contextmanager
+    def despite_signals(self, placement: Placement) -> Iterator[None]:
+        """Let a signal that ends this process in this block do so only after the block, which may report it.
+
+        In the block it is a `SystemExit`, as in process 1 of a container.
+        """
+        ours = self._path is not None and placement.rank == 0 and threading.current_thread() is threading.main_thread()
+        taken = [number for number in FROM_OUTSIDE if ours and signal.getsignal(number) == signal.SIG_DFL]
+        got: list[int] = []
+
+        def take(number: int, _: object) -> None:
+            for other in taken:  # while the report is being written
+                signal.signal(other, signal.SIG_IGN)
+            got.append(number)
+            raise SystemExit(128 + number)
+
+        for number in taken:
+            signal.signal(number, take)
+        try:
+            yield
+        finally:
+            for number in taken:
+                signal.signal(number, signal.SIG_DFL)
+            if got:
+                os.kill(os.getpid(), got[0])
 
     def failed(self, meeting: Meeting, error: BaseException | None) -> None:
         """Write that the ranks have not met, or could not start, for this reason; without one, that they have started.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,6 +16,9 @@ from .ends import End, shown, signal_name
 _LONGEST = 200  # characters of an exception in one line
 _LONGEST_DELAY = 10.0  # seconds
 _MOST_LINES = 12  # of a traceback, on the ranks that did not write it
+_LEFT_OUT = "…"
+_FRAME = re.compile(r'  File ".*/distboot/([^"]+)", line ')
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +107,7 @@ def _is_verdict(message: Mapping[str, Any]) -> bool:
 def failed(seat: Seat, end: End, delay: float, before: Sequence[int] = ()) -> Verdict:
     """A rank ended in failure, when the ranks `before` had ended well."""
     words = end.words.splitlines()
-    # A crash has the innermost call first, and an exception last.
-    lines = shown("\n".join(words[:_MOST_LINES] if end.is_crash else words[-_MOST_LINES:]))
+    lines = shown("\n".join(_excerpt(words, innermost_first=end.is_crash)))
     said = end.said()
     if end.status is None and not end.cause and end.words:  # it is still about to end
         message = printable(_headline(words))
@@ -126,6 +130,34 @@ def stopped(seat: Seat, number: int) -> Verdict:
     """Somebody outside stopped a rank, and so the job."""
     text = f"stopped by {signal_name(number)} from outside: rank {seat.rank} got it first, {seat.said()}"
     return Verdict((seat.rank,), False, text)
+
+
+def _excerpt(words: Sequence[str], *, innermost_first: bool) -> Sequence[str]:
+    """What all ranks show of a traceback: where it is long, not our own part of it."""
+    if len(words) <= _MOST_LINES:
+        return words
+    if innermost_first:
+        return [*words[:_MOST_LINES], _LEFT_OUT]
+    kept: list[str] = []
+    is_ours = False
+    for line in words:
+        is_ours = _is_ours(line) or (is_ours and line.startswith("    "))
+        if not is_ours:
+            kept.append(line)
+        elif not kept or kept[-1] != _LEFT_OUT:
+            kept.append(_LEFT_OUT)
+    if len(kept) <= _MOST_LINES:
+        return kept
+    begin = len(kept) - _MOST_LINES
+    while kept[begin].startswith("    ") and begin < len(kept) - _MOST_LINES + 2:  # what stands there, without where
+        begin += 1
+    return [_LEFT_OUT, *kept[begin:]]
+
+
+def _is_ours(line: str) -> bool:
+    """Whether a line of a traceback names a file of this package, which every rank has, wherever that is."""
+    file = _FRAME.match(line)
+    return file is not None and os.path.isfile(os.path.join(_PACKAGE, file[1]))
 
 
 def _headline(words: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from .ends import FATAL
-from .last_words import ENDING, EXCEPTION, INTERRUPT, STEPS, TERM
+from .last_words import ENDING, EXCEPTION, INTERRUPT, STEPS, TERM, without
 
 _MOST_KEPT = 16384  # bytes: what a faulthandler writes of many threads
 _SAID = re.compile(rb"\0(\w+) (\d+)\n([^\0]*)\0")
@@ -43,7 +43,7 @@ class Reader:
         self._fill()
         found = []
         for said in _SAID.finditer(self._buffer):
-            kind, pid, text = said[1].decode(), int(said[2]), self._clean(said[3])
+            kind, pid, text = said[1].decode(), int(said[2]), self._clean(said[3])[-_LONGEST:]
             if kind in (ENDING, EXCEPTION, INTERRUPT, STEPS, TERM):
                 found.append(Words(kind, pid, text))
         self._buffer = _SAID.sub(b"", self._buffer)
@@ -77,7 +77,4 @@ class Reader:
             self._buffer = (self._buffer + data)[:_MOST_KEPT]
 
     def _clean(self, data: bytes) -> str:
-        text = data.decode(errors="replace")
-        if self._secret:
-            text = text.replace(self._secret, "***")
-        return text[-_LONGEST:]
+        return without(self._secret, data.decode(errors="replace"))

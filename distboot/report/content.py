@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from datetime import datetime, timezone
 
@@ -13,6 +14,8 @@ from .steps import STEPS, slowest
 
 OwnSteps = Mapping[int, Mapping[str, float]]  # of each rank, by its own clock
 _LONGEST = 4000  # characters of an error
+_STOPS = {128 + number: number.name for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)}
+_MOST_MISSING = 10_000  # ranks that are missing and have a record each; of more there are only the runs
 
 
 def utc(seconds: float) -> str:
@@ -51,13 +54,17 @@ def of_rank(history: History, rank: int, own: Mapping[str, float]) -> dict[str, 
 
 def not_begun(history: History, own: OwnSteps, error: BaseException | None, now: float) -> dict[str, object]:
     """The report of a job whose lifeline has not begun: how it failed before, or, without an error, that it started."""
-    missing = [rank for rank in range(history.world_size) if rank not in history.arrivals]
+    runs = _missing(history)
+    count = sum(map(len, runs))
+    missing = [] if count > _MOST_MISSING else [rank for run in runs for rank in run]
+    said = ranks_said(missing) if missing else f"{count} ranks"
+    waited_for = f"{said} {'was' if count == 1 else 'were'} missing" if count else ""
     hosts = {one.node: one.host for _, one in sorted(history.arrivals.items(), reverse=True)}
     failed = isinstance(error, Exception)  # else somebody has stopped us, with Ctrl-C say
-    cause = None if error is None else _cause(error, missing or list(history.unready))
+    cause = None if error is None else _cause(error, missing if count else list(history.unready))
     return {
         "outcome": "started" if error is None else "failed" if failed else "stopped",
-        "headline": _headline(history, missing, error),
+        "headline": _headline(history, waited_for, error),
         "world_size": history.world_size,
         "hosts": [hosts[node] for node in sorted(hosts)],
         "start": utc(history.began),
@@ -65,9 +72,16 @@ def not_begun(history: History, own: OwnSteps, error: BaseException | None, now:
         "first_failure": cause if failed else None,
         "stopped": None if failed else cause,
         "later_failures": 0,
+        "unlisted": [[run[0], run[-1]] for run in runs if not missing],
         **beginning(history, own),
-        "ranks": [_rank(history, rank, hosts, own.get(rank, {})) for rank in range(history.world_size)],
+        "ranks": [_rank(history, rank, hosts, own.get(rank, {})) for rank in sorted([*history.arrivals, *missing])],
     }
+
+
+def _missing(history: History) -> list[range]:
+    """The ranks that are missing, of which there may be millions: a WORLD_SIZE is soon mistyped."""
+    there = [*sorted(history.arrivals), history.world_size]
+    return [range(before + 1, rank) for before, rank in zip([-1, *there], there, strict=False) if rank > before + 1]
 
 
 def _steps(history: History, rank: int, own: Mapping[str, float]) -> dict[str, float]:
@@ -83,13 +97,12 @@ def _steps(history: History, rank: int, own: Mapping[str, float]) -> dict[str, f
     return {name: found[name] for name in STEPS if name in found}
 
 
-def _headline(history: History, missing: list[int], error: BaseException | None) -> str:
+def _headline(history: History, waited_for: str, error: BaseException | None) -> str:
     if error is None:
         return f"All {history.world_size} ranks have started; how they ended is not known, as they have no lifeline"
     if isinstance(error, Exception):
         return f"The job did not start: {_text(error).splitlines()[0]}"
-    waited = f"while {ranks_said(missing)} {'was' if len(missing) == 1 else 'were'} missing" if missing else "early"
-    return f"The job was stopped {waited}"
+    return f"The job was stopped {f'while {waited_for}' if waited_for else 'early'}"
 
 
 def _cause(error: BaseException, ranks: list[int]) -> dict[str, object]:
@@ -100,6 +113,9 @@ def _cause(error: BaseException, ranks: list[int]) -> dict[str, object]:
 def _text(error: BaseException) -> str:
     if isinstance(error, DistbootError):
         return error.message[:_LONGEST]
+    code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else getattr(error, "code", None)
+    if isinstance(code, int) and code in _STOPS:
+        return f"stopped by {_STOPS[code]} from outside"
     said = type(error).__name__
     return f"{said}: {first_line(error)}"[:_LONGEST] if str(error) else said
 

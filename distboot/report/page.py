@@ -14,8 +14,9 @@ from .style import CSS
 from .timeline import timeline
 
 _MOST_RANKS = 512  # in the table of all ranks; of larger jobs it has those that did not just end
-_MOST_FINDINGS = 50
+_MOST_RUNS = _MOST_FINDINGS = 50
 _SLOWER = 0.05  # seconds that are worth a sentence; and a fifth of what is usual
+_COMPARED = 4  # ranks, of which half say what is usual: rank 0, of the first two, need not even join
 _OUTCOMES = {"ended": "ended", "failed": "failed", "stopped": "stopped from outside", "started": "started"}
 
 # Whatever a traceback or a host name brings along, a browser runs no script for it, and asks nobody for anything.
@@ -28,12 +29,12 @@ def page(content: Mapping[str, Any]) -> str:
     parts = [
         _head(content),
         _failure(content),
-        _section("Ranks", grid(ranks)),
+        _section("Ranks", _unlisted(content["unlisted"]) + grid(ranks)),
         _start(content),
         _section("What differs between the ranks", _list(content["findings"])),
         _section("Exit codes", _exit_codes(ranks)),
         _section("Versions on rank 0", _versions(content["versions"])),
-        _all_ranks(ranks),
+        _all_ranks(ranks, content["world_size"]),
     ]
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -64,6 +65,16 @@ def _head(content: Mapping[str, Any]) -> str:
     )
 
 
+def _unlisted(runs: Sequence[Sequence[int]]) -> str:
+    """Those of a large job that did not come, and have no cell in the map."""
+    if not runs:
+        return ""
+    count = sum(last - first + 1 for first, last in runs)
+    said = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs[:_MOST_RUNS])
+    more = f" and {len(runs) - _MOST_RUNS} more" if len(runs) > _MOST_RUNS else ""
+    return f"<p><b>{count} ranks are missing</b>, and not in the map: {text(said, 1000)}{more}.</p>"
+
+
 def _failure(content: Mapping[str, Any]) -> str:
     cause = content["first_failure"] or content["stopped"]
     if cause is None:
@@ -86,17 +97,19 @@ def _start(content: Mapping[str, Any]) -> str:
     drawn = timeline(content["ranks"])
     if not drawn:
         return ""
-    began = _section("How each rank started", _slowest(content["slowest"]) + drawn)
+    began = _section("How each rank started", _slowest(content["slowest"], content["world_size"]) + drawn)
     return began + _section("The slowest in each step", _slow_table(content["slowest"]))
 
 
-def _slowest(found: Sequence[Mapping[str, Any]]) -> str:
+def _slowest(found: Sequence[Mapping[str, Any]], size: int) -> str:
     """Who kept the others waiting most, in one sentence."""
     most = max(found, key=lambda one: one["seconds"] - one["median"], default=None)
     if most is None or most["seconds"] - most["median"] < max(_SLOWER, 0.2 * most["median"]):
         return "<p>No rank was much slower than the others in any step.</p>"
-    said = f"Rank {most['rank']} took {duration(most['seconds'])} {most['said']}; half of all ranks took at most "
-    return f"<p><b>Slowest:</b> {text(said + duration(most['median']))}.</p>"
+    said = f"Rank {most['rank']} took {duration(most['seconds'])} {most['said']}"
+    if size >= _COMPARED:
+        said += f"; half of all ranks took at most {duration(most['median'])}"
+    return f"<p><b>Slowest:</b> {text(said)}.</p>"
 
 
 def _slow_table(found: Sequence[Mapping[str, Any]]) -> str:
@@ -129,7 +142,7 @@ def _versions(versions: Mapping[str, str]) -> str:
     return f"<p>{text(' · '.join(f'{name} {value}' for name, value in versions.items()), 4000)}</p>"
 
 
-def _all_ranks(ranks: Sequence[Mapping[str, Any]]) -> str:
+def _all_ranks(ranks: Sequence[Mapping[str, Any]], size: int) -> str:
     shown = (
         ranks if len(ranks) <= _MOST_RANKS else [rank for rank in ranks if rank["state"] not in ("ended", "stopped")]
     )
@@ -146,7 +159,7 @@ def _all_ranks(ranks: Sequence[Mapping[str, Any]]) -> str:
         )
         for rank in shown[:_MOST_RANKS]
     ]
-    title = "All ranks" if len(rows) == len(ranks) else f"{len(rows)} of the {len(ranks)} ranks"
+    title = "All ranks" if len(rows) == size else f"{len(rows)} of the {size} ranks"
     table = _table(("rank", "host", "node", "local rank", "process", "state", "exit code", "ended"), rows)
     return f"<details><summary>{title}</summary>\n{table}</details>\n" if rows else ""
 
