@@ -226,7 +226,7 @@ def test_relay_whose_ranks_have_gone_is_a_stranger_again(monkeypatch: pytest.Mon
 
 def test_relays_that_have_gone_are_forgotten() -> None:
     def there() -> int:
-        return sum(isinstance(each, connections.Peer) for each in gc.get_objects())
+        return sum(type(each) is connections.Peer for each in gc.get_objects())
 
     before = there()  # of other tests
     with closing(Rank0(record(0, 2), 20)) as first:
