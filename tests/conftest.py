@@ -10,17 +10,23 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
+import gates
 import pytest
 from captured import without_launchers
+from horovods import write_scripts
 from hosts import Hosts, Slurm
 from launched import PLAIN, WHO
 from lifelines import DEFAULT, Job, Start, job
 from recorded import Get, machine
+from relays import LARGE
+from rollcalls import OURS, Rank0, record
 from tensorflows import QUIET, ByHand, Ranks, by_rank, started
 
 import distboot as package
 from distboot.doctor.machine import Machine
+from distboot.rollcall.wire import Membership
 
 ROOT = Path(__file__).parent.parent  # of the repository, or of an sdist
 PACKAGE = Path(package.__file__).parent  # what is tested: in ROOT, or where the wheel is installed (tests/dist.sh)
@@ -160,3 +166,43 @@ def by_hand(clean_env: dict[str, str], port: int, tmp_path: Path) -> Iterator[By
             return stack.enter_context(started(Ranks(tmp_path, [sys.executable, *wrapper, "train.py"], environs)))
 
         yield begin
+
+
+@pytest.fixture
+def ranks(clean_env: dict[str, str], port: int, tmp_path: Path) -> gates.Ranks:
+    """Runs a script as so many ranks, as `gates.runner` says."""
+    return gates.runner(clean_env, port, tmp_path)
+
+
+@pytest.fixture
+def large(clean_env: dict[str, str], tmp_path: Path, port: int) -> dict[str, str]:
+    """The environment of a job in which two ranks are many."""
+    (tmp_path / "sitecustomize.py").write_text(LARGE)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}
+    return {**clean_env, **address, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+
+
+@pytest.fixture
+def rank0() -> Iterator[Callable[..., Rank0]]:
+    """Rank 0 of a world of this size."""
+    started: list[Rank0] = []
+
+    def start(world_size: int, join_timeout: float = 20, membership: Membership = OURS, **more: Any) -> Rank0:
+        started.append(Rank0(record(0, world_size, **more), join_timeout, membership))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
+
+
+@pytest.fixture
+def horovod_scripts(tmp_path: Path) -> None:
+    """The scripts of Horovod's tests, in the folder where `run` runs."""
+    write_scripts(tmp_path)
+
+
+@pytest.fixture
+def buffered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CI may have set what the wrapper has to."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)

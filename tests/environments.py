@@ -34,7 +34,8 @@ TOOLS = ("pytest", "hypothesis", "pyyaml")
 QUICK = (
     "api", "arguments", "captures", "command_line", "deadline", "documented", "doctor", "doctor_devices", "doctor_job",
     "doctor_network", "error_texts", "gate_hostile", "layers", "lifeline_sides", "node_level", "plain_and_platforms",
-    "precedence", "readers", "rollcall", "rollcall_ready", "roster_and_handoff", "tf_config", "threads", "wrapper",
+    "precedence", "readers", "rollcall", "rollcall_ready", "rollcall_strangers", "rollcall_wire", "roster_and_handoff",
+    "tf_config", "threads", "wrapper",
 )  # fmt: skip
 
 

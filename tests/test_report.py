@@ -1,11 +1,10 @@
-"""The report of a job, JSON and page, from real jobs: how it began, what became of each rank, and where it is."""
+"""The report of a job from real jobs, JSON and page: how it began, and what became of each rank."""
 
 from __future__ import annotations
 
 import html
 import json
 import os
-import resource
 import signal
 import sys
 from collections.abc import Mapping
@@ -20,15 +19,12 @@ from lifelines import FAILING, Start, until
 from rollcalls import Rank, Rank0, record
 
 from distboot.errors import DistbootError
-from distboot.report.content import not_begun, of_rank
-from distboot.report.files import refuse_unwritable, write
+from distboot.report.content import not_begun
+from distboot.report.files import write
 from distboot.report.history import Arrival, Clock, History
-from distboot.report.steps import own_steps, slowest, spans
 from distboot.rollcall.ready import Ready
-from distboot.rollcall.seen import Seen
 
 NOON = 1_795_000_000.0
-PROTECTED = Path("/proc/sys/fs/protected_symlinks")
 BEGIN = ["process_start", "detected", "joined", "all_joined"]
 INIT = ["framework_imported", "all_ready", "group_ready"]
 FAILS = """
@@ -186,20 +182,6 @@ def test_variable_is_not_for_a_wrapper_that_is_alone(distboot: Run, tmp_path: Pa
     assert (done.returncode, done.stderr, (tmp_path / "job.json").exists()) == (0, "", False)
 
 
-@pytest.mark.parametrize("path", ["/proc/no/report.json", "/", "/proc/report.json"])
-@pytest.mark.parametrize("way", ["wrapper", "init"])
-def test_report_that_cannot_be_written_is_an_error_before_anything_starts(
-    request: pytest.FixtureRequest, way: str, path: str
-) -> None:
-    begin: Start = request.getfixturevalue("start" if way == "wrapper" else "start_init")
-    running = begin("ready()", ranks=2, DISTBOOT_REPORT=path)
-    assert running.codes() == ([74, 74] if way == "wrapper" else [1, 1])
-    for rank in (0, 1):
-        assert f"error[output-failed]: rank {rank} on " in running.output(rank)
-        assert f"the report '{path}' cannot be written" in running.output(rank)
-        assert not (running.folder / f"pid-{rank}").exists()
-
-
 def test_job_without_a_lifeline_is_reported_as_started(start: Start) -> None:
     running = start(DISTBOOT_LIFELINE="0")
     running.all_ready()
@@ -272,72 +254,6 @@ def test_world_size_that_is_mistyped_makes_no_large_report(tmp_path: Path) -> No
     )
 
 
-def test_earlier_report_stays_when_a_new_one_cannot_be_written(tmp_path: Path) -> None:
-    path = tmp_path / "job.json"
-    path.write_text("earlier")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))  # as if the disk were full
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            write(str(path), {})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert path.read_text() == "earlier"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize("path", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/2"])
-def test_own_output_is_no_file_for_a_report(path: str) -> None:
-    with pytest.raises(DistbootError, match="another file for each process"):
-        refuse_unwritable(path)
-
-
-def test_link_stays_a_link_and_a_pipe_needs_no_reader_yet(tmp_path: Path) -> None:
-    (tmp_path / "link.json").symlink_to("job.json")
-    refuse_unwritable(str(tmp_path / "link.json"))
-    write(str(tmp_path / "link.json"), {"outcome": "ended"})
-    assert (tmp_path / "link.json").is_symlink()
-    assert json.loads((tmp_path / "job.json").read_text()) == {"outcome": "ended"}
-    os.mkfifo(tmp_path / "pipe")
-    refuse_unwritable(str(tmp_path / "pipe"))
-
-
-def test_report_is_for_no_more_eyes_than_the_one_that_it_replaces(tmp_path: Path) -> None:
-    path = tmp_path / "job.json"
-    for mode in (0o600, 0o666):
-        path.touch()
-        path.chmod(mode)
-        write(str(path), {})
-        assert path.stat().st_mode & 0o777 == mode
-
-
-def test_link_that_cannot_be_followed_is_not_replaced(tmp_path: Path) -> None:
-    (tmp_path / "job.json").symlink_to("job.json")
-    with pytest.raises(DistbootError, match="Too many levels of symbolic links"):
-        refuse_unwritable(str(tmp_path / "job.json"))
-    with pytest.raises(OSError, match="Too many levels of symbolic links"):
-        write(str(tmp_path / "job.json"), {})
-    assert (tmp_path / "job.json").is_symlink()
-
-
-@pytest.mark.skipif(
-    os.geteuid() != 0 or not PROTECTED.exists() or PROTECTED.read_text().strip() == "0",
-    reason="needs root, for another user's link, and fs.protected_symlinks",
-)
-def test_link_of_another_user_leads_nowhere(tmp_path: Path) -> None:
-    (tmp_path / "precious").write_text("earlier")
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    shared.chmod(0o1777)
-    (shared / "job.json").symlink_to(tmp_path / "precious")
-    os.chown(shared / "job.json", 65534, 65534, follow_symlinks=False)
-    with pytest.raises(DistbootError, match="Permission denied"):
-        refuse_unwritable(str(shared / "job.json"))
-    with pytest.raises(PermissionError):
-        write(str(shared / "job.json"), {})
-    assert (tmp_path / "precious").read_text() == "earlier"
-
-
 def test_page_is_not_even_imported_for_a_job_without_one(run: Run) -> None:
     look = "import sys, distboot.cli.run, distboot.bootstrap, distboot.lifeline.keeper, distboot.lifeline.guard"
     done = run(
@@ -345,64 +261,3 @@ def test_page_is_not_even_imported_for_a_job_without_one(run: Run) -> None:
     )
     loaded = set(json.loads(done.stdout.replace("'", '"')))
     assert loaded.isdisjoint({f"distboot.report.{name}" for name in ("page", "grid", "timeline", "style", "markup")})
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        None,
-        [],
-        {"group_ready": "now"},
-        {"group_ready": True},
-        {"group_ready": -1.0},
-        {"group_ready": 1e300},
-        {"group_ready": float("nan")},
-        {str(number): 1.0 for number in range(100)},
-    ],
-)
-def test_steps_that_are_none_are_refused(message: object) -> None:
-    with pytest.raises(TypeError):
-        own_steps(message)
-
-
-def test_steps_of_a_newer_distboot_are_left_out() -> None:
-    assert own_steps({"group_ready": 5, "coffee_made": "yes"}) == {"group_ready": 5.0}
-
-
-def test_clock_of_a_rank_is_read_between_two_moments_of_rank_0() -> None:
-    assert Clock.read(107.0, before=100.0, after=101.0) == Clock(ahead=6.5, within=0.5)
-    seen = Seen(record(0, 3))
-    seen.joined(record(1, 3, clock=1000.0), welcomed=0.0)
-    seen.joined(record(2, 3, node="b", clock=1000.0), welcomed=0.0)
-    assert seen.skews()[1] == 0.0  # on rank 0's own host
-    assert seen.skews()[2] < -1e8
-
-
-def test_times_of_a_rank_are_put_on_the_clock_of_rank_0() -> None:
-    arrival = Arrival("node-1", 1, 0, 7, started=107.0, detected=108.0, joined=12.0, clock=Clock(ahead=97.5))
-    history = History(2, "torch", 10.0, 13.0, {1: arrival})
-    steps: Any = of_rank(history, 1, {"group_ready": 112.5})["steps"]
-    assert {name: when[17:23] for name, when in steps.items()} == {
-        "process_start": "09.500",
-        "detected": "10.500",
-        "joined": "12.000",
-        "all_joined": "13.000",
-        "group_ready": "15.000",
-    }
-
-
-def test_phases_are_between_what_is_known() -> None:
-    assert spans({}) == {}
-    assert spans({"detected": 5.0, "joined": 6.0, "all_joined": 9.0, "framework_imported": 12.0}) == {
-        "join": (5.0, 6.0),
-        "wait": (6.0, 9.0),
-        "import": (9.0, 12.0),
-    }
-    assert spans({"joined": 6.0, "all_joined": 5.9}) == {"wait": (5.9, 5.9)}  # clocks differ a little
-
-
-def test_slowest_of_a_phase_is_named_with_the_usual_time() -> None:
-    ranks = {rank: {"process_start": 1.0, "detected": 2.0 + 5 * (rank == 2), "joined": 9.0} for rank in range(4)}
-    launch, begin, join = slowest(ranks)
-    assert (launch.rank, launch.seconds, begin.rank, begin.seconds, begin.median) == (0, 0.0, 2, 6.0, 1.0)
-    assert (join.rank, join.seconds) == (0, 7.0)

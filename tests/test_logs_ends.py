@@ -1,0 +1,130 @@
+"""`--log-prefix` and `--log-dir` when something ends: children are killed, readers stop or go away, disks fill up."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Run
+from lifelines import until
+from wrappers import HOST, PREFIX, PREFIXED, alive, log_of, python, read_from, wrapped
+
+pytestmark = pytest.mark.usefixtures("buffered")
+
+
+@pytest.mark.parametrize(("name", "code"), [("KILL", 137), ("ABRT", 134), ("TERM", 143)])
+def test_last_output_and_code_of_a_child_that_is_killed(distboot: Run, tmp_path: Path, name: str, code: int) -> None:
+    text = f"print('x' * 60000 + ' last words', end='', flush=True); os.kill(os.getpid(), signal.SIG{name})"
+    result = distboot("run", "--log-dir", "logs", "--", "bash", "-c", 'ulimit -c 0; exec "$@"', "-", *python(text))
+    assert (result.stdout, result.returncode) == ("x" * 60000 + " last words", code)
+    assert log_of(tmp_path / "logs") == [result.stdout]
+
+
+def test_reader_that_goes_away_ends_the_child_as_without_us(clean_env: dict[str, str], tmp_path: Path) -> None:
+    with wrapped(clean_env, tmp_path, *PREFIXED, "yes") as wrapper:
+        assert read_from(wrapper, len(PREFIX) + 2) == PREFIX + b"y\n"
+        assert wrapper.stdout is not None
+        wrapper.stdout.close()
+        assert wrapper.wait(20) == 128 + signal.SIGPIPE
+    assert (tmp_path / "stderr").read_bytes() == b""
+
+
+def test_what_the_child_leaves_behind_does_not_keep_the_wrapper(clean_env: dict[str, str], tmp_path: Path) -> None:
+    with wrapped(clean_env, tmp_path, *PREFIXED, "sh", "-c", "sleep 600 & echo $!; exit 5") as wrapper:
+        assert wrapper.wait(30) == 5
+        assert wrapper.stdout is not None
+        left_behind = int(wrapper.stdout.read().removeprefix(PREFIX))
+        assert alive(left_behind)
+        os.kill(left_behind, signal.SIGKILL)
+
+
+_FLOOD = """
+signal.signal(signal.SIGUSR1, lambda *_: open("got", "w"))
+with open("pid.part", "w") as file:
+    file.write(str(os.getpid()))
+os.rename("pid.part", "pid")
+while True:
+    print("x" * 999)
+"""
+
+
+def test_reader_that_stops_blocks_the_child_and_not_its_supervision(clean_env: dict[str, str], tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    with wrapped(clean_env, tmp_path, "--log-dir=logs", *PREFIXED, *python(_FLOOD), stdout=writer) as wrapper:
+        until((tmp_path / "pid").exists)
+        until(lambda: not select.select([], [writer], [], 0)[1])  # it is full
+        child = int((tmp_path / "pid").read_text())
+        wrapper.send_signal(signal.SIGUSR1)
+        until((tmp_path / "got").exists)
+        wrapper.terminate()
+        until(lambda: not alive(child))
+        wrapper.terminate()  # else it would give the reader half a minute more
+        assert wrapper.wait(20) == 128 + signal.SIGTERM
+    os.close(writer)
+    with open(reader, "rb") as late:
+        shown = late.read().count(b"\n")
+    said = "warning: nobody reads standard output: the end of the command's output is in the log file only"
+    assert (tmp_path / "stderr").read_text() == f"distboot: {said}\n"
+    lines = log_of(tmp_path / "logs")
+    assert len(lines) > shown
+    assert set(lines[:-1]) == {"x" * 999}
+
+
+def test_folder_that_cannot_be_written_is_an_error_on_all_ranks(
+    clean_env: dict[str, str], tmp_path: Path, port: int
+) -> None:
+    (tmp_path / "file").touch()
+    job = {**clean_env, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with (
+        wrapped({**job, "RANK": "0"}, tmp_path, "--log-dir=logs", "--", "touch", "started") as good,
+        wrapped({**job, "RANK": "1"}, tmp_path, "--log-dir=file/logs", "--", "touch", "started") as bad,
+    ):
+        assert (good.wait(60), bad.wait(60)) == (74, 74)
+    said = (
+        "error[output-failed]: rank 1 on HOST: the log file 'file/logs/rank-1.log' cannot be written: Not a directory"
+    )
+    errors = (tmp_path / "stderr").read_text().replace(HOST, "HOST")
+    assert f"distboot: {said}" in errors
+    assert "rank 0 on HOST" in errors
+    assert not (tmp_path / "started").exists()
+
+
+def test_disk_that_fills_up_is_said_once_and_the_command_goes_on(run: Run, tmp_path: Path) -> None:
+    wrapper = f"{sys.executable} -m distboot run --log-dir logs -- sh -c 'for n in $(seq 100); do seq 100; done'"
+    result = run("bash", "-c", f"ulimit -f 1; exec {wrapper}")  # of a kB: beyond it the kernel says EFBIG
+    assert result.stdout == "".join(f"{n}\n" for n in range(1, 101)) * 100
+    said = "warning: nothing more is written to 'logs/rank-0.log': File too large"
+    assert (result.stderr, result.returncode) == (f"distboot: {said}\n", 0)
+    assert (tmp_path / "logs/rank-0.log").stat().st_size == 1024
+
+
+def test_lifeline_ends_a_rank_whose_reader_has_stopped(clean_env: dict[str, str], tmp_path: Path, port: int) -> None:
+    job = {**clean_env, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    fails = "while not os.path.exists('fail'): time.sleep(0.02)\nraise ValueError('boom')"
+    reader, writer = os.pipe()
+    with (
+        wrapped({**job, "RANK": "0"}, tmp_path, "--log-dir=logs", *PREFIXED, *python(fails)) as culprit,
+        wrapped({**job, "RANK": "1"}, tmp_path, *PREFIXED, *python(_FLOOD), stdout=writer) as survivor,
+    ):
+        until((tmp_path / "pid").exists)
+        until(lambda: not select.select([], [writer], [], 0)[1])
+        (tmp_path / "fail").touch()
+        child = int((tmp_path / "pid").read_text())
+        until(lambda: not alive(child))
+        survivor.terminate()
+        assert (survivor.wait(20), culprit.wait(20)) == (128 + signal.SIGTERM, 1)
+    os.close(reader)
+    os.close(writer)
+    said = f"rank 1 on {HOST}: rank 0 failed first: uncaught exception: ValueError: boom"
+    assert said in (tmp_path / "stderr").read_text()
+    assert log_of(tmp_path / "logs")[-1] == "ValueError: boom"
+
+
+def test_file_that_is_a_pipe_nobody_reads(distboot: Run, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rank-0.log")
+    result = distboot("run", "--log-dir", ".", "--", "true")
+    assert (result.returncode, "error[output-failed]" in result.stderr) == (74, True), result.stderr
