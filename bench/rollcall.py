@@ -39,6 +39,7 @@ from distboot.rollcall.wire import (
 from distboot.roster import Roster, roster_of
 
 JOB = Membership("5c2f10aa")
+_COMPRESSED = 1 << 31  # in the length of a frame: that its body is
 
 
 class Cost(NamedTuple):
@@ -114,7 +115,9 @@ def _peers(port: int, world_size: int) -> None:
                 connection.send(messages[rank])
                 continue
             stage[rank] = (
-                int.from_bytes(data[:4], "big") + 4 - len(data) if stage[rank] < 0 else stage[rank] - len(data)
+                int.from_bytes(data[:4], "big") % _COMPRESSED + 4 - len(data)
+                if stage[rank] < 0
+                else stage[rank] - len(data)
             )
             if stage[rank] == 0:
                 left -= 1
