@@ -154,8 +154,9 @@ def section(effort: Effort) -> Section:
     meaning = (
         "Seconds from the start of the launcher until all ranks are through their first barrier, and the ratio to "
         "`distboot.init()` under mpirun. A job of four ranks on this machine, whose time is the import of torch, has "
-        f"its group after {ours[4]:.1f} s, {hand:+.2f} s with the roll call, the checks and the "
-        "lifeline than without them. Accelerate makes a group under mpirun only where `MASTER_ADDR` is given, as here; "
+        f"its group after {ours[4]:.1f} s, {abs(hand):.2f} s {'later' if hand > 0 else 'sooner'} with the roll call, "
+        "the checks and the lifeline than without them. Accelerate makes a group under mpirun only where `MASTER_ADDR` "
+        "is given, as here; "
         "`accelerate launch --cpu --num_processes 2` starts one process and says nothing."
     )
     head = ("way, launcher", *(f"{ranks} rank{'s' * (ranks > 1)}" for ranks in _SIZES))

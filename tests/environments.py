@@ -82,8 +82,8 @@ LOWEST = [
             ("--no-deps", "tf-keras==2.16.0"),
         ),
         {name: tests for name, tests in _TESTS.items() if name != "deepspeed"},
-        # mpi4py 4.0 comes as one source file of C, for which -O3 took more than 15 minutes and 3.8 GB. A wheel of it from
-        # pip's cache would look for the MPI of the environment in which it was built.
+        # mpi4py 4.0 comes as one source file of C, for which -O3 took more than 15 minutes and 3.8 GB. A wheel of it
+        # from pip's cache would look for the MPI of the environment in which it was built.
         {"CFLAGS": "-O0 -g0"},
     ),
     Environment(

@@ -21,7 +21,7 @@ from ..placement import Placement
 from ..record import Record
 from .wire import Membership
 
-RELAYS_FROM = 4096  # ranks: below it a connection for each costs rank 0 half a second at most (docs/explanation/scale.md)
+RELAYS_FROM = 4096  # ranks: below it a connection for each costs rank 0 up to half a second (docs/explanation/scale.md)
 CREDENTIALS = struct.Struct("3i")  # struct ucred, unix(7): pid, uid, gid
 
 
