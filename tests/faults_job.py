@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -214,9 +215,14 @@ class Job:
             codes.append(128 - code if code is not None and code < 0 else code)
         return codes
 
-    def output(self) -> str:
-        """All that was printed."""
-        return "".join(file.read_text(errors="replace") for file in sorted(self.folder.glob("output.*")))
+    def output(self, awaited: str = "", limit: float = 0.0) -> str:
+        """All that was printed; what is awaited, a pattern, may take so many seconds to come."""
+        end = time.monotonic() + limit
+        while True:
+            said = "".join(file.read_text(errors="replace") for file in sorted(self.folder.glob("output.*")))
+            if not awaited or re.search(awaited, said) or time.monotonic() >= end:
+                return said
+            time.sleep(0.05)
 
     def report(self, limit: float) -> dict[str, Any] | None:
         """What DISTBOOT_REPORT holds, within so many seconds."""

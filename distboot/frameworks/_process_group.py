@@ -32,6 +32,7 @@ from ._joined import Gated, Meets, at_end, context, export, imported, limited
 from ._options import Options
 from ._torch_device import CPU_BACKENDS, device_and_backend, device_id, set_device
 
+_MOMENT = 0.1  # seconds for Gloo's threads to let go of their tensors
 _OLDEST = (2, 2)
 _FIRST = "the first rank"
 
@@ -94,8 +95,9 @@ def start(
         undo.pop_all()
     result = context(meeting, exported, options, meets, leave=group.leave, is_up=group.is_up, device=device)
     if backend == "gloo":
-        # Without close() Gloo is not to abort a script either, see `end_group`. After an exception peers may be gone.
-        at_end(well=result.close, exited=result.close)
+        # Without close() Gloo is not to abort a script either, see `end_group`. After an exception peers may be gone,
+        # but an abort would change the exit code.
+        at_end(well=result.close, exited=result.close, failed=partial(time.sleep, _MOMENT))
     return result
 
 
@@ -263,4 +265,4 @@ def end_group(dist: Any, destroy: Callable[[], None]) -> None:
     # exception", in 1 of 5 runs of a short script (torch 2.13, pytorch issue 190489). If nobody does, letting go of the
     # group joins them, in torch 2.2 with Python's lock held, for which the thread with the tensor waits: 1 of 10 such
     # scripts hung. A moment lets them finish.
-    time.sleep(0.1)
+    time.sleep(_MOMENT)
