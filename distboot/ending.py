@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 WELL, EXIT, EXCEPTION = "well", "exit", "exception"
+FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # nobody fails of these by himself
 
 _asked: SystemExit | None = None
 _is_watched = False

@@ -62,11 +62,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _end_by_signals() -> None:
     """Let signals end us as process 1 of a container, too: the kernel drops those to it that have no handler."""
+    from ..ending import FROM_OUTSIDE  # here, as no other process needs it
 
     def end(number: int, _: object) -> None:
         raise SystemExit(128 + number)
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    for number in FROM_OUTSIDE:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, end)
 

@@ -33,11 +33,12 @@ def start_ranks(options: Namespace, placement: Placement, target: Target, join_t
     of_rank = [*target.python, "-m", "distboot", "run", *own, *for_every_wrapper(options), *target.given]
     nodes.warn_if_bound(placement)
     if nodes.has_torchrun():
-        if not nodes.agents_meet(given):
+        keeps_order = not nodes.agents_meet(given)
+        if keeps_order:
             _refuse_taken_port(placement)
         engine = nodes.torchrun(placement, count, given)
         command = [*engine, *nodes.agent_target(["--", *of_rank] if own else target.given)]
-        environ = nodes.agent_environ(os.environ, placement, count, keeps_order=not nodes.agents_meet(given))
+        environ = nodes.agent_environ(os.environ, placement, count, keeps_order=keeps_order)
     else:
         command = [*nodes.mpirun(placement, count, os.environ, given), *of_rank]
         environ = nodes.mpirun_environ(os.environ, placement)

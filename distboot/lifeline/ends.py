@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..ending import FROM_OUTSIDE
 from ..errors import printable
 
-FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # nobody fails of these by himself
 FATAL = "Fatal Python error: "  # how faulthandler begins
 _LONGEST_WORDS = 4000  # characters
 _LONGEST_CAUSE = _LONGEST_LINE = 200  # characters that are shown

@@ -9,12 +9,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ..ending import FROM_OUTSIDE
 from ..errors import DistbootError, quoted, tell
 from ..placement import Placement
 from ..report.content import not_begun
 from ..report.files import refuse_unwritable, try_to_write
 from ..rollcall.meeting import Meeting
-from .ends import FROM_OUTSIDE
 
 
 class Unwatched:

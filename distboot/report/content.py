@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 
 from .. import __version__
+from ..ending import FROM_OUTSIDE
 from ..errors import DistbootError, first_line
 from ..roster import ranks_said
 from .history import History
@@ -14,7 +15,7 @@ from .steps import STEPS, slowest
 
 OwnSteps = Mapping[int, Mapping[str, float]]  # of each rank, by its own clock
 _LONGEST = 4000  # characters of an error
-_STOPS = {128 + number: number.name for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)}
+_STOPS = {128 + number: number.name for number in FROM_OUTSIDE}
 _MOST_MISSING = 10_000  # ranks that are missing and have a record each; of more there are only the runs
 
 

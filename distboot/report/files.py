@@ -36,9 +36,8 @@ def _try(path: str) -> None:
     if path.startswith(_OWN_OUTPUT):
         raise ValueError("what is there is another file for each process")
     if not _is_no_file(path):  # else a pipe whose reader is still to come, say
-        place, mode = _place(path)
-        part = _part(place)
-        os.close(_created(part, mode))
+        descriptor, part, _ = _begun(path)
+        os.close(descriptor)
         os.unlink(part)
 
 
@@ -77,9 +76,7 @@ def _write(path: str, text: str) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
         return
-    place, mode = _place(path)
-    part = _part(place)
-    descriptor = _created(part, mode)
+    descriptor, part, place = _begun(path)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
@@ -94,25 +91,18 @@ def _is_no_file(path: str) -> bool:
     return os.path.exists(path) and not os.path.isfile(path)
 
 
-def _place(path: str) -> tuple[str, int | None]:
-    """Where the file is, which may only be linked to, and its mode; None: there is none yet."""
+def _begun(path: str) -> tuple[int, str, str]:
+    """A new file, open and with its name, and the place for which it is: beside it, as only there it can be renamed."""
     try:
-        # Through the link: the kernel refuses that of another user (fs.protected_symlinks), where we would rename.
-        mode = os.stat(path).st_mode & 0o777
+        # Through a link: the kernel refuses that of another user (fs.protected_symlinks), where we would rename.
+        mode: int | None = os.stat(path).st_mode & 0o777
     except FileNotFoundError:
         mode = None
-    return (os.path.realpath(path) if os.path.islink(path) else path), mode
-
-
-def _part(place: str) -> str:
-    """Beside the file itself: only there it can be renamed."""
-    return f"{place}.{os.urandom(4).hex()}.part"
-
-
-def _created(part: str, mode: int | None) -> int:
-    """Nobody else's file, and through no link of anybody's; for no more eyes than what it takes the place of."""
+    place = os.path.realpath(path) if os.path.islink(path) else path
+    part = f"{place}.{os.urandom(4).hex()}.part"
+    # Nobody else's file, and through no link of anybody's; for no more eyes than what it takes the place of.
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666 if mode is None else mode)
     if mode is not None:
         with suppress(OSError):  # what the umask has taken away
             os.fchmod(descriptor, mode)
-    return descriptor
+    return descriptor, part, place
