@@ -1,6 +1,6 @@
 # Two commands do everything, on a machine that has only Python (3.10 or newer, with pip and venv):
 #   make demo    install what the demonstration needs into .venv, and train under four launchers
-#   make test    install what the tests need into the same .venv, and run them
+#   make test    install what the tests need besides into the same .venv, and run them
 PYTHON ?= python3
 VENV ?= .venv
 # On Linux the torch that pip finds by default brings CUDA with it, a download of several GB. To take PyTorch's CPU
@@ -11,54 +11,67 @@ ARGS ?=
 
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --disable-pip-version-check
+RUN = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python
+SIDE_BY_SIDE = -n auto
 
 .DEFAULT_GOAL = help
-.PHONY: help demo test dist pythons lowest newest lint format docs bench clean
+.PHONY: help demo test test-all matrix faults pythons lowest newest lint format docs bench gpu clean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 demo: $(VENV)/demo.stamp ## train on real digits: plain, torchrun, mpirun, and through the wrapper
 	$(BIN)/python examples/demo.py $(ARGS)
 
-test: $(VENV)/frameworks.stamp ## run all tests (ARGS="-k name" for some)
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/test.stamp ## the tests that need torch and MPI at most, in minutes (ARGS="-k name" for some)
+	$(RUN) -m pytest $(SIDE_BY_SIDE) -m "not all" $(ARGS)
 
-dist: $(VENV)/frameworks.stamp ## build the sdist and the wheel, and run all tests on those (ARGS as above)
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tests/dist.py dist $(ARGS)
+test-all: $(VENV)/test-all.stamp ## all tests, with all frameworks, on the wheel (ARGS as above)
+	$(RUN) tests/dist.py dist $(SIDE_BY_SIDE) $(ARGS)
 
-pythons: $(VENV)/dev.stamp ## the tests that need no framework, on the other Pythons from 3.10 to 3.13 that are here
+matrix: $(VENV)/test-all.stamp ## every framework under every launcher, for docs/matrix.md (ARGS as above)
+	DISTBOOT_WRITE_MATRIX=1 $(RUN) -m pytest tests/test_matrix.py $(ARGS)
+
+faults: $(VENV)/test.stamp ## every fault under every launcher, for docs/faults.md (ARGS as above)
+	DISTBOOT_WRITE_FAULTS=1 $(RUN) -m pytest tests/test_faults.py $(ARGS)
+
+pythons: $(VENV)/test.stamp ## the tests that need no framework, on the other Pythons from 3.10 to 3.13 that are here
 	$(BIN)/python tests/environments.py pythons $(ARGS)
 
-lowest: $(VENV)/dev.stamp ## the tests of the frameworks on the lowest versions of pyproject.toml (several GB)
+lowest: $(VENV)/test.stamp ## the tests of the frameworks on the lowest versions of pyproject.toml (several GB)
 	$(BIN)/python tests/environments.py lowest
 
-newest: $(VENV)/dev.stamp ## the same on the newest versions that pip finds
+newest: $(VENV)/test.stamp ## the same on the newest versions that pip finds
 	$(BIN)/python tests/environments.py newest
 
-lint: $(VENV)/dev.stamp ## ruff, ruff format, mypy strict
+lint: $(VENV)/lint.stamp ## ruff, ruff format, mypy strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(VENV)/dev.stamp ## let ruff format and mend
+format: $(VENV)/lint.stamp ## let ruff format and mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/dev.stamp ## write what the reference says about the code anew, and the site of all pages into build/site
+docs: $(VENV)/docs.stamp ## write what the reference says about the code anew, and the site of all pages into build/site
 	$(BIN)/python docs/tables.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-bench: $(VENV)/frameworks.stamp ## measure side by side what is promised and what else there is, for bench/RESULTS.md
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python bench/run.py $(ARGS)
+bench: $(VENV)/test-all.stamp ## measure side by side what is promised and what else there is, for bench/RESULTS.md
+	$(RUN) bench/run.py $(ARGS)
+
+gpu: ## what can only be seen on a GPU, with PYTHON as it is and its torch: 5 minutes, nothing is installed
+	$(PYTHON) bench/gpu.py $(ARGS)
 
 clean: ## remove the virtual environment and all caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist
 
+# pip 23.2, which comes with Python 3.11, cannot resolve what Azure's package and MLflow need.
 $(VENV)/bin/python:
 	@echo "distboot: creating the virtual environment $(VENV)"
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "distboot needs Python 3.10 or newer: make PYTHON=python3.12 …")'
 	$(PYTHON) -m venv $(VENV)
+	$(PIP) --quiet --upgrade pip
 
 # torch comes first and alone: whatever asks for it later is then satisfied.
 $(VENV)/demo.stamp: pyproject.toml | $(VENV)/bin/python
@@ -70,17 +83,23 @@ $(VENV)/demo.stamp: pyproject.toml | $(VENV)/bin/python
 	$(PIP) --quiet -e .
 	@touch $@
 
-$(VENV)/dev.stamp: $(VENV)/demo.stamp
-	@echo "distboot: installing the tools of the developers"
-	DS_BUILD_OPS=0 $(PIP) --quiet -e ".[dev]"
+$(VENV)/test.stamp: $(VENV)/demo.stamp
+	@echo "distboot: installing what the tests need"
+	$(PIP) --quiet -e ".[test]"
 	@touch $@
 
 # The real ones, for their tests. What has to be compiled is built once a machine, where there is a compiler.
-$(VENV)/frameworks.stamp: $(VENV)/dev.stamp tests/frameworks/wheels.sh
+$(VENV)/test-all.stamp: $(VENV)/test.stamp tests/frameworks/wheels.sh
 	@echo "distboot: installing the frameworks"
-	$(PIP) --quiet -e ".[frameworks]"
+	DS_BUILD_OPS=0 $(PIP) --quiet -e ".[test-all]"
 	$(PIP) --quiet --no-deps tf-keras
 	wheels=$$(tests/frameworks/wheels.sh $(BIN)/python) && [ -z "$$wheels" ] || { \
 	    $(PIP) --quiet --no-deps --force-reinstall "$$wheels"/deepspeed/*.whl "$$wheels"/horovod/*.whl && \
 	    $(PIP) --quiet --no-deps --upgrade --target $(VENV)/horovod-gloo "$$wheels"/horovod-gloo/*.whl; }
+	@touch $@
+
+# No framework is needed for these two.
+$(VENV)/lint.stamp $(VENV)/docs.stamp: $(VENV)/%.stamp: pyproject.toml | $(VENV)/bin/python
+	@echo "distboot: installing the tools of make $*"
+	$(PIP) --quiet -e ".[$*]"
 	@touch $@

@@ -138,7 +138,7 @@ def _meaning(case: str, outcomes: dict[str, Outcome]) -> str:
     if case == "lost":
         return named + (
             "A machine that loses its power or its kernel looks the same to the others. distboot waits for the bound "
-            "of `DISTBOOT_LIFELINE_TIMEOUT`, 15 s by default. All have stopped when the launchers have ended, also "
+            "of `DISTBOOT_HEARTBEAT_TIMEOUT`, 15 s by default. All have stopped when the launchers have ended, also "
             "the one on the lost host. Measured once."
         )
     return named + (

@@ -18,10 +18,16 @@ import atheris
 with atheris.instrument_imports(include=["distboot", "json"]):
     import json  # noqa: F401 - TF_CONFIG's reader imports it when it is called
 
-    from distboot.address import is_loopback, parse_address, parse_port
+    from distboot.detection.launchers.tf_config import TF_CONFIG
+    from distboot.detection.parse import (
+        expand_counts,
+        expand_hosts,
+        is_loopback,
+        json_hosts,
+        parse_address,
+        parse_port,
+    )
     from distboot.errors import DistbootError
-    from distboot.hostlist import expand_counts, expand_hosts, json_hosts
-    from distboot.launchers.tf_config import TF_CONFIG
 
 
 def _hosts(text: str) -> None:

@@ -20,7 +20,7 @@ from measure import PYTHON, Contender, Effort, Series, UnmeasuredError, clean_en
 from page import Limit, Section, Table, promise
 from plot import lines
 
-from distboot.rendezvous import free_port
+from distboot.host import free_port
 
 _SIZES = {1: 3, 2: 3, 4: 5, 8: 3}  # number of ranks -> rounds
 _TIME_LIMIT = 180  # seconds for one start
@@ -155,12 +155,12 @@ def section(effort: Effort) -> Section:
         "Seconds from the start of the launcher until all ranks are through their first barrier, and the ratio to "
         "`distboot.init()` under mpirun. A job of four ranks on this machine, whose time is the import of torch, has "
         f"its group after {ours[4]:.1f} s, {abs(hand):.2f} s {'later' if hand > 0 else 'sooner'} with the roll call, "
-        "the checks and the lifeline than without them. Accelerate makes a group under mpirun only where `MASTER_ADDR` "
-        "is given, as here; "
+        "the checks and failure detection than without them. Accelerate makes a group under mpirun only where "
+        "`MASTER_ADDR` is given, as here; "
         "`accelerate launch --cpu --num_processes 2` starts one process and says nothing."
     )
     head = ("way, launcher", *(f"{ranks} rank{'s' * (ranks > 1)}" for ranks in _SIZES))
-    limits = [*(_limit(*each, found) for each in _LIMITS), _roll_call(effort)]
+    limits = [*(_limit(*each, found) for each in _LIMITS), _rendezvous(effort)]
     return Section([Table("Time to a ready group", head, rows, meaning, ("group.svg", _plot(found)))], limits)
 
 
@@ -253,7 +253,7 @@ def _of_a_rank(rank: int, ranks: int) -> dict[str, str]:
 _TIMED = """
 import os, time
 from pathlib import Path
-import torch.distributed, distboot, distboot.bootstrap, distboot.frameworks._process_group
+import torch.distributed, distboot, distboot.initialize, distboot.frameworks._process_group
 rank, ranks = (int(os.environ["OMPI_COMM_WORLD_" + name]) for name in ("RANK", "SIZE"))
 Path(f"there-{rank}").touch()
 while not all(Path(f"there-{each}").exists() for each in range(ranks)):
@@ -267,8 +267,8 @@ ctx.close()
 """
 
 
-def _roll_call(effort: Effort) -> Limit:
-    """What the roll call, and then the lifeline, add to `init` at 4 ranks, over the same without both."""
+def _rendezvous(effort: Effort) -> Limit:
+    """What the roll call, and then failure detection, add to `init` at 4 ranks, over the same without both."""
 
     def once(setting: str) -> float:
         with tempfile.TemporaryDirectory() as folder:
@@ -281,9 +281,9 @@ def _roll_call(effort: Effort) -> Limit:
                 raise UnmeasuredError(last_line(done.stdout))
             return max(float(Path(folder, f"took-{rank}").read_text()) for rank in range(4))
 
-    without, alone, both = "DISTBOOT_ROLL_CALL=0", "DISTBOOT_LIFELINE=0", "DISTBOOT_LIFELINE=1"
+    without, alone, both = "DISTBOOT_RENDEZVOUS=0", "DISTBOOT_FAILURE_DETECTION=0", "DISTBOOT_FAILURE_DETECTION=1"
     found = interleaved([Contender(each, partial(once, each)) for each in (without, alone, both)], effort.rounds(7))
-    lifeline = found[both].less(found[alone]).said("ms", 0, sign=True)
+    supervision = found[both].less(found[alone]).said("ms", 0, sign=True)
     what = "the roll call in `init`, 4 ranks under mpirun, the slowest of them, over it switched off"
-    what += f" (and the lifeline, whose processes start in it: {lifeline} on top)"
+    what += f" (and failure detection, whose processes start in it: {supervision} on top)"
     return promise(what, found[alone].less(found[without]), 50e-3, "≤ 50 ms", unit="ms", digits=1, more=True)

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import rollcall
+import rendezvous
 from measure import PYTHON, Contender, Effort, Series, UnmeasuredError, interleaved, output_of
 from page import Limit, Section, Table
 from plot import lines
-from rollcall import Cost
+from rendezvous import Cost
 
 _SIZES = {64: 5, 256: 5, 1024: 5, 4096: 5, 10000: 3}  # number of ranks -> rounds
 _LIMITS: dict[int, float | None] = {1024: None, 4096: 100, 10000: None}  # -> megabytes
 _OURS, _THEIRS = "distboot: roll call", "torch: TCPStore"
-_SIDES = {_OURS: ("rollcall.py", "rank0"), _THEIRS: ("tcpstore.py", "root")}
+_SIDES = {_OURS: ("rendezvous.py", "rank0"), _THEIRS: ("tcpstore.py", "root")}
 _FOLDER = Path(__file__).parent
 
 Side = tuple[Series, list[Cost]]
@@ -36,12 +36,12 @@ def section(effort: Effort) -> Section:
         rows,
         f"A job of {most:,} ranks meets in {wall:.1f} s here, all of them simulated on this machine. torch's store is "
         "the cheaper one: it is in C++, and counts. When it is through, no rank knows of another one, and they "
-        "exchange their addresses later. After the roll call every rank has the roster, with hosts, versions and "
+        "exchange their addresses later. After the roll call every rank has the membership, with hosts, versions and "
         "settings of all compared, and a connection that tells who dies. On both sides the server is the real one, "
         "and the other ranks are one loop in another process.",
         ("join.svg", _plot(found)),
     )
-    limits = [*(_limit(ranks, found[ranks][_OURS]) for ranks in _LIMITS), *map(_naming, rollcall.CASES)]
+    limits = [*(_limit(ranks, found[ranks][_OURS]) for ranks in _LIMITS), *map(_naming, rendezvous.CASES)]
     return Section([table], limits)
 
 
@@ -94,8 +94,8 @@ def _limit(ranks: int, side: Side) -> Limit:
 
 def _naming(what: str) -> Limit:
     """How soon every rank has the error that names the culprit, after the last of them has arrived."""
-    code, join_timeout, ranks = rollcall.CASES[what]
-    codes, took = rollcall.naming(join_timeout, *ranks)
+    code, join_timeout, ranks = rendezvous.CASES[what]
+    codes, took = rendezvous.naming(join_timeout, *ranks)
     limit = 1.0 + (join_timeout if code == "missing-rank" else 0.0)
     reached = took <= limit and codes == [code] * (len(ranks) + 1)
     return Limit(f"{what} named on every rank", f"after {took:.2f} s", f"≤ {limit:g} s", reached)

@@ -13,6 +13,8 @@ from pathlib import Path
 from measure import Series
 
 _PACKAGES = ("torch", "deepspeed", "horovod", "accelerate", "lightning", "tensorflow-cpu", "mpi4py")
+# Around what `gpu.py` writes, which a run of everything else leaves as it is.
+_GPU_BEGIN, _GPU_END = "<!-- on a GPU: written by `make gpu` -->", "<!-- end of on a GPU -->"
 _PROGRAMS = {
     "Open MPI": ("mpirun", "--version"),
     "Slurm": ("slurmd", "-V"),
@@ -108,9 +110,10 @@ def page(sections: Sequence[Section], how: str) -> str:
     verdict = f"{sum(limit.reached is True for limit in limits)} of {len(limits)} limits reached, {missed} missed."
     return "\n\n".join([
         "# Results of the benchmarks",
-        ("Written by `make bench`, whole; `bench/run.py` says how. All sides of a comparison ran in turn in that one "
-        "run, with `OMP_NUM_THREADS=1`. Where a cell has three figures they are the median and, in brackets, the "
-        "quartiles (of three rounds: the least and the most). A ratio of 3 × is three times as long as distboot."),
+        ("Written by `make bench`, and the last part by `make gpu`; `bench/run.py` and `bench/gpu.py` say how. All "
+        "sides of a comparison ran in turn in that one run, with `OMP_NUM_THREADS=1`. Where a cell has three figures "
+        "they are the median and, in brackets, the quartiles (of three rounds: the least and the most). A ratio of "
+        "3 × is three times as long as distboot."),
         how,
         machine(),
         "## Limits",
@@ -118,6 +121,22 @@ def page(sections: Sequence[Section], how: str) -> str:
         limits_table(limits),
         *map(section_text, sections),
     ]) + "\n"  # fmt: skip
+
+
+def with_gpu(text: str, part: str) -> str:
+    """A page whose last part is what was seen on a GPU.
+
+    Args:
+        text: of the page.
+        part: what was seen; empty: nothing.
+    """
+    rest = text.partition(_GPU_BEGIN)[0].rstrip()
+    return f"{rest}\n\n{_GPU_BEGIN}\n{part}\n{_GPU_END}\n" if part else f"{rest}\n"
+
+
+def gpu_part(text: str) -> str:
+    """What was seen on a GPU, of a page; empty: nothing."""
+    return text.partition(_GPU_BEGIN)[2].partition(_GPU_END)[0].strip()
 
 
 def machine() -> str:

@@ -25,17 +25,17 @@ import container  # noqa: E402 - beside this file, and so are the next
 import diagnosis  # noqa: E402
 import group  # noqa: E402
 import join  # noqa: E402
-import lifeline  # noqa: E402
 import start  # noqa: E402
+import supervision  # noqa: E402
 from measure import Effort  # noqa: E402
-from page import Limit, Section, limits_table, page, section_text  # noqa: E402
+from page import Limit, Section, gpu_part, limits_table, page, section_text, with_gpu  # noqa: E402
 
 PARTS: dict[str, Callable[[Effort], Section]] = {
     "start": start.section,
     "group": group.section,
     "join": join.section,
     "diagnosis": diagnosis.section,
-    "lifeline": lifeline.section,
+    "supervision": supervision.section,
     "container": container.section,
 }
 
@@ -71,7 +71,8 @@ def main() -> int:
         day = time.strftime("%Y-%m-%d", time.gmtime(begin))
         loads = f"load {load:.1f} at the beginning, {os.getloadavg()[0]:.1f} at the end"
         how = f"Measured on {day} by `make bench` in {(time.time() - begin) / 60:.0f} minutes; {loads}."
-        (FOLDER / "RESULTS.md").write_text(page(list(sections.values()), how))
+        results = FOLDER / "RESULTS.md"
+        results.write_text(with_gpu(page(list(sections.values()), how), gpu_part(results.read_text())))
     return int(any(limit.reached is False for section in sections.values() for limit in section.limits))
 
 

@@ -1,10 +1,10 @@
-"""How far one rank 0 goes: the roll call and the lifeline simulated up to 100,000 ranks, fed with costs measured first.
+"""How far one rank 0 goes: the roll call and failure detection simulated to 40,000 ranks, fed with measured costs.
 
     python bench/simulate.py
 
-measures what each message costs the real code (`simulate_costs`), lets real jobs of up to 100,000 ranks meet, whose
-ranks or relays are sockets (`simulate_real`), holds the simulation (`simulate_rollcall`, `simulate_lifeline`) against
-them, and writes bench/scale.svg, bench/scale-lifeline.svg and the figures of docs/explanation/scale.md.
+measures what each message costs the real code (`simulate_costs`), lets real jobs of up to 10,000 ranks meet, whose
+ranks are sockets (`simulate_real`), holds the simulation (`simulate_rendezvous`, `simulate_supervision`) against
+them, and writes bench/scale.svg, bench/scale-supervision.svg and the figures of docs/explanation/scale.md.
 """
 
 from __future__ import annotations
@@ -18,36 +18,30 @@ sys.path[:0] = [str(ROOT), *(str(ROOT / each) for each in ("bench", "tests"))]
 
 import simulate_tables as tables  # noqa: E402 - beside this file, and so are the next
 from plot import lines  # noqa: E402
-from simulate_costs import measured  # noqa: E402
+from simulate_costs import Costs, measured  # noqa: E402
 from simulate_job import Setting  # noqa: E402
-from simulate_messages import SHAPES  # noqa: E402
 from simulate_real import real  # noqa: E402
-from simulate_rollcall import simulated  # noqa: E402
+from simulate_rendezvous import simulated  # noqa: E402
+from simulate_supervision import supervision  # noqa: E402
 from simulate_tables import LATENCY, Outcomes  # noqa: E402
 
 PAGE = ROOT / "docs" / "explanation" / "scale.md"
-SIZES = {
-    "flat": (64, 256, 1024, 4096, 10_000, 20_000, 40_000, 100_000),
-    "relays": (4096, 10_000, 20_000, 40_000, 100_000),
-}
-VALIDATED = {"flat": (1024, 4000, 10_000), "relays": (4096, 10_000, 32_768, 100_000)}
+SIZES = (64, 256, 1024, 4096, 10_000, 20_000, 40_000)
+LARGE = 10_000
+VALIDATED = (1024, 4000, 10_000)
 
 
-def pictures(costs: tables.ShapeCosts, outcomes: Outcomes) -> dict[str, str]:
+def pictures(costs: Costs, outcomes: Outcomes) -> dict[str, str]:
     """File name -> plot."""
-    seconds: dict[str, list[tuple[float, float]]] = {}
-    for shape in reversed(SHAPES):
-        for size, found in outcomes[shape].items():
-            if found.roster is not None:
-                seconds.setdefault(f"{shape}: until all have the roster", []).append((size, found.roster))
-            seconds.setdefault(f"{shape}: CPU of rank 0", []).append((size, found.cpu))
-    share = {
-        shape: [(float(size), 100 * tables.lifeline_of(costs, shape, size).share) for size in SIZES[shape]]
-        for shape in reversed(SHAPES)
-    }
+    memberships = [(float(size), found.membership) for size, found in outcomes.items() if found.membership is not None]
+    cpu = [(float(size), found.cpu) for size, found in outcomes.items()]
+    seconds = {"until all have the membership": memberships, "CPU of rank 0": cpu}
+    share = {"rank 0": [(float(size), 100 * supervision(costs, size).share) for size in SIZES]}
     return {
         "scale.svg": lines("The roll call, simulated", "ranks, all started at once", "seconds", seconds),
-        "scale-lifeline.svg": lines("The lifeline while nothing happens, simulated", "ranks", "% of a core", share),
+        "scale-supervision.svg": lines(
+            "Failure detection while nothing happens, simulated", "ranks", "% of a core", share
+        ),
     }
 
 
@@ -70,22 +64,19 @@ def main() -> int:
     def say(what: str) -> None:
         print(f"{time.monotonic() - start:.0f} s: {what}", flush=True)
 
-    costs = {shape: measured(ranks_a_line) for shape, ranks_a_line in SHAPES.items()}
+    costs = measured()
     say("measured what messages cost")
-    jobs = {shape: {size: real(size, SHAPES[shape]) for size in sizes} for shape, sizes in VALIDATED.items()}
+    jobs = {size: real(size) for size in VALIDATED}
     say("let real jobs meet")
-    outcomes = {
-        shape: {size: simulated(Setting(size, SHAPES[shape], latency=LATENCY), costs[shape]) for size in sizes}
-        for shape, sizes in SIZES.items()
-    }
+    outcomes = {size: simulated(Setting(size, latency=LATENCY), costs) for size in SIZES}
     parts = {
         "limits": tables.limits(costs, outcomes),
         "sizes": tables.sizes(outcomes),
-        "latencies": tables.latencies(costs["relays"], max(SIZES["relays"])),
-        "lifeline": tables.lifelines(costs, SIZES),
+        "latencies": tables.latencies(costs, LARGE),
+        "supervision": tables.supervised(costs, SIZES),
         "costs": tables.costs_table(costs),
         "validation": tables.validation(costs, jobs),
-        "validation-lifeline": tables.lifeline_validation(costs, jobs),
+        "validation-supervision": tables.supervision_validation(costs, jobs),
     }
     say("simulated")
     for name, part in parts.items():

@@ -1,4 +1,4 @@
-"""What one message costs rank 0: CPU time of the real roll call and lifeline at real sockets, one step at a time.
+"""What one message costs rank 0: CPU time of the real roll call and supervision at real sockets, one step at a time.
 
 The other ranks are sockets of a second process, which does a step when it is told to. So everything that rank 0 is to
 read is there before it begins, and the CPU time of the step, divided by the number of lines or of ranks, is the cost.
@@ -34,22 +34,23 @@ from simulate_messages import (  # noqa: E402 - beside this file
 )
 from simulate_peers import GUESTS, Peers, allow_all_files  # noqa: E402
 
-from distboot.lifeline.hub import Hub  # noqa: E402
-from distboot.lifeline.settings import Settings  # noqa: E402
-from distboot.lifeline.sides import side_of  # noqa: E402
-from distboot.lifeline.watcher import Watcher  # noqa: E402
-from distboot.rollcall.broadcast import send_to_all  # noqa: E402
-from distboot.rollcall.findings import findings, refuse_several_frameworks  # noqa: E402
-from distboot.rollcall.handed import Handed  # noqa: E402
-from distboot.rollcall.ready import Ready  # noqa: E402
-from distboot.rollcall.server import Server  # noqa: E402
-from distboot.rollcall.wire import Announcement, Frames, Session, canonical, frame, most_from_rank_0  # noqa: E402
-from distboot.roster import Roster, roster_of  # noqa: E402
+from distboot.agent.agent import participant_of  # noqa: E402
+from distboot.agent.failure_coordinator import FailureCoordinator  # noqa: E402
+from distboot.agent.loop import EventLoop  # noqa: E402
+from distboot.agent.messages import Abort, Register  # noqa: E402
+from distboot.rendezvous.connection_pool import send_to_all  # noqa: E402
+from distboot.rendezvous.coordinator import Coordinator  # noqa: E402
+from distboot.rendezvous.join_table import consistency_warnings, refuse_several_frameworks  # noqa: E402
+from distboot.rendezvous.keys import Keys  # noqa: E402
+from distboot.rendezvous.membership import Membership, build_membership  # noqa: E402
+from distboot.rendezvous.messages import Go, Members, Offer, Ready  # noqa: E402
+from distboot.rendezvous.protocol import Broadcast, Channel, Frames, most_from_rank_0  # noqa: E402
+from distboot.settings import SupervisionSettings  # noqa: E402
 
 _LINES = 2000  # with which the costs are measured
-_ACCEPTED_AT_ONCE = 64  # as rollcall/connections.py has it
+_ACCEPTED_AT_ONCE = 64  # as rendezvous/connection_pool.py has it
 _BIG, _SMALL = 100_000, 5_000  # bytes of two answers
-_LARGE = 20_000  # ranks of the roster that is drawn up
+_LARGE = 20_000  # ranks of the membership that is drawn up
 
 
 @dataclass(frozen=True)
@@ -60,24 +61,22 @@ class Costs:
         turn: a look of rank 0's loop at its connections that finds nothing.
         accept: a connection.
         hello: reading a hello, and sending the challenge.
-        record: reading and entering a record, of those that a line sends at once.
+        record: reading and entering a record.
         drop: noticing that a connection has ended.
         ready: reading that a rank is ready.
         send: a short answer to one line of many.
         byte: each byte of a long one.
-        roster: drawing up and writing the roster, a rank.
+        membership: drawing up and writing the membership, a rank.
         prove: writing it for one more line where there is a DISTBOOT_SECRET.
-        read_roster: reading it on another rank, a rank of it.
-        write_roster: writing it on a relay, a rank of it.
+        read_membership: reading it on another rank, a rank of it.
         beat: hearing the beat of a line, answering it and looking whether it is silent.
-        wake: what a line adds to each time that the lifeline's loop wakes up.
+        wake: what a line adds to each time that failure detection's loop wakes up.
         watch: beginning to watch a rank.
         end: hearing how a rank ended.
         tell: telling a line who failed first.
         peer: what a simulated line needs to connect and say hello.
         memory, base: of rank 0, a rank and without any, in bytes.
-        hello_bytes, challenge_bytes, go_bytes, beat_bytes, verdict_bytes: of a message.
-        record_bytes, ready_bytes: of a message, a rank.
+        hello_bytes, challenge_bytes, record_bytes, ready_bytes, go_bytes, beat_bytes, verdict_bytes: of a message.
     """
 
     turn: float
@@ -88,10 +87,9 @@ class Costs:
     ready: float
     send: float
     byte: float
-    roster: float
+    membership: float
     prove: float
-    read_roster: float
-    write_roster: float
+    read_membership: float
     beat: float
     wake: float
     watch: float
@@ -109,25 +107,25 @@ class Costs:
     verdict_bytes: float
 
 
-def measured(ranks_a_line: int, runs: int = 3) -> Costs:
+def measured(runs: int = 3) -> Costs:
     """Medians of so many runs, each in a process of its own."""
-    command = [sys.executable, __file__, str(ranks_a_line)]
+    command = [sys.executable, __file__]
     rounds = [
         json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout) for _ in range(runs)
     ]
     return Costs(**{name: statistics.median(one[name] for one in rounds) for name in rounds[0]})
 
 
-class _Steps(Server):
+class _Steps(Coordinator):
     """Rank 0, one turn of its loop at a time."""
 
     def turns(self, count: int) -> None:
         for _ in range(count):
-            self._connections.turn(0.0)
+            self.pool.poll(0.0)
 
 
-class _Loop(Watcher):
-    """The lifeline's loop, one wake-up at a time."""
+class _Loop(EventLoop):
+    """Failure detection's loop, one wake-up at a time."""
 
     def wake(self) -> None:
         now = time.monotonic()
@@ -145,13 +143,11 @@ def _cpu(step: Callable[[], object]) -> float:
     return time.process_time() - start
 
 
-def costs(lines: int, ranks_a_line: int) -> dict[str, float]:
+def costs(lines: int) -> dict[str, float]:
     """What each message costs, with so many lines."""
-    world_size = lines * ranks_a_line
-    others = world_size - 1
-    lines = len(lines_of(world_size, ranks_a_line))
+    world_size = lines + 1
     listener = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
-    them = Peers(listener.getsockname()[1], world_size, ranks_a_line)
+    them = Peers(listener.getsockname()[1], world_size)
     allow_all_files()
     server, found = _Steps(listener, record(0, world_size), JOB), dict[str, float]()
     found["peer"] = them.do("connect") / lines
@@ -164,23 +160,28 @@ def costs(lines: int, ranks_a_line: int) -> dict[str, float]:
     found["peer"] += them.do("hello") / lines
     found["hello"] = _cpu(lambda: server.turns(1)) / lines
     them.do("read")
-    them.do("records")
-    found["record"] = _cpu(lambda: server.turns(1)) / others
+    them.do("record")
+    found["record"] = _cpu(lambda: server.turns(1)) / lines
     found["turn"] = _cpu(lambda: server.turns(100)) / 100
     them.begin("read")
-    roster = server.hold(60)
-    found["memory"] = (resident() - before) / others
+    membership = server.wait_for_join(60)
+    found["memory"] = (resident() - before) / lines
     them.done()
+    coordinator = coordinator_of(server, membership)
+
+    def read() -> None:
+        for line in list(coordinator.connections()):
+            coordinator.read(line, time.monotonic())
+
     them.do("ready")
-    found["ready"] = _cpu(lambda: server.turns(1)) / others
+    found["ready"] = _cpu(read) / lines
     them.begin("read")
-    server.confirm(Ready(), 60)
+    coordinator.take(0, Ready(), time.monotonic())
     them.done()
-    handed = server.hand_over()
-    found |= _answers(them, [each.connection for each in handed])
-    found |= _lifeline(them, handed, roster)
+    found |= _answers(them, [line.socket for line in coordinator.connections()])
+    found |= _supervision(them, coordinator, read)
     them.close()
-    return found | _by_themselves(world_size, ranks_a_line)
+    return found | _by_themselves()
 
 
 def _answers(them: Peers, connections: list[socket.socket]) -> dict[str, float]:
@@ -192,75 +193,82 @@ def _answers(them: Peers, connections: list[socket.socket]) -> dict[str, float]:
         them.done()
         return took / len(connections)
 
-    big, small = (frame({"roster": os.urandom(size).hex()}) for size in (_BIG, _SMALL))
+    big, small = (Channel().sign(Members(_hosts(size), (), None)) for size in (_BIG, _SMALL))
     send = sent(small)
     return {"byte": max(sent(big) - send, 0.0) / (len(big) - len(small)), "send": send}
 
 
-def _lifeline(them: Peers, handed: list[Handed], roster: Roster) -> dict[str, float]:
-    hub = side_of(0, roster, handed, Settings(), held=True)
-    assert isinstance(hub, Hub)
-    loop = _Loop(hub, interval=1.0, grace=30.0)
-    hub.start(os.getpid())
-    loop.wake()  # which registers them all
-    lines, others = len(handed), len(hub.members) - 1
+def _hosts(size: int) -> tuple[str, ...]:
+    """Names of so many random bytes together, which cannot be compressed below that."""
+    return tuple(os.urandom(500).hex() for _ in range(size // 500))
 
-    def read() -> None:
-        for line in list(hub.lines()):
-            hub.read(line, time.monotonic())
+
+def coordinator_of(server: Coordinator, membership: Membership) -> FailureCoordinator:
+    """What rank 0's agent goes on with once all have met."""
+    coordinator = participant_of(
+        0, membership, server.detach_all(), SupervisionSettings(bound=15.0, grace=30.0), held=True
+    )
+    assert isinstance(coordinator, FailureCoordinator)
+    coordinator.keys, coordinator.is_starting = Keys(membership, server.table, coordinator.say), True
+    return coordinator
+
+
+def _supervision(them: Peers, coordinator: FailureCoordinator, read: Callable[[], None]) -> dict[str, float]:
+    loop = _Loop(coordinator, interval=1.0, grace=30.0)
+    coordinator.take(0, Register(os.getpid()), time.monotonic())
+    loop.wake()  # which registers them all
+    lines = len(coordinator.connections())
 
     def tell() -> None:
-        message = verdict().as_message()
-        for line in hub.lines():
-            line.tell(None, "first", message)
+        for line in coordinator.connections():
+            line.send(Abort(verdict()))
 
     found: dict[str, float] = {}
     them.do("watch")
-    found["watch"] = _cpu(read) / others
+    found["watch"] = _cpu(read) / lines
     them.do("read")
     beats = []
     for _ in range(5):
         them.do("beat")
-        beats.append(_cpu(lambda: hub.tick(time.monotonic())) / lines)
+        beats.append(_cpu(lambda: coordinator.tick(time.monotonic())) / lines)
     found["beat"] = statistics.median(beats)
     found["wake"] = statistics.median(_cpu(loop.wake) for _ in range(9)) / lines
     found["tell"] = _cpu(tell) / lines
     them.do("end")
-    found["end"] = _cpu(read) / others
+    found["end"] = _cpu(read) / lines
     return found
 
 
-def _by_themselves(world_size: int, ranks_a_line: int) -> dict[str, float]:
+def _by_themselves() -> dict[str, float]:
     """What needs no socket, and the sizes."""
     records = [record(rank, _LARGE) for rank in range(_LARGE)]
     skews = dict.fromkeys(range(1, _LARGE), 0.01)
     answers: list[bytes] = []
 
     def draw_up() -> None:
-        roster = roster_of(records)
-        refuse_several_frameworks(records, roster)
-        findings(records, roster, skews)
-        answers.append(Session().sealed("roster", canonical(roster.as_message())))
+        membership = build_membership(records)
+        refuse_several_frameworks(records, membership)
+        consistency_warnings(records, membership, skews)
+        answers.append(Channel().sign(membership.as_message()))
 
     def read() -> None:
-        (message,) = Frames(most_from_rank_0(_LARGE)).feed(answers[0])
-        Roster.from_message(message["roster"], _LARGE).place(_LARGE - 1)
+        frames = Frames(most_from_rank_0(_LARGE))
+        (frame,) = frames.feed(answers[0])
+        Membership.from_message(Channel().verify(frame, frames, Members), _LARGE).place(_LARGE - 1)
 
-    found = {"roster": _cpu(draw_up) / _LARGE, "read_roster": _cpu(read) / _LARGE}
-    text = canonical(roster_of(records).as_message())
-    answer, session = Announcement("roster", text), Session("secret", challenge="0" * 32, nonce="0" * 32)
-    answer.sealed(session)
-    found["prove"] = _cpu(lambda: [answer.sealed(session) for _ in range(100)]) / 100
-    some = lines_of(world_size, ranks_a_line)[-1]
+    found = {"membership": _cpu(draw_up) / _LARGE, "read_membership": _cpu(read) / _LARGE}
+    answer = Broadcast(build_membership(records).as_message())
+    channel = Channel("secret", challenge="0" * 32, nonce="0" * 32)
+    found["prove"] = _cpu(lambda: [answer.sign(channel) for _ in range(100)]) / 100
+    some = lines_of(_LINES)[-1]
     return found | {
-        "write_roster": _cpu(lambda: Session().sealed("roster", text)) / _LARGE,
         "hello_bytes": len(HELLO),
         "challenge_bytes": len(CHALLENGE),
-        "record_bytes": len(some.records) / len(some.ranks),
-        "ready_bytes": len(some.ready()) / len(some.ranks),
-        "go_bytes": len(Session().sealed("go", canonical([[0, "127.0.0.1:61000"]]))),
+        "record_bytes": len(some.record),
+        "ready_bytes": len(some.ready()),
+        "go_bytes": len(Channel().sign(Go((Offer(0, "127.0.0.1:61000"),)))),
         "beat_bytes": len(BEAT),
-        "verdict_bytes": len(Session().sealed("first", canonical(verdict().as_message()))),
+        "verdict_bytes": len(Channel().sign(Abort(verdict()))),
     }
 
 
@@ -270,5 +278,5 @@ def resident() -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps(costs(_LINES, int(sys.argv[1]))), flush=True)
+    print(json.dumps(costs(_LINES)), flush=True)
     os._exit(0)  # thousands of sockets need not be closed one by one

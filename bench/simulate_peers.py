@@ -1,8 +1,7 @@
-"""All ranks but rank 0, or the relays of all nodes, as sockets of one process, which does a step when it is told to."""
+"""All ranks but rank 0 as sockets of one process, which does a step when it is told to."""
 
 from __future__ import annotations
 
-import random
 import resource
 import selectors
 import socket
@@ -13,18 +12,17 @@ from collections.abc import Callable
 
 from simulate_messages import BEAT, HELLO, Line, lines_of
 
-from distboot.rollcall.wire import Frames, most_from_rank_0
+from distboot.rendezvous.protocol import HEADER, Frames, decode, most_from_rank_0
 
 GUESTS = 60  # for whom there is room beside the ranks
 _MOST = most_from_rank_0(100_000)  # bytes of a frame
-_LENGTH = 4  # bytes of a frame's length, of which the highest bit is a flag
 
 
 class Peers:
     """That process, as rank 0 drives it; every step says what it took."""
 
-    def __init__(self, port: int, world_size: int, ranks_a_line: int) -> None:
-        command = [sys.executable, __file__, str(port), str(world_size), str(ranks_a_line)]
+    def __init__(self, port: int, world_size: int) -> None:
+        command = [sys.executable, __file__, str(port), str(world_size)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.done()  # it is up
 
@@ -53,32 +51,31 @@ class Peers:
 class _All:
     """All lines."""
 
-    def __init__(self, port: int, world_size: int, ranks_a_line: int) -> None:
+    def __init__(self, port: int, world_size: int) -> None:
         self._port = port
-        self._lines = lines_of(world_size, ranks_a_line)
+        self._lines = lines_of(world_size)
         self._connections: list[socket.socket] = []
         self._guests: list[socket.socket] = []
         for line in self._lines:
-            line.records  # noqa: B018 - made now, as it takes time
+            line.record  # noqa: B018 - made now, as it takes time
         self._say: dict[str, Callable[[Line], bytes]] = {
-            "hello": lambda _: HELLO, "records": lambda line: line.records, "ready": Line.ready, "watch": Line.watch,
+            "hello": lambda _: HELLO, "record": lambda line: line.record, "ready": Line.ready, "watch": Line.watch,
             "beat": lambda _: BEAT, "end": Line.end,
         }  # fmt: skip
 
     def step(self, step: str) -> float:
         """Seconds of CPU; with "meet" and "die" seconds."""
         start, clock = time.process_time(), time.perf_counter()
-        name, *arguments = step.split()
-        if name in self._say:
+        if step in self._say:
             for line, connection in zip(self._lines, self._connections, strict=True):
-                connection.sendall(self._say[name](line))
+                connection.sendall(self._say[step](line))
         else:
-            steps: dict[str, Callable[..., None]] = {
+            steps: dict[str, Callable[[], None]] = {
                 "connect": self._connect, "visit": self._visit, "leave": self._leave, "read": self._read,
-                "answers": self._read_answers, "meet": self._meet, "die": self._die,
+                "meet": self._meet, "die": self._die,
             }  # fmt: skip
-            steps[name](*map(float, arguments))
-        return time.perf_counter() - clock if name in ("meet", "die") else time.process_time() - start
+            steps[step]()
+        return time.perf_counter() - clock if step in ("meet", "die") else time.process_time() - start
 
     def _connect(self) -> None:
         self._connections = [self._connected(number) for number in range(len(self._lines))]
@@ -94,51 +91,36 @@ class _All:
         for connection in self._connections:
             _read_message(connection)
 
-    def _read_answers(self) -> None:
-        """One for every rank."""
-        for line, connection in zip(self._lines, self._connections, strict=True):
-            for _ in line.ranks:
-                _read_message(connection)
-
     def _connected(self, number: int) -> socket.socket:
         # From one address there are 28,000 ports to another one.
         return socket.create_connection((f"127.0.{number % 200}.{1 + number % 250}", self._port))
 
-    def _meet(self, spread: float) -> None:
-        """Connect within so many seconds, report, and read the roster: all of them at the same time."""
-        starts = sorted(random.Random(0).uniform(0.0, spread) for _ in self._lines)
-        begin, came = time.perf_counter(), 0
+    def _meet(self) -> None:
+        """Connect, report, and read the membership: all of them at the same time."""
         reading: dict[int, _Reading] = {}
         left = len(self._lines)
         with selectors.DefaultSelector() as selector:
             while left:
-                now = time.perf_counter() - begin
-                while came < len(starts) and starts[came] <= now:
-                    connection = self._connected(came)
+                here = len(self._connections)
+                for line in self._lines[here : here + 16]:  # the others want to be heard, too
+                    connection = self._connected(line.rank)
                     connection.sendall(HELLO)
-                    selector.register(connection, selectors.EVENT_READ, self._lines[came])
+                    selector.register(connection, selectors.EVENT_READ, line)
                     self._connections.append(connection)
                     reading[connection.fileno()] = _Reading()
-                    came += 1
-                    if came % 16 == 0:
-                        break  # the others want to be heard, too
-                wait = max(starts[came] - now, 0.0) if came < len(starts) else None
-                for key, _ in selector.select(wait):
+                are_all_here = len(self._connections) == len(self._lines)
+                for key, _ in selector.select(None if are_all_here else 0.0):
                     assert isinstance(key.fileobj, socket.socket)
                     if reading[key.fd].read(key.fileobj):
                         if reading[key.fd].messages == 1:  # the challenge
-                            key.fileobj.sendall(key.data.records)
+                            key.fileobj.sendall(key.data.record)
                         else:
                             selector.unregister(key.fileobj)
                             left -= 1
 
     def _die(self) -> None:
         """One rank goes; until all others have been told."""
-        death = self._lines[-1].death()
-        if death:
-            self._connections[-1].sendall(death)
-        else:
-            self._connections.pop().close()
+        self._connections.pop().close()
         for connection in self._connections:
             _read_message(connection)
 
@@ -158,10 +140,10 @@ class _Reading:
             raise SystemExit("rank 0 has dropped a line")
         if self._left == 0:
             self._head += data
-            if len(self._head) < _LENGTH:
+            if len(self._head) < HEADER:
                 return False
-            length = int.from_bytes(self._head[:_LENGTH], "big") & 0x7FFFFFFF
-            self._left, self._head = length + _LENGTH - len(self._head), b""
+            length = int.from_bytes(self._head[:4], "big") & 0x7FFFFFFF
+            self._left, self._head = length + HEADER - len(self._head), b""
         else:
             self._left -= len(data)
         self.messages += self._left == 0
@@ -175,7 +157,8 @@ def _read_message(connection: socket.socket) -> None:
         data = connection.recv(min(frames.missing, 1 << 20))
         if not data:
             raise SystemExit("rank 0 has dropped a line")
-        found = any("beat" not in message for message in frames.feed(data))
+        messages = [decode(frames.inflated(frame), object) for frame in frames.feed(data)]
+        found = any(message is not None for message in messages)
 
 
 def allow_all_files() -> None:
@@ -189,4 +172,4 @@ if __name__ == "__main__":
     everybody = _All(*map(int, sys.argv[1:]))
     print(0.0, flush=True)
     for order in sys.stdin:
-        print(everybody.step(order), flush=True)
+        print(everybody.step(order.strip()), flush=True)

@@ -11,15 +11,11 @@ from itertools import pairwise
 from page import table
 from simulate_costs import Costs
 from simulate_job import Outcome, Setting
-from simulate_lifeline import Lifeline, end_of_all, lifeline
-from simulate_messages import SHAPES
 from simulate_real import Measured
-from simulate_rollcall import simulated
+from simulate_rendezvous import simulated
+from simulate_supervision import end_of_all, supervision
 
-from distboot.rollcall.node import RELAYS_FROM
-
-ShapeCosts = Mapping[str, Costs]
-Outcomes = Mapping[str, Mapping[int, Outcome]]  # shape -> ranks -> what came of it
+Outcomes = Mapping[int, Outcome]  # ranks -> what came of it
 LATENCY = 1e-3  # seconds, unless a table says otherwise
 _LATENCIES = (1e-4, 1e-3, 1e-2)
 _LOOPBACK = 2e-5  # seconds
@@ -28,34 +24,25 @@ _FINE = [round(10 ** (power / 50)) for power in range(75, 251)]  # ranks, to 5 %
 _OWN_FILES = 128  # of rank 0, beside those of the lines
 
 
-def lifeline_of(costs: ShapeCosts, shape: str, world_size: int) -> Lifeline:
-    """The lifeline of a job of this shape."""
-    return lifeline(costs[shape], world_size, SHAPES[shape])
-
-
-def limits(costs: ShapeCosts, outcomes: Outcomes) -> str:
+def limits(costs: Costs, outcomes: Outcomes) -> str:
     """Where rank 0 is the bottleneck, and with what."""
-    rows: dict[str, list[str]] = {}
-    for shape, ranks_a_line in SHAPES.items():
-        found, sizes = outcomes[shape], list(outcomes[shape])
-        lifelines = {size: lifeline_of(costs, shape, size) for size in _FINE}
-        for what, reached in {
-            "roll call: 1 s of CPU": crossing({size: one.cpu for size, one in found.items()}),
-            "roll call: 1 s of a link of 10 Gbit/s": crossing({size: one.on_the_link for size, one in found.items()}),
-            "roll call: 1 s of a link of 100 Gbit/s": crossing(
-                {size: one.on_the_link / 10 for size, one in found.items()}
-            ),
-            "roll call: ranks that get no answer in 10 s": _between(
-                sizes, [one.unanswered > 0 for one in found.values()]
-            ),
-            "lifeline: 0.1 % of a core": _first({size: one.share > 0.001 for size, one in lifelines.items()}),
-            "lifeline: 1 % of a core": _first({size: one.share > 0.01 for size, one in lifelines.items()}),
-            "lifeline: a death known to all after 1 s": _first({size: one.told > 1 for size, one in lifelines.items()}),
-            "1,024 open files": f"{(1024 - _OWN_FILES) * ranks_a_line:,} ranks",
-            "65,536 open files": f"{(65_536 - _OWN_FILES) * ranks_a_line:,} ranks",
-        }.items():
-            rows.setdefault(what, [what]).append(reached)
-    return table(("what is reached", *(f"{shape}: at" for shape in SHAPES)), rows.values())
+    supervised = {size: supervision(costs, size) for size in _FINE}
+    reached = {
+        "roll call: 1 s of CPU": crossing({size: one.cpu for size, one in outcomes.items()}),
+        "roll call: 1 s of a link of 10 Gbit/s": crossing({size: one.on_the_link for size, one in outcomes.items()}),
+        "roll call: 1 s of a link of 100 Gbit/s": crossing(
+            {size: one.on_the_link / 10 for size, one in outcomes.items()}
+        ),
+        "roll call: ranks that get no answer in 10 s": _between(
+            list(outcomes), [one.unanswered > 0 for one in outcomes.values()]
+        ),
+        "supervision: 0.1 % of a core": _first({size: one.share > 0.001 for size, one in supervised.items()}),
+        "supervision: 1 % of a core": _first({size: one.share > 0.01 for size, one in supervised.items()}),
+        "supervision: a death known to all after 1 s": _first({size: one.told > 1 for size, one in supervised.items()}),
+        "1,024 open files": f"{1024 - _OWN_FILES:,} ranks",
+        "65,536 open files": f"{65_536 - _OWN_FILES:,} ranks",
+    }
+    return table(("what is reached", "at"), reached.items())
 
 
 def crossing(values: Mapping[int, float], limit: float = _TOO_MUCH) -> str:
@@ -92,21 +79,19 @@ def sizes(outcomes: Outcomes) -> str:
     rows = [
         [
             f"{world_size:,}",
-            shape,
             f"{sum(found.messages.values()):,}",
             f"{found.bytes_in / 1e6:,.1f} and {found.bytes_out / 1e6:,.1f} MB",
             f"{found.cpu:.2f} and {found.cpu_go:.2f} s",
             f"{found.on_the_link:.2f} s",
-            _time(found.roster, found),
+            _time(found.membership, found),
             f"{found.files:,}",
             f"{found.memory / 1e6:.0f} MB",
         ]
-        for shape, of_shape in outcomes.items()
-        for world_size, found in of_shape.items()
+        for world_size, found in outcomes.items()
     ]
     head = (
-        "ranks", "shape", "messages at rank 0", "bytes in and out", "CPU of rank 0: roster and go", "its link",
-        "all have the roster after", "connections", "resident",
+        "ranks", "messages at rank 0", "bytes in and out", "CPU of rank 0: membership and go", "its link",
+        "all have the membership after", "connections", "resident",
     )  # fmt: skip
     return table(head, rows)
 
@@ -116,55 +101,52 @@ def _time(at: float | None, found: Outcome) -> str:
 
 
 def latencies(costs: Costs, world_size: int) -> str:
-    """A large job with relays under each latency, with slow starters, and with ranks that never start."""
+    """A large job under each latency, with slow starters, and with ranks that never start."""
     rows = []
     for latency in _LATENCIES:
-        setting = Setting(world_size, SHAPES["relays"], latency=latency)
+        setting = Setting(world_size, latency=latency)
         slow, dead = simulated(replace(setting, slow=0.01), costs), simulated(replace(setting, dead=0.001), costs)
         assert dead.told is not None
-        line = lifeline(costs, world_size, SHAPES["relays"], latency=latency)
+        line = supervision(costs, world_size, latency=latency)
         rows.append([
             f"{latency * 1e3:g} ms",
-            _time(slow.roster, slow),
+            _time(slow.membership, slow),
             f"{dead.told - setting.join_timeout:.2f} s, {len(dead.text)} characters",
             f"{dead.unanswered:,}",
             f"{line.told:.2f} s",
         ])  # fmt: skip
     head = (
-        "latency", "roster, after the last slow starter", "missing named, after the join timeout",
+        "latency", "membership, after the last slow starter", "missing named, after the join timeout",
         "ranks that have given up by then", "a death known to all, after",
     )  # fmt: skip
     return table(head, rows)
 
 
-def lifelines(costs: ShapeCosts, sizes: Mapping[str, Sequence[int]]) -> str:
-    """What the lifeline costs while nothing happens, and how soon it notices that a host has vanished."""
+def supervised(costs: Costs, sizes: Sequence[int]) -> str:
+    """What failure detection costs while nothing happens, and how soon it notices that a host has vanished."""
     rows = []
-    for shape, of_shape in sizes.items():
-        for world_size in of_shape:
-            found = lifeline_of(costs, shape, world_size)
-            rows.append([
-                f"{world_size:,}",
-                shape,
-                f"{found.interval:g} s",
-                f"{found.share:.2%}",
-                f"{found.told:.2f} s",
-                f"{found.silent[0]:.0f} to {found.silent[1]:.0f} s",
-                f"{end_of_all(costs[shape], world_size, SHAPES[shape]):.2f} s",
-            ])  # fmt: skip
+    for world_size in sizes:
+        found = supervision(costs, world_size)
+        rows.append([
+            f"{world_size:,}",
+            f"{found.interval:g} s",
+            f"{found.share:.2%}",
+            f"{found.told:.2f} s",
+            f"{found.silent[0]:.0f} to {found.silent[1]:.0f} s",
+            f"{end_of_all(costs, world_size):.2f} s",
+        ])  # fmt: skip
     head = (
-        "ranks", "shape", "between two beats", "of a core of rank 0", "a death known to all, after",
+        "ranks", "between two beats", "of a core of rank 0", "a death known to all, after",
         "a vanished host noticed, after", "CPU for the end of all",
     )  # fmt: skip
     return table(head, rows)
 
 
-def costs_table(costs: ShapeCosts) -> str:
+def costs_table(costs: Costs) -> str:
     """What was measured; the words are those of the class."""
     said = dict(re.findall(r"^ +([\w, ]+): (.+)$", str(Costs.__doc__), re.MULTILINE))
     names = [each.name for each in fields(Costs) if not each.name.endswith("_bytes") and each.name in said]
-    rows = [(name, said[name].rstrip("."), *(_cost(name, one) for one in costs.values())) for name in names]
-    return table(("cost", "what it is", *costs), rows)
+    return table(("cost", "what it is", "CPU"), [(name, said[name].rstrip("."), _cost(name, costs)) for name in names])
 
 
 def _cost(name: str, costs: Costs) -> str:
@@ -172,45 +154,37 @@ def _cost(name: str, costs: Costs) -> str:
     return f"{value * 1e9:.3g} ns" if value < 1e-6 else f"{value * 1e6:.2g} µs"
 
 
-def validation(costs: ShapeCosts, jobs: Mapping[str, Mapping[int, Measured]]) -> str:
+def validation(costs: Costs, jobs: Mapping[int, Measured]) -> str:
     """Real roll calls, and the same simulated."""
     rows = []
-    for shape, of_shape in jobs.items():
-        for world_size, real in of_shape.items():
-            # One process plays all lines. Ranks come one after the other; relays call when relays do, if it can.
-            setting = Setting(
-                world_size, SHAPES[shape], latency=_LOOPBACK, link=math.inf,
-                pace=0.0 if shape == "relays" else costs[shape].peer, relay_start=0.0,
-            )  # fmt: skip
-            found = simulated(setting, costs[shape])
-            rows.append([
-                f"{world_size:,}",
-                shape,
-                *_compared(found.cpu, real.cpu, "s"),
-                *_compared(found.cpu_go, real.go, "s"),
-                *_compared(found.memory / 1e6, real.memory / 1e6, "MB"),
-                f"{real.took:.2f} s",
-            ])  # fmt: skip
+    for world_size, real in jobs.items():
+        # One process plays all ranks, which come one after the other.
+        setting = Setting(world_size, latency=_LOOPBACK, link=math.inf, pace=costs.peer)
+        found = simulated(setting, costs)
+        rows.append([
+            f"{world_size:,}",
+            *_compared(found.cpu, real.cpu, "s"),
+            *_compared(found.cpu_go, real.go, "s"),
+            *_compared(found.memory / 1e6, real.memory / 1e6, "MB"),
+            f"{real.took:.2f} s",
+        ])  # fmt: skip
     head = (
-        "ranks", "shape", "CPU until the roster is sent: simulated", "measured", "error",
+        "ranks", "CPU until the membership is sent: simulated", "measured", "error",
         "CPU until all may go: simulated", "measured", "error", "memory: simulated", "measured", "error",
-        "measured time until all had the roster",
+        "measured time until all had the membership",
     )  # fmt: skip
     return table(head, rows)
 
 
-def lifeline_validation(costs: ShapeCosts, jobs: Mapping[str, Mapping[int, Measured]]) -> str:
-    """Real lifelines, and the same simulated."""
+def supervision_validation(costs: Costs, jobs: Mapping[int, Measured]) -> str:
+    """Real supervised, and the same simulated."""
     rows = []
-    for shape, of_shape in jobs.items():
-        for world_size, real in of_shape.items():
-            if shape == "flat" and world_size >= RELAYS_FROM:
-                continue  # rank 0 beats as often as with relays
-            found = lifeline(costs[shape], world_size, SHAPES[shape], latency=_LOOPBACK, link=math.inf)
-            beat, told = _compared(found.beat, real.beat, "s"), _compared(found.told, real.told, "s")
-            rows.append([f"{world_size:,}", shape, *beat, *told])
+    for world_size, real in jobs.items():
+        found = supervision(costs, world_size, latency=_LOOPBACK, link=math.inf)
+        beat, told = _compared(found.beat, real.beat, "s"), _compared(found.told, real.told, "s")
+        rows.append([f"{world_size:,}", *beat, *told])
     head = (
-        "ranks", "shape", "CPU of one beat on all lines: simulated", "measured", "error",
+        "ranks", "CPU of one beat on all lines: simulated", "measured", "error",
         "a death known to all, after: simulated", "measured", "error",
     )  # fmt: skip
     return table(head, rows)

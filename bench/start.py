@@ -16,7 +16,7 @@ from page import Limit, Section, Table, promise
 from plot import Bar, bars
 
 from distboot import DistbootError, detect
-from distboot.hostlist import expand_hosts
+from distboot.detection.parse import expand_hosts
 
 _PASS = (PYTHON, "-c", "pass")
 _BARE, _OURS = "`python -c pass` itself", "distboot: `python -m distboot run --`"

@@ -1,4 +1,4 @@
-"""The counterpart of `rollcall.py`: as many ranks join torch's TCPStore, as `init_process_group` lets them do.
+"""The counterpart of `rendezvous.py`: as many ranks join torch's TCPStore, as `init_process_group` lets them do.
 
     python bench/tcpstore.py root 1024    seconds, seconds of CPU, and megabytes
 
@@ -18,7 +18,7 @@ import subprocess
 import sys
 from datetime import timedelta
 
-from rollcall import Cost, Meter
+from rendezvous import Cost, Meter
 
 _LIMIT = timedelta(seconds=120)
 # What a client sends: a magic number; PING and a number of four bytes, which comes back; ADD 1 to "init/", whose new

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # type checkers take the name for typing's, whose import costs more than all of this
 if TYPE_CHECKING:
-    from .bootstrap import init as init
     from .context import Context as Context
-    from .detection import detect as detect
+    from .detection.detect import detect as detect
+    from .detection.placement import Placement as Placement
     from .errors import DistbootError as DistbootError
-    from .placement import Placement as Placement
+    from .initialize import init as init
 
 __version__ = "0.1.0"
 
@@ -18,9 +18,9 @@ __all__ = ["Context", "DistbootError", "Placement", "__version__", "detect", "in
 _HOMES = {
     "Context": "context",
     "DistbootError": "errors",
-    "Placement": "placement",
-    "detect": "detection",
-    "init": "bootstrap",
+    "Placement": "detection.placement",
+    "detect": "detection.detect",
+    "init": "initialize",
 }
 
 

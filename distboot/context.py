@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol
 
-from .errors import DistbootError, first_line, printable, quoted
-from .lifeline.preemption import preempted
-from .rendezvous import seconds
-from .rollcall.doors import LONGEST_FAILURE
+from .agent.preemption import preempted
+from .errors import DistbootError
+from .rendezvous.messages import LONGEST_FAILURE
+from .settings import seconds
+from .text import escape_control, first_line, short_repr, without_secret
 
 _AFTER_A_FAILURE = 1.0  # seconds for the same when its block has failed
 
@@ -39,7 +40,7 @@ class Context:
         platform: what owns the machines, for example "azureml", or None.
         rank: 0 to world_size - 1.
         world_size: number of processes of the job.
-        local_rank: 0 to local_world_size - 1.
+        local_rank: 0 to local_world_size - 1; the launcher's own where it has one.
         local_world_size: number of the job's processes on this node.
         node_rank: 0 to num_nodes - 1; nodes are counted in the order in which the ranks first reach them.
         num_nodes: number of nodes that have a rank.
@@ -124,8 +125,8 @@ class Context:
     def main_first(self, timeout: float = 3600.0) -> Iterator[None]:
         """Run a block on rank 0 first (a download, say), then on all the others. All ranks must enter it.
 
-        The block must not have a collective operation in it: nobody else would come to it. If it fails on rank 0, the
-        others do not run it: they raise `rank-failed`.
+        The block must not have a collective operation in it, to which the other ranks would not come. If it fails on
+        rank 0, the others do not run it: they raise `rank-failed`.
 
         Args:
             timeout: seconds for which the others wait; downloads are slow. The time limit of collective operations
@@ -133,7 +134,7 @@ class Context:
 
         Raises:
             DistbootError: `missing-rank`: on those that have waited so long in vain; and on rank 0, after its block, if
-                there are any. `rank-failed`: its block has failed there, and with what. `usage`: `timeout` is none.
+                there are any. `rank-failed`: its block has failed there, and with what. `usage`: invalid `timeout`.
         """
         yield from self._first("main_first()", timeout, None, goes_first=self.is_main)
 
@@ -176,7 +177,7 @@ class Context:
             )
 
     def _first(self, what: str, timeout: float, node: int | None, *, goes_first: bool) -> Iterator[None]:
-        timeout = seconds(f"{what.removesuffix('()')}(timeout={quoted(timeout)})", timeout)
+        timeout = seconds(f"{what.removesuffix('()')}(timeout={short_repr(timeout)})", timeout)
         if node is not None:  # rank 0 waits there for the first ones of all nodes
             self._refuse_inside(what, "main_first()")
         if not goes_first and self.world_size > 1:
@@ -189,7 +190,8 @@ class Context:
         except BaseException as error:
             if goes_first and self.world_size > 1:
                 # The others wait for it, and what is wrong with them is not to be told now.
-                failure = printable(f"{type(error).__name__}: {first_line(error)}")[:LONGEST_FAILURE]
+                said = without_secret(f"{type(error).__name__}: {first_line(error)}")
+                failure = escape_control(said)[:LONGEST_FAILURE]
                 with suppress(Exception):
                     self._wait_for(what, _AFTER_A_FAILURE, opens=True, node=node, failure=failure)
             raise

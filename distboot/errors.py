@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import select
-import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 # From sysexits.h: 78 is EX_CONFIG (mend the environment first), 75 is EX_TEMPFAIL (worth a retry), 74 is EX_IOERR;
 # 126 and 127 are what POSIX shells return for a command that cannot be run or found.
@@ -14,7 +12,7 @@ CODES: Mapping[str, tuple[int, str]] = {
     "broken-environment": (78, "a launcher's variables are missing, malformed or contradict each other"),
     "conflicting-launchers": (78, "two launchers claim this process, and they disagree"),
     "unsupported-launcher": (78, "the process was started by a launcher that does not say, or not in time, who it is"),
-    "node-level-launch": (78, "the process stands for a whole node or pod, and is no rank"),
+    "node-level-launch": (78, "the process stands for a whole node or pod, and is not a rank"),
     "unknown-launcher": (78, "the launcher named by the user does not exist"),
     "launcher-mismatch": (78, "the launcher named by the user did not start this process"),
     "no-master-addr": (78, "nothing in the environment says where rank 0 is"),
@@ -23,20 +21,17 @@ CODES: Mapping[str, tuple[int, str]] = {
     "port-taken": (75, "rank 0 cannot listen on MASTER_PORT, nor on any other port that the ranks try"),
     "join-timeout": (75, "the ranks had met, but their framework did not start in time"),
     "missing-rank": (75, "not every rank came to the roll call, to barrier(), or through main_first(), in time"),
-    "rank-failed": (
-        75,
-        "a rank has failed before the framework could start, or in its block of main_first()",
-    ),
+    "rank-failed": (75, "a rank has failed before the framework could start, or in its block of main_first()"),
     "version-mismatch": (78, "the ranks run versions of distboot that do not understand each other"),
     "duplicate-rank": (78, "two processes say that they are the same rank"),
-    "roster-mismatch": (78, "the ranks that met do not fit together"),
+    "membership-mismatch": (78, "the ranks that met do not fit together"),
     "shared-accelerator": (78, "two ranks would use the same accelerator"),
     "unknown-interface": (78, "a variable names a network interface that this host does not have"),
     "too-few-files": (78, "rank 0 may not open a connection for every rank"),
     "mpi-mismatch": (78, "mpi4py or Horovod uses another MPI than the one that started the process"),
     "rank-mismatch": (78, "the framework has other numbers than the launcher: ranks in worlds of their own"),
     "mpi-failed": (78, "the process ended while MPI was to start"),
-    "roll-call-needed": (78, "the roll call is off, and the environment alone leaves something open"),
+    "rendezvous-needed": (78, "rendezvous is disabled and the environment does not determine all values"),
     "process-group-failed": (78, "torch could not start the process group"),
     "strategy-failed": (78, "TensorFlow could not start the strategy, or the server of a task"),
     "unknown-framework": (2, "there is no such framework"),
@@ -51,69 +46,6 @@ CODES: Mapping[str, tuple[int, str]] = {
     "command-not-found": (127, "the script or command to run does not exist"),
     "command-not-executable": (126, "the script or command to run may not be executed"),
 }
-
-
-_STDERR_LIMIT = 500  # milliseconds
-_PIPE_BUF = 4096  # bytes
-_LONGEST = 200  # characters of a value that a message shows
-
-
-def quoted(value: object) -> str:
-    """A value for an error message: quoted, control characters escaped, not too long, and without a password."""
-    if isinstance(value, str) and "@" in value:  # user:password@host, or a token for it
-        value = "***" + value[value.rindex("@") :]
-    text = repr(value)
-    return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
-
-
-def printable(text: str) -> str:
-    """A text for the terminal with its control characters escaped; line ends are control characters too."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
-def on_this_host(who: str | None) -> str:
-    """`"rank 3 on node-a: "`, to begin a line with in a log of many ranks; empty for None: this process is alone."""
-    return "" if who is None else f"{who} on {os.uname().nodename}: "
-
-
-def tell(who: str | None, text: str) -> None:
-    """Print a line about this process on stderr; in one piece, because other ranks may write there too."""
-    line = f"distboot: {on_this_host(who)}{text}\n"
-    with suppress(OSError, ValueError, AttributeError):  # closed: a line is not worth the job
-        sys.stderr.flush()
-        try:
-            file = sys.stderr.fileno()
-        except OSError:  # something in memory
-            sys.stderr.write(line)
-            return
-        _write_in_time(file, line.encode(errors="backslashreplace"))
-
-
-def _write_in_time(file: int, data: bytes) -> None:
-    """Write, but do not wait for long: whoever is to read it may have stopped reading."""
-    poll = select.poll()
-    poll.register(file, select.POLLOUT)
-    while data and poll.poll(_STDERR_LIMIT):
-        data = data[os.write(file, data[:_PIPE_BUF]) :]  # which a pipe that is ready takes at once, pipe(7)
-
-
-def did_you_mean(word: str, names: Iterable[str], known: Iterable[str] = ()) -> str:
-    """`"did you mean 'torch'? "`, to begin a hint with; empty if none of the names is like the word.
-
-    Args:
-        word: what was given.
-        names: all that there are.
-        known: of these, what is meant by the word although it is not like it.
-    """
-    from difflib import get_close_matches  # here, so that nobody else pays for it
-
-    near = [*known, *get_close_matches(word.lower(), list(names), 1)]
-    return f"did you mean {near[0]!r}? " if near else ""
-
-
-def first_line(error: BaseException) -> str:
-    """What an exception of somebody else says, in one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 class DistbootError(Exception):
@@ -144,15 +76,20 @@ class DistbootError(Exception):
         return self
 
     def __str__(self) -> str:
-        # Every line says its rank and host: it may stand between those of 63 other ranks.
-        whose = on_this_host(self.who)
+        # Every line says its rank and host, as `log_line` does: it may stand between those of 63 other ranks.
+        whose = "" if self.who is None else f"{self.who} on {os.uname().nodename}: "
         first, *others = self.message.split("\n")
         lines = [f"error[{self.code}]: {whose}{first}", *(whose + other for other in others)]
         return "\n".join([*lines, f"hint: {whose}{self.hint}"] if self.hint else lines)
 
 
+def rendezvous_needed(why: str) -> DistbootError:
+    """The error where the roll call, which is off, is the only way to learn something."""
+    return DistbootError("rendezvous-needed", f"DISTBOOT_RENDEZVOUS=0, and {why}", "unset DISTBOOT_RENDEZVOUS")
+
+
 @contextmanager
-def said_by(who: str | None) -> Iterator[None]:
+def with_rank(who: str | None) -> Iterator[None]:
     """Errors in this block say whose they are, unless they do already; `who` as `Placement.who`."""
     try:
         yield

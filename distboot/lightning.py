@@ -4,7 +4,8 @@
     trainer = Trainer(plugins=[DistbootEnvironment()], devices=4, num_nodes=2)
 
 Lightning chooses the devices and starts the process group itself; this says who is who, once all ranks have met.
-Under the wrapper (`python -m distboot train.py`) no plugin is needed.
+Under the wrapper (`python -m distboot train.py`) no plugin is needed. With it, and after `init`, too, a Trainer of
+another size than the job is refused: Lightning looks for callbacks in what is installed, and finds ours.
 """
 
 from __future__ import annotations
@@ -14,15 +15,20 @@ import os
 import sys
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
-from .bootstrap import current, init
 from .context import Context
-from .errors import DistbootError, tell
-from .frameworks._joined import at_end
+from .detection import inherited
+from .detection.detect import OFF
+from .errors import DistbootError
+from .frameworks._base import at_end
 from .frameworks._process_group import end_group
+from .initialize import current, init
+from .text import counted, log_line
 
 # One and the same code in two packages: `lightning`, and `pytorch_lightning` with `lightning_fabric`.
 _HOMES = ("lightning.fabric.plugins.environments", "lightning_fabric.plugins.environments")
+_TRAINERS = ("lightning.pytorch", "pytorch_lightning")
 
 
 class DistbootEnvironment:
@@ -63,7 +69,7 @@ class DistbootEnvironment:
 
     @staticmethod
     def detect() -> bool:
-        """Only whoever asks for it gets it."""
+        """Lightning is to use it on request only."""
         return False
 
     def world_size(self) -> int:
@@ -96,10 +102,10 @@ class DistbootEnvironment:
     def teardown(self) -> None:
         """Nothing: the Trainer may go on to test what it has trained."""
 
-    def _mismatch(self, said: str) -> DistbootError:
+    def _mismatch(self, given: str) -> DistbootError:
         context, fitting = self.context, self._fitting()
-        found = f"the job has {context.world_size} on {context.num_nodes} node{'s' if context.num_nodes > 1 else ''}"
-        error = DistbootError("usage", f"{said} are not the ranks of this job: {found}", fitting)
+        found = f"the job has {context.world_size} on {counted(context.num_nodes, 'node')}"
+        error = DistbootError("usage", f"{given} are not the ranks of this job: {found}", fitting)
         return error.of(None if context.world_size == 1 else f"rank {context.rank}")
 
     def _fitting(self) -> str:
@@ -110,11 +116,38 @@ class DistbootEnvironment:
         return f"start as many ranks on every node as on any other; on CPUs devices={world_size}, num_nodes=1 does, too"
 
     def _warn_if_alone(self, pid: int) -> None:
-        """Whoever asks for one device gets it, and Lightning never asks who else there is."""
+        """With one device Lightning never asks for the other ranks."""
         context = self.context
         if not self._is_asked and os.getpid() == pid and context.is_main and not hasattr(sys, "last_type"):
-            said = f"Lightning was set up for one device, and each of the {context.world_size} ranks worked alone"
-            tell(f"rank {context.rank}", f"warning: {said}: {self._fitting()}")
+            problem = f"Lightning was set up for one device, and each of the {context.world_size} ranks worked alone"
+            log_line(f"rank {context.rank}", f"warning: {problem}: {self._fitting()}")
+
+
+def callbacks() -> list[object]:
+    """What Lightning adds to every Trainer (the entry points in pyproject.toml): a check of its size, in a job of ours.
+
+    With one device, or with FSDP, Lightning compares nothing itself: each rank would train a model of its own, or with
+    the batches of another number of ranks.
+    """
+    _, ours = inherited.strip(os.environ)
+    home = next((sys.modules[name] for name in _TRAINERS if name in sys.modules), None)
+    # Another WORLD_SIZE is that of a launcher further in.
+    if ours is None or home is None or os.environ.get("WORLD_SIZE") != str(ours.fields["world_size"]):
+        return []
+    job = ours.fields
+
+    class SizeCheck(home.Callback):  # type: ignore[name-defined, misc]
+        def setup(self, trainer: Any, module: object, stage: str) -> None:  # noqa: ARG002 - as Lightning calls it
+            size = trainer.num_devices * trainer.num_nodes
+            if size != job["world_size"] and stage == "fit":  # to test on one device is what Lightning recommends
+                raise DistbootError(
+                    "usage",
+                    f"devices × num_nodes = {size} are not the ranks of this job, which has {job['world_size']}",
+                    f"Trainer(devices={job.get('local_world_size')}, num_nodes={job.get('num_nodes')}), or start "
+                    f"another number of ranks; DISTBOOT_LAUNCHER={OFF} for trainings that are to be apart",
+                ).of(None if job["world_size"] == 1 else f"rank {job['rank']}")
+
+    return [SizeCheck()]
 
 
 def _end_group() -> None:

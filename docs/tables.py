@@ -11,14 +11,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import distboot
-from distboot.cli.launchers import markdown, platforms_markdown
+from distboot.detection.detect import INNERMOST_FIRST
+from distboot.detection.launchers import Launcher
+from distboot.detection.placement import PLATFORMS, Platform
 from distboot.errors import CODES
-from distboot.launchers import INNERMOST_FIRST
-from distboot.platforms import PLATFORMS
 
 REFERENCE = Path(__file__).parent / "reference"
 PACKAGE = Path(distboot.__file__).parent
@@ -27,15 +27,44 @@ _COMMANDS = ("", "run", "show", "env", "doctor", "launchers")
 # What looks like the name of a variable, as a whole string: OMPI_COMM_WORLD_RANK, OMPI_MCA_orte_hnp_uri, NCCL_ as the
 # beginning of many; and those few that have no underscore.
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_(?:[A-Za-z0-9_]*[A-Za-z0-9])?")
-_WORDS = ("RANK", "HOME", "HOSTNAME", "PYTHONPATH", "PYTHONUNBUFFERED", "container")
+_WORDS = ("RANK", "ENVIRONMENT", "HOME", "HOSTNAME", "PYTHONPATH", "PYTHONUNBUFFERED", "container")
 _PROXY = re.compile(r"(no_)?(grpc|https?|no)_proxy|no_proxy")
 
 
-def variables(path: Path) -> set[str]:
-    """The names in a source file that are, by their looks, those of environment variables; docstrings do not count."""
-    tree = ast.parse(path.read_text())
+def variables(path: Path, record: str = "") -> set[str]:
+    """The names in a source file that are, by their looks, those of environment variables; docstrings do not count.
+
+    Args:
+        path: of the file.
+        record: only those of this record, and of what it uses in its file; default: of all that is in the file.
+    """
+    tree: ast.AST = ast.parse(path.read_text())
+    if record:
+        tree = ast.Module(_with_parts(_defined(path), record), [])
     prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     return {name for node in ast.walk(tree) if id(node) not in prose for name in _names(node)}
+
+
+def _defined(path: Path) -> dict[str, ast.stmt]:
+    """The constants, functions and classes of a file by name."""
+    found: dict[str, ast.stmt] = {}
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found[node.name] = node
+        elif isinstance(node, ast.Assign):
+            found |= {name.id: node for name in ast.walk(node.targets[0]) if isinstance(name, ast.Name)}
+    return found
+
+
+def _with_parts(defined: Mapping[str, ast.stmt], record: str) -> list[ast.stmt]:
+    """The statement that makes a record, and those that make what it uses, and what that uses."""
+    found, names = dict[str, ast.stmt](), [record]
+    while names:
+        name = names.pop()
+        if name in defined and name not in found:
+            found[name] = defined[name]
+            names += [node.id for node in ast.walk(defined[name]) if isinstance(node, ast.Name)]
+    return list(found.values())
 
 
 def _names(node: ast.AST) -> Iterator[str]:
@@ -66,11 +95,21 @@ def _errors() -> str:
     return "\n".join(["| code | exit code | meaning |", "|---|---|---|", *rows])
 
 
+def _recognised(kind: str, records: tuple[Launcher, ...] | tuple[Platform, ...]) -> str:
+    rows = [f"| name | {kind} | recognised by | facts from |", "|---|---|---|---|"]
+    for known in records:
+        markers = ", ".join(f"`{marker}`" for marker in known.markers) or "no trace of any of these"
+        rows.append(f"| `{known.name}` | {known.title} | {markers} | {known.source} |")
+    return "\n".join(rows)
+
+
 def _of_launchers() -> str:
-    """Which variables are read for each launcher: all that its file names, the markers first."""
+    """Which variables are read for each launcher: all that its file or record names, the markers first."""
+    files = list((PACKAGE / "detection" / "launchers").glob("[a-z]*.py"))
     rows = ["| launcher | variables |", "|---|---|"]
     for known in INNERMOST_FIRST:
-        found = variables(PACKAGE / "launchers" / f"{known.name}.py")
+        (file,) = (path for path in files if known.name.upper() in _defined(path))
+        found = variables(file, known.name.upper())
         names = [f"**`{name}`**" for name in known.markers] + [
             f"`{name}…`" if name.endswith("_") else f"`{name}`" for name in sorted(found - set(known.markers))
         ]
@@ -81,7 +120,7 @@ def _of_launchers() -> str:
 def _of_platforms() -> str:
     rows = ["| platform | recognised by | address of rank 0 | not if `true` | job id |", "|---|---|---|---|---|"]
     for known in PLATFORMS:
-        cells = (known.markers, [name for name, _ in known.addresses], [known.silenced_by], known.job_id_variables)
+        cells = (known.markers, known.addresses, [known.silenced_by], known.job_id_variables)
         said = (", ".join(f"`{name}`" for name in names if name) for names in cells)
         rows.append(f"| `{known.name}` | {' | '.join(said)} |")
     return "\n".join(rows)
@@ -99,8 +138,8 @@ def _help() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "launchers": markdown,
-    "platforms": platforms_markdown,
+    "launchers": lambda: _recognised("launcher", INNERMOST_FIRST),
+    "platforms": lambda: _recognised("platform", PLATFORMS),
     "errors": _errors,
     "variables of launchers": _of_launchers,
     "variables of platforms": _of_platforms,

@@ -19,15 +19,12 @@ _FLAGS = (
 
 
 def missing_for_browser() -> str | None:
-    """One line saying why there is no browser, or None."""
     if CHROMIUM is None or DRIVER is None:
         return "not installed: chromium, chromium-driver (see tests/cluster/packages.txt)"
     return None if find_spec("selenium") else "not installed: selenium"
 
 
 class Browser:
-    """The browser."""
-
     def __init__(self, driver: Any) -> None:
         self._driver = driver
 
@@ -48,7 +45,6 @@ class Browser:
         return self._driver.execute_script(script)
 
     def texts(self, selector: str) -> list[str]:
-        """The text that is shown of each element."""
         found: list[str] = self.run(f"return [...document.querySelectorAll({selector!r})].map(one => one.innerText)")
         return found
 
@@ -57,12 +53,10 @@ class Browser:
         return [entry["message"] for entry in self._driver.get_log("browser")]
 
     def requests(self) -> list[str]:
-        """What it has asked for since the last time."""
         events = [json.loads(entry["message"])["message"] for entry in self._driver.get_log("performance")]
         return [one["params"]["request"]["url"] for one in events if one["method"] == "Network.requestWillBeSent"]
 
     def picture(self, file: Path) -> None:
-        """What it shows, as PNG."""
         self._driver.save_screenshot(str(file))
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from distboot import Placement
+from distboot import DistbootError, Placement, detect
 
 _FOLDER = Path(__file__).parent / "captures"
 
@@ -32,10 +32,48 @@ NUMBERS = {
 
 @dataclass(frozen=True)
 class Process:
-    """One process of a captured run."""
-
     environ: dict[str, str]
     expected: dict[str, int | str]
+
+    @property
+    def own_local_rank(self) -> int | None:
+        """What Open MPI or DeepSpeed gave it: unique on the node, too, but not always in the order of ranks."""
+        name = "LOCAL_RANK" if "CROSS_SIZE" in self.environ else "OMPI_COMM_WORLD_LOCAL_RANK"
+        text = None if "TORCHELASTIC_RUN_ID" in self.environ else self.environ.get(name)
+        return None if text is None else int(text)
+
+
+# The beginning of a capture's name -> the launcher that owns its ranks.
+_LAUNCHERS = {
+    "accelerate-1.15.0/cpu_num_processes_2": "single",
+    "accelerate-1.15.0/cpu_mpirun_hostfile_mpich": "mpich",
+    "accelerate-1.15.0/use_deepspeed_pdsh": "deepspeed",
+    "accelerate": "torchrun",
+    "deepspeed-0.19.8/slurm": "slurm",
+    "deepspeed-0.19.8/openmpi4": "openmpi",
+    "deepspeed-0.19.8/mpich": "mpich",
+    "deepspeed-0.19.8/impi": "intelmpi",
+    "deepspeed": "deepspeed",
+    "horovodrun-0.28.1/mpi": "openmpi",
+    "horovodrun": "horovodrun",
+    "intelmpi": "intelmpi",
+    "lightning": "torchrun",
+    "mpich": "mpich",
+    "mvapich": "mvapich",
+    "openmpi": "openmpi",
+    "plain-python": "single",
+    "slurm-interactive-22.05.8/uis_salloc_shell_typed_srun": "slurm",
+    "slurm-interactive": "single",
+    "slurm-salloc-22.05.8/salloc_shell": "single",
+    "slurm-sbatch+openmpi": "openmpi",
+    "slurm-sbatch+mpich": "mpich",
+    "slurm-sbatch+intelmpi": "intelmpi",
+    "slurm-sbatch+torchrun": "torchrun",
+    "slurm-salloc+torchrun": "torchrun",
+    "slurm-sbatch-22.05.8/batch_step": "single",
+    "slurm-": "slurm",
+    "torch": "torchrun",
+}
 
 
 @dataclass(frozen=True)
@@ -44,6 +82,12 @@ class Capture:
 
     name: str
     processes: tuple[Process, ...]
+
+    @property
+    def launcher(self) -> str:
+        found = next((launcher for prefix, launcher in _LAUNCHERS.items() if self.name.startswith(prefix)), None)
+        assert found is not None, f"{self.name}: a new capture needs its line in _LAUNCHERS"
+        return found
 
 
 def _load(path: Path) -> Capture:
@@ -60,12 +104,31 @@ def one(name: str, rank: int) -> dict[str, str]:
     return dict(next(capture for capture in ALL if capture.name == name).processes[rank].environ)
 
 
-def wrong_numbers(placement: Placement, expected: dict[str, int | str]) -> dict[str, tuple[object, object]]:
-    """Every number that is stated and not so: field -> (stated, true). Unknown (None) is not wrong."""
-    pairs = {field: (getattr(placement, field), expected[name]) for field, name in NUMBERS.items()}
+def wrong_numbers(placement: Placement, process: Process) -> dict[str, tuple[object, object]]:
+    """Every number that is stated and not so: field -> (stated, true). Unknown (None) is not wrong.
+
+    The local rank is that in the order of ranks or the launcher's own; `shared_local_ranks` tells if two are the same.
+    """
+    pairs = {field: (getattr(placement, field), process.expected[name]) for field, name in NUMBERS.items()}
+    if placement.local_rank == process.own_local_rank:
+        del pairs["local_rank"]
     return {field: pair for field, pair in pairs.items() if pair[0] is not None and pair[0] != pair[1]}
 
 
+def shared_local_ranks(placements: Sequence[Placement], processes: Sequence[Process]) -> list[tuple[object, int]]:
+    """The pairs of node and local rank that several of these processes of one job say to be theirs."""
+    pairs = zip(placements, processes, strict=True)
+    said = [(process.expected["node_rank"], one.local_rank) for one, process in pairs if one.local_rank is not None]
+    return [pair for pair in said if said.count(pair) > 1]
+
+
 def without_launchers(environ: Mapping[str, str]) -> dict[str, str]:
-    """A copy of an environment without any launcher's variables."""
     return {name: value for name, value in environ.items() if not name.startswith(_LAUNCHER_PREFIXES)}
+
+
+def refused(environ: Mapping[str, str], **options: str) -> DistbootError:
+    try:
+        placement = detect(environ, **options)
+    except DistbootError as error:
+        return error
+    raise AssertionError(f"not refused: {placement}")

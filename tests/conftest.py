@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
+import re
 import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gates
 import pytest
+import tensorflows
 from captured import without_launchers
 from horovods import write_scripts
 from hosts import Hosts, Slurm
-from launched import PLAIN, WHO
-from lifelines import DEFAULT, Job, Start, job
+from launched import FILES
+from ranks import Ranks, RunRanks, run_ranks, runner
 from recorded import Get, machine
-from relays import LARGE
-from rollcalls import OURS, Rank0, record
-from tensorflows import QUIET, ByHand, Ranks, by_rank, started
+from rendezvous_peers import OURS, FakeRank0, Rank0, record
+from supervised import Start, job
+from tensorflows import QUIET, ByHand, by_rank
 
 import distboot as package
 from distboot.doctor.machine import Machine
-from distboot.rollcall.wire import Membership
+from distboot.rendezvous.messages import Ready
+from distboot.rendezvous.protocol import JobCredentials
 
 ROOT = Path(__file__).parent.parent  # of the repository, or of an sdist
 PACKAGE = Path(package.__file__).parent  # what is tested: in ROOT, or where the wheel is installed (tests/dist.sh)
@@ -44,6 +50,38 @@ def pytest_configure() -> None:
             signal.signal(number, handler)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """How many tests run side by side with `-n auto`: two more than there are CPUs, as they also wait; at most 8."""
+    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2, 6) + 2
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Where several run side by side, those of a file stay together that makes something once for all of its tests."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    shared = {path.name for path in Path(__file__).parent.glob("test_*.py") if 'scope="module"' in path.read_text()}
+
+    # Not --dist=loadgroup, which does nothing from pytest 9.2 on (pytest-xdist issue 1386).
+    class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return file if file.rpartition("/")[2] in shared else nodeid
+
+    return Scheduling(config, log)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was not tested here, and why, in a line a reason."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(re.sub("^Skipped: ", "", str(report.longrepr[2])) for report in skipped)
+    if reasons:
+        terminalreporter.section("not tested here")
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count:4} tests: {reason}" if count > 1 else f"   1 test:  {reason}")
+
+
 @pytest.fixture
 def clean_env() -> dict[str, str]:
     """This process's environment without any launcher, set up for MPI and threads on a small machine."""
@@ -53,13 +91,22 @@ def clean_env() -> dict[str, str]:
     return env
 
 
+# Below those that the kernel gives to outgoing connections; others for each of the tests that run side by side.
+_FIRST_PORT = 12000 + 2500 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+_PORTS = itertools.cycle(random.sample(range(_FIRST_PORT, _FIRST_PORT + 2500), 2500))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe, suppress(OSError):
+        probe.bind(("", port))
+        return True
+    return False
+
+
 @pytest.fixture
 def port() -> int:
     """A port of this machine that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number: int = probe.getsockname()[1]
-    return number
+    return next(filter(_is_free, _PORTS))
 
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -82,8 +129,6 @@ def run(clean_env: dict[str, str], tmp_path: Path) -> Run:
 
 @pytest.fixture
 def distboot(run: Run) -> Run:
-    """Run `python -m distboot …`."""
-
     def run_it(
         *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 60
     ) -> subprocess.CompletedProcess[str]:
@@ -94,8 +139,6 @@ def distboot(run: Run) -> Run:
 
 @pytest.fixture
 def get(tmp_path: Path) -> Get:
-    """One of the machines in tests/machines, with changes."""
-
     def it(name: str = "laptop", **changes: object) -> Machine:
         return machine(name, tmp_path, **changes)  # type: ignore[arg-type]
 
@@ -105,8 +148,8 @@ def get(tmp_path: Path) -> Get:
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Hosts]:
     with Hosts.up() as up:
-        (up.shared / "who.py").write_text(WHO)
-        (up.shared / "plain.py").write_text(PLAIN)
+        for name, text in FILES.items():
+            (up.shared / name).write_text(text)
         yield up
 
 
@@ -116,89 +159,81 @@ def slurm(hosts: Hosts) -> Iterator[Slurm]:
         yield up
 
 
-@contextmanager
-def _starter(env: dict[str, str], port: int, folder: Path, *, init: bool) -> Iterator[Start]:
-    with ExitStack() as stack:
-
-        def begin(
-            script: str = DEFAULT,
-            ranks: int = 3,
-            stderr: int | None = None,
-            before: Sequence[str] = (),
-            **more: str,
-        ) -> Job:
-            return stack.enter_context(
-                job({**env, **more}, port, folder, script, ranks, init=init, stderr=stderr, before=before)
-            )
-
-        yield begin
-
-
 @pytest.fixture
 def start(clean_env: dict[str, str], port: int, tmp_path: Path) -> Iterator[Start]:
-    """Starts a job of unmodified scripts under the wrapper."""
-    with _starter(clean_env, port, tmp_path, init=False) as begin:
-        yield begin
+    """Starts a job, as `Job` has it; it ends with the test."""
+    with ExitStack() as stack:
+        yield lambda *arguments, **options: stack.enter_context(job(clean_env, port, tmp_path, *arguments, **options))
 
 
 @pytest.fixture
-def start_init(clean_env: dict[str, str], port: int, tmp_path: Path) -> Iterator[Start]:
-    """Starts a job of scripts that call `init`."""
-    with _starter(clean_env, port, tmp_path, init=True) as begin:
-        yield begin
+def start_init(start: Start) -> Start:
+    return partial(start, init=True)
 
 
 @pytest.fixture
 def by_hand(clean_env: dict[str, str], port: int, tmp_path: Path) -> Iterator[ByHand]:
-    with ExitStack() as stack:
+    started: list[tensorflows.Ranks] = []
 
-        def begin(
-            script: str,
-            ranks: int = 2,
-            *,
-            env: Mapping[str, str] = {},
-            each: Sequence[Mapping[str, str]] = (),
-            wrapper: Sequence[str] = (),
-        ) -> Ranks:
-            (tmp_path / "train.py").write_text(script)
-            job = {**clean_env, **QUIET, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **env}
-            environs = [{**job, **own} for own in each or by_rank(ranks)]
-            return stack.enter_context(started(Ranks(tmp_path, [sys.executable, *wrapper, "train.py"], environs)))
-
-        yield begin
-
-
-@pytest.fixture
-def ranks(clean_env: dict[str, str], port: int, tmp_path: Path) -> gates.Ranks:
-    """Runs a script as so many ranks, as `gates.runner` says."""
-    return gates.runner(clean_env, port, tmp_path)
-
-
-@pytest.fixture
-def large(clean_env: dict[str, str], tmp_path: Path, port: int) -> dict[str, str]:
-    """The environment of a job in which two ranks are many."""
-    (tmp_path / "sitecustomize.py").write_text(LARGE)
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}
-    return {**clean_env, **address, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-
-
-@pytest.fixture
-def rank0() -> Iterator[Callable[..., Rank0]]:
-    """Rank 0 of a world of this size."""
-    started: list[Rank0] = []
-
-    def start(world_size: int, join_timeout: float = 20, membership: Membership = OURS, **more: Any) -> Rank0:
-        started.append(Rank0(record(0, world_size, **more), join_timeout, membership))
+    def begin(
+        script: str,
+        ranks: int = 2,
+        *,
+        env: Mapping[str, str] = {},
+        each: Sequence[Mapping[str, str]] = (),
+        wrapper: Sequence[str] = (),
+    ) -> tensorflows.Ranks:
+        (tmp_path / "train.py").write_text(script)
+        job = {**clean_env, **QUIET, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **env}
+        environs = [{**job, **own} for own in each or by_rank(ranks)]
+        started.append(tensorflows.Ranks(tmp_path, [sys.executable, *wrapper, "train.py"], environs))
         return started[-1]
 
-    yield start
-    for each in started:
-        each.close()
+    yield begin
+    for one in started:
+        one.end()
+
+
+@pytest.fixture(name="run_ranks")
+def _run_ranks(clean_env: dict[str, str], port: int, tmp_path: Path) -> RunRanks:
+    return run_ranks(clean_env, port, tmp_path)
+
+
+@pytest.fixture
+def ranks(run_ranks: RunRanks) -> Ranks:
+    return runner(run_ranks)
+
+
+StartRank0 = Callable[..., Rank0]
+
+
+@pytest.fixture
+def rank0() -> Iterator[StartRank0]:
+    with ExitStack() as stack:
+
+        def start(
+            world_size: int,
+            join_timeout: float = 20,
+            credentials: JobCredentials = OURS,
+            *,
+            ready: Ready | None = None,
+            **more: Any,
+        ) -> Rank0:
+            own = record(0, world_size, **more)
+            return stack.enter_context(closing(Rank0(own, join_timeout, credentials, ready=ready)))
+
+        yield start
+
+
+@pytest.fixture
+def fake() -> Iterator[Callable[[Callable[[socket.socket], object]], FakeRank0]]:
+    """Somebody who listens where rank 0 is expected, and does to each connection what a function says."""
+    with ExitStack() as stack:
+        yield lambda talk: stack.enter_context(closing(FakeRank0(talk)))  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def horovod_scripts(tmp_path: Path) -> None:
-    """The scripts of Horovod's tests, in the folder where `run` runs."""
     write_scripts(tmp_path)
 
 

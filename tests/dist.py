@@ -1,4 +1,4 @@
-"""Tests what users install: `make dist` builds the sdist and, from that alone, the wheel, and tests those two.
+"""Tests what users install: `make test-all` builds the sdist and, from that alone, the wheel, and tests those two.
 
 The wheel is installed, and the tests of the sdist run in a temporary folder from which its distboot/ is gone. After
 that the Python that this runs in has the editable install of `make test` again.
@@ -18,16 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# About half of the time of all tests, and what takes most of the machine. Both halves wait more than they work, so they
-# run side by side; for hosts and containers each waits until the other has done (`hosts.py`, `podman.py`).
-_HEAVY = (
-    "docs_console", "faults", "images", "matrix", "nested_launchers", "per_node", "process1", "process1_inputs",
-    "process1_terminal", "real_launchers", "report_page", "rollcall_hosts", "several_hosts", "terminal",
-)  # fmt: skip
 
 
 def build(folder: Path) -> tuple[Path, Path]:
-    """The sdist of this repository, and the wheel that is built from it."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("distboot-*"):
         old.unlink()
@@ -40,7 +33,6 @@ def build(folder: Path) -> tuple[Path, Path]:
 
 
 def pip(python: str, command: str, *arguments: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Run pip for a Python."""
     quiet = [python, "-m", "pip", "--disable-pip-version-check", "--quiet", command]
     subprocess.run([*quiet, *arguments], env=environ, check=True)
 
@@ -51,7 +43,6 @@ def install(python: str, wheel: Path) -> None:
 
 
 def unpacked(sdist: Path, folder: Path) -> Path:
-    """The one folder of an sdist, in an empty one."""
     subprocess.run(["tar", "-xzf", str(sdist), "-C", str(folder)], check=True)
     (only,) = folder.iterdir()
     return only
@@ -67,8 +58,7 @@ def tests_of(sdist: Path) -> Iterator[Path]:
 
 
 def command(python: str, *arguments: str) -> list[str]:
-    """What runs tests with a Python."""
-    return [python, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    return [python, "-m", "pytest", *arguments]
 
 
 def environment(python: str, folder: Path) -> dict[str, str]:
@@ -77,35 +67,14 @@ def environment(python: str, folder: Path) -> dict[str, str]:
     return {**os.environ, "PATH": programs, "DISTBOOT_DIST": str(folder.resolve())}
 
 
-def _run(tests: Path, environ: Mapping[str, str], arguments: Sequence[str]) -> int:
-    """The tests that the arguments of pytest name; or all, in two halves at the same time: the exit code."""
-    if arguments:
-        return subprocess.run(command(sys.executable, *arguments), cwd=tests, env=environ, check=False).returncode
-    heavy = [f"tests/test_{name}.py" for name in _HEAVY]
-    with tempfile.TemporaryFile("w+") as output:
-        first = subprocess.Popen(
-            command(sys.executable, *heavy), cwd=tests, env=environ, stdout=output, stderr=subprocess.STDOUT
-        )
-        try:
-            rest = command(sys.executable, *(f"--ignore={name}" for name in heavy))
-            code = subprocess.run(rest, cwd=tests, env=environ, check=False).returncode
-            print(f"distboot: the other half: {len(heavy)} files", flush=True)
-            failed = first.wait() != 0 or code != 0  # whatever the codes are: a signal's is negative
-        finally:
-            first.terminate()
-            first.wait()
-        output.seek(0)
-        sys.stdout.write(output.read())
-    return int(failed)
-
-
 def main(folder: Path, arguments: Sequence[str]) -> int:
     sdist, wheel = build(folder)
     try:
         install(sys.executable, wheel)
         with tests_of(sdist) as tests:
             print(f"distboot: testing {wheel.name}", flush=True)
-            return _run(tests, environment(sys.executable, folder), arguments)
+            tested = command(sys.executable, *arguments)
+            return subprocess.run(tested, cwd=tests, env=environment(sys.executable, folder), check=False).returncode
     finally:
         pip(sys.executable, "install", "--no-deps", "-e", str(ROOT))
 

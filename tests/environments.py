@@ -32,10 +32,10 @@ _AT_ONCE = 2
 TOOLS = ("pytest", "hypothesis", "pyyaml")
 # What needs no framework and takes no long waits: some 30 seconds.
 QUICK = (
-    "api", "arguments", "captures", "command_line", "deadline", "documented", "doctor", "doctor_devices", "doctor_job",
-    "doctor_network", "error_texts", "gate_hostile", "layers", "lifeline_sides", "node_level", "plain_and_platforms",
-    "precedence", "readers", "rollcall", "rollcall_ready", "rollcall_strangers", "rollcall_wire", "roster_and_handoff",
-    "tf_config", "threads", "wrapper",
+    "agent_socket", "api", "captures", "command_line", "deadline", "documented", "doctor", "doctor_checks",
+    "error_texts", "layers", "supervision_sides", "node_level",
+    "plain_and_platforms", "precedence", "readers", "rendezvous", "rendezvous_hostile",
+    "rendezvous_wire", "membership_and_inherited", "tf_config", "threads", "wrapper",
 )  # fmt: skip
 
 
@@ -62,11 +62,11 @@ VERSIONS = ("3.10", "3.11", "3.12", "3.13")
 PYTHONS = [Environment(f"python{version}", version, (TOOLS,), {"": QUICK}) for version in VERSIONS]
 
 _TESTS = {
-    "torch": ("init", "context", "lifeline_init"),
+    "torch": ("init", "context", "supervision"),
     "deepspeed": ("deepspeed",),
     "lightning": ("lightning",),
     "mpi4py": ("mpi",),
-    "tensorflow-cpu": ("tensorflow", "tensorflow_cluster", "tensorflow_servers"),
+    "tensorflow-cpu": ("tensorflow", "tensorflow_cluster"),
 }
 _BUILDS = ("wheel", "setuptools", "ninja", "packaging")
 _DEEPSPEED = {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"}
@@ -110,7 +110,7 @@ NEWEST = [
         ),
         {**_TESTS, "jax": ("jax",)},
         _DEEPSPEED,
-    ),
+    )
 ]
 
 
@@ -143,7 +143,6 @@ def made(wanted: Environment, python: str) -> str:
 
 
 def versions(python: str) -> dict[str, str]:
-    """Those of all distributions."""
     said = "from importlib.metadata import distributions as d; [print(e.name, e.version) for e in d()]"
     done = subprocess.run([python, "-c", said], stdout=subprocess.PIPE, text=True, check=True)
     return dict(line.split(" ", 1) for line in done.stdout.splitlines())
@@ -190,7 +189,7 @@ def write(rows: Sequence[str]) -> None:
 
 
 def main(which: str, arguments: Sequence[str]) -> int:
-    own = "{}.{}".format(*sys.version_info)  # which `make test` runs everything on
+    own = "{}.{}".format(*sys.version_info)  # which `make test-all` runs everything on
     others = [each for each in PYTHONS if each.python != own]
     environments = {"pythons": others, "lowest": LOWEST, "newest": NEWEST}[which]
     with tempfile.TemporaryDirectory(prefix="distboot-dist-") as folder, ThreadPoolExecutor(_AT_ONCE) as pool:

@@ -10,40 +10,15 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from faults_inject import (
-    SHORT,
-    close_port,
-    cut_link,
-    drop,
-    eat_in_a_group,
-    end_well,
-    freeze,
-    go,
-    hold_the_lock,
-    kill,
-    kill_beside_a_busy_rank,
-    kill_host,
-    kill_watcher,
-    let_pass,
-    mend_link,
-    no_disk,
-    no_groups,
-    nothing,
-    open_port,
-    remove_group,
-    small_disk,
-    stop_for_a_while,
-    stop_politely,
-)
+import faults_inject as do
 from faults_job import Job
 from hosts import Hosts
 
-QUIET = {"DISTBOOT_LIFELINE_TIMEOUT": str(SHORT)}
+QUIET = {"DISTBOOT_HEARTBEAT_TIMEOUT": str(do.SHORT)}
 LOST = "lost"  # in place of an exit code
 
 
 def all_but(culprits: Sequence[int], text: str) -> dict[int, str]:
-    """All ranks but these say so."""
     return {rank: text for rank in range(4) if rank not in culprits}
 
 
@@ -74,10 +49,10 @@ class Fault:
     culprits: tuple[int, ...] = (3,)
     act: str = "none"
     actors: tuple[int, ...] = (3,)
-    inject: Callable[[Job], None] = go
+    inject: Callable[[Job], None] = do.go
     env: Mapping[str, str] = field(default_factory=dict)
-    before: Callable[[Hosts], object] = nothing
-    after: Callable[[Hosts], object] = nothing
+    before: Callable[[Hosts], object] = do.nothing
+    after: Callable[[Hosts], object] = do.nothing
     once: str = ""
     silence: bool = False
     cut: bool = False
@@ -85,8 +60,7 @@ class Fault:
 
     @property
     def missing(self) -> str | None:
-        """What this machine lacks for it; None if nothing."""
-        return no_groups() if self.name == "cgroup" else None
+        return do.no_groups() if self.name == "cgroup" else None
 
 
 FAILED = "rank 3 failed first: "
@@ -106,7 +80,7 @@ FAULTS = [
     Fault("exit", "`sys.exit(3)`", all_but([3], FAILED + "exit code 3"), 3, act="exit"),
     Fault("system-exit", "`raise SystemExit(3)`", all_but([3], FAILED + "exit code 3"), 3, act="system-exit"),
     Fault("os-exit", "`os._exit(4)`", all_but([3], FAILED + "exit code 4"), 4, act="os-exit"),
-    Fault("sigkill", "SIGKILL", all_but([3], FAILED + "killed by SIGKILL"), 137, inject=kill(signal.SIGKILL, 3)),
+    Fault("sigkill", "SIGKILL", all_but([3], FAILED + "killed by SIGKILL"), 137, inject=do.kill(signal.SIGKILL, 3)),
     Fault("segv", "SIGSEGV, of a null pointer", all_but([3], FAILED + "killed by SIGSEGV"), 139, act="segv"),
     Fault("abort", "`os.abort()`", all_but([3], FAILED + "killed by SIGABRT"), 134, act="abort"),
     Fault(
@@ -122,8 +96,8 @@ FAULTS = [
         all_but([3], FAILED + "killed by SIGKILL"),
         137,
         act="cgroup",
-        inject=eat_in_a_group,
-        after=remove_group,
+        inject=do.eat_in_a_group,
+        after=do.remove_group,
     ),
     Fault(
         "rank-0",
@@ -131,40 +105,44 @@ FAULTS = [
         all_but([0], "rank 0 failed first: killed by SIGKILL"),
         137,
         culprits=(0,),
-        inject=kill(signal.SIGKILL, 0),
+        inject=do.kill(signal.SIGKILL, 0),
     ),
     Fault(
         "watcher-0",
-        "rank 0: SIGKILL for its wrapper, or the guard of `init`",
+        "rank 0: SIGKILL for its wrapper, or the sidecar of `init`",
         all_but([0], "rank 0 lost first: "),
         None,
         culprits=(0,),
-        inject=kill_watcher,
+        inject=do.kill_watcher,
     ),
-    Fault("host", "nodeb: SIGKILL for all its processes", all_but([2, 3], HOST_GONE), LOST, (2, 3), inject=kill_host),
-    _cut("link", "nodeb: link down", cut_link, mend_link),
-    _cut("drop-to-0", "packets from nodeb to nodea dropped", drop("nodeb", "nodea"), let_pass("nodeb", "nodea")),
-    _cut("drop-from-0", "packets from nodea to nodeb dropped", drop("nodea", "nodeb"), let_pass("nodea", "nodeb")),
-    Fault("stop-5", "SIGSTOP for 5 s, bound 15 s", inject=stop_for_a_while),
+    Fault(
+        "host", "nodeb: SIGKILL for all its processes", all_but([2, 3], HOST_GONE), LOST, (2, 3), inject=do.kill_host
+    ),
+    _cut("link", "nodeb: link down", do.cut_link, do.mend_link),
+    _cut("drop-to-0", "packets from nodeb to nodea dropped", do.drop("nodeb", "nodea"), do.let_pass("nodeb", "nodea")),
+    _cut(
+        "drop-from-0", "packets from nodea to nodeb dropped", do.drop("nodea", "nodeb"), do.let_pass("nodea", "nodeb")
+    ),
+    Fault("stop-5", "SIGSTOP for 5 s, bound 15 s", inject=do.stop_for_a_while),
     Fault(
         "stop",
         "SIGSTOP for ever",
         all_but([3], FAILED + "stopped by a signal"),
         143,
-        inject=kill(signal.SIGSTOP, 3),
+        inject=do.kill(signal.SIGSTOP, 3),
         env=QUIET,
         silence=True,
     ),
     Fault(
         "freeze",
-        "SIGSTOP for ever, also for its wrapper or guard",
+        "SIGSTOP for ever, also for its wrapper or sidecar",
         all_but([3], "rank 3 lost first: .*stopped or frozen"),
         LOST,
-        inject=freeze,
+        inject=do.freeze,
         env=QUIET,
         silence=True,
     ),
-    Fault("hog", "Python's lock held for 6 s", act="hog", inject=hold_the_lock, env=QUIET),
+    Fault("hog", "Python's lock held for 6 s", act="hog", inject=do.hold_the_lock, env=QUIET),
     Fault(
         "hog-survivor",
         "SIGKILL, while rank 1 holds Python's lock for ever",
@@ -172,7 +150,7 @@ FAULTS = [
         137,
         act="hog-for-ever",
         actors=(1,),
-        inject=kill_beside_a_busy_rank,
+        inject=do.kill_beside_a_busy_rank,
     ),
     Fault(
         "two",
@@ -180,14 +158,14 @@ FAULTS = [
         all_but([2, 3], "rank [23] failed first: killed by SIGKILL"),
         137,
         (2, 3),
-        inject=kill(signal.SIGKILL, 2, 3),
+        inject=do.kill(signal.SIGKILL, 2, 3),
     ),
     Fault(
         "sigterm",
         "SIGTERM from outside",
         all_but([3], "stopped by SIGTERM from outside: rank 3 got it first"),
         143,
-        inject=stop_politely,
+        inject=do.stop_politely,
     ),
     Fault(
         "full",
@@ -196,20 +174,20 @@ FAULTS = [
         None,
         act="exit",
         env={"DISTBOOT_REPORT": "/tmp/disk/report.json"},
-        before=small_disk("size=4k"),
-        after=no_disk,
+        before=do.small_disk("size=4k"),
+        after=do.no_disk,
         once="warning: the report could not be written: .*No space left",
     ),
-    Fault("apart", "rank 3 ends well, 3 s before the others", act="apart", inject=end_well),
-    Fault("apart-0", "rank 0 ends well, 3 s before the others", act="apart", actors=(0,), inject=end_well),
+    Fault("apart", "rank 3 ends well, 3 s before the others", act="apart", inject=do.end_well),
+    Fault("apart-0", "rank 0 ends well, 3 s before the others", act="apart", actors=(0,), inject=do.end_well),
     Fault(
         "firewall",
-        "a firewall closes the port of the lifeline",
-        inject=close_port,
+        "a firewall closes the port of failure detection",
+        inject=do.close_port,
         env=QUIET,
-        after=open_port,
+        after=do.open_port,
         cut=True,
-        once="rank 3 on nodeb: warning: .* goes on without the lifeline",
+        once="rank 3 on nodeb: warning: .* goes on without failure detection",
         well=(0, 0, None, None),
     ),
 ]

@@ -123,17 +123,17 @@ def no_disk(hosts: Hosts) -> None:
 
 def close_port(job: Job) -> None:
     """Let the hosts drop what goes over the port at which the ranks met; the others stay open."""
-    port = _lifeline_port(job)
+    port = _supervision_port(job)
     job.send(0)
     job.shell("nodea", f"ip rule add pref 1 ipproto tcp sport {port} to {ADDRESSES['nodeb']} blackhole")
     job.shell("nodeb", f"ip rule add pref 1 ipproto tcp dport {port} to {ADDRESSES['nodea']} blackhole")
     _goes_on(job, SHORT + 3)
 
 
-def _lifeline_port(job: Job) -> int:
+def _supervision_port(job: Job) -> int:
     shown = job.hosts.run("nodeb", ["ss", "-Htnp", "dst", ADDRESSES["nodea"]]).stdout
-    watcher = {own for own, pid in processes(job.hosts, "nodeb").items() if pid == job.watcher_of(3).pid}
-    lines = [line for line in shown.splitlines() if any(f"pid={own}," in line for own in watcher)]
+    loop = {own for own, pid in processes(job.hosts, "nodeb").items() if pid == job.watcher_of(3).pid}
+    lines = [line for line in shown.splitlines() if any(f"pid={own}," in line for own in loop)]
     (port,) = {int(match[1]) for line in lines for match in [re.search(r":(\d+)\s+users:", line)] if match}
     return port
 
@@ -144,6 +144,5 @@ def open_port(hosts: Hosts) -> None:
 
 
 def no_groups() -> str | None:
-    """What is missing for a group of our own; None if nothing."""
     there = os.access(_MEMORY / "memory.limit_in_bytes", os.R_OK)
     return None if there else "no memory controller of cgroup version 1"

@@ -57,21 +57,18 @@ class Process:
 
     @property
     def rank(self) -> int | None:
-        """The rank that this process is of."""
         found = [self.environ[name] for name in _OWN_RANK if name in self.environ]
         return int(found[0]) if found else None
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal has stopped it."""
         with suppress(OSError):
             return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
         return False
 
     @property
     def watches(self) -> bool:
-        """Whether it is a wrapper, or the guard of `init`."""
-        return "distboot" in self.command[:5] or "distboot.lifeline.guard" in self.command
+        return "distboot" in self.command[:5] or "distboot.agent.sidecar" in self.command
 
 
 def processes(hosts: Hosts, host: str) -> dict[int, int]:
@@ -132,7 +129,6 @@ class Job:
             self.started.append(process)
 
     def await_ready(self) -> None:
-        """Wait until all ranks train."""
         files = [self.folder / f"ready.{rank}" for rank in RANKS]
         self.await_(lambda: all(file.exists() for file in files), 90, "the ranks to train")
         ids = {host: processes(self.hosts, host) for host in set(HOST_OF)}
@@ -148,20 +144,17 @@ class Job:
             time.sleep(0.02)
 
     def go(self, culprits: Iterable[int]) -> None:
-        """Let the culprits do it themselves."""
         (self.folder / "go").touch()
         files = [self.folder / f"fault.{rank}" for rank in culprits]
         self.await_(lambda: all(file.exists() for file in files), 20, "the fault")
         self.began = min(float(file.read_text()) for file in files)
 
     def send(self, number: int, *processes: Process) -> None:
-        """Send a signal to all of these at once."""
         self.began = self.began or time.monotonic()
         for process in processes:
             process.send(number)
 
     def members(self, *hosts: str) -> list[Process]:
-        """All processes of the job on these hosts."""
         found = []
         for host in hosts or self.hosts.names:
             for pid in processes(self.hosts, host).values():
@@ -174,7 +167,6 @@ class Job:
         return found
 
     def watcher_of(self, rank: int) -> Process:
-        """The wrapper of a rank, or its guard."""
         (found,) = [each for each in self.members(HOST_OF[rank]) if each.watches and each.rank == rank]
         return found
 
@@ -225,14 +217,12 @@ class Job:
             time.sleep(0.05)
 
     def report(self, limit: float) -> dict[str, Any] | None:
-        """What DISTBOOT_REPORT holds, within so many seconds."""
         path, end = self.folder / "report.json", time.monotonic() + limit
         while not path.exists() and time.monotonic() < end:
             time.sleep(0.05)
         return dict(json.loads(path.read_text())) if path.exists() else None
 
     def end(self) -> None:
-        """End all that is left of it."""
         for process in self.started:
             if process.poll() is None:
                 _end(process)
@@ -246,7 +236,6 @@ class Job:
 
 @contextmanager
 def job(hosts: Hosts, folder: Path, way: str, launcher: str) -> Iterator[Job]:
-    """A job to be started, of which nothing is left in the end."""
     folder.mkdir()
     one = Job(hosts, folder, way, launcher)
     try:

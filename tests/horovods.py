@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
-from launched import MPI_ENV
+from launched import MPI_ENV, OPENMPI4, needs, needs_openmpi4
 
 if TYPE_CHECKING:
     from conftest import Run  # which imports this
 
-needs_horovod = pytest.mark.skipif(
-    find_spec("horovod") is None, reason="Horovod is not installed (tests/frameworks/wheels.sh builds it)"
-)
-OPENMPI4 = shutil.which("mpirun.openmpi")
-needs_openmpi4 = pytest.mark.skipif(OPENMPI4 is None, reason="no mpirun.openmpi (see tests/cluster/packages.txt)")
+needs_horovod = needs("horovod")  # tests/frameworks/wheels.sh builds it
+__all__ = ["OPENMPI4", "needs_openmpi4"]  # which others have from here
 
 UNDER_4 = (str(OPENMPI4), "--oversubscribe", "-n", "2")
 
@@ -108,13 +102,11 @@ Line = dict[str, Any]
 
 
 def write_scripts(folder: Path) -> None:
-    """All scripts, in the folder where `run` runs."""
     for name, script in SCRIPTS.items():
         (folder / name).write_text(SAY + script)
 
 
 def lines_of(*done: subprocess.CompletedProcess[str]) -> list[Line]:
-    """What the ranks say, by rank where they have one."""
     found = [json.loads(line) for each in done for line in each.stdout.splitlines() if line.startswith('{"')]
     return sorted(found, key=lambda line: line.get("numbers", [0])[0])
 
@@ -134,5 +126,4 @@ def in_two(run: Run, port: int, *script: str, **env: str) -> list[subprocess.Com
 
 
 def are_one_world(lines: list[Line], *, mpi: bool) -> bool:
-    """Whether two ranks have met, over MPI or not."""
     return [(line["numbers"], line["total"], line["mpi"]) for line in lines] == [(own, 3.0, mpi) for own in BOTH]

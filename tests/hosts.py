@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -45,7 +45,6 @@ class HostsError(Exception):
 
 @functools.cache
 def missing_for_hosts() -> str | None:
-    """One line saying why hosts cannot be had here, or None."""
     if not sys.platform.startswith("linux"):
         return "several hosts need Linux"
     if os.geteuid() != 0:
@@ -64,7 +63,6 @@ def missing_for_hosts() -> str | None:
 
 
 def missing_for_slurm() -> str | None:
-    """One line saying why Slurm cannot be had here, or None."""
     programs = ("munged", "slurmctld", "slurmd", "srun", "sinfo", "squeue", "scancel")
     return missing_for_hosts() or _absent(*programs)
 
@@ -106,11 +104,9 @@ class Hosts:
 
     @property
     def shared(self) -> Path:
-        """Folder for the tests' own files, the same on all hosts; commands start in it."""
         return self.root / "shared"
 
     def command(self, host: str, command: Sequence[str], cwd: Path | None = None) -> list[str]:
-        """The command line that runs `command` on a host."""
         process = (self.root / "run" / f"{host}.pid").read_text().strip()
         nsenter = shutil.which("nsenter", path=SYSTEM_PATH) or "nsenter"
         enter = [nsenter, "--target", process, "--net", "--uts", "--ipc", "--mount", "--pid", "--"]
@@ -131,7 +127,6 @@ class Hosts:
         timeout: float = 60,
         cwd: Path | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on a host to its end; TimeoutError, with what it wrote, when that takes too long."""
         return _call(self.command(host, command, cwd), self.environment(env), timeout)
 
 
@@ -157,13 +152,11 @@ class Slurm:
     def run(
         self, command: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 60
     ) -> subprocess.CompletedProcess[str]:
-        """Run any command on the head node."""
         return self.hosts.run(self.hosts.names[0], command, env, timeout)
 
     def srun(
         self, args: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 60
     ) -> subprocess.CompletedProcess[str]:
-        """`srun` with these arguments from the head node."""
         return self.run(["srun", *args], env, timeout)
 
 
@@ -235,6 +228,24 @@ def _call(command: Sequence[str], env: Mapping[str, str], timeout: float) -> sub
         message = f"not done after {timeout} s: {' '.join(command)}\n{out[-4000:]}\n{err[-4000:]}"
         raise TimeoutError(message)
     return subprocess.CompletedProcess(list(command), process.returncode, out, err)
+
+
+def side_by_side(commands: Sequence[tuple[Sequence[str], Mapping[str, str]]], limit: float) -> list[tuple[int, str]]:
+    """Run commands, each in its environment, at the same time and to their end; exit codes, and what each printed."""
+    with ExitStack() as stack:
+        started = []
+        for command, env in commands:
+            output = stack.enter_context(_text_file())
+            process = subprocess.Popen(
+                command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+            stack.callback(_end, process)
+            started.append((process, output))
+        codes = [process.wait(limit) for process, _ in started]
+        for _, output in started:
+            output.seek(0)
+        return [(code, output.read()) for code, (_, output) in zip(codes, started, strict=True)]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

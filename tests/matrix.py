@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
 
-from hosts import Slurm, _end
+from hosts import Slurm, side_by_side
 from launched import MPI_ENV, MPIRUN, debians_mpi
-
-from distboot.rendezvous import free_port
+from tensorflows import tasks
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
@@ -52,7 +48,6 @@ class Row:
         return f"{self.name} ([{script}](../examples/{script}))"
 
     def command(self) -> list[str]:
-        """What each rank runs."""
         script, *arguments = self.example.split()
         wrapper = ["-m", "distboot", "run", "--framework", self.wrapped] if self.wrapped else []
         return [sys.executable, *wrapper, str(EXAMPLES / script), *arguments]
@@ -98,7 +93,6 @@ def senseless(row: Row, launcher: str) -> str:
 
 
 def missing_for(launcher: str) -> str | None:
-    """Why a launcher cannot be had here."""
     programs = {
         "Open MPI 5": MPIRUN, "Azure ML MPI": MPIRUN, "Open MPI 4": shutil.which("mpirun.openmpi"),
         "MPICH": shutil.which("mpiexec.mpich"), "horovodrun": shutil.which("horovodrun", path=str(BIN)),
@@ -108,7 +102,6 @@ def missing_for(launcher: str) -> str | None:
 
 
 def run(row: Row, launcher: str, env: Mapping[str, str], port: int, *, slurm: Slurm | None, folder: Path) -> Outcome:
-    """Train, and read the last line of rank 0."""
     variables = {**_VARIABLES, **(debians_mpi(launcher, folder) if row.needs_mpi else {})}
     if slurm is not None:
         done = slurm.srun(
@@ -121,24 +114,8 @@ def run(row: Row, launcher: str, env: Mapping[str, str], port: int, *, slurm: Sl
     started = [
         (command, {**env, "PATH": path, **variables, **more}) for command, more in _commands(row, launcher, port)
     ]
-    return _together(started)
-
-
-def _together(commands: Sequence[Command]) -> Outcome:
-    """Run processes side by side to their end; the first exit code that is not 0."""
-    with ExitStack() as stack:
-        output = stack.enter_context(TemporaryFile("w+"))
-        processes = []
-        for command, env in commands:
-            process = subprocess.Popen(
-                command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )  # fmt: skip
-            stack.callback(_end, process)
-            processes.append(process)
-        codes = [process.wait(LIMIT) for process in processes]
-        output.seek(0)
-        return _outcome(next(filter(None, codes), 0), output.read())
+    ended = side_by_side(started, LIMIT)
+    return _outcome(next(filter(None, (code for code, _ in ended)), 0), "".join(output for _, output in ended))
 
 
 def _outcome(exit_code: int, output: str) -> Outcome:
@@ -170,23 +147,11 @@ def _commands(row: Row, launcher: str, port: int) -> list[Command]:
     if launcher in one:
         return [one[launcher]]
     if launcher == "Azure ML TensorFlow":
-        return [(script, {**azure, "TF_CONFIG": json.dumps(task)}) for task in _tasks(row)]
+        cluster = {"worker": row.ranks} if row.ranks == 2 else {"chief": 1, "worker": row.ranks - 2, "ps": 1}
+        return [(script, {**azure, **task}) for task in tasks(**cluster)]
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": own_port, "WORLD_SIZE": count}
     where |= {**azure, "NODE_RANK": "0"} if launcher == "Azure ML PyTorch" else {}
     return [(script, {**where, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(row.ranks)]
-
-
-def _tasks(row: Row) -> Iterator[dict[str, object]]:
-    """TF_CONFIG for each rank, at ports that no client of anybody is given meanwhile."""
-    kinds = {"worker": row.ranks} if row.ranks == 2 else {"chief": 1, "worker": row.ranks - 2, "ps": 1}
-    ports: set[int] = set()
-    while len(ports) < row.ranks:
-        ports.add(free_port())
-    free = iter(ports)
-    cluster = {kind: [f"127.0.0.1:{next(free)}" for _ in range(count)] for kind, count in kinds.items()}
-    for kind, addresses in cluster.items():
-        for index in range(len(addresses)):
-            yield {"cluster": cluster, "task": {"type": kind, "index": index}}
 
 
 _TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]

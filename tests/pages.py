@@ -43,7 +43,6 @@ class Block:
 
 
 def blocks(language: str | None = None) -> list[Block]:
-    """All blocks of all pages, or those of a language."""
     found = [block for path in PAGES for block in _of(path)]
     return [block for block in found if language in (None, block.language)]
 

@@ -74,7 +74,6 @@ def missing() -> str | None:
 
 
 def argument(dockerfile: Path, name: str) -> str:
-    """The default of a build argument."""
     lines = [line.strip() for line in dockerfile.read_text().splitlines()]
     return next(line.partition("=")[2] for line in lines if line.startswith(f"ARG {name}="))
 
@@ -108,13 +107,12 @@ class Podman:
         )
         return done
 
-    def build(self, dockerfile: str, **arguments: str) -> str:
-        """Build an image as from the root of the repository; its id."""
+    def build(self, dockerfile: str, *, network: str = "none", **arguments: str) -> str:
         given = {"HATCHLING": version("hatchling"), **arguments}
         words = [f"--build-arg={name}={value}" for name, value in given.items()]
         words += [f"--volume={mount}" for mount in self.mounts]
         words += ["--file", str(DOCKER / dockerfile), str(self.context)]
-        done = self("build", "--quiet", "--pull=never", "--network=none", "--layers", *words, timeout=240)
+        done = self("build", "--quiet", "--pull=never", f"--network={network}", "--layers", *words, timeout=240)
         return done.stdout.split()[-1]
 
     def run(
@@ -129,7 +127,6 @@ class Podman:
     def container(
         self, image: str, *command: str, options: Sequence[str] = (), limit: int = 120
     ) -> Iterator[Container]:
-        """A container in the background, removed at the end."""
         name = f"distboot-{uuid.uuid4().hex[:12]}"
         mounts = [f"--volume={mount}" for mount in self.mounts]
         try:
@@ -153,7 +150,8 @@ class Podman:
         if _BASE_LABEL.replace("=", ":") in labels:
             return
         changes = [f"--change={change}" for change in ('CMD ["python3"]', f"ENV {_BASE_PATH}", f"LABEL {_BASE_LABEL}")]
-        with subprocess.Popen(_BASE, stdout=subprocess.PIPE) as rootfs:
+        # In a session of its own: mmdebstrap sends SIGHUP to its process group when it has to give up.
+        with subprocess.Popen(_BASE, stdout=subprocess.PIPE, start_new_session=True) as rootfs:
             done = subprocess.run(
                 ["podman", "import", "--quiet", *changes, "-"], env=self.environ, stdin=rootfs.stdout,
                 stdout=subprocess.PIPE, text=True, timeout=300, check=False,
@@ -163,13 +161,10 @@ class Podman:
 
 
 class Container:
-    """A container in the background."""
-
     def __init__(self, podman: Podman, name: str) -> None:
         self.name, self._podman = name, podman
 
     def logs(self) -> str:
-        """What it has written so far, to both streams."""
         done = self._podman("logs", self.name)
         return done.stdout + done.stderr
 
@@ -193,7 +188,6 @@ class Container:
             follow.stdout.close()
 
     def exit_code(self) -> int:
-        """When it has ended."""
         return int(self._podman("wait", self.name, timeout=180).stdout)
 
 
@@ -257,6 +251,5 @@ def _link_packages(folder: Path, *names: str) -> None:
 
 
 def history(podman: Podman, image: str) -> list[dict[str, object]]:
-    """The layers of an image, the newest first."""
     layers: list[dict[str, object]] = json.loads(podman("history", "--format=json", image).stdout)
     return layers

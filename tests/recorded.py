@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from distboot.doctor import examine
-from distboot.doctor.finding import Finding
-from distboot.doctor.machine import Machine
+from distboot.doctor.machine import Finding, Machine
 
 FOLDER = Path(__file__).parent / "machines"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
@@ -86,11 +85,9 @@ def _spread(files: Mapping[str, str | None]) -> dict[str, str | None]:
 
 
 def bad(one: Machine) -> dict[str, str]:
-    """What is not ok: name -> status."""
     return {finding.name: finding.status for finding in examine(one) if finding.status != "ok"}
 
 
 def one_of(one: Machine, name: str) -> Finding:
-    """The only finding of that name."""
     (found,) = (finding for finding in examine(one) if finding.name == name)
     return found

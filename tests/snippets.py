@@ -17,7 +17,6 @@ with suppress(ImportError):
 
 
 def main(folder: Path) -> None:
-    """Start all pieces, and wait for them."""
     running: dict[int, Path] = {}
     for piece in sorted(folder.glob("*.py"), key=lambda path: int(path.stem)):
         if len(running) >= (os.cpu_count() or 1):

@@ -1,6 +1,7 @@
-"""What users can rely on, name by name: a change shows as a difference to api.txt, to be confirmed, and told.
+"""What users can rely on, name by name, and what a type checker says of it: the package has types, and the right ones.
 
-After a change that is meant: DISTBOOT_WRITE_API=1 make test ARGS=tests/test_api.py; and a line in CHANGELOG.md.
+A change of a name shows as a difference to api.txt, to be confirmed, and told. After a change that is meant:
+DISTBOOT_WRITE_API=1 make test ARGS=tests/test_api.py; and a line in CHANGELOG.md.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import dataclasses
 import inspect
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -17,17 +20,17 @@ from unittest.mock import patch
 
 import pytest
 from conftest import PACKAGE
+from launched import needs
 
 import distboot
 from distboot import Context, DistbootError, Placement, detect, init
 from distboot.cli import main as command_line
+from distboot.detection.detect import INNERMOST_FIRST
+from distboot.detection.placement import PLATFORMS, VARIABLES
 from distboot.errors import CODES
 from distboot.frameworks import FILES
-from distboot.launchers import INNERMOST_FIRST
 from distboot.lightning import DistbootEnvironment
-from distboot.misspelled import SETTINGS
-from distboot.placement import VARIABLES
-from distboot.platforms import PLATFORMS
+from distboot.settings import KNOWN
 
 TEXT = Path(__file__).with_name("api.txt")
 
@@ -81,7 +84,7 @@ def _options(command: str) -> Iterator[str]:
         raise _Caught(parser)
 
     with patch.object(argparse.ArgumentParser, "parse_args", caught), pytest.raises(_Caught) as found:
-        import_module(f"distboot.cli.{command}").main(["train.py"])
+        getattr(import_module(f"distboot.cli.{command_line._COMMANDS[command]}"), command)(["train.py"])
     for action in found.value.args[0]._actions:
         more = {"choices": action.choices, "default": action.default, "nargs": action.nargs}
         said = "".join(f", {key} {value!r}" for key, value in more.items() if value not in (None, argparse.SUPPRESS))
@@ -123,7 +126,7 @@ def test_public_names_signatures_and_defaults() -> None:
 
 def test_settings_are_those_that_are_known_when_one_is_misspelled() -> None:
     _, _, settings = TEXT.read_text().rpartition("\nsettings\n")
-    assert settings.strip().split(", ") == sorted(SETTINGS)
+    assert settings.strip().split(", ") == sorted(KNOWN)
 
 
 def test_fields_of_placement_are_those_of_show_json_and_of_the_context() -> None:
@@ -131,3 +134,111 @@ def test_fields_of_placement_are_those_of_show_json_and_of_the_context() -> None
     assert told == set(Placement._fields)
     context = {each.name for each in dataclasses.fields(Context)}
     assert told - context == {"sources", "notes", "node_level"}
+
+
+RIGHT = """\
+import distboot
+from distboot import Context, DistbootError, Placement, detect, init
+from distboot.lightning import DistbootEnvironment
+
+ctx = distboot.init()
+reveal_type(ctx)  # distboot.context.Context
+reveal_type(ctx.rank)  # int
+reveal_type(ctx.local_rank)  # int
+reveal_type(ctx.node_rank)  # int
+reveal_type(ctx.master_addr)  # str
+reveal_type(ctx.job_id)  # str | None
+reveal_type(ctx.hosts)  # tuple[str, ...]
+reveal_type(ctx.device)  # Any
+reveal_type(ctx.task_id)  # int | None
+reveal_type(ctx.is_main)  # bool
+reveal_type(ctx.preempted)  # bool
+
+with init("tensorflow", strategy="parameter_server", ps=1, timeout=60) as inner:
+    reveal_type(inner)  # distboot.context.Context
+    with inner.main_first(timeout=10), inner.local_main_first():
+        inner.barrier()
+
+placement = detect({"RANK": "0", "WORLD_SIZE": "1"}, launcher="torch")
+reveal_type(placement)  # distboot.detection.placement.Placement
+reveal_type(placement.rank)  # int
+reveal_type(placement.node_rank)  # int | None
+reveal_type(placement.master_port)  # int | None
+reveal_type(placement.sources)  # Mapping[str, str]
+reveal_type(placement.notes)  # tuple[str, ...]
+reveal_type(detect().platform)  # str | None
+
+def place(given: Placement, context: Context) -> int:
+    try:
+        return given.rank + context.world_size
+    except DistbootError as error:
+        reveal_type(error.code)  # str
+        reveal_type(error.hint)  # str
+        return error.exit_code
+
+reveal_type(DistbootEnvironment().global_rank())  # int
+reveal_type(distboot.__version__)  # str
+"""
+WRONG = """\
+import distboot
+from distboot import detect, init
+from distboot import nothing  # attr-defined
+from distboot import Launcher  # attr-defined
+
+init(3)  # arg-type
+init("torch", "nccl")  # call-arg
+init(rank=1)  # call-arg
+init(timeout="long")  # arg-type
+detect({"RANK": 0})  # dict-item
+detect().rank = 1  # misc
+detect().node_rank + 1  # operator
+detect().rank_of  # attr-defined
+ctx = distboot.init()
+ctx.is_main = True  # misc
+ctx.barrier(10)  # call-arg
+with ctx.main_first("long"):  # arg-type
+    pass
+ctx.master_addr.port  # attr-defined
+distboot.start()  # attr-defined
+"""
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, list[str]]]:
+    """For each of the programs, by line: what mypy reveals, and the codes of its errors."""
+    folder = tmp_path_factory.mktemp("programs")
+    (folder / "right.py").write_text(RIGHT)
+    (folder / "wrong.py").write_text(WRONG)
+    mypy = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--cache-dir", str(folder / "cache")]
+    done = subprocess.run(
+        [*mypy, "right.py", "wrong.py"], cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.stderr == ""
+    lines: dict[str, dict[int, list[str]]] = {"right.py": {}, "wrong.py": {}}
+    for file, line, text in re.findall(r"^(\w+\.py):(\d+): (.*)$", done.stdout, re.MULTILINE):
+        revealed = re.fullmatch(r'note: Revealed type is "(.*)"', text)
+        error = re.fullmatch(r"error: .*\[([\w-]+)\]", text)
+        if revealed or error:
+            lines[file].setdefault(int(line), []).append((revealed or error)[1])  # type: ignore[index]
+    return lines
+
+
+def _expected(program: str) -> dict[int, list[str]]:
+    comments = (line.partition("  # ")[2] for line in program.splitlines())
+    return {number: [text] for number, text in enumerate(comments, 1) if text}
+
+
+@pytest.mark.all
+@needs("mypy")
+def test_right_uses_have_the_right_types(checked: dict[str, dict[int, list[str]]]) -> None:
+    spelled = re.compile(
+        r"\b(?:builtins|typing)\.|tuple\[.*, fallback=(.*)\]"
+    )  # a named tuple's fields are spelled out
+    plain = {line: [spelled.sub(r"\1", text) for text in texts] for line, texts in checked["right.py"].items()}
+    assert plain == _expected(RIGHT)
+
+
+@pytest.mark.all
+@needs("mypy")
+def test_wrong_uses_are_errors(checked: dict[str, dict[int, list[str]]]) -> None:
+    assert checked["wrong.py"] == _expected(WRONG)

@@ -114,7 +114,6 @@ def test_a_part_that_breaks_is_a_row(monkeypatch: pytest.MonkeyPatch, capfd: pyt
 
 
 def texts(svg: str) -> dict[str, float]:
-    """The texts of a plot, with their heights."""
     return {str(text.text): float(text.get("y", 0)) for text in ET.fromstring(svg).iter(f"{SVG}text")}
 
 

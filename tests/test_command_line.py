@@ -1,4 +1,4 @@
-"""`show`, `env` and every misuse of the command line."""
+"""`show`, `env`, every misuse of the command line, and `--local_rank` in it: put in, taken out, or warned of."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from pathlib import Path
 import pytest
 from captured import one
 from conftest import Run
+from ranks import RunRanks
 
+from distboot import detect
+from distboot.cli.show import docker
+from distboot.detection.arguments import with_local_rank, without_local_rank, wrong_local_rank
+from distboot.detection.placement import FIELDS
 from distboot.errors import CODES
-from distboot.placement import FIELDS
 
 MPI_RANK_3 = one("openmpi-4.1.4/2nodes_2procs", 3)
 AZURE = {"AZ_BATCH_MASTER_NODE": "10.0.0.4:6000"}
@@ -57,6 +61,29 @@ def test_dotenv_and_json_exports(distboot: Run) -> None:
     assert dotenv["RANK"] == as_json["RANK"] == "3"
     assert "NODE_RANK" not in dotenv
     assert as_json["NODE_RANK"] is None
+    # In the container that gets them there is no Open MPI: they say it all.
+    assert (detect(dotenv).launcher, detect(dotenv).rank, detect(dotenv).world_size) == ("torch", 3, 4)
+
+
+def _evaluated(options: str) -> list[str]:
+    """The words that a shell makes of what `eval "docker run $OPTIONS"` gives it."""
+    script = r'eval "set -- $OPTIONS"; for word; do printf "%s\000" "$word"; done'
+    result = subprocess.run(["sh", "-c", script], env={"OPTIONS": options}, capture_output=True, text=True, check=True)
+    return result.stdout.split("\0")[:-1]
+
+
+def test_docker_options_are_those_of_the_env_file_on_one_line(distboot: Run) -> None:
+    env = {**MPI_RANK_3, **AZURE}
+    printed = distboot("env", "--format", "docker", env=env).stdout
+    dotenv = distboot("env", "--format", "dotenv", env=env).stdout.splitlines()
+    assert "RANK=3" in dotenv
+    assert _evaluated(printed) == [word for line in dotenv for word in ("-e", line)]
+    assert printed.count("\n") == 1
+
+
+def test_docker_options_are_quoted_for_a_shell() -> None:
+    texts = ["A=1", "B=two  words", 'C=it\'s "$HOME" `id` $(id) \\', "D=one\nline;more", "E=*"]
+    assert _evaluated(docker(texts)) == [word for text in texts for word in ("-e", text)]
 
 
 @pytest.mark.parametrize(
@@ -103,12 +130,12 @@ def test_hint_says_what_may_be_meant(distboot: Run, tmp_path: Path, arguments: l
 
 
 def test_misspelled_setting_is_said_once_and_its_value_is_not(distboot: Run) -> None:
-    said = "distboot: warning: DISTBOOT_SECRTE is no setting, and does nothing: did you mean DISTBOOT_SECRET?\n"
+    said = "distboot: warning: unknown variable DISTBOOT_SECRTE is ignored; did you mean DISTBOOT_SECRET?\n"
     env = {"DISTBOOT_SECRTE": "much to hide", "DISTBOOT_OURS": "1"}
     script = "import distboot; distboot.init('none')"
     assert distboot("run", "--", sys.executable, "-c", script, env=env).stderr == said
     rank_1 = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    assert distboot("run", "--", "true", env={**env, **rank_1, "DISTBOOT_ROLL_CALL": "0"}).stderr == ""
+    assert distboot("run", "--", "true", env={**env, **rank_1, "DISTBOOT_RENDEZVOUS": "0"}).stderr == ""
 
 
 @pytest.mark.parametrize("command", [["show"], ["env"], ["run", "--", "touch", "started"]])
@@ -127,13 +154,6 @@ def test_broken_environment_is_refused_and_nothing_is_started(
     assert result.returncode == 78
     assert result.stderr.startswith("distboot: error[broken-environment]: ")
     assert run("ls").stdout == ""
-
-
-def test_bare_multi_node_mpirun_is_told_what_to_pass(distboot: Run) -> None:
-    result = distboot("run", "--", "true", env=MPI_RANK_3)
-    assert result.returncode == 78
-    assert "error[no-master-addr]" in result.stderr
-    assert "mpirun -x MASTER_ADDR=" in result.stderr
 
 
 def test_unresolvable_address_is_waited_for_and_named(distboot: Run) -> None:
@@ -155,16 +175,16 @@ def test_help_of_every_command(distboot: Run) -> None:
     assert distboot("--version").stdout.startswith("distboot ")
 
 
-def test_reader_that_goes_away_is_no_traceback(clean_env: dict[str, str]) -> None:
+def test_reader_that_goes_away_is_no_traceback(run: Run) -> None:
     script = f"{sys.executable} -m distboot show | true; exit ${{PIPESTATUS[0]}}"
-    result = subprocess.run(["bash", "-c", script], env=clean_env, capture_output=True, text=True, check=False)
+    result = run("bash", "-c", script)
     assert result.stderr == ""
     assert result.returncode in (0, 128 + signal.SIGPIPE)  # 0 when all was written before the reader went
 
 
-def test_output_that_cannot_be_written_is_an_error(clean_env: dict[str, str]) -> None:
+def test_output_that_cannot_be_written_is_an_error(run: Run) -> None:
     script = f"{sys.executable} -m distboot show >/dev/full"
-    result = subprocess.run(["bash", "-c", script], env=clean_env, capture_output=True, text=True, check=False)
+    result = run("bash", "-c", script)
     assert result.stderr == "distboot: error[output-failed]: cannot write to standard output: No space left on device\n"
     assert result.returncode == CODES["output-failed"][0]
 
@@ -173,3 +193,83 @@ def test_job_id_cannot_forge_lines(distboot: Run) -> None:
     result = distboot("show", env={"AZUREML_RUN_ID": "a\x1b[31m\nrank 99"})
     assert "\x1b" not in result.stdout
     assert "\nrank 99" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "without"),
+    [
+        (["--lr", "1"], ["--lr", "1"]),
+        (["--local_rank=3", "--lr", "1"], ["--lr", "1"]),
+        (["--local-rank=3", "data"], ["data"]),
+        (["--local_rank", "3", "data"], ["data"]),
+        (["data", "--local-rank", "-1"], ["data"]),
+        (["--local_rank", "--lr", "1"], ["--lr", "1"]),
+        (["data", "--local_rank"], ["data"]),
+        (["--local_rank", "", "data"], ["data"]),
+        (["--local_rank=0", "--local-rank", "1", "data"], ["data"]),
+        (["data", "--", "--local_rank=3"], ["data", "--", "--local_rank=3"]),
+        (["--local_rank_file=x", "--my-local-rank=2"], ["--local_rank_file=x", "--my-local-rank=2"]),
+        ([], []),
+    ],
+)
+def test_local_rank_is_put_in_once_or_taken_out(arguments: list[str], without: list[str]) -> None:
+    assert without_local_rank(arguments) == without
+    assert with_local_rank(arguments, 2) == ["--local_rank=2", *without]
+    assert with_local_rank(with_local_rank(arguments, 1), 2, "--local-rank") == ["--local-rank=2", *without]
+
+
+def test_other_name_for_it() -> None:
+    arguments = ["--gpu", "1", "--local_rank=1", "data"]
+    assert with_local_rank(arguments, 0, "--gpu") == ["--gpu=0", "data"]
+
+
+@pytest.mark.parametrize("arguments", [["--local_rank=1"], ["--local-rank", "-1"], ["--", "--local_rank=0"], ["0"]])
+def test_right_one_is_not_warned_of(arguments: list[str]) -> None:
+    assert wrong_local_rank(arguments, 1) is None
+
+
+def test_wrong_one_is_named() -> None:
+    assert "say --local_rank=0, and the local rank is 1" in str(wrong_local_rank(["--local-rank", "0"], 1))
+
+
+@pytest.mark.parametrize("arguments", [["--local_rank"], ["--local-rank", "", "x"], ["--local_rank=", "x"]])
+def test_one_without_a_value_is_named(arguments: list[str]) -> None:
+    said = "has no value (a shell replaces $LOCAL_RANK before LOCAL_RANK is set): leave it out, and init("
+    assert said in str(wrong_local_rank(arguments, 1))
+
+
+_INIT = """
+import json, sys
+import distboot
+framework, first, again = (sys.argv.pop(1) for _ in range(3))
+try:
+    distboot.init(framework, join_timeout=60, pass_local_rank=json.loads(first))
+    distboot.init(framework, pass_local_rank=json.loads(again))
+except distboot.DistbootError:
+    pass
+print(json.dumps(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("framework", "first", "again", "expected"),
+    [
+        ("none", "null", "null", ["--local_rank=7", "data"]),
+        ("none", "false", "null", ["data"]),
+        ("none", "true", "true", ["--local_rank=0", "data"]),
+        ("none", "null", "true", ["--local_rank=0", "data"]),
+        ("bogus", "true", "true", ["--local_rank=7", "data"]),
+    ],
+)
+def test_init_adjusts_what_the_script_will_parse(
+    run: Run, framework: str, first: str, again: str, expected: list[str]
+) -> None:
+    result = run(sys.executable, "-c", _INIT, framework, first, again, "--local_rank=7", "data")
+    assert json.loads(result.stdout) == expected
+    said = "distboot: warning: the arguments say --local_rank=7, and the local rank is 0"
+    assert result.stderr.count(said) == (1 if first == "null" else 0)
+
+
+def test_each_rank_has_its_own(run_ranks: RunRanks) -> None:
+    ended = run_ranks(_INIT, "none", "true", "null", "--local_rank", "0", "data")
+    assert [json.loads(rank.out) for rank in ended] == [[f"--local_rank={rank}", "data"] for rank in range(2)]

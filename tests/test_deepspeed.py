@@ -7,19 +7,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, Run
 from hosts import Slurm, missing_for_hosts
-from launched import MPI_ENV, MPIRUN, json_lines, needs_mpirun, needs_slurm
+from launched import BIN, MPI_ENV, MPIRUN, TWO_OF_MPIRUN, json_lines, needs, needs_deepspeed, needs_mpirun, needs_slurm
+from ranks import HIDE, RunRanks
 
-pytestmark = [
-    pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed (pip install deepspeed)"),
-    pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn is not installed (pip install scikit-learn)"),
-]
-BIN = Path(sys.executable).parent
+pytestmark = [pytest.mark.all, needs_deepspeed, needs("sklearn")]
 EXAMPLE = str(ROOT / "examples" / "deepspeed_zero.py")
 LIMIT = 180  # seconds
 
@@ -67,23 +63,12 @@ def test_zero_2_under_deepspeeds_own_launcher(run: Run, env: dict[str, str], por
     _trained(run(*launch, EXAMPLE, "--stage", "2", env=env, timeout=LIMIT), 2)
 
 
-def test_zero_3_by_hand(clean_env: dict[str, str], env: dict[str, str], port: int) -> None:
-    job = {**clean_env, **env, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, EXAMPLE, "--stage", "3"]
-    started = [
-        subprocess.Popen(
-            command, env={**job, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        for rank in range(2)
-    ]
-    try:
-        first, second = (process.communicate(timeout=LIMIT)[0] for process in started)
-    finally:
-        for process in started:
-            process.kill()
-            process.wait(10)
-    assert started[1].returncode == 0, second
-    _trained(subprocess.CompletedProcess(command, started[0].returncode, first, ""), 2)
+def test_zero_3_by_hand(run_ranks: RunRanks, env: dict[str, str]) -> None:
+    folder = str(Path(EXAMPLE).parent)  # where Python looks for what a script imports
+    script = f"import runpy, sys; sys.path.insert(0, {folder!r}); runpy.run_path({EXAMPLE!r}, run_name='__main__')"
+    first, second = run_ranks(script, "--stage", "3", **env)
+    assert second.code == 0, second.err
+    _trained(subprocess.CompletedProcess((), first.code, first.out, first.err), 2)
 
 
 _USE = """
@@ -140,8 +125,7 @@ sys.stdout.write(json.dumps(line) + "\\n")
 @needs_mpirun
 def test_initialize_uses_what_is_there(run: Run, env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "use.py").write_text(_USE)
-    launch = [str(MPIRUN), "-n", "2", "--map-by", ":OVERSUBSCRIBE"]
-    lines = json_lines(run(*launch, sys.executable, "use.py", env=env, timeout=LIMIT))
+    lines = json_lines(run(*TWO_OF_MPIRUN, sys.executable, "use.py", env=env, timeout=LIMIT))
     assert lines == [
         {"rank": rank, "launcher": "openmpi", "args": rank, "local_ranks": [rank] * 3, "same": True, "nodes": [1, 0],
          "after": [False, False], "again": rank, "nested": "openmpi", "device": "cpu"}
@@ -163,10 +147,39 @@ deepspeed.comm.destroy_process_group()
 @needs_mpirun
 def test_unmodified_script_through_the_wrapper(run: Run, env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text(_PLAIN)
-    launch = [str(MPIRUN), "-n", "2", "--map-by", ":OVERSUBSCRIBE"]
     wrapped = [sys.executable, "-m", "distboot", "run", "--framework", "deepspeed", "plain.py"]
-    lines = json_lines(run(*launch, *wrapped, env=env, timeout=LIMIT))
+    lines = json_lines(run(*TWO_OF_MPIRUN, *wrapped, env=env, timeout=LIMIT))
     assert lines == [{"RANK": rank, "LOCAL_RANK": rank, "CROSS_RANK": 0, "CROSS_SIZE": 1} for rank in range(2)]
+
+
+# As DeepSpeed's guides begin: the local rank is 0, unless the launcher passes another.
+_PARSES = """
+import argparse, json, sys
+import deepspeed, torch
+parser = argparse.ArgumentParser()
+parser.add_argument('--local_rank', type=int, default=0)
+args = deepspeed.add_config_arguments(parser).parse_args()
+model = torch.nn.Linear(4, 2)
+engine = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())[0]
+sys.stdout.write(json.dumps({"rank": engine.global_rank, "local_rank": args.local_rank}) + "\\n")
+"""
+_CONFIG = {"train_batch_size": 2, "optimizer": {"type": "Adam", "params": {"torch_adam": True}}}
+
+
+@needs_mpirun
+@pytest.mark.parametrize("form", ["script", "command", "init"])
+def test_script_that_parses_the_local_rank(run: Run, env: dict[str, str], tmp_path: Path, form: str) -> None:
+    init = "import distboot; distboot.init('deepspeed', join_timeout=120)"
+    (tmp_path / "parses.py").write_text((init if form == "init" else "") + _PARSES)
+    (tmp_path / "ds.json").write_text(json.dumps(_CONFIG))
+    wrapper = [sys.executable, "-m", "distboot", "run", "--framework=deepspeed"]
+    before = {"script": wrapper, "command": [*wrapper, "--", "python"], "init": [sys.executable]}[form]
+    done = run(*TWO_OF_MPIRUN, *before, "parses.py", "--deepspeed_config", "ds.json", env=env, timeout=LIMIT)
+    if form == "init":  # it knows of no argument
+        assert "Mismatch in local rank setting" in done.stderr
+        assert "hint: python -m distboot run --pass-local-rank passes --local_rank=N" in done.stderr, done.stderr
+    else:
+        assert json_lines(done) == [{"rank": rank, "local_rank": rank} for rank in range(2)]
 
 
 @needs_slurm
@@ -204,9 +217,7 @@ except distboot.DistbootError as error:
 def test_deepspeed_that_does_not_work(run: Run, tmp_path: Path, module: str | None, said: str) -> None:
     script = _FAILS
     if module is None:
-        hide = "import sys; sys.meta_path.insert(0, type('Hide', (), {'find_spec': staticmethod(lambda name, *_: "
-        script = hide + "(_ for _ in ()).throw(ModuleNotFoundError(name=name)) if name == 'deepspeed' else None)}))\n"
-        script += _FAILS
+        script = HIDE.format(module="deepspeed") + _FAILS
     else:
         (tmp_path / "deepspeed.py").write_text(module)
     result = run(sys.executable, "-c", script)

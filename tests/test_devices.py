@@ -1,15 +1,19 @@
-"""Which device and backend a rank gets. CI has no accelerator: a stand-in for torch says what is visible."""
+"""Which device and backend a rank gets, and what oneCCL is told; a stand-in for torch says what is visible."""
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from captured import one
+from conftest import Run
+from launched import MPI_ENV, TWO_OF_MPIRUN, json_lines, needs_mpirun, needs_torch
 
-from distboot import DistbootError, Placement, detect
-from distboot.frameworks._torch_device import device_and_backend, set_device
+from distboot import DistbootError, Placement, detect, frameworks
+from distboot.frameworks._torch import device_and_backend, oneccl_variables, set_device
+from distboot.rendezvous.job_info import alone
 
 _ISOLATED = {"CUDA_VISIBLE_DEVICES": "3"}
 
@@ -76,8 +80,7 @@ def test_backend_of_a_device_that_is_not_there_is_refused(wanted: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("visible", "rank", "isolated", "index"),
-    [(4, 2, False, 2), (8, 3, True, 3), (1, 2, True, 0), (1, 0, False, 0)],
+    ("visible", "rank", "isolated", "index"), [(4, 2, False, 2), (8, 3, True, 3), (1, 2, True, 0), (1, 0, False, 0)]
 )
 def test_device_is_the_local_rank_or_the_only_one_shown(visible: int, rank: int, isolated: bool, index: int) -> None:
     torch = _torch(cuda=visible)
@@ -92,3 +95,46 @@ def test_too_few_devices_are_named(visible: int, isolated: bool) -> None:
     assert refusal.value.code == "too-few-accelerators"
     assert "local rank 2 of 4" in refusal.value.message
     assert f"{visible} visible" in refusal.value.message
+
+
+_CCL = {"CCL_PROCESS_LAUNCHER": "none", "CCL_LOCAL_RANK": "1", "CCL_LOCAL_SIZE": "2"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"PMIX_RANK": "3"}, _CCL),  # Open MPI, or srun --mpi=pmix
+        ({"PMI_RANK": "3", "PMI_SIZE": "4"}, _CCL),  # srun --mpi=pmi2
+        ({"PMI_RANK": "3", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, {}),  # Hydra
+        ({"RANK": "3", "LOCAL_RANK": "1"}, {}),  # torch says it
+        ({"PMIX_RANK": "3", "CCL_PROCESS_LAUNCHER": "pmix"}, {}),  # the user does
+    ],
+)
+def test_oneccl_is_told_the_local_rank(environ: dict[str, str], expected: dict[str, str]) -> None:
+    placement = Placement("openmpi", None, 3, 4, 1, 2, 1, 2, "nodea", 29500, None)
+    assert oneccl_variables(placement, environ) == expected
+
+
+def test_oneccl_is_told_where_there_is_a_gpu_of_intel(monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = one("openmpi-5.0.11/1node_4procs", 1)
+    for there in (True, False):
+        monkeypatch.setattr("distboot.frameworks._torch.has_intel_gpu", lambda there=there: there)
+        exported = frameworks.exports("torch", alone(detect(environ), 1.0), environ)
+        assert ("CCL_LOCAL_RANK" in exported) is there
+
+
+@pytest.mark.all
+@needs_mpirun
+@needs_torch
+def test_init_on_an_xpu_tells_it(run: Run) -> None:
+    script = """
+import json, os, sys, distboot, torch
+torch.xpu.is_available, torch.xpu.device_count, torch.xpu.set_device = lambda: True, lambda: 2, lambda index: None
+with distboot.init(join_timeout=60) as ctx:
+    found = {name: value for name, value in os.environ.items() if "CCL_" in name}
+    sys.stdout.write(json.dumps({"rank": ctx.rank, "device": str(ctx.device), **found}) + "\\n")
+"""
+    result = run(*TWO_OF_MPIRUN, sys.executable, "-c", script, env=MPI_ENV)
+    assert json_lines(result) == [
+        {"rank": rank, "device": f"xpu:{rank}", **_CCL, "CCL_LOCAL_RANK": str(rank)} for rank in range(2)
+    ]

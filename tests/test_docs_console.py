@@ -1,4 +1,10 @@
-"""Every command that a page shows is run, and prints what is shown. What cannot be run here is in two tables below."""
+"""Every command that a page shows is run, and prints what is shown. What cannot be run here is in two tables below.
+
+A session is a block of commands after `$`, and below each what it prints. It is run by bash, command by command. What
+is shown is compared line by line, in any order, as ranks print side by side: each line that is shown must have been
+printed. `…` stands for anything, and so do numbers that change from run to run (ports, process ids, times). `laptop` is
+the host on which it is run.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +15,93 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
 
+import container_stub
 import pytest
-from hosts import Hosts, _end, missing_for_hosts, missing_for_slurm
+from hosts import Hosts, missing_for_hosts, missing_for_slurm, side_by_side
 from launched import MPI_ENV, MPIRUN, needs_torch
 from pages import ROOT, Block, blocks
-from sessions import Command, commands, disagreements, script
+
+_MARK = "\x01"
+_CHANGES = (
+    (r"\bport \d+", "port N"),
+    (r"(master_port +)\d+", r"\1N"),
+    (r"prterun-[\w.-]+@\d+ *", "JOB "),
+    (r"\bprocess \d+", "process N"),
+    (r"\d\d:\d\d:\d\d UTC", "T UTC"),
+    (r"\d+\.\d+ s\b", "N s"),
+    (r"\b\d\.\d\d\b", "0.NN"),
+    (r" +", " "),
+)
+# What a command that is to fail shows of it.
+_FAILS = re.compile(r"error\[|failed first|^Not ready", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Command:
+    text: str
+    shown: tuple[str, ...]
+
+    @property
+    def program(self) -> str:
+        words = [word for word in self.text.split() if not re.match(r"\w+=", word)]
+        return words[0]
+
+    @property
+    def fails(self) -> bool:
+        return bool(_FAILS.search("\n".join(self.shown)))
+
+
+def commands(block: Block, replacements: Mapping[str, str] = {}) -> list[Command]:
+    """Those of a block, with some of the text replaced by what can be run here."""
+    text = block.text
+    for old, new in replacements.items():
+        text = text.replace(old, new)
+    found: list[tuple[str, list[str]]] = []
+    for line in text.splitlines():
+        if line.startswith("$ "):
+            found.append((line[2:], []))
+        elif found and found[-1][0].endswith("\\") and not found[-1][1]:
+            found[-1] = (f"{found[-1][0][:-1]}{line.strip()}", [])
+        elif found:
+            found[-1][1].append(line)
+        else:
+            raise ValueError(f"{block}: output without a command: {line}")
+    return [Command(text, tuple(shown)) for text, shown in found]
+
+
+def script(session: Sequence[Command], before: str = "") -> str:
+    """What bash runs: after each command a mark and its exit code, which the next one still finds in `$?`."""
+    marked = [f"{each.text}\n( code=$?; printf '{_MARK}%d{_MARK}' $code; exit $code )" for each in session]
+    return "\n".join(["exec 2>&1", before, *marked, ""])
+
+
+def disagreements(session: Sequence[Command], output: str, host: str) -> list[str]:
+    """What is shown and was not printed, and exit codes that are not as they are shown."""
+    found = []
+    ran = output.split(_MARK)[:-1]
+    if len(ran) != 2 * len(session):
+        found.append(f"only {len(ran) // 2} of {len(session)} commands ended")
+    for each, printed, code in zip(session, ran[::2], ran[1::2], strict=False):
+        lines = [_normal(line, host) for line in printed.splitlines()]
+        for line in filter(str.strip, each.shown):
+            pattern = ".*".join(re.escape(part) for part in _normal(line, "laptop").split("…"))
+            if not any(re.fullmatch(pattern, one) for one in lines):
+                found.append(f"$ {each.text}\n  does not print: {line}")
+        if (code != "0") != each.fails:
+            found.append(f"$ {each.text}\n  ended with {code}")
+    return found
+
+
+def _normal(line: str, host: str) -> str:
+    line = re.sub(rf"\b{re.escape(host)}\b", "laptop", line.rstrip())
+    for pattern, instead in _CHANGES:
+        line = re.sub(pattern, instead, line)
+    return line
+
 
 BIN = Path(sys.executable).parent
 LIMIT = 180  # seconds for a session, on a machine that has other work, too
@@ -28,9 +110,9 @@ LIMIT = 180  # seconds for a session, on a machine that has other work, too
 
 # Programs that are not run, whatever their arguments. Of docker's, the options are compared with podman's below.
 ELSEWHERE = {
-    "docker": "no docker in a test: test_images.py builds and runs the same images with podman",
+    "docker": "no docker in a test: test_images.py runs the same images with podman",
     "kubectl": "there is no cluster: the objects are checked by test_docs_yaml.py",
-    "az": "there is no Azure: the jobs are checked by test_docs_yaml.py",
+    "az": "there is no Azure: the jobs are checked by test_docs_azure.py",
     "aws": "there is no AWS: the job definition is checked by test_docs_yaml.py",
     "make": "CI and a clean clone run these; some take half an hour",
 }
@@ -39,16 +121,12 @@ NOT_RUN = {
     ("docs/tutorial.md", "$ python3 -m venv .venv"): "a download of some 100 MB: CI installs the same with make",
     ("docs/how-to/doctor.md", "$ python -m distboot doctor"): "another machine's: test_doctor.py compares the text",
     ("docs/how-to/doctor.md", "$ mpirun -n 16 … python -m distboot doctor --job"): (
-        "two machines, one with too little shared memory: test_doctor_job.py has such a job"
+        "two machines, one with too little shared memory: test_doctor.py has such a job"
     ),
     ("docs/explanation/scale.md", "$ python bench/simulate.py"): "minutes: the figures of that page are made by it",
 }
 # What is different here from what a user types: as many ranks as the machine bears, and hosts that exist.
-REPLACED = {
-    "-n 16 -x MASTER_ADDR=node-0": "-n 2 -x MASTER_ADDR=127.0.0.1",
-    "node-0": "nodea",
-    "node-1": "nodeb",
-}
+REPLACED = {"-n 16 -x MASTER_ADDR=node-0": "-n 2 -x MASTER_ADDR=127.0.0.1", "node-0": "nodea", "node-1": "nodeb"}
 
 # -- what a session finds in its folder, where a page does not bring its own train.py
 
@@ -56,17 +134,17 @@ TRAIN = """
 import os
 print(f"rank {os.environ.get('RANK', '0')} of {os.environ.get('WORLD_SIZE', '1')}", flush=True)
 """
-# An administrator has made mpirun take the PATH along.
-MPIRUN_TAKES = 'mpirun() { command mpirun -x PATH -x PYTHONPATH "$@"; }'
+# An administrator has made mpirun take the PATH along. What a launcher starts in a container is started beside it.
+BEFORE = 'mpirun() { command mpirun -x PATH -x PYTHONPATH "$@"; }; PATH="$PWD/bin:$PATH"'
 ENVIRONMENT = {**MPI_ENV, "PRTE_MCA_hwloc_default_binding_policy": "none", "DISTBOOT_GRACE": "5"}
 MORE_RANKS_THAN_CORES = {"PRTE_MCA_rmaps_default_mapping_policy": ":OVERSUBSCRIBE"}
 
 
 def _fill(path: Path, page: str) -> None:
-    """Fill the folder in which a session of this page is run."""
     (path / "train.py").write_text(TRAIN)
     (path / "train.sh").write_text("#!/bin/sh\npython train.py\n")
     (path / "train.sh").chmod(0o755)
+    container_stub.install(path / "bin")
     (path / "package").mkdir()
     (path / "package" / "__init__.py").touch()
     (path / "package" / "train.py").write_text(TRAIN)
@@ -112,21 +190,15 @@ def _mark(group: list[Block]) -> object:
     if "mpi_reduce" in _text(group):
         marks.append(pytest.mark.skipif(not any(BIN.parent.rglob("mpi4py")), reason="mpi4py is not installed"))
     if "nproc-per-node" in _text(group) or "torch" in _text(group) or "tutorial" in group[0].page:
-        marks.append(needs_torch)
+        marks += [needs_torch, *([] if group[0].page == "README.md" else [pytest.mark.all])]
+    if "framework horovod" in _text(group):  # the wrapper looks for it before the script runs
+        missing = not any(BIN.parent.rglob("site-packages/horovod"))
+        marks += [pytest.mark.all, pytest.mark.skipif(missing, reason="Horovod is not installed")]
     return pytest.param(group, id=" ".join([str(group[0]), *(str(block.line) for block in group[1:])]), marks=marks)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a session is run.
-
-    Attributes:
-        folder: its working directory.
-        env: its environment.
-        host: the name that is shown as `laptop`.
-        command: what makes of a command line one that is run there.
-    """
-
     folder: Path
     env: dict[str, str]
     host: str
@@ -152,28 +224,10 @@ def place(request: pytest.FixtureRequest, clean_env: dict[str, str], tmp_path: P
 def test_session_prints_what_is_shown(place: Place, group: list[Block]) -> None:
     _fill(place.folder, group[0].page)
     sessions = [commands(block, REPLACED) for block in group]
-    for session, output in zip(sessions, _side_by_side(place, sessions), strict=True):
+    ended = side_by_side([(place.command(["bash", "-c", script(each, BEFORE)]), place.env) for each in sessions], LIMIT)
+    for session, (_, output) in zip(sessions, ended, strict=True):
         sys.stdout.write(output)
         assert disagreements(session, output, place.host) == []
-
-
-def _side_by_side(place: Place, sessions: list[list[Command]]) -> list[str]:
-    """Run sessions at the same time, to their end; what each has printed."""
-    with ExitStack() as stack:
-        outputs = [stack.enter_context(TemporaryFile("w+")) for _ in sessions]
-        processes = []
-        for session, output in zip(sessions, outputs, strict=True):
-            process = subprocess.Popen(
-                place.command(["bash", "-c", script(session, MPIRUN_TAKES)]), env=place.env,
-                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
-            stack.callback(_end, process)
-            processes.append(process)
-        for process in processes:
-            process.wait(LIMIT)
-        for output in outputs:
-            output.seek(0)
-        return [output.read() for output in outputs]
 
 
 # -- what is not run

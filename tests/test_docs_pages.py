@@ -1,4 +1,4 @@
-"""The pages as such: every block of code is of a kind that a test knows, and what is quoted is really said.
+"""The pages as such: blocks of code are of a kind that a test knows, what is quoted is really said, README.md is short.
 
 Which blocks are run, and how, is in test_docs_console.py, test_docs_python.py and test_docs_yaml.py. Links between the
 pages are checked by `make docs`, which makes every warning of MkDocs an error.
@@ -23,8 +23,8 @@ from distboot.errors import CODES
 # The language of a block, and what becomes of it.
 KINDS = {
     "console": "run: test_docs_console.py",
-    "python": "run: test_docs_python.py",
-    "yaml": "its fields and commands: test_docs_yaml.py",
+    "python": "run: test_docs_python.py, and test_docs_azure.py",
+    "yaml": "its fields and commands: test_docs_yaml.py, and test_docs_azure.py",
     "json": "its fields and commands: test_docs_yaml.py",
     "bash": "run on Slurm, or its syntax: test_docs_yaml.py",
     "dockerfile": "its ENTRYPOINT: test_docs_yaml.py",
@@ -35,7 +35,10 @@ DEMO = "     launcher                           ranks     loss  accuracy  second
 OTHER_TEXTS = {
     ("README.md", DEMO): "what the demonstration ends with: below",
     ("docs/how-to/infiniband.md", "NCCL_IB_PCI_RELAXED_ORDERING=1"): "NCCL's own file, from Azure/azhpc-images",
-    ("docs/explanation/lifeline.md", "        rank 0's host                          another host"): "a drawing",
+    (
+        "docs/explanation/failure-detection.md",
+        "        rank 0's host                           another host",
+    ): "a drawing",
 }
 # Pages whose texts test_reference.py compares with the code, word for word.
 IN_FULL = ("docs/reference/cli.md", "docs/reference/errors.md")
@@ -150,3 +153,26 @@ def test_variables_of_ours_in_the_pages_exist() -> None:
     for path in PAGES:
         for name in re.findall(r"\bDISTBOOT_[A-Z_]+[A-Z]", path.read_text()):
             assert name in known or name.startswith("DISTBOOT_WRITE_"), f"{path.relative_to(ROOT)}: {name}"
+
+
+README = (ROOT / "README.md").read_text()
+LINKS = re.findall(r"\]\((?!https?://)([^)#\s]+)\)", README)
+
+
+@pytest.mark.parametrize("link", dict.fromkeys(LINKS))
+def test_link_leads_somewhere(link: str) -> None:
+    assert (ROOT / link).is_file()
+
+
+def test_it_opens_with_the_problem_the_line_and_the_picture() -> None:
+    opening = README.partition("\n## ")[0]
+    problem, line, picture = (opening.index(text) for text in ("N processes on M machines", "distboot.init()", "!["))
+    assert problem < line < picture
+    assert "(docs/pictures/report.png)" in opening
+    assert len(README.splitlines()) <= 160
+
+
+def test_tables_of_the_code_are_in_the_reference() -> None:
+    assert "written by `make docs`" not in README
+    assert not re.search(r"^\| `DISTBOOT_", README, re.MULTILINE)
+    assert not any(f"| `{code}` |" in README for code in CODES)

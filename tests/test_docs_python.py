@@ -19,6 +19,7 @@ from tensorflows import QUIET
 
 # Those that are not run, by page: only their names are looked at.
 NOT_RUN = {
+    "docs/how-to/azure-ml-python.md": "test_docs_azure.py does, with Azure's own package",
     "docs/how-to/sagemaker.md": "SageMaker's SDK starts machines: no account here",
 }
 # What the text around a piece presupposes.
@@ -73,11 +74,12 @@ def _absent(block: Block) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with what each piece has printed, and its exit code."""
+def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with what each piece that is chosen has printed, and its exit code."""
     folder = tmp_path_factory.mktemp("snippets")
+    chosen = {item.callspec.params.get("number") for item in request.session.items if hasattr(item, "callspec")}
     for number, block in enumerate(RUN):
-        if not _absent(block):
+        if number in chosen and not _absent(block):
             (folder / f"{number}.py").write_text(_code(block))
     env = {**without_launchers(os.environ), **QUIET, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     env |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi"}
@@ -85,8 +87,14 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def _param(number: int, block: Block) -> object:
+    """A piece; those with a framework are for `make test-all`, but for the README's."""
+    others = _modules(block) - {"distboot"} - sys.stdlib_module_names
+    return pytest.param(number, id=str(block), marks=pytest.mark.all if others and block.page != "README.md" else ())
+
+
 @needs_torch
-@pytest.mark.parametrize("number", range(len(RUN)), ids=[str(block) for block in RUN])
+@pytest.mark.parametrize("number", [_param(number, block) for number, block in enumerate(RUN)])
 def test_piece_runs(outcomes: Path, number: int) -> None:
     if absent := _absent(RUN[number]):
         pytest.skip(f"not installed: {', '.join(absent)}")

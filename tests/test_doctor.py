@@ -1,22 +1,28 @@
-"""`doctor` on recorded and documented machines, whatever else may come, and the command."""
+"""`doctor` on recorded and documented machines, whatever else may come, the command, and the ranks of a job."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, Run
+from ranks import RunRanks
 from recorded import FOLDER, NAMES, READY, Get, bad, one_of
+from rendezvous_peers import altered
 
+from distboot import detect
 from distboot.cli.doctor import text
-from distboot.doctor import examine
-from distboot.doctor.finding import Finding
-from distboot.doctor.machine import Machine
+from distboot.doctor import Findings, Sent, examine, gathered, grouped
+from distboot.doctor.machine import Finding, Machine
+from distboot.rendezvous.connection_pool import DetachedConnection
+from distboot.rendezvous.job_info import JobInfo
+from distboot.rendezvous.protocol import Channel
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -66,7 +72,7 @@ def test_documents_show_what_is_really_said() -> None:
     assert (said.startswith(shown), len(shown) > 500) == (True, True)
     yaml = pytest.importorskip("yaml")
     blocks = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
-    assert [set(yaml.safe_load(block)) >= {"resources"} for block in blocks] == [False, True]
+    assert [set(yaml.safe_load(block)) >= {"resources"} for block in blocks] == [False, False, True]
 
 
 def test_options_of_docker_are_a_field_of_the_job_in_azure_ml(get: Get) -> None:
@@ -93,7 +99,7 @@ def test_check_that_crashes_is_a_finding(get: Get) -> None:
     def broken(_: Machine) -> list[Finding]:
         raise ZeroDivisionError("so it is")
 
-    (found,) = examine(get(), (broken,))  # type: ignore[arg-type]
+    (found,) = examine(get(), (broken,))
     assert (found.name, found.status) == ("broken", "unknown")
     assert found.seen == "the check itself failed: ZeroDivisionError: so it is"
 
@@ -142,3 +148,78 @@ def test_command_says_what_is_wrong_and_ends_with_78(distboot: Run) -> None:
     assert first.startswith("problem  launcher: ")
     assert remedy.startswith("           remedy: ")
     assert done.stderr == ""
+
+
+_COMMAND = """
+import os, sys
+from distboot.cli.main import main
+sys.exit(main(os.environ["COMMAND"].split()))
+"""
+
+
+def test_rank_0_prints_what_is_odd_and_on_which_ranks(run_ranks: RunRanks) -> None:
+    places: list[dict[str, str]] = [{}, {"NCCL_SOCKET_IFNAME": "nosuch0"}]
+    rank_0, rank_1 = run_ranks(_COMMAND, COMMAND="doctor --job", places=places)
+    headline, empty, *lines = rank_0.out.splitlines()
+    assert (headline.startswith("Not ready: "), headline.endswith("(2 ranks on 1 node)."), empty) == (True, True, "")
+    host = os.uname().nodename
+    seen = f"interfaces: rank 1 on {host}: NCCL_SOCKET_IFNAME='nosuch0', and this host has no interface 'nosuch0'"
+    (index,) = (index for index, line in enumerate(lines) if line.startswith(f"problem  {seen}"))
+    assert lines[index + 1].startswith("           remedy: name one of these, or unset NCCL_SOCKET_IFNAME")
+    assert not [line for line in lines if line.startswith("ok")]
+    assert (rank_0.code, rank_1.code, rank_1.out) == (78, 0, ""), rank_0.err + rank_1.err
+
+
+def test_json_of_all_ranks(run_ranks: RunRanks) -> None:
+    env = {"COMMAND": "doctor --job --json", "DISTBOOT_SECRET": "of this job", "NCCL_P2P_DISABLE": "1"}
+    rank_0, rank_1 = run_ranks(_COMMAND, places=[{}, {"NCCL_SHM_DISABLE": "1"}], **env)
+    said = json.loads(rank_0.out)
+    found = [(finding["seen"].partition("=1:"), finding["ranks"]) for finding in said["findings"]]
+    about = {name: ranks for (name, is_set, _), ranks in found if is_set}
+    assert about == {"NCCL_P2P_DISABLE": [0, 1], "NCCL_SHM_DISABLE": [1]}
+    assert (said["hosts"], rank_1.out) == ([os.uname().nodename], "")
+    assert rank_0.code == (0 if said["ready"] else 78)
+
+
+def test_rank_that_runs_something_else_is_named(run_ranks: RunRanks) -> None:
+    rank_0, _ = run_ranks(_COMMAND, places=[{"COMMAND": "doctor --job"}, {"COMMAND": "show --job"}])
+    said = f"unknown  doctor: rank 1 on {os.uname().nodename}: the findings of this rank did not come: "
+    assert said in rank_0.out
+
+
+def test_alike_is_what_has_one_name_and_one_remedy() -> None:
+    small, other = (Finding("shared-memory", "problem", f"{size} MiB", "more") for size in (64, 32))
+    slow = Finding("cpus", "warning", "2 CPUs", "fewer threads")
+    assert grouped({0: [slow], 1: [small], 2: [slow, other]}) == [(small, [1, 2]), (slow, [0, 2])]
+
+
+def _sent(data: bytes) -> list[Finding]:
+    """What rank 0 makes of a rank that sends this."""
+    here, there = socket.socketpair()
+    job = JobInfo(detect({"RANK": "0", "WORLD_SIZE": "2"}), 10.0)
+    job.detach_all = lambda: [DetachedConnection(1, here, Channel())]  # type: ignore[method-assign]
+    with there:
+        there.sendall(data)
+        there.shutdown(socket.SHUT_WR)
+        return gathered(job, [Finding("cpus", "ok", "2 CPUs")])[1]
+
+
+def test_findings_of_a_peer_are_checked_and_made_printable() -> None:
+    (found,) = _sent(Channel().sign(Findings((Sent("cpus", "problem", "a\x1b[31m\nb", "c\nd\r"),))))
+    assert (found.seen, found.remedy) == ("a\\x1b[31m\\nb", "c\nd\\r")
+
+
+@pytest.mark.parametrize(
+    "findings",
+    [
+        "x",
+        [1],
+        [{}],
+        [{"name": "a", "status": "fine", "seen": "b", "remedy": "c"}],
+        [{"name": "a", "status": "ok"}],
+        [{"name": "a", "status": "ok", "seen": "b", "remedy": "c" * 2001}],
+    ],
+)
+def test_what_is_no_finding_is_one(findings: object) -> None:
+    (found,) = _sent(altered(Findings(), findings=findings))
+    assert (found.name, found.status) == ("doctor", "unknown")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from captured import one, refused
 from documented import AWSBATCH, FLUX, JSRUN, LIGHTNING, PALS, PYTORCHJOB, SAGEMAKER, TRAINJOB, VOLCANO
 
-from distboot import DistbootError, Placement, detect
-from distboot.address import DERIVED_PORTS
+from distboot import Placement, detect
+from distboot.host import DERIVED_PORTS
 
 
 def _numbers(placement: Placement) -> tuple[int | None, ...]:
@@ -15,10 +16,34 @@ def _numbers(placement: Placement) -> tuple[int | None, ...]:
 
 
 def _problem(environ: dict[str, str]) -> str:
-    with pytest.raises(DistbootError) as refusal:
-        detect(environ)
-    assert refusal.value.code == "broken-environment"
-    return refusal.value.message
+    refusal = refused(environ)
+    assert refusal.code == "broken-environment"
+    return refusal.message
+
+
+@pytest.mark.parametrize(
+    ("environ", "launcher"),
+    [
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, "openmpi"),
+        ({"PMI_RANK": "3", "PMI_SIZE": "4"}, "pmi"),
+        ({"MV2_COMM_WORLD_RANK": "3", "MV2_COMM_WORLD_SIZE": "4"}, "mvapich"),
+        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4"}, "slurm"),
+        ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}, "slurm"),
+        ({"RANK": "3", "WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "none"}, "torchrun"),
+        ({"RANK": "3", "WORLD_SIZE": "4"}, "torch"),
+        ({"RANK": "3", "WORLD_SIZE": "4", "DISTBOOT_LAUNCHER": "deepspeed"}, "deepspeed"),
+        ({"PMI_RANK": "3", "PMI_SIZE": "4", "DISTBOOT_LAUNCHER": "intelmpi"}, "intelmpi"),
+        ({"HOROVOD_RANK": "3", "HOROVOD_SIZE": "4"}, "horovodrun"),
+        ({"FLUX_TASK_RANK": "3", "FLUX_JOB_SIZE": "4"}, "flux"),
+        ({"PALS_RANKID": "3", "PMI_SIZE": "4"}, "pals"),
+        ({"JSM_NAMESPACE_RANK": "3", "JSM_NAMESPACE_SIZE": "4"}, "lsf"),
+    ],
+)
+def test_rank_and_size_are_enough(environ: dict[str, str], launcher: str) -> None:
+    placement = detect(environ)
+    assert (placement.launcher, *_numbers(placement)) == (launcher, 3, 4, None, None, None, None)
+    assert placement.master_addr is None
+    assert placement.master_port is None  # the run id of torchrun says that there is none
 
 
 @pytest.mark.parametrize(
@@ -78,13 +103,6 @@ def test_one_process_a_pod_is_a_rank() -> None:
     assert detect(VOLCANO, launcher="torch").rank == 2
 
 
-def test_pods_of_an_elastic_job_are_for_torchrun_to_count() -> None:
-    with pytest.raises(DistbootError) as refusal:
-        detect({**TRAINJOB, "PET_NNODES": "1:3", "PET_RDZV_ENDPOINT": "digits-worker-0:29400"})
-    assert refusal.value.code == "node-level-launch"
-    assert "torchrun" in refusal.value.hint
-
-
 def test_main_node_of_aws_batch_is_rank_0_whatever_its_index() -> None:
     second_is_main = {**AWSBATCH, "AWS_BATCH_JOB_MAIN_NODE_INDEX": "1"}
     environs = [{**second_is_main, "AWS_BATCH_JOB_NODE_INDEX": str(node)} for node in range(3)]
@@ -140,17 +158,22 @@ def test_contradictory_variables_are_named(environ: dict[str, str], problem: str
 
 
 @pytest.mark.parametrize(
-    ("environ", "note"),
+    ("environ", "note", "platform"),
     [
-        ({"FLUX_URI": "local:///run/flux/local-0"}, "start the script with flux run"),
-        ({"PBS_JOBID": "4242.pbs-01", "PBS_TASKNUM": "1"}, "PBS_* ignored"),
-        ({"LSB_JOBID": "1234", "LSB_HOSTS": "batch h1 h1"}, "LSB_* ignored"),
-        ({"JOB_COMPLETION_INDEX": "2", "KUBERNETES_SERVICE_HOST": "10.96.0.1"}, "JOB_COMPLETION_INDEX ignored"),
+        (one("slurm-sbatch-22.05.8/batch_step_python_no_ntasks", 0), "not a step", "slurm"),
+        ({"FLUX_URI": "local:///run/flux/local-0"}, "start the script with flux run", "flux"),
+        ({"PBS_JOBID": "4242.pbs-01", "PBS_TASKNUM": "1"}, "PBS_* ignored", "pbs"),
+        ({"LSB_JOBID": "1234", "LSB_HOSTS": "batch h1 h1"}, "LSB_* ignored", "lsf"),
+        (
+            {"JOB_COMPLETION_INDEX": "2", "KUBERNETES_SERVICE_HOST": "10.96.0.1"},
+            "JOB_COMPLETION_INDEX ignored",
+            "kubernetes",
+        ),
     ],
 )
-def test_job_script_is_one_process_and_says_so(environ: dict[str, str], note: str) -> None:
+def test_job_script_is_one_process_and_says_so(environ: dict[str, str], note: str, platform: str) -> None:
     placement = detect(environ)
-    assert (placement.launcher, placement.world_size) == ("single", 1)
+    assert (placement.launcher, placement.world_size, placement.platform) == ("single", 1, platform)
     assert any(note in said for said in placement.notes)
 
 

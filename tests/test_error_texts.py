@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from captured import one
 from conftest import Run
-from documented import AWSBATCH, PALS, PYTORCHJOB_4_A_POD, SAGEMAKER, TRAINJOB, VOLCANO, tf_config
+from documented import AWSBATCH, AZUREML_NODE, PALS, PYTORCHJOB_4_A_POD, SAGEMAKER, TRAINJOB, VOLCANO, tf_config
 
 FOLDER = Path(__file__).parent / "error_texts"
 WRITE = bool(os.environ.get("DISTBOOT_WRITE_ERROR_TEXTS"))
@@ -50,12 +50,19 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "tf_config_master": (RUN, tf_config("master", 0, master=["a:1"], worker=["b:1"])),
     "tf_config_duplicate_and_loopback": (RUN, tf_config("worker", 0, worker=["localhost:1", "b:1", "b:1"])),
     "pytorchjob_four_a_pod": (RUN, PYTORCHJOB_4_A_POD),
+    "azureml_one_process_a_node": (RUN, AZUREML_NODE),
+    "azureml_number_of_nodes_missing": (
+        ("run", "--nproc-per-node", "2", "--", "true"),
+        {name: value for name, value in AZUREML_NODE.items() if name != "WORLD_SIZE"},
+    ),
     "trainjob": (RUN, TRAINJOB),
     "trainjob_elastic": (RUN, {**TRAINJOB, "PET_NNODES": "1:3"}),
     "volcano": (RUN, VOLCANO),
     "awsbatch": (RUN, AWSBATCH),
     "sagemaker_eight_gpus": (RUN, {**SAGEMAKER, "SM_NUM_GPUS": "8"}),
     "pals_without_a_size": (RUN, {name: value for name, value in PALS.items() if name != "PMI_SIZE"}),
+    "slurm_task_0_of_a_container": (RUN, {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}),
+    "slurm_size_missing": (RUN, {"SLURM_PROCID": "3"}),
     "left_over_pmix": (RUN, {"PMIX_RANK": "3", "PMIX_NAMESPACE": "job"}),
     "launcher_misspelt": (RUN, {**OPENMPI, "DISTBOOT_LAUNCHER": "opnempi"}),
     "launcher_does_not_fit": (RUN, {**OPENMPI, "DISTBOOT_LAUNCHER": "slurm"}),

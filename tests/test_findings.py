@@ -8,33 +8,34 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from rollcalls import record
+from rendezvous_peers import record
 
-from distboot import __version__, accelerators
+from distboot import __version__
 from distboot.errors import DistbootError
-from distboot.facts import FRAMEWORK, facts
-from distboot.record import Record
-from distboot.rollcall.findings import findings, refuse_several_frameworks
-from distboot.roster import roster_of
+from distboot.host import FRAMEWORK, accelerators
+from distboot.host.versions import environment_facts
+from distboot.rendezvous.join_table import consistency_warnings, refuse_several_frameworks
+from distboot.rendezvous.membership import build_membership
+from distboot.rendezvous.messages import WorkerInfo
 
 ALIKE = {"Python": "3.11.7 in /usr", "torch": "2.13.0", "accelerators": "8"}
 
 
 def _found(per_rank: Mapping[int, Mapping[str, str | None]], skews: Mapping[int, float] | None = None) -> list[str]:
     """The findings about a job of 16 ranks on two nodes, whose ranks differ from all others by this."""
-    records: list[Record] = []
+    records: list[WorkerInfo] = []
     for rank in range(16):
         mine = {name: value for name, value in {**ALIKE, **per_rank.get(rank, {})}.items() if value is not None}
         records.append(record(rank, 16, "ab"[rank // 8], facts=tuple(sorted(mine.items()))))
-    return findings(records, roster_of(records), skews or {})
+    return consistency_warnings(records, build_membership(records), skews or {})
 
 
 def test_ranks_that_are_to_start_different_frameworks_are_refused() -> None:
     records = [record(rank, 4, facts=((FRAMEWORK, "jax" if rank == 2 else "torch"),)) for rank in range(4)]
-    refuse_several_frameworks(records[:2], roster_of(records[:2]))
+    refuse_several_frameworks(records[:2], build_membership(records[:2]))
     with pytest.raises(DistbootError) as refusal:
-        refuse_several_frameworks(records, roster_of(records))
-    assert refusal.value.code == "roster-mismatch"
+        refuse_several_frameworks(records, build_membership(records))
+    assert refusal.value.code == "membership-mismatch"
     assert refusal.value.message == "rank 2 (node 0): framework to start jax, others torch"
 
 
@@ -86,7 +87,7 @@ def test_facts_of_this_process() -> None:
         "PATH": "/bin",
         "NCCL_LONG": "x" * 5000,
     }
-    said = dict(facts(environ, 2, "torch"))
+    said = dict(environment_facts(environ, 2, "torch"))
     assert said["Python"] == f"{'.'.join(map(str, sys.version_info[:3]))} in {sys.prefix}"
     assert (said["distboot"], said["accelerators"]) == (__version__, "2")
     assert (said["NCCL_IB_DISABLE="], said["FI_PROVIDER="], len(said["NCCL_LONG="])) == ("1", "efa", 200)
@@ -102,7 +103,7 @@ def test_versions_are_found_without_importing_anything(monkeypatch: pytest.Monke
     ):
         path.mkdir(parents=True)
     monkeypatch.setattr(sys, "path", [str(tmp_path / "absent"), str(first), str(second)])
-    said = dict(facts({}, 0, "torch"))
+    said = dict(environment_facts({}, 0, "torch"))
     assert (said["torch"], said["horovod"]) == ("2.12.0+cu126", "0.28.1")
     assert "tensorflow" not in said
 

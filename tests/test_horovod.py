@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from conftest import Run
+from conftest import ROOT, Run
 from horovods import (
     BOTH,
     INIT,
@@ -25,10 +24,10 @@ from horovods import (
     needs_openmpi4,
 )
 from hosts import Hosts, Slurm
-from launched import MPI_ENV, MPIRUN, needs_hosts, needs_mpirun, needs_slurm
+from launched import MPI_ENV, MPICH, MPIRUN, TWO_OF_MPIRUN, needs, needs_hosts, needs_mpich, needs_mpirun, needs_slurm
 
-pytestmark = [needs_horovod, pytest.mark.usefixtures("horovod_scripts")]
-needs_tensorflow = pytest.mark.skipif(find_spec("tensorflow") is None, reason="TensorFlow is not installed")
+pytestmark = [pytest.mark.all, needs_horovod, pytest.mark.usefixtures("horovod_scripts")]
+needs_tensorflow = needs("tensorflow")
 
 UNSEEN = "ended without a word"  # where the kernel is older than 6.15, and the parent was quicker than the guard
 
@@ -125,11 +124,11 @@ def test_start_of_horovod_has_a_limit(run: Run, port: int, tmp_path: Path) -> No
     assert "error[join-timeout]: rank " in "".join(each.stderr for each in done)
 
 
-def test_gloo_needs_the_roll_call(run: Run, port: int) -> None:
+def test_gloo_needs_the_rendezvous(run: Run, port: int) -> None:
     job = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0"}
-    job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "DISTBOOT_ROLL_CALL": "0"}
+    job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "DISTBOOT_RENDEZVOUS": "0"}
     ((line,), _) = launched(run, (), *INIT, **job)
-    assert (line["code"], line["unchanged"]) == ("roll-call-needed", True)
+    assert (line["code"], line["unchanged"]) == ("rendezvous-needed", True)
 
 
 def test_started_already(run: Run) -> None:
@@ -211,3 +210,92 @@ def test_slurm_step_on_two_hosts(slurm: Slurm, script: tuple[str, ...]) -> None:
     done = slurm.srun(step, {"OMP_NUM_THREADS": "1"}, 120)
     found = [(line["numbers"], line["total"], line["mpi"]) for line in lines_of(done)]
     assert found == [(own, 6.0, False) for own in UNEVEN], done.stdout + done.stderr
+
+
+GLOO_ONLY = Path(sys.prefix, "horovod-gloo")
+needs_gloo_only = pytest.mark.skipif(not GLOO_ONLY.is_dir(), reason="no Horovod on Gloo alone (see the Makefile)")
+UNDER_5 = tuple(TWO_OF_MPIRUN)
+# What Horovod finds on a host that has Debian's Open MPI 4 only: here the dynamic linker prefers the 5 of the wheel.
+LIBRARY_4 = Path("/usr/lib/x86_64-linux-gnu/libmpi.so.40")
+needs_library_4 = pytest.mark.skipif(not LIBRARY_4.exists(), reason="no Open MPI 4 (see tests/cluster/packages.txt)")
+
+
+@needs_openmpi4
+def test_mpi_under_open_mpi_4_and_only_once_a_process(run: Run) -> None:
+    lines, _ = launched(run, UNDER_4, "again.py")
+    assert are_one_world([line for line in lines if "code" not in line], mpi=True)
+    assert [line["code"] for line in lines if "code" in line] == ["already-initialized"] * 2
+
+
+@needs_openmpi4
+def test_gloo_under_open_mpi_4_for_who_asks(run: Run) -> None:
+    lines, _ = launched(run, UNDER_4, *INIT, BACKEND="gloo")
+    assert are_one_world(lines, mpi=False)
+
+
+@needs_mpirun
+@needs_library_4
+@pytest.mark.parametrize("script", [INIT, WRAPPED], ids=["init", "wrapper"])
+def test_open_mpi_5_and_a_horovod_on_open_mpi_4_are_no_two_worlds(run: Run, script: tuple[str, ...]) -> None:
+    lines, said = launched(run, (*UNDER_5, "env", f"LD_PRELOAD={LIBRARY_4}"), *script)
+    assert are_one_world(lines, mpi=False)
+    assert "Horovod's MPI is Open MPI v4" in said
+    assert "does not work under the mpirun of Open MPI 5; so Horovod uses Gloo" in said
+
+
+@needs_mpich
+def test_mpich_and_a_horovod_on_open_mpi_are_no_two_worlds(run: Run, port: int) -> None:
+    lines, said = launched(run, (str(MPICH), "-n", "2"), *INIT, MASTER_PORT=str(port))
+    assert are_one_world(lines, mpi=False)
+    assert "does not work under the mpirun of mpich; so Horovod uses Gloo" in said
+
+
+@needs_openmpi4
+def test_mpi_that_does_not_find_its_peers_is_an_error(run: Run) -> None:
+    launcher = (*UNDER_4, "env", "-u", "PMIX_RANK", "-u", "PMIX_NAMESPACE", "-u", "OMPI_MCA_ess")  # as sudo would
+    bare = "import horovod.torch as hvd; hvd.init()"
+    if run(*launcher, sys.executable, "-c", bare, env=MPI_ENV).returncode:
+        pytest.skip("this MPI ends a process that does not find its peers, before Horovod could say so")
+    lines, _ = launched(run, launcher, *INIT)
+    assert {(line["code"], line["unchanged"]) for line in lines} == {("rank-mismatch", True)}
+    assert any("this is rank 1 of 2, and Horovod that it is rank 0 of 1" in line["text"] for line in lines)
+    assert "backend='gloo'" in lines[0]["text"]
+
+
+@needs_gloo_only
+@pytest.mark.parametrize(
+    "launcher", [pytest.param(UNDER_4, marks=needs_openmpi4), pytest.param(UNDER_5, marks=needs_mpirun)], ids=["4", "5"]
+)
+def test_gloo_alone_under_mpirun_is_one_world(run: Run, launcher: tuple[str, ...]) -> None:
+    lines, _ = launched(run, launcher, *INIT, PYTHONPATH=f"{GLOO_ONLY}:{ROOT}")
+    assert are_one_world(lines, mpi=False)
+
+
+@needs_gloo_only
+@needs_openmpi4
+def test_ranks_with_different_builds_all_say_so(run: Run) -> None:
+    command = [sys.executable, *INIT]
+    done = run(*UNDER_4[:2], "-n", "1", *command, ":", "-n", "1", "env", f"PYTHONPATH={GLOO_ONLY}:{ROOT}", *command)
+    lines = lines_of(done)
+    assert [(line["code"], line["unchanged"]) for line in lines] == [("rank-mismatch", True)] * 2, done.stderr
+    texts = sorted(line["text"].partition(": Horovod is about ")[2].partition("\n")[0] for line in lines)
+    assert texts == [
+        "to use gloo on rank 1, and something else on rank 0", "to use mpi on rank 0, and something else on rank 1"
+    ]  # fmt: skip
+
+
+@needs_gloo_only
+@pytest.mark.parametrize(
+    ("env", "code", "flag"),
+    [
+        ({"WHICH": "horovod.tensorflow"}, "framework-not-installed", "HOROVOD_WITH_TENSORFLOW=1"),
+        ({"BACKEND": "mpi"}, "backend-not-available", "HOROVOD_WITH_MPI=1"),
+    ],
+)
+def test_what_the_build_lacks_is_named(run: Run, env: dict[str, str], code: str, flag: str) -> None:
+    ((line,), _) = launched(run, (), *INIT, PYTHONPATH=f"{GLOO_ONLY}:{ROOT}", **env)
+    assert (line["code"], line["unchanged"]) == (code, True)
+    assert (
+        f"this Horovod was built without {'MPI' if 'BACKEND' in env else 'its part for tensorflow'} ({flag})"
+        in line["text"]
+    )

@@ -1,7 +1,9 @@
-"""What is decided before Horovod starts: MPI or Gloo, the device, and where rank 0 serves."""
+"""What is decided before Horovod starts (MPI or Gloo, device, where rank 0 serves), and the numbers of horovodrun."""
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,11 +11,9 @@ import pytest
 from captured import one
 
 from distboot import DistbootError, detect
-from distboot.frameworks._horovod_build import Build
-from distboot.frameworks._horovod_controller import controller
-from distboot.frameworks._horovod_module import device
-from distboot.frameworks._horovod_rendezvous import Rendezvous
-from distboot.rollcall.meeting import Meeting
+from distboot.frameworks._horovod_build import Build, controller, set_own_device
+from distboot.frameworks.horovod import Rendezvous
+from distboot.rendezvous.job_info import JobInfo
 
 _ALL, _NO_GLOO, _NO_MPI = Build(True, True, "Open MPI v4.1.4"), Build(True, False), Build(False, True)
 _OLD, _MPICH = replace(_ALL, gloo=False), replace(_ALL, library="MPICH Version: 4.0.2")
@@ -55,11 +55,63 @@ def test_gpus_that_horovod_was_not_built_for_are_refused(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # no accelerator can be had here
     hvd = SimpleNamespace(cuda_built=lambda: False, rocm_built=lambda: False)
     with pytest.raises(DistbootError, match="HOROVOD_GPU_OPERATIONS=NCCL"):
-        device(hvd, detect({}), {})
+        set_own_device(hvd, detect({}), {})
 
 
 def test_rendezvous_on_ipv6_alone_is_refused() -> None:
-    meeting = Meeting(detect({}), 1.0)
-    meeting.own_address = "2001:db8::1"
+    job = JobInfo(detect({}), 1.0)
+    job.own_address = "2001:db8::1"
     with pytest.raises(DistbootError, match="needs IPv4, and rank 0 was reached at 2001:db8::1"):
-        Rendezvous(meeting)
+        Rendezvous(job)
+
+
+Layout = tuple[tuple[str, int], ...]
+
+
+def _environs(layout: Layout) -> list[tuple[str, dict[str, str]]]:
+    """Host and environment of each rank, as horovod/runner/common/util/hosts.py (0.28.1) assigns them for -H."""
+    ranks: list[tuple[str, int, int]] = []
+    cross: dict[int, dict[str, int]] = defaultdict(dict)
+    for host, slots in layout:
+        for local_rank in range(slots):
+            cross[local_rank][host] = len(cross[local_rank])
+            ranks.append((host, local_rank, slots))
+    environs = []
+    for rank, (host, local_rank, slots) in enumerate(ranks):
+        numbers = {"RANK": rank, "SIZE": len(ranks), "LOCAL_RANK": local_rank, "LOCAL_SIZE": slots}
+        numbers |= {"CROSS_RANK": cross[local_rank][host], "CROSS_SIZE": len(cross[local_rank])}
+        environ = {f"HOROVOD_{name}": str(number) for name, number in numbers.items()}
+        server = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.77.0.10", "HOROVOD_GLOO_RENDEZVOUS_PORT": "35055"}
+        environs.append((host, environ | server))
+    return environs
+
+
+@pytest.mark.parametrize("most", [3, pytest.param(4, marks=pytest.mark.all)])
+def test_every_layout_of_some_mentions_of_three_hosts(most: int) -> None:
+    layouts: list[Layout] = []
+    for mentions in range(1, most + 1):
+        for names in itertools.product("abc", repeat=mentions):
+            layouts += [
+                tuple(zip(names, slots, strict=True)) for slots in itertools.product((1, 2, 3), repeat=mentions)
+            ]
+    known = 0
+    for layout in layouts:
+        environs = _environs(layout)
+        hosts = [host for host, _ in environs]
+        nodes = list(dict.fromkeys(hosts))
+        for rank, (host, environ) in enumerate(environs):
+            here = [other for other, its_host in enumerate(hosts) if its_host == host]
+            p = detect(environ)
+            truth = (here.index(rank), len(here), nodes.index(host), len(nodes))
+            stated = (p.local_rank, p.local_world_size, p.node_rank, p.num_nodes)
+            assert (p.rank, p.world_size) == (rank, len(hosts))
+            assert all(number in (None, true) for number, true in zip(stated, truth, strict=True)), (layout, rank)
+            known += p.local_rank is not None
+    assert known > {3: 500, 4: 5_000}[most]
+
+
+def test_equal_nodes_of_one_two_processes_and_a_single_node_are_known_completely() -> None:
+    for layout in ((("a", 1), ("b", 1), ("c", 1)), (("a", 2), ("b", 2)), (("a", 4),)):
+        for _, environ in _environs(layout):
+            p = detect(environ)
+            assert None not in (p.local_rank, p.local_world_size, p.node_rank, p.num_nodes)

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
-from conftest import ROOT, Run
-from launched import MPI_ENV, MPIRUN, needs_mpirun
-from ranks import WRAPPER, run_ranks
+from conftest import Run
+from launched import MPI_ENV, TWO_OF_MPIRUN, needs, needs_mpirun
+from ranks import WRAPPER, RunRanks
 
-
-def _needs(package: str) -> pytest.MarkDecorator:
-    there = any(Path(path, package).is_dir() for path in sys.path)
-    return pytest.mark.skipif(not there, reason=f"{package} is not installed")
+pytestmark = pytest.mark.all
 
 
 _NUMBERS = """
@@ -31,12 +27,12 @@ accelerator.end_training()
 """
 
 
-@_needs("accelerate")
-def test_accelerate_unmodified_on_uneven_nodes(clean_env: dict[str, str], port: int, tmp_path: Path) -> None:
+@needs("accelerate")
+def test_accelerate_unmodified_on_uneven_nodes(run_ranks: RunRanks) -> None:
     # As a launcher has it that goes round the nodes; nobody says how many ranks are on each.
     places = [{"LOCAL_RANK": "0", "NODE_RANK": "0"}, {"LOCAL_RANK": "0", "NODE_RANK": "1"}]
     places += [{"LOCAL_RANK": "1", "NODE_RANK": "0"}]
-    ended = run_ranks(_NUMBERS, clean_env, port, tmp_path, before=WRAPPER, places=places)
+    ended = run_ranks(_NUMBERS, before=WRAPPER, places=places)
     assert [rank.line() for rank in ended] == [
         {"numbers": [0, 0, 3], "local_world_size": 2, "total": [0, 1, 2]},
         {"numbers": [1, 0, 3], "local_world_size": 1, "total": [0, 1, 2]},
@@ -45,25 +41,11 @@ def test_accelerate_unmodified_on_uneven_nodes(clean_env: dict[str, str], port: 
 
 
 @needs_mpirun
-@_needs("accelerate")
+@needs("accelerate")
 def test_accelerate_after_init(run: Run) -> None:
-    assert MPIRUN is not None
     script = f"import distboot\nctx = distboot.init()\n{_NUMBERS}ctx.close()"
-    result = run(MPIRUN, "-n", "2", "--map-by", ":OVERSUBSCRIBE", sys.executable, "-c", script, env=MPI_ENV)
+    result = run(*TWO_OF_MPIRUN, sys.executable, "-c", script, env=MPI_ENV)
     lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
     assert sorted(line["numbers"] for line in lines) == [[0, 0, 2], [1, 1, 2]], result.stderr
     assert [line["total"] for line in lines] == [[0, 1], [0, 1]]
-    assert result.returncode == 0
-
-
-@needs_mpirun
-@_needs("transformers")
-def test_transformers_unmodified_under_mpirun(run: Run) -> None:
-    assert MPIRUN is not None
-    command = [*WRAPPER, str(ROOT / "examples/transformers_trainer.py"), "--epochs", "2"]
-    result = run(MPIRUN, "-n", "2", "--map-by", ":OVERSUBSCRIBE", *command, env=MPI_ENV, timeout=180)
-    (line,) = [line for line in result.stdout.splitlines() if line.startswith("result ")]
-    found = json.loads(line.removeprefix("result "))
-    assert found["ranks"] == 2
-    assert found["accuracy"] > 0.8
     assert result.returncode == 0

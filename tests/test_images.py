@@ -1,24 +1,30 @@
-"""The images of docker/ in real containers: how they start, stop and end, and that several of them train together."""
+"""The images of docker/ in real containers, what becomes of them and their jobs; and ranks in containers below mpirun.
+
+For the other tools and for srun, test_docs_console.py and test_docs_yaml.py have a stand-in (container_stub.py).
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import yaml
-from podman import DOCKER, ROOT, Container, Podman, history, missing
+from conftest import Run
+from launched import MPI_ENV, MPIRUN, json_lines, needs_mpirun
+from podman import DOCKER, ROOT, Container, Podman, argument, history, missing
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+pytestmark = [pytest.mark.all, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 
 _PACKAGES = f"numpy=={version('numpy')} scikit-learn=={version('scikit-learn')}"
-_TORCHRUN = '--entrypoint=["python", "-m", "distboot", "run", "--nproc-per-node=2", "--"]'
+_TWO_RANKS = '--entrypoint=["python", "-m", "distboot", "run", "--nproc-per-node=2", "--"]'
 _EXAMPLES = f"--volume={ROOT / 'examples'}:/workspace:ro"
 _OFFLINE = "--network=none"
 _HANDLES_TERM = """
@@ -51,25 +57,19 @@ def image(podman: Podman) -> str:
 def _nodes(
     podman: Podman, image: str, count: int, *command: str, options: tuple[str, ...] = ()
 ) -> Iterator[list[Container]]:
-    """As many containers of one job, in a network of their own."""
+    job = {"WORLD_SIZE": str(count), "MASTER_ADDR": "node0", "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1"}
+    given = [*(f"--env={name}={value}" for name, value in job.items()), *options]
     with podman.network() as network, ExitStack() as stack:
-        job = [
-            f"--network={network}",
-            f"--env=WORLD_SIZE={count}",
-            "--env=MASTER_ADDR=node0",
-            "--env=MASTER_PORT=29500",
-        ]
-        job += ["--env=OMP_NUM_THREADS=1", *options]
-        yield [
-            stack.enter_context(
-                podman.container(
-                    image,
-                    *command,
-                    options=[*job, f"--hostname=node{node}", f"--network-alias=node{node}", f"--env=RANK={node}"],
-                )
-            )
-            for node in range(count)
-        ]
+        nodes = []
+        for node in range(count):
+            own = [
+                f"--network={network}",
+                f"--hostname=node{node}",
+                f"--network-alias=node{node}",
+                f"--env=RANK={node}",
+            ]
+            nodes.append(stack.enter_context(podman.container(image, *command, options=[*given, *own])))
+        yield nodes
 
 
 def _result(text: str) -> dict[str, float]:
@@ -116,6 +116,20 @@ def test_exit_code_of_the_container_is_that_of_the_command(
     assert (done.returncode, done.stdout) == (code, ""), done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_mpirun_starts_ranks_in_an_image_with_an_mpi_library(podman: Podman) -> None:
+    """As Azure ML does it for an MPI job, which has no use for the ENTRYPOINT."""
+    try:
+        image = podman.build("Dockerfile", network="host", APT="openmpi-bin")  # the one build that downloads something
+    except AssertionError as error:
+        if re.search("Failed to fetch|Temporary failure resolving|Could not connect", str(error)):
+            pytest.skip("no mirror of Debian's within reach")
+        raise
+    script = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
+    job = ("--oversubscribe", "-n", "2", "python", "-m", "distboot", "run", "--", "python", "-c", script)
+    done = podman.run(image, *job, options=["--entrypoint=mpirun"])
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["rank 0 of 2", "rank 1 of 2"]), done.stderr
 
 
 def test_stop_reaches_the_command_and_ends_the_container_with_its_code(podman: Podman, image: str) -> None:
@@ -166,8 +180,8 @@ def test_doctor_in_a_container_names_the_option_of_docker_run(podman: Podman, im
 
 def test_two_containers_of_two_ranks_train(podman: Podman, image: str) -> None:
     command = ("python", "train_digits_distboot.py", "--epochs", "5")
-    narrow = ("--shm-size=1m", "--read-only", "--user=12345:0")  # podman leaves a /tmp, which torchrun wants
-    with _nodes(podman, image, 2, *command, options=(_TORCHRUN, _EXAMPLES, *narrow)) as nodes:
+    narrow = ("--shm-size=1m", "--read-only", "--user=12345:0")  # podman leaves a /tmp
+    with _nodes(podman, image, 2, *command, options=(_TWO_RANKS, _EXAMPLES, *narrow)) as nodes:
         assert [node.exit_code() for node in nodes] == [0, 0], "".join(node.logs() for node in nodes)
         result = _result(nodes[0].logs())
     assert result["ranks"] == 4
@@ -186,15 +200,12 @@ def test_container_that_is_killed_is_named_in_all_others(podman: Podman, image: 
 
 def test_container_of_two_ranks_that_is_killed_is_named_by_the_other_two(podman: Podman, image: str) -> None:
     script = f"import distboot; distboot.init('none'); {_WAITS}"
-    with _nodes(podman, image, 2, "python", "-c", script, options=(_TORCHRUN,)) as nodes:
+    with _nodes(podman, image, 2, "python", "-c", script, options=(_TWO_RANKS,)) as nodes:
         for node in nodes:
             node.wait_for("READY")
         podman("kill", "--signal=KILL", nodes[1].name)
         assert nodes[0].exit_code() != 0
-        for rank in range(2):
-            assert re.search(
-                rf"distboot: rank {rank} on node0: ranks? [23-]+ lost first: .*, on node1 ", nodes[0].logs()
-            )
+        assert re.search(r"distboot: node 0 on node0: ranks 2-3 lost first: .*, on node1 ", nodes[0].logs())
 
 
 def test_compose_file_builds_and_trains(podman: Podman, tmp_path: Path) -> None:
@@ -220,3 +231,51 @@ def test_compose_file_builds_and_trains(podman: Podman, tmp_path: Path) -> None:
     result = _result(done.stdout)
     assert result["ranks"] == 4
     assert result["accuracy"] >= 0.93
+
+
+Start = Callable[[str], list[dict[str, object]]]
+
+_WHO = """
+import json, os, distboot
+names = ("launcher", "rank", "world_size", "local_rank", "num_nodes", "master_addr")
+with distboot.init("none", join_timeout=60) as ctx:
+    os.write(1, (json.dumps({name: getattr(ctx, name) for name in names}) + "\\n").encode())
+"""
+
+
+@pytest.fixture
+def started(run: Run, podman: Podman, tmp_path: Path, port: int) -> Start:
+    """Runs two containers below mpirun, with these options, and gives what the ranks say there."""
+    (tmp_path / "who.py").write_text(_WHO)
+    mounted = f"--volume={podman.context}:/distboot:ro --volume={tmp_path}:/job:ro -e PYTHONPATH=/distboot"
+    image = argument(DOCKER / "Dockerfile", "PYTHON")  # alone, as nothing of a framework is needed
+    env = {**podman.environ, **MPI_ENV, "MASTER_ADDR": "127.0.0.1", "AZ_BATCHAI_MPI_MASTER_NODE": "localhost"}
+
+    def start(options: str) -> list[dict[str, object]]:
+        container = f"podman run --rm --timeout=120 --network=host {mounted} {options} {image} python /job/who.py"
+        command = f"eval {shlex.quote(container)}" if "docker" in options else f"exec {container}"
+        lines = json_lines(run(str(MPIRUN), "-n", "2", "bash", "-c", command, env={**env, "MASTER_PORT": str(port)}))
+        assert {line["master_addr"] for line in lines} == {"127.0.0.1"}
+        return lines
+
+    return start
+
+
+_RANK_AND_SIZE = "-e OMPI_COMM_WORLD_RANK -e OMPI_COMM_WORLD_SIZE"
+_LOCAL = "-e OMPI_COMM_WORLD_LOCAL_RANK -e OMPI_COMM_WORLD_LOCAL_SIZE"
+
+
+@needs_mpirun
+@pytest.mark.parametrize(
+    ("options", "launcher"),
+    [
+        (f"{_RANK_AND_SIZE} -e AZ_BATCHAI_MPI_MASTER_NODE -e MASTER_PORT", "openmpi"),
+        (f"{_RANK_AND_SIZE} {_LOCAL} -e MASTER_PORT", "openmpi"),
+        ("$(python -m distboot env --format docker)", "torch"),
+        ("--env-file <(python -m distboot env --format dotenv)", "torch"),
+    ],
+)
+def test_ranks_in_containers_below_mpirun(started: Start, options: str, launcher: str) -> None:
+    lines = started(options)
+    assert [(line["rank"], line["world_size"], line["local_rank"]) for line in lines] == [(0, 2, 0), (1, 2, 1)]
+    assert {(line["launcher"], line["num_nodes"]) for line in lines} == {(launcher, 1)}

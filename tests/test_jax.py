@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 from captured import one
-from ranks import WRAPPER, run_ranks
+from launched import needs
+from ranks import BEGIN, WRAPPER, RunRanks
 
 from distboot import DistbootError, detect, frameworks
 from distboot.frameworks import jax as framework
-from distboot.rollcall.meeting import Meeting, alone
-
-needs_jax = pytest.mark.skipif(
-    not any(Path(path, "jax").is_dir() for path in sys.path), reason="jax is not installed (pip install 'jax>=0.9')"
-)
+from distboot.rendezvous.job_info import JobInfo, alone
 
 # A proxy that nobody is at: what asks it for a rank fails.
 _ENV = {"JAX_PLATFORMS": "cpu", "http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
 
-_BEGIN = """
-import json, os, signal, subprocess, sys, time
-from pathlib import Path
-import distboot
-def say(**line):
-    sys.stdout.write(json.dumps(line) + "\\n")
-    sys.stdout.flush()
+_BEGIN = (
+    BEGIN
+    + """
 def code_of(call):
     try:
         call()
@@ -38,6 +30,7 @@ def gathered(value):
     from jax.experimental import multihost_utils
     return multihost_utils.process_allgather(jnp.array(value)).tolist()
 """
+)
 
 _INIT = """
 ctx = distboot.init("jax", join_timeout=60)
@@ -45,8 +38,9 @@ import jax
 """
 
 
-@needs_jax
-def test_ranks_are_one_job_and_end_when_they_like(clean_env: dict[str, str], port: int, tmp_path: Path) -> None:
+@pytest.mark.all
+@needs("jax")
+def test_ranks_are_one_job_and_end_when_they_like(run_ranks: RunRanks) -> None:
     script = """
 found = dict(rank=jax.process_index(), size=jax.process_count(), devices=jax.device_count(), total=gathered(ctx.rank))
 ctx.barrier()
@@ -65,7 +59,7 @@ else:
     ctx.close()
     assert ctx.closed
 """
-    lines = [rank.line() for rank in run_ranks(_BEGIN + _INIT + script, {**clean_env, **_ENV}, port, tmp_path)]
+    lines = [rank.line() for rank in run_ranks(_BEGIN + _INIT + script, **_ENV)]
     same = {
         "size": 2, "devices": 2, "total": [0, 1], "same": True, "another": "already-initialized", "proxy": "127.0.0.1",
     }  # fmt: skip
@@ -83,9 +77,10 @@ _ENDS = {
 }
 
 
-@needs_jax
+@pytest.mark.all
+@needs("jax")
 @pytest.mark.parametrize("name", _ENDS)
-def test_end_of_a_rank_is_the_end_of_the_other(clean_env: dict[str, str], port: int, tmp_path: Path, name: str) -> None:
+def test_end_of_a_rank_is_the_end_of_the_other(run_ranks: RunRanks, name: str) -> None:
     culprit, how, code, said, in_collective = _ENDS[name]
     script = f"""
 gathered(ctx.rank)
@@ -95,14 +90,15 @@ if {in_collective}:
     gathered(ctx.rank)
 time.sleep(100)
 """
-    ended = run_ranks(_BEGIN + _INIT + script, {**clean_env, **_ENV}, port, tmp_path)
+    ended = run_ranks(_BEGIN + _INIT + script, **_ENV)
     assert ended[culprit].code == code, ended
     assert ended[1 - culprit].code in ((1, -6, -15) if in_collective else (-15,))
     assert said in ended[0].err
 
 
-@needs_jax
-def test_script_may_shut_jax_down_itself(clean_env: dict[str, str], port: int, tmp_path: Path) -> None:
+@pytest.mark.all
+@needs("jax")
+def test_script_may_shut_jax_down_itself(run_ranks: RunRanks) -> None:
     script = """
 gathered(ctx.rank)
 if ctx.rank == 1:
@@ -113,12 +109,13 @@ else:
 jax.distributed.shutdown()
 say(rank=ctx.rank)
 """
-    ended = run_ranks(_BEGIN + _INIT + script, {**clean_env, **_ENV}, port, tmp_path)
+    ended = run_ranks(_BEGIN + _INIT + script, **_ENV)
     assert [rank.line()["rank"] for rank in ended] == [0, 1]
 
 
-@needs_jax
-def test_shutdown_of_a_script_that_fails_waits_for_nobody(clean_env: dict[str, str], port: int, tmp_path: Path) -> None:
+@pytest.mark.all
+@needs("jax")
+def test_shutdown_of_a_script_that_fails_waits_for_nobody(run_ranks: RunRanks) -> None:
     script = """
 try:
     gathered(ctx.rank)
@@ -128,13 +125,14 @@ finally:
     jax.distributed.shutdown()
 ctx.barrier()
 """
-    ended = run_ranks(_BEGIN + _INIT + script, {**clean_env, **_ENV}, port, tmp_path)
+    ended = run_ranks(_BEGIN + _INIT + script, **_ENV)
     assert all(rank.code for rank in ended)
     assert "rank 0 failed first: uncaught exception: ValueError: boom" in ended[0].err
 
 
-@needs_jax
-def test_unmodified_script_under_the_wrapper(clean_env: dict[str, str], port: int, tmp_path: Path) -> None:
+@pytest.mark.all
+@needs("jax")
+def test_unmodified_script_under_the_wrapper(run_ranks: RunRanks, port: int) -> None:
     script = """
 import jax
 jax.distributed.initialize()
@@ -145,7 +143,7 @@ found["launcher"] = json.loads(subprocess.run(show, capture_output=True, check=T
 say(**found)
 """
     before = [*WRAPPER, "--framework", "jax"]
-    ended = run_ranks(_BEGIN + script, {**clean_env, **_ENV, "no_proxy": "a.b"}, port, tmp_path, before=before)
+    ended = run_ranks(_BEGIN + script, before=before, no_proxy="a.b", **_ENV)
     lines = [rank.line() for rank in ended]
     for rank, line in enumerate(lines):
         assert line.pop("env") == {
@@ -155,33 +153,33 @@ say(**found)
         assert line == {"rank": rank, "size": 2, "total": [0, 1], "launcher": "torch"}
 
 
-def _meeting(capture: str, rank: int, **more: str) -> tuple[Meeting, dict[str, str]]:
+def _meeting(capture: str, rank: int, **more: str) -> tuple[JobInfo, dict[str, str]]:
     environ = {**one(capture, rank), **more}
     return alone(detect(environ), 1.0), environ
 
 
 def test_exports_are_what_jax_finds_first() -> None:
     # clusters/ompi_cluster.py reads these; Slurm's, which it reads as well, stay as they are.
-    meeting, environ = _meeting("torchrun-2.13.0/uneven_3_1_c10d", 3)
-    meeting.store_address = ("10.0.0.1", 61000)  # torchrun's own port is not to be had
-    found = frameworks.exports("jax", meeting, environ)
+    job, environ = _meeting("torchrun-2.13.0/uneven_3_1_c10d", 3)
+    job.store_address = ("10.0.0.1", 61000)  # torchrun's own port is not to be had
+    found = frameworks.exports("jax", job, environ)
     assert found.pop("JAX_COORDINATOR_ADDRESS").endswith(":61000")
     assert found.pop("OMPI_MCA_orte_hnp_uri")
     assert found == {
         "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3",
         "OMPI_COMM_WORLD_LOCAL_RANK": "0",
     }  # fmt: skip
-    meeting, environ = _meeting("slurm-srun-22.05.8/2nodes_2procs", 3, MASTER_PORT="29500")
-    assert set(frameworks.exports("jax", meeting, environ)) == {
+    job, environ = _meeting("slurm-srun-22.05.8/2nodes_2procs", 3, MASTER_PORT="29500")
+    assert set(frameworks.exports("jax", job, environ)) == {
         "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID",
     }  # fmt: skip
 
 
-def test_roll_call_off_under_torchrun() -> None:
-    meeting, environ = _meeting("torchrun-2.13.0/uneven_3_1_c10d", 3)
-    with pytest.raises(DistbootError, match="nobody can learn where rank 0 runs JAX's coordinator") as raised:
-        frameworks.exports("jax", meeting, environ)
-    assert raised.value.code == "roll-call-needed"
+def test_rendezvous_off_under_torchrun() -> None:
+    job, environ = _meeting("torchrun-2.13.0/uneven_3_1_c10d", 3)
+    with pytest.raises(DistbootError, match="no rank can learn where rank 0 runs JAX's coordinator") as raised:
+        frameworks.exports("jax", job, environ)
+    assert raised.value.code == "rendezvous-needed"
 
 
 @pytest.mark.parametrize(
@@ -197,23 +195,21 @@ def test_roll_call_off_under_torchrun() -> None:
 def test_each_rank_of_a_node_has_its_own_device(
     monkeypatch: pytest.MonkeyPatch, visible: list[str], environ: dict[str, str], expected: str | None
 ) -> None:
-    monkeypatch.setattr("distboot.accelerators.visible", lambda _: visible)
-    meeting, _ = _meeting("torchrun-2.13.0/2nodes_2procs_static", 3)
-    meeting.store_address = ("10.0.0.1", 61000)
-    assert frameworks.exports("jax", meeting, environ).get("JAX_LOCAL_DEVICE_IDS") == expected
+    monkeypatch.setattr("distboot.host.accelerators.visible", lambda _: visible)
+    job, _ = _meeting("torchrun-2.13.0/2nodes_2procs_static", 3)
+    job.store_address = ("10.0.0.1", 61000)
+    assert frameworks.exports("jax", job, environ).get("JAX_LOCAL_DEVICE_IDS") == expected
 
 
 def test_too_few_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distboot.accelerators.visible", lambda _: ["a"])
-    meeting, environ = _meeting("torchrun-2.13.0/2nodes_2procs_static", 3)
-    meeting.store_address = ("10.0.0.1", 61000)
+    monkeypatch.setattr("distboot.host.accelerators.visible", lambda _: ["a"])
+    job, environ = _meeting("torchrun-2.13.0/2nodes_2procs_static", 3)
+    job.store_address = ("10.0.0.1", 61000)
     with pytest.raises(DistbootError, match="local rank 1 of 2 has no accelerator of its own: 1 visible"):
-        frameworks.exports("jax", meeting, environ)
+        frameworks.exports("jax", job, environ)
 
 
 def _jax(monkeypatch: pytest.MonkeyPatch, *, old: bool = False, begun: bool = False) -> None:
-    """Have a JAX that is not there."""
-
     def initialize(shutdown_timeout_seconds: int = 300) -> None: ...
 
     distributed = SimpleNamespace(initialize=print if old else initialize, is_initialized=lambda: False)

@@ -9,33 +9,52 @@ from pathlib import Path
 import pytest
 from conftest import PACKAGE, Run
 
-# From the bottom to the top: a module imports only from layers below its own.
-LAYERS = (
-    {"errors"},
-    {"placement", "address", "hostlist", "accelerators", "cpus", "threads", "ending"},
-    {"platforms", "handoff", "facts", "interfaces", "resolve", "logs", "arguments"},
-    {"reading", "child", "detached"},
-    {"launchers"},
-    {"rivals"},
-    {"detection"},
-    {"exports", "misspelled", "rendezvous", "record", "supervise", "deadline"},
-    {"roster", "mpi", "nodes"},
-    {"report"},
-    {"rollcall"},
-    {"lifeline", "doctor"},
-    {"context"},
-    {"frameworks"},
-    {"bootstrap"},
-    {"lightning"},
-    {"cli"},
-    {"__init__", "__main__"},
+# The floors of the house, from the ground up, and on each the order of its parts: a module imports from parts below its
+# own only. A part is a module, a folder, or, where that has an order of its own, what is in it.
+FLOORS = (
+    # 1: the exception, the settings, and texts
+    ({"text", "errors"}, {"settings", "process"}),
+    # 2: this host; the environment of this process
+    (
+        {"host"},
+        {"detection.parse", "detection.placement", "detection.arguments"},
+        {"detection.inherited"},
+        {"detection.env_reader"},
+        {"detection.launchers"},
+        {"detection.detect"},
+        {"detection.export"},
+    ),
+    # 3: the ranks meet, and what rank 0 learns of that
+    (
+        {"rendezvous.protocol"},
+        {"rendezvous.messages"},
+        {"rendezvous.membership"},
+        {"rendezvous.join_table"},
+        {"rendezvous.keys", "report"},
+        {"rendezvous.connection_pool", "rendezvous.ports"},
+        {"rendezvous.worker"},
+        {"rendezvous.coordinator", "rendezvous.master"},
+        {"rendezvous.join"},
+        {"rendezvous.job_info"},
+        {"rendezvous.plan"},
+    ),
+    # 4: a process is supervised
+    ({"agent"},),
+    # 5: frameworks
+    ({"doctor"}, {"context"}, {"frameworks"}),
+    # 6: the public API
+    ({"initialize"}, {"lightning"}),
+    # 7: the command line
+    ({"cli"}, {"__init__", "__main__"}),
 )
+LAYERS = tuple(part for floor in FLOORS for part in floor)
+ORDERED = {"detection", "rendezvous"}  # folders whose parts have an order of their own
 FRAMEWORKS = {"torch", "deepspeed", "horovod", "tensorflow", "mpi4py", "jax", "lightning", "numpy"}
 
 
-def _name(path: Path) -> str:
-    """The part of the package that a file belongs to."""
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+def _part(parts: tuple[str, ...]) -> str:
+    """The part of the package that a module or a name in it belongs to."""
+    return ".".join(parts[:2]) if parts[0] in ORDERED else parts[0]
 
 
 def _imports(path: Path, tree: ast.AST) -> list[tuple[ast.stmt, str]]:
@@ -58,21 +77,24 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_run_one_way(path: Path) -> None:
     layer_of = {name: index for index, names in enumerate(LAYERS) for name in names}
-    own = _name(path)
+    own = _part(path.relative_to(PACKAGE).with_suffix("").parts)
+    if own in ("detection.__init__", "rendezvous.__init__"):
+        assert not _imports(path, ast.parse(path.read_text()))
+        return
     assert own in layer_of, "a new module needs its layer"
     for _, imported in _imports(path, ast.parse(path.read_text())):
-        parts = imported.split(".")
-        if parts[0] != "distboot" or len(parts) < 2 or parts[1] not in layer_of or parts[1] == own:
-            continue
-        assert layer_of[parts[1]] < layer_of[own], f"{own} must not import {parts[1]}"
+        package, *parts = imported.split(".")
+        part = _part(tuple(parts)) if package == "distboot" and parts else own
+        if part in layer_of and part != own:
+            assert layer_of[part] < layer_of[own], f"{own} must not import {part}"
 
 
-@pytest.mark.parametrize("folder", ["launchers", "frameworks"])
+@pytest.mark.parametrize("folder", ["detection.launchers", "frameworks"])
 def test_siblings_never_import_each_other(folder: str) -> None:
-    for path in sorted((PACKAGE / folder).glob("[a-z]*.py")):
+    for path in sorted(PACKAGE.joinpath(*folder.split(".")).glob("[a-z]*.py")):
+        siblings = {f"distboot.{folder}.{other.stem}" for other in path.parent.glob("[a-z]*.py")}
         for _, imported in _imports(path, ast.parse(path.read_text())):
-            sibling = imported.removeprefix(f"distboot.{folder}.")
-            assert sibling == imported or sibling.startswith("_"), f"{path.name} imports {sibling}"
+            assert not siblings & {imported, imported.rpartition(".")[0]}, f"{path.name} imports {imported}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -99,7 +121,7 @@ print(sorted(new - set(sys.stdlib_module_names)), len(set(sys.modules) - before)
         "",
         "distboot.detect({})",
         "import distboot.cli.main",
-        "import distboot.rollcall.attend, distboot.cli.job",
+        "import distboot.rendezvous.plan, distboot.cli.show",
         "import distboot.cli.doctor",
     ],
 )
@@ -115,7 +137,16 @@ def test_wrapper_of_a_process_that_is_alone_does_without_dataclasses(run: Run) -
     # They import `inspect`, and compile the methods of each: together a quarter of the time until the command starts.
     result = run(sys.executable, "-X", "importtime", "-m", "distboot", "run", "--", "true")
     loaded = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
-    assert loaded & {"distboot.supervise", "dataclasses", "inspect"} == {"distboot.supervise"}
+    assert loaded & {"distboot.agent.supervisor", "dataclasses", "inspect"} == {"distboot.agent.supervisor"}
+
+
+def test_guard_loads_what_it_needs_and_no_launcher(run: Run) -> None:
+    # Beside every rank of a node one is started, as the very first thing.
+    loaded = "import sys, distboot.agent.sidecar; print(*(name for name in sys.modules if 'distboot' in name))"
+    names = run(sys.executable, "-c", loaded).stdout.split()
+    assert "distboot.agent.loop" in names
+    assert not [name for name in names if name.startswith(("distboot.detection", "distboot.cli"))]
+    assert len(names) <= 40
 
 
 def test_public_names_are_there(run: Run) -> None:

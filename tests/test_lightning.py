@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import json
 import sys
+import types
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 from captured import one
 from conftest import Run
-from launched import MPI_ENV, MPIRUN, needs_mpirun
-from ranks import WRAPPER, run_ranks
+from launched import MPI_ENV, TWO_OF_MPIRUN, needs, needs_mpirun
+from ranks import BEGIN, WRAPPER, RunRanks
 
-from distboot import detect, frameworks
-from distboot.rollcall.meeting import alone
+from distboot import DistbootError, detect, frameworks
+from distboot.detection.export import variables
+from distboot.lightning import callbacks
+from distboot.rendezvous.job_info import alone
 
-needs_lightning = pytest.mark.skipif(
-    not any(Path(path, "lightning").is_dir() for path in sys.path), reason="lightning is not installed"
-)
+needs_lightning = needs("lightning")
 
 # A rank that trains on data of its own must end with the weights of all.
-_BEGIN = """
-import json, os, subprocess, sys, warnings
-import distboot
-def say(**line):
-    sys.stdout.write(json.dumps(line) + "\\n")
-    sys.stdout.flush()
+_BEGIN = (
+    BEGIN
+    + """
 def fitted(Module, Trainer, **options):
     import torch
     class Model(Module):
@@ -55,6 +54,7 @@ def refused(call):
     except distboot.DistbootError as error:
         return [error.code, error.message, error.hint]
 """
+)
 
 _PLUGIN = """
 from lightning.pytorch import LightningModule, Trainer
@@ -75,11 +75,11 @@ def _lines(stdout: str) -> list[dict[str, object]]:
     return sorted(lines, key=lambda line: int(line["rank"]))
 
 
+@pytest.mark.all
 @needs_lightning
 @needs_mpirun
 def test_plugin_under_mpirun(run: Run) -> None:
-    assert MPIRUN is not None
-    command = [MPIRUN, "-n", "2", "--map-by", ":OVERSUBSCRIBE", sys.executable, "-c", _BEGIN + _PLUGIN]
+    command = [*TWO_OF_MPIRUN, sys.executable, "-c", _BEGIN + _PLUGIN]
     result = run(*command, env=MPI_ENV, timeout=180)
     fits = "Trainer(devices=2, num_nodes=1), or start another number of ranks"
     job = "are not the ranks of this job: the job has 2 on 1 node"
@@ -94,7 +94,7 @@ def test_plugin_under_mpirun(run: Run) -> None:
         for rank in range(2)
     ], result.stderr
     assert result.returncode == 0
-    assert "all ended well" in result.stderr  # says the lifeline
+    assert "all ended well" in result.stderr  # says failure detection
 
 
 # By Lightning's own arithmetic, node rank times devices, rank 0 would be rank 1, and the other way round.
@@ -104,8 +104,9 @@ _REVERSED = (
 )
 
 
+@pytest.mark.all
 @needs_lightning
-def test_plugin_uses_the_group_of_init(clean_env: dict[str, str], port: int, tmp_path: Path) -> None:
+def test_plugin_uses_the_group_of_init(run_ranks: RunRanks) -> None:
     script = """
 ctx = distboot.init(join_timeout=60)
 import torch
@@ -119,30 +120,87 @@ assert torch.distributed.group.WORLD is group
 say(rank=ctx.rank, fitted=found)
 ctx.close()
 """
-    ended = run_ranks(_BEGIN + script, clean_env, port, tmp_path, places=_REVERSED)
+    ended = run_ranks(_BEGIN + script, places=_REVERSED)
     assert [rank.line() for rank in ended] == [
         {"rank": 0, "fitted": ["DistbootEnvironment", [0, 0, 1, 2], "gloo"]},
         {"rank": 1, "fitted": ["DistbootEnvironment", [1, 0, 0, 2], "gloo"]},
     ]
 
 
+@pytest.mark.all
 @needs_lightning
-def test_unmodified_script_under_the_wrapper(clean_env: dict[str, str], port: int, tmp_path: Path) -> None:
+def test_unmodified_script_under_the_wrapper(run_ranks: RunRanks) -> None:
     script = """
 from lightning.pytorch import LightningModule, Trainer
 found = fitted(LightningModule, Trainer, devices=1, num_nodes=2)
 say(rank=int(os.environ["RANK"]), fitted=found)
 """
-    ended = run_ranks(_BEGIN + script, clean_env, port, tmp_path, before=WRAPPER, places=_REVERSED)
+    ended = run_ranks(_BEGIN + script, before=WRAPPER, places=_REVERSED)
     assert [rank.line()["fitted"] for rank in ended] == [
         ["TorchElasticEnvironment", [0, 0, 1, 2], "gloo"],
         ["TorchElasticEnvironment", [1, 0, 0, 2], "gloo"],
     ]
 
 
-def test_exports_are_no_launcher_for_what_the_script_starts(
-    clean_env: dict[str, str], port: int, tmp_path: Path
-) -> None:
+# Its own launcher would start the second process; and of 3 devices each rank would train a third of the batches.
+_WRONG_SIZE = """
+from lightning.pytorch import LightningModule, Trainer
+fitted(LightningModule, Trainer, devices=int(os.environ["DEVICES"]))
+"""
+
+
+@pytest.mark.all
+@needs_lightning
+@pytest.mark.parametrize("init", ["", "distboot.init()\n"], ids=["wrapper", "init"])
+def test_lightning_is_to_start_processes_itself(run: Run, tmp_path: Path, init: str) -> None:
+    (tmp_path / "train.py").write_text(_BEGIN + init + _WRONG_SIZE)
+    done = run(*([sys.executable] if init else WRAPPER), "train.py", env={"DEVICES": "2"}, timeout=180)
+    assert done.returncode == 1
+    assert "does not match the world size (1)" in done.stderr
+    hint = "distboot: hint: devices=1, num_nodes=1 fit the job, or start 2 ranks here: python -m distboot --nproc"
+    assert done.stderr.rpartition("world size (1)")[2].count(hint) == 1, done.stderr
+
+
+@pytest.mark.all
+@needs_lightning
+def test_wrong_devices_after_init(run_ranks: RunRanks) -> None:
+    script = _BEGIN + "distboot.init(join_timeout=120)\n" + _WRONG_SIZE
+    ended = run_ranks(script, DEVICES="3")
+    assert all(rank.code for rank in ended)
+    assert any("does not match the world size (2)" in rank.err for rank in ended), ended[0].err
+    assert any("hint: devices=2, num_nodes=1 fit the job, or start another" in rank.err for rank in ended)
+
+
+@pytest.mark.all
+@needs_lightning
+@pytest.mark.skipif(
+    not any(entry_points(group="lightning.pytorch.callbacks_factory", name="distboot")),
+    reason="distboot was installed before it had entry points (pip install -e .)",
+)
+def test_one_device_in_a_job_of_several_ranks(run_ranks: RunRanks) -> None:
+    ended = run_ranks(_BEGIN + _WRONG_SIZE, before=WRAPPER, DEVICES="1")
+    assert all(rank.code for rank in ended)
+    assert any("devices × num_nodes = 1 are not the ranks of this job, which has 2" in rank.err for rank in ended)
+
+
+def test_size_check_is_for_trainings_in_jobs_of_ours_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", types.SimpleNamespace(Callback=object))
+    for name, value in variables(detect(one("openmpi-4.1.4/1node_4procs", 3)), {}).items():
+        monkeypatch.setenv(name, value) if value is not None else monkeypatch.delenv(name, raising=False)
+    (check,) = callbacks()
+    trainer = types.SimpleNamespace(num_devices=1, num_nodes=1)
+    check.setup(trainer, None, "test")  # type: ignore[attr-defined]
+    check.setup(types.SimpleNamespace(num_devices=4, num_nodes=1), None, "fit")  # type: ignore[attr-defined]
+    with pytest.raises(DistbootError, match=r"rank 3 on .* = 1 are not the ranks of this job, which has 4") as refusal:
+        check.setup(trainer, None, "fit")  # type: ignore[attr-defined]
+    assert refusal.value.hint.startswith("Trainer(devices=4, num_nodes=1), or start another number of ranks")
+    monkeypatch.setenv("WORLD_SIZE", "2")  # of a torchrun that the script has started, say
+    assert callbacks() == []
+    monkeypatch.delenv("DISTBOOT_PLACEMENT")
+    assert callbacks() == []
+
+
+def test_exports_are_no_launcher_for_what_the_script_starts(run_ranks: RunRanks) -> None:
     script = """
 def shown():
     show = [sys.executable, "-m", "distboot", "show", "--json"]
@@ -154,13 +212,13 @@ with distboot.init("none", join_timeout=60) as ctx:
     env = {name: os.environ[name] for name in names}
 say(rank=ctx.rank, launchers=found, env=env)
 """
-    ended = run_ranks(_BEGIN + script, clean_env, port, tmp_path, before=WRAPPER)
+    ended = run_ranks(_BEGIN + script, before=WRAPPER)
     env = {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
     lines = [rank.line() for rank in ended]
     assert lines == [{"rank": rank, "launchers": ["torch", "torch"], "env": env} for rank in range(2)]
 
 
-def test_master_port_is_free_after_init_none(clean_env: dict[str, str], port: int, tmp_path: Path) -> None:
+def test_master_port_is_free_after_init_none(run_ranks: RunRanks) -> None:
     script = """
 import socket
 with distboot.init("none", join_timeout=60) as ctx:
@@ -170,7 +228,7 @@ with distboot.init("none", join_timeout=60) as ctx:
     ctx.barrier()
     say(rank=ctx.rank, port=ctx.master_port)
 """
-    lines = [rank.line() for rank in run_ranks(_BEGIN + script, clean_env, port, tmp_path)]
+    lines = [rank.line() for rank in run_ranks(_BEGIN + script)]
     assert lines[0]["port"] == lines[1]["port"]
 
 
@@ -184,13 +242,13 @@ from distboot.lightning import DistbootEnvironment
 """
 
 
-def test_ranks_that_each_worked_alone_are_warned_of(clean_env: dict[str, str], port: int, tmp_path: Path) -> None:
+def test_ranks_that_each_worked_alone_are_warned_of(run_ranks: RunRanks) -> None:
     script = """
 environment = DistbootEnvironment()
 assert isinstance(environment, ClusterEnvironment)
 say(rank=environment.context.rank)
 """
-    ended = run_ranks(_BEGIN + _FAKE + script, clean_env, port, tmp_path)
+    ended = run_ranks(_BEGIN + _FAKE + script)
     said = (
         "warning: Lightning was set up for one device, and each of the 2 ranks worked alone: Trainer(devices=2, "
         "num_nodes=1), or start another number of ranks"
@@ -216,7 +274,7 @@ def _exported(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def test_exports_for_lightning_only_where_nobody_else_says_it() -> None:
-    assert _exported({}) == {}
+    assert _exported({}) == {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
     assert _exported(one("torchrun-2.13.0/uneven_3_1_c10d", 3)) == {}
     # As `srun --ntasks-per-node` has it, Lightning's own plugin works, and can requeue the job.
     slurm = one("slurm-srun-22.05.8/2nodes_2procs", 2)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Run
 from launched import MPI_ENV, MPIRUN, needs_mpirun, needs_torch
-from lifelines import until
+from supervised import until
 from wrappers import HOST, PREFIX, PREFIXED, log_of, python, read_from, type_in, wrapped
 
 pytestmark = pytest.mark.usefixtures("buffered")
@@ -139,6 +139,7 @@ def test_ranks_that_torchrun_starts_have_them_too(distboot: Run, tmp_path: Path)
     assert result.returncode == 0
 
 
+@pytest.mark.all
 @needs_mpirun
 @needs_torch
 def test_mlflow_hears_of_a_metric_once(run: Run, tmp_path: Path) -> None:

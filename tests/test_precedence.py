@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from captured import one
+from captured import ALL, Capture, one, refused, wrong_numbers
 from documented import tf_config
 
 from distboot import DistbootError, detect
-from distboot.exports import applied, variables
-from distboot.launchers import INNERMOST_FIRST
+from distboot.detection.detect import INNERMOST_FIRST
+from distboot.detection.export import for_launcher, merged, variables
 
-OPENMPI = "openmpi-5.0.11/uneven_3_1"
+OPENMPI, UNEVEN_STEP = "openmpi-5.0.11/uneven_3_1", "slurm-srun-22.05.8/uneven_3_1_default"
 
 
 def test_launcher_names_are_unique_and_documented() -> None:
@@ -35,18 +35,31 @@ def test_innermost_launcher_wins(capture: str, innermost: str) -> None:
     assert {detect(one(capture, rank)).launcher for rank in range(4)} == {innermost}
 
 
-def test_plain_variables_that_disagree_with_a_launcher_are_refused() -> None:
-    with pytest.raises(DistbootError) as refusal:
-        detect({**one(OPENMPI, 3), "RANK": "0", "WORLD_SIZE": "1"})
-    assert refusal.value.code == "conflicting-launchers"
-    assert "rank 3 of 4" in refusal.value.message
-    assert "rank 0 of 1" in refusal.value.message
-    assert "DISTBOOT_LAUNCHER=openmpi" in refusal.value.hint
+_FIRST = {each.launcher: each for each in reversed(ALL) if len(each.processes) > 1 and "+" not in each.name}
+_SEVERAL = [capture for launcher, capture in _FIRST.items() if launcher != "single"]
 
 
-def test_plain_variables_that_agree_change_nothing() -> None:
-    placement = detect({**one(OPENMPI, 3), "RANK": "3", "WORLD_SIZE": "4"})
-    assert (placement.launcher, placement.rank, placement.notes) == ("openmpi", 3, ())
+@pytest.mark.parametrize("outer", _SEVERAL, ids=lambda capture: capture.launcher)
+@pytest.mark.parametrize("inner", _SEVERAL, ids=lambda capture: capture.launcher)
+def test_launcher_below_the_wrapper_owns_the_rank(outer: Capture, inner: Capture) -> None:
+    environ = outer.processes[1].environ
+    environ = merged(for_launcher(detect(environ), environ, together=False), environ)
+    for process in inner.processes:
+        placement = detect({**environ, **process.environ})
+        assert (placement.launcher, placement.rank) == (inner.launcher, process.expected["rank"])
+        assert placement.world_size == process.expected["size"]
+        assert wrong_numbers(placement, process) == {}
+
+
+@pytest.mark.parametrize("job", [(), ("SLURM_JOB_ID",), ("SLURM_STEP_ID",), ("SLURM_JOB_ID", "SLURM_STEP_ID")], ids=str)
+def test_step_of_the_daemons_is_no_news_in_a_container(job: tuple[str, ...]) -> None:
+    """It gets what the wrapper has exported, rank and size of mpirun, and some of what srun has set for the daemon."""
+    environ = one("slurm-sbatch+openmpi5-22.05.8/mpirun_2nodes_2procs", 2)
+    exported = merged(variables(detect(environ), environ, met=True), environ)
+    passed = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", *job}
+    given = {name: value for name, value in exported.items() if name in passed or environ.get(name) != value}
+    placement = detect(given)
+    assert (placement.launcher, placement.rank, placement.world_size) == ("openmpi", 2, 4)
 
 
 @pytest.mark.parametrize("left_over", [{"WORLD_SIZE": "4"}, {"LOCAL_RANK": "7"}, {"RANK": "abc"}, {"TF_CONFIG": "{"}])
@@ -57,9 +70,8 @@ def test_half_a_plain_launcher_beside_a_whole_one_is_ignored_and_noted(left_over
 
 
 def test_tf_config_that_disagrees_is_refused() -> None:
-    with pytest.raises(DistbootError) as refusal:
-        detect({**one(OPENMPI, 3), **tf_config("worker", 0)})
-    assert refusal.value.code == "conflicting-launchers"
+    refusal = refused({**one(OPENMPI, 3), **tf_config("worker", 0)})
+    assert refusal.code == "conflicting-launchers"
 
 
 @pytest.mark.parametrize("how", ["argument", "variable"])
@@ -73,43 +85,11 @@ def test_named_launcher_wins(how: str) -> None:
     assert detect(environ, launcher="single").world_size == 1
 
 
-def test_named_launcher_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(DistbootError) as refusal:
-        detect(one(OPENMPI, 3), launcher="slurm")
-    assert refusal.value.code == "launcher-mismatch"
-    assert "SLURM_STEP_ID" in refusal.value.message
-
-
-def test_named_launcher_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(DistbootError) as refusal:
-        detect({"DISTBOOT_LAUNCHER": "opnempi"})
-    assert refusal.value.code == "unknown-launcher"
-    assert "openmpi" in refusal.value.hint
-
-
-def test_step_that_contradicts_itself_is_refused() -> None:
-    environ = one("slurm-srun-22.05.8/uneven_3_1_default", 3)
-    for variable, value in (("SLURM_GTIDS", "2"), ("SLURM_STEP_TASKS_PER_NODE", "2,1"), ("SLURM_NODEID", "2")):
-        with pytest.raises(DistbootError) as refusal:
-            detect({**environ, variable: value})
-        assert variable in refusal.value.message
-
-
-def test_interactive_slurm_shell_is_single() -> None:
-    environ = {**one("slurm-srun-22.05.8/1node_1proc", 0), "SLURM_STEP_ID": "4294967290"}
-    assert detect(environ).launcher == "single"
-
-
 def test_plain_rank_in_a_world_of_the_same_size_is_ignored_and_noted() -> None:
     # Exported once in a batch script: the same RANK for every task.
     placement = detect({**one("slurm-srun-22.05.8/2nodes_2procs", 3), "RANK": "0", "WORLD_SIZE": "4"})
     assert (placement.launcher, placement.rank) == ("slurm", 3)
     assert any("RANK, WORLD_SIZE ignored: slurm owns the rank, and says 3" in note for note in placement.notes)
-
-
-def test_plain_variables_come_before_tf_config() -> None:
-    plain = {"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "0"}
-    assert detect({**tf_config("worker", 0), **plain}).launcher == "torch"
 
 
 @pytest.mark.parametrize(
@@ -137,16 +117,17 @@ def test_launcher_inside_a_slurm_step_wins_and_the_step_is_noted(inner: str, lau
     [
         (OPENMPI, {"OMPI_WORLD_SIZE": "8"}, "OMPI_WORLD_SIZE='8' contradicts OMPI_COMM_WORLD_SIZE"),
         ("slurm-srun-22.05.8/2nodes_2procs_pmi2", {"PMI_RANK": "0"}, "PMI_RANK='0' contradicts SLURM_PROCID"),
+        ("slurm-srun-22.05.8/2nodes_2procs_pmi2", {"PMI_SIZE": "8"}, "PMI_SIZE='8' contradicts SLURM_STEP_NUM_TASKS"),
+        ("deepspeed-0.19.8/pdsh_uneven_3_2", {"LOCAL_RANK": "0"}, "LOCAL_RANK='0' contradicts RANK % LOCAL_SIZE='1'"),
         ("slurm-srun-22.05.8/2nodes_2procs", {"SLURMD_NODENAME": "nodez"}, "SLURMD_NODENAME='nodez' is not in"),
         # sbatch called inside a step: the new job's own variables, and the step's of the old one.
         ("slurm-srun-22.05.8/2nodes_2procs", {"SLURM_NTASKS": "1"}, "left over from the step"),
         ("slurm-srun-22.05.8/2nodes_2procs", {"MASTER_ADDR": "127.0.0.1"}, "is a loopback address"),
+        (UNEVEN_STEP, {"SLURM_GTIDS": "2"}, "SLURM_GTIDS"),
+        (UNEVEN_STEP, {"SLURM_STEP_TASKS_PER_NODE": "2,1"}, "SLURM_STEP_TASKS_PER_NODE"),
+        (UNEVEN_STEP, {"SLURM_NODEID": "2"}, "SLURM_NODEID"),
         (OPENMPI, {"PMIX_RANK": "1"}, "PMIX_RANK='1' contradicts OMPI_COMM_WORLD_RANK='3'"),
-        (
-            "mpich-4.0.2/1node_4procs",
-            {"MPI_LOCALRANKID": "1"},
-            "PMI_RANK='3' of PMI_SIZE='4' cannot be at",
-        ),
+        ("mpich-4.0.2/1node_4procs", {"MPI_LOCALRANKID": "1"}, "PMI_RANK='3' of PMI_SIZE='4' cannot be at"),
         (
             "intelmpi-2021.19.0/2nodes_2procs",
             {"HYDRA_BSTRAP_NODE_ID": "4", "PMI_SIZE": "8"},
@@ -163,11 +144,15 @@ def test_what_contradicts_the_launchers_own_words_is_refused(
     assert problem in refusal.value.message
 
 
-@pytest.mark.parametrize("variables", [{"OMPI_UNIVERSE_SIZE": "2"}, {"PRTE_MCA_rmaps_default_ranking_policy": "node"}])
-def test_local_rank_of_open_mpi_is_not_taken_where_it_may_not_follow_the_ranks(variables: dict[str, str]) -> None:
-    placements = [detect({**one("openmpi-5.0.11/2nodes_2procs", rank), **variables}) for rank in range(4)]
-    assert {placement.local_rank for placement in placements} == {None}
-    assert all(placement.notes for placement in placements)
+def test_local_rank_of_open_mpi_is_its_own_in_whatever_order() -> None:
+    placements = [detect(one("openmpi-5.0.11/1node_4procs", rank)) for rank in range(4)]
+    assert [placement.local_rank for placement in placements] == [0, 2, 1, 3]
+    assert {placement.sources["local_rank"] for placement in placements} == {"OMPI_COMM_WORLD_LOCAL_RANK"}
+
+
+def test_local_rank_of_deepspeed_is_its_own_in_whatever_order() -> None:
+    placements = [detect(one("deepspeed-0.19.8/pdsh_uneven_3_2", rank)) for rank in range(5)]
+    assert [placement.local_rank for placement in placements] == [0, 1, 2, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -177,6 +162,7 @@ def test_local_rank_of_open_mpi_is_not_taken_where_it_may_not_follow_the_ranks(v
         ("mpich-4.0.2/2nodes_2procs", "openmpi-4.1.4/2nodes_2procs"),
         ("openmpi-4.1.4/2nodes_2procs", "mvapich2-2.3.7/2nodes_2procs"),
         ("horovodrun-0.28.1/gloo_2nodes_2procs", "mpich-4.0.2/2nodes_2procs"),
+        ("openmpi-5.0.11/2nodes_2procs", "pmi"),
         # A step of one task a node is that of the daemons; one of two is not.
         ("mpich-4.0.2/2nodes_2procs", "slurm-srun-22.05.8/2nodes_2procs"),
         ("openmpi-4.1.4/2nodes_2procs", "slurm-srun-22.05.8/2nodes_2procs"),
@@ -184,11 +170,10 @@ def test_local_rank_of_open_mpi_is_not_taken_where_it_may_not_follow_the_ranks(v
     ],
 )
 def test_two_launchers_of_which_nothing_says_who_is_the_inner_one_are_refused(outer: str, inner: str) -> None:
-    with pytest.raises(DistbootError) as refusal:
-        detect({**one(outer, 0), **one(inner, 3)})
-    assert refusal.value.code == "conflicting-launchers"
-    assert "rank 0 of 4" in refusal.value.message
-    assert "rank 3 of 4" in refusal.value.message
+    refusal = refused({**one(outer, 0), **({"PMI_RANK": "3", "PMI_SIZE": "4"} if inner == "pmi" else one(inner, 3))})
+    assert refusal.code == "conflicting-launchers"
+    assert "rank 0 of 4" in refusal.message
+    assert "rank 3 of 4" in refusal.message
 
 
 @pytest.mark.parametrize(
@@ -202,9 +187,8 @@ def test_two_launchers_of_which_nothing_says_who_is_the_inner_one_are_refused(ou
 )
 def test_world_of_one_left_over_in_a_shell_is_not_believed_in_a_step_of_several_tasks(inner: dict[str, str]) -> None:
     for step in ("slurm-srun-22.05.8/2nodes_1proc", "slurm-srun-22.05.8/2nodes_2procs"):
-        with pytest.raises(DistbootError) as refusal:
-            detect({**one(step, 1), **inner})
-        assert refusal.value.code == "conflicting-launchers"
+        refusal = refused({**one(step, 1), **inner})
+        assert refusal.code == "conflicting-launchers"
 
 
 def test_local_rank_of_another_launcher_shows_that_the_rank_is_not_its_own() -> None:
@@ -215,26 +199,48 @@ def test_local_rank_of_another_launcher_shows_that_the_rank_is_not_its_own() -> 
         detect({**step, **left_over})
 
 
-def test_digit_of_another_script_in_a_step_beside_mpi_is_no_traceback() -> None:
-    step = {"SLURM_PROCID": "²", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2"}
-    assert detect({**one("mpich-4.0.2/2nodes_2procs", 3), **step}).rank == 3
+def test_task_of_slurm_next_to_mpi_of_which_nothing_says_that_they_are_daemons_is_refused() -> None:
+    step = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
+    refusal = refused({**one("mpich-4.0.2/2nodes_2procs", 3), **step})
+    assert refusal.code == "conflicting-launchers"
+    assert detect({**one("mpich-4.0.2/2nodes_2procs", 3), **step, "SLURM_STEP_NUM_NODES": "2"}).rank == 3
 
 
-def test_mpirun_inside_one_task_of_flux_owns_the_rank() -> None:
-    task = {"FLUX_TASK_RANK": "0", "FLUX_TASK_LOCAL_ID": "0", "FLUX_JOB_SIZE": "1", "FLUX_JOB_NNODES": "1"}
-    assert detect({**task, **one("openmpi-4.1.4/1node_4procs", 3)}).launcher == "openmpi"
+OUTER = [
+    ("plain-python-3.11/nothing", 0), ("openmpi-5.0.11/1node_4procs", 0), ("openmpi-4.1.4/2nodes_1proc", 1),
+    ("mpich-4.0.2/1node_4procs", 0), ("slurm-srun-22.05.8/2nodes_1proc", 0), ("horovodrun-0.28.1/gloo_1node_4procs", 0),
+]  # fmt: skip
+INNER = [
+    "torchrun-2.13.0/1node_4procs", "torchrun-2.13.0/2nodes_2procs_c10d", "deepspeed-0.19.8/1node_4procs",
+    "horovodrun-0.28.1/gloo_1node_4procs", "openmpi-5.0.11/1node_4procs", "openmpi-4.1.4/1node_4procs",
+    "mpich-4.0.2/1node_4procs", "slurm-srun-22.05.8/2nodes_2procs",
+]  # fmt: skip
+_OF_HOROVOD = {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "4"}
+OF_FRAMEWORKS: dict[str, dict[str, str]] = {
+    "none": {},
+    "torch": {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"},
+    "deepspeed": {"CROSS_RANK": "0", "CROSS_SIZE": "1"},
+    "horovod": {**_OF_HOROVOD, "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": "61234"},
+}
 
 
-def test_launcher_started_under_the_wrapper_owns_its_ranks() -> None:
-    outer = one("openmpi-4.1.4/1node_1proc", 0)
-    wrapped = applied(variables(detect(outer), outer), outer)
-    placement = detect({**wrapped, **one("mpich-4.0.2/1node_4procs", 3)})
-    assert (placement.launcher, placement.rank, placement.world_size) == ("mpich", 3, 4)
-
-
-def test_mpirun_typed_into_an_interactive_step_of_several_tasks_owns_the_rank() -> None:
-    shell = {**one("slurm-srun-22.05.8/2nodes_2procs", 0), "SLURM_PTY_PORT": "45663"}
-    assert detect({**shell, **one("openmpi-4.1.4/1node_4procs", 3)}).rank == 3
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize(("outer", "rank"), OUTER, ids=[name for name, _ in OUTER])
+def test_any_launcher_below_the_wrapper_under_any_other_owns_its_ranks(outer: str, rank: int, inner: str) -> None:
+    """With whatever the wrapper has exported for the outer rank, which is often the same number."""
+    if outer == inner or (outer.startswith("mpich") and inner.startswith("slurm")):
+        return  # the very same process; and MPICH's PMI_RANK, which stays there and contradicts srun, is an error
+    job = {"SLURM_JOB_ID": one(inner, 0)["SLURM_JOB_ID"]} if inner.startswith("slurm") else {}
+    environ = {"MASTER_ADDR": "nodea", **job, **one(outer, rank)}
+    for others in OF_FRAMEWORKS.values():
+        child = merged(variables(detect(environ), environ, others=others), environ)
+        for index, process in enumerate(next(capture for capture in ALL if capture.name == inner).processes):
+            below = {**child, **process.environ}
+            placement = detect(below)
+            assert placement.launcher == inner.partition("-")[0], (index, others)
+            assert wrong_numbers(placement, process) == {}, (index, others)
+            deeper = detect(merged(variables(placement, below), below))  # the wrapper once more, below that
+            assert deeper[:8] == placement[:8]
 
 
 def test_variables_of_a_launcher_that_did_not_start_this_process_are_noted() -> None:
@@ -243,17 +249,35 @@ def test_variables_of_a_launcher_that_did_not_start_this_process_are_noted() -> 
     assert any(note.startswith("PET_NNODES, PET_NPROC_PER_NODE ignored") for note in placement.notes)
 
 
-@pytest.mark.parametrize(
-    "left_over", [{"CROSS_SIZE": "2"}, {"CROSS_RANK": "0"}, {"CROSS_RANK": "0", "CROSS_SIZE": "2"}]
-)
-def test_names_of_deepspeed_alone_are_somebody_elses(left_over: dict[str, str]) -> None:
-    assert detect({**one(OPENMPI, 3), **left_over}).launcher == "openmpi"
-
-
 def test_number_of_nodes_of_an_outer_open_mpi_4_is_not_that_of_an_inner_5() -> None:
     assert detect({**one("openmpi-5.0.11/2nodes_2procs", 3), "OMPI_MCA_orte_num_nodes": "4"}).num_nodes is None
 
 
-def test_step_of_several_tasks_with_a_terminal_is_a_step() -> None:
-    # srun inside an interactive shell inherits SLURM_PTY_PORT (seen with 22.05.8).
-    assert detect({**one("slurm-srun-22.05.8/2nodes_2procs", 3), "SLURM_PTY_PORT": "45663"}).rank == 3
+STEP, MPI_4, MPICH = "slurm-srun-22.05.8/2nodes_2procs", "openmpi-4.1.4/1node_4procs", "mpich-4.0.2/2nodes_2procs"
+PTY = {"SLURM_PTY_PORT": "45663"}
+FLUX = {"FLUX_TASK_RANK": "0", "FLUX_TASK_LOCAL_ID": "0", "FLUX_JOB_SIZE": "1", "FLUX_JOB_NNODES": "1"}
+ODD_STEP = {"SLURM_PROCID": "²", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "launcher", "rank"),
+    [
+        ({**one(OPENMPI, 3), "RANK": "3", "WORLD_SIZE": "4"}, "openmpi", 3),
+        (
+            {**one("slurm-srun-22.05.8/1node_1proc", 0), "SLURM_STEP_ID": "4294967290"},
+            "single",
+            0,
+        ),  # an interactive shell
+        ({**one(STEP, 3), **PTY}, "slurm", 3),  # srun in such a shell inherits its terminal (seen with 22.05.8)
+        ({**one(STEP, 0), **PTY, **one(MPI_4, 3)}, "openmpi", 3),
+        ({**one(MPICH, 3), **ODD_STEP}, "mpich", 3),
+        ({**FLUX, **one(MPI_4, 3)}, "openmpi", 3),
+        ({**tf_config("worker", 0), "RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "0"}, "torch", 1),
+        ({**one(OPENMPI, 3), "CROSS_SIZE": "2"}, "openmpi", 3),  # DeepSpeed's names alone are somebody else's
+        ({**one(OPENMPI, 3), "CROSS_RANK": "0"}, "openmpi", 3),
+        ({**one(OPENMPI, 3), "CROSS_RANK": "0", "CROSS_SIZE": "2"}, "openmpi", 3),
+    ],
+)
+def test_owner_of_the_rank(environ: dict[str, str], launcher: str, rank: int) -> None:
+    placement = detect(environ)
+    assert (placement.launcher, placement.rank, placement.notes if "RANK" in environ else ()) == (launcher, rank, ())

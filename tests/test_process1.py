@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from conftest import Run
-from lifelines import until
 from process1 import (
     IN_CONTAINERS,
     LIMIT,
@@ -28,6 +27,7 @@ from process1 import (
     until_true,
     wrapped,
 )
+from supervised import until
 from test_wrapper import FORWARDED
 
 # Prints the name of every signal that it gets; the second TERM ends it with 7. By `sigwait`: a handler in Python does
@@ -58,7 +58,7 @@ def test_every_signal_reaches_the_child_once(clean_env: dict[str, str], mode: Mo
 
 
 @contextmanager
-def _in_the_roll_call(mode: Mode, env: dict[str, str]) -> Iterator[Wrapped]:
+def _in_the_rendezvous(mode: Mode, env: dict[str, str]) -> Iterator[Wrapped]:
     """Rank 1, once it waits for rank 0, which says nothing."""
     with socket.create_server(("127.0.0.1", 0)) as rank_0:
         rank_0.settimeout(LIMIT)
@@ -69,8 +69,8 @@ def _in_the_roll_call(mode: Mode, env: dict[str, str]) -> Iterator[Wrapped]:
 
 
 @in_modes(*IN_CONTAINERS)
-def test_term_in_the_roll_call(clean_env: dict[str, str], mode: Mode) -> None:
-    with _in_the_roll_call(mode, clean_env) as wrapper:
+def test_term_in_the_rendezvous(clean_env: dict[str, str], mode: Mode) -> None:
+    with _in_the_rendezvous(mode, clean_env) as wrapper:
         wrapper.send("TERM")
         assert "rror" not in wrapper.rest()
         assert wrapper.code() == 128 + signal.SIGTERM
@@ -78,9 +78,9 @@ def test_term_in_the_roll_call(clean_env: dict[str, str], mode: Mode) -> None:
 
 @pytest.mark.parametrize("name", ["INT", "HUP", "QUIT"])
 @in_modes(PROCESS_1)
-def test_other_signals_in_the_roll_call(clean_env: dict[str, str], mode: Mode, name: str) -> None:
+def test_other_signals_in_the_rendezvous(clean_env: dict[str, str], mode: Mode, name: str) -> None:
     # Ctrl-C in `docker run -it`, say: the kernel drops a signal to process 1 that has no handler.
-    with _in_the_roll_call(mode, clean_env) as wrapper:
+    with _in_the_rendezvous(mode, clean_env) as wrapper:
         wrapper.send(name)
         assert "rror" not in wrapper.rest()
         assert wrapper.code() == 128 + getattr(signal, f"SIG{name}")

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import shutil
 import sys
-from importlib.util import find_spec
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from conftest import Run
 from hosts import Hosts, missing_for_hosts
-from launched import json_lines, places_of
+from launched import BIN, json_lines, needs, needs_deepspeed, places_of
+from ranks import SAY_PLACE
 
-BIN = Path(sys.executable).parent
-
-
-def _needs(package: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(find_spec(package) is None, reason=f"{package} is not installed (pip install {package})")
+pytestmark = pytest.mark.all
 
 
 _SEEN = """
@@ -40,18 +37,64 @@ def seen(tmp_path: Path) -> str:
     return str(path)
 
 
-@_needs("deepspeed")
-def test_deepspeed_on_one_node(run: Run, seen: str, port: int) -> None:
-    launch = [str(BIN / "deepspeed"), "--hostfile", "/nonexistent", "--num_gpus", "2", "--master_port", str(port), seen]
-    lines = json_lines(run(*launch, env={"DS_ACCELERATOR": "cpu", "PATH": f"{BIN}:/usr/bin:/bin"}))
-    assert [(line["detected"], line["RANK"], line["local"], line["total"]) for line in lines] == [
-        ("deepspeed", 0, 0, 2.0),
-        ("deepspeed", 1, 1, 2.0),
+_DEEPSPEED = [str(BIN / "deepspeed"), "--hostfile", "/nonexistent", "--num_gpus", "2"]
+_ACCELERATE = (
+    f"{sys.executable} -m accelerate.commands.launch --num_machines 1 --mixed_precision no --dynamo_backend no"
+)
+
+
+@pytest.mark.parametrize(
+    ("launch", "launcher"),
+    [
+        pytest.param([*_DEEPSPEED, "--master_port"], "deepspeed", marks=needs_deepspeed),
+        pytest.param(
+            [*_ACCELERATE.split(), "--multi_gpu", "--num_processes", "2", "--main_process_port"], "torchrun",
+            marks=needs("accelerate"),
+        ),
+        pytest.param(
+            [*_ACCELERATE.split(), "--cpu", "--num_processes", "2", "--main_process_port"], "single",
+            marks=needs("accelerate"),
+        ),
+    ],
+    ids=["deepspeed", "accelerate", "accelerate-cpu"],
+)  # fmt: skip
+def test_launcher_on_one_node(run: Run, seen: str, port: int, launch: list[str], launcher: str) -> None:
+    ranks = 1 if launcher == "single" else 2
+    lines = json_lines(run(*launch, str(port), seen, env={"DS_ACCELERATOR": "cpu", "PATH": f"{BIN}:/usr/bin:/bin"}))
+    assert [(line["detected"], line["RANK"], line["total"]) for line in lines] == [
+        (launcher, rank, float(ranks)) for rank in range(ranks)
     ]
-    assert [line["argv"] for line in lines] == [["--local_rank=0"], ["--local_rank=1"]]
+    if launcher == "deepspeed":
+        assert [(line["local"], line["argv"]) for line in lines] == [
+            (rank, [f"--local_rank={rank}"]) for rank in (0, 1)
+        ]
 
 
-@_needs("deepspeed")
+_BOTH_ARE_THERE = (
+    SAY_PLACE
+    + """
+    own, other = sys.argv[1:]
+    open(own, "w").close()
+    while not os.path.exists(other):
+        os.sched_yield()
+    ctx.barrier()
+"""
+)
+
+
+@needs_deepspeed
+def test_two_deepspeed_at_once_on_one_host(run: Run, tmp_path: Path) -> None:
+    """Both want port 29500. And with --module the launcher puts --local_rank=N before `run`."""
+    (tmp_path / "both.py").write_text(_BOTH_ARE_THERE)
+    launch = [*_DEEPSPEED, "--module", "distboot", "run"]
+    env = {"DS_ACCELERATOR": "cpu", "PATH": f"{BIN}:/usr/bin:/bin"}
+    with ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(lambda names: run(*launch, "both.py", *names, env=env), ("ab", "ba")))
+    places = [sorted(str(line["place"]) for line in json_lines(each)) for each in done]
+    assert places == [["[0, 2, 0, 2, 0, 1]", "[1, 2, 1, 2, 0, 1]"]] * 2
+
+
+@needs_deepspeed
 @pytest.mark.skipif(missing_for_hosts() is not None, reason=str(missing_for_hosts()))
 @pytest.mark.skipif(shutil.which("pdsh") is None, reason="no pdsh (see tests/cluster/packages.txt)")
 def test_deepspeed_over_pdsh_on_uneven_nodes(hosts: Hosts) -> None:
@@ -68,25 +111,6 @@ def test_deepspeed_over_pdsh_on_uneven_nodes(hosts: Hosts) -> None:
     ]
     assert {(line["launcher"], line["total"]) for line in lines} == {("deepspeed", 6.0)}
     assert len(places_of(lines)) == 3
-
-
-@_needs("accelerate")
-def test_accelerate_launch_is_torchrun(run: Run, seen: str, port: int) -> None:
-    options = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
-    launch = [sys.executable, "-m", "accelerate.commands.launch", *options, "--dynamo_backend", "no"]
-    lines = json_lines(run(*launch, "--main_process_port", str(port), seen))
-    assert [(line["detected"], line["RANK"], line["total"]) for line in lines] == [
-        ("torchrun", 0, 2.0),
-        ("torchrun", 1, 2.0),
-    ]
-
-
-@_needs("accelerate")
-def test_accelerate_launch_on_the_cpu_starts_one_process(run: Run, seen: str) -> None:
-    options = ["--cpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
-    launch = [sys.executable, "-m", "accelerate.commands.launch", *options, "--dynamo_backend", "no"]
-    (line,) = json_lines(run(*launch, seen))
-    assert (line["detected"], line["RANK"], line["total"]) == ("single", 0, 1.0)
 
 
 _FABRIC = """
@@ -107,7 +131,7 @@ os.write(1, (json.dumps(line) + "\\n").encode())
 """
 
 
-@_needs("lightning")
+@needs("lightning")
 def test_lightnings_own_launcher_is_recognised_and_refused_by_init(run: Run, tmp_path: Path) -> None:
     (tmp_path / "fabric.py").write_text(_FABRIC)
     result = run(sys.executable, "fabric.py")
@@ -118,7 +142,7 @@ def test_lightnings_own_launcher_is_recognised_and_refused_by_init(run: Run, tmp
     assert [line["after"] for line in lines] == [["lightning", rank, 2, rank] for rank in range(2)]
 
 
-@_needs("lightning")
+@needs("lightning")
 def test_lightning_under_torchrun_uses_its_processes(run: Run, tmp_path: Path) -> None:
     (tmp_path / "fabric.py").write_text(_FABRIC.replace("distboot.init()", '""'))
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "fabric.py"]

@@ -9,8 +9,7 @@ from random import Random
 
 import pytest
 
-from distboot.address import parse_address, parse_port
-from distboot.hostlist import expand_counts, expand_hosts
+from distboot.detection.parse import expand_counts, expand_hosts, parse_address, parse_port
 
 
 @pytest.mark.parametrize(

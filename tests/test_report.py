@@ -1,10 +1,11 @@
-"""The report of a job from real jobs, JSON and page: how it began, and what became of each rank."""
+"""The report of a job from real jobs, JSON and page: how it began, what became of each rank, and its file."""
 
 from __future__ import annotations
 
 import html
 import json
 import os
+import resource
 import signal
 import sys
 from collections.abc import Mapping
@@ -12,19 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Run
-from hosts import REPOSITORY, Hosts
+from conftest import ROOT, Run
+from hosts import Hosts
 from launched import MPI_ENV, MPIRUN, mpirun_on, needs_hosts, needs_mpirun, needs_torch
-from lifelines import FAILING, Start, until
-from rollcalls import Rank, Rank0, record
+from rendezvous_peers import Rank, Rank0, record
+from reported import NOON, begun
+from supervised import FAILING, Start, until
 
 from distboot.errors import DistbootError
-from distboot.report.content import not_begun
-from distboot.report.files import write
-from distboot.report.history import Arrival, Clock, History
-from distboot.rollcall.ready import Ready
+from distboot.rendezvous.messages import Ready
+from distboot.report.content import startup_report
+from distboot.report.files import refuse_unwritable, write
 
-NOON = 1_795_000_000.0
 BEGIN = ["process_start", "detected", "joined", "all_joined"]
 INIT = ["framework_imported", "all_ready", "group_ready"]
 FAILS = """
@@ -50,9 +50,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def test_unmodified_script_is_known_until_its_command_starts(start: Start) -> None:
     running = start(FAILING % "raise ValueError('boom')", CULPRIT="1")
-    running.all_ready()
-    running.touch("fail")
-    running.codes()
+    running.fail()
     report = running.report()
     assert [rank["state"] for rank in report["ranks"]] == ["stopped", "failed first", "stopped"]
     said = f"Rank 1 failed first: uncaught exception: ValueError: boom, on {os.uname().nodename}; 2 stopped"
@@ -67,9 +65,7 @@ def test_unmodified_script_is_known_until_its_command_starts(start: Start) -> No
 
 def test_script_that_calls_init_under_the_wrapper_tells_all_its_steps(start: Start) -> None:
     running = start('import distboot\ndistboot.init("none", join_timeout=60)\nready()\nuntil("end")')
-    running.all_ready()
-    running.touch("end")
-    assert running.codes() == [0, 0, 0]
+    assert running.finish() == [0, 0, 0]
     report = running.report()
     assert report["headline"] == "3 ranks on 1 node: all ended well"
     for rank in report["ranks"]:
@@ -83,12 +79,14 @@ def test_page_of_a_bare_init_under_mpirun(run: Run, tmp_path: Path) -> None:
     run(str(MPIRUN), "--map-by", ":OVERSUBSCRIBE", "-n", "3", sys.executable, "train.py", env=env)
     until((tmp_path / "job.html").exists, 20)
     page = (tmp_path / "job.html").read_text()
-    assert 'data-rank="1" data-state="failed first"' in page
     assert "<h1>Rank 1 failed first: uncaught exception: ValueError: the loss is &lt;b&gt;NaN&lt;/b&gt;" in page
-    assert page.count('<i class="import"') == page.count('<i class="group"') == 3 + 1  # and in the legend
+    report = json.loads(page.partition('id="report">')[2].partition("</script>")[0])
+    assert report["ranks"][1]["state"] == "failed first"
+    assert all(set(INIT) < set(rank["steps"]) for rank in report["ranks"])
     assert list(tmp_path.glob("*.part")) == []
 
 
+@pytest.mark.all
 @needs_torch
 def test_option_of_the_wrapper_under_torchrun(run: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import os\nraise SystemExit(3 * (os.environ['RANK'] == '1'))\n")
@@ -113,7 +111,7 @@ def test_option_is_passed_on_to_the_ranks_that_the_wrapper_starts(run: Run, tmp_
 def test_two_hosts_are_on_one_clock(hosts: Hosts) -> None:
     (hosts.shared / "fails.py").write_text(FAILS)
     path = hosts.shared / "job.json"
-    variables = {"PYTHONPATH": str(REPOSITORY), "DISTBOOT_REPORT": str(path)}
+    variables = {"PYTHONPATH": str(ROOT), "DISTBOOT_REPORT": str(path)}
     mpirun_on(hosts, "nodea:2,nodeb:1", sys.executable, "fails.py", options=(), MASTER_ADDR="nodea", **variables)
     report = _read(path)
     assert [(rank["host"], rank["node_rank"], rank["local_rank"]) for rank in report["ranks"]] == [
@@ -130,14 +128,10 @@ def test_two_hosts_are_on_one_clock(hosts: Hosts) -> None:
 
 
 @pytest.mark.parametrize("way", ["wrapper", "init"])
-def test_job_whose_ranks_do_not_meet_says_who_is_there(
-    request: pytest.FixtureRequest, way: str, tmp_path: Path
-) -> None:
-    begin = request.getfixturevalue("start" if way == "wrapper" else "start_init")
-    more = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "NODE_RANK": "0", "DISTBOOT_JOIN_TIMEOUT": "2"}
-    running = begin("ready()\n" if way == "wrapper" else "", ranks=3, **more)
-    if way == "init":  # whose own limit is longer
-        (tmp_path / "train.py").write_text("import distboot\ndistboot.init('none', join_timeout=2)\n")
+def test_job_whose_ranks_do_not_meet_says_who_is_there(start: Start, way: str) -> None:
+    more = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "NODE_RANK": "0"}
+    more |= {"DISTBOOT_JOIN_TIMEOUT": "2", "JOIN_TIMEOUT": "2"}  # of the wrapper, and of the script's init
+    running = start("ready()\n" if way == "wrapper" else "", init=way == "init", **more)
     assert set(running.codes()) <= {75, 1}
     report = running.report()
     assert (report["outcome"], report["first_failure"]["code"]) == ("failed", "missing-rank")
@@ -155,7 +149,7 @@ def test_rank_that_does_not_get_ready_is_told_apart() -> None:
     others = [Rank(first.port, record(1, 3), ready=Ready(problem=problem))]
     others += [Rank(first.port, record(2, 3), gate=lambda _: others[0].join(30))]
     error = first.failed()
-    report = not_begun(first.server.history(), {}, error, 0.0)
+    report = startup_report(first.server.log, None, error, 0.0)
     first.close()
     ranks: Any = report["ranks"]
     assert [rank["state"] for rank in ranks] == ["joined", "not ready", "not ready"]
@@ -182,8 +176,8 @@ def test_variable_is_not_for_a_wrapper_that_is_alone(distboot: Run, tmp_path: Pa
     assert (done.returncode, done.stderr, (tmp_path / "job.json").exists()) == (0, "", False)
 
 
-def test_job_without_a_lifeline_is_reported_as_started(start: Start) -> None:
-    running = start(DISTBOOT_LIFELINE="0")
+def test_job_without_a_supervision_is_reported_as_started(start: Start) -> None:
+    running = start(DISTBOOT_FAILURE_DETECTION="0")
     running.all_ready()
     report = running.report()
     assert (report["outcome"], report["first_failure"]) == ("started", None)
@@ -195,14 +189,14 @@ def test_job_without_a_lifeline_is_reported_as_started(start: Start) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
-        (["--report", "job.json"], 0, "warning: there will be no report: DISTBOOT_ROLL_CALL=0"),
-        (["--report", "job.json", "--exec"], 2, "error[usage]: --report: nobody stays for it"),
+        (["--report", "job.json"], 0, "warning: there will be no report: DISTBOOT_RENDEZVOUS=0"),
+        (["--report", "job.json", "--exec"], 2, "error[usage]: --report cannot be used with --exec"),
         (["--report", ""], 2, "the name of a file is needed"),
     ],
 )
 def test_what_cannot_be_had_is_said(distboot: Run, tmp_path: Path, options: list[str], code: int, said: str) -> None:
     (tmp_path / "train.py").write_text("")
-    done = distboot(*options, "train.py", env={"DISTBOOT_ROLL_CALL": "0"})
+    done = distboot(*options, "train.py", env={"DISTBOOT_RENDEZVOUS": "0"})
     assert (done.returncode, (tmp_path / "job.json").exists()) == (code, False)
     assert said in done.stderr
 
@@ -214,9 +208,7 @@ def test_secret_is_passed_on_to_nobody(start: Start) -> None:
         script, 2, CULPRIT="1", DISTBOOT_SECRET="s3cr\u00e9t'\\word", DISTBOOT_REPORT="job.html",
         TORCHELASTIC_ERROR_FILE="error.json",
     )  # fmt: skip
-    running.all_ready()
-    running.touch("fail")
-    running.codes()
+    running.fail()
     path = running.folder / "job.html"
     until(path.exists, 20)
     error: str = json.loads((running.folder / "error.json").read_text())["message"]["message"]
@@ -228,11 +220,8 @@ def test_secret_is_passed_on_to_nobody(start: Start) -> None:
 @pytest.mark.parametrize(
     ("way", "number"), [("wrapper", signal.SIGTERM), ("wrapper", signal.SIGINT), ("init", signal.SIGTERM)]
 )
-def test_rank_0_that_is_stopped_while_it_waits_for_the_others(
-    request: pytest.FixtureRequest, way: str, number: signal.Signals
-) -> None:
-    begin: Start = request.getfixturevalue("start" if way == "wrapper" else "start_init")
-    running = begin("", 1, WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+def test_rank_0_that_is_stopped_while_it_waits_for_the_others(start: Start, way: str, number: signal.Signals) -> None:
+    running = start("", 1, init=way == "init", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
     until(lambda: "1/2 joined" in running.output(0))
     running.processes[0].send_signal(number)
     assert running.processes[0].wait(60) == -number  # as without a report
@@ -242,22 +231,88 @@ def test_rank_0_that_is_stopped_while_it_waits_for_the_others(
 
 
 def test_world_size_that_is_mistyped_makes_no_large_report(tmp_path: Path) -> None:
-    there = {rank: Arrival("node-0", 0, rank, 7, NOON, NOON, NOON, Clock()) for rank in (0, 2)}
-    history = History(1 << 24, "torch", NOON, None, there)
-    report = not_begun(history, {}, DistbootError("missing-rank", "ranks are missing"), NOON + 300)
+    log = begun(1 << 24, {0: {}, 2: {}})
+    report = startup_report(log, None, DistbootError("missing-rank", "ranks are missing"), NOON + 300)
     assert report["unlisted"] == [[1, 1], [3, (1 << 24) - 1]]
-    for name in ("job.json", "job.html"):
-        write(str(tmp_path / name), report)
-        assert (tmp_path / name).stat().st_size < 20_000
-    assert (
-        "<b>16777214 ranks are missing</b>, and not in the map: 1, 3-16777215." in (tmp_path / "job.html").read_text()
-    )
+    write(str(tmp_path / "job.json"), report)
+    assert (tmp_path / "job.json").stat().st_size < 5_000
 
 
-def test_page_is_not_even_imported_for_a_job_without_one(run: Run) -> None:
-    look = "import sys, distboot.cli.run, distboot.bootstrap, distboot.lifeline.keeper, distboot.lifeline.guard"
-    done = run(
-        sys.executable, "-c", f"{look}\nprint([one for one in sys.modules if one.startswith('distboot.report')])"
-    )
-    loaded = set(json.loads(done.stdout.replace("'", '"')))
-    assert loaded.isdisjoint({f"distboot.report.{name}" for name in ("page", "grid", "timeline", "style", "markup")})
+PROTECTED = Path("/proc/sys/fs/protected_symlinks")
+
+
+@pytest.mark.parametrize("path", ["/proc/no/report.json", "/", "/proc/report.json"])
+@pytest.mark.parametrize("way", ["wrapper", "init"])
+def test_report_that_cannot_be_written_is_an_error_before_anything_starts(start: Start, way: str, path: str) -> None:
+    running = start("ready()", ranks=2, init=way == "init", DISTBOOT_REPORT=path)
+    assert running.codes() == ([74, 74] if way == "wrapper" else [1, 1])
+    for rank in (0, 1):
+        assert f"error[output-failed]: rank {rank} on " in running.output(rank)
+        assert f"the report '{path}' cannot be written" in running.output(rank)
+        assert not (running.folder / f"pid-{rank}").exists()
+
+
+def test_earlier_report_stays_when_a_new_one_cannot_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_text("earlier")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))  # as if the disk were full
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write(str(path), {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_text() == "earlier"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("path", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/2"])
+def test_own_output_is_no_file_for_a_report(path: str) -> None:
+    with pytest.raises(DistbootError, match="another file for each process"):
+        refuse_unwritable(path)
+
+
+def test_link_stays_a_link_and_a_pipe_needs_no_reader_yet(tmp_path: Path) -> None:
+    (tmp_path / "link.json").symlink_to("job.json")
+    refuse_unwritable(str(tmp_path / "link.json"))
+    write(str(tmp_path / "link.json"), {"outcome": "ended"})
+    assert (tmp_path / "link.json").is_symlink()
+    assert json.loads((tmp_path / "job.json").read_text()) == {"outcome": "ended"}
+    os.mkfifo(tmp_path / "pipe")
+    refuse_unwritable(str(tmp_path / "pipe"))
+
+
+def test_report_is_for_no_more_eyes_than_the_one_that_it_replaces(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    for mode in (0o600, 0o666):
+        path.touch()
+        path.chmod(mode)
+        write(str(path), {})
+        assert path.stat().st_mode & 0o777 == mode
+
+
+def test_link_that_cannot_be_followed_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "job.json").symlink_to("job.json")
+    with pytest.raises(DistbootError, match="Too many levels of symbolic links"):
+        refuse_unwritable(str(tmp_path / "job.json"))
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        write(str(tmp_path / "job.json"), {})
+    assert (tmp_path / "job.json").is_symlink()
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not PROTECTED.exists() or PROTECTED.read_text().strip() == "0",
+    reason="needs root, for another user's link, and fs.protected_symlinks",
+)
+def test_link_of_another_user_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("earlier")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    (shared / "job.json").symlink_to(tmp_path / "precious")
+    os.chown(shared / "job.json", 65534, 65534, follow_symlinks=False)
+    with pytest.raises(DistbootError, match="Permission denied"):
+        refuse_unwritable(str(shared / "job.json"))
+    with pytest.raises(PermissionError):
+        write(str(shared / "job.json"), {})
+    assert (tmp_path / "precious").read_text() == "earlier"

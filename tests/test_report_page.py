@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 from browser import Browser, browser, missing_for_browser
+from reported import NOON, begun
 
 from distboot.errors import DistbootError
-from distboot.report.content import not_begun
+from distboot.report.content import startup_report
 from distboot.report.files import write
-from distboot.report.history import Arrival, Clock, History
 
-pytestmark = pytest.mark.skipif(missing_for_browser() is not None, reason=str(missing_for_browser()))
+pytestmark = [
+    pytest.mark.all, pytest.mark.skipif(missing_for_browser() is not None, reason=str(missing_for_browser())),
+]  # fmt: skip
 
-NOON = 1_795_000_000.0
-HOSTILE = '</script><script>alert(1)</script><img src="https://example.invalid/x" onerror="alert(2)">'
+HOSTILE = '</script><!--<script>alert(1)</script><img src="https://example.invalid/x" onerror="alert(2)">'
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +29,6 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture
 def show(chromium: Browser, tmp_path: Path) -> Callable[..., Browser]:
-    """Opens the page for a report."""
-
     def it(content: Mapping[str, Any], width: int = 1280, **media: bool) -> Browser:
         write(str(tmp_path / "job.html"), content)
         chromium.open(tmp_path / "job.html", width, **media)
@@ -42,15 +41,16 @@ def content(
     size: int = 16, missing: frozenset[int] = frozenset({5}), host: str = "node", here: int = 8, **more: Any
 ) -> dict[str, Any]:
     """The report of a job of which ranks are missing; rank 3 was slow to start, and all clocks but node 0's err."""
-    arrivals = {}
+    joined = {}
     for rank in set(range(size)) - missing:
         node, local_rank = divmod(rank, here)
-        clock = Clock(0.25, 0.004) if node else Clock()
-        started, detected = NOON + 4 * (rank == 3) + clock.ahead, NOON + 4.5 + clock.ahead
-        arrivals[rank] = Arrival(f"{host}-{node}", node, local_rank, 4000 + rank, started, detected, NOON + 5, clock)
-    history = History(size, "openmpi", NOON, None, arrivals, ranks_a_node=here)
+        offset, uncertainty = (0.25, 0.004) if node else (0.0, 0.0)
+        times = {"process_start": NOON + 4 * (rank == 3) + offset, "detected": NOON + 4.5 + offset}
+        place = {"node_rank": node, "local_rank": local_rank, "local_world_size": here}
+        clock = {"offset": offset, "uncertainty": uncertainty}
+        joined[rank] = {"host": f"{host}-{node}", "node": node, "pid": 4000 + rank, **place, **times, **clock}
     error = DistbootError("missing-rank", "some ranks are missing", "look at their output")
-    return {**not_begun(history, {}, error, NOON + 300), **more}
+    return {**startup_report(begun(size, joined), None, error, NOON + 300), **more}
 
 
 def _overflow(page: Browser) -> int:
@@ -79,7 +79,8 @@ def test_page_says_what_happened_and_needs_nothing_else(show: Callable[..., Brow
         assert said in text
     assert "Slowest: Rank 3 took 4.00 s to be launched" in text
     assert page.requests() == [page.run("return document.URL")]
-    assert page.run("return document.querySelectorAll('script, link[rel=stylesheet], img, iframe, object').length") == 0
+    assert page.run("return document.querySelectorAll('link[rel=stylesheet], img, iframe, object').length") == 0
+    assert page.run("return [...document.scripts].map(one => one.type + one.src)") == ["application/json", ""]
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -88,6 +89,18 @@ def test_what_is_usual_is_said_where_there_are_enough_ranks_to_say_it(show: Call
     (text,) = show(content(size, frozenset(), slowest=[step])).texts("main")
     said = "; half of all ranks took at most 0 ms" if size == 4 else ""
     assert f"Slowest: Rank 1 took 5.00 s to reach rank 0{said}.\n" in text
+
+
+def test_missing_ranks_without_a_cell_are_named(show: Callable[..., Browser]) -> None:
+    (text,) = show(content(unlisted=[[1, 1], [3, (1 << 24) - 1]])).texts("main")
+    assert "16777214 ranks are missing, and not in the map: 1, 3-16777215." in text
+
+
+def test_events_are_listed_in_their_order(show: Callable[..., Browser]) -> None:
+    page = show(content(2, frozenset()))
+    assert page.texts("details:last-of-type summary") == ["All events"]
+    events = "return [...document.querySelectorAll('details:last-of-type td:nth-child(3)')].map(one => one.textContent)"
+    assert page.run(events) == ["rendezvous started", "joined", "joined"]
 
 
 def test_bars_are_where_the_steps_were_and_what_is_not_known_is_not_drawn(show: Callable[..., Browser]) -> None:
@@ -137,7 +150,8 @@ def test_nothing_that_a_rank_says_is_more_than_text(show: Callable[..., Browser]
         "versions": {HOSTILE: HOSTILE},
     }
     page = show(content(host=HOSTILE, launcher=HOSTILE, **more), 390)
-    assert page.run("return document.querySelectorAll('script, img').length") == 0
+    assert page.run("return document.querySelectorAll('main script, img').length") == 0
+    assert page.run("return document.scripts.length") == 2
     assert page.complaints() == []  # not even of a script that the policy of the page has kept from running
     assert page.requests() == [page.run("return document.URL")]
     assert page.texts("h1") == [HOSTILE]

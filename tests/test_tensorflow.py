@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 from conftest import Run
-from launched import MPI_ENV, MPIRUN, json_lines, needs_mpirun
-from tensorflows import LIMIT, QUIET, ByHand, by_rank, needs_tensorflow, tasks
+from launched import MPI_ENV, TWO_OF_MPIRUN, json_lines, needs_mpirun
+from supervised import until
+from tensorflows import LIMIT, QUIET, ByHand, Ranks, by_rank, needs_tensorflow, tasks
 
-from distboot.rendezvous import free_port
+from distboot.host import free_port
 
-pytestmark = needs_tensorflow
+pytestmark = [pytest.mark.all, needs_tensorflow]
 
 # Nobody listens there: with a way to the peers through it, TensorFlow waits for ever.
 PROXY = {"http_proxy": "http://127.0.0.1:9", "no_proxy": "example.org"}
@@ -51,10 +52,10 @@ sys.stdout.write(json.dumps(line) + "\\n")
 
 @needs_mpirun
 def test_multi_worker_under_mpirun(run: Run, tmp_path: Path) -> None:
-    # Without the lifeline nobody has a handler of SIGTERM but TensorFlow.
-    env = {**MPI_ENV, **QUIET, **PROXY, "DISTBOOT_LIFELINE": "0"}
+    # Without failure detection nobody has a handler of SIGTERM but TensorFlow.
+    env = {**MPI_ENV, **QUIET, **PROXY, "DISTBOOT_FAILURE_DETECTION": "0"}
     (tmp_path / "train.py").write_text(_WORKER.replace("{}", '{"backend": "ring", "timeout": 120}', 1))
-    command = [str(MPIRUN), "--map-by", ":OVERSUBSCRIBE", "-n", "2", sys.executable, "train.py"]
+    command = [*TWO_OF_MPIRUN, sys.executable, "train.py"]
     done = run(*command, env=env, timeout=LIMIT)
     lines: list[dict[str, Any]] = json_lines(done)
     assert [line["task"] for line in lines] == [["worker", 0], ["worker", 1]]
@@ -68,31 +69,14 @@ def test_multi_worker_under_mpirun(run: Run, tmp_path: Path) -> None:
     assert not re.search("^E[0-9]{4} ", done.stderr, re.MULTILINE), done.stderr
 
 
-def test_given_tf_config_is_used_and_keras_3_is_named(by_hand: ByHand) -> None:
-    script = (
-        _WORKER
-        + """
+_FITS = """
 sys.stdout.flush()
-with ctx.strategy.scope():
+with strategy.scope():
     model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
     model.compile("sgd", "mse")
 model.fit(tf.ones((4, 2)), tf.ones((4, 1)), verbose=0)
 """
-    )
-    given = tasks(chief=1, worker=1)
-    ranks = by_hand(script, each=given, env={"DISTBOOT_LIFELINE": "0"})
-    assert ranks.codes() == [1, 1]
-    for rank, task in enumerate(("chief", "worker")):
-        line = json.loads(next(line for line in ranks.output(rank).splitlines() if line.startswith("{")))
-        assert (line["launcher"], line["task"], line["total"]) == ("tf_config", [task, 0], 3.0)
-        assert line["config"] == json.loads(given[rank]["TF_CONFIG"])
-        hint = f"distboot: rank {rank} on {os.uname().nodename}: hint: fit() of Keras 3 does not work under Multi"
-        assert hint in ranks.output(rank)
-        assert "TF_USE_LEGACY_KERAS=1" in ranks.output(rank)
-
-
-def test_wrapper_makes_tf_config_for_a_script_as_it_is(by_hand: ByHand) -> None:
-    script = """
+_MIRRORED = """
 import json, os, sys
 import tensorflow as tf
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -100,7 +84,48 @@ one = lambda: tf.distribute.get_replica_context().all_reduce("sum", tf.constant(
 line = {"rank": strategy.cluster_resolver.task_id, "total": float(tf.function(lambda: strategy.run(one))())}
 sys.stdout.write(json.dumps(line) + "\\n")
 """
-    ranks = by_hand(script, env=PROXY, wrapper=["-m", "distboot", "run", "--framework", "tensorflow"])
+
+
+def _first_line(ranks: Ranks, rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(next(line for line in ranks.output(rank).splitlines() if line.startswith("{")))
+    return found
+
+
+def _keras_3_is_named(ranks: Ranks, rank: int) -> bool:
+    hint = f"distboot: rank {rank} on {os.uname().nodename}: hint: fit() of Keras 3 does not work under a strategy"
+    return ranks.output(rank).count(hint) == 1
+
+
+# Azure ML's empty list of parameter servers makes TensorFlow crash.
+def test_given_tf_config_is_used_and_keras_3_is_named(by_hand: ByHand) -> None:
+    given = tasks(chief=1, worker=1, ps=0)
+    ranks = by_hand(_WORKER + "strategy = ctx.strategy" + _FITS, each=given, env={"DISTBOOT_FAILURE_DETECTION": "0"})
+    assert ranks.codes() == [1, 1]
+    for rank, task in enumerate(("chief", "worker")):
+        line, config = _first_line(ranks, rank), json.loads(given[rank]["TF_CONFIG"])
+        assert (line["launcher"], line["task"], line["total"]) == ("tf_config", [task, 0], 3.0)
+        assert config["cluster"].pop("ps") == []
+        assert line["config"] == config
+        assert _keras_3_is_named(ranks, rank)
+
+
+def test_the_same_for_a_script_as_it_is(by_hand: ByHand) -> None:
+    wrapper = ["-m", "distboot", "run", "--", sys.executable]  # as in an ENTRYPOINT
+    ranks = by_hand(_MIRRORED + _FITS, each=tasks(worker=2, ps=0), wrapper=wrapper, env={"DISTBOOT_GRACE": "1"})
+    assert all(ranks.codes())
+    assert [_first_line(ranks, rank) for rank in (0, 1)] == [{"rank": 0, "total": 2.0}, {"rank": 1, "total": 2.0}]
+    assert any(_keras_3_is_named(ranks, rank) for rank in (0, 1))
+
+
+def test_script_for_workers_only_with_parameter_servers(by_hand: ByHand) -> None:
+    wrapper = ["-m", "distboot", "run", "--framework", "tensorflow"]
+    ranks = by_hand(_MIRRORED, each=tasks(worker=2, ps=1)[1:2], wrapper=wrapper)  # before the ranks meet
+    assert ranks.codes() == [2]
+    assert "TF_CONFIG has parameter servers, and the script's MultiWorkerMirroredStrategy has no use" in ranks.output(0)
+
+
+def test_wrapper_makes_tf_config_for_a_script_as_it_is(by_hand: ByHand) -> None:
+    ranks = by_hand(_MIRRORED, env=PROXY, wrapper=["-m", "distboot", "run", "--framework", "tensorflow"])
     assert ranks.lines() == [{"rank": 0, "total": 2.0}, {"rank": 1, "total": 2.0}]
 
 
@@ -122,13 +147,13 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("lifeline", ["1", "0"])
-def test_sigterm_ends_a_rank_that_waits_for_others(by_hand: ByHand, lifeline: str) -> None:
-    ranks = by_hand(_WAITING, env={"DISTBOOT_LIFELINE": lifeline, "DISTBOOT_GRACE": "600"})
+@pytest.mark.parametrize("supervision", ["1", "0"])
+def test_sigterm_ends_a_rank_that_waits_for_others(by_hand: ByHand, supervision: str) -> None:
+    ranks = by_hand(_WAITING, env={"DISTBOOT_FAILURE_DETECTION": supervision, "DISTBOOT_GRACE": "600"})
     ranks.wait_for("ready-0")
     ranks.wait_for("ready-1")
-    if lifeline == "1":
-        ranks.processes[1].kill()  # and the lifeline sends SIGTERM
+    if supervision == "1":
+        ranks.processes[1].kill()  # and failure detection sends SIGTERM
     else:
         ranks.processes[0].send_signal(signal.SIGTERM)
     assert ranks.processes[0].wait(60) == -signal.SIGTERM, ranks.output(0)
@@ -165,13 +190,13 @@ def test_broken_tf_config_beside_a_launcher(by_hand: ByHand) -> None:
 @pytest.mark.parametrize(
     ("arguments", "more", "code", "said"),
     [
-        ({"strategy": "mirored"}, {}, "usage", "strategy='mirored' is none: multi_worker_mirrored, parameter_server"),
+        ({"strategy": "mirored"}, {}, "usage", "strategy='mirored' is not one of multi_worker_mirrored, "),
         ({"strategy": "mirrored"}, {}, "usage", "for one process, and the job has 2"),
-        ({"backend": "gloo"}, {}, "usage", "backend='gloo' is none of TensorFlow's: auto, ring, nccl"),
+        ({"backend": "gloo"}, {}, "usage", "backend='gloo' is not one of TensorFlow's: auto, ring, nccl"),
         ({"ps": 1}, {}, "usage", "are for strategy='parameter_server', and strategy=None"),
         ({"strategy": "parameter_server", "timeout": 5}, {}, "usage", "are for strategy='multi_worker_mirrored'"),
         ({"strategy": "parameter_server", "ps": 1}, {}, "usage", "start at least 3 ranks"),
-        ({}, {"DISTBOOT_ROLL_CALL": "0"}, "roll-call-needed", "there is no TF_CONFIG"),
+        ({}, {"DISTBOOT_RENDEZVOUS": "0"}, "rendezvous-needed", "there is no TF_CONFIG"),
     ],
 )
 def test_refused_before_tensorflow_is_imported(
@@ -194,12 +219,12 @@ distboot.init("tensorflow", join_timeout=90)
     tasks = [{"TF_CONFIG": json.dumps({"cluster": nowhere, "task": {"type": "worker", "index": i}})} for i in (0, 1)]
     each = [{**task, **place} for task, place in zip(tasks, by_rank(2), strict=True)]
     ranks = by_hand(script, each=each)
-    assert -signal.SIGKILL in ranks.codes()
+    assert 128 + signal.SIGKILL in ranks.codes()
     said = r"^distboot: error\[join-timeout\]: rank \d on \S+: TensorFlow's tasks did not find each other within"
     assert any(re.search(said, ranks.output(rank), re.MULTILINE) for rank in (0, 1)), ranks.output(0)
     # And not only that it was killed.
     said = r"rank \d failed first: uncaught exception: distboot\.DistbootError: error\[join-timeout\]"
-    assert re.search(said, ranks.output(0)), ranks.output(0)
+    until(lambda: re.search(said, ranks.output(0)))  # its agent says it, which may end after it
 
 
 def test_one_process(run: Run) -> None:
@@ -217,3 +242,108 @@ with distboot.init("tensorflow", strategy="multi_worker_mirrored") as ctx:
     done = run(sys.executable, "-c", script, env=QUIET)
     expected = ["_DefaultDistributionStrategy worker 0 False", "CollectiveAllReduceStrategy 1"]
     assert done.stdout.splitlines() == expected, done.stderr
+
+
+_SERVERS = """
+import json, os, sys
+from pathlib import Path
+import distboot
+ctx = distboot.init("tensorflow", strategy="parameter_server", ps=1, evaluator=os.environ["EVALUATOR"] == "1")
+import tensorflow as tf
+with ctx.main_first():  # nobody else comes
+    pass
+ctx.barrier()
+line = {"rank": ctx.rank, "task": [ctx.task_type, ctx.task_id], "strategy": type(ctx.strategy).__name__}
+if ctx.task_type == "chief":
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(ctx.strategy)
+    with ctx.strategy.scope():
+        weight = tf.Variable(1.0)
+    @tf.function
+    def step():
+        weight.assign_add(1.0)
+    for _ in range(3):
+        coordinator.schedule(step)
+    coordinator.join()
+    line |= {"weight": weight.numpy().item(), "device": weight.device}
+    if os.environ["EVALUATOR"] == "0":
+        Path("trained").touch()
+        while True:
+            coordinator.schedule(step)
+            coordinator.join()
+sys.stdout.write(json.dumps(line) + "\\n")
+"""
+
+
+def test_parameter_servers_end_with_the_chief(by_hand: ByHand) -> None:
+    chief, evaluator = by_hand(_SERVERS, 4, env={"EVALUATOR": "1"}).lines()
+    assert (chief["rank"], chief["task"], chief["strategy"]) == (0, ["chief", 0], "ParameterServerStrategyV2")
+    assert (chief["weight"], "/job:ps/" in chief["device"]) == (4.0, True)
+    assert (evaluator["rank"], evaluator["task"]) == (3, ["evaluator", 0])
+    assert evaluator["strategy"] == "_DefaultDistributionStrategy"
+
+
+# As in TensorFlow's guide: a server has no end.
+_UNMODIFIED = """
+import json, os, sys
+import tensorflow as tf
+resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+if resolver.task_type in ("worker", "ps"):
+    spec = resolver.cluster_spec()
+    tf.distribute.Server(spec, job_name=resolver.task_type, task_index=resolver.task_id, protocol="grpc").join()
+strategy = tf.distribute.ParameterServerStrategy(resolver)
+coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+with strategy.scope():
+    weight = tf.Variable(1.0)
+coordinator.schedule(tf.function(lambda: weight.assign_add(1.0)))
+coordinator.join()
+line = {"rank": int(os.environ["RANK"]), "task": resolver.task_type, "weight": weight.numpy().item()}
+sys.stdout.write(json.dumps(line) + "\\n")
+"""
+_WRAPPER = ["-m", "distboot", "run", "--framework", "tensorflow"]
+
+
+def test_servers_of_an_unmodified_script_end_with_its_chief(by_hand: ByHand) -> None:
+    ranks = by_hand(_UNMODIFIED, each=tasks(worker=2, ps=1), wrapper=_WRAPPER)
+    assert ranks.lines() == [{"rank": 0, "task": "chief", "weight": 2.0}]
+    assert "all ended well; exit codes: 0 (ranks 0-2)" in ranks.output(0)
+
+
+def test_parameter_servers_without_a_worker(by_hand: ByHand) -> None:
+    ranks = by_hand(_UNMODIFIED, each=tasks(worker=1, ps=1), wrapper=_WRAPPER)
+    assert ranks.codes() == [78, 78]
+    assert "TF_CONFIG has no chief, which ParameterServerStrategy needs" in ranks.output(0)
+    assert "worker_count: 2" in ranks.output(1)
+
+
+def test_killed_server_ends_the_chief(by_hand: ByHand) -> None:
+    ranks = by_hand(_SERVERS, each=tasks(worker=2, ps=1), env={"EVALUATOR": "0"})  # as Azure ML has it: no chief
+    ranks.wait_for("trained")
+    ranks.processes[2].kill()
+    assert ranks.codes()[0] != 0
+    assert re.search(r"^distboot: rank 0 on \S+: rank 2 failed first: killed by SIGKILL", ranks.output(0), re.MULTILINE)
+
+
+def test_without_the_supervision_a_server_does_not_end_well_when_the_chief_is_killed(by_hand: ByHand) -> None:
+    ranks = by_hand(
+        _SERVERS, each=tasks(chief=1, worker=1, ps=1), env={"EVALUATOR": "0", "DISTBOOT_FAILURE_DETECTION": "0"}
+    )
+    ranks.wait_for("trained")
+    ranks.processes[0].kill()
+    assert ranks.codes()[1:] == [1, 1]
+    assert "error[rank-failed]" in ranks.output(1)
+
+
+def test_chief_that_cannot_start_is_no_good_end_of_the_servers(by_hand: ByHand) -> None:
+    fails = """
+import tensorflow as tf
+def fail(*_):
+    raise RuntimeError("no such thing")
+if os.environ["RANK"] == "0":
+    tf.distribute.ParameterServerStrategy = fail
+os.environ["EVALUATOR"] = "0"
+"""
+    ranks = by_hand("import os\n" + fails + _SERVERS, 3)
+    assert all(ranks.codes())
+    assert "error[strategy-failed]: rank 0 on" in ranks.output(0)
+    assert "TensorFlow could not start ParameterServerStrategy: no such thing" in ranks.output(0)
+    assert "rank 0 failed first" in ranks.output(2)

@@ -12,29 +12,28 @@ import pytest
 from tensorflows import tasks
 
 from distboot import DistbootError
-from distboot.frameworks import _tf_cluster
-from distboot.frameworks._options import Options
+from distboot.detection.placement import Placement
+from distboot.frameworks import Options, _tf_cluster
 from distboot.frameworks._tf_cluster import Cluster, Plan, Task
-from distboot.frameworks._tf_devices import own_gpus
-from distboot.placement import Placement
-from distboot.rollcall.meeting import Meeting
-from distboot.roster import Roster
+from distboot.frameworks.tensorflow import own_gpus
+from distboot.rendezvous.job_info import JobInfo
+from distboot.rendezvous.membership import Membership
 
 PROXY = {"http_proxy": "http://127.0.0.1:9", "no_proxy": "example.org"}
 
 
-def _meeting(rank: int, world_size: int, *nodes: Sequence[int]) -> Meeting:
+def _meeting(rank: int, world_size: int, *nodes: Sequence[int]) -> JobInfo:
     placement = Placement("torch", None, rank, world_size, None, None, None, None, "127.0.0.1", 29500, None)
-    meeting = Meeting(placement, 10.0)
+    job = JobInfo(placement, 10.0)
     nodes = nodes or (range(world_size),)
-    meeting.roster = Roster(tuple(f"node{index}" for index, _ in enumerate(nodes)), tuple(map(tuple, nodes)))
-    return meeting
+    job.membership = Membership(tuple(f"node{index}" for index, _ in enumerate(nodes)), tuple(map(tuple, nodes)))
+    return job
 
 
 def _plan(rank: int, world_size: int, offers: Mapping[int, str] = {}, **more: Any) -> Plan:
-    meeting = _meeting(rank, world_size)
-    meeting.offers = dict(offers)
-    return Plan(meeting, more.pop("environ", {}), Options("tensorflow", **more))
+    job = _meeting(rank, world_size)
+    job.offers = dict(offers)
+    return Plan(job, more.pop("environ", {}), Options("tensorflow", **more))
 
 
 def test_roles_follow_the_ranks() -> None:
@@ -64,13 +63,13 @@ def test_ranks_with_different_clusters(environ: dict[str, str], offers: dict[int
         plan = _plan(0, 3, {0: plan.offer, **offers}, environ=environ)
     with pytest.raises(DistbootError, match=said) as refusal:
         plan.completed()
-    assert refusal.value.code == "roster-mismatch"
+    assert refusal.value.code == "membership-mismatch"
 
 
 def test_address_of_a_task_on_ipv6() -> None:
     plan = _plan(0, 2)
-    plan._meeting.own_address = "fd00::1"
-    port = plan.hold()
+    plan._job_info.own_address = "fd00::1"
+    port = plan.wait_for_join()
     assert port is not None
     with port:
         assert plan.offer == f"[fd00::1]:{port.getsockname()[1]}"
@@ -81,7 +80,7 @@ def test_port_of_tf_config_that_is_taken() -> None:
     address = json.loads(environ["TF_CONFIG"])["cluster"]["worker"][1]
     said = f"TF_CONFIG has {address} for worker 1, and this process cannot listen"
     with socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))), pytest.raises(DistbootError, match=said):
-        _plan(1, 2, environ=environ).hold()
+        _plan(1, 2, environ=environ).wait_for_join()
 
 
 def test_port_is_held_for_the_server_of_tensorflow_alone() -> None:
@@ -131,19 +130,19 @@ def test_gpus_of_a_rank(rank: int, options: dict[str, Any], own: list[int]) -> N
     config = SimpleNamespace(
         list_physical_devices=lambda _: ["gpu0", "gpu1"], set_visible_devices=lambda gpus, _: shown.append(gpus)
     )
-    meeting, chosen = _meeting(rank, world_size, *nodes), Options("tensorflow", **options)
-    plan = Plan(meeting, {}, chosen)
-    assert own_gpus(SimpleNamespace(config=config), meeting, plan, chosen, {}) == own
+    job, chosen = _meeting(rank, world_size, *nodes), Options("tensorflow", **options)
+    plan = Plan(job, {}, chosen)
+    assert own_gpus(SimpleNamespace(config=config), job, plan, chosen, {}) == own
     assert shown == ([] if len(own) == 2 else [[f"gpu{index}" for index in own]])
 
 
 @pytest.mark.parametrize(("environ", "enough"), [({}, False), ({"CUDA_VISIBLE_DEVICES": "1"}, True)])
 def test_too_few_gpus(environ: dict[str, str], enough: bool) -> None:
     tf = SimpleNamespace(config=SimpleNamespace(list_physical_devices=lambda _: ["gpu0"]))
-    meeting, options = _meeting(1, 2), Options("tensorflow")
-    plan = Plan(meeting, environ, options)
+    job, options = _meeting(1, 2), Options("tensorflow")
+    plan = Plan(job, environ, options)
     if enough:  # each process sees only its own, as number 0
-        assert own_gpus(tf, meeting, plan, options, environ) == [0]
+        assert own_gpus(tf, job, plan, options, environ) == [0]
         return
     with pytest.raises(DistbootError, match="2 ranks of this node use GPUs, and this one sees 1"):
-        own_gpus(tf, meeting, plan, options, environ)
+        own_gpus(tf, job, plan, options, environ)

@@ -9,6 +9,8 @@ import signal
 import sys
 import time
 
+import pytest
+
 _CHILD = """
 import signal, sys, time
 def got(number, frame):
@@ -23,7 +25,6 @@ for line in sys.stdin:
 
 
 def _read_until(terminal: int, text: str, seconds: float = 20) -> str:
-    """What the terminal shows, up to and with `text`."""
     shown, end = "", time.monotonic() + seconds
     while text not in shown:
         assert time.monotonic() < end, f"never saw {text!r} in {shown!r}"
@@ -32,35 +33,21 @@ def _read_until(terminal: int, text: str, seconds: float = 20) -> str:
     return shown
 
 
-def test_interrupt_and_input_in_a_terminal(clean_env: dict[str, str]) -> None:
+@pytest.mark.parametrize("how", ["keys", "kill"])
+def test_interrupt_and_input_in_a_terminal(clean_env: dict[str, str], how: str) -> None:
     pid, terminal = pty.fork()
     if pid == 0:
-        os.execve(
-            sys.executable, [sys.executable, "-m", "distboot", "run", "--", sys.executable, "-c", _CHILD], clean_env
-        )
-    try:
-        _read_until(terminal, "ready")
-        os.write(terminal, b"\x03")
-        _read_until(terminal, "interrupt")
-        os.write(terminal, b"hello\n")
-        assert "interrupt" not in _read_until(terminal, "line hello"), "one Ctrl-C is one SIGINT"
-        os.write(terminal, b"end\n")
-        _, status = os.waitpid(pid, 0)
-        assert os.waitstatus_to_exitcode(status) == 5
-    finally:
-        os.close(terminal)
-
-
-def test_interrupt_by_kill_is_forwarded_in_a_terminal(clean_env: dict[str, str]) -> None:
-    # docker run -t with STOPSIGNAL SIGINT: not the keys of the terminal, so the child has not got it yet.
-    command = [sys.executable, "-m", "distboot", "run", "--", sys.executable, "-c", _CHILD]
-    pid, terminal = pty.fork()
-    if pid == 0:
+        command = [sys.executable, "-m", "distboot", "run", "--", sys.executable, "-c", _CHILD]
         os.execve(sys.executable, command, clean_env)
     try:
         _read_until(terminal, "ready")
-        os.kill(pid, signal.SIGINT)
+        if how == "keys":
+            os.write(terminal, b"\x03")
+        else:  # docker run -t with STOPSIGNAL SIGINT: the child has not got it yet
+            os.kill(pid, signal.SIGINT)
         _read_until(terminal, "interrupt")
+        os.write(terminal, b"hello\n")
+        assert "interrupt" not in _read_until(terminal, "line hello"), "one Ctrl-C is one SIGINT"
         os.write(terminal, b"end\n")
         _, status = os.waitpid(pid, 0)
         assert os.waitstatus_to_exitcode(status) == 5

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from typing import Any
+
 import pytest
+from captured import refused
+from conftest import Run
 from documented import tf_config
 
 from distboot import DistbootError, detect
-from distboot.address import DERIVED_PORTS
+from distboot.detection.launchers.tf_config import corrected
+from distboot.detection.placement import FIELDS
+from distboot.host import DERIVED_PORTS
 
 _WITH_PS = {"chief": ["a:1"], "worker": ["b:1", "b:2"], "ps": ["c:1"]}
 
@@ -42,6 +50,59 @@ def test_evaluator_runs_alone() -> None:
     assert placement.notes
 
 
+def _corrected(environ: dict[str, str]) -> tuple[dict[str, list[str]], list[object]]:
+    """Cluster and task that TensorFlow gets: of the same rank, and with nothing left to correct."""
+    after = {**environ, **corrected(environ)}
+    before, now = detect(environ), detect(after)
+    assert [getattr(now, field) for field in FIELDS] == [getattr(before, field) for field in FIELDS]
+    assert not any("TF_CONFIG" in note for note in now.notes)
+    assert corrected(after) == {}
+    config = json.loads(after["TF_CONFIG"])
+    return config["cluster"], list(config["task"].values())
+
+
+def test_empty_lists_are_left_out_and_said() -> None:
+    environ = tf_config("worker", 1, worker=["a:1", "b:1"], ps=[], chief=[])
+    assert _corrected(environ) == ({"worker": ["a:1", "b:1"]}, ["worker", 1])
+    assert detect(environ).notes[0].startswith("TF_CONFIG: the empty list of chief, ps is left out")
+
+
+@pytest.mark.parametrize(
+    ("given", "task"),
+    [(("worker", 0), ["chief", 0]), (("worker", 1), ["worker", 0]), (("worker", 2), ["worker", 1]),
+     (("ps", 1), ["ps", 1]), (("evaluator", 0), ["evaluator", 0])],
+)  # fmt: skip
+def test_worker_0_is_the_chief_of_parameter_servers(given: tuple[str, int], task: list[object]) -> None:
+    environ = tf_config(*given, ps=["a:1", "b:1"], worker=["a:2", "b:2", "c:2"])
+    assert _corrected(environ) == ({"chief": ["a:2"], "ps": ["a:1", "b:1"], "worker": ["b:2", "c:2"]}, task)
+    assert "worker 0 becomes" in detect(environ).notes[0]
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"TF_CONFIG": "{"},
+        {"TF_CONFIG": '{"cluster": ["ps"]}'},
+        tf_config("ps", 0, chief=["a:1"], worker=["a:2", "a:3"], ps=["a:4"]),
+        tf_config("ps", 0, worker=["a:2"], ps=["a:4"]),  # nobody would be left to be a worker
+        tf_config("worker", 0, worker="ab", ps=["a:4"]),
+    ],
+)
+def test_what_is_not_corrected(environ: dict[str, str]) -> None:
+    assert corrected(environ) == {}
+
+
+def test_what_is_corrected_reaches_the_command_and_is_still_the_launchers(run: Run) -> None:
+    given = tf_config("worker", 1, worker=["127.0.0.1:1", "127.0.0.1:2"], ps=[])
+    command = [sys.executable, "-m", "distboot", "run", "--", sys.executable, "-m", "distboot"]
+    env = {**given, "DISTBOOT_RENDEZVOUS": "0"}
+    exported = json.loads(run(*command, "env", "--json", env=env).stdout)
+    assert "TF_CONFIG" not in exported  # which has it already
+    shown: dict[str, Any] = json.loads(run(*command, "show", "--json", env=env).stdout)
+    assert (shown["launcher"], shown["rank"], shown["notes"]) == ("tf_config", 1, [])
+
+
 @pytest.mark.parametrize(
     ("environ", "problem"),
     [
@@ -65,7 +126,8 @@ def test_evaluator_runs_alone() -> None:
         (tf_config("worker", 0, worker=["a:1", "127.0.0.1:2"]), "mixes the loopback address '127.0.0.1'"),
         (tf_config("worker", 0, worker=["a"]), "not 'host:port'"),
         (tf_config("worker", 0, worker=["a:99999"]), "not a port"),
-        (tf_config("worker", 0, worker=[]), "not a list"),
+        (tf_config("worker", 0, worker=[]), "'worker' 0 is not in its cluster"),
+        (tf_config("worker", 0, worker="a:1"), "not a list"),
         (tf_config("chief", 0, chief=["a:1", "b:1"]), "more than one chief"),
         (tf_config("worker", 0, worker=["a:1"], cook=["b:1"]), "unknown type 'cook'"),
         (
@@ -75,10 +137,9 @@ def test_evaluator_runs_alone() -> None:
     ],
 )
 def test_broken_tf_config_is_refused(environ: dict[str, str], problem: str) -> None:
-    with pytest.raises(DistbootError) as refusal:
-        detect(environ)
-    assert refusal.value.code == "broken-environment"
-    assert problem in refusal.value.message
+    refusal = refused(environ)
+    assert refusal.code == "broken-environment"
+    assert problem in refusal.message
 
 
 def test_broken_address_of_the_own_task_is_one_problem() -> None:

@@ -11,16 +11,10 @@ import pytest
 from conftest import Run
 from launched import needs_torch
 
-from distboot import cpus
+from distboot.host import cpus
 
-PLACE = {
-    "RANK": "1",
-    "WORLD_SIZE": "4",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "4",
-    "MASTER_ADDR": "localhost",
-    "MASTER_PORT": "29500",
-}
+PLACE = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+PLACE |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 
 
 @pytest.mark.parametrize(
@@ -49,26 +43,17 @@ def test_share_of_a_rank(tmp_path: Path, listed: str, quota: int | None, ranks: 
     assert cpus.share(ranks, tmp_path) == expected
 
 
-def test_unknown_without_proc(tmp_path: Path) -> None:
+def test_unknown_without_proc_and_what_is_set_stays(tmp_path: Path) -> None:
     assert cpus.variables(8, {}, tmp_path) == {}
-
-
-def test_what_is_set_stays() -> None:
     assert cpus.variables(1_000_000, {"OMP_NUM_THREADS": "7"}) == {}
 
 
-def test_ranks_of_a_node_share_its_cpus(distboot: Run, clean_env: dict[str, str]) -> None:
+# The number for the one process that the wrapper started is not that for the ranks which this starts.
+@pytest.mark.parametrize("outer", [[], [sys.executable, "-m", "distboot", "run", "--"]], ids=["bare", "wrapper"])
+def test_ranks_of_a_node_share_its_cpus(run: Run, clean_env: dict[str, str], outer: list[str]) -> None:
     del clean_env["OMP_NUM_THREADS"]
-    done = distboot("env", "--json", env=PLACE)
-    assert int(json.loads(done.stdout)["OMP_NUM_THREADS"]) <= max(len(os.sched_getaffinity(0)) // 4, 1)
-
-
-def test_share_of_a_rank_inside_the_wrapper_is_its_own(distboot: Run, clean_env: dict[str, str]) -> None:
-    """The number for the one process that the wrapper started is not that for the ranks which this starts."""
-    del clean_env["OMP_NUM_THREADS"]
-    inner = [sys.executable, "-m", "distboot", "env", "--json"]
-    ranks = [f"{name}={value}" for name, value in PLACE.items()]
-    done = distboot("run", "--", "env", *ranks, *inner)
+    ranks = ["env", *(f"{name}={value}" for name, value in PLACE.items()), sys.executable, "-m", "distboot"]
+    done = run(*outer, *ranks, "env", "--json")
     assert int(json.loads(done.stdout)["OMP_NUM_THREADS"]) <= max(len(os.sched_getaffinity(0)) // 4, 1)
 
 

@@ -237,12 +237,13 @@ def test_child_that_ends_while_a_name_is_still_looked_up_is_not_missed(run: Run)
     """The thread that looks it up must not take the SIGCHLD that the wrapper waits for."""
     script = (
         "import os, time\n"
-        "from distboot import resolve, supervise\n"
-        "resolve._ask = lambda host, port: time.sleep(60)\n"
+        "from distboot.agent import supervisor as supervise\n"
+        "from distboot.host import network\n"
+        "network._ask = lambda host, port: time.sleep(60)\n"
         "for _ in range(3):\n"
-        "    try: resolve.look_up('slow', 1, 0.01)\n"
+        "    try: network.look_up('slow', 1, 0.01)\n"
         "    except TimeoutError: pass\n"
-        "for _ in range(200): assert supervise.run(['/bin/true'], {}, grace=30) == 0\n"
+        "for _ in range(200): assert supervise.run([supervise.Command(['/bin/true'], {})], grace=30) == 0\n"
         "print('all', flush=True); os._exit(0)\n"
     )
     assert run(sys.executable, "-c", script).stdout == "all\n"

@@ -14,6 +14,8 @@ import pytest
 from conftest import Run
 from launched import MPI_ENV, MPIRUN, json_lines, needs_mpirun, needs_torch
 
+from distboot.cli.target import Target, nested_launcher
+
 SAY = """
 import json, os, sys
 state = {"arguments": sys.argv[1:], "rank": os.environ.get("RANK"), "pid": os.getpid()}
@@ -54,17 +56,46 @@ def test_local_rank_that_one_process_cannot_tell(distboot: Run, script: str) -> 
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29500",
-        "DISTBOOT_ROLL_CALL": "0",
+        "DISTBOOT_RENDEZVOUS": "0",
     }
     done = distboot("run", "--pass-local-rank", script, env=job)
     assert (done.returncode, done.stdout) == (78, "")
-    assert "error[roll-call-needed]: rank 1 on " in done.stderr
+    assert "error[rendezvous-needed]: rank 1 on " in done.stderr
 
 
 @needs_torch
-def test_launcher_that_passes_it_to_a_script_that_does_not_know_it(run: Run, script: str) -> None:
-    launch = [sys.executable, "-m", "torch.distributed.launch", "--nproc-per-node", "2", "-m", "distboot"]
-    assert [line["arguments"] for line in json_lines(run(*launch, script, "--epochs", "3"))] == [["--epochs", "3"]] * 2
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param([], id="script", marks=pytest.mark.all),
+        pytest.param(["run"], id="run", marks=pytest.mark.all),
+        pytest.param(["run", "--", sys.executable], id="run --"),
+    ],
+)
+def test_launcher_that_passes_it_to_a_script_that_does_not_know_it(run: Run, script: str, command: list[str]) -> None:
+    # It puts --local-rank=N before `run`.
+    launch = [sys.executable, "-m", "torch.distributed.launch", "--nproc-per-node", "1", "-m", "distboot", *command]
+    assert [line["arguments"] for line in json_lines(run(*launch, script, "--epochs", "3"))] == [["--epochs", "3"]]
+
+
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        (["say.py", "--local_rank"], True),
+        (["say.py", "--local_rank", "", "--lr", "1"], True),
+        (["run", "--", sys.executable, "-u", "say.py", "--local-rank="], True),
+        (["run", "--pass-local-rank", "say.py", "--local_rank", ""], False),
+        (["say.py", "--local_rank", "0"], False),
+    ],
+)
+def test_local_rank_that_a_shell_has_replaced_too_early(
+    distboot: Run, script: str, options: list[str], warned: bool
+) -> None:
+    done = distboot(*options, env=ALONE)
+    (line,) = json_lines(done)
+    said = "has no value (a shell replaces $LOCAL_RANK before LOCAL_RANK is set): leave it out, and pass it with python"
+    assert (said in done.stderr) == warned, (script, done.stderr)
+    assert warned or line["arguments"] in (["--local_rank=0"], ["--local_rank", "0"])
 
 
 @needs_mpirun
@@ -93,24 +124,27 @@ def test_exec_of_what_cannot_be_run(distboot: Run, script: str, command: list[st
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--exec", "--grace", "3"], "--grace: nobody stays for it"),
-        (["--exec", "--log-prefix"], "--log-prefix: nobody stays for it"),
-        (["--exec", "--framework", "horovod"], "--framework horovod: the wrapper holds a port for the script"),
-        (["--max-restarts", "3"], "--max-restarts is torchrun's, which --nproc-per-node starts"),
-        (["--rdzv-backend=c10d"], "--rdzv-backend is torchrun's"),
-        (["--pass-local-rank=3"], "'3' is no name of an option"),
-        (["--framework", "tensorflaw"], "'tensorflaw' is no framework: did you mean 'tensorflow'?"),
+        (["--exec", "--grace", "3"], "--grace cannot be used with --exec"),
+        (["--exec", "--log-prefix"], "--log-prefix cannot be used with --exec"),
+        (
+            ["--exec", "--framework", "horovod"],
+            "--framework horovod, for which the wrapper holds a port, cannot be used with --exec",
+        ),
+        (["--nproc-per-node", "2", "--exec"], "--nproc-per-node cannot be used with --exec"),
+        (["--pass-local-rank=3"], "'3' is not a valid name of an option"),
+        (["--framework", "tensorflaw"], "'tensorflaw' is not a valid framework: did you mean 'tensorflow'?"),
         (["--join-timeout", "-5"], "error[usage]: --join-timeout='-5' is not a number of seconds\nhint: give a number"),
         (
             ["--join-timeout=soon"],
             "error[usage]: --join-timeout='soon' is not a number of seconds\nhint: give a number",
         ),
         (["--grace", "0"], "error[usage]: --grace='0' is not a number of seconds\nhint: give a number"),
-        (["--framework", "pandas"], "'pandas' is no framework: they are torch, deepspeed, horovod"),
+        (["--framework", "pandas"], "'pandas' is not a valid framework: they are torch, deepspeed, horovod"),
+        (["--pass-local-rank", "--", "torchrun"], "passes the local rank of this process, and torchrun starts others"),
     ],
 )
 def test_misuse(distboot: Run, options: Sequence[str], said: str) -> None:
-    done = distboot("run", *options, "--", "true")
+    done = distboot("run", *options, *([] if "--" in options else ["--", "true"]))
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
 
@@ -129,16 +163,95 @@ def test_misuse(distboot: Run, options: Sequence[str], said: str) -> None:
 def test_script_whose_ranks_would_train_apart_is_warned_of(
     clean_env: dict[str, str], tmp_path: Path, text: str, framework: str, named: str | None
 ) -> None:
-    (tmp_path / "train.py").write_text(f"if False:\n    {text.replace(chr(10), chr(10) + '    ')}\n")
-    command = [sys.executable, "-m", "distboot", "run", "--framework", framework, "train.py"]
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        port = held.getsockname()[1]
-    job = {**clean_env, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    with ThreadPoolExecutor(2) as pool:
-        done = list(pool.map(lambda rank: _ended(command, {**job, "RANK": str(rank)}, tmp_path), range(2)))
+    done = _of_two(clean_env, tmp_path, text, "--framework", framework, "train.py")
     expected = f"warning: train.py starts {named}, which reads variables of its own, and without them each rank trains"
     assert [expected in each for each in done] == [bool(named), False], done
     assert [each.count("warning") for each in done] == [1 if named else 0, 0]
+
+
+@pytest.mark.parametrize("python", [[sys.executable], ["python3", "-u", "-W", "ignore"]], ids=["ours", "another"])
+def test_script_in_a_command_of_python_is_warned_of_too(
+    clean_env: dict[str, str], tmp_path: Path, python: list[str]
+) -> None:
+    done = _of_two(clean_env, tmp_path, "import horovod.torch as hvd", "--", *python, "train.py", "--epochs", "3")
+    remedy = "trains apart: python -m distboot run --framework horovod -- python train.py\n"
+    assert [remedy in each for each in done] == [True, False], done
+
+
+@pytest.mark.parametrize(
+    ("command", "launcher"),
+    [
+        ("torchrun train.py", "torchrun"),
+        ("torchrun --nnodes=1:1 train.py", "torchrun"),
+        ("torchrun --nnodes 1:4 train.py", "torchrun, together"),
+        ("python3 -u -m torch.distributed.launch --nnodes=2 train.py", "torchrun, together"),
+        ("python -mtorch.distributed.run train.py", "torchrun"),
+        ("deepspeed train.py", "deepspeed"),
+        ("deepspeed --hostfile hosts --no_ssh --node_rank 1 train.py", "deepspeed, together"),
+        ("accelerate launch --multi_gpu train.py", "accelerate"),
+        ("accelerate launch --multi_gpu --num_machines 2 train.py", "accelerate, together"),
+        ("accelerate launch train.py", None),  # with one device it is the rank itself
+        ("/usr/bin/mpirun.openmpi -n 2 python train.py", "mpirun"),
+        ("mpiexec.hydra -n 2 python train.py", "mpiexec"),
+        ("horovodrun -np 2 python train.py", "horovodrun"),
+        ("srun train.py", "srun"),
+        ("./mpirun.sh", None),
+        ("python train.py --nnodes 1", None),
+        ("python -c pass torchrun", None),
+        ("accelerate launch --num_processes 2 train.py", "accelerate"),
+        ("accelerate env --multi_gpu", None),
+        ("torchrun train.py --nnodes 4", "torchrun"),  # the script's own
+        ("env -u A B=1 torchrun --standalone train.py", "torchrun"),
+        ("env python -m torch.distributed.run train.py", "torchrun"),
+        ("env A=1", None),
+        ("mpirun_rsh -np 2 train.py", "mpirun_rsh"),
+        ("python -m horovod.runner.launch -np 2 train.py", "horovodrun"),
+    ],
+)
+def test_launcher_as_the_command_is_known(command: str, launcher: str | None) -> None:
+    words = command.split()
+    found = nested_launcher(Target(["--", *words], [], words, len(words)), {})
+    if found and found.name == "torchrun":
+        told = nested_launcher(Target([], [], words, 0), {"PET_NNODES": "3"})
+        assert told is not None
+        assert told[:3] == ("torchrun", True, False)
+    assert (found and f"{found.name}{', together' if found.is_told_of_nodes else ''}") == launcher
+
+
+@pytest.mark.parametrize("options", ["", "--num_gpus 2 ", "--master_port 29511 "])
+def test_deepspeed_gets_a_port_of_its_own(options: str) -> None:
+    words = f"env A=1 deepspeed {options}train.py".split()
+    launcher = nested_launcher(Target(["--", *words], [], words, len(words)), {})
+    assert launcher is not None
+    given = launcher.command(words)
+    ports = [word for word in given if word.startswith("--master_port=")]
+    assert len(ports) == ("--master_port" not in options)
+    assert [word for word in given if word not in ports] == words
+    assert given[:3] == words[:3]
+
+
+@pytest.mark.parametrize(
+    ("before", "launcher"),
+    [("env A=/opt/deepspeed", "deepspeed"), ("", "python -mdeepspeed.launcher.runner"), ("", "python /bin/deepspeed")],
+)
+def test_port_of_deepspeed_is_among_its_own_options(before: str, launcher: str) -> None:
+    words = f"{before} {launcher} train.py".split()
+    found = nested_launcher(Target(["--", *words], [], words, len(words)), {})
+    assert found is not None
+    *front, port, script = found.command(words)
+    assert (front, script) == (words[:-1], "train.py")
+    assert port.startswith("--master_port=")
+
+
+def _of_two(env: Mapping[str, str], folder: Path, text: str, *arguments: str) -> list[str]:
+    """What the wrapper prints on stderr on each of two ranks with this text in a script, which does not run it."""
+    (folder / "train.py").write_text(f"if False:\n    {text.replace(chr(10), chr(10) + '    ')}\n")
+    command = [sys.executable, "-m", "distboot", "run", *arguments]
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    job = {**env, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda rank: _ended(command, {**job, "RANK": str(rank)}, folder), range(2)))
 
 
 def _ended(command: Sequence[str], environ: Mapping[str, str], folder: Path) -> str:

@@ -8,15 +8,16 @@ import sys
 from importlib import import_module
 
 from .. import __version__
+from ..detection.arguments import without_local_rank
 from ..errors import DistbootError
-from .output import complain, say
+from . import emit, emit_error
 
 _HELP = """\
 usage: python -m distboot [run] [options] script.py [arguments …]
        python -m distboot run [options] -m module [arguments …]
        python -m distboot run [options] -- command [arguments …]
        python -m distboot show [--job] [--json]
-       python -m distboot env [--format shell|dotenv] [--json]
+       python -m distboot env [--format shell|dotenv|docker] [--json]
        python -m distboot doctor [--job] [--json]
        python -m distboot launchers [--json]
 
@@ -27,7 +28,7 @@ commands:
              script or command, forward signals to it, and exit with its code (the default: `run` may be left out)
   show       print what was detected, every value with its source; with --job on all ranks, let them meet once, and
              print where each is or who is missing
-  env        print the variables that `run` exports, for a shell or an env file
+  env        print the variables that `run` exports, for a shell, an env file or docker run
   doctor     look for what will make a job fail, hang or be slow in this container, each with its remedy; with --job
              on all ranks; exit code 78 if there is a problem
   launchers  print the table of all launchers and platforms that can be recognised
@@ -35,13 +36,8 @@ commands:
 `python -m distboot COMMAND --help` tells the options of each.
 """
 
-_COMMANDS = (
-    "run",
-    "show",
-    "env",
-    "doctor",
-    "launchers",
-)  # each is a module beside this one, imported only when it is asked for
+# Each is a function in a module beside this one, which is imported only when it is asked for.
+_COMMANDS = {"run": "run", "show": "show", "env": "show", "doctor": "doctor", "launchers": "show"}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -52,17 +48,17 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _dispatch(arguments)
     except DistbootError as error:
-        complain(error)
+        emit_error(error)
         return error.exit_code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except BrokenPipeError:  # the reader of `show | head` has gone; nobody is left to tell
+    except BrokenPipeError:  # the reader of `show | head` has exited
         return 128 + signal.SIGPIPE
 
 
 def _end_by_signals() -> None:
     """Let signals end us as process 1 of a container, too: the kernel drops those to it that have no handler."""
-    from ..ending import FROM_OUTSIDE  # here, as no other process needs it
+    from ..process import FROM_OUTSIDE  # here, as no other process needs it
 
     def end(number: int, _: object) -> None:
         raise SystemExit(128 + number)
@@ -73,13 +69,15 @@ def _end_by_signals() -> None:
 
 
 def _dispatch(arguments: list[str]) -> int:
+    # torch.distributed.launch and DeepSpeed's launcher put --local-rank=N before what they take for our arguments.
+    arguments = [*without_local_rank(arguments[:1]), *arguments[1:]]
     first = arguments[0] if arguments else "--help"
     if first in ("-h", "--help"):
-        say(_HELP.rstrip())
+        emit(_HELP.rstrip())
         return 0 if arguments else 2
     if first == "--version":
-        say(f"distboot {__version__}")
+        emit(f"distboot {__version__}")
         return 0
     command, rest = (first, arguments[1:]) if first in _COMMANDS else ("run", arguments)
-    code: int = import_module(f".{command}", __package__).main(rest)
+    code: int = getattr(import_module(f".{_COMMANDS[command]}", __package__), command)(rest)
     return code

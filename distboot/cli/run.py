@@ -3,52 +3,86 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import NamedTuple
+from argparse import Namespace
+from typing import Any, NamedTuple
 
-from .. import child, frameworks, nodes, supervise
-from ..detection import detect
-from ..errors import DistbootError, printable, said_by, tell
-from ..exports import applied, variables
-from ..lifeline.settings import grace_setting, report_setting, settings
-from ..misspelled import warn_of_misspelled
-from ..placement import Placement
-from ..rendezvous import join_timeout_setting, roll_call_setting, settled, wait_until_resolves
+from .. import frameworks
+from ..agent import child, supervisor
+from ..agent.injected import injected
+from ..detection import arguments
+from ..detection.detect import detect, refuse_unless_rank
+from ..detection.export import for_launcher, merged, variables
+from ..detection.launchers.tf_config import has_servers
+from ..detection.placement import Placement
+from ..errors import DistbootError, rendezvous_needed, with_rank
+from ..frameworks import _torch
+from ..rendezvous.master import require_master, wait_until_resolves
+from ..settings import (
+    grace_setting,
+    join_timeout_setting,
+    rendezvous_setting,
+    supervision_settings,
+    warn_of_unknown,
+)
+from ..text import escape_control, log_line
 from .run_options import parse
-from .target import Target, target_of
+from .target import (
+    Nested,
+    Target,
+    local_rank_option,
+    missing_framework_option,
+    nested_launcher,
+    refuse_mirrored,
+    target_of,
+    text_of,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from argparse import Namespace
+    from collections.abc import Mapping
+    from typing import NoReturn
 
-    from ..logs import Logs
+    from ..agent.logs import Logs
+    from ..rendezvous.job_info import JobInfo
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command; the exit code of the child."""
-    options, given = parse(arguments)
+def run(words: list[str]) -> int:
+    """`run`: the exit code of the child."""
+    options, given = parse(words)
     placement = detect(launcher=options.launcher)
-    warn_of_misspelled(os.environ, placement)
-    with said_by(placement.who):
+    warn_of_unknown(os.environ, placement.rank, placement.who)
+    with with_rank(placement.who):
         join_timeout = join_timeout_setting(options.join_timeout, "--join-timeout")
         grace = grace_setting(os.environ, options.grace)
         target = target_of(given)
+        nested = nested_launcher(target, os.environ)
+        _check_local_rank(options, target, nested, placement)
         if options.nproc_per_node:
-            from .node import start_ranks
-
-            return start_ranks(options, placement, target, join_timeout, grace)
-        nodes.refuse_unless_rank(placement)
-        placement = settled(placement)
+            return _of_node(_Started(options, target, None, None, grace, None), placement, join_timeout)
+        inner = None if nested is None or nested.is_in_shell else nested
+        if inner is None or not inner.is_told_of_nodes:  # else it starts the ranks of this node
+            refuse_unless_rank(placement)
+        if inner is None:
+            _fit_to_script(options, target)
+        placement = require_master(placement)
         logs, problem = _logs(options, placement)
-        started = _Started(options, target, grace, logs)
+        started = _Started(options, target, nested, inner, grace, logs)
         # Of a process that is alone only on request: what DISTBOOT_REPORT says may be for the ranks that it starts.
-        if roll_call_setting() and (placement.world_size > 1 or options.report):
+        if rendezvous_setting() and (placement.world_size > 1 or options.report):
             return _together(started, placement, join_timeout, target.missing() or problem)
         if options.report and placement.rank == 0:
-            tell(placement.who, "warning: there will be no report: DISTBOOT_ROLL_CALL=0")
+            log_line(placement.who, "warning: there will be no report: DISTBOOT_RENDEZVOUS=0")
         if problem is not None:
             raise problem
         return _alone(started, placement, join_timeout)
+
+
+def _fit_to_script(options: Namespace, target: Target) -> None:
+    """What only the text of the script says, of those frameworks that need it."""
+    if options.framework == "deepspeed" and options.pass_local_rank is None:
+        options.pass_local_rank = local_rank_option(text_of(target.of_python))
+    elif options.framework == "tensorflow":
+        refuse_mirrored(text_of(target.of_python), os.environ)
 
 
 class _Started(NamedTuple):
@@ -56,94 +90,162 @@ class _Started(NamedTuple):
 
     options: Namespace
     target: Target
+    nested: Nested | None  # a launcher that the command starts
+    inner: Nested | None  # the same where it is the command itself, and gets nothing that is about this process
     grace: float
     logs: Logs | None
 
-    def run(
-        self,
-        environ: dict[str, str],
-        watch: supervise.Watch | None = None,
-        open_files: int | None = None,
-    ) -> int:
-        """Our exit code, when it has ended; or become the command."""
+    def framework(self) -> str:
+        """What the processes of this job start."""
+        return self.options.framework if self.inner is None else "none"
+
+    def apart(self, placement: Placement) -> str | None:
+        """Why the processes may train apart; None: they do not."""
+        if self.options.nproc_per_node:
+            return None
+        if self.nested is not None:
+            return self.nested.separate_jobs(placement)
+        return missing_framework_option(self.target, self.framework(), placement, os.environ)
+
+    def exports(self, placement: Placement, environ: Mapping[str, str], **more: Any) -> dict[str, str | None]:
+        """The variables to set for the command, starting from `environ`."""
+        if self.inner is not None:
+            return for_launcher(placement, environ, together=self.inner.is_told_of_nodes)
+        return variables(
+            placement, environ, named=None if self.options.nproc_per_node else self.options.launcher, **more
+        )
+
+    def words(self, environ: Mapping[str, str]) -> list[str]:
+        """The command of a rank."""
         words, name = self.target.words, self.options.pass_local_rank
         if name is not None:
-            words = self.target.with_local_rank(_local_rank(environ), name)
-        if self.options.exec:
-            child.become(words, environ, open_files=open_files)
-        if self.logs is not None:  # the output is a pipe, in which Python would else keep it back until it ends
+            if "LOCAL_RANK" not in environ:
+                raise rendezvous_needed("one process alone cannot tell its local rank, which --pass-local-rank passes")
+            words = self.target.with_local_rank(environ["LOCAL_RANK"], name)
+        return words if self.inner is None else self.inner.command(words)
+
+    def become(self, environ: dict[str, str], open_files: int | None = None) -> NoReturn:
+        """Become the command."""
+        child.become(self.words(environ), environ, open_files=open_files)
+
+    def command(
+        self, environ: dict[str, str], rank: int = 0, file: int | None = None, logs: Logs | None = None
+    ) -> supervisor.Command:
+        """The command as a child."""
+        environ = injected(environ)
+        if logs is not None:  # the output is a pipe, in which Python would else keep it back until it ends
             environ.setdefault("PYTHONUNBUFFERED", "1")
-        return supervise.run(words, environ, grace=self.grace, open_files=open_files, watch=watch, logs=self.logs)
+        return supervisor.Command(self.words(environ), environ, rank, file, logs)
 
 
 def _alone(started: _Started, placement: Placement, join_timeout: float) -> int:
     """For a process without others, or whose roll call is off."""
     wait_until_resolves(placement, join_timeout)
-    framework, others = started.options.framework, {}
-    if framework != "torch":  # whoever starts it does not pay for sockets
-        from ..rollcall.meeting import alone
+    framework, others = started.framework(), _torch.torchelastic_variables(placement, os.environ)
+    if framework != "torch" and started.inner is None:  # a start of it does not pay for sockets
+        from ..rendezvous.job_info import alone
 
         others = frameworks.exports(framework, alone(placement, join_timeout), os.environ)
-    exports = variables(placement, os.environ, named=started.options.launcher, others=others)
-    return started.run(applied(exports, os.environ))
+    environ = merged(started.exports(placement, os.environ, others=others), os.environ)
+    if started.options.exec:
+        started.become(environ)
+    return supervisor.run([started.command(environ, logs=started.logs)], grace=started.grace)
 
 
-def _together(started: _Started, placement: Placement, join_timeout: float, problem: DistbootError | None) -> int:
-    """For a rank among others, which should hear of its problem."""
-    from .apart import warning  # here and below, so that a process that is alone does not pay for it
+def _of_node(started: _Started, placement: Placement, join_timeout: float) -> int:
+    """For a process that starts the ranks of its node."""
+    from . import per_node
 
-    options = started.options
-    if placement.rank == 0 and (apart := warning(started.target, options.framework, placement, os.environ)):
-        tell(placement.who, printable(apart))
-    lifeline = None if options.exec else settings(os.environ, started.grace, options.report)
-    from .. import interfaces
-    from ..lifeline.keeper import Keeper
-    from ..lifeline.unwatched import Unwatched
-    from ..rollcall.attend import attend
+    ranks = per_node.count_of(started.options.nproc_per_node, placement, os.environ)
+    if not rendezvous_setting():
+        raise rendezvous_needed("the nodes number their ranks when they meet")
+    placement = placement._replace(node_level=placement.node_level or "--nproc-per-node")
+    with with_rank(placement.who):
+        per_node.warn_if_bound(placement)
+        return _together(started, require_master(placement), join_timeout, started.target.missing(), ranks)
 
-    report = Unwatched(None if options.exec else report_setting(os.environ, options.report))
+
+def _together(
+    started: _Started, placement: Placement, join_timeout: float, problem: DistbootError | None, ranks: int = 0
+) -> int:
+    """For a rank among others, which should hear of its problem; or for so many ranks, which are started here."""
+    options, name = started.options, started.framework()
+    apart = started.apart(placement)
+    if placement.rank == 0 and apart:
+        log_line(placement.who, escape_control(apart))
+    settings = supervision_settings(os.environ, started.grace, options.report)
+    settings = settings._replace(
+        detects=settings.detects and not options.exec,
+        apart=started.nested.name if started.nested and apart else "",
+        report=None if options.exec else settings.report,
+    )
+    from ..agent.in_wrapper import WrapperAgent, WrapperLink
+    from ..agent.report import StartupReport
+    from ..host import network  # here, so that a process that is alone does not pay for them
+    from ..rendezvous.plan import join_here
+    from .per_node import at_once, base_environ, jobs_of
+
+    report = StartupReport(settings.report)
     problem = problem or report.problem(placement)
-    name = options.framework
     with (
         report.despite_signals(placement),
-        attend(placement, os.environ, join_timeout, framework=name, problem=problem, failed=report.failed) as meeting,
-        report.until_watched(meeting),
+        join_here(
+            placement, os.environ, join_timeout, framework=name, problem=problem, failed=report.failed, ranks=ranks
+        ) as job,
+        report.until_watched(job),
+        WrapperAgent(job, settings, os.environ.get("DISTBOOT_SECRET", "")) as watch,
     ):
-        others = frameworks.exports(options.framework, meeting, os.environ)
-        watched = lifeline is not None
-        exports = variables(
-            meeting.placement, os.environ, named=options.launcher, others=others, met=True, watched=watched
-        )
-        exports |= interfaces.variables(meeting.interface, os.environ)
-        environ = applied(exports, os.environ)
-        meeting.vacate()
-        if lifeline is None:
-            meeting.goodbye()
-            if not options.exec:
-                report.failed(meeting, None)
-            return started.run(environ, open_files=meeting.open_files)
-        watch = Keeper(meeting, lifeline, environ.get("DISTBOOT_SECRET", ""))
-        return started.run(watch.environ(environ), watch, open_files=meeting.open_files)
+        assert job.joined is not None
+        of_ranks = [(job, dict(os.environ))]
+        if ranks:
+            of_ranks = jobs_of(job, watch.ranks, base_environ(os.environ))
+
+        def environ_of(rank: tuple[JobInfo, dict[str, str]]) -> dict[str, str]:
+            one, base = rank
+            one.link = WrapperLink(watch, job, one.placement.rank)
+            others = frameworks.exports(name, one, base)
+            exports = started.exports(one.placement, base, others=others, met=True, watched=settings.detects)
+            return merged(exports | network.variables(one.interface, base), base)
+
+        environs = at_once(environ_of, of_ranks)
+        job.joined.close_listener()
+        files = job.joined.open_files
+        if options.exec:
+            watch.leave_job()
+            started.become(environs[0], files)
+        if not settings.detects:
+            report.failed(job, None)
+        watch.only_serves_rank_0 = name == "tensorflow" and has_servers(environs[0])
+        commands = []
+        for rank, environ in zip(watch.ranks, environs, strict=True):
+            logs = _logs_of(options, rank, f"rank {rank}") if ranks else started.logs
+            commands.append(started.command(watch.environ(rank, environ), rank, watch.files[rank], logs))
+        return supervisor.run(commands, grace=started.grace, open_files=files, watch=watch)
 
 
-def _local_rank(environ: Mapping[str, str]) -> str:
-    """The local rank that was exported."""
-    if "LOCAL_RANK" not in environ:
-        raise DistbootError(
-            "roll-call-needed",
-            "DISTBOOT_ROLL_CALL=0, and one process alone cannot tell its local rank, which --pass-local-rank passes",
-            "unset DISTBOOT_ROLL_CALL",
-        )
-    return environ["LOCAL_RANK"]
+def _check_local_rank(options: Namespace, target: Target, inner: Nested | None, placement: Placement) -> None:
+    """Refuse to pass it to a launcher, and say that an argument for it is empty."""
+    if options.pass_local_rank:
+        if inner is not None:
+            problem = f"--pass-local-rank passes the local rank of this process, and {inner.name} starts others"
+            raise DistbootError("usage", problem, f"give it to a wrapper that {inner.name} starts")
+        return
+    empty = arguments.empty_local_rank((target.of_python or target.words)[1:])
+    if empty is not None and placement.rank == 0:
+        log_line(placement.who, f"{empty}: leave it out, and pass it with python -m distboot run --pass-local-rank")
 
 
 def _logs(options: Namespace, placement: Placement) -> tuple[Logs | None, DistbootError | None]:
     """Where the output goes, if not to where ours does; or why it cannot, which the other ranks should hear, too."""
     if not options.log_prefix and options.log_dir is None:
         return None, None
-    from ..logs import Logs
-
     try:
-        return Logs(placement.rank, placement.who, prefix=options.log_prefix, folder=options.log_dir), None
+        return _logs_of(options, placement.rank, placement.who), None
     except DistbootError as error:
         return None, error
+
+
+def _logs_of(options: Namespace, rank: int, who: str | None) -> Logs:
+    from ..agent.logs import Logs
+
+    return Logs(rank, who, prefix=options.log_prefix, folder=options.log_dir)

@@ -4,74 +4,40 @@ from __future__ import annotations
 
 import os
 import re
-from argparse import ArgumentTypeError
+from argparse import ArgumentTypeError, Namespace
 
-from .. import arguments, frameworks
-from ..errors import did_you_mean
-from .parser import Parser
+from .. import frameworks
+from ..detection import arguments
+from ..text import did_you_mean
+from . import Parser
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from argparse import Namespace
-
-# What is torchrun's, and is passed on to it; the names that `Namespace` has for them.
-_TORCHRUN = ("max_restarts", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf")
-_STAYS = "nobody stays for it where --exec replaces the wrapper by the command"
+_WITH_EXEC = "cannot be used with --exec, because the wrapper is replaced by the command"
 
 
 def parse(words: list[str]) -> tuple[Namespace, list[str]]:
-    """Our own options, and the target.
-
-    Raises:
-        DistbootError: `usage`.
-    """
+    """Our own options, and the target."""
     own, target = _split(words)
     parser = _parser()
     options = parser.parse_args(own)
     if not target:
         parser.error("no script, module or command to run")
     if options.exec and options.framework in ("horovod", "tensorflow"):
-        parser.error(f"--framework {options.framework}: the wrapper holds a port for the script, and {_STAYS}")
+        parser.error(f"--framework {options.framework}, for which the wrapper holds a port, {_WITH_EXEC}")
     for name in ("grace", "log_dir", "log_prefix", "report"):
         if options.exec and getattr(options, name):
-            parser.error(f"--{name.replace('_', '-')}: {_STAYS}")
-    for name in _TORCHRUN:
-        if getattr(options, name) is not None and not options.nproc_per_node:
-            parser.error(f"--{name.replace('_', '-')} is torchrun's, which --nproc-per-node starts")
+            parser.error(f"--{name.replace('_', '-')} {_WITH_EXEC}")
+    if options.exec and options.nproc_per_node:
+        parser.error(f"--nproc-per-node {_WITH_EXEC}")
     return options, target
 
 
-def of_torchrun(options: Namespace) -> list[str]:
-    """Those of our options that are torchrun's."""
-    given = ((name, getattr(options, name)) for name in _TORCHRUN)
-    return [f"--{name.replace('_', '-')}={value}" for name, value in given if value is not None]
-
-
-def of_a_rank(options: Namespace) -> list[str]:
-    """Those of our options that only a wrapper of the rank itself can heed; empty: it needs none."""
-    own = ["--log-prefix"] if options.log_prefix else []
-    own += [] if options.log_dir is None else [f"--log-dir={options.log_dir}"]
-    own += [] if options.report is None else [f"--report={options.report}"]
-    own += [] if options.framework == "torch" else [f"--framework={options.framework}"]
-    own += [] if options.pass_local_rank is None else [f"--pass-local-rank={options.pass_local_rank}"]
-    return own
-
-
-def for_every_wrapper(options: Namespace) -> list[str]:
-    """Those that each wrapper of a rank is to have, too, if it has one."""
-    both = ["--exec"] if options.exec else []
-    both += [] if options.join_timeout is None else [f"--join-timeout={options.join_timeout}"]
-    return both + ([] if options.grace is None else [f"--grace={options.grace}"])
-
-
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    names = ("launcher", "framework", "join_timeout", "grace", "nproc_per_node", "log_dir", "report", *_TORCHRUN)
+    names = ("launcher", "framework", "join_timeout", "grace", "nproc_per_node", "log_dir", "report")
     takes_value = {f"--{name.replace('_', '-')}" for name in names}
     index = 0
     while index < len(words) and words[index].startswith("-") and words[index] not in ("-m", "--"):
         index += 2 if words[index] in takes_value else 1
-    # torch.distributed.launch and DeepSpeed's launcher put --local-rank=N before what they take for our arguments.
-    return arguments.without_local_rank(words[:index]), words[index:]
+    return words[:index], words[index:]
 
 
 def _processes(text: str) -> str:
@@ -99,13 +65,15 @@ def _framework(text: str) -> str:
     names = tuple(dict.fromkeys(frameworks.FILES.values()))
     if text in names:
         return text
-    raise ArgumentTypeError(f"{text!r} is no framework: {did_you_mean(text, names)}they are {', '.join(names)}")
+    raise ArgumentTypeError(
+        f"{text!r} is not a valid framework: {did_you_mean(text, names)}they are {', '.join(names)}"
+    )
 
 
 def _option(text: str) -> str:
     if re.fullmatch(r"--?[A-Za-z][\w-]*", text, re.ASCII):
         return text
-    raise ArgumentTypeError(f"{text!r} is no name of an option, as --local_rank is")
+    raise ArgumentTypeError(f"{text!r} is not a valid name of an option, as --local_rank is")
 
 
 def _parser() -> Parser:
@@ -140,13 +108,14 @@ def _parser() -> Parser:
         type=_option,
         metavar="NAME",
         help=f"pass the local rank to the script, for example as {arguments.NAME}=3 (=NAME: in another spelling); "
-        "without it the one that torch.distributed.launch or DeepSpeed's launcher pass is kept from the script",
+        "without it the one that torch.distributed.launch or DeepSpeed's launcher pass is kept from the script; with "
+        "--framework deepspeed a script that has such an option gets it",
     )
     parser.add_argument(
         "--exec",
         action="store_true",
-        help="become the command, instead of staying as its parent: there is no lifeline then, and no grace; not with "
-        "--framework horovod or tensorflow, for whose scripts the wrapper holds a port",
+        help="become the command, instead of staying as its parent: without failure detection, and without grace; not "
+        "with --framework horovod or tensorflow, for whose scripts the wrapper holds a port",
     )
     parser.add_argument(
         "--log-prefix", action="store_true", help="begin each line of the output with its rank and host"
@@ -174,14 +143,6 @@ def _add_per_node(parser: Parser) -> None:
         "--nproc-per-node",
         type=_processes,
         metavar="N|auto",
-        help="let torchrun (without torch: mpirun, on one node) start N processes here, with the node rank, the number "
-        "of nodes and the address found (gpu: one an accelerator; cpu: one a CPU; auto: gpu, or cpu if there are none)",
+        help="start N processes here, each a rank, with the node rank, the number of nodes and the address found (gpu: "
+        "one an accelerator; cpu: one a CPU; auto: gpu, or cpu if there are none)",
     )
-    group.add_argument("--max-restarts", type=int, metavar="N", help="of torchrun: start failed ranks anew so often")
-    for name, what in (
-        ("backend", "how its agents meet, for example c10d (default: static)"),
-        ("endpoint", "where (default: the address and port found)"),
-        ("id", "the name of the job for them (default: the job's id)"),
-        ("conf", "more for that backend, as key=value,…"),
-    ):
-        group.add_argument(f"--rdzv-{name}", metavar=name.upper(), help=f"of torchrun: {what}")

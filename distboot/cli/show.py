@@ -1,19 +1,31 @@
-"""`show`: what was detected, every value with its source, what is not known, and what was ignored."""
+"""The commands that only print: `show`, `env` and `launchers`."""
 
 from __future__ import annotations
 
 import json
+import os
+import shlex
 
-from ..detection import detect, launcher_of
-from ..errors import printable
-from ..placement import FIELDS, Placement
-from ..platforms import PLATFORMS
-from .output import say
-from .parser import Parser
+from ..detection import inherited
+from ..detection.detect import INNERMOST_FIRST, detect, launcher_of, refuse_unless_rank
+from ..detection.export import variables
+from ..detection.launchers import Launcher
+from ..detection.placement import FIELDS, PLATFORMS, Placement, Platform
+from ..errors import with_rank
+from ..settings import join_timeout_setting
+from ..text import counted, escape_control
+from . import Parser, emit
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..rendezvous.job_info import JobInfo
+    from ..rendezvous.membership import Membership
+
+_OF_THE_JOB = ("launcher", "world_size", "num_nodes", "master_addr", "master_port")
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command."""
+def show(arguments: list[str]) -> int:
+    """`show`: print what was detected, with the source of every value; with --job, where all the ranks are."""
     parser = Parser("show", "Print what was detected, every value with its source.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
@@ -24,21 +36,19 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     placement = detect(launcher=options.launcher)
     if options.job:
-        from . import job  # only here, so that a plain `show` does not pay for sockets
-
-        job.show(placement, as_json=options.json)
+        _show_job(placement, as_json=options.json)
         return 0
-    say(json.dumps(placement.as_dict()) if options.json else _table(placement))
+    emit(json.dumps(placement.as_dict()) if options.json else _table(placement))
     return 0
 
 
 def _table(placement: Placement) -> str:
     values = {field: getattr(placement, field) for field in FIELDS}
-    shown = {field: "-" if value is None else printable(str(value)) for field, value in values.items()}
+    shown = {field: "-" if value is None else escape_control(str(value)) for field, value in values.items()}
     width = max(map(len, shown.values()))
     sources = {field: placement.sources.get(field) or _unknown(field, placement) for field in FIELDS}
     lines = [f"{field:<16}  {shown[field]:<{width}}  {sources[field]}".rstrip() for field in FIELDS]
-    return "\n".join([_headline(placement), "", *lines, *(f"note: {printable(note)}" for note in placement.notes)])
+    return "\n".join([_headline(placement), "", *lines, *(f"note: {escape_control(note)}" for note in placement.notes)])
 
 
 def _headline(placement: Placement) -> str:
@@ -46,20 +56,19 @@ def _headline(placement: Placement) -> str:
     launcher = launcher_of(placement)
     platform = next((f", in {platform.title}" for platform in PLATFORMS if platform.name == placement.platform), "")
     if placement.node_level is not None:
+        node, why = f"Node {placement.rank} of {placement.world_size}", escape_control(placement.node_level)
         return (
-            f"Node {placement.rank} of {placement.world_size}, and no rank: {printable(placement.node_level)}.\n"
+            f"{node}, and not a rank: {why}.\n"
             f"Started by {launcher.title}{platform}.\n"
             "Start the ranks with: python -m distboot --nproc-per-node N script.py …"
         )
     if launcher.name == "single":
         return f"One process, alone: no launcher claims it{platform}."
     where = f"rank {placement.rank} of {placement.world_size}"
-    if placement.local_rank is not None:
-        of = f" of {placement.local_world_size}" if placement.local_world_size is not None else ""
-        where += f", local rank {placement.local_rank}{of}"
-    if placement.node_rank is not None:
-        of = f" of {placement.num_nodes}" if placement.num_nodes is not None else ""
-        where += f", node {placement.node_rank}{of}"
+    of_node, of_job = (placement.local_rank, placement.local_world_size), (placement.node_rank, placement.num_nodes)
+    for what, (index, count) in (("local rank", of_node), ("node", of_job)):
+        if index is not None:
+            where += f", {what} {index}" + ("" if count is None else f" of {count}")
     return f"{where[0].upper()}{where[1:]}: started by {launcher.title}{platform}."
 
 
@@ -71,3 +80,108 @@ def _unknown(field: str, placement: Placement) -> str:
     if field in ("master_addr", "master_port"):
         return f"not known: set {field.upper()} for every process"
     return "not known from one process alone: completed when the ranks meet"
+
+
+def _show_job(placement: Placement, *, as_json: bool) -> None:
+    """Let all ranks meet once, and print where each is; or every rank says who is missing."""
+    from ..rendezvous.master import require_master  # here and below, so that a plain `show` does not pay for sockets
+    from ..rendezvous.plan import join_here
+
+    with with_rank(placement.who):
+        refuse_unless_rank(placement)
+        with join_here(require_master(placement), os.environ, join_timeout_setting(None)) as job:
+            pass
+    if placement.rank == 0 and job.membership is not None:
+        emit(json.dumps(_as_dict(job, job.membership)) if as_json else _map(job, job.membership))
+
+
+def _as_dict(job: JobInfo, membership: Membership) -> dict[str, object]:
+    nodes = [
+        {"node_rank": node, "host": host, "ranks": list(ranks)}
+        for node, (host, ranks) in enumerate(zip(membership.hosts, membership.nodes, strict=True))
+    ]
+    placement = job.placement
+    return {
+        **{name: getattr(placement, name) for name in _OF_THE_JOB},
+        "nodes": nodes,
+        "warnings": job.warnings,
+    }
+
+
+def _map(job: JobInfo, membership: Membership) -> str:
+    from ..rendezvous.membership import ranks_said
+
+    width = max(map(len, membership.hosts))
+    lines = [
+        f"node {node:<5} {escape_control(host):<{width}}  {ranks_said(sorted(ranks))}"
+        for node, (host, ranks) in enumerate(zip(membership.hosts, membership.nodes, strict=True))
+    ]
+    where = f"rank 0 at {job.placement.master_addr}, port {job.placement.master_port}"
+    ranks = job.placement.world_size
+    there = "The one rank is there" if ranks == 1 else f"All {ranks} ranks are there"
+    return "\n".join([f"{there}, on {counted(len(membership.nodes), 'node')}; {where}.", *lines])
+
+
+def env(arguments: list[str]) -> int:
+    """`env`: print the variables that `run` exports."""
+    from ..rendezvous.master import require_master, wait_until_resolves
+
+    parser = Parser("env", 'Print the variables that `run` exports: eval "$(python -m distboot env)"')
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument(
+        "--format",
+        choices=("shell", "docker", "dotenv"),
+        default="shell",
+        help="shell: export and unset lines (default); for a container: docker: -e NAME=value …, to be read by a shell "
+        '(eval "docker run $(…) image"), or dotenv: NAME=value lines, for docker run --env-file',
+    )
+    form.add_argument("--json", action="store_true", help="print one JSON object; null means: must not be set")
+    options = parser.parse_args(arguments)
+    placement = detect(launcher=options.launcher)
+    with with_rank(placement.who):
+        refuse_unless_rank(placement)
+        placement = require_master(placement)
+        wait_until_resolves(placement, join_timeout_setting(None))
+    exports = variables(placement, os.environ, named=options.launcher)
+    if options.json:
+        emit(json.dumps(exports))
+    elif options.format == "shell":
+        emit("\n".join(map(_shell, exports, exports.values())))
+    else:
+        # There the variables of the launcher are not, which these two speak of.
+        ours = (inherited.VARIABLE, "DISTBOOT_LAUNCHER")
+        texts = [f"{name}={value}" for name, value in exports.items() if value is not None and name not in ours]
+        emit(docker(texts) if options.format == "docker" else "\n".join(texts))
+    return 0
+
+
+def docker(variables: list[str]) -> str:
+    """Options of `docker run` for variables NAME=value, as a shell reads them: `-e RANK=3 -e 'NAME=two words'`."""
+    return " ".join(f"-e {shlex.quote(text)}" for text in variables)
+
+
+def _shell(name: str, value: str | None) -> str:
+    return f"unset {name}" if value is None else f"export {name}={shlex.quote(value)}"
+
+
+def launchers(arguments: list[str]) -> int:
+    """`launchers`: print the table of all that can be recognised, from the records that detection itself uses."""
+    parser = Parser("launchers", "Print all launchers, innermost first, and all platforms that can be recognised.")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    if options.json:
+        fields, kinds = ("name", "title", "markers", "source"), {"launchers": INNERMOST_FIRST, "platforms": PLATFORMS}
+        records = {
+            kind: [{field: getattr(one, field) for field in fields} for one in known] for kind, known in kinds.items()
+        }
+        emit(json.dumps(records))
+        return 0
+    lines = ["launchers, the innermost first: the first that claims a process owns its rank"]
+    both: tuple[Launcher | Platform, ...] = (*INNERMOST_FIRST, *PLATFORMS)
+    for known in both:
+        if known is PLATFORMS[0]:
+            lines += ["", "platforms: they own no rank, but may know the address of rank 0 and the job's id"]
+        lines.append(f"  {known.name:<11} {known.title}")
+        lines.append(f"  {'':<11}   {', '.join(known.markers) or 'when nothing above claims the process'}")
+    emit("\n".join(lines))
+    return 0

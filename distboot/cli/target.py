@@ -1,36 +1,92 @@
-"""What the wrapper is to run: a script or module in the wrapper's own Python, or any other command."""
+"""What the wrapper is to run: a script or module in its own Python, another command, or another launcher.
+
+And what the text of an unmodified script says, where that has to be known before it starts.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import sys
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from .. import arguments, child
-from ..errors import DistbootError, did_you_mean, printable, quoted
+from ..agent import child
+from ..detection import arguments
+from ..detection.launchers.records import MPI_LAUNCHERS
+from ..detection.launchers.tf_config import has_servers
+from ..detection.placement import Placement
+from ..errors import DistbootError
+from ..host import free_port
+from ..text import did_you_mean, escape_control, short_repr
+
+_PROGRAM = re.compile(
+    r"(torchrun|deepspeed|horovodrun|mpirun|mpiexec|orterun|prterun|mpirun_rsh|srun|jsrun|aprun|accelerate)"
+    r"(\.(openmpi|mpich|hydra))?"
+)
+_MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "deepspeed.launcher.runner": "deepspeed",
+    "horovod.runner.launch": "horovodrun",
+    "accelerate.commands.launch": "accelerate",
+}
+_HAS_PORT = re.compile(r"\0--master[-_]port[=\0]")
+_SHELLS = ("sh", "bash", "dash", "zsh")
+# One process on each node starts these, and tells them of the others with such options: what shows it, and all of them.
+_TOGETHER = {
+    "torchrun": (r"\0--nnodes[=\0](?!(\d+:)?1\0)", "--nnodes, --node-rank, --master-addr and --master-port"),
+    "deepspeed": (r"\0--no_ssh\0", "--hostfile, --no_ssh, --node_rank, --master_addr and --master_port"),
+    "accelerate": (
+        r"\0--(config_file[=\0]|num[-_]machines[=\0](?!1\0))",
+        "--num_machines, --machine_rank, --main_process_ip and --main_process_port",
+    ),
+}
+# Without these `accelerate launch` may start one process, which is the rank itself, and needs RANK and its like.
+_STARTS_SEVERAL = re.compile(r"\0--(multi[-_]gpu\0|use[-_]deepspeed\0|use[-_]fsdp\0|num[-_]processes[=\0](?!1\0))")
+_LONGEST = 1 << 20  # bytes of a script that are read
+_LOCAL_RANK = re.compile(r"""["'](--local[-_]rank)["']""")
+# Name of a framework for the wrapper -> what a script says that starts it.
+_STARTS = {
+    "horovod": re.compile(r"^[ \t]*(?:import|from)[ \t]+horovod\b", re.MULTILINE),
+    "tensorflow": re.compile(r"\b(?:MultiWorkerMirroredStrategy|ParameterServerStrategy)\("),
+    "jax": re.compile(r"\bjax\.distributed\.initialize\(\s*\)"),
+}
+_KNOWS_US = re.compile(r"^[ \t]*(?:import|from)[ \t]+distboot\b", re.MULTILINE)
 
 
 class Target(NamedTuple):
-    """What the wrapper is to run.
+    """What the wrapper is to run."""
 
-    Attributes:
-        given: as it stands on our command line, for example `["-m", "module", "--epochs", "3"]`.
-        python: how our own Python starts again, with its options, for example `["/usr/bin/python3", "-u"]`.
-        words: the command, for example `["/usr/bin/python3", "-m", "module", "--epochs", "3"]`.
-        start: where the arguments of a script or module begin in it; its end for any other command.
-    """
-
-    given: list[str]
-    python: list[str]
-    words: list[str]
-    start: int
+    given: list[str]  # as it stands on our command line, for example `["-m", "module", "--epochs", "3"]`
+    python: list[str]  # how our own Python starts again, with its options, for example `["/usr/bin/python3", "-u"]`
+    words: list[str]  # the command, for example `["/usr/bin/python3", "-m", "module", "--epochs", "3"]`
+    start: int  # where the arguments of a script or module begin in it; its end for any other command
 
     def with_local_rank(self, local_rank: str, name: str) -> list[str]:
         """The command with the local rank as the first argument of the script, or the last of another command."""
         return [*self.words[: self.start], *arguments.with_local_rank(self.words[self.start :], local_rank, name)]
 
+    @property
+    def of_python(self) -> list[str]:
+        """The script with its arguments, or `-m`, the module and its own, that a Python is to run; else nothing."""
+        program, *rest = self.words
+        if program != sys.executable and not re.fullmatch(r"python[0-9.]*", os.path.basename(program)):
+            return []
+        while rest and rest[0].startswith("-"):
+            found = re.match(r"-[A-Za-z]*?([mcWX])(.*)", rest[0], re.DOTALL)  # -m, -um, -mname, -W, -Xname
+            option, value = found.groups() if found else ("", "")
+            if option == "m":
+                return ["-m", *filter(None, [value]), *rest[1:]]
+            if option == "c" or rest[0] == "-":
+                return []
+            has_next = (option and not value) or rest[0] == "--check-hash-based-pycs"
+            rest = rest[2 if has_next else 1 :]
+        return rest
+
     def missing(self) -> DistbootError | None:
-        """What the other ranks should hear, too, if they have the program and this one has not."""
+        """The error for a program that is not here; other ranks may have it, and should hear of this, too."""
         from shutil import which  # here, so that a process that is alone does not pay for it
 
         program = self.words[0]
@@ -38,16 +94,12 @@ class Target(NamedTuple):
             return None
         if os.sep in program and os.path.exists(program):
             hint = "name a program in it" if os.path.isdir(program) else "chmod +x it"
-            return DistbootError("command-not-executable", f"{quoted(program)} may not be executed", hint)
+            return DistbootError("command-not-executable", f"{short_repr(program)} may not be executed", hint)
         return child.not_found(program)
 
 
 def target_of(given: list[str]) -> Target:
-    """The target that our command line ends with.
-
-    Raises:
-        DistbootError: `usage`, `command-not-found` or `command-not-executable`.
-    """
+    """The target that our command line ends with."""
     python = [sys.executable, *_interpreter_options()]
     if given[0] == "--":
         if len(given) == 1:
@@ -61,16 +113,16 @@ def target_of(given: list[str]) -> Target:
     if not os.path.exists(script):
         where = "" if os.path.isabs(script) else f" in {_working_directory()}"
         meant = did_you_mean(script, ("run", "show", "env", "launchers", "doctor"))
-        hint = f"{meant}check the path; any other command goes after '--': run -- {printable(script)} …"
-        raise DistbootError("command-not-found", f"there is no script {quoted(script)}{where}", hint)
+        hint = f"{meant}check the path; any other command goes after '--': run -- {escape_control(script)} …"
+        raise DistbootError("command-not-found", f"there is no script {short_repr(script)}{where}", hint)
     if not os.access(script, os.R_OK):
-        raise DistbootError("command-not-executable", f"the script {quoted(script)} may not be read", "chmod +r it")
+        raise DistbootError("command-not-executable", f"the script {short_repr(script)} may not be read", "chmod +r it")
     return Target(given, python, [*python, *given], len(python) + 1)
 
 
 def _working_directory() -> str:
     try:
-        return quoted(os.getcwd())
+        return short_repr(os.getcwd())
     except FileNotFoundError:
         return "the working directory, which is not there any more"
 
@@ -87,3 +139,127 @@ def _interpreter_options() -> list[str]:
             return [*options, flags] if flags != "-" else options
         options.append(word)
     return options
+
+
+class Nested(NamedTuple):
+    """A launcher that is the wrapper's command: its ranks are those of another job, and often each rank starts one.
+
+    `mpirun -n 2 python -m distboot run -- torchrun --standalone train.py` trains two models, and both end well.
+    """
+
+    name: str  # what people type, for example "torchrun"
+    is_told_of_nodes: bool  # whether its options let the launchers on all nodes start one job together
+    is_in_shell: bool  # whether a shell starts it, whose other words may be about this process
+    start: int  # where its options begin in the command; not for one in a shell
+
+    def command(self, words: Sequence[str]) -> list[str]:
+        """The command, with a free port for DeepSpeed, which else takes 29500 for every job of a host."""
+        if self.name != "deepspeed" or self.is_in_shell or self.is_told_of_nodes or _HAS_PORT.search("\0".join(words)):
+            return list(words)
+        return [*words[: self.start], f"--master_port={free_port()}", *words[self.start :]]
+
+    def separate_jobs(self, placement: Placement) -> str | None:
+        """A warning where each rank would start a job of its own, or None."""
+        count = placement.world_size
+        if count == 1 or self.is_told_of_nodes:
+            return None
+        options = f"; or pass it {_TOGETHER[self.name][1]}" if self.name in _TOGETHER else ""
+        return (
+            f"warning: each of the {count} ranks starts {self.name}, which starts a job of its own: {count} jobs that "
+            f"train apart. Leave {self.name} out, as the {count} ranks are there (python -m distboot script.py …); or "
+            "start one process a node, and let the wrapper start the ranks (python -m distboot --nproc-per-node N "
+            f"script.py …){options}"
+        )
+
+
+def nested_launcher(target: Target, environ: Mapping[str, str]) -> Nested | None:
+    """The launcher that the wrapper's command is, or None."""
+    command = _after_env(target.words)
+    in_shell = len(command) > 2 and os.path.basename(command[0]) in _SHELLS and re.fullmatch("-[a-z]*c", command[1])
+    if in_shell:
+        command = _after_env(re.sub(r"^\s*exec\s", "", command[2]).split())
+    words = target._replace(words=command).of_python or command  # `python /usr/bin/torchrun`, too
+    name = _MODULES.get("".join(words[1:2]), "") if words[0] == "-m" else _program(words)
+    start = len(target.words) - len(words[2:] if words[0] == "-m" else words[1:])
+    of_environ = f"--nnodes={environ.get('PET_NNODES', 1)}"  # which torchrun reads
+    of_launcher = itertools.takewhile(lambda word: not word.endswith(".py"), words[1:])  # and not of the script
+    options = "\0".join(["", of_environ, *of_launcher, ""])
+    if not name or (name == "accelerate" and ("\0--cpu\0" in options or not _STARTS_SEVERAL.search(options))):
+        return None
+    is_told = name in _TOGETHER and re.search(_TOGETHER[name][0], options) is not None
+    return Nested(name, is_told, bool(in_shell), start)
+
+
+def _after_env(words: list[str]) -> list[str]:
+    """A command without the `env NAME=VALUE …` before it."""
+    if os.path.basename(words[0] if words else "") != "env":
+        return words or [""]
+    rest = words[1:]
+    while rest and (rest[0].startswith("-") or "=" in rest[0]):
+        rest = rest[2 if rest[0] in ("-u", "-C", "--unset", "--chdir") else 1 :]
+    return rest or [""]
+
+
+def _program(words: list[str]) -> str:
+    match = _PROGRAM.fullmatch(os.path.basename(words[0]))
+    if match is None or (match[1] == "accelerate" and words[1:2] != ["launch"]):
+        return ""
+    return match[1]
+
+
+def text_of(words: Sequence[str]) -> str:
+    """The beginning of the script, the first of `Target.of_python`; empty if there is none that can be read."""
+    script = "".join(words[:1])
+    if not os.path.isfile(script):  # a pipe can be read only once
+        return ""
+    try:
+        with open(script, encoding="utf-8", errors="replace") as file:
+            return file.read(_LONGEST)
+    except OSError:
+        return ""
+
+
+def local_rank_option(text: str) -> str | None:
+    """The option with which a script for DeepSpeed takes the local rank, as DeepSpeed's launcher passes it.
+
+    Its own default may be 0, which `deepspeed.initialize` compares with LOCAL_RANK (0.19, _do_args_sanity_check). A
+    script without the name in it may not know the option, and end of it.
+    """
+    found = _LOCAL_RANK.search(text)
+    return found and found[1]
+
+
+def refuse_mirrored(text: str, environ: Mapping[str, str]) -> None:
+    """Refuse a script that has only workers in a job with parameter servers: TensorFlow has no place for these."""
+    mirrored = "MultiWorkerMirroredStrategy(" in text and "ParameterServerStrategy" not in text
+    if mirrored and has_servers(environ):
+        raise DistbootError(
+            "usage",
+            "TF_CONFIG has parameter servers, and the script's MultiWorkerMirroredStrategy has no use for them",
+            "start the job without them (on Azure ML parameter_server_count: 0), or use ParameterServerStrategy",
+        )
+
+
+def missing_framework_option(
+    target: Target, framework: str, placement: Placement, environ: Mapping[str, str]
+) -> str | None:
+    """A warning of a script that starts a framework without the option for what that reads, or None.
+
+    Without these variables each process of it is a world of its own, trains a model of its own, and ends well.
+    """
+    if framework != "torch":
+        return None
+    script, text = "".join(target.of_python[:1]), text_of(target.of_python)
+    has_variables = {
+        "horovod": placement.launcher in (*MPI_LAUNCHERS, "horovodrun") or "HOROVOD_RANK" in environ,
+        "tensorflow": "TF_CONFIG" in environ,
+        "jax": placement.launcher in ("slurm", *MPI_LAUNCHERS) or "JAX_COORDINATOR_ADDRESS" in environ,
+    }
+    found = [name for name, starts in _STARTS.items() if starts.search(text) and not has_variables[name]]
+    if not found or _KNOWS_US.search(text):
+        return None
+    command = f"-- python {script}" if target.given[0] == "--" else script
+    return (
+        f"warning: {script} starts {found[0]}, which reads variables of its own, and without them each rank "
+        f"trains apart: python -m distboot run --framework {found[0]} {command}"
+    )

@@ -1,6 +1,7 @@
-"""The machine as the checks see it: files below a root, an environment, and a few questions to the kernel and resolver.
+"""What a check reads, and what it finds.
 
-A check reads nothing else, so that a test can show it any machine.
+It reads the machine: files below a root, an environment, and a few questions to the kernel and resolver; nothing else,
+so that a test can show it any machine.
 """
 
 from __future__ import annotations
@@ -12,47 +13,68 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from .. import interfaces
-from ..detection import detect
+from ..detection.detect import detect
+from ..detection.placement import Placement, recognise
 from ..errors import DistbootError
-from ..placement import Placement
-from ..platforms import recognise
-from ..resolve import look_up
+from ..host import network
 
 _LOOK_UP_LIMIT = 0.3  # seconds
+_AMAZON = "0x1d0f"  # vendor of EFA devices, include/linux/pci_ids.h
+
+# The worst first, as they are shown. A problem: the job will fail, hang, or fall back to something many times slower.
+STATUSES = ("problem", "warning", "unknown", "ok")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check, and what it found."""
+
+    name: str  # of the check, kebab-case, stable; `examine` adds it
+    status: str  # one of `STATUSES`
+    seen: str  # what was found, in one line
+    remedy: str = ""  # what to do, as exact as may be; may have several lines. Empty where nothing is to be done.
+
+
+ok = partial(Finding, "", "ok")  # nothing to be done
+warning = partial(Finding, "", "warning")  # may be slow, or not what was meant
+problem = partial(Finding, "", "problem")
+unknown = partial(Finding, "", "unknown")  # the machine does not say
+
+
+def refused(error: DistbootError) -> Finding:
+    """What the job itself would refuse with this error."""
+    return problem(error.message.replace("\n", "; "), error.hint)
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A port of an RDMA device, over which data could go."""
+
+    device: str  # for example "mlx5_ib0"
+    number: str  # of the port, from 1
+    kind: str  # "InfiniBand", "RoCE" or "EFA"
+    active: bool  # whether the link is up
+    state: str  # as the kernel says it, for example "4: ACTIVE"
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One machine, as a process on it sees it.
+    """One machine, as a process on it sees it."""
 
-    Attributes:
-        environ: environment of the process.
-        root: where the file system begins; another one in tests.
-        system: as `sys.platform`.
-        packages: folders where Python looks for packages.
-        host: name of the host.
-        now: seconds since the epoch.
-        since: seconds since the epoch when distboot was installed.
-        may_open: whether this user may read and write a file.
-        shared_memory: bytes of /dev/shm, all and free; raises OSError.
-        addresses: interface and address of all addresses of this host.
-        look_up: addresses of a name, within a short time; raises OSError.
-    """
-
-    environ: Mapping[str, str]
-    root: Path
-    system: str
-    packages: Sequence[str]
-    host: str
-    now: float
-    since: float
-    may_open: Callable[[Path], bool]
-    shared_memory: Callable[[], tuple[int, int]]
-    addresses: Callable[[], list[tuple[str, str]]]
-    look_up: Callable[[str], list[str]]
+    environ: Mapping[str, str]  # environment of the process
+    root: Path  # where the file system begins; another one in tests
+    system: str  # as `sys.platform`
+    packages: Sequence[str]  # folders where Python looks for packages
+    host: str  # name of the host
+    now: float  # seconds since the epoch
+    since: float  # seconds since the epoch when distboot was installed
+    may_open: Callable[[Path], bool]  # whether this user may read and write a file
+    shared_memory: Callable[[], tuple[int, int]]  # bytes of /dev/shm, all and free; raises OSError
+    addresses: Callable[[], list[tuple[str, str]]]  # interface and address of all addresses of this host
+    look_up: Callable[[str], list[str]]  # addresses of a name, within a short time; raises OSError
 
     def text(self, path: str) -> str:
         """What a file holds, without blanks around it; empty if it cannot be read."""
@@ -73,24 +95,35 @@ class Machine:
         return []
 
     def has(self, path: str) -> bool:
-        """Whether a file or folder is there."""
         return (self.root / path.lstrip("/")).exists()
 
-    def placement(self) -> Placement | None:
-        """What the environment proves about the place of this process; None if it is broken."""
+    def placement(self) -> Placement:
+        """What the environment proves about the place of this process; of one that is alone if it is broken."""
         try:
             return detect(self.environ)
         except DistbootError:
-            return None
+            return detect({})._replace(num_nodes=None)
 
     def one_node(self) -> bool:
         """Whether the job is known to stay on one host."""
-        placement = self.placement()
-        return placement is not None and placement.num_nodes == 1
+        return self.placement().num_nodes == 1
 
     def azure(self) -> bool:
         """Whether this is a virtual machine of Azure, or another one of Hyper-V."""
         return self.text("sys/class/dmi/id/sys_vendor") == "Microsoft Corporation"
+
+    def rdma_ports(self) -> list[Port]:
+        """All of them. In Azure Ethernet cards show themselves, too; its network has no RoCE."""
+        found, azure = [], self.azure()
+        for device in self.names("sys/class/infiniband"):
+            folder = f"sys/class/infiniband/{device}"
+            for number in self.names(f"{folder}/ports"):
+                link = self.text(f"{folder}/ports/{number}/link_layer")  # InfiniBand, Ethernet, or Unspecified for EFA
+                kind = "EFA" if self.text(f"{folder}/device/vendor") == _AMAZON else link.replace("Ethernet", "RoCE")
+                state = self.text(f"{folder}/ports/{number}/state")
+                if not (azure and kind == "RoCE"):
+                    found.append(Port(device, number, kind, "ACTIVE" in state, state))
+        return found
 
     def library(self, name: str) -> bool:
         """Whether the dynamic linker would find a library, for example "libibverbs.so.1", or one with its path."""
@@ -104,25 +137,19 @@ class Machine:
         return any(folder and self.has(f"{folder}/{name}") for folder in folders)
 
     def container(self) -> str | None:
-        """What runs this container: "azureml", "kubernetes", "apptainer" or "docker"; None: it seems to be none."""
+        """What runs this container: "azureml", "kubernetes", "apptainer" or "docker"; None: no sign of one."""
         platform = recognise(self.environ)
         if platform is not None and platform.name in ("azureml", "kubernetes"):
             return platform.name
         if self.environ.keys() & {"APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"}:
             return "apptainer"
-        # container=podman, as systemd asks of all of them; its own nspawn is no Docker, and takes the same advice.
+        # container=podman, as systemd asks of all of them; the advice fits its own nspawn, too.
         if self.has(".dockerenv") or self.has("run/.containerenv") or "container" in self.environ:
             return "docker"
         return None
 
     def how(self, docker: str, pod: str, bare: str) -> str:
-        """The remedy in the words of what runs this container.
-
-        Args:
-            docker: options of `docker run`.
-            pod: YAML of a container in a pod, or of the pod.
-            bare: where there is no container.
-        """
+        """The remedy for what runs this container: options of `docker run`, YAML of a pod; `bare` is for none."""
         kind = self.container()
         if kind == "kubernetes":
             return f"in the pod:\n{pod}"
@@ -132,11 +159,7 @@ class Machine:
 
 
 def this_machine(environ: Mapping[str, str]) -> Machine:
-    """The machine that this process runs on.
-
-    Args:
-        environ: environment of the process.
-    """
+    """The machine that this process runs on, with the environment of the process."""
     return Machine(
         environ=environ,
         root=Path("/"),
@@ -147,15 +170,11 @@ def this_machine(environ: Mapping[str, str]) -> Machine:
         since=Path(__file__).stat().st_mtime,
         may_open=lambda path: os.access(path, os.R_OK | os.W_OK),
         shared_memory=_shared_memory,
-        addresses=interfaces.addresses,
-        look_up=_look_up,
+        addresses=network.addresses,
+        look_up=lambda name: [str(address[0]) for _, address in network.look_up(name, None, _LOOK_UP_LIMIT)],
     )
 
 
 def _shared_memory() -> tuple[int, int]:
     found = os.statvfs("/dev/shm")  # noqa: S108 - not to write to
     return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
-
-
-def _look_up(name: str) -> list[str]:
-    return [str(address[0]) for _, address in look_up(name, None, _LOOK_UP_LIMIT)]

@@ -1,55 +1,30 @@
-"""RDMA: InfiniBand, RoCE and EFA. The kernel shows its devices in every container; what it takes to use them is not."""
+"""RDMA (InfiniBand, RoCE, EFA), which the kernel shows in every container, unlike what it takes to use it; and NCCL.
+
+NCCL itself says nothing of settings that contradict each other or the machine, and takes something slower.
+Facts: NVIDIA's user guide for NCCL, Environment Variables; NCCL, src/misc/socket.cc and src/graph/xml.cc.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from .finding import Finding, ok, problem, warning
-from .machine import Machine
+from ..errors import DistbootError
+from ..host import network
+from ..text import short_repr
+from .machine import Finding, Machine, Port, ok, problem, refused, warning
 
 _INFINIBAND = "0x0207"  # class of PCI devices, include/linux/pci_ids.h
-_AMAZON = "0x1d0f"  # vendor of EFA devices, include/linux/pci_ids.h
 _NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 _EFA_PLUGINS = ("opt/*/lib*/libnccl-net*.so", "opt/amazon/*/lib*/libnccl-net*.so", "opt/amazon/*/lib/*/libnccl-net*.so")
 _VERBS = "apt-get install libibverbs1 ibverbs-providers, or dnf install libibverbs, in the image"
+_NCCLS_CHOICE = "^docker,lo,virbr"  # the interfaces that NCCL leaves out where no variable names some
+_SEVERAL = 8  # InfiniBand ports, as Azure's ND series has since version 4
 
 
-@dataclass(frozen=True, slots=True)
-class Port:
-    """A port of an RDMA device.
-
-    Attributes:
-        device: for example "mlx5_ib0".
-        number: of the port, from 1.
-        kind: "InfiniBand", "RoCE" or "EFA".
-        active: whether the link is up.
-        state: as the kernel says it, for example "4: ACTIVE".
-    """
-
-    device: str
-    number: str
-    kind: str
-    active: bool
-    state: str
-
-
-def ports(machine: Machine) -> list[Port]:
-    """All ports over which data could go. In Azure Ethernet cards show themselves, too; its network has no RoCE."""
-    found, azure = [], machine.azure()
-    for device in machine.names("sys/class/infiniband"):
-        folder = f"sys/class/infiniband/{device}"
-        for number in machine.names(f"{folder}/ports"):
-            link = machine.text(f"{folder}/ports/{number}/link_layer")  # InfiniBand, Ethernet, or Unspecified for EFA
-            kind = "EFA" if machine.text(f"{folder}/device/vendor") == _AMAZON else link.replace("Ethernet", "RoCE")
-            state = machine.text(f"{folder}/ports/{number}/state")
-            if not (azure and kind == "RoCE"):
-                found.append(Port(device, number, kind, "ACTIVE" in state, state))
-    return found
-
-
-def said(devices: Sequence[Port]) -> str:
+def _describe(devices: Sequence[Port]) -> str:
     """`"8 InfiniBand ports (mlx5_ib0 to mlx5_ib7)"`."""
     kinds = " and ".join(dict.fromkeys(port.kind for port in devices))
     names = [port.device for port in devices]
@@ -57,13 +32,11 @@ def said(devices: Sequence[Port]) -> str:
     return f"{len(names)} {kinds} port{'s' if len(names) > 1 else ''} ({listed})"
 
 
-def rdma_devices(machine: Machine) -> Iterator[Finding]:
+def rdma_devices(machine: Machine) -> Finding:
     """The device files, without which a program sees no RDMA at all and takes TCP."""
-    name = "rdma-devices"
-    found = ports(machine)
+    found = machine.rdma_ports()
     if not found:
-        yield _none(name, machine)
-        return
+        return _no_ports(machine)
     # uverbs0 belongs to the device that this file names.
     files = {
         machine.text(f"sys/class/infiniband_verbs/{file}/ibdev"): file
@@ -73,8 +46,7 @@ def rdma_devices(machine: Machine) -> Iterator[Finding]:
     here = machine.names("dev/infiniband")
     missing = [port for port in found if files.get(port.device) not in here]
     if not missing:
-        yield ok(name, said(found))
-        return
+        return ok(_describe(found))
     efa = missing[0].kind == "EFA"
     limit = f"vpc.amazonaws.com/efa: {len(found)}" if efa else "rdma/hca_shared_devices_a: 1"
     named = "" if efa else "  # or as `kubectl describe node` calls it"
@@ -85,53 +57,48 @@ def rdma_devices(machine: Machine) -> Iterator[Finding]:
         "modprobe ib_uverbs",
     )
     whose = "this host has" if len(missing) == len(found) else "of the RDMA ports of this host"
-    seen = f"{whose} {said(missing)}, and their files in /dev/infiniband are not here: NCCL and UCX take TCP"
+    seen = f"{whose} {_describe(missing)}, and their files in /dev/infiniband are not here: NCCL and UCX take TCP"
     # A card for Ethernet always offers RoCE; whether the network carries it is not to be seen from here.
-    yield (warning if missing[0].kind == "RoCE" else problem)(name, seen, remedy)
+    return (warning if missing[0].kind == "RoCE" else problem)(seen, remedy)
 
 
-def _none(name: str, machine: Machine) -> Finding:
+def _no_ports(machine: Machine) -> Finding:
     folder = "sys/bus/pci/devices"
     cards = [card for card in machine.names(folder) if machine.text(f"{folder}/{card}/class").startswith(_INFINIBAND)]
     if not cards:
-        return ok(name, "none: ranks on several nodes talk over TCP")
+        return ok("none: ranks on several nodes talk over TCP")
     remedy = "on the host: modprobe mlx5_ib; lsmod | grep ib_"
     if machine.azure():
         remedy = "take Azure's HPC image for the hosts, or add the extension InfiniBandDriverLinux to them"
-    return problem(name, f"{len(cards)} InfiniBand cards on this host, and its kernel has no driver for them", remedy)
+    return problem(f"{len(cards)} InfiniBand cards on this host, and its kernel has no driver for them", remedy)
 
 
-def rdma_ports(machine: Machine) -> Iterator[Finding]:
+def rdma_ports(machine: Machine) -> Finding:
     """Links that are down."""
-    name = "rdma-ports"
-    found = ports(machine)
+    found = machine.rdma_ports()
     down = [port for port in found if not port.active]
     if not down:
-        yield ok(name, f"{len(found)} active" if found else "none")
-        return
+        return ok(f"{len(found)} active" if found else "none")
     seen = f"{len(down)} of {len(found)} not active: {', '.join(f'{port.device} is {port.state}' for port in down[:4])}"
     remedy = "look at the cable, the switch and, for INIT, the subnet manager (ibstat on the host)"
-    yield (problem if len(down) == len(found) else warning)(name, seen, remedy)
+    return (problem if len(down) == len(found) else warning)(seen, remedy)
 
 
-def rdma_libraries(machine: Machine) -> Iterator[Finding]:
+def rdma_libraries(machine: Machine) -> Finding:
     """The libraries in the image, which NCCL and UCX load when they start, and do without in silence."""
-    name = "rdma-libraries"
-    found = ports(machine)
+    found = machine.rdma_ports()
     if not found:
-        yield ok(name, "not needed")
-    elif any(port.kind == "EFA" for port in found):
-        yield _efa_plugin(name, machine)
-    elif not machine.library("libibverbs.so.1"):
-        yield problem(name, "the image has no libibverbs.so.1, without which NCCL and UCX take TCP", _VERBS)
-    else:
-        drivers = machine.names("etc/libibverbs.d")
-        missing = [wanted for wanted in _verbs_drivers(machine, found) if wanted not in drivers]
-        if missing:
-            seen = f"libibverbs.so.1 is here, and not its driver for {found[0].device} (/etc/libibverbs.d/{missing[0]})"
-            yield problem(name, seen, _VERBS)
-        else:
-            yield ok(name, "libibverbs.so.1 is here")
+        return ok("not needed")
+    if any(port.kind == "EFA" for port in found):
+        return _efa_plugin(machine)
+    if not machine.library("libibverbs.so.1"):
+        return problem("the image has no libibverbs.so.1, without which NCCL and UCX take TCP", _VERBS)
+    drivers = machine.names("etc/libibverbs.d")
+    missing = [wanted for wanted in _verbs_drivers(machine, found) if wanted not in drivers]
+    if missing:
+        seen = f"libibverbs.so.1 is here, and not its driver for {found[0].device} (/etc/libibverbs.d/{missing[0]})"
+        return problem(seen, _VERBS)
+    return ok("libibverbs.so.1 is here")
 
 
 def _verbs_drivers(machine: Machine, found: Sequence[Port]) -> set[str]:
@@ -143,42 +110,36 @@ def _verbs_drivers(machine: Machine, found: Sequence[Port]) -> set[str]:
     }
 
 
-def _efa_plugin(name: str, machine: Machine) -> Finding:
+def _efa_plugin(machine: Machine) -> Finding:
     given = machine.environ.get("NCCL_NET_PLUGIN", "")
     names = [given, f"libnccl-net-{given}.so"] if given else ["libnccl-net.so"]
     if any(map(machine.library, names)):
-        return ok(name, "NCCL's plugin for EFA is here")
+        return ok("NCCL's plugin for EFA is here")
     elsewhere = [path for pattern in _EFA_PLUGINS for path in machine.matching(pattern)]
     if elsewhere:
         folder = elsewhere[0].rpartition("/")[0]
         seen = f"NCCL's plugin for EFA is in /{folder}, where the dynamic linker does not look: NCCL takes TCP"
-        return problem(name, seen, f"LD_LIBRARY_PATH=/{folder}:$LD_LIBRARY_PATH")
+        return problem(seen, f"LD_LIBRARY_PATH=/{folder}:$LD_LIBRARY_PATH")
     seen = "the image has no NCCL plugin for EFA (libnccl-net.so of aws-ofi-nccl), without which NCCL takes TCP"
-    return problem(
-        name, seen, "in the image, run the EFA installer of AWS: efa_installer.sh -y --skip-kmod --no-verify"
-    )
+    return problem(seen, "in the image, run the EFA installer of AWS: efa_installer.sh -y --skip-kmod --no-verify")
 
 
-def rdma_gids(machine: Machine) -> Iterator[Finding]:
+def rdma_gids(machine: Machine) -> Finding:
     """RoCE finds the other side by a GID, which follows from an IP address in this very network namespace."""
-    name = "rdma-gids"
-    found = [port for port in ports(machine) if port.kind == "RoCE" and port.active]
+    found = [port for port in machine.rdma_ports() if port.kind == "RoCE" and port.active]
     if not found:
-        yield ok(name, "not needed: no RoCE")
-        return
+        return ok("not needed: no RoCE")
     usable = {port.device: _gids(machine, port) for port in found}
-    without = [device for device, gids in usable.items() if not gids]
     index = machine.environ.get("NCCL_IB_GID_INDEX", "-1")  # -1: NCCL looks for it
-    if without:
-        seen = f"{without[0]} has no GID of RoCE v2 with an IP address in this network namespace"
+    for device in (device for device, gids in usable.items() if not gids):
         pod = "hostNetwork: true  # or a network of the RDMA CNI plugin"
-        yield warning(name, seen, machine.how("--network=host", pod, "give its network interface an address"))
-    elif index != "-1" and any(index not in gids for gids in usable.values()):
-        device, gids = next((device, gids) for device, gids in usable.items() if index not in gids)
-        seen = f"NCCL_IB_GID_INDEX={index!r} is no GID of RoCE v2 on {device}, which has {', '.join(gids)}"
-        yield problem(name, seen, "unset NCCL_IB_GID_INDEX: NCCL finds it (since 2.21)")
-    else:
-        yield ok(name, f"RoCE v2 at index {', '.join(next(iter(usable.values())))}")
+        remedy = machine.how("--network=host", pod, "give its network interface an address")
+        return warning(f"{device} has no GID of RoCE v2 with an IP address in this network namespace", remedy)
+    for device, gids in usable.items():
+        if index not in ("-1", *gids):
+            seen = f"NCCL_IB_GID_INDEX={index!r} is not a GID of RoCE v2 on {device}, which has {', '.join(gids)}"
+            return problem(seen, "unset NCCL_IB_GID_INDEX: NCCL finds it (since 2.21)")
+    return ok(f"RoCE v2 at index {', '.join(next(iter(usable.values())))}")
 
 
 def _gids(machine: Machine, port: Port) -> list[str]:
@@ -187,7 +148,95 @@ def _gids(machine: Machine, port: Port) -> list[str]:
     found = []
     for index in sorted(machine.names(f"{folder}/gids"), key=int):
         gid = machine.text(f"{folder}/gids/{index}")
-        # fe80:… follows from the card, and reaches nobody behind a router. Reading the type of an empty one fails.
+        # fe80:… follows from the card, and passes no router. Reading the type of an empty one fails.
         if gid not in ("", _NO_GID) and not gid.startswith("fe80:"):
             found += [index] if machine.text(f"{folder}/gid_attrs/types/{index}") == "RoCE v2" else []
     return found
+
+
+def _settings(machine: Machine) -> dict[str, str]:
+    """All NCCL_* settings: the environment, which comes first, ~/.nccl.conf or NCCL_CONF_FILE, and /etc/nccl.conf."""
+    environ = machine.environ
+    own = environ.get("NCCL_CONF_FILE") or os.path.join(environ.get("HOME", "/"), ".nccl.conf")
+    found: dict[str, str] = {}
+    for path in ("etc/nccl.conf", own):
+        pairs = (line.split("=", 1) for line in machine.text(path).splitlines() if "=" in line)
+        found |= {name.strip(): value.strip() for name, value in pairs if name.strip().startswith("NCCL_")}
+    return found | {name: value for name, value in environ.items() if name.startswith("NCCL_")}
+
+
+def interfaces(machine: Machine) -> Finding:
+    """The interfaces that Gloo, NCCL and TensorPipe are told to use."""
+    present = machine.names("sys/class/net") or sorted({interface for interface, _ in machine.addresses()})
+    given = _settings(machine)
+    try:
+        network.refuse_unknown({**machine.environ, **given}, present)
+    except DistbootError as error:
+        return refused(error)
+    text = given.get("NCCL_SOCKET_IFNAME", "")
+    if not text.startswith("^") or _names(text[1:], "lo"):
+        return ok(", ".join(present))
+    seen = f"NCCL_SOCKET_IFNAME={short_repr(text)} replaces NCCL's own {_NCCLS_CHOICE}, so that it may take lo"
+    remedy = f"NCCL_SOCKET_IFNAME={_NCCLS_CHOICE}, or the name of the interface that leads to the other nodes"
+    return (warning if machine.one_node() else problem)(seen, remedy)
+
+
+def nccl_rdma(machine: Machine) -> Finding:
+    """Settings that take RDMA away from NCCL, or name a device that is not there."""
+    given = _settings(machine)
+    found = [port for port in machine.rdma_ports() if port.active]
+    own = [port for port in found if port.kind != "EFA"]  # which a plugin serves, not NCCL itself
+    disabled, net, hca = given.get("NCCL_IB_DISABLE") == "1", given.get("NCCL_NET", ""), given.get("NCCL_IB_HCA", "")
+    if net.upper() == "IB" and (disabled or not own):
+        why = "NCCL_IB_DISABLE=1" if disabled else "this host shows no InfiniBand or RoCE that is up"
+        return problem(f"NCCL_NET={short_repr(net)}, and {why}: NCCL does not start", "unset NCCL_NET")
+    if ((disabled and own) or (net.upper() == "SOCKET" and found)) and not machine.one_node():
+        setting = "NCCL_IB_DISABLE" if disabled and own else "NCCL_NET"
+        seen = f"{setting}={given[setting]}, and this host has {_describe(own or found)}: NCCL takes TCP"
+        # A card for Ethernet always offers RoCE, and the network may not carry it.
+        return (warning if (own or found)[0].kind == "RoCE" else problem)(seen, f"unset {setting}")
+    if hca and own and not hca.startswith("^") and not any(_names(hca, port.device) for port in own):
+        here = ", ".join(port.device for port in own)
+        seen = f"NCCL_IB_HCA={short_repr(hca)}, and this host has {here}: NCCL takes TCP"
+        return problem(seen, "unset NCCL_IB_HCA, or name one of these")
+    return ok("nothing is set against it" if found else "no RDMA")
+
+
+def nccl_settings(machine: Machine) -> list[Finding]:
+    """Files that are not there, and settings that make a node slow."""
+    given, found = _settings(machine), []
+    for setting in ("NCCL_TOPO_FILE", "NCCL_CONF_FILE"):
+        path = given.get(setting, "")
+        if path and not machine.has(path):
+            seen = f"{setting}={short_repr(path)}, and there is no such file here: NCCL goes on without it"
+            how = machine.how(f"-v {path}:{path}:ro", f"# mount {path} of the node (hostPath)", f"unset {setting}")
+            found.append(warning(seen, how))
+    if machine.azure() and not given.get("NCCL_TOPO_FILE") and len(machine.rdma_ports()) >= _SEVERAL:
+        seen = "NCCL_TOPO_FILE is not set, and Azure's virtual PCI bus does not show which card is close to which GPU"
+        remedy = machine.how(
+            "-v /opt/microsoft:/opt/microsoft:ro -v /etc/nccl.conf:/etc/nccl.conf:ro",
+            "# mount /opt/microsoft and /etc/nccl.conf of the node (hostPath), as Azure's HPC images have them",
+            "NCCL_TOPO_FILE=/opt/microsoft/ndv5-topo.xml, or that of another series (Azure/azhpc-images, topology/)",
+        )
+        found.append(warning(seen, remedy))
+    plugin = given.get("NCCL_NET_PLUGIN", "none")
+    if plugin != "none" and not any(map(machine.library, (plugin, f"libnccl-net-{plugin}.so"))):
+        why = "and the dynamic linker finds no such library: NCCL goes on without it"
+        remedy = "name the folder of it in LD_LIBRARY_PATH, or unset NCCL_NET_PLUGIN"
+        found.append(warning(f"NCCL_NET_PLUGIN={short_repr(plugin)}, {why}", remedy))
+    for setting, what in (("NCCL_P2P_DISABLE", "from GPU to GPU"), ("NCCL_SHM_DISABLE", "through shared memory")):
+        if given.get(setting) == "1":
+            seen = f"{setting}=1: the ranks of a node do not talk {what}"
+            found.append(warning(seen, f"unset {setting}, once what it was set for is mended"))
+    with suppress(ValueError):
+        threads, sockets = (int(given.get(each, "1")) for each in ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"))
+        if threads * sockets > 64:
+            seen = f"NCCL_SOCKET_NTHREADS={threads} times NCCL_NSOCKS_PERTHREAD={sockets} is more than 64, the most"
+            found.append(warning(seen, "make one of them smaller"))
+    return found or [ok(f"{len(given)} set" if given else "none set")]
+
+
+def _names(choice: str, device: str) -> bool:
+    """Whether a list of NCCL's means this one: beginnings of names, or after a = whole ones; a port may follow."""
+    words = [word.partition(":")[0] for word in choice.removeprefix("=").split(",")]
+    return device in words if choice.startswith("=") else device.startswith(tuple(filter(None, words)))

@@ -1,75 +1,267 @@
-"""What the start of the job itself depends on: the launcher's variables, CPUs and threads, the clock."""
+"""What the start of the job depends on: the launcher's variables, names, addresses and ports, CPUs, the clock; and the
+limits that a container has and its image does not show: shared memory, locked memory, open files.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from contextlib import suppress
 
-from .. import cpus as machine_cpus
-from ..detection import detect, launcher_of
-from ..errors import DistbootError, printable, quoted
-from .finding import Finding, ok, problem, refused, unknown, warning
-from .machine import Machine
+from ..detection.detect import detect, launcher_of
+from ..detection.parse import is_loopback
+from ..errors import DistbootError
+from ..host import cpus as of_host
+from ..host.network import NO_PROXIES, PROXIES
+from ..text import escape_control, is_address, short_repr, without_mapping
+from .machine import Finding, Machine, ok, problem, refused, unknown, warning
+
+_LISTENING = "0A"  # TCP_LISTEN, linux/net/tcp_states.h
+
+_MIB = 1 << 20
+_GIB = 1 << 30
+_DEFAULT_SHARED = 64 * _MIB  # Docker's, containerd's and Podman's
+# NVIDIA's user guide for NCCL, Troubleshooting, "Sharing Data": --shm-size=1g --ulimit memlock=-1
+_ENOUGH_SHARED = _GIB
+_FEW_FILES = 1024  # the usual soft limit
+_IPC_LOCK = 14  # capability(7), linux/capability.h
+
+_SHARED_POD = """\
+volumes: [{name: shm, emptyDir: {medium: Memory, sizeLimit: 8Gi}}]
+containers: [{volumeMounts: [{name: shm, mountPath: /dev/shm}]}]"""
 
 
-def launcher(machine: Machine) -> Iterator[Finding]:
+def launcher(machine: Machine) -> Finding:
     """Whether the environment says who this process is."""
-    name = "launcher"
     try:
         placement = detect(machine.environ)
     except DistbootError as error:
-        yield refused(name, error)
-        return
+        return refused(error)
+    number = f"{placement.rank} of {placement.world_size}"
     if placement.node_level is not None:
-        yield ok(
-            name, f"node {placement.rank} of {placement.world_size}, and no rank: {printable(placement.node_level)}"
+        return ok(f"node {number}, and not a rank: {escape_control(placement.node_level)}")
+    if placement.launcher == "single":
+        return ok("none: one process, alone")
+    return ok(f"rank {number}, by {launcher_of(placement).title}")
+
+
+def host_name(machine: Machine) -> Finding:
+    """The own name, which Gloo looks up to find the address that it tells the other ranks."""
+    host = machine.host
+    remedy = "GLOO_SOCKET_IFNAME=eth0 (the interface to the other nodes), or the right line in /etc/hosts"
+    if machine.container() == "docker":
+        remedy = "docker run --network=host, or --add-host NAME:ADDRESS with the address for the other nodes"
+    elif machine.container() == "kubernetes":
+        remedy = (
+            "GLOO_SOCKET_IFNAME=eth0 in the container's env; Kubernetes writes /etc/hosts, unless hostNetwork is on"
         )
-    elif placement.launcher == "single":
-        yield ok(name, "none: one process, alone")
-    else:
-        yield ok(name, f"rank {placement.rank} of {placement.world_size}, by {launcher_of(placement).title}")
+    try:
+        found = [without_mapping(address) for address in machine.look_up(host)]
+    except OSError as error:
+        seen = f"{short_repr(host)}, the name of this host, does not resolve: {error.strerror or error}"
+        slow = isinstance(error, TimeoutError)  # and may yet be found
+        return (warning if slow or machine.one_node() else problem)(seen, remedy)
+    own = {without_mapping(address) for _, address in machine.addresses()}
+    strange = [address for address in found if own and address.partition("%")[0] not in own]
+    seen = f"{short_repr(host)} means {', '.join(dict.fromkeys(found))}"
+    if all(map(is_loopback, found)):
+        return ok(seen) if machine.one_node() else warning(f"{seen}, which no other host can reach", remedy)
+    if strange:
+        return problem(f"{seen}, and {strange[0]} is not an address of this host", remedy)
+    return ok(seen)
 
 
-def cpus(machine: Machine) -> Iterator[Finding]:
-    """Threads that each rank starts against the CPUs that it may use."""
-    name = "cpus"
-    allowed, quota = machine_cpus.affinity(machine.root), machine_cpus.quota(machine.root)
-    if allowed is None:
-        yield unknown(name, "/proc/self/status does not say how many CPUs there are")
-        return
-    usable = min(allowed, quota or allowed)
+def master_addr(machine: Machine) -> Finding:
+    """The name of rank 0's host."""
     placement = machine.placement()
-    ranks = (placement.local_world_size if placement is not None else None) or 1
-    share = machine_cpus.share(ranks, machine.root)
-    said = f"{allowed} CPU{'s' if allowed > 1 else ''}"
+    address = placement.master_addr
+    if placement.world_size == 1:
+        return ok("not needed")
+    if address is None:
+        return unknown("nothing here says where rank 0 is", "python -m distboot show says what can be passed")
+    if is_address(address):
+        return ok(address)
+    try:
+        return ok(f"{address} means {', '.join(dict.fromkeys(machine.look_up(address)))}")
+    except OSError as error:
+        source, why = placement.sources["master_addr"], error.strerror or error
+        remedy = "wait, if its pod or host is still starting: the ranks try until the join timeout; or check the name"
+        return warning(f"{short_repr(address)} ({source}) does not resolve: {why}", remedy)
+
+
+def proxies(machine: Machine) -> Finding:
+    """Proxies that take what one rank sends to another."""
+    environ = machine.environ
+    proxy = next((variable for variable in PROXIES if environ.get(variable)), None)
+    if proxy is None:
+        return ok("none that gRPC would use")
+    placement = machine.placement()
+    peer = placement.master_addr if placement.world_size > 1 else None
+    spared = next((environ[variable] for variable in NO_PROXIES if environ.get(variable)), "")
+    endings = tuple(word.strip().lstrip("*") for word in spared.split(",") if word.strip())
+    if peer is None:
+        return ok(f"{proxy} is set; no peer to reach is known")
+    if is_loopback(peer) or peer.endswith(endings) or "" in endings:
+        return ok(f"{proxy} is set, and no_proxy spares {peer}")
+    seen = f"{proxy} is set, and no_proxy does not name {peer}: gRPC (TensorFlow, JAX) sends what is for it there"
+    return warning(seen, f"no_proxy={','.join(filter(None, (spared, peer)))}, with all hosts of the job")
+
+
+def ports(machine: Machine) -> Finding:
+    """The port at which rank 0 is to listen."""
+    placement = machine.placement()
+    port = placement.master_port
+    if placement.world_size == 1 or port is None:
+        return ok("none is needed before the ranks meet")
+    source = placement.sources.get("master_port", "")
+    low, _, high = machine.text("proc/sys/net/ipv4/ip_local_port_range").partition("\t")
+    if placement.rank == 0 and placement.launcher != "torchrun" and port in _listeners(machine):
+        seen = f"port {port} ({source}) is in use already: distboot takes another, torch alone does not"
+        return warning(seen, f"find the process with: ss -ltnp 'sport = :{port}'; or set MASTER_PORT to a free port")
+    if source == "MASTER_PORT" and low.isdigit() and int(low) <= port <= int(high):
+        seen = f"MASTER_PORT={port} is among the ports that the kernel gives to outgoing connections, {low} to {high}"
+        return warning(seen, "set MASTER_PORT below or above these, for example 29500")
+    return ok(f"{port} ({source})")
+
+
+def _listeners(machine: Machine) -> set[int]:
+    """The TCP ports of this network namespace at which some process listens."""
+    found = set()
+    for table in ("proc/net/tcp", "proc/net/tcp6"):
+        for line in machine.text(table).splitlines()[1:]:
+            with suppress(ValueError, IndexError):
+                # 0: 0100007F:81FF 00000000:0000 0A …
+                _, local, _, state = line.split()[:4]
+                if state == _LISTENING:
+                    found.add(int(local.rpartition(":")[2], 16))
+    return found
+
+
+def cpus(machine: Machine) -> Finding:
+    """Threads that each rank starts against the CPUs that it may use."""
+    allowed, quota = of_host.affinity(machine.root), of_host.quota(machine.root)
+    if allowed is None:
+        return unknown("/proc/self/status does not say how many CPUs there are")
+    usable = min(allowed, quota or allowed)
+    ranks = machine.placement().local_world_size or 1
+    share = of_host.share(ranks, machine.root)
+    seen = f"{allowed} CPU{'s' if allowed > 1 else ''}"
     if usable < allowed:
-        said += f", and by its quota (cgroup) the time of {usable:g}"
+        seen += f", and by its quota (cgroup) the time of {usable:g}"
     if ranks > 1:
-        said += f", for {ranks} ranks"
+        seen += f", for {ranks} ranks"
     given = machine.environ.get("OMP_NUM_THREADS")
     # OpenMP also takes a list, one number for each level of nesting.
     if given is not None and not (given.isdecimal() and given.isascii()):
-        yield unknown(name, f"{said}; OMP_NUM_THREADS={quoted(given)}")
-    elif usable < ranks and usable < allowed:
+        return unknown(f"{seen}; OMP_NUM_THREADS={short_repr(given)}")
+    if usable < ranks and usable < allowed:
         pod = f"containers: [{{resources: {{limits: {{cpu: {ranks * 4}}}}}}}]"
         remedy = machine.how(f"--cpus={ranks * 4}", pod, "ask the scheduler for more CPUs")
-        yield problem(name, f"{said}: less than one for each rank", remedy)
-    elif given is None:
-        yield ok(name, said if share is None else f"{said}; each rank gets OMP_NUM_THREADS={share}")
-    elif int(given) <= (share or allowed):
-        yield ok(name, f"{said}; OMP_NUM_THREADS={given}")
-    else:
-        seen = f"{said}; OMP_NUM_THREADS={given} is more than the {share or allowed} for each rank: they take turns"
-        yield warning(name, seen, f"OMP_NUM_THREADS={share or allowed}, or unset it")
+        return problem(f"{seen}: less than one for each rank", remedy)
+    if given is None:
+        return ok(seen if share is None else f"{seen}; each rank gets OMP_NUM_THREADS={share}")
+    if int(given) <= (share or allowed):
+        return ok(f"{seen}; OMP_NUM_THREADS={given}")
+    seen = f"{seen}; OMP_NUM_THREADS={given} is more than the {share or allowed} for each rank: they take turns"
+    return warning(seen, f"OMP_NUM_THREADS={share or allowed}, or unset it")
 
 
-def clock(machine: Machine) -> Iterator[Finding]:
+def clock(machine: Machine) -> Finding:
     """A clock that is behind: certificates are not valid yet, and credentials not or no more."""
-    name = "clock"
-    said = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(machine.now))
-    if machine.now < machine.since - 86400:  # in another time zone somebody may have set the date by hand
-        since = time.strftime("%Y-%m-%d", time.gmtime(machine.since))
-        seen = f"{said}, and distboot was installed here on {since}"
-        yield problem(name, seen, "set the clock of the host (chronyc makestep): a container has the clock of its host")
-    else:
-        yield ok(name, f"{said}; doctor --job compares it with those of the other ranks")
+    seen = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(machine.now))
+    if machine.now >= machine.since - 86400:  # in another time zone it may have been set by hand to the local date
+        return ok(f"{seen}; doctor --job compares it with those of the other ranks")
+    since = time.strftime("%Y-%m-%d", time.gmtime(machine.since))
+    remedy = "set the clock of the host (chronyc makestep): a container has the clock of its host"
+    return problem(f"{seen}, and distboot was installed here on {since}", remedy)
+
+
+def shared_memory(machine: Machine) -> Finding:
+    """The memory where DataLoader workers pass batches, and NCCL and Gloo data between the ranks of a node."""
+    remedy = machine.how("--shm-size=8g", _SHARED_POD, "mount -o remount,size=8g /dev/shm")
+    if machine.container() == "azureml":
+        remedy = "in the job's YAML: resources: {shm_size: 8g}"
+    try:
+        size, free = machine.shared_memory()
+    except OSError as error:
+        return problem(f"there is no /dev/shm ({error.strerror})", remedy)
+    seen = f"/dev/shm has {_size(size)}, {_size(free)} of it free"  # noqa: S108 - not to write to
+    if size <= _DEFAULT_SHARED:
+        return problem(f"{seen}: too little for DataLoader workers (they end with a bus error) and for NCCL", remedy)
+    if size < _ENOUGH_SHARED:
+        return warning(f"{seen}; NCCL asks for 1 GiB, and DataLoader workers for room for their batches", remedy)
+    if free < _DEFAULT_SHARED:
+        return problem(f"{seen}: it is full", "ls -l /dev/shm, and remove what ended jobs have left there")
+    return ok(seen)
+
+
+def memlock(machine: Machine) -> Finding:
+    """How much memory may be locked, as RDMA locks all that it sends from and receives to."""
+    limits = _limits(machine, "Max locked memory")
+    if limits is None:
+        return unknown("/proc/self/limits does not say how much memory may be locked")
+    soft = limits[0]
+    if soft is None:
+        return ok("unlimited")
+    if _may_lock(machine):
+        return ok(f"{_size(soft)}, and CAP_IPC_LOCK, which lifts the limit")
+    if not machine.rdma_ports():
+        return ok(f"{_size(soft)}, which is enough without RDMA")
+    seen = f"{_size(soft)} may be locked: RDMA cannot register more for its buffers (Cannot allocate memory)"
+    pod = (
+        "containers: [{securityContext: {capabilities: {add: [IPC_LOCK]}}}]\n"
+        "# counts for root; else LimitMEMLOCK=infinity in the unit of containerd on the node, which pods inherit"
+    )
+    bare = "ulimit -l unlimited; for all users: `* - memlock unlimited` in /etc/security/limits.conf"
+    remedy = machine.how("--ulimit memlock=-1 --cap-add=IPC_LOCK", pod, bare)
+    return (problem if soft < _GIB else warning)(seen, remedy)
+
+
+def open_files(machine: Machine) -> Finding:
+    """How many files may be open: connections of rank 0, and tensors that DataLoader workers share."""
+    limits = _limits(machine, "Max open files")
+    if limits is None:
+        return unknown("/proc/self/limits does not say how many files may be open")
+    soft, hard = limits
+    ranks = machine.placement().world_size
+    needed = ranks + 64  # some for the script
+    more = machine.how(
+        "--ulimit nofile=65536:65536",
+        "# has no field for it: raise LimitNOFILE of containerd on the node, or call `ulimit -n` in the command",
+        "ulimit -n 65536; for all users: `* - nofile 65536` in /etc/security/limits.conf",
+    )
+    if hard is not None and hard < needed:
+        return problem(f"{hard} files may be open, and the {ranks} ranks need {needed} connections", more)
+    if soft is None:
+        return ok("unlimited")
+    if soft > _FEW_FILES:
+        return ok(f"{soft} may be open")
+    limit = "no limit" if hard is None else str(hard)
+    seen = f"{soft} files may be open (hard limit: {limit}): many DataLoader workers end with `Too many open files`"
+    return warning(seen, "ulimit -n 65536, first in the command" if hard is None or hard >= 65536 else more)
+
+
+def _limits(machine: Machine, title: str) -> tuple[int | None, int | None] | None:
+    """Soft and hard limit, None where there is none; None instead if /proc does not say."""
+    # Max open files            1024                 1048576              files
+    for line in machine.text("proc/self/limits").splitlines():
+        if line.startswith(title):
+            words = line.removeprefix(title).split()[:2]
+            soft, hard = (None if word == "unlimited" else int(word) for word in words)
+            return soft, hard
+    return None
+
+
+def _may_lock(machine: Machine) -> bool:
+    """Whether the kernel lets this process lock what it likes: the capability counts in the first user namespace."""
+    if machine.text("proc/self/uid_map").split() != ["0", "0", "4294967295"]:
+        return False
+    lines = machine.text("proc/self/status").splitlines()
+    effective = next((line.split()[1] for line in lines if line.startswith("CapEff:")), "0")
+    return bool(int(effective, 16) >> _IPC_LOCK & 1)
+
+
+def _size(count: int) -> str:
+    for unit, name in ((_GIB, "GiB"), (_MIB, "MiB")):
+        if count >= unit:
+            return f"{count / unit:.4g} {name}"
+    return f"{count / 1024:.4g} KiB"

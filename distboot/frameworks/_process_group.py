@@ -6,98 +6,88 @@ starts, on a store that rank 0 serves at the very socket where they met.
 
 from __future__ import annotations
 
-import queue
 import re
-import threading
+import sys
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
+from types import TracebackType
 from typing import Any
 
-from .. import interfaces
-from ..address import socket_said
 from ..context import Context
-from ..errors import DistbootError, first_line, printable, quoted
-from ..exports import Exported, variables
-from ..rendezvous import Wait
-from ..rollcall.doors import Door
-from ..rollcall.meeting import Meeting
-from ..rollcall.ports import listening
-from ..rollcall.ready import Ready
-from . import _oneccl
-from ._joined import Gated, Meets, at_end, context, export, imported, limited
-from ._options import Options
-from ._torch_device import CPU_BACKENDS, device_and_backend, device_id, set_device
+from ..detection.export import EnvTransaction, variables
+from ..errors import DistbootError
+from ..host import network
+from ..process import result_within
+from ..rendezvous.job_info import JobInfo
+from ..rendezvous.keys import leader_failed, not_opened
+from ..rendezvous.messages import Key, Ready
+from ..rendezvous.worker import Backoff
+from ..text import escape_control, first_line, format_address, log_line, short_repr
+from . import Options, _torch
+from ._base import Meets, at_end, context, export, imported, limited
+from ._torch import device_and_backend, device_id, set_device
 
 _MOMENT = 0.1  # seconds for Gloo's threads to let go of their tensors
 _OLDEST = (2, 2)
 _FIRST = "the first rank"
 
-
-def on_cpu(options: Options) -> bool:
-    """Asking for a CPU backend means training on the CPU."""
-    return (options.backend or "").lower() in CPU_BACKENDS
+_OF_TORCH = "default process group twice"  # 2.13: "trying to initialize the default process group twice!"
+_is_explained = False
 
 
 def start(
-    meeting: Meeting,
-    exported: Exported,
+    job: JobInfo,
+    exported: EnvTransaction,
     options: Options,
     *,
     prepare: Callable[[], Any] = lambda: None,
     adopt: Callable[[Any, str], Callable[[], None] | None] = lambda _, __: None,
     others: Mapping[str, str] = {},
 ) -> Context:
-    """Start the default process group.
+    """Start the default process group, for torch or for what is built on it.
 
-    Args:
-        meeting: of all ranks.
-        exported: where to export.
-        options: of the caller of `init`.
-        prepare: imports what is to use the group, before any rank starts it.
-        adopt: lets what was imported use the group on this backend; what ends the group, if not torch's own function.
-        others: what that reads from the environment besides the variables of torch.
+    `prepare` imports that, before any rank starts the group; `adopt` lets it use the group on this backend, and returns
+    what ends the group, if not torch's own function; `others` is what it reads from the environment.
     """
-    placement, before = meeting.placement, exported.environ_before()
+    placement, before = job.placement, exported.environ_before()
     wanted = options.backend and options.backend.lower()
-    exported.write({**variables(placement, before), **interfaces.variables(meeting.interface, before)})
+    exported.write({**variables(placement, before), **network.variables(job.interface, before)})
 
     with ExitStack() as undo:
-        # Our own, as the other socket is the store's; and the store ends with rank 0's part in the group.
-        needed = placement.rank == 0 and placement.world_size > 1 and meeting.link is not None
-        listener = listening(0) if needed else None
-        if listener is not None:
-            undo.callback(listener.close)
-        port = None if listener is None else str(listener.getsockname()[1])
 
         def step() -> tuple[tuple[Any, Any, str, Any], Ready]:
             torch = _import()
             user = prepare()
             device_type, name = device_and_backend(torch, wanted)
             device = set_device(torch, device_type, placement, before)
-            return (torch, user, name, device), Ready(device_id(torch, device), port)
+            return (torch, user, name, device), Ready(device_id(torch, device))
 
-        torch, user, backend, device = meeting.ready(step)
-        export(meeting, exported, {**others, **(_oneccl.variables(placement, before) if device.type == "xpu" else {})})
+        torch, user, backend, device = job.ready(step)
+        more = _torch.oneccl_variables(placement, before) if device.type == "xpu" else {}
+        export(job, exported, {**others, **_torch.torchelastic_variables(placement, before), **more})
         device_ids = [device.index] if backend == "nccl" else None
         barrier = partial(torch.distributed.barrier, device_ids=device_ids)
         # The store has no name here: torch 2.2 keeps the frames in which it was imported, this one is below them, and
         # the port would be the store's until the process ends.
-        meets: Meets = _AtStore(_start_group(torch, meeting, backend, options.timeout), placement.who, barrier)
+        meets: Meets | None = _at_store(_start_group(torch, job, backend, options.timeout), placement.who)
         group = _Group(torch.distributed)
         undo.callback(group.leave)
         group.destroy = adopt(user, backend) or group.destroy
-        if 0 in meeting.offers:
-            meets = Gated(meeting, options, barrier=barrier, listener=listener, port=int(meeting.offers[0]))
+        if job.membership is not None:
+            meets = None
+        fields = {"meets": meets, "barrier": barrier, "leave": group.leave, "is_up": group.is_up, "device": device}
+        result = context(job, exported, options, **fields)
         undo.pop_all()
-    result = context(meeting, exported, options, meets, leave=group.leave, is_up=group.is_up, device=device)
     if backend == "gloo":
         # Without close() Gloo is not to abort a script either, see `end_group`. After an exception peers may be gone,
         # but an abort would change the exit code.
         at_end(well=result.close, exited=result.close, failed=partial(time.sleep, _MOMENT))
+    explain_second_group(placement.who)
     return result
 
 
@@ -117,47 +107,41 @@ class _Group:
             end_group(self._dist, self.destroy)
 
 
-class _AtStore:
+def _at_store(store: Any, who: str | None) -> Meets:
     """How the ranks wait for each other without a roll call: for a key of the store that the group began with.
 
     Rank 0 must not end before the others have seen it.
     """
+    stores = [store]
+    times: Counter[tuple[str, int | None]] = Counter()
 
-    def __init__(self, store: Any, who: str | None, barrier: Callable[[], None]) -> None:
-        self._store, self._who = store, who
-        self.barrier = barrier
-        self._times: dict[tuple[str, int | None], int] = {}
-
-    def wait_for(
-        self, what: str, limit: float, *, opens: bool, node: int | None = None, failure: str | None = None
-    ) -> None:
-        self._times[what, node] = self._times.get((what, node), 0) + 1
-        door = Door(what, node, self._times[what, node])
-        key = f"distboot/{door.said}/{door.times}"
+    def wait_for(what: str, limit: float, *, opens: bool, node: int | None = None, failure: str | None = None) -> None:
+        times[what, node] += 1
+        where = Key(what, node, times[what, node])
+        key = f"distboot/{where.text}/{where.count}"
         if opens:
-            self._store.set(key, failure or "")
+            stores[0].set(key, failure or "")
             return
         # Asking again and again, as waiting would hold the store's lock, which the group needs.
-        waiting = Wait(self._who, limit, f"{door.said}: {_FIRST} is not through yet")
-        while not self._store.check([key]):
-            if not waiting.once_more("its block still runs"):
-                raise door.not_opened(_FIRST, limit)
-        why = printable(self._store.get(key).decode(errors="replace"))
+        waiting = Backoff(who, limit, f"{where.text}: {_FIRST} is not through yet")
+        while not stores[0].check([key]):
+            if not waiting.sleep_or_expire("its block still runs"):
+                raise not_opened(where, _FIRST, limit)
+        why = escape_control(stores[0].get(key).decode(errors="replace"))
         if why:
-            raise door.failed(_FIRST, why)
+            raise leader_failed(where, _FIRST, why)
 
-    def close(self) -> None:
-        self._store = None
+    return Meets(wait_for, stores.clear)
 
 
-def _start_group(torch: Any, meeting: Meeting, backend: str, timeout: float | None) -> Any:
+def _start_group(torch: Any, job: JobInfo, backend: str, timeout: float | None) -> Any:
     """Start the default process group where the ranks have met, or leave nothing behind; its store."""
     limit = None if timeout is None else timedelta(seconds=timeout)
-    placement = meeting.placement
-    store = _store(torch, meeting)
+    placement = job.placement
+    store = _store(torch, job)
     store.set_timeout(limit or torch.distributed.constants.default_pg_timeout)
     try:
-        with limited(meeting, "torch's process group did not start"):
+        with limited(job, "torch's process group did not start"):
             torch.distributed.init_process_group(
                 backend,
                 store=torch.distributed.PrefixStore("default_pg", store),
@@ -172,39 +156,42 @@ def _start_group(torch: Any, meeting: Meeting, backend: str, timeout: float | No
             raise
         raise DistbootError(
             "process-group-failed",
-            f"torch could not start {quoted(backend)}: {first_line(error)}",
+            f"torch could not start {short_repr(backend)}: {first_line(error)}",
             "if it speaks of an interface or an address, look at GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME",
         ) from None
     return store
 
 
-def _store(torch: Any, meeting: Meeting) -> Any:
+def _store(torch: Any, job: JobInfo) -> Any:
     """The store of the process group: at the socket where the ranks have met, else the one of env://."""
-    limit = timedelta(seconds=meeting.join_timeout)
+    limit = timedelta(seconds=job.join_timeout)
 
     def connect() -> Any:
-        if meeting.store_address is None:
+        if job.store_address is None:
             from torch.distributed.rendezvous import rendezvous
 
             return next(rendezvous("env://", timeout=limit))[0]
-        listener = meeting.take_listener()
-        # The socket is the store's from here on, without a moment in which somebody else could take the port.
+        listener = job.take_listener()
+        # The socket is the store's from here on, without a moment in which another process could take the port.
         served: dict[str, Any] = {} if listener is None else {"master_listen_fd": listener}
         if served and _version(torch) < (2, 8):
             served["use_libuv"] = False  # which takes no open socket before pytorch pull request 150215
         is_master = listener is not None
         return torch.distributed.TCPStore(
-            *meeting.store_address, is_master=is_master, timeout=limit, wait_for_workers=False, **served
+            *job.store_address, is_master=is_master, timeout=limit, wait_for_workers=False, **served
         )
 
     try:
-        return _bounded(connect, meeting.join_timeout + 2.0)  # torch's own message is better, where it has one
-    except RuntimeError as error:  # torch's DistError and all of its kinds are RuntimeErrors
-        placement = meeting.placement
-        where = socket_said(*(meeting.store_address or (str(placement.master_addr), placement.master_port or 0)))
+        # torch waits for ever for a listener that never answers, whatever its timeout; its own message is better, where
+        # it has one.
+        late = "what listens there does not answer as torch's TCPStore"
+        return result_within(job.join_timeout + 2.0, "distboot-store", connect, late)
+    except (RuntimeError, TimeoutError) as error:  # torch's DistError and all of its kinds are RuntimeErrors
+        placement = job.placement
+        where = format_address(*(job.store_address or (str(placement.master_addr), placement.master_port or 0)))
         raise DistbootError(
             "join-timeout",
-            f"torch's store at {where} was not to be had: {first_line(error)}",
+            f"could not connect to torch's TCPStore at {where}: {first_line(error)}",
             "look for a rank that ended early or never started (its own output says why), or for a firewall",
         ) from None
 
@@ -214,34 +201,12 @@ def _version(torch: Any) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _bounded(connect: Callable[[], Any], limit: float) -> Any:
-    """What `connect` returns. torch waits for ever when somebody listens who never answers, whatever its timeout."""
-    done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-
-    def work() -> None:
-        try:
-            done.put((connect(), None))
-        except BaseException as error:  # noqa: BLE001 - raised again below, in the thread of the caller
-            done.put((None, error))
-
-    threading.Thread(target=work, name="distboot-store", daemon=True).start()
-    try:
-        store, error = done.get(timeout=limit)
-    except queue.Empty:
-        raise RuntimeError("somebody listens there, and does not answer as torch's store") from None
-    if error is not None:
-        raise error
-    return store
-
-
 def _import() -> Any:
-    torch = imported("torch", "torch", "pip install torch")
-    imported("torch.distributed", "torch", "pip install torch")
+    torch = imported("torch")
+    imported("torch.distributed")
     if not torch.distributed.is_available():
         raise DistbootError(
-            "backend-not-available",
-            "this build of torch has no torch.distributed",
-            "install an official build",
+            "backend-not-available", "this build of torch has no torch.distributed", "install an official build"
         )
     if _version(torch) < _OLDEST:
         least = ".".join(map(str, _OLDEST))
@@ -260,9 +225,25 @@ def end_group(dist: Any, destroy: Callable[[], None]) -> None:
     """Destroy the default process group, and let Gloo's threads end before Python does."""
     group = dist.group.WORLD  # noqa: F841 - held until they had their moment
     destroy()
-    # Whoever still holds the group (DistributedDataParallel does) keeps Gloo's threads from being joined, and one that
-    # lets go of its last tensor only while Python shuts down aborts the process: "terminate called without an active
-    # exception", in 1 of 5 runs of a short script (torch 2.13, pytorch issue 190489). If nobody does, letting go of the
-    # group joins them, in torch 2.2 with Python's lock held, for which the thread with the tensor waits: 1 of 10 such
-    # scripts hung. A moment lets them finish.
+    # A script that still holds the group (DistributedDataParallel does) keeps Gloo's threads from being joined, and one
+    # that lets go of its last tensor only while Python shuts down aborts the process: "terminate called without an
+    # active exception", in 1 of 5 runs of a short script (torch 2.13, pytorch issue 190489). If none does, letting go
+    # of the group joins them, in torch 2.2 with Python's lock held, for which the thread with the tensor waits: 1 of 10
+    # such scripts hung. A moment lets them finish.
     time.sleep(_MOMENT)
+
+
+def explain_second_group(who: str | None) -> None:
+    """Say it after the traceback of that error; `who` as `Placement.who`."""
+    global _is_explained  # noqa: PLW0603 - as a process has one excepthook
+    if _is_explained:
+        return
+    _is_explained = True
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        if _OF_TORCH in str(error):
+            log_line(who, "distboot.init() has started the process group: remove init_process_group() from the script")
+
+    sys.excepthook = hook

@@ -1,8 +1,10 @@
 """TensorFlow's cluster: which rank has which task, where its server listens, and the `TF_CONFIG` that says so.
 
-A `TF_CONFIG` that was given is checked and stays as it is. Else every rank offers an address when it is ready to start,
-and all write the same cluster: workers only, or chief, workers and parameter servers in the order of ranks, which is
-also that of the launcher `tf_config`.
+And what is refused before TensorFlow starts, as it could not, or not as it looks.
+
+A `TF_CONFIG` that was given is checked, and used as its launcher `corrected` it. Else every rank offers an address when
+it is ready to start, and all write the same cluster: workers only, or chief, workers and parameter servers in the order
+of ranks, which is also that of the launcher.
 """
 
 from __future__ import annotations
@@ -11,19 +13,24 @@ import json
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from .. import handoff
-from ..address import parse_address, socket_said
-from ..errors import DistbootError
-from ..launchers.tf_config import TF_CONFIG
-from ..placement import Placement
-from ..rollcall.meeting import Meeting
-from ..roster import ranks_said
-from ._grpc import past_proxies
-from ._options import Options
+from ..detection import inherited
+from ..detection.launchers.tf_config import TF_CONFIG, corrected
+from ..detection.parse import parse_address
+from ..detection.placement import Placement
+from ..errors import DistbootError, rendezvous_needed
+from ..rendezvous.job_info import JobInfo
+from ..rendezvous.membership import ranks_said
+from ..text import format_address, short_repr
+from . import Options
+from ._base import past_proxies
 
 VARIABLE = "TF_CONFIG"
 PARAMETER_SERVER, EVALUATOR = "parameter_server", "evaluator"
+MULTI_WORKER, MIRRORED, DEFAULT = "multi_worker_mirrored", "mirrored", "default"
+_STRATEGIES = (MULTI_WORKER, PARAMETER_SERVER, MIRRORED, DEFAULT)
+_IMPLEMENTATIONS = ("auto", "ring", "nccl")  # tf.distribute.experimental.CommunicationImplementation
 _GIVEN = "given "  # how the offer of a rank with a TF_CONFIG of its own begins
 
 
@@ -40,21 +47,15 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """TensorFlow's cluster as one rank sees it.
+    """TensorFlow's cluster as one rank sees it."""
 
-    Attributes:
-        task: of this rank.
-        config: the text of TF_CONFIG; None: this process is alone, and needs none.
-        is_given: whether that was there before.
-    """
-
-    task: Task
-    config: str | None = None
-    is_given: bool = False
+    task: Task  # of this rank
+    config: str | None = None  # the text of TF_CONFIG; None: this process is alone, and needs none
+    is_given: bool = False  # whether that was there before
 
     @property
     def addresses(self) -> dict[str, list[str]]:
-        """Type of task -> its addresses; without the evaluator, which is no part of the cluster."""
+        """Type of task -> its addresses; without the evaluator, which is not part of the cluster."""
         cluster: dict[str, list[str]] = json.loads(self.config or "{}").get("cluster", {})
         return {kind: tasks for kind, tasks in cluster.items() if kind != EVALUATOR}
 
@@ -66,26 +67,11 @@ class Cluster:
 
 
 class Plan:
-    """The cluster, as far as this rank knows it before it has heard of the others.
+    """The cluster, as far as this rank knows it before it has heard of the others: its task, and the kinds of all."""
 
-    Args:
-        meeting: of all ranks.
-        environ: the environment as the launcher or the user gave it.
-        options: of the caller of `init`.
-
-    Attributes:
-        task: of this rank.
-        kinds: the type of the task of every rank.
-        is_given: whether there is a TF_CONFIG that says all this.
-        is_alone: whether this rank is the only one.
-
-    Raises:
-        DistbootError: the TF_CONFIG given is broken, or contradicts the launcher; or there are too few ranks.
-    """
-
-    def __init__(self, meeting: Meeting, environ: Mapping[str, str], options: Options) -> None:
-        placement, (bare, _) = meeting.placement, handoff.take(environ)
-        self._meeting = meeting
+    def __init__(self, job: JobInfo, environ: Mapping[str, str], options: Options) -> None:
+        placement, (bare, _) = job.placement, inherited.strip(environ)
+        self._job_info = job
         self._own_address: str | None = None
         self._given = _given(bare, placement) if VARIABLE in bare else None
         self.is_given, self.is_alone = self._given is not None, placement.world_size == 1
@@ -95,25 +81,21 @@ class Plan:
             return
         self._roles = roles(placement.world_size, options)
         self.task, self.kinds = self._roles[placement.rank], [task.kind for task in self._roles]
-        if not self.is_alone and meeting.roster is None:
+        if not self.is_alone and job.membership is None:
             raise DistbootError(
-                "roll-call-needed",
-                "DISTBOOT_ROLL_CALL=0, and there is no TF_CONFIG: the addresses of TensorFlow's tasks are exchanged in "
-                "the roll call",
-                "unset DISTBOOT_ROLL_CALL, or set TF_CONFIG for every process",
+                "rendezvous-needed",
+                "DISTBOOT_RENDEZVOUS=0, and there is no TF_CONFIG: the addresses of TensorFlow's tasks are exchanged "
+                "in the rendezvous",
+                "unset DISTBOOT_RENDEZVOUS, or set TF_CONFIG for every process",
             )
 
-    def hold(self) -> socket.socket | None:
-        """The port of this task, which is nobody else's until its server has it; None if it has no server.
-
-        Raises:
-            DistbootError: `port-taken`.
-        """
+    def wait_for_join(self) -> socket.socket | None:
+        """The port of this task, reserved until its server has it; None if it has no server."""
         if self.is_alone or self.task.kind == EVALUATOR:
             return None
         if self._given is None:
             port = _held(0)
-            self._own_address = socket_said(self._meeting.own_address, port.getsockname()[1])
+            self._own_address = format_address(self._job_info.own_address, port.getsockname()[1])
             return port
         address = self._given.addresses[self.task.kind][self.task.index]
         try:
@@ -131,15 +113,11 @@ class Plan:
         if self._given is None:
             return self._own_address
         cluster = json.dumps(self._given.addresses, sort_keys=True)
-        return _GIVEN + handoff.digest(cluster)
+        return _GIVEN + inherited.digest(cluster)
 
     def completed(self) -> Cluster:
-        """The cluster, when all ranks have told what they offer.
-
-        Raises:
-            DistbootError: `roster-mismatch`, they were not given the same.
-        """
-        offers = self._meeting.offers
+        """The cluster, when all ranks have told what they offer."""
+        offers = self._job_info.offers
         _refuse_several(offers)
         if self._given is not None:
             return self._given
@@ -154,11 +132,7 @@ class Plan:
 
 
 def roles(world_size: int, options: Options) -> list[Task]:
-    """The task of every rank where no TF_CONFIG says it.
-
-    Raises:
-        DistbootError: `usage`, there are too few ranks.
-    """
+    """The task of every rank where no TF_CONFIG says it."""
     if options.strategy != PARAMETER_SERVER:
         return [Task("worker", index) for index in range(world_size)]
     workers = world_size - 1 - options.ps - options.evaluator
@@ -176,7 +150,7 @@ def roles(world_size: int, options: Options) -> list[Task]:
 
 def _given(environ: Mapping[str, str], placement: Placement) -> Cluster:
     """The cluster that TF_CONFIG describes, which must be that of the launcher."""
-    text = environ[VARIABLE]
+    text = corrected(environ).get(VARIABLE, environ[VARIABLE])
     found = TF_CONFIG.read({VARIABLE: text})
     assert found is not None
     if (found.rank, found.world_size) != (placement.rank, placement.world_size):
@@ -196,7 +170,7 @@ def _refuse_several(offers: Mapping[int, str]) -> None:
     without = sorted(offers.keys() - given.keys())
     if given and without:
         raise DistbootError(
-            "roster-mismatch",
+            "membership-mismatch",
             f"{ranks_said(list(given))} {'have' if len(given) > 1 else 'has'} a TF_CONFIG, and {ranks_said(without)} "
             f"{'have' if len(without) > 1 else 'has'} none",
             "set it for all processes, or for none to have it made from the ranks",
@@ -204,7 +178,7 @@ def _refuse_several(offers: Mapping[int, str]) -> None:
     odd = [rank for rank, offer in given.items() if offer != offers[min(given)]]
     if odd:
         raise DistbootError(
-            "roster-mismatch",
+            "membership-mismatch",
             f"the cluster in the TF_CONFIG of {ranks_said(odd)} is another one than that of rank {min(given)}",
             "give all processes the same 'cluster'; only 'task' may differ",
         )
@@ -213,11 +187,8 @@ def _refuse_several(offers: Mapping[int, str]) -> None:
 def _held(port: int) -> socket.socket:
     """A socket bound to a port, or to any free one (0), which only TensorFlow's server may take while it is.
 
-    Nobody else gets the port, as it was free, and the server does, as gRPC sets SO_REUSEADDR and this socket has it,
-    too, but does not listen (Linux, inet_csk_bind_conflict).
-
-    Raises:
-        OSError: somebody has it.
+    No other process gets the port, as it was free, and the server does, as gRPC sets SO_REUSEADDR and this socket has
+    it, too, but does not listen (Linux, inet_csk_bind_conflict).
     """
     held = socket.socket()
     try:
@@ -227,3 +198,76 @@ def _held(port: int) -> socket.socket:
         held.close()
         raise
     return held
+
+
+def refuse_options(options: Options) -> None:
+    """Refuse what cannot be right in any job."""
+    strategy = options.strategy
+    option, problem = f"strategy={short_repr(strategy)}", ""
+    if strategy not in (None, *_STRATEGIES):
+        problem = f"{option} is not one of {', '.join(_STRATEGIES)}"
+    elif (options.backend or "auto").lower() not in _IMPLEMENTATIONS:
+        problem = f"backend={short_repr(options.backend)} is not one of TensorFlow's: {', '.join(_IMPLEMENTATIONS)}"
+    elif (options.ps or options.evaluator) and strategy != PARAMETER_SERVER:
+        problem = f"ps= and evaluator= are for strategy={PARAMETER_SERVER!r}, and {option}"
+    elif (options.backend or options.timeout) and strategy not in (None, MULTI_WORKER):
+        problem = f"backend= and timeout= are for strategy={MULTI_WORKER!r}, and {option}"
+    if problem:
+        raise DistbootError("usage", problem, "help(distboot.init) says what each of them does")
+
+
+def refuse_job(plan: Plan, job: JobInfo, options: Options) -> None:
+    """Refuse a strategy that this job cannot have."""
+    kinds, strategy = plan.kinds, options.strategy
+    if strategy == PARAMETER_SERVER:
+        if plan.task.kind != EVALUATOR or not plan.is_given:
+            _refuse_servers(kinds, job, options)
+    elif strategy in (MIRRORED, DEFAULT) and not plan.is_alone:
+        raise DistbootError(
+            "usage",
+            f"strategy={strategy!r} is for one process, and the job has {len(kinds)}: each would train its own model",
+            f"leave strategy= out to have {MULTI_WORKER!r}, or start one process",
+        )
+    elif "ps" in kinds:
+        raise DistbootError(
+            "usage",
+            f"TF_CONFIG has parameter servers, and strategy={short_repr(strategy)} has no use for them",
+            f'init("tensorflow", strategy="{PARAMETER_SERVER}")',
+        )
+
+
+def _refuse_servers(kinds: list[str], job: JobInfo, options: Options) -> None:
+    """Refuse a job without parameter servers; without a TF_CONFIG, `kinds` are as in the options."""
+    refuse_missing_tasks(kinds)
+    if options.ps not in (0, kinds.count("ps")):
+        raise DistbootError(
+            "usage", f"ps={options.ps}, and TF_CONFIG has {kinds.count('ps')} ps", "leave ps= out: TF_CONFIG says it"
+        )
+    if job.membership is None:
+        raise rendezvous_needed(f"with strategy={PARAMETER_SERVER!r} the chief tells the others when it ends")
+
+
+def refuse_missing_tasks(kinds: list[str]) -> None:
+    """Refuse a cluster in which parameter servers have no task to serve."""
+    missing = [kind for kind in ("chief", "worker", "ps") if kind not in kinds]
+    if missing:
+        raise DistbootError(
+            "broken-environment",
+            f"TF_CONFIG has no {' and no '.join(missing)}, which ParameterServerStrategy needs",
+            "it takes one chief, which runs the script (worker 0, if there are more), and at least one worker and one "
+            "ps, which serve it; on Azure ML worker_count: 2 and parameter_server_count: 1, or more",
+        )
+
+
+def refuse_used(tf: Any) -> None:
+    """Refuse a TensorFlow whose runtime is up: it takes no cluster any more, or loses what was made before."""
+    from tensorflow.python.eager import context as eager
+
+    # What its own "Collective ops must be configured at program startup" goes by (TensorFlow 2.21, eager/context.py).
+    if getattr(eager.context(), "_context_handle", None) is not None:
+        raise DistbootError(
+            "already-initialized",
+            f"TensorFlow {tf.__version__} was used before init(), and takes a cluster only at the start of a process",
+            "make distboot.init() the first line of the script, before any tensor, dataset, model or strategy; after "
+            "close() there is no second time in the same process",
+        )

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-from .. import handoff
 from ..context import Context
-from ..errors import DistbootError, first_line
-from ..exports import Exported, variables
-from ..rollcall.meeting import Meeting
-from . import _oneccl, _process_group
-from ._joined import imported
-from ._options import Options
+from ..detection import inherited
+from ..detection.export import EnvTransaction, variables
+from ..errors import DistbootError
+from ..rendezvous.job_info import JobInfo
+from ..text import first_line
+from . import Options, _process_group, _torch
+from ._base import imported
 
 # deepspeed/runtime/engine.py, _configure_with_arguments, asserts that this is LOCAL_RANK if it is there, as it is for
 # the processes that torchrun has started inside mpirun.
@@ -26,38 +27,35 @@ _MPIRUNS_LOCAL_RANK = "OMPI_COMM_WORLD_LOCAL_RANK"
 
 def on_cpu(options: Options) -> bool:
     """Asking for a CPU backend, or DeepSpeed for the CPU, means training on the CPU."""
-    return _process_group.on_cpu(_chosen(options))
+    return _torch.on_cpu(_chosen(options))
 
 
-def exports(meeting: Meeting, environ: Mapping[str, str]) -> dict[str, str]:
+def exports(job: JobInfo, environ: Mapping[str, str]) -> dict[str, str]:
     """What DeepSpeed's launcher sets, as far as DeepSpeed needs it; and what it would stumble over.
 
     Its parallel checkpoint writer reads the number of this node and of all nodes. Not LOCAL_SIZE: on CPUs that makes
-    it allocate 66 MB of shared memory a rank, which Docker's default of 64 MB has not, and which nobody removes.
+    it allocate 66 MB of shared memory a rank, which Docker's default of 64 MB has not, and which is never removed.
     """
-    placement, (bare, _) = meeting.placement, handoff.take(environ)
+    placement, (bare, _) = job.placement, inherited.strip(environ)
     local_rank = str(variables(placement, environ)["LOCAL_RANK"])
     needed = {"CROSS_RANK": str(placement.node_rank), "CROSS_SIZE": str(placement.num_nodes)}
     if _MPIRUNS_LOCAL_RANK in bare:
         needed[_MPIRUNS_LOCAL_RANK] = local_rank
-    needed |= _oneccl.exports(placement, environ)
+    needed |= _torch.exports(job, environ)
     return {name: value for name, value in needed.items() if bare.get(name) != value}
 
 
-def start(meeting: Meeting, exported: Exported, options: Options) -> Context:
+def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
     """Start torch's process group, and let DeepSpeed use it."""
-    others = exports(meeting, exported.environ_before())
-    return _process_group.start(meeting, exported, _chosen(options), prepare=_deepspeed, adopt=_adopt, others=others)
+    others = exports(job, exported.environ_before())
+    prepare = partial(imported, "deepspeed")
+    return _process_group.start(job, exported, _chosen(options), prepare=prepare, adopt=_adopt, others=others)
 
 
 def _chosen(options: Options) -> Options:
     """The options with the backend of the CPU, if DeepSpeed is to use that."""
     on_cpu = options.backend is None and os.environ.get("DS_ACCELERATOR") == "cpu"
     return options._replace(backend="gloo") if on_cpu else options
-
-
-def _deepspeed() -> Any:
-    return imported("deepspeed", "deepspeed", "pip install deepspeed")
 
 
 def _adopt(deepspeed: Any, backend: str) -> Callable[[], None]:

@@ -1,29 +1,36 @@
 """`init("horovod.torch")`, `.tensorflow`, `.keras`: Horovod on MPI under an MPI launcher, and everywhere else on Gloo.
 
-On Gloo rank 0 runs Horovod's own rendezvous server, so that nobody needs horovodrun. Whichever it is: Horovod's numbers
+On Gloo rank 0 runs Horovod's own rendezvous server, so that horovodrun is not needed. With either, Horovod's numbers
 are compared with those of the roll call, as a process that finds no peers is a world of its own for Horovod.
 """
 
 from __future__ import annotations
 
+import math
+import os
+import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from .. import handoff, interfaces
 from ..context import Context
-from ..errors import DistbootError, first_line
-from ..exports import Exported
-from ..rendezvous import MPI_LAUNCHERS
-from ..rollcall.meeting import Meeting
-from ..rollcall.ready import Ready
-from ..roster import ranks_said
-from . import _horovod_module
-from ._horovod_build import Build, mpi_has_ended, of_files, of_module
-from ._horovod_controller import SAME_MPI, controller
-from ._horovod_rendezvous import Rendezvous, numbers, variables
-from ._joined import Gated, context, export, limited
-from ._options import Options
+from ..detection import inherited
+from ..detection.export import EnvTransaction
+from ..detection.launchers.records import MPI_LAUNCHERS
+from ..errors import DistbootError, rendezvous_needed
+from ..host import network
+from ..process import start_without_signals
+from ..rendezvous.job_info import JobInfo
+from ..rendezvous.membership import ranks_said
+from ..rendezvous.messages import Ready
+from ..text import first_line, without_mapping
+from . import Options
+from . import _horovod_build as _build
+from ._base import context, export, imported, limited
+from ._horovod_build import SAME_MPI, Build, controller
+
+_BACKLOG = 1024  # connections: the server's own 5 are few for ranks that all come at once
+_LEAST_TIMEOUT = 30.0  # seconds; Horovod's own
 
 
 def on_cpu(_: Options) -> bool:
@@ -31,86 +38,72 @@ def on_cpu(_: Options) -> bool:
     return False
 
 
-def exports(meeting: Meeting, environ: Mapping[str, str]) -> dict[str, str]:
+def exports(job: JobInfo, environ: Mapping[str, str]) -> dict[str, str]:
     """What `hvd.init()` of an unmodified script reads. On Gloo, rank 0's wrapper serves the rendezvous."""
-    if meeting.placement.world_size == 1:
+    if job.placement.world_size == 1:
         return {}
-    placement, bare = meeting.placement, handoff.take(environ)[0]
+    placement, bare = job.placement, inherited.strip(environ)[0]
 
     def step() -> tuple[str, Ready]:
-        kind = controller(of_files(ask_mpi=placement.launcher in MPI_LAUNCHERS), placement, bare)
-        return kind, Ready(offer=_offer(kind, _server(kind, meeting)))
+        kind = controller(_build.of_files(ask_mpi=placement.launcher in MPI_LAUNCHERS), placement, bare)
+        return kind, Ready(offer=_offer(kind, _server(kind, job)))
 
-    return _exports(meeting.ready(step), meeting, bare)
+    return _exports(job.ready(step), job, bare)
 
 
-def start(meeting: Meeting, exported: Exported, options: Options) -> Context:
+def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
     """Start Horovod, and see that it has the numbers of the roll call."""
-    placement, before = meeting.placement, exported.environ_before()
-    bare = handoff.take(before)[0]
-    exported.write(interfaces.variables(meeting.interface, before))
-    exported.write(_horovod_module.variables(options.framework, before))
+    placement, before = job.placement, exported.environ_before()
+    bare = inherited.strip(before)[0]
+    exported.write(network.variables(job.interface, before))
+    exported.write(_build.keras_variables(options.framework, before))
     with ExitStack() as undo:
 
         def step() -> tuple[tuple[Any, Build, str, Any], Ready]:
-            hvd = _horovod_module.module(options.framework)
-            build = of_module(hvd)
+            hvd = _build.load(options.framework)
+            build = _build.of_module(hvd)
             kind = controller(build, placement, bare, options.backend)
-            _refuse_second_start(hvd, kind)
-            _refuse_timeout(options, kind, meeting)
+            if _build.mpi_has_ended() and (kind == "mpi" or hvd.mpi_enabled()):
+                raise DistbootError(
+                    "already-initialized",
+                    "Horovod has used MPI in this process and ended it, and MPI cannot be started a second time",
+                    "keep the context open until the script ends",
+                )
+            if options.timeout is not None and (kind == "mpi" or _brings_its_own(job)):  # it would have no effect
+                where = "MPI has none for its operations" if kind == "mpi" else "horovodrun has set its own"
+                raise DistbootError("usage", f"timeout={options.timeout:g}, and {where}", "leave timeout= out")
             device, device_id = None, None
             if options.framework == "horovod.torch":
-                device, device_id = _horovod_module.device(hvd, placement, before)
-            server = _server(kind, meeting)
+                device, device_id = _build.set_own_device(hvd, placement, before)
+            server = _server(kind, job)
             if server is not None:
                 undo.callback(server.close)
             return (hvd, build, kind, device), Ready(device_id, _offer(kind, server))
 
-        hvd, build, kind, device = meeting.ready(step)
-        others = _exports(kind, meeting, bare, options.timeout)
+        hvd, build, kind, device = job.ready(step)
+        others = _exports(kind, job, bare, options.timeout)
         undo.callback(exported.write, {name: before.get(name) for name in others})  # what is over is not to be joined
-        export(meeting, exported, others)
+        export(job, exported, others)
         undo.callback(hvd.shutdown)
-        _begin(hvd, meeting)
-        _compare(hvd, build, kind, meeting)
+        _begin(hvd, job)
+        _compare(hvd, build, kind, job)
         leave = undo.pop_all().close
-    meets = Gated(meeting, options)
-    return context(meeting, exported, options, meets, leave=leave, is_up=hvd.is_initialized, hvd=hvd, device=device)
+    return context(job, exported, options, leave=leave, is_up=hvd.is_initialized, hvd=hvd, device=device)
 
 
-def _refuse_second_start(hvd: Any, kind: str) -> None:
-    if mpi_has_ended() and (kind == "mpi" or hvd.mpi_enabled()):
-        raise DistbootError(
-            "already-initialized",
-            "Horovod has used MPI in this process and ended it, and MPI cannot be started a second time",
-            "keep the context open until the script ends",
-        )
-
-
-def _refuse_timeout(options: Options, kind: str, meeting: Meeting) -> None:
-    """Refuse a time limit that nobody would heed."""
-    if options.timeout is not None and (kind == "mpi" or _brings_its_own(meeting)):
-        where = "MPI has none for its operations" if kind == "mpi" else "horovodrun has set its own"
-        raise DistbootError("usage", f"timeout={options.timeout:g}, and {where}", "leave timeout= out")
-
-
-def _brings_its_own(meeting: Meeting) -> bool:
+def _brings_its_own(job: JobInfo) -> bool:
     """Whether the launcher runs a rendezvous server, and has set all of Horovod's variables."""
-    return meeting.placement.launcher == "horovodrun"
+    return job.placement.launcher == "horovodrun"
 
 
-def _server(kind: str, meeting: Meeting) -> Rendezvous | None:
+def _server(kind: str, job: JobInfo) -> Rendezvous | None:
     """The rendezvous server that this rank has to run."""
-    placement = meeting.placement
-    if kind != "gloo" or placement.world_size == 1 or _brings_its_own(meeting):
+    placement = job.placement
+    if kind != "gloo" or placement.world_size == 1 or _brings_its_own(job):
         return None
-    if meeting.roster is None:
-        raise DistbootError(
-            "roll-call-needed",
-            "DISTBOOT_ROLL_CALL=0, and so nobody can learn where rank 0 runs Horovod's rendezvous server",
-            "unset DISTBOOT_ROLL_CALL",
-        )
-    return Rendezvous(meeting) if placement.rank == 0 else None
+    if job.membership is None:
+        raise rendezvous_needed("so no rank can learn where rank 0 runs Horovod's rendezvous server")
+    return Rendezvous(job) if placement.rank == 0 else None
 
 
 def _offer(kind: str, server: Rendezvous | None) -> str:
@@ -118,26 +111,26 @@ def _offer(kind: str, server: Rendezvous | None) -> str:
     return kind if server is None else f"{kind} {server.address}"
 
 
-def _exports(kind: str, meeting: Meeting, bare: Mapping[str, str], timeout: float | None = None) -> dict[str, str]:
+def _exports(kind: str, job: JobInfo, bare: Mapping[str, str], timeout: float | None = None) -> dict[str, str]:
     """What Horovod reads, now that every rank has said what it is about to use."""
-    others = [rank for rank, offer in sorted(meeting.offers.items()) if offer.partition(" ")[0] != kind]
+    others = [rank for rank, offer in sorted(job.offers.items()) if offer.partition(" ")[0] != kind]
     if others:
-        same = [rank for rank in sorted(meeting.offers) if rank not in others]
+        same = [rank for rank in sorted(job.offers) if rank not in others]
         raise DistbootError(
             "rank-mismatch",
             f"Horovod is about to use {kind} on {ranks_said(same)}, and something else on {ranks_said(others)}",
             "use the same Horovod and the same HOROVOD_CONTROLLER on all hosts, or backend='gloo' for all",
         )
-    if _brings_its_own(meeting):
+    if _brings_its_own(job):
         return {}
     if kind == "mpi":
         return {} if bare.get("HOROVOD_CONTROLLER") else {"HOROVOD_CONTROLLER": "mpi"}
-    return variables(meeting, meeting.offers.get(0, "").partition(" ")[2] or None, bare, timeout)
+    return _gloo_variables(job, job.offers.get(0, "").partition(" ")[2] or None, bare, timeout)
 
 
-def _begin(hvd: Any, meeting: Meeting) -> None:
+def _begin(hvd: Any, job: JobInfo) -> None:
     """`hvd.init()`, which has no time limit on MPI, and on Gloo aborts the process without saying who that is."""
-    with limited(meeting, "Horovod did not start"):
+    with limited(job, "Horovod did not start"):
         try:
             hvd.init()
         except (ValueError, RuntimeError) as error:
@@ -146,28 +139,111 @@ def _begin(hvd: Any, meeting: Meeting) -> None:
             ) from None
 
 
-def _compare(hvd: Any, build: Build, kind: str, meeting: Meeting) -> None:
+def _compare(hvd: Any, build: Build, kind: str, job: JobInfo) -> None:
     """Refuse a Horovod that has other numbers than the job: a world of its own, most likely."""
-    expected = numbers(meeting)
+    expected = _numbers(job)
+    if kind == "mpi":  # there it has local ranks in the order of ranks, whatever those of the launcher are
+        expected = {name: expected[name] for name in ("rank", "size", "local_size")}
     found = {name: getattr(hvd, name)() for name in expected}
     if found == expected:
         return
     why, hint = "", "use Gloo: init(…, backend='gloo')"
     if kind == "mpi" and found["size"] == 1:
         why, hint = f": its MPI ({build.library}) does not find the other ranks", f"{SAME_MPI}; or {hint}"
-    elif _brings_its_own(meeting):
+    elif _brings_its_own(job):
         why, hint = ", as horovodrun has told it", "name each host once in horovodrun's -H"
     raise DistbootError(
         "rank-mismatch",
-        f"launcher {meeting.placement.launcher!r} says that this is {_said(expected)}, and Horovod that it is "
-        f"{_said(found)}{why}",
+        f"launcher {job.placement.launcher!r} says that this is {_describe(expected)}, and Horovod that it is "
+        f"{_describe(found)}{why}",
         hint,
     )
 
 
-def _said(found: Mapping[str, int]) -> str:
+def _describe(found: Mapping[str, int]) -> str:
     """`"rank 1 of 4, local rank 1 of 2, cross rank 0 of 2"`."""
     pairs = (("rank", "size"), ("local_rank", "local_size"), ("cross_rank", "cross_size"))
     return ", ".join(
         f"{name.replace('_', ' ')} {found[name]} of {found[size]}" for name, size in pairs if name in found
     )
+
+
+def _numbers(job: JobInfo) -> dict[str, int]:
+    """What Horovod's functions of these names must say on this rank; as far as it is known without the roll call."""
+    own = job.placement
+    assert own.local_rank is not None
+    assert own.local_world_size is not None
+    found = {"rank": own.rank, "size": own.world_size, "local_rank": own.local_rank, "local_size": own.local_world_size}
+    if job.membership is not None:
+        # Horovod counts across the nodes, in the order of ranks, those that have the same local rank there.
+        across = sorted(here[own.local_rank] for here in job.membership.nodes if len(here) > own.local_rank)
+        found |= {"cross_rank": across.index(own.rank), "cross_size": len(across)}
+    return found
+
+
+def _gloo_variables(
+    job: JobInfo, server: str | None, environ: Mapping[str, str], timeout: float | None = None
+) -> dict[str, str]:
+    """What Horovod reads to start on Gloo with the rendezvous server, None for a rank that is alone."""
+    ours = {f"HOROVOD_{name.upper()}": str(value) for name, value in _numbers(job).items()}
+    # It keeps the ranks of the nodes apart, and two nodes may have the same name.
+    ours["HOROVOD_HOSTNAME"] = f"{os.uname().nodename}-{job.placement.node_rank}"
+    if server is not None:
+        address, _, port = server.rpartition(":")
+        ours |= {"HOROVOD_GLOO_RENDEZVOUS_ADDR": address, "HOROVOD_GLOO_RENDEZVOUS_PORT": port}
+    if timeout is not None:
+        ours["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(math.ceil(timeout))
+    # Which is one for coming together and for each operation. The ranks have met, so that it need not be tight.
+    limit = max(_LEAST_TIMEOUT, job.join_timeout)
+    choices = {
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(math.ceil(limit)),
+    }
+    if job.interface is not None:
+        given = environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]  # torch's Gloo can use several
+        choices["HOROVOD_GLOO_IFACE"] = given or job.interface
+    return {**{name: value for name, value in choices.items() if not environ.get(name)}, **ours}
+
+
+class Rendezvous:
+    """Horovod's own rendezvous server, in a thread of this process, which does not keep the process alive."""
+
+    def __init__(self, job: JobInfo) -> None:
+        host = _ipv4(job)
+        module = imported("horovod.runner.http.http_server")
+        everywhere = "" if job.placement.num_nodes != 1 else host
+        # Without init(plan), where the server knows the sizes: it then forgets what a rank has left there when that
+        # rank is through, and not, when the last is, also what the first may have left for starting once more.
+        self._server = module.RendezvousHTTPServer((everywhere, 0), module.RendezvousHandler, 0)
+        self._server.daemon_threads = True
+        self._server.handle_error = lambda *_: None  # a closed connection is no news
+        self._server.socket.listen(_BACKLOG)
+        self.address = f"{host}:{self._server.server_address[1]}"
+        os.register_at_fork(after_in_child=self._server.socket.close)  # the port ends with rank 0
+        start_without_signals("distboot-horovod", self._server.serve_forever)
+
+    def close(self) -> None:
+        """End the server. In a thread, as its loop takes half a second to see it."""
+
+        def stop() -> None:
+            self._server.shutdown()
+            self._server.server_close()
+
+        threading.Thread(target=stop, name="distboot-horovod", daemon=True).start()
+
+
+def _ipv4(job: JobInfo) -> str:
+    """The address of this host for the other ranks; Horovod's client speaks IPv4 only (0.28.1, http_store.cc)."""
+    own = without_mapping(job.own_address)
+    if ":" not in own:
+        return own
+    name = network.interface_of(own)
+    found = next((its for other, its in network.addresses() if other == name and ":" not in its), None)
+    if found is None:
+        raise DistbootError(
+            "backend-not-available",
+            f"Horovod on Gloo needs IPv4, and rank 0 was reached at {own}, on interface {name}, which has none",
+            "give the interface an IPv4 address, or start the job with mpirun and a Horovod that has its MPI",
+        )
+    return found

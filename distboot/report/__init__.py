@@ -1,6 +1,237 @@
-"""The report of a job: what rank 0 has seen of it, as JSON or as one HTML file that needs nothing else.
+"""What rank 0 learns of a job, as an append-only list of events; and from them when each rank took which step.
 
-`history` is what the roll call has seen, and `steps` what the ranks say of their start; `content` puts it together with
-what became of them as plain JSON types; `page` draws that (`grid`, `timeline`; `markup` and `style` are how); `files`
-writes it. The page knows no more than the JSON does.
+`content` makes the report of it, in plain JSON types, and `files` writes that or the page. The list is begun during the
+rendezvous, passed to the process that supervises rank 0, and continued there. `time` is by rank 0's clock; times in
+`details` are by the clock of the rank that says them.
 """
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..rendezvous.membership import Membership
+    from ..rendezvous.messages import WorkerInfo
+
+Kind = Literal[
+    "rendezvous_started",  # launcher, world_size, versions
+    "joined",  # host, node, pid, local_rank, local_world_size, node_rank, process_start, detected, offset, uncertainty
+    "left",  # before all had joined
+    "all_joined",  # findings
+    "not_ready",
+    "registered",  # pid: its failures are detected from now on
+    "phases",  # the time of each step that it has taken: OWN
+    "failing",  # text: it is about to fail, or cannot go on
+    "exited",  # exit_code, signal, stopped_by_us, external_signal, at, traceback (of a root cause)
+    "unreachable",  # text
+    "root_cause",  # kind, ranks, text, location, traceback
+]
+_MOST_OF_A_KIND = 100  # of one rank: what a rank may send again and again is bounded
+
+
+class Event(NamedTuple):
+    """One fact. `rank` is None where it is about the whole job."""
+
+    time: float
+    rank: int | None
+    event: Kind
+    details: dict[str, Any]
+
+
+class EventLog(list[Event]):
+    """The events of a job, in the order in which rank 0 learned of them."""
+
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        super().__init__(events)
+        self._counts: Counter[tuple[int | None, Kind]] = Counter()
+
+    @classmethod
+    def from_json(cls, rows: Iterable[Iterable[Any]]) -> EventLog:
+        """What JSON has made of an `EventLog`."""
+        return cls(Event(*row) for row in rows)
+
+    def add(self, event: Kind, rank: int | None = None, /, **details: Any) -> None:
+        self._counts[rank, event] += 1
+        if self._counts[rank, event] <= _MOST_OF_A_KIND:
+            self.append(Event(time.time(), rank, event, details))
+
+
+@dataclass(frozen=True, slots=True)
+class ClockOffset:
+    """Seconds for which the clock of a rank is ahead of rank 0's, and by how much that may be wrong."""
+
+    offset: float = 0.0
+    uncertainty: float = 0.0
+
+    @classmethod
+    def read(cls, said: float, before: float, after: float) -> ClockOffset:
+        """The clock showed `said` at some moment between two of rank 0's: 107 between 100 and 101 is 6.5 ± 0.5."""
+        return cls(said - (before + after) / 2, abs(after - before) / 2)
+
+
+class JoinLog(EventLog):
+    """The events of the rendezvous, which begin with rank 0's own record."""
+
+    def __init__(self, own: WorkerInfo) -> None:
+        super().__init__()
+        self._nodes: dict[str, int] = {}
+        # Not the settings: their values are the user's own.
+        versions = {name: value for name, value in own.facts if not name.endswith("=")}
+        self.add("rendezvous_started", launcher=own.launcher, world_size=own.world_size, versions=versions)
+        self._join(own, ClockOffset())
+
+    def joined(self, record: WorkerInfo, welcomed: float) -> None:
+        """A rank has sent its record, and read its clock for that between `welcomed` and now."""
+        self._join(record, ClockOffset.read(record.clock, welcomed, time.time()))
+
+    def spread(self, membership: Membership) -> None:
+        """What the agents of nodes have said counts for each of their ranks from now on."""
+        nodes = membership.nodes
+        self[0].details["world_size"] = membership.world_size
+        told = list(self)
+        self.clear()
+        for one in told:
+            ranks = (None,) if one.rank is None else nodes[one.rank]
+            for local_rank, rank in enumerate(ranks):
+                place = {"local_rank": local_rank, "local_world_size": len(ranks), "node_rank": one.rank}
+                self.append(Event(one.time, rank, one.event, one.details | (place if one.event == "joined" else {})))
+
+    def _join(self, record: WorkerInfo, clock: ClockOffset) -> None:
+        self.add(
+            "joined",
+            record.rank,
+            host=record.host,
+            node=self._nodes.setdefault(record.node, len(self._nodes)),
+            pid=record.pid,
+            local_rank=record.local_rank,
+            local_world_size=record.local_world_size,
+            node_rank=record.node_rank,
+            process_start=record.started,
+            detected=record.detected,
+            offset=clock.offset,
+            uncertainty=clock.uncertainty,
+        )
+
+
+# What a rank says of itself while it starts, by its own clock.
+COMMAND, CALLED, ALL_CALLED = "command_started", "init_called", "all_called"  # by the wrapper, and in it
+IMPORTED, ALL_READY, GROUP = "framework_imported", "all_ready", "group_ready"
+OWN = (COMMAND, CALLED, ALL_CALLED, IMPORTED, ALL_READY, GROUP)
+STEPS = ("process_start", "detected", "joined", "all_joined", *OWN)
+
+
+def own_steps(taken: Mapping[str, float]) -> dict[str, float]:
+    """The steps that a rank says it has taken, with the time of each; without those that only a newer distboot has."""
+    return {name: float(when) for name, when in taken.items() if name in OWN}
+
+
+class Phase(NamedTuple):
+    """What a rank does between two steps."""
+
+    name: str  # as the page has it
+    end: str  # the step with which it is over
+    said: str  # what takes the time; reads well after "rank 3 took 4 s"
+    waits: bool = False  # whether the rank only waits for others
+
+
+LAUNCH = Phase("launch", "process_start", "to be launched, counted from the first process of the job")
+PHASES = (
+    Phase("start", "detected", "from the beginning of its process until it knew its rank"),
+    Phase("join", "joined", "to reach rank 0"),
+    Phase("wait", "all_joined", "waiting until all ranks had joined", waits=True),
+    Phase("command", COMMAND, "to start the command"),
+    Phase("script", CALLED, "from the start of its command until that called init()"),
+    Phase("meet", ALL_CALLED, "waiting until all ranks had called init()", waits=True),
+    Phase("import", IMPORTED, "to have its framework imported and its device set"),
+    Phase("ready", ALL_READY, "waiting until all ranks were ready", waits=True),
+    Phase("group", GROUP, "to start the group of all ranks"),
+)
+
+
+class StartupTimeline:
+    """The start of a job, from its events."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self.joined: dict[int, Event] = {}  # of the ranks that are still there
+        self._all_joined: float | None = None
+        self._own: dict[int, dict[str, float]] = defaultdict(dict)
+        self._clocks: dict[int, ClockOffset] = {}  # by node: its ranks share a clock, and the best reading counts
+        for one in events:
+            if one.event == "all_joined":
+                self._all_joined = one.time
+            elif one.rank is not None and one.event == "joined":
+                self.joined[one.rank] = one
+                self._compare(one.details["node"], ClockOffset(one.details["offset"], one.details["uncertainty"]))
+            elif one.rank is not None and one.event == "left":
+                self.joined.pop(one.rank, None)
+            elif one.rank is not None and one.event == "phases":
+                self._own[one.rank].update(one.details)
+
+    def _compare(self, node: int, clock: ClockOffset) -> None:
+        if node not in self._clocks or clock.uncertainty < self._clocks[node].uncertainty:
+            self._clocks[node] = clock
+
+    def clock(self, rank: int) -> ClockOffset:
+        """The clock of a rank; as rank 0's where nothing is known."""
+        return self._clocks[self.joined[rank].details["node"]] if rank in self.joined else ClockOffset()
+
+    def offsets(self) -> dict[int, float]:
+        """Rank -> seconds for which its clock is ahead of rank 0's."""
+        return {rank: self.clock(rank).offset for rank in self.joined if rank}
+
+    def steps(self, rank: int) -> dict[str, float]:
+        """When a rank took which step, in their order, as far as it is known."""
+        join = self.joined.get(rank)
+        if join is None:
+            return {}
+        told = {name: join.details[name] for name in ("process_start", "detected")} | self._own.get(rank, {})
+        found = {name: when - self.clock(rank).offset for name, when in told.items() if when}
+        found["joined"] = join.time
+        if self._all_joined is not None:
+            found["all_joined"] = self._all_joined
+        return {name: found[name] for name in STEPS if name in found}
+
+
+def spans(steps: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+    """When each phase of a rank began and ended, by the name of the phase, as far as both are known.
+
+    A step that does not exist for the rank (nothing is imported under the wrapper, say) does not begin a phase.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    before = steps.get("process_start")
+    for phase in PHASES:
+        end = steps.get(phase.end)
+        if end is None:
+            before = None if phase.end in ("detected", "joined") else before
+            continue
+        if before is not None:
+            # Two clocks are compared only so well: what ends before it began takes no time.
+            found[phase.name] = (min(before, end), end)
+        before = end
+    return found
+
+
+def slowest(ranks: Mapping[int, Mapping[str, float]]) -> list[dict[str, object]]:
+    """The slowest rank in each phase in which a rank does not just wait, in their order, with the median of all."""
+    taken: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    began = {rank: steps["process_start"] for rank, steps in ranks.items() if "process_start" in steps}
+    first = min(began.values(), default=0.0)
+    for rank, when in began.items():
+        taken[LAUNCH.name].append((when - first, rank))
+    for rank, steps in ranks.items():
+        for name, (begin, end) in spans(steps).items():
+            taken[name].append((end - begin, rank))
+    found: list[dict[str, object]] = []
+    for phase in (LAUNCH, *PHASES):
+        times = sorted(taken[phase.name], key=lambda one: (one[0], -one[1]))
+        if times and not phase.waits:
+            seconds, rank = times[-1]
+            median, _ = times[(len(times) - 1) // 2]
+            said = {"seconds": round(seconds, 3), "median": round(median, 3), "said": phase.said}
+            found.append({"step": phase.end, "rank": rank, **said})
+    return found

@@ -1,22 +1,82 @@
-"""The report as plain JSON types: the beginning of the job, which is the same however it ended. All times are UTC."""
+"""The report as plain JSON types, and the summary line: pure functions of the events and the membership of a job."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
+from typing import Any
 
 from .. import __version__
-from ..ending import FROM_OUTSIDE
-from ..errors import DistbootError, first_line
-from ..roster import ranks_said
-from .history import History
-from .steps import STEPS, slowest
+from ..errors import DistbootError
+from ..process import FROM_OUTSIDE
+from ..rendezvous.membership import Membership, ranks_said
+from ..text import counted, first_line, without_secret
+from . import CALLED, Event, StartupTimeline, slowest
 
-OwnSteps = Mapping[int, Mapping[str, float]]  # of each rank, by its own clock
 _LONGEST = 4000  # characters of an error
 _STOPS = {128 + number: number.name for number in FROM_OUTSIDE}
 _MOST_MISSING = 10_000  # ranks that are missing and have a record each; of more there are only the runs
+_MOST_EVENTS = 10_000
+_AFTER = {"failed later": "failed later", "stopped": "stopped", "ended": "ended well", "not known": "not known"}
+_ROUTINE = ("joined", "registered", "phases", "exited")  # one for each rank of a large job
+
+
+class JobState:
+    """What the events say of a job whose ranks have met."""
+
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        self.registered: dict[int, Event] = {}  # by rank, as the next one
+        self.exited: dict[int, Event] = {}
+        self.root_cause: dict[str, Any] | None = None  # the details of that event; None: nothing has gone wrong
+        self.failed: set[int] = set()  # the ranks of which a failure is known
+        for one in events:
+            if one.rank is None:
+                continue
+            if one.event == "root_cause":
+                self.root_cause = one.details
+            elif one.event == "registered":
+                self.registered[one.rank] = one
+            elif one.event == "exited":
+                self.exited[one.rank] = one
+            if one.event == "failing" or (one.event == "unreachable" and self.root_cause is None):
+                self.failed.add(one.rank)
+        self.failed |= {rank for rank, one in self.exited.items() if _outcome_of(one) == "failed later"}
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether a rank has failed; else nothing has gone wrong, or an external signal has stopped the job."""
+        return self.root_cause is not None and self.root_cause["kind"] != "stopped"
+
+    def later_failures(self) -> int:
+        """How many ranks have failed besides the root cause."""
+        return 0 if self.root_cause is None else len(self.failed.difference(self.root_cause["ranks"]))
+
+    def is_lost(self, rank: int) -> bool:
+        """Whether the root cause is that it has become unreachable."""
+        cause = self.root_cause
+        return cause is not None and cause["kind"] == "lost" and rank in cause["ranks"]
+
+    def of_rank(self, rank: int) -> str:
+        """What became of a rank: `state` in the report."""
+        if self.is_lost(rank):
+            return "lost"
+        if self.root_cause is not None and self.is_failure and rank in self.root_cause["ranks"]:
+            return "failed first"
+        return _outcome_of(self.exited[rank]) if rank in self.exited else "not known"
+
+    def exit_code(self, rank: int) -> str:
+        """The exit code of a rank, for people."""
+        code = self.exited[rank].details["exit_code"] if rank in self.exited else None
+        return "lost" if self.is_lost(rank) else "not known" if code is None else str(code)
+
+
+def _outcome_of(exited: Event) -> str:
+    details = exited.details
+    if details["stopped_by_us"] or details["external_signal"] is not None:
+        return "stopped"
+    return "ended" if details["exit_code"] == 0 else "failed later"
 
 
 def utc(seconds: float) -> str:
@@ -24,119 +84,229 @@ def utc(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
 
 
-def beginning(history: History, own: OwnSteps) -> dict[str, object]:
-    """What there is to say of how the job began."""
-    steps = {rank: _steps(history, rank, own.get(rank, {})) for rank in history.arrivals}
+def summary_line(events: Sequence[Event], membership: Membership, separate_jobs: str, now: float) -> str:
+    """How the job ended, in one line for people; `separate_jobs`: see `job_report`."""
+    state = JobState(events)
+    later = state.later_failures()
+    codes = defaultdict(list)
+    for rank in range(_world_size(membership)):
+        codes[state.exit_code(rank)].append(rank)
+    if state.root_cause is None:
+        well = "all ended well" if codes.keys() == {"0"} else "no failure was seen"
+        how = _apart(events, separate_jobs) or well
+    else:
+        how = state.root_cause["text"]
+    more = f"; {later} failed after that" if later else ""
+    listed = ", ".join(f"{code} ({ranks_said(here)})" for code, here in codes.items())
+    length = now - state.registered[0].time
+    return f"summary: {_size(membership)}, {length:.1f} s: {how}{more}; exit codes: {listed}"
+
+
+def job_report(events: Sequence[Event], membership: Membership, separate_jobs: str, now: float) -> dict[str, object]:
+    """The report of a job whose ranks have met and were supervised.
+
+    `separate_jobs`: the launcher that each rank ran for a job of its own, if it joins no other; empty: none.
+    """
+    state, timeline = JobState(events), StartupTimeline(events)
+    places = sorted(_places(membership).items())
+    ranks = [_rank(rank, place, state.of_rank(rank), timeline, state) for rank, place in places]
+    cause = None
+    if state.root_cause is not None:
+        first, text = state.root_cause["ranks"][0], state.root_cause["text"]
+        exited = state.exited[first].details if first in state.exited else {}
+        said = {"text": text, "code": None, "hint": "", "ranks": state.root_cause["ranks"]}
+        cause = {**said, **ranks[first], "traceback": exited.get("traceback", state.root_cause["traceback"])}
     return {
-        "launcher": history.launcher,
-        "versions": {"distboot": __version__, **(history.versions or {})},
-        "findings": list(history.findings),
-        "slowest": [
-            {
-                "step": one.phase.end,
-                "rank": one.rank,
-                "seconds": round(one.seconds, 3),
-                "median": round(one.median, 3),
-                "said": one.phase.said,
-            }
-            for one in slowest(steps)
-        ],
+        "outcome": "ended" if cause is None else "failed" if state.is_failure else "stopped",
+        "headline": _headline(events, state, membership, separate_jobs),
+        **_begun(events, timeline, now),
+        "hosts": list(membership.hosts),
+        "first_failure": cause if state.is_failure else None,
+        "stopped": None if state.is_failure else cause,
+        "later_failures": state.later_failures(),
+        "unlisted": [],
+        "ranks": ranks,
+        **_all_of_them(events),
     }
 
 
-def of_rank(history: History, rank: int, own: Mapping[str, float]) -> dict[str, object]:
-    """What there is to say of how one rank began."""
-    clock = history.clock(rank)
-    return {
-        "steps": {name: utc(when) for name, when in _steps(history, rank, own).items()},
-        "clock": {"ahead": round(clock.ahead, 6), "within": round(clock.within, 6)},
-    }
-
-
-def not_begun(history: History, own: OwnSteps, error: BaseException | None, now: float) -> dict[str, object]:
-    """The report of a job whose lifeline has not begun: how it failed before, or, without an error, that it started."""
-    runs = _missing(history)
+def startup_report(
+    events: Sequence[Event], membership: Membership | None, error: BaseException | None, now: float
+) -> dict[str, object]:
+    """The report of a job that is not supervised, or not yet; without an error it has started."""
+    timeline = StartupTimeline(events)
+    unready = {rank for one in events if one.event == "not_ready" for rank in one.details["ranks"]}
+    states = {rank: "not ready" if rank in unready else "joined" for rank in timeline.joined}
+    runs = _missing(states, events[0].details["world_size"])
     count = sum(map(len, runs))
     missing = [] if count > _MOST_MISSING else [rank for run in runs for rank in run]
-    said = ranks_said(missing) if missing else f"{count} ranks"
-    waited_for = f"{said} {'was' if count == 1 else 'were'} missing" if count else ""
-    hosts = {one.node: one.host for _, one in sorted(history.arrivals.items(), reverse=True)}
-    failed = isinstance(error, Exception)  # else somebody has stopped us, with Ctrl-C say
-    cause = None if error is None else _cause(error, missing if count else list(history.unready))
+    states |= dict.fromkeys(missing, "missing")
+    places = _places(membership) if membership else _places_so_far(timeline.joined, missing)
+    hosts = {one["node_rank"]: one["host"] for _, one in sorted(places.items(), reverse=True) if one["host"]}
+    failed = isinstance(error, Exception)  # else it was stopped, with Ctrl-C say
+    cause = None if error is None else _error(error, missing if count else sorted(unready))
     return {
         "outcome": "started" if error is None else "failed" if failed else "stopped",
-        "headline": _headline(history, waited_for, error),
-        "world_size": history.world_size,
-        "hosts": [hosts[node] for node in sorted(hosts)],
-        "start": utc(history.began),
-        "end": utc(now),
+        "headline": _startup_headline(events, missing, count, error),
+        **_begun(events, timeline, now),
+        "hosts": [host for _, host in sorted(hosts.items())],
         "first_failure": cause if failed else None,
         "stopped": None if failed else cause,
         "later_failures": 0,
         "unlisted": [[run[0], run[-1]] for run in runs if not missing],
-        **beginning(history, own),
-        "ranks": [_rank(history, rank, hosts, own.get(rank, {})) for rank in sorted([*history.arrivals, *missing])],
+        "ranks": [_rank(rank, places.get(rank, _NOWHERE), state, timeline) for rank, state in sorted(states.items())],
+        **_all_of_them(events),
     }
 
 
-def _missing(history: History) -> list[range]:
+def _begun(events: Sequence[Event], timeline: StartupTimeline, now: float) -> dict[str, object]:
+    begun = events[0]
+    return {
+        "world_size": begun.details["world_size"],
+        "launcher": begun.details["launcher"],
+        "versions": {"distboot": __version__, **begun.details["versions"]},
+        "start": utc(begun.time),
+        "end": utc(now),
+        "findings": [text for one in events if one.event == "all_joined" for text in one.details["findings"]],
+        "slowest": slowest({rank: timeline.steps(rank) for rank in timeline.joined}),
+    }
+
+
+def _all_of_them(events: Sequence[Event]) -> dict[str, object]:
+    """The events themselves; of very many the rare ones first."""
+    shown = events if len(events) <= _MOST_EVENTS else sorted(events, key=lambda one: one.event in _ROUTINE)
+    in_order = sorted(shown[:_MOST_EVENTS], key=lambda one: one.time)
+    return {
+        "events": [{**one._asdict(), "time": utc(one.time)} for one in in_order],
+        "events_left_out": len(events) - len(in_order),
+    }
+
+
+def _rank(
+    rank: int, place: Mapping[str, object], state: str, timeline: StartupTimeline, job: JobState | None = None
+) -> dict[str, object]:
+    job = JobState() if job is None else job
+    processes = job.registered or timeline.joined  # under the wrapper it is its child that is registered
+    ended = job.exited[rank].details if rank in job.exited else {}
+    clock = timeline.clock(rank)
+    return {
+        "rank": rank,
+        **place,
+        "pid": processes[rank].details["pid"] or None if rank in processes else None,
+        "start": utc(job.registered[rank].time) if rank in job.registered else None,
+        "end": utc(ended["at"] - clock.offset) if ended else None,
+        "exit_code": ended.get("exit_code"),
+        "signal": ended.get("signal"),
+        "lost": job.is_lost(rank),
+        "state": state,
+        "steps": {name: utc(when) for name, when in timeline.steps(rank).items()},
+        "clock": {"ahead": round(clock.offset, 6), "within": round(clock.uncertainty, 6)},
+    }
+
+
+def _world_size(membership: Membership) -> int:
+    return sum(map(len, membership.nodes))
+
+
+def _size(membership: Membership) -> str:
+    return f"{counted(_world_size(membership), 'rank')} on {counted(len(membership.nodes), 'node')}"
+
+
+def _place(host: str | None, node_rank: int | None, local_rank: int | None) -> dict[str, Any]:
+    return {"host": host, "node_rank": node_rank, "local_rank": local_rank}
+
+
+_NOWHERE = _place(None, None, None)
+
+
+def _places(membership: Membership) -> dict[int, dict[str, Any]]:
+    return {
+        rank: _place(membership.hosts[node], node, local_rank)
+        for node, ranks in enumerate(membership.nodes)
+        for local_rank, rank in enumerate(ranks)
+    }
+
+
+def _places_so_far(joined: Mapping[int, Event], missing: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """Where those are that have joined, and those that are missing where that is proven.
+
+    Either all nodes have the same number of ranks, one node filled after the other, or nodes are counted in the order
+    of the ranks.
+    """
+    there = {rank: joined[rank].details for rank in sorted(joined)}
+    here = _ranks_per_node(there)
+    if here is not None:
+        hosts = {rank // here: details["host"] for rank, details in reversed(there.items())}
+        return {rank: _place(hosts.get(rank // here), *divmod(rank, here)) for rank in (*there, *missing)}
+    nodes: dict[int, list[int]] = {}
+    for rank, details in there.items():
+        nodes.setdefault(details["node"], []).append(rank)
+    names = tuple(there[ranks[0]]["host"] for ranks in nodes.values())
+    return _places(Membership(names, tuple(map(tuple, nodes.values()))))
+
+
+def _ranks_per_node(joined: Mapping[int, Mapping[str, Any]]) -> int | None:
+    """How many ranks each node has, if all that joined agree that the nodes are filled one after the other."""
+    sizes = {details["local_world_size"] for details in joined.values()}
+    here: int | None = sizes.pop() if len(sizes) == 1 else None
+    if here is None:
+        return None
+    places = {rank: (details["node_rank"], details["local_rank"]) for rank, details in joined.items()}
+    return here if all(place == divmod(rank, here) for rank, place in places.items()) else None
+
+
+def _missing(joined: Iterable[int], world_size: int) -> list[range]:
     """The ranks that are missing, of which there may be millions: a WORLD_SIZE is soon mistyped."""
-    there = [*sorted(history.arrivals), history.world_size]
+    there = [*sorted(joined), world_size]
     return [range(before + 1, rank) for before, rank in zip([-1, *there], there, strict=False) if rank > before + 1]
 
 
-def _steps(history: History, rank: int, own: Mapping[str, float]) -> dict[str, float]:
-    """When a rank took which step, by rank 0's clock."""
-    one = history.arrivals.get(rank)
-    if one is None:
-        return {}
-    told = {"process_start": one.started, "detected": one.detected, **own}
-    found = {name: when - one.clock.ahead for name, when in told.items() if when}
-    found["joined"] = one.joined
-    if history.met is not None:
-        found["all_joined"] = history.met
-    return {name: found[name] for name in STEPS if name in found}
+def _headline(events: Sequence[Event], state: JobState, membership: Membership, separate_jobs: str) -> str:
+    size, cause = _world_size(membership), state.root_cause
+    states = Counter(map(state.of_rank, range(size)))
+    if cause is None and states["ended"] == size:
+        return f"{_size(membership)}: {_apart(events, separate_jobs) or 'all ' * (size > 1) + 'ended well'}"
+    if cause is None:
+        return f"{_size(membership)}: no failure was seen; how {states['not known']} of them ended is not known"
+    text: str = cause["text"].split(f", {cause['location']}")[0]
+    text, host = text[0].upper() + text[1:], membership.hosts[membership.node_of()[cause["ranks"][0]]]
+    if not state.is_failure:
+        return text
+    on_host = "" if f" on {host}" in text else f", on {host}"  # where exactly is said with the failure
+    counts = [f"{states[one]} {said}" for one, said in _AFTER.items() if states[one]]
+    return f"{text}{on_host}; {', '.join(counts)}" if counts else text + on_host
 
 
-def _headline(history: History, waited_for: str, error: BaseException | None) -> str:
+def _apart(events: Sequence[Event], separate_jobs: str) -> str:
+    """What is said of ranks that did not work together: each was a launcher, and no process joined with `init`."""
+    if not separate_jobs or any(CALLED in one.details for one in events if one.event == "phases"):
+        return ""
+    return f"each rank ran {separate_jobs} for a job of its own, and none joined the others"
+
+
+def _startup_headline(events: Sequence[Event], missing: Sequence[int], count: int, error: BaseException | None) -> str:
     if error is None:
-        return f"All {history.world_size} ranks have started; how they ended is not known, as they have no lifeline"
+        size = events[0].details["world_size"]
+        return f"All {size} ranks have started; how they ended is not known, as failure detection is off"
     if isinstance(error, Exception):
         return f"The job did not start: {_text(error).splitlines()[0]}"
-    return f"The job was stopped {f'while {waited_for}' if waited_for else 'early'}"
+    if not count:
+        return "The job was stopped early"
+    said = ranks_said(missing) if missing else f"{count} ranks"
+    return f"The job was stopped while {said} {'was' if count == 1 else 'were'} missing"
 
 
-def _cause(error: BaseException, ranks: list[int]) -> dict[str, object]:
-    code, hint = (error.code, error.hint) if isinstance(error, DistbootError) else (None, "")
-    return {"text": _text(error), "code": code, "hint": hint[:_LONGEST], "ranks": ranks, "rank": None, "traceback": ""}
+def _error(error: BaseException, ranks: Sequence[int]) -> dict[str, object]:
+    code, hint = (error.code, without_secret(error.hint)) if isinstance(error, DistbootError) else (None, "")
+    text, hint = _text(error), hint[:_LONGEST]
+    return {"text": text, "code": code, "hint": hint, "ranks": list(ranks), "rank": None, "traceback": ""}
 
 
 def _text(error: BaseException) -> str:
     if isinstance(error, DistbootError):
-        return error.message[:_LONGEST]
+        return without_secret(error.message)[:_LONGEST]
     code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else getattr(error, "code", None)
     if isinstance(code, int) and code in _STOPS:
         return f"stopped by {_STOPS[code]} from outside"
     said = type(error).__name__
-    return f"{said}: {first_line(error)}"[:_LONGEST] if str(error) else said
-
-
-def _rank(history: History, rank: int, hosts: Mapping[int, str], own: Mapping[str, float]) -> dict[str, object]:
-    one, here = history.arrivals.get(rank), history.ranks_a_node
-    node, local_rank = (None, None) if here is None else divmod(rank, here)
-    if one is not None:
-        node, local_rank = one.node, one.local_rank
-    return {
-        "rank": rank,
-        "host": None if node is None else hosts.get(node),
-        "node_rank": node,
-        "local_rank": local_rank,
-        "pid": None if one is None else one.pid,
-        "start": None,
-        "end": None,
-        "exit_code": None,
-        "signal": None,
-        "lost": False,
-        "state": "missing" if one is None else "not ready" if rank in history.unready else "joined",
-        **of_rank(history, rank, own),
-    }
+    return without_secret(f"{said}: {first_line(error)}")[:_LONGEST] if str(error) else said

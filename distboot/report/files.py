@@ -1,30 +1,34 @@
-"""The file of the report: whether it can be written, before anything starts; and all of it or nothing, at the end."""
+"""The file of the report: whether it can be written, before anything starts; and all of it or nothing, at the end.
+
+The page is `page.html` with the report in it: as data for its script, and as text for who has none.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Any
 
-from ..errors import DistbootError, first_line, quoted
+from ..errors import DistbootError
+from ..text import escape_control, first_line, short_repr
 
-_OWN_OUTPUT = ("/dev/std", "/dev/fd/", "/proc/")  # the guard's is not the script's, and a log is not to be replaced
+_TEMPLATE = os.path.join(os.path.dirname(__file__), "page.html")
+_OUTCOMES = {"ended": "ended", "failed": "failed", "stopped": "stopped from outside", "started": "started"}
+_OWN_OUTPUT = ("/dev/std", "/dev/fd/", "/proc/")  # the sidecar's is not the script's, and a log is not to be replaced
 
 
 def refuse_unwritable(path: str) -> None:
-    """Refuse a path at which there could be no report, as it will be hours until it is written.
-
-    Raises:
-        DistbootError: `output-failed`.
-    """
+    """Refuse, as `output-failed`, a path at which there could be no report: it will be hours until it is written."""
     try:
         _try(path)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise DistbootError(
             "output-failed",
-            f"the report {quoted(path)} cannot be written: {why}",
+            f"the report {short_repr(path)} cannot be written: {why}",
             "let --report or DISTBOOT_REPORT name a file in a folder of rank 0's host that is there and can be written "
             "to",
         ) from None
@@ -42,7 +46,7 @@ def _try(path: str) -> None:
 
 
 def try_to_write(path: str, content: Callable[[], Mapping[str, object]]) -> str | None:
-    """Write the report; a warning if it cannot be written, which is no reason for the job to end in another way."""
+    """Write the report; a warning if it cannot be written, the job ends as it would without."""
     try:
         write(path, content())
     except OSError as error:
@@ -51,28 +55,58 @@ def try_to_write(path: str, content: Callable[[], Mapping[str, object]]) -> str 
         why = f"{type(error).__name__}: {first_line(error)}"
     else:
         return None
-    return f"warning: the report could not be written: {quoted(path)}: {why}"
+    return f"warning: the report could not be written: {short_repr(path)}: {why}"
 
 
 def write(path: str, content: Mapping[str, object]) -> None:
-    """Write the report: as a page, if the name of the file ends in .html, else as JSON.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write the report, or raise OSError: as a page, if the name of the file ends in .html, else as JSON."""
     if path.lower().endswith(".html"):
-        from .page import page  # here, as most jobs have none
-
         _write(path, page(content))
     else:
         _write(path, json.dumps(content, indent=2) + "\n")
 
 
+def page(content: Mapping[str, Any]) -> str:
+    """The page for a report: one file that asks the network for nothing."""
+    with open(_TEMPLATE, encoding="utf-8") as file:
+        template = file.read()
+    cause = content["first_failure"] or content["stopped"]
+    texts = {
+        "title": _text(content["headline"], 120),
+        "outcome": _text(content["outcome"]),
+        "outcome_said": _OUTCOMES[content["outcome"]],
+        "headline": _text(content["headline"], 600),
+        "failure_title": _failure_title(content),
+        "failure_text": _text(cause["text"], 2000) if cause else "",
+        "traceback": "\n".join(map(_text, cause["traceback"].split("\n"))) if cause else "",
+        "hint_label": "What to do:" if cause and cause["hint"] else "",
+        "hint": _text(cause["hint"], 2000) if cause else "",
+        # No character in it ends the element, whatever a host is called: < begins each tag and comment.
+        "report": json.dumps(content).replace("<", "\\u003c"),
+        # A browser runs the script of the template and no other, whatever a traceback brings along.
+        "nonce": os.urandom(16).hex(),
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: texts[found[1]], template)
+
+
+def _failure_title(content: Mapping[str, Any]) -> str:
+    if content["first_failure"]:
+        return "Why it did not start" if content["first_failure"]["code"] else "First failure"
+    return "" if content["stopped"] is None else "Why it stopped"
+
+
+def _text(value: str, most: int = 300) -> str:
+    """Text in HTML, not too long; escape sequences of a terminal are shown, and do nothing."""
+    from html import escape  # here, as most jobs have no page
+
+    return escape(escape_control(value if len(value) <= most else f"{value[:most]}…"))
+
+
 def _write(path: str, text: str) -> None:
-    """All of it or nothing; but for what is no file: a device, a pipe."""
+    """All of it or nothing; except to a device or a pipe."""
     data = text.encode(errors="backslashreplace")
     if _is_no_file(path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # a pipe that nobody reads is no reason to wait
+        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # so as not to wait for the reader of a pipe
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
         return
@@ -100,7 +134,7 @@ def _begun(path: str) -> tuple[int, str, str]:
         mode = None
     place = os.path.realpath(path) if os.path.islink(path) else path
     part = f"{place}.{os.urandom(4).hex()}.part"
-    # Nobody else's file, and through no link of anybody's; for no more eyes than what it takes the place of.
+    # A new file, not through a link; readable by no more users than the file that it replaces.
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666 if mode is None else mode)
     if mode is not None:
         with suppress(OSError):  # what the umask has taken away

@@ -40,14 +40,7 @@ FILES = (
     ".dockerenv",
     "run/.containerenv",
 )
-PRESENT = (
-    "sys/class/net/*",
-    "dev/infiniband/*",
-    "dev/nvidia*",
-    "dev/kfd",
-    "dev/dri/renderD*",
-    "dev/accel/*",
-)
+PRESENT = ("sys/class/net/*", "dev/infiniband/*", "dev/nvidia*", "dev/kfd", "dev/dri/renderD*", "dev/accel/*")
 STATUS = ("Cpus_allowed_list", "CapEff")
 VARIABLES = re.compile(r"(NCCL|CUDA|HIP|ROCR|HABANA|GLOO|OMP)_.*|container|KUBERNETES_SERVICE_HOST|LD_LIBRARY_PATH")
 

@@ -1,0 +1,144 @@
+"""The command that the wrapper starts as its child, or becomes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from ..errors import DistbootError
+from ..text import escape_control, short_repr
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from .supervisor import Command
+
+
+def start(
+    command: Command, mask: set[int | signal.Signals], *, own_group: bool, open_files: int | None
+) -> subprocess.Popen[bytes]:
+    """Start a command as our child.
+
+    Args:
+        command: what it is.
+        mask: the signals that are blocked in it.
+        own_group: whether it leads a process group of its own.
+        open_files: its soft limit of open files; None: ours.
+
+    Raises:
+        DistbootError: `command-not-found` or `command-not-executable`; nothing was started.
+    """
+    set_parent_death_signal = _parent_death_signal_setter()
+    _adopt_orphans()
+
+    def in_child() -> None:
+        # Without a terminal the child leads a group of its own: mpirun and others signal our whole group, and
+        # the child must get each signal once, from us. With one it stays with us, for the shell's job control.
+        if own_group:
+            os.setpgid(0, 0)
+        set_parent_death_signal()
+        _limit_files(open_files)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    try:
+        # Popen also gives SIGPIPE and SIGXFSZ, which Python ignores, back to the child.
+        files, logs = () if command.file is None else (command.file,), command.logs
+        stdout, stderr = (None, None) if logs is None else (logs.stdout, logs.stderr)
+        return subprocess.Popen(
+            command.words, env=dict(command.environ), pass_fds=files, stdout=stdout, stderr=stderr,
+            preexec_fn=in_child,  # noqa: PLW1509 - it imports nothing and takes no lock
+        )  # fmt: skip
+    except OSError as error:
+        raise _error(command.words[0], error) from None
+
+
+def become(command: Sequence[str], environ: Mapping[str, str], *, open_files: int | None = None) -> NoReturn:
+    """Replace this process by a command.
+
+    Args:
+        command: program and arguments.
+        environ: its environment.
+        open_files: as for `start`.
+
+    Raises:
+        DistbootError: `command-not-found` or `command-not-executable`.
+    """
+    _limit_files(open_files)
+    for name in ("SIGPIPE", "SIGXFSZ"):  # which Python ignores, and the command would, too
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
+    try:
+        os.execvpe(command[0], list(command), dict(environ))  # noqa: S606 - what the user asks for
+    except OSError as error:
+        raise _error(command[0], error) from None
+
+
+def _limit_files(soft: int | None) -> None:
+    if soft is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+def not_found(program: str) -> DistbootError:
+    """The error for a command that there is not."""
+    if os.path.exists(program):
+        said, name = f"{short_repr(program)} is a file here, and no command on PATH", escape_control(program)
+        hint = f"name the interpreter of a script: run -- python {name}; a program in this folder is ./{name}"
+    else:
+        said, hint = f"{short_repr(program)} does not exist", "check the spelling, PATH and the directory"
+    return DistbootError("command-not-found", said, hint)
+
+
+def _error(program: str, error: OSError) -> DistbootError:
+    there = os.sep in program and os.path.exists(program)  # then its interpreter is what is missing
+    if isinstance(error, FileNotFoundError | NotADirectoryError) and not there:
+        return not_found(program)
+    hints = {
+        errno.EACCES: "make it executable (chmod +x), or name its interpreter: run -- python script.py",
+        errno.ENOEXEC: "it has no #! line: name its interpreter: run -- python script.py",
+        errno.ENOENT: "its #! line names an interpreter that does not exist",
+        errno.EAGAIN: "this user may not start more processes (ulimit -u)",
+    }
+    hint = hints.get(error.errno or 0, "")
+    return DistbootError("command-not-executable", f"{short_repr(program)} cannot be run: {error.strerror}", hint)
+
+
+def _adopt_orphans() -> None:
+    """Those below us that lose their parent become ours, where Linux can do it.
+
+    Process 1 may be a program that does not reap, and whose zombies no user should wait for.
+    """
+    prctl, pr_set_child_subreaper = _prctl(), 36  # linux/prctl.h
+    if prctl is not None:
+        prctl(pr_set_child_subreaper, 1, 0, 0, 0)
+
+
+def _parent_death_signal_setter() -> Callable[[], None]:
+    """A function for the child: if we are killed outright (mpirun does that), so is it. Linux only; else nothing.
+
+    An orphan would keep its accelerator without a trace.
+    """
+    prctl, parent, pr_set_pdeathsig = _prctl(), os.getpid(), 1  # linux/prctl.h
+
+    def set_it() -> None:
+        if prctl is not None:
+            prctl(pr_set_pdeathsig, int(signal.SIGKILL), 0, 0, 0)
+            if os.getppid() != parent:  # it died in between
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return set_it
+
+
+def _prctl() -> Callable[..., int] | None:
+    if sys.platform != "linux":
+        return None
+    import ctypes
+
+    try:
+        return ctypes.CDLL(None).prctl
+    except (OSError, AttributeError):  # a libc that has none
+        return None

@@ -1,0 +1,242 @@
+"""In the process of the script: what it leaves behind for its agent when it fails.
+
+An uncaught exception goes through `sys.excepthook`, and a crash through `faulthandler`, both to a pipe. The process
+prints what it prints without us. This file is also read by the Python of an unmodified script, without the rest of the
+package: it imports nothing but the standard library, and that late.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import sys
+from contextlib import contextmanager, suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType, TracebackType
+    from typing import Any
+
+    Handler = Callable[[int, FrameType | None], Any] | int | None
+    Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
+
+MOST = 3500  # bytes of a traceback; a write to a pipe of up to 4096 is all or nothing (pipe(7))
+_LINES, _WIDEST = 40, 300  # and characters of each: no more is shown
+EXCEPTION, INTERRUPT, TERM, ENDING, STEPS = "exception", "interrupt", "term", "ending", "steps"
+INJECTED = "_distboot_crash_hooks"  # this file as a module, where the wrapper has had it loaded
+
+_pipe: tuple[int, int] | None = None  # where words go: file descriptor, inode; None: nothing listens
+_secret = ""  # of the job, not to be passed on
+_mask: set[int] = set()  # of signals, before a fork
+
+
+def install(pipe: int, *, term: bool = False) -> None:
+    """Send why this process fails to a pipe; and, with `term`, that SIGTERM has come."""
+    global _pipe, _secret  # noqa: PLW0603 - as a process has one excepthook
+    _secret = os.environ.get("DISTBOOT_SECRET", "")  # now: the script may remove it
+    if _pipe is None:
+        sys.excepthook = _excepthook(sys.excepthook)
+        os.register_at_fork(before=_hold_term, after_in_parent=_release_term, after_in_child=_forget)
+    _pipe = pipe, os.fstat(pipe).st_ino
+    # Also again: of what is registered the last runs first, and the frameworks end their groups in such functions.
+    atexit.unregister(_say_ending)
+    atexit.register(_say_ending)
+    import faulthandler
+
+    if not faulthandler.is_enabled():  # else the user has said where its dumps are to go
+        faulthandler.enable(pipe)
+    if term:
+        _tell_of_term()
+
+
+def emit(kind: str, text: str = "") -> None:
+    """Send something in one piece: what it is, whose it is, and the text."""
+    if _pipe is not None:
+        _write(_pipe, kind, os.getpid(), text)
+    elif __name__ != INJECTED and INJECTED in sys.modules:
+        sys.modules[INJECTED].emit(kind, text)
+
+
+@contextmanager
+def emitter_for_fork() -> Iterator[Callable[[str], object] | None]:
+    """What says in a fork of this process why it fails: `emit` does not there, as a fork is not the rank."""
+    pid, (pipe, inode) = os.getpid(), _pipe or (-1, 0)
+    try:
+        ours = os.dup(pipe)
+    except OSError:  # nothing listens, or the script has closed all files
+        yield None
+        return
+    try:
+        yield lambda text: _write((ours, inode), EXCEPTION, pid, text)
+    finally:
+        os.close(ours)
+
+
+def without(secret: str, text: str) -> str:
+    """A text without the secret: as it is, as repr, ascii and JSON write it, and as they write that once more."""
+    if not secret:
+        return text
+    import json
+
+    writers: list[Callable[[str], str]] = [repr, ascii, json.dumps, functools.partial(json.dumps, ensure_ascii=False)]
+    forms = {secret, repr(secret.encode(errors="surrogateescape"))[2:-1]}
+    for _ in range(2):
+        plain = [write(form)[1:-1] for form in forms for write in writers]
+        quotes = [write(form + "'\"")[1:-4] for form in forms for write in (repr, ascii)]  # so that its own are escaped
+        forms.update(plain, quotes)
+    for form in sorted(forms, key=len, reverse=True):
+        text = text.replace(form, "***")
+    return text
+
+
+def _write(to: tuple[int, int], kind: str, pid: int, text: str) -> None:
+    pipe, inode = to
+    text = without(_secret, text)  # here, as what is cut off it below would hide the rest
+    data = text.encode(errors="replace").replace(b"\0", b"\\0")
+    if len(data) > MOST:  # whole lines
+        mark = b"\xe2\x80\xa6\n"  # an ellipsis
+        end = data[len(mark) - MOST :]
+        data = mark + (end.partition(b"\n")[2] or end)
+    with suppress(OSError):  # the reader has ended
+        if os.fstat(pipe).st_ino == inode:  # else the script has closed all files, and this is another one
+            os.write(pipe, b"\0%s %d\n%s\0" % (kind.encode(), pid, data))
+
+
+def out_of_the_way(file: int) -> int:
+    """A file descriptor moved to a high number: if a script closes all files, those that it opens then are others."""
+    import fcntl
+    import resource
+
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    highest = 1024 if soft == resource.RLIM_INFINITY else min(soft, 1024)
+    try:
+        moved = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, highest - 64)
+    except OSError:
+        return file
+    os.close(file)
+    return moved
+
+
+def _tell_of_term() -> None:
+    """Let faulthandler write to the pipe when SIGTERM comes, and then what was to happen happen.
+
+    In C: it does not wait for Python's lock. A handler that the script sets later would take its place, so
+    `signal.signal` puts it before that one, too.
+    """
+    import faulthandler
+    import signal
+
+    def register() -> None:
+        handler = signal.getsignal(signal.SIGTERM)
+        if _pipe is not None and (handler == signal.SIG_DFL or callable(handler)):
+            faulthandler.register(signal.SIGTERM, _pipe[0], all_threads=False, chain=True)
+
+    register()
+    before = signal.signal
+    if getattr(before, "of_distboot", False):
+        return
+
+    @functools.wraps(before)
+    def set_handler(number: int, handler: Handler) -> Handler:
+        if number != signal.SIGTERM or _pipe is None:
+            return before(number, handler)
+        faulthandler.unregister(signal.SIGTERM)
+        try:
+            return before(number, handler)
+        finally:
+            register()
+
+    set_handler.of_distboot = True  # type: ignore[attr-defined]
+    signal.signal = set_handler  # type: ignore[assignment]
+
+
+def quiet(*files: int) -> None:
+    """Turn these files of a forked process into none: their numbers must not become those of other files."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for file in files:
+        os.dup2(null, file, inheritable=False)
+    os.close(null)
+
+
+def _say_ending() -> None:
+    emit(ENDING)
+
+
+def _hold_term() -> None:
+    """A signal for a process that is just being forked is not to be written about as ours."""
+    global _mask  # noqa: PLW0603
+    import signal
+
+    _mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _release_term() -> None:
+    import signal
+
+    signal.pthread_sigmask(signal.SIG_SETMASK, _mask)
+
+
+def _forget() -> None:
+    """A forked process, say a worker of a data loader, is not the rank."""
+    global _pipe  # noqa: PLW0603
+    if _pipe is not None:
+        import faulthandler
+        import signal
+
+        faulthandler.unregister(signal.SIGTERM)
+        pipe, inode = _pipe
+        _pipe = None
+        with suppress(OSError):
+            if os.fstat(pipe).st_ino == inode:
+                quiet(pipe)
+    _release_term()
+
+
+def _excepthook(before: Hook) -> Hook:
+    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        with suppress(Exception):
+            if _pipe is not None and _is_the_end():
+                _leave_words(kind, error, trace)
+        before(kind, error, trace)
+
+    return excepthook
+
+
+def _is_the_end() -> bool:
+    """Whether Python calls the hook, for the main thread. Scripts call it, too, to show an exception, and go on."""
+    import threading
+
+    frame = sys._getframe(1).f_back  # noqa: SLF001 - who has called the hook
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
+            return False
+        frame = frame.f_back
+    return threading.current_thread() is threading.main_thread()
+
+
+def _leave_words(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        emit(INTERRUPT)
+        return
+    import traceback
+
+    lines = without(_secret, "".join(traceback.format_exception(kind, error, trace))).splitlines()
+    shown = [line if len(line) <= _WIDEST else line[:_WIDEST] + "…" for line in lines[-_LINES:]]
+    emit(EXCEPTION, "\n".join(shown if len(lines) == len(shown) else ["…", *shown]))
+    _write_error_file(lines)
+
+
+def _write_error_file(lines: list[str]) -> None:
+    """What torchrun reads to show the first failure, as torch's @record writes it, unless that has."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path or os.path.exists(path):
+        return
+    import json
+    import time
+
+    # torch.distributed.elastic.multiprocessing.errors.error_handler, ErrorHandler.record_exception
+    extra = {"py_callstack": "\n".join(lines), "timestamp": str(int(time.time()))}
+    with suppress(OSError, ValueError), open(path, "w", encoding="utf-8", errors="replace") as file:
+        json.dump({"message": {"message": lines[-1], "extraInfo": extra}}, file)

@@ -1,0 +1,115 @@
+"""How the process of a rank ended, and what is said of it."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from ..process import FROM_OUTSIDE
+from ..rendezvous.protocol import flag, number, of, optional, text, time_or_duration
+from ..text import escape_control
+
+LAST_RESORT = 64  # SIGRTMAX on Linux: what ends process 1 of a container, which no other signal does
+FATAL = "Fatal Python error: "  # how faulthandler begins
+_LONGEST_WORDS = 4000  # characters
+_LONGEST_CAUSE = _LONGEST_LINE = 200  # characters that are shown
+_KILLED = "by the kernel when memory ran out, or by hand"
+# How a rank speaks of a peer that has gone before: what is found in such an exception is a consequence.
+# Gloo, the kernel, NCCL, torch's store, MPI; TensorFlow of gRPC; Horovod, which does not say why.
+_OF_A_PEER = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection was likely closed",
+    "broken pipe",
+    "connection refused",
+    "ncclremoteerror",
+    "remote process exited",
+    "failed to recv",
+    "timed out waiting",
+    "errors_impl.unavailableerror",
+    "horovod has been shut down",
+    "error[rank-failed]",
+    "ended, or closed its context",  # at a key of ours
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """How the process of a rank ended. Neither exit code nor signal: that is not known."""
+
+    code: int | None = of(optional(number), default=None)
+    signal: int | None = of(optional(number), default=None)  # that ended it
+    external_signal: int | None = of(optional(number), default=None)  # that had asked it to stop
+    stopped_by_us: bool = of(flag, default=False)  # whether it was stopped because of another rank
+    cause: str = of(text(_LONGEST_WORDS), default="")  # why it cannot go on, although it is not about to end
+    words: str = of(text(_LONGEST_WORDS), default="")  # the last lines of its traceback
+    when: float = of(time_or_duration, default=0.0)  # seconds since the epoch
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the rank was done."""
+        return self.code == 0 and not self.stopped_by_us
+
+    @property
+    def terminated_by(self) -> int | None:
+        """The signal from outside that made it stop; None if it ended in another way."""
+        if self.external_signal is not None:
+            return self.external_signal
+        if self.signal in FROM_OUTSIDE:
+            return self.signal
+        code = 0 if self.code is None else self.code - 128  # of a shell, or of a script that does as shells do
+        return code if code in FROM_OUTSIDE else None
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether it ended neither well nor because it was stopped."""
+        return not (self.succeeded or self.stopped_by_us or self.terminated_by)
+
+    @property
+    def is_secondary(self) -> bool:
+        """Whether it says itself that a peer had gone before."""
+        message = " ".join(line for line in self.words.splitlines() if not line.startswith(" ")).lower()
+        return any(phrase in message for phrase in _OF_A_PEER)
+
+    @property
+    def is_crash(self) -> bool:
+        """Whether the words are those of `faulthandler`."""
+        return self.words.startswith(FATAL)
+
+    @property
+    def status(self) -> int | None:
+        """The exit code as a shell has it: 128 + n for signal n."""
+        return self.code if self.signal is None else 128 + self.signal
+
+    def describe(self) -> str:
+        """`"exit code 3"`, `"killed by SIGSEGV"`, say."""
+        if self.cause:
+            return escape_control(self.cause)[:_LONGEST_CAUSE]
+        if self.signal is not None:
+            name = signal_name(self.signal)
+            return f"killed by {name}" + (f" ({_KILLED})" if self.signal == signal.SIGKILL else "")
+        if self.code is not None:
+            return f"exit code {self.code}"
+        return f"ended without a word: killed ({_KILLED}), or os._exit"
+
+    def as_details(self) -> dict[str, object]:
+        return {
+            "exit_code": self.status,
+            "signal": self.signal,
+            "stopped_by_us": self.stopped_by_us,
+            "external_signal": self.terminated_by,
+            "at": self.when,
+        }
+
+
+def signal_name(number: int) -> str:
+    """`"SIGTERM"`; `"signal 34"` for those without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def shown(words: str) -> str:
+    """A traceback for the terminal, indented and without control characters."""
+    return "".join(f"\n  | {escape_control(line)[:_LONGEST_LINE]}" for line in words.splitlines() if line.strip())

@@ -1,0 +1,294 @@
+"""The one socket between a script and its agent: what both sides say there, and the script's side of it.
+
+The agent of `init` has the other end of a pair of sockets. That of the wrapper listens at a name in the abstract
+namespace of Unix sockets, which ends with the process and is not seen from another network namespace; DISTBOOT_AGENT
+has the name, and a token that a process of another user cannot read.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from ..errors import CODES, DistbootError
+from ..rendezvous.membership import JoinPlan, JoinResult
+from ..rendezvous.messages import Arrive, Failed, Go, Leave, Ready, Release, as_error
+from ..rendezvous.protocol import (
+    Channel,
+    Frame,
+    Frames,
+    ProtocolError,
+    flag,
+    message,
+    nested,
+    number,
+    of,
+    optional,
+    several,
+    text,
+)
+from ..rendezvous.protocol import time_or_duration as duration
+from ..report import EventLog
+from ..settings import SupervisionSettings
+
+VARIABLE = "DISTBOOT_AGENT"
+FROM_STRANGERS = 1000  # bytes of a message before it is known who says it
+MOST = 1 << 28  # bytes of one message between two processes of one rank
+OPEN = Channel()  # a socket that no other process has needs no proof
+_MARGIN = 5.0  # seconds beyond a limit for the agent to say that it is over
+_ATTACH = 10.0  # seconds for an agent to answer
+_LONG = 1 << 20  # characters
+
+
+def _row(value: object) -> list[Any]:
+    if not isinstance(value, list) or len(value) != 4:
+        raise ValueError("event")
+    return value
+
+
+@message
+class Begin:
+    """The first message to the agent of `init`: join, and then watch this process.
+
+    Attributes:
+        pid: of the script.
+        bound, grace, report, detects: of `SupervisionSettings`.
+    """
+
+    plan: JoinPlan = of(nested(JoinPlan))
+    pid: int = of(number)
+    bound: float = of(duration)
+    grace: float = of(duration)
+    report: str | None = of(optional(text(_LONG)))
+    detects: bool = of(flag)
+
+    @property
+    def settings(self) -> SupervisionSettings:
+        """As the agent uses them."""
+        return SupervisionSettings(self.bound, self.grace, self.report, detects=self.detects)
+
+
+@message
+class Attach:
+    """The first message to the agent of the wrapper, which answers with a `JoinResult`."""
+
+    token: str = of(text(100))
+
+
+@message
+class Raised:
+    """The ranks have not met."""
+
+    code: str = of(text(100))
+    message: str = of(text(_LONG))
+    hint: str = of(text(_LONG))
+    events: tuple[Any, ...] = of(several(_row), default=())
+
+
+@message
+class Listen:
+    """The script wants rank 0's listening socket. It comes with `Listening`, if it is to be had."""
+
+    port: int = of(number)
+
+
+@message
+class Listening:
+    """The answer, with one file or none; also to `Leave`, when the port is free."""
+
+
+@message
+class Keep:
+    """The script does not need rank 0's listening socket: the agent is to answer there."""
+
+
+@message
+class Finish:
+    """The script needs this agent no more."""
+
+
+@message
+class AskLog:
+    """The script writes the report of a start that fails."""
+
+
+@message
+class Log:
+    """The events so far."""
+
+    events: tuple[Any, ...] = of(several(_row), default=())
+
+
+FROM_SCRIPT = (Attach, Ready, Arrive, Leave, Listen, Keep, AskLog, Finish)
+
+
+class AgentLink:
+    """The script's end of the socket; a `Link`."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._frames = Frames(MOST)
+        self._files: list[int] = []
+        self._come: deque[Frame] = deque()
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        self._events: tuple[Any, ...] = ()
+
+    def begin(self, begin: Begin) -> None:
+        """Let the agent join."""
+        self._tell(begin)
+
+    def joined(self, limit: float) -> JoinResult:
+        """Wait until it has.
+
+        Raises:
+            DistbootError: the ranks have not met.
+        """
+        answer = self._next(time.monotonic() + limit + 2 * _ATTACH, JoinResult, Raised)
+        if isinstance(answer, Raised):
+            self._events = answer.events
+            raise DistbootError(answer.code if answer.code in CODES else "rank-failed", answer.message, answer.hint)
+        assert isinstance(answer, JoinResult)
+        return answer
+
+    def get_ready(self, ready: Ready) -> dict[int, str]:
+        """Wait until all ranks are ready: what they offer, by rank."""
+        answer = self._ask(ready, ready.limit + _MARGIN, Go, Failed)
+        if isinstance(answer, Failed):
+            raise as_error(answer.problem, "")
+        return {each.rank: each.offer for each in answer.offers}
+
+    def arrive(self, arrive: Arrive) -> None:
+        """Wait at a key, or lead there."""
+        answer = self._ask(arrive, arrive.limit + _MARGIN, Release, Failed)
+        while answer.key != arrive.key:  # of an earlier one, of which this side had given up hope
+            answer = self._next(time.monotonic() + arrive.limit + _MARGIN, Release, Failed)
+        if isinstance(answer, Failed):
+            raise as_error(answer.problem, "")
+
+    def listener(self, port: int) -> socket.socket | None:
+        """Rank 0's listening socket at its port; None: it is not to be had."""
+        self._ask(Listen(port), _ATTACH, Listening)
+        return socket.socket(fileno=self._files.pop()) if self._files else None
+
+    def keep(self) -> None:
+        """The listening socket is not needed."""
+        self._tell(Keep())
+
+    def log(self) -> EventLog | None:
+        """What rank 0 has learned of the job."""
+        with suppress(DistbootError):  # it may have ended
+            self._events = self._events or self._ask(AskLog(), _ATTACH, Log).events
+        return EventLog.from_json(self._events) if self._events else None
+
+    def leave(self) -> None:
+        """The context is closed."""
+        if self._lock.locked():  # a signal handler does so while the script waits here
+            self._send(Leave())
+            return
+        with suppress(DistbootError):  # it may have ended
+            self._ask(Leave(), _ATTACH, Listening)
+
+    def end(self) -> None:
+        """The agent is needed no more."""
+        if os.getpid() == self._process:
+            self._tell(Finish())
+            self._connection.close()
+
+    def attach(self, token: str) -> JoinResult:
+        """Be known to the wrapper's agent."""
+        answer = self._ask(Attach(token), _ATTACH, JoinResult)
+        assert isinstance(answer, JoinResult)
+        return answer
+
+    def _tell(self, content: object) -> None:
+        with self._lock:
+            self._send(content)
+
+    def _send(self, content: object) -> None:
+        with suppress(OSError):
+            self._connection.settimeout(_ATTACH)
+            self._connection.sendall(OPEN.sign(content))
+
+    def _ask(self, content: object, limit: float, *kinds: type) -> Any:
+        with self._lock:
+            try:
+                self._connection.settimeout(_ATTACH)
+                self._connection.sendall(OPEN.sign(content))
+            except OSError as error:
+                raise _gone(error.strerror or str(error)) from None
+            return self._next(time.monotonic() + limit, *kinds)
+
+    def _next(self, end: float, *kinds: type) -> Any:
+        while not self._come:
+            try:
+                self._connection.settimeout(max(end - time.monotonic(), 0.01))
+                data, files, _, _ = socket.recv_fds(self._connection, 1 << 20, 4)
+            except TimeoutError:
+                raise _gone("it does not answer") from None
+            except OSError as error:
+                raise _gone(error.strerror or str(error)) from None
+            self._files += files
+            if not data:
+                raise _gone("it has ended")
+            try:
+                self._come += self._frames.feed(data)
+            except ProtocolError as error:
+                raise _gone(f"it {error}") from None
+        try:
+            return OPEN.verify(self._come.popleft(), self._frames, *kinds)
+        except ProtocolError as error:
+            raise _gone(f"it {error}") from None
+
+
+def _gone(why: str) -> DistbootError:
+    return DistbootError(
+        "rank-failed",
+        f"the monitor process of this rank cannot be asked: {why}",
+        "look at the lines above; was it killed?",
+    )
+
+
+def attached(environ: Mapping[str, str]) -> tuple[AgentLink, JoinResult] | None:
+    """The link to the agent of the wrapper around this process; None: there is none, or it is not for this process."""
+    name, _, token = environ.get(VARIABLE, "").partition(":")
+    if not name or not token:
+        return None
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(_ATTACH)
+        connection.connect(f"\0{name}")
+        link = AgentLink(connection)
+        return link, link.attach(token)
+    except (OSError, DistbootError):  # of a wrapper that has ended, or in another network namespace
+        connection.close()
+        return None
+
+
+class ScriptListener:
+    """Where the wrapper's agent listens for the scripts of its ranks."""
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self.name = f"distboot-agent-{os.urandom(8).hex()}"
+        self._tokens = {rank: os.urandom(16).hex() for rank in ranks}
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.bind(f"\0{self.name}")
+        self.socket.listen(16)
+        self.socket.setblocking(False)
+
+    def variable(self, rank: int) -> str:
+        """What lets the script of a rank find it."""
+        return f"{self.name}:{self._tokens[rank]}"
+
+    def rank_of(self, attach: Attach) -> int | None:
+        """The rank whose token a process knows."""
+        given = attach.token.encode(errors="replace")
+        found = [rank for rank, token in self._tokens.items() if hmac.compare_digest(given, token.encode())]
+        return found[0] if found else None

@@ -1,0 +1,71 @@
+"""The messages of failure detection, on the connections on which the ranks have met.
+
+A connection that ends before Exited or Detach is that of a rank that was lost. So is one that is silent for the bound,
+unless its host answers elsewhere: then only the connection is cut, which is said, and the training goes on. Whether the
+other side's kernel takes what we send tells a host that has gone from a process that is stopped.
+"""
+
+from __future__ import annotations
+
+from ..rendezvous.protocol import flag, integer, message, nested, number, of, table, time_or_duration
+from .exit_status import ExitStatus
+from .root_cause import RootCause
+
+
+def _time(value: object) -> float:
+    if not time_or_duration(value):
+        raise ValueError("time")
+    return time_or_duration(value)
+
+
+@message
+class Register:
+    """The process of this rank is watched from now on; rank 0 answers with its own."""
+
+    pid: int = of(number)
+    detects: bool = of(flag, default=True)  # whether its failure is to be told to all, which may be switched off
+
+
+@message
+class Phases:
+    """When a rank took which step of its start, in seconds since the epoch, for the report of the job."""
+
+    times: dict[str, float] = of(table(20, _time))
+
+
+@message
+class Failing:
+    """The script fails (its traceback is there, say), and will end soon, or cannot go on."""
+
+    end: ExitStatus = of(nested(ExitStatus))
+
+
+@message
+class Exiting:
+    """The script is about to end, well or not, and its connections to other ranks end first."""
+
+
+@message
+class Terminating:
+    """An external signal asks this rank to stop."""
+
+    signal: int = of(integer(1, 64, "signal"))
+
+
+@message
+class Exited:
+    """The script has ended: exit code or signal, traceback, time."""
+
+    end: ExitStatus = of(nested(ExitStatus))
+
+
+@message
+class Abort:
+    """From rank 0: why all stop."""
+
+    root_cause: RootCause = of(nested(RootCause))
+
+
+@message
+class Done:
+    """From rank 0: its script has ended well, which this rank only serves, and so this one ends, too."""

@@ -1,0 +1,275 @@
+"""The monitored process: stop it, poll it, read its crash events, record its exit status."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import signal
+import struct
+import time
+from contextlib import suppress
+from dataclasses import replace
+from typing import NamedTuple
+
+from ..rendezvous.protocol import ProtocolError, decode
+from .crash_hooks import ENDING, EXCEPTION, INTERRUPT, STEPS, TERM, without
+from .exit_status import FATAL, LAST_RESORT, ExitStatus, shown
+from .loop import EventLoop, Participant, StopRequest
+from .messages import Exited, Exiting, Failing, Phases, Terminating
+
+# ioctl_pidfs(2): struct pidfd_info has a mask, the cgroup, eleven ids and the exit code. Since Linux 6.15.
+_INFO = struct.Struct("QQ11Ii")
+_INFO_EXIT = 1 << 3
+_GET_INFO = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11
+# proc_pid_stat(5), counted from the state, which is the third field.
+_STATE, _START_CODE, _EXIT_CODE = 0, 23, 49
+
+_MOST_KEPT = 16384  # bytes: what a faulthandler writes of many threads
+_EVENT = re.compile(rb"\0(\w{1,20}) (\d{1,10})\n([^\0]*)\0")
+_LONGEST = 3500  # characters
+_JUST_NOW = 2.0  # seconds
+
+
+class Process:
+    """A process that need not be our child, by its id."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.file: int | None = None  # is readable once it has ended; None: the kernel has none (before Linux 5.3)
+        with suppress(OSError, AttributeError):
+            self.file = os.pidfd_open(pid)
+        # To whom the kernel does not tell everything it says 0 as the exit code, and 1 here.
+        self._is_told = self._stat(_START_CODE) not in ("", "0", "1")
+
+    def stopped(self) -> str | None:
+        """How long it had run when a signal stopped it, which stays the same while it is; None: it is not stopped.
+
+        What a debugger does is its own matter.
+        """
+        if self._stat(_STATE) != "T":
+            return None
+        try:
+            with open(f"/proc/{self.pid}/schedstat", encoding="ascii") as file:
+                return file.read()
+        except OSError:
+            return ""
+
+    def has_ended(self) -> bool:
+        return self._stat(_STATE) in ("", "Z", "X")
+
+    def send(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        with suppress(OSError):
+            if self.file is not None:
+                signal.pidfd_send_signal(self.file, number)
+            else:
+                os.kill(self.pid, number)
+
+    def wait_status(self) -> int | None:
+        """How it ended, as `os.waitpid` has it; None if only its parent may know."""
+        # A zombie says it to us; once its parent has taken note, only its descriptor does.
+        if self._is_told and self._stat(_STATE) in ("Z", "X"):
+            code = self._stat(_EXIT_CODE)
+            if code:
+                return int(code)
+        if self.file is None:
+            return None
+        info = bytearray(_INFO.pack(_INFO_EXIT, *([0] * 13)))
+        try:
+            fcntl.ioctl(self.file, _GET_INFO, info)
+        except OSError:
+            return None
+        mask, *_, status = _INFO.unpack(info)
+        return int(status) if mask & _INFO_EXIT else None
+
+    def _stat(self, field: int) -> str:
+        try:
+            with open(f"/proc/{self.pid}/stat", encoding="ascii", errors="replace") as file:
+                return file.read().rpartition(")")[2].split()[field]
+        except (OSError, IndexError):
+            return ""
+
+
+class HookEvent(NamedTuple):
+    """Something that a process left behind."""
+
+    kind: str
+    pid: int
+    text: str = ""
+
+
+class HookReader:
+    """Reads a pipe, which stays the caller's, without waiting; the secret, if there is one, is not passed on."""
+
+    def __init__(self, pipe: int, secret: str = "") -> None:
+        os.set_blocking(pipe, False)
+        self.ended = False
+        self._pipe, self._secret, self._buffer = pipe, secret, b""
+
+    def read(self) -> list[HookEvent]:
+        """What has come and is complete."""
+        self._fill()
+        found = []
+        for event in _EVENT.finditer(self._buffer):
+            kind, pid, text = event[1].decode(), int(event[2]), self._clean(event[3])[-_LONGEST:]
+            if kind in (ENDING, EXCEPTION, INTERRUPT, STEPS, TERM):
+                found.append(HookEvent(kind, pid, text))
+        self._buffer = _EVENT.sub(b"", self._buffer)
+        return found
+
+    def take_dump(self) -> bool:
+        """Whether a faulthandler has written what the process did when SIGTERM came; said once."""
+        begin = self._buffer.find(FATAL.encode())
+        dump = self._buffer if begin < 0 else self._buffer[:begin]
+        self._buffer = self._buffer[len(dump) :]
+        return bool(dump.strip())
+
+    def crash(self) -> str:
+        """What a faulthandler has written about a crash, the innermost call first; empty if it has not."""
+        if not self._buffer.startswith(FATAL.encode()):
+            return ""
+        lines = self._clean(self._buffer)[:_LONGEST].splitlines()
+        return "\n".join(line for line in lines if line and not line.startswith("Extension modules"))
+
+    def _fill(self) -> None:
+        while True:
+            try:
+                data = os.read(self._pipe, 65536)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self.ended = True
+                return
+            self._buffer = (self._buffer + data)[:_MOST_KEPT]
+
+    def _clean(self, data: bytes) -> str:
+        return without(self._secret, data.decode(errors="replace"))
+
+
+class MonitoredProcess:
+    """The process of a rank."""
+
+    def __init__(
+        self,
+        rank: int,
+        process: Process,
+        words: HookReader,  # what it leaves behind
+        file: int,  # the pipe from which those are read
+        *,
+        loop: EventLoop,
+        role: Participant,
+        bound: float,  # seconds for which it may be stopped by a signal
+    ) -> None:
+        self.external_signal: int | None = None  # that has asked it to stop
+        self.stopped_by_us = False  # for the failure of another rank
+        self.done = False  # whether we have ended it, as its work is done
+        self.has_ended = False
+        self.rank, self.process = rank, process
+        self._words, self._file, self._loop, self._role, self._bound = words, file, loop, role, bound
+        self._is_killed = False
+        self._stopped: str | None = None
+        self._stopped_since = 0.0
+        self._text = ""  # its traceback
+        self._others_words = (0.0, "")  # when another process of this rank said something, and what
+        loop.add_reader(file, self.hear)
+
+    def stop(self, order: StopRequest) -> None:
+        """Ask it to end, if it has not, and has not been asked."""
+        if self.external_signal is None and not self.has_ended:
+            self.stopped_by_us, self.done = order.is_failure, order.is_done
+            self.external_signal = None if self.stopped_by_us or self.done else int(signal.SIGTERM)
+            self.process.send(signal.SIGTERM)
+            self.process.send(signal.SIGCONT)
+
+    def kill(self) -> None:
+        self._is_killed = True
+        if not self.has_ended:
+            self._role.say("the script has not ended within the grace after TERM (DISTBOOT_GRACE): killed", self.rank)
+        if self.process.file is not None or not self.has_ended:  # else its number may be another's by now
+            self.process.send(LAST_RESORT if self.process.pid == 1 else signal.SIGKILL)
+
+    def decided(self, now: float) -> None:
+        """It is clear now who failed first, or who stopped the job."""
+
+    def look(self, now: float) -> None:
+        """Whether it has been stopped for too long; once a second."""
+        stopped = None if self.has_ended else self.process.stopped()
+        if stopped is None or stopped != self._stopped:  # else it has not run since we looked
+            self._stopped, self._stopped_since = stopped, now
+        elif now >= self._stopped_since + self._bound:
+            cause = f"stopped by a signal (SIGSTOP?) for {self._bound:g} s"
+            self._role.take(self.rank, Failing(ExitStatus(cause=cause, when=time.time())), now)
+            self._stopped = None
+
+    def hear(self, now: float) -> None:
+        """Take what it has left behind."""
+        for words in self._words.read():
+            if words.kind == STEPS:  # also of a Python below a shell
+                with suppress(ValueError, RecursionError, ProtocolError):
+                    self._role.take(self.rank, decode(words.text.encode(), Phases), now)
+            elif words.pid == self.process.pid:
+                self._take(words, now)
+            elif words.kind == EXCEPTION:  # of another process, which may fail without it
+                self._others_words = (now, words.text)
+        if self._words.take_dump():
+            self.stopping(now)
+        if self._words.ended:
+            self._loop.remove_reader(self._file)
+
+    def stopping(self, now: float) -> None:
+        """It got TERM; if not from us, then from outside."""
+        if self.external_signal is None and not self.stopped_by_us and not self.has_ended:
+            self.external_signal = int(signal.SIGTERM)
+            self._loop.kill_after_grace(now, self.kill)
+            self._role.take(self.rank, Terminating(self.external_signal), now)
+
+    def ended(self, how: ExitStatus, now: float) -> ExitStatus:
+        """It has ended with this exit code or signal."""
+        if not self._words.ended:
+            self.hear(now)
+        self.has_ended = True
+        how = ExitStatus(code=0) if self.done and how.signal in (signal.SIGTERM, signal.SIGKILL) else how
+        external_signal = None if self.stopped_by_us else self.external_signal
+        # Another signal than ours was there before it.
+        stopped_by_us = self.stopped_by_us and how.signal in (
+            None,
+            signal.SIGTERM,
+            signal.SIGKILL if self._is_killed else None,
+        )
+        end = replace(
+            how,
+            external_signal=external_signal,
+            stopped_by_us=stopped_by_us,
+            words=self._last_words(how, now),
+            when=time.time(),
+        )
+        self._role.take(self.rank, Exited(end), now)
+        if end.is_crash:  # which it would have printed itself, had it been asked to
+            self._role.say(f"{end.describe()}{shown(end.words)}", self.rank)
+        return end
+
+    def _take(self, words: HookEvent, now: float) -> None:
+        if words.kind == EXCEPTION:
+            self._text = words.text
+            self._role.take(
+                self.rank,
+                Failing(ExitStatus(words=words.text, stopped_by_us=self.stopped_by_us, when=time.time())),
+                now,
+            )
+        elif words.kind == ENDING:
+            self._role.take(self.rank, Exiting(), now)
+        elif words.kind == INTERRUPT and self.external_signal is None and not self.stopped_by_us:
+            self.external_signal = int(signal.SIGINT)
+            self._role.take(self.rank, Terminating(self.external_signal), now)
+        elif words.kind == TERM:
+            self.stopping(now)
+
+    def _last_words(self, how: ExitStatus, now: float) -> str:
+        if how.code == 0:
+            return ""
+        at, text = self._others_words
+        # A shell that runs Python, say, ends with it.
+        return self._words.crash() or self._text or (text if now < at + _JUST_NOW else "")

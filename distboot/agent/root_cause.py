@@ -1,0 +1,251 @@
+"""What ends a job: the first failure of a rank, or a signal from outside. Every rank prints the same."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from ..rendezvous.membership import Membership, ranks_said
+from ..rendezvous.protocol import flag, number, of, several, text, time_or_duration
+from ..text import escape_control
+from .exit_status import ExitStatus, shown, signal_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .heartbeat import HeartbeatConnection
+
+SETTLING = 0.15  # seconds for a failure to become known to which a signal is the answer; mpirun gives us 0.24 to live
+EXPLAINING = 0.5  # seconds for one to become known that explains what a rank says of a peer
+GATHERING = 0.1  # seconds in which the ranks of a host that died are lost
+_LEAVING = 10.0  # seconds for a Python that is about to end to do so, while other ranks have lost it already
+
+
+@dataclass(slots=True, eq=False)
+class RankState:
+    """What rank 0 knows of one rank."""
+
+    location: RankLocation
+    connection: HeartbeatConnection | None = None  # of its agent; None: it is local, or not watched any more
+    failing: ExitStatus | None = None  # how it fails, although it has not ended yet
+    exiting: float | None = None  # since when it is about to end, as `time.monotonic` has it
+    end: ExitStatus | None = None  # how it has ended
+    is_watched: bool = True  # whether its failure is to be told to all
+    is_local: bool = field(init=False)  # whether rank 0's agent is its own
+
+    def __post_init__(self) -> None:
+        self.is_local = self.connection is None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is to end yet, and we would hear of it."""
+        return self.end is None and (self.connection is not None or self.is_local)
+
+
+@dataclass(slots=True, eq=False)
+class FailureReport:
+    """Something for which the job may have to end."""
+
+    member: RankState
+    due: float  # when it is decided, if nothing comes that explains it
+    end: ExitStatus | None = None  # how the rank failed; None if it was lost, or was asked to stop
+    signal: int | None = None  # from outside, that asked it to stop
+    why: str = ""  # it counts as lost
+
+    @property
+    def is_loss(self) -> bool:
+        return self.end is None and self.signal is None
+
+    @property
+    def is_secondary(self) -> bool:
+        """Whether it only speaks of a peer."""
+        return self.end is not None and self.end.is_secondary
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether something else may have come before it: it speaks of a peer, or is what a launcher does then."""
+        return self.signal is not None or self.is_secondary
+
+
+@dataclass(slots=True)
+class RootCauseAnalysis:
+    """All reports until one of them is the root cause."""
+
+    members: list[RankState]
+    reports: list[FailureReport] = field(default_factory=list)
+
+    def failed(self, member: RankState, end: ExitStatus, now: float) -> None:
+        """A rank has failed, or is about to."""
+        self.reports.append(FailureReport(member, now + (EXPLAINING if end.is_secondary else 0.0), end))
+
+    def lost(self, member: RankState, why: str, now: float, gathering: float = GATHERING) -> None:
+        """A rank is unreachable, perhaps with others."""
+        self.reports.append(FailureReport(member, now + gathering, why=why))
+
+    def terminating(self, member: RankState, number: int, now: float) -> None:
+        """An external signal has asked a rank to stop."""
+        self.reports.append(FailureReport(member, now + SETTLING, signal=number))
+
+    def conclude(self, now: float) -> FailureReport | None:
+        """What came first, once that is clear; None: not yet."""
+        if not self.reports:
+            return None
+        report = min(self.reports, key=lambda one: one.due)
+        # When all have ended there is nothing to wait for.
+        if report.due > now and any(member.is_open for member in self.members):
+            return None
+        if report.is_secondary and self._may_be_explained(report, now):
+            report.due = now + EXPLAINING
+            return None
+        return min(self.reports, key=lambda one: one.is_answer)
+
+    def explain(self, report: FailureReport, delay: float) -> RootCause:
+        """The root cause that a report is: all ranks of a node that were lost are lost together."""
+        member = report.member
+        if report.signal is not None:
+            return from_signal(member.location, report.signal)
+        if report.end is not None:
+            before = [one.location.rank for one in self.members if one.end is not None and one.end.succeeded]
+            return from_exit(member.location, member.end or report.end, delay, before)
+        lost = {one.member.location.rank: one.member.location for one in self.reports if one.is_loss}
+        here = [where for _, where in sorted(lost.items()) if where.node_rank == member.location.node_rank]
+        return from_disconnect(here, report.why)
+
+    def due(self) -> list[float]:
+        """When something is to be decided."""
+        return [report.due for report in self.reports]
+
+    def _may_be_explained(self, report: FailureReport, now: float) -> bool:
+        """Whether another rank is about to end, with an exit code that is not known yet."""
+        others = (member for member in self.members if member is not report.member and member.is_open)
+        return any(member.exiting is not None and now < member.exiting + _LEAVING for member in others)
+
+
+_LONGEST = 200  # characters of an exception in one line
+_LONGEST_DELAY = 10.0  # seconds
+_LONGEST_TEXT = 16384  # characters
+_MOST_LINES = 12  # of a traceback, on the ranks that did not write it
+_LEFT_OUT = "…"
+_FRAME = re.compile(r'  File ".*/distboot/([^"]+)", line ')
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+@dataclass(frozen=True, slots=True)
+class RankLocation:
+    """Where a rank is."""
+
+    rank: int
+    host: str
+    node_rank: int
+    local_rank: int
+    pid: int = 0
+
+    @property
+    def text(self) -> str:
+        """`"on node-a (node 1, local rank 0, process 4711)"`."""
+        process = f", process {self.pid}" if self.pid else ""
+        return f"on {escape_control(self.host)} (node {self.node_rank}, local rank {self.local_rank}{process})"
+
+
+def locations(membership: Membership) -> list[RankLocation]:
+    """Where each rank of a job is, by rank."""
+    found = [
+        RankLocation(rank, membership.hosts[node], node, local_rank)
+        for node, ranks in enumerate(membership.nodes)
+        for local_rank, rank in enumerate(ranks)
+    ]
+    return sorted(found, key=lambda location: location.rank)
+
+
+def _delay(value: object) -> float:
+    if time_or_duration(value) > _LONGEST_DELAY:
+        raise ValueError("delay")
+    return time_or_duration(value)
+
+
+@dataclass(frozen=True, slots=True)
+class RootCause:
+    """Why the job ends."""
+
+    ranks: tuple[int, ...] = of(several(number))  # those that failed first, or that were stopped first
+    is_failure: bool = of(flag)  # else an external signal stopped the job
+    text: str = of(text(_LONGEST_TEXT))  # what all ranks print
+    delay: float = of(_delay, default=0.0)  # seconds before the others stop, so that their launcher sees it first
+
+    def escaped(self) -> RootCause:
+        """The same, as it may be printed; another process has sent it."""
+        return replace(self, text="\n".join(map(escape_control, self.text.split("\n"))))
+
+
+def from_exit(location: RankLocation, end: ExitStatus, delay: float, before: Sequence[int] = ()) -> RootCause:
+    """A rank ended in failure, when the ranks `before` had ended well."""
+    lines = shown("\n".join(_excerpt(end.words.splitlines(), innermost_first=end.is_crash)))
+    first = "failed first"
+    if end.is_secondary:
+        first += ", as a peer had gone" + (f" ({ranks_said(before)} had ended with exit code 0)" if before else "")
+    text = f"rank {location.rank} {first}: {failure_text(end)}, {location.text}{_at(end)}{lines}"
+    return RootCause((location.rank,), True, text, delay)
+
+
+def failure_text(end: ExitStatus) -> str:
+    """`"uncaught exception: ValueError: …"`, `"exit code 3"`."""
+    # It is still about to end, or ended as Python does then: the text is the same, whichever was known first.
+    if end.words and not end.cause and not end.is_crash and end.status in (None, 1):
+        message = escape_control(_headline(end.words.splitlines()))
+        return "uncaught exception: " + (message if len(message) <= _LONGEST else message[:_LONGEST] + "…")
+    return end.describe()
+
+
+def from_disconnect(gone: Sequence[RankLocation], why: str) -> RootCause:
+    """Ranks of one node are unreachable, and have not said anything."""
+    first = gone[0]
+    where = first.text if len(gone) == 1 else f"on {escape_control(first.host)} (node {first.node_rank})"
+    ranks = [location.rank for location in gone]
+    return RootCause(tuple(ranks), True, f"{ranks_said(ranks)} lost first: {why}, {where}")
+
+
+def from_signal(location: RankLocation, number: int) -> RootCause:
+    """An external signal stopped a rank, and so the job."""
+    text = f"stopped by {signal_name(number)} from outside: rank {location.rank} got it first, {location.text}"
+    return RootCause((location.rank,), False, text)
+
+
+def _excerpt(words: Sequence[str], *, innermost_first: bool) -> Sequence[str]:
+    """What all ranks show of a traceback: where it is long, not our own part of it."""
+    if len(words) <= _MOST_LINES:
+        return words
+    if innermost_first:
+        return [*words[:_MOST_LINES], _LEFT_OUT]
+    kept: list[str] = []
+    is_ours = False
+    for line in words:
+        is_ours = _is_ours(line) or (is_ours and line.startswith("    "))
+        if not is_ours:
+            kept.append(line)
+        elif not kept or kept[-1] != _LEFT_OUT:
+            kept.append(_LEFT_OUT)
+    if len(kept) <= _MOST_LINES:
+        return kept
+    begin = len(kept) - _MOST_LINES
+    while kept[begin].startswith("    ") and begin < len(kept) - _MOST_LINES + 2:  # what stands there, without where
+        begin += 1
+    return [_LEFT_OUT, *kept[begin:]]
+
+
+def _is_ours(line: str) -> bool:
+    """Whether a line of a traceback names a file of this package, which every rank has, wherever that is."""
+    file = _FRAME.match(line)
+    return file is not None and os.path.isfile(os.path.join(_PACKAGE, file[1]))
+
+
+def _headline(words: Sequence[str]) -> str:
+    """The first line of the exception itself in a traceback: what it says may have several."""
+    frames = [number for number, line in enumerate(words) if line.startswith('  File "')]
+    after = words[frames[-1] + 1 :] if frames else []
+    return next((line for line in after if line and not line.startswith(" ")), words[-1])
+
+
+def _at(end: ExitStatus) -> str:
+    return f", at {time.strftime('%H:%M:%S', time.gmtime(end.when))} UTC"

@@ -1,0 +1,177 @@
+"""The agent of `init`: a process beside the script, started before anything else, that joins and then watches it.
+
+A thread would not do: while Python's lock is held, in a C extension say, no thread runs. It is an interpreter of its
+own, without what the script has loaded, in a session of its own, and no child of the script, which may wait for all of
+its children. It ends with the script.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from ..errors import DistbootError
+from ..rendezvous.join import Joined
+from ..rendezvous.protocol import Frames
+from .agent import Agent
+from .exit_status import ExitStatus
+from .local import MOST, OPEN, AskLog, Begin, Log, Raised
+from .loop import AFTER_THE_FIRST
+from .messages import Register
+from .monitored_process import HookReader, MonitoredProcess, Process
+from .spawn_detached import leave_signals_to_the_job
+
+_CREDENTIALS = struct.Struct("3i")  # struct ucred, unix(7): pid, uid, gid
+_HANG_UP = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
+
+
+class ForeignProcess(MonitoredProcess):
+    """The process of the script, which is not our child, and waits for us when it ends."""
+
+    def listen(self, status: socket.socket) -> None:
+        """Take the exit status that comes through `status`, and answer it there."""
+        self._status = status
+        if sys.platform == "linux":
+            status.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._loop.add_reader(status.fileno(), self._take_status)
+        if self.process.file is not None:
+            self._loop.add_reader(self.process.file, self._take_end)
+
+    def look(self, now: float) -> None:
+        """Whether it has ended, where the kernel does not say so, or has been stopped for too long."""
+        if self.process.file is None and self.process.has_ended():
+            self._end_seen(now)
+        super().look(now)
+
+    def let_go(self) -> None:
+        """Do not hold up its exit any longer, if it is about to end."""
+        if self.has_ended:
+            self._answer_exit()
+
+    def _answer_exit(self) -> None:
+        with suppress(OSError):
+            self._status.send(b"\0")
+
+    def _take_status(self, now: float) -> None:
+        data, notes, _, _ = self._status.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
+        # The kernel says whose it is: what the script forks in C ends as it ends.
+        pids = [_CREDENTIALS.unpack(note)[0] for _, kind, note in notes if kind == socket.SCM_CREDENTIALS]
+        if not data:
+            self._loop.remove_reader(self._status.fileno())
+        elif pids != [self.process.pid]:
+            self._answer_exit()
+        elif self.stopped_by_us and data == b"\0":  # it had to stop: that is no success
+            self.kill()
+            self._end(ExitStatus(signal=int(signal.SIGKILL)), now)
+        elif not self.has_ended:
+            self._end(ExitStatus(code=data[0]), now)
+
+    def _take_end(self, now: float) -> None:
+        assert self.process.file is not None
+        self._loop.remove_reader(self.process.file)
+        self._end_seen(now)
+
+    def _end_seen(self, now: float) -> None:
+        if not self.has_ended:
+            status = self.process.wait_status()
+            if status is None:
+                self._end(ExitStatus(), now)
+            elif os.WIFSIGNALED(status):
+                self._end(ExitStatus(signal=os.WTERMSIG(status)), now)
+            else:
+                self._end(ExitStatus(code=os.waitstatus_to_exitcode(status)), now)
+
+    def _end(self, how: ExitStatus, now: float) -> None:
+        end = self.ended(how, now)
+        # Who fails because of a peer waits, so that the launcher does not take his exit code for that of the first.
+        if not end.succeeded and (self.stopped_by_us or not end.is_secondary):
+            self.let_go()
+
+    def decided(self, now: float) -> None:
+        """It is clear now who failed first."""
+        self._loop.call_at(now + AFTER_THE_FIRST, self.let_go)
+
+
+class _ScriptGoneError(Exception):
+    """The script has ended, or does not want to join any more."""
+
+
+def main(control_file: int, words: int, status_file: int) -> None:
+    """Join for the script that is at the other end of the control socket, and watch it until it has ended."""
+    control, status = (socket.socket(fileno=file) for file in (control_file, status_file))
+    leave_signals_to_the_job()
+    begin = _begun(control)
+    if begin is None:
+        return
+    process, reader = Process(begin.pid), HookReader(words, begin.plan.secret)
+    joined = Joined(begin.plan)
+    joined.wanted = _watching(control, process, joined)
+    try:
+        result = joined.join()
+        agent = Agent(joined, begin.settings, held=False, is_starting=True)
+    except _ScriptGoneError:
+        return
+    except (DistbootError, OSError) as error:
+        control.sendall(OPEN.sign(_raised(error, joined)))
+        return
+    rank = begin.plan.own.rank
+    script = ForeignProcess(rank, process, reader, words, loop=agent.loop, role=agent.role, bound=begin.bound)
+    script.listen(status)
+    agent.loop.watched[rank] = script
+    with suppress(OSError):
+        control.sendall(OPEN.sign(result))
+    agent.serve(control, rank)
+    agent.role.take(rank, Register(begin.pid), time.monotonic())
+    agent.loop.run()
+    script.let_go()
+    joined.close()
+
+
+def _begun(control: socket.socket) -> Begin | None:
+    """The first message; None if the script has ended, or does without us."""
+    frames = Frames(MOST)
+    while data := control.recv(1 << 16):
+        for frame in frames.feed(data):
+            begin: Begin = OPEN.verify(frame, frames, Begin)
+            return begin
+    return None
+
+
+def _watching(control: socket.socket, process: Process, joined: Joined) -> Callable[[], None]:
+    """What raises once the script has ended, or has closed the socket."""
+    poll, frames = select.poll(), Frames(MOST)
+    poll.register(control, select.POLLIN | _HANG_UP)
+    if process.file is not None:
+        poll.register(process.file, select.POLLIN)
+
+    def wanted() -> None:
+        for file, _ in poll.poll(0):
+            data = control.recv(1 << 16) if file == control.fileno() else b""
+            if not data:
+                raise _ScriptGoneError
+            for frame in frames.feed(data):  # the script is being stopped, and reports what was so far
+                OPEN.verify(frame, frames, AskLog)
+                control.sendall(OPEN.sign(Log(_events(joined))))
+
+    return wanted
+
+
+def _raised(error: DistbootError | OSError, joined: Joined) -> Raised:
+    if isinstance(error, OSError):
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise error
+        hint = "raise the limit (ulimit -n), or look for files that are left open"
+        error = DistbootError("too-few-files", "this process may open no more files", hint)
+    return Raised(error.code, error.message, error.hint, _events(joined))
+
+
+def _events(joined: Joined) -> tuple[list[object], ...]:
+    return tuple(list(event) for event in joined.log() or ())

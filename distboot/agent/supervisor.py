@@ -1,0 +1,255 @@
+"""The wrapper's children: started, sent every signal that we get, waited for, and their ends turned into our exit code.
+
+The whole job is one loop on `sigwait`, as in dumb-init: the signals are blocked before a child exists and taken
+one by one, so none is lost and no handler runs at a bad moment. It also holds as process 1, where a signal that is
+neither handled nor blocked is dropped by the kernel, and where the orphans of others have to be reaped.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
+
+from ..errors import DistbootError
+from .child import start
+
+TYPE_CHECKING = False  # type checkers take the name for typing's, whose import would slow every start
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    from .logs import Logs
+
+    class Watch(Protocol):
+        """Who watches the children with us: failure detection.
+
+        Attributes:
+            is_done: whether it lets us end, once the children have.
+        """
+
+        is_done: bool
+
+        def ending(self, rank: int) -> int | None:
+            """The signal with which it has made a child end; None: it has not."""
+
+        def start(self, pids: Mapping[int, int], done: Callable[[], None]) -> None:
+            """The children run; `done` is to be called when `is_done` comes true."""
+
+        def asked(self, number: int) -> None:
+            """We got this signal, and passed it on."""
+
+        def ended(self, rank: int, code: int) -> None:
+            """A child has ended: exit code, or minus the signal."""
+
+        def hurry(self) -> None:
+            """We were asked to end, although it does not let us yet."""
+
+        def final(self, codes: Mapping[int, int]) -> int:
+            """Our exit code, for those of the children in the order in which they have ended."""
+
+
+class Command(NamedTuple):
+    """What becomes a child.
+
+    Attributes:
+        words: program and arguments.
+        environ: its environment.
+        rank: its rank.
+        file: a file descriptor for it, under the same number.
+        logs: where its output goes; None: to where ours does.
+    """
+
+    words: Sequence[str]
+    environ: Mapping[str, str]
+    rank: int = 0
+    file: int | None = None
+    logs: Logs | None = None
+
+
+_FORWARDED = {
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGCONT,
+    signal.SIGWINCH,
+}
+# What the terminal sends to every process of the foreground group, the child included.
+_FROM_TERMINAL = {signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH}
+_WAITED_FOR = _FORWARDED | {signal.SIGCHLD, signal.SIGALRM}
+_GROUP_LOOK = 0.02  # seconds
+_ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}  # HUP is "reload" to some
+
+
+def run(commands: Sequence[Command], *, grace: float, open_files: int | None = None, watch: Watch | None = None) -> int:
+    """Run commands as children until all have ended: the exit code of the first that failed, 128 + n for signal n.
+
+    Args:
+        commands: one, or those of all ranks of this node.
+        grace: seconds between a TERM for us and KILL for the children.
+        open_files: their soft limit of open files, where that is not ours.
+        watch: who watches them with us.
+
+    Raises:
+        DistbootError: `command-not-found` or `command-not-executable`; nothing is left that was started.
+    """
+    shared_group = _on_terminal()
+    for quiet in (signal.SIGCHLD, signal.SIGWINCH):
+        # Ignored, SIGCHLD would never come and the kernel would eat the child's exit code; and macOS drops, even
+        # when they are blocked, the signals that by default are ignored. Starting a program undoes a handler.
+        signal.signal(quiet, _nothing)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
+    children: list[_Child] = []
+    try:
+        for one in commands:
+            process = start(one, before, own_group=not shared_group, open_files=open_files)
+            children.append(_Child(process, one.rank, one.logs))
+        done = partial(signal.pthread_kill, threading.get_ident(), signal.SIGCHLD)
+        for each in children:
+            if each.logs is not None:
+                each.logs.start(done)
+        if watch is not None:
+            watch.start({child.rank: child.process.pid for child in children}, done)
+        return _Supervision(children, grace, watch, shared_group=shared_group).run()
+    except DistbootError:  # what had started before
+        for child in children:
+            child.process.kill()
+            child.process.wait()
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _Child(NamedTuple):
+    process: subprocess.Popen[bytes]
+    rank: int
+    logs: Logs | None
+
+
+class _Supervision:
+    """The loop on signals, from the start of the children until we may end."""
+
+    def __init__(self, children: Sequence[_Child], grace: float, watch: Watch | None, *, shared_group: bool) -> None:
+        self._children = {child.process.pid: child for child in children}
+        self._grace, self._watch, self._shared_group = grace, watch, shared_group
+        self._others = [other for other in (watch, *(child.logs for child in children)) if other is not None]
+        self._ending: int | None = None  # the signal that we passed on, and that asks the children to end
+        self._groups_end: float | None = None  # when what is left of their groups is killed
+        self._codes: dict[int, int] = {}  # of the children that have ended, by rank: exit code, or minus the signal
+        self._is_over = self._is_hurried = False
+
+    def run(self) -> int:
+        """Our exit code."""
+        while not self._is_over:
+            number, from_kernel = _next_signal(_WAITED_FOR)
+            if number == signal.SIGCHLD:
+                self._reap()
+            elif not self._children:
+                self._hurry(number)
+            elif number == signal.SIGALRM:
+                self._kill()
+            elif not (self._shared_group and from_kernel and number in _FROM_TERMINAL):
+                self._forward(number)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        while signal.sigpending() & _WAITED_FOR:  # it has come too late; let through, it would decide our exit code
+            _next_signal(_WAITED_FOR)
+        codes = {rank: 128 - code if code < 0 else code for rank, code in self._codes.items()}
+        return next(filter(None, codes.values()), 0) if self._watch is None else self._watch.final(codes)
+
+    def _reap(self) -> None:
+        for pid, code in _ended():
+            if pid in self._children:
+                self._take(self._children.pop(pid), code)
+        self._is_over = not self._children and all(other.is_done for other in self._others)
+
+    def _take(self, child: _Child, code: int) -> None:
+        """A child has ended."""
+        self._codes[child.rank] = child.process.returncode = code  # also there, else Popen would wait for it
+        if self._watch is not None:
+            self._watch.ended(child.rank, code)
+        ending = self._ending or (None if self._watch is None else self._watch.ending(child.rank))
+        if ending is not None and not self._shared_group:
+            self._end_group(child.process.pid, ending)
+        if child.logs is not None:
+            child.logs.ended()
+            if self._ending is not None:  # then a reader that has stopped is not waited for
+                child.logs.hurry()
+
+    def _end_group(self, leader: int, number: int) -> None:
+        """Pass on a signal that ended a child to what is left of its group: only the child itself got it.
+
+        What is still there after the grace is killed: it would keep its accelerator without a trace.
+        """
+        # Not to all at once: a checkpoint handler needs its data loader's workers.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(leader, number)
+            now = time.monotonic()
+            self._groups_end = now + self._grace if self._groups_end is None else self._groups_end
+            while now < self._groups_end and not signal.sigpending() & _ENDING:
+                time.sleep(_GROUP_LOOK)
+                now = time.monotonic()
+                self._reap()  # as process 1 we are the parent of orphans
+                os.killpg(leader, 0)
+            os.killpg(leader, signal.SIGKILL)
+
+    def _forward(self, number: int) -> None:
+        if number in _ENDING:
+            self._ending = self._ending or number
+        if number == signal.SIGTERM and (self._watch is None or self._watch.is_done):  # else it counts for itself
+            signal.setitimer(signal.ITIMER_REAL, self._grace)
+        for pid in self._children:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        if self._watch is not None:
+            self._watch.asked(number)
+
+    def _hurry(self, number: int) -> None:
+        """A second signal ends us without the goodbye of failure detection, and without a reader of the output."""
+        if number in _ENDING:
+            self._is_over = self._is_hurried
+            self._is_hurried = True
+            for other in self._others:
+                other.hurry()
+
+    def _kill(self) -> None:
+        """The grace is over."""
+        if self._ending is not None:
+            for child in self._children.values():
+                child.process.kill()
+
+
+def _nothing(number: int, frame: object) -> None:
+    """A handler that is never run: the signal is always blocked."""
+
+
+def _next_signal(waited_for: set[signal.Signals]) -> tuple[int, bool]:
+    """The next signal, and whether the kernel sent it, as it does for the keys of a terminal."""
+    if hasattr(signal, "sigwaitinfo"):  # not on macOS
+        info = signal.sigwaitinfo(waited_for)
+        return info.si_signo, info.si_code > 0  # SI_KERNEL; kill() and its like have 0 and less
+    return signal.sigwait(waited_for), True
+
+
+def _ended() -> Iterator[tuple[int, int]]:
+    """Every child that has ended, with its exit code, or minus the signal; also orphans that have become ours."""
+    with suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            yield found[0], os.waitstatus_to_exitcode(found[1])
+
+
+def _on_terminal() -> bool:
+    """Whether a shell's job control rules our process group: we read from our terminal, or it sends us its signals."""
+    try:
+        # There is none in a session of its own, as torchrun's workers have, whatever their stdin is.
+        with open("/dev/tty", "rb") as terminal:
+            return os.isatty(0) or os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False

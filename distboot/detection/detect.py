@@ -1,0 +1,326 @@
+"""`detect`: from the environment of one process to its `Placement`. Pure: it reads the mapping and nothing else."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from ..errors import DistbootError
+from ..settings import launcher_setting
+from ..text import did_you_mean, short_repr
+from . import inherited
+from .env_reader import container_env_hint
+from .inherited import InheritedEnv
+from .launchers import Launcher
+from .launchers.frameworks import DEEPSPEED, HOROVODRUN, LIGHTNING, TORCH, TORCHRUN
+from .launchers.nodes import AWSBATCH, KUBEFLOW, SAGEMAKER, VOLCANO
+from .launchers.records import DISTBOOT, FLUX, INTELMPI, LSF, MPICH, MVAPICH, OPENMPI, PALS, PMI
+from .launchers.single import SINGLE, single_process
+from .launchers.slurm import SLURM
+from .launchers.tf_config import TF_CONFIG
+from .placement import NUMBERS, PLATFORMS, VARIABLES, Placement
+
+# The innermost launcher, the one that started this very process, owns its rank: what an outer launcher
+# has set is inherited by all processes alike and wrong for most of them.
+INNERMOST_FIRST: tuple[Launcher, ...] = (
+    # srun, mpirun and operators all start torchrun's agents. No torchrun worker starts mpirun.
+    TORCHRUN,
+    # Its launcher runs once a node, under pdsh, and starts the processes itself.
+    DEEPSPEED,
+    # horovodrun and the MPI launchers start their daemons with srun inside an allocation, and the processes
+    # inherit the step of the daemon, in which every node has "one task". So all of them come before slurm.
+    HOROVODRUN,
+    # jsrun sets Open MPI's variables too, for Spectrum MPI, but not all of them.
+    LSF,
+    OPENMPI,
+    # Intel MPI and MVAPICH come from MPICH, set its variables too, and know more than it does.
+    INTELMPI,
+    MVAPICH,
+    MPICH,
+    # Flux is often started by Slurm. Both set PALS_* for Cray's MPI library, so PALS itself is asked after them.
+    FLUX,
+    SLURM,
+    PALS,
+    # What all of these set, and nothing that says which: they come before, as they know more.
+    PMI,
+    # The agent of a node clears what has started it. What a rank starts is one of those above.
+    DISTBOOT,
+    # An operator's RANK counts pods. It must not be taken for that of a process, as TORCH would.
+    KUBEFLOW,
+    VOLCANO,
+    # NODE_RANK and LOCAL_RANK without RANK: for TORCH that is half a launcher.
+    LIGHTNING,
+    # RANK and WORLD_SIZE are plain names that any shell, image or operator may set; a launcher with names of
+    # its own knows better. When both speak and disagree, `detect` refuses.
+    TORCH,
+    # An operator sets TF_CONFIG once a pod; where RANK is there as well (Vertex AI) it is the more exact one.
+    TF_CONFIG,
+    # Platforms that start one container a node: whatever was started inside knows better.
+    SAGEMAKER,
+    AWSBATCH,
+    # No launcher claims the process, and no half of one is left over.
+    SINGLE,
+)
+
+LAUNCHERS = {one.name: one for one in INNERMOST_FIRST}
+
+# DISTBOOT_LAUNCHER=none: look for no launcher at all.
+OFF = "none"
+# What names the job of a whole platform, whichever launcher has started a process in it.
+_JOB_IDS_OF_PLATFORMS = {name for platform in PLATFORMS for name in platform.job_id_variables}
+_ONE_A_NODE = "one process was started on each node; if it is to start several ranks there, see --nproc-per-node"
+NODE_LEVEL_HINT = (
+    "let the wrapper start the ranks: python -m distboot --nproc-per-node N script.py …, with N processes a node, "
+    "or auto for one an accelerator (without any: one a CPU), or 1 if there is to be no other"
+)
+_SCHEDULERS = (FLUX, LSF, PALS)  # with which people start the daemons of an MPI, as with Slurm
+
+
+def detect(environ: Mapping[str, str] | None = None, *, launcher: str | None = None) -> Placement:
+    """Find out from the environment which process of the job this is.
+
+    Args:
+        environ: the environment to read; default: that of this process.
+        launcher: name of the launcher to believe, for example "openmpi", or "none" for a process that is alone
+            whatever its environment says; default: DISTBOOT_LAUNCHER, or else the innermost launcher that claims
+            the environment.
+
+    Returns:
+        This process's place in the job. What its environment cannot prove is None in it, never a guess.
+
+    Raises:
+        DistbootError: the environment is broken or contradictory, or does not fit the launcher named.
+    """
+    environ = os.environ if environ is None else environ
+    bare, outer = inherited.strip(environ)
+    name, option = launcher, "launcher="
+    if name is None:
+        name, option = launcher_setting(environ), "DISTBOOT_LAUNCHER="
+    if name is None:
+        placement = _innermost(environ, bare, outer)
+        if placement.launcher == SINGLE.name and outer and not outer.launches and outer.fields["world_size"] != 1:
+            placement = _as_exported(environ, outer)
+    else:
+        placement = _named(environ, bare, name, f"{option}{short_repr(name)}")
+    return outer.merge(placement) if outer and outer.is_about(placement) else placement
+
+
+def refuse_unless_rank(placement: Placement) -> None:
+    """Refuse a process that stands for a whole node."""
+    if placement.node_level is not None:
+        raise DistbootError(
+            "node-level-launch",
+            f"{placement.node_level}; this process stands for node {placement.rank} of {placement.world_size}, "
+            "and is not a rank",
+            NODE_LEVEL_HINT,
+        )
+
+
+def launcher_of(placement: Placement) -> Launcher:
+    """The record of the launcher that a placement names."""
+    return LAUNCHERS[placement.launcher]
+
+
+def _view(candidate: Launcher, environ: Mapping[str, str], bare: Mapping[str, str]) -> Mapping[str, str]:
+    """What a launcher is to read; `bare` is the environment without what an outer distboot exported.
+
+    A launcher that has started processes below that distboot may have set the very values again: all is then its own.
+    """
+    if candidate.own_mark not in bare:
+        return bare
+    if candidate.sets_torch_vars:
+        return environ
+    of_ours = VARIABLES.values()
+    return {name: text for name, text in environ.items() if name in bare or name not in of_ours}
+
+
+def traces(environ: Mapping[str, str]) -> dict[str, str]:
+    """Every launcher that has variables of its own in an environment, with a digest of what they say."""
+    bare, _ = inherited.strip(environ)
+    found: dict[str, str] = {}
+    for launcher in INNERMOST_FIRST:
+        if not launcher.generic_names and launcher is not SINGLE:
+            with suppress(DistbootError):
+                placement = launcher.found(_view(launcher, environ, bare))
+                if placement is not None:
+                    found[launcher.name] = _identity(placement)
+    return found
+
+
+def _identity(placement: Placement) -> str:
+    """Eight hex digits that stand for one process of a launcher; and eight for the job, where the launcher names it."""
+    of_launcher = placement.sources.get("job_id") not in _JOB_IDS_OF_PLATFORMS
+    job = inherited.digest(placement.job_id) if of_launcher else ""
+    return inherited.digest(f"{placement.launcher}:{placement.rank}:{placement.world_size}") + job
+
+
+def _candidates(environ: Mapping[str, str], outer: InheritedEnv | None) -> Sequence[Launcher]:
+    """Those that may have started this process: below a distboot not those that are further out than it."""
+    if outer is None:
+        return INNERMOST_FIRST
+    found, own = traces(environ), outer.fields["launcher"]
+    new = {name for name, identity in found.items() if outer.is_new(name, identity)}
+    if new:
+        return [one for one in INNERMOST_FIRST if one.name in new]
+    return [one for one in INNERMOST_FIRST if one.name not in found or one.name == own]
+
+
+def _innermost(environ: Mapping[str, str], bare: Mapping[str, str], outer: InheritedEnv | None) -> Placement:
+    notes: list[str] = []
+    candidates = _candidates(environ, outer)
+    for candidate in candidates:
+        placement = candidate.found(_view(candidate, environ, bare))
+        if placement is None:
+            names = _markers_present(bare, candidate)
+            notes += [f"{names} ignored: they are not about this very process"] if names else []
+            continue
+        further_out = INNERMOST_FIRST[INNERMOST_FIRST.index(candidate) + 1 :]
+        if candidate.uses_daemons:
+            rivals = [each for each in further_out if each in candidates and each.uses_daemons]
+            _refuse_conflict(bare, placement, rivals)
+            if SLURM in candidates:
+                _refuse_slurm_step(bare, placement)
+        for other in () if candidate is SINGLE else further_out:
+            # Of two with daemons that are there and agree, one has inherited the variables of the other: no news.
+            names = "" if candidate.uses_daemons and other.uses_daemons else _markers_present(bare, other)
+            notes += [f"{names} ignored: {candidate.name} owns the rank, {other.name} is further out"] if names else []
+        if not candidate.owns_torch_vars:
+            notes += _check_generic_vars(bare, placement, [each for each in further_out if each.generic_names], outer)
+            if placement.node_level is None and placement.num_nodes == placement.world_size > 1:
+                notes.append(_ONE_A_NODE)
+        return placement._replace(notes=(*placement.notes, *notes)) if notes else placement
+    raise AssertionError("the last launcher, single, claims every environment")
+
+
+def _as_exported(environ: Mapping[str, str], outer: InheritedEnv) -> Placement:
+    """The rank that an outer distboot has exported, in a container that has not got the variables of its launcher."""
+    exported = {name: value for name, value in environ.items() if name != inherited.VARIABLE}
+    placement = _innermost(exported, exported, None)
+    if placement.launcher == SINGLE.name:
+        rank, world_size = outer.fields["rank"], outer.fields["world_size"]
+        raise DistbootError(
+            "broken-environment",
+            f"{inherited.VARIABLE} says rank {rank} of {world_size}, and RANK and WORLD_SIZE are missing",
+            f"to pass them to a container: {container_env_hint('RANK', 'WORLD_SIZE')}; else unset {inherited.VARIABLE}",
+        ).of("rank ?")
+    return placement
+
+
+def _named(environ: Mapping[str, str], bare: Mapping[str, str], name: str, option: str) -> Placement:
+    """What the launcher says that the user names, with the `option` that names it for messages."""
+    if name in (SINGLE.name, OFF):
+        return single_process(bare)
+    word = str(name)
+    candidate = LAUNCHERS.get(word)
+    if candidate is None:
+        titled = [one.name for one in INNERMOST_FIRST if word.lower() in re.findall(r"[\w.]+", one.title.lower())]
+        hint = (
+            f"{did_you_mean(word, LAUNCHERS, titled)}the launchers are {', '.join(LAUNCHERS)}, and {OFF} for a process "
+            "that is alone (python -m distboot launchers)"
+        )
+        raise DistbootError("unknown-launcher", f"{option} is not a valid launcher", hint).of("rank ?")
+    environ, problem = _view(candidate, environ, bare), "its variables are not as it sets them"
+    try:
+        placement = candidate.read(environ)  # whether or not it claims the process: the user says that it is so
+    except DistbootError as error:
+        if candidate.claims(environ):
+            raise
+        placement, problem = None, error.message.removeprefix(f"launcher {name!r}: ")
+    if placement is None:
+        raise DistbootError(
+            "launcher-mismatch",
+            f"{option}, but {problem}",
+            "remove the setting to let distboot find the launcher, or start the job with that launcher; to containers, "
+            "pass its rank and size",
+        ).of("rank ?")
+    return placement
+
+
+def _refuse_conflict(environ: Mapping[str, str], placement: Placement, others: list[Launcher]) -> None:
+    """Refuse when another launcher with daemons has other numbers: nothing says which is the inner one."""
+    for other in others:
+        try:
+            rival = other.found(environ) if _markers_present(environ, other) else None
+        except DistbootError:
+            continue  # half a launcher
+        if rival is None or _same_place(placement, rival):
+            continue
+        if other in _SCHEDULERS and _may_be_daemons(placement, rival.world_size, rival.num_nodes):
+            continue
+        raise _conflict(placement, rival.launcher, rival.rank, rival.world_size, _markers_present(environ, other))
+
+
+def _refuse_slurm_step(environ: Mapping[str, str], placement: Placement) -> None:
+    """Refuse when this is also a task of a Slurm step that is not that of the daemons of `placement`."""
+    texts = [environ.get(name, "") for name in ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")]
+    texts.append(environ.get("SLURM_STEP_NUM_NODES", "0"))  # 0: not known, and so not one task a node
+    # In an interactive shell, which has a terminal, anything may have been typed.
+    numbers = all(text.isascii() and text.isdigit() and len(text) <= 8 for text in texts)
+    if not numbers or "SLURM_PTY_PORT" in environ:
+        return
+    rank, tasks, nodes = map(int, texts)
+    if (rank, tasks) == (placement.rank, placement.world_size):
+        local = environ.get("SLURM_LOCALID", "")
+        differs = placement.local_rank is not None and local not in ("", str(placement.local_rank))
+    else:
+        differs = not _may_be_daemons(placement, tasks, nodes)
+    if differs:
+        raise _conflict(placement, SLURM.name, rank, tasks, _markers_present(environ, SLURM))
+
+
+def _check_generic_vars(
+    environ: Mapping[str, str], placement: Placement, others: list[Launcher], outer: InheritedEnv | None
+) -> list[str]:
+    """Refuse when variables with generic names describe another world: one is stale, and nothing says which."""
+    notes: list[str] = []
+    noted: set[str] = set()
+    for other in others:
+        ignored = [name for name in other.markers if name in environ]
+        try:
+            rival = other.found(environ) if ignored else None
+        except DistbootError:  # half of a launcher, or broken: clearly a left-over
+            if not noted.issuperset(ignored):
+                notes.append(f"{', '.join(ignored)} ignored: {placement.launcher} owns the rank")
+            noted.update(ignored)
+            continue
+        if rival is None or (outer is not None and outer._replace(launches=False).is_about(rival)):
+            continue  # the process that the outer distboot was about, or for which it was a launcher
+        if rival.world_size != placement.world_size:
+            raise _conflict(placement, rival.launcher, rival.rank, rival.world_size, ", ".join(ignored))
+        # An inner launcher with exactly one process for each outer one makes no sense: RANK was exported once, in a
+        # batch script say, or it is the user's own order of the same processes.
+        if rival.rank != placement.rank:
+            notes.append(
+                f"{', '.join(ignored)} ignored: {placement.launcher} owns the rank, and says {placement.rank} "
+                f"where {rival.sources['rank']} says {rival.rank}"
+            )
+    return notes
+
+
+def _markers_present(environ: Mapping[str, str], launcher: Launcher) -> str:
+    """The launcher's markers that are there, for a note; empty for generic names, see `_check_generic_vars`."""
+    return "" if launcher.generic_names else ", ".join(name for name in launcher.markers if name in environ)
+
+
+def _may_be_daemons(placement: Placement, tasks: int, nodes: int | None) -> bool:
+    """Whether so many tasks can be the daemons of a launcher: one a node, on nodes without ranks too."""
+    # Next to a world of one, several tasks are more likely to be what srun was told to start.
+    return tasks == nodes and (placement.world_size > 1 or tasks == 1)
+
+
+def _same_place(one: Placement, other: Placement) -> bool:
+    """Whether two placements have the same numbers, as far as both know them."""
+    pairs = ((getattr(one, field), getattr(other, field)) for field in NUMBERS)
+    return all(mine == its or None in (mine, its) for mine, its in pairs)
+
+
+def _conflict(placement: Placement, name: str, rank: int, world_size: int, variables: str) -> DistbootError:
+    return DistbootError(
+        "conflicting-launchers",
+        f"{placement.launcher} says rank {placement.rank} of {placement.world_size} ({placement.sources['rank']}), but "
+        f"{name} says rank {rank} of {world_size}",
+        f"name the one that started this very process, the last one typed: DISTBOOT_LAUNCHER={placement.launcher} or "
+        f"DISTBOOT_LAUNCHER={name}; or clear {variables} if left over from a shell or an image",
+    ).of("rank ?")

@@ -1,0 +1,296 @@
+"""`EnvReader`: one launcher's reading of one environment. It gathers values, their sources and *every* problem.
+
+A launcher's function makes one, takes its variables from it, and ends with `placement()`, which checks that
+the numbers fit together, derives what follows from them, finds the address of rank 0, and raises a single
+error when anything was wrong. Rank and size have to be there. What else is missing is None, and one note names it:
+a container has only the variables that were passed to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TypeVar
+
+from ..errors import DistbootError
+from ..host import derived_port
+from ..text import short_repr
+from .parse import is_loopback, json_hosts, parse_address, parse_number, parse_port
+from .placement import FIELDS, NUMBERS, SIZES, Placement, Platform, recognise
+
+T = TypeVar("T")
+
+_MOST_PROBLEMS = 20  # in one message
+_MISSING = " is missing"
+_PLACE = ("local_rank", "local_world_size", "node_rank")
+_REMEDY = (
+    "these variables come from the launcher; look for a script, image or shell that sets, clears or leaves them over, "
+    "or name the launcher with DISTBOOT_LAUNCHER"
+)
+
+
+def variable(environ: Mapping[str, str], name: str) -> str:
+    """`NAME='value'`, as error messages show it."""
+    return f"{name}={short_repr(environ[name])}"
+
+
+def container_env_hint(*names: str) -> str:
+    """How these variables get into a container, as a hint says it."""
+    options = " ".join(f"-e {name}" for name in names)
+    values = ",".join(f"{name}=${name}" for name in names)
+    return (
+        f"docker run {options} (also podman run, enroot start), apptainer exec --env {values}, "
+        f"srun --container-env={','.join(names)} (pyxis)"
+    )
+
+
+class EnvReader:
+    """What `launcher` says in `environ`: values by field, their sources, problems and notes."""
+
+    def __init__(self, environ: Mapping[str, str], launcher: str) -> None:
+        self.environ = environ  # never written to
+        self.problems: list[str] = []  # sentences for people, each naming the variable and its value
+        self.notes: list[str] = []  # remarks for people
+        self.absent: list[str] = []  # what this launcher sets for each of its processes, and is not there
+        # Which of the local rank and the node rank follow the order of ranks, as most launchers number them.
+        self.in_order: tuple[str, ...] = ("local_rank", "node_rank")
+        # Why the launcher's numbers count nodes or pods and not ranks; None when they count ranks.
+        self.node_level: str | None = None
+        self.remedy = _REMEDY  # the hint of the error, when there are problems
+        self._launcher = launcher
+        self._values: dict[str, object] = dict.fromkeys(FIELDS)
+        self._values["launcher"] = launcher
+        self._sources: dict[str, str] = {}
+
+    def put(self, field: str, value: object, source: str) -> None:
+        """Record the value of a field of `Placement` and its source. The first value stays; None is not recorded."""
+        if self._values[field] is None and value is not None:
+            self._values[field] = value
+            self._sources[field] = source
+
+    def put_each(self, source: str, **numbers: int | None) -> None:
+        """Record the values of several fields that come from one source."""
+        for field, number in numbers.items():
+            self.put(field, number, source)
+
+    def reject(self, name: str, cause: str) -> None:
+        """Record a problem of variable `name`, with a cause that reads well after its value."""
+        self.problems.append(f"{variable(self.environ, name)} {cause}")
+
+    def number(self, field: str) -> int | None:
+        """The number recorded for a field so far, or None."""
+        value = self._values[field]
+        return value if isinstance(value, int) else None
+
+    def integer(self, name: str, field: str | None = None, *, required: bool | None = None) -> int | None:
+        """The integer of 0 or more in variable `name`, recorded under `field`; rank and world size are required."""
+        number = self.parsed(name, parse_number, required=field in ("rank", "world_size") or required)
+        if field is not None:
+            self.put(field, number, name)
+        return number
+
+    def integers(self, *names: str | None, optional: tuple[str, ...] = ()) -> None:
+        """Record the integers in these variables as `NUMBERS`, in their order; None: there is no such variable."""
+        for name, field in zip(names, NUMBERS):  # noqa: B905 - the last ones may be missing
+            if name is not None:
+                self.integer(name, field, required=False if name in optional else None)
+
+    def text(self, name: str, *, required: bool | None = None) -> str | None:
+        """The text of variable `name`.
+
+        Missing is a problem if it is required; if that is None, the launcher sets it always, and a note names it;
+        if it is False, the launcher need not set it.
+        """
+        text = self.environ.get(name)
+        if text is None and required:
+            self.problems.append(f"{name}{_MISSING}")
+        elif text is None and required is None:
+            self.absent.append(name)
+        return text
+
+    def first(self, *names: str) -> str:
+        """The first of these variables that is set; if none is, the first of all, which is then the one to miss."""
+        return next((name for name in names if name in self.environ), names[0])
+
+    def parsed(self, name: str, reader: Callable[[str], T], *, required: bool | None = None) -> T | None:
+        """What `reader` makes of variable `name`; None, and a problem, when `reader` refuses it.
+
+        `reader` raises ValueError with a cause that reads well after `NAME='value' `. If it is missing, as for `text`.
+        """
+        text = self.text(name, required=required)
+        if text is None:
+            return None
+        try:
+            return reader(text)
+        except ValueError as cause:
+            self.reject(name, str(cause))
+            return None
+
+    def agree(self, name: str, other: object, source: str) -> None:
+        """When variable `name` exists, a value other than `other` (which came from `source`) is a problem."""
+        text = self.environ.get(name)
+        if text is not None and other is not None and text != str(other):
+            self.reject(name, f"contradicts {source}={short_repr(str(other))}")
+
+    def job_id(self, *names: str) -> None:
+        """Take the job id from the first of these variables that is set and not empty."""
+        for name in names:
+            if self.environ.get(name):
+                self.put("job_id", self.environ[name], name)
+                return
+
+    def placement(
+        self,
+        *,
+        own_address: tuple[str, str] | None = None,  # host of rank 0 as the launcher itself knows it, and its source
+        port_seed: tuple[str, str] | None = None,  # a text that all ranks have, and its source: for a port
+        nodes_are_hosts: bool = False,
+    ) -> Placement:
+        """The whole placement, or one `broken-environment` with every problem in it.
+
+        `nodes_are_hosts`: different nodes are different machines for certain, and a loopback address cannot be right.
+        """
+        self._check_numbers()
+        if not self.problems:
+            self._derive_numbers()
+        found = len(self.problems)
+        self._locate_rank0(own_address, nodes_are_hosts)
+        self._find_port(port_seed)
+        if self._launcher == "single":  # one process, to which no other comes
+            self.notes += [f"{problem}; ignored, as this process is alone" for problem in self.problems[found:]]
+            del self.problems[found:]
+        if self.problems:
+            rank = self.number("rank")
+            who = f"rank {'?' if rank is None else rank}"
+            raise DistbootError("broken-environment", self._report(), self._remedy()).of(who)
+        if self.absent:
+            self.notes.append(f"not set, so that what they say is unknown here: {', '.join(self.absent)}")
+        order = {field: self._sources[field] for field in FIELDS if field in self._sources}
+        sources = MappingProxyType(order)
+        return Placement(**self._values, sources=sources, notes=tuple(self.notes), node_level=self.node_level)  # type: ignore[arg-type]
+
+    def _check_numbers(self) -> None:
+        for index, its_size in SIZES.items():
+            size = "world_size" if self.number(its_size) is None else its_size
+            low, high = self.number(index), self.number(size)
+            if low is not None and high is not None and low >= high:
+                self.problems.append(f"{self._text(index)} is not below {self._text(size)}")
+        world_size, here, nodes = map(self.number, ("world_size", "local_world_size", "num_nodes"))
+        if world_size is not None:
+            self._check_order(nodes)
+        for part, count in (("local_world_size", here), ("num_nodes", nodes)):
+            if count == 0:
+                self.problems.append(f"{self._text(part)} cannot be 0: this process is there")
+            elif count is not None and world_size is not None and count > world_size:
+                self.problems.append(f"{self._text(part)} is more than {self._text('world_size')}")
+        if world_size is not None and here is not None and nodes is not None:
+            # Every other node has at least one process; on a single node they are all here.
+            others = world_size - here
+            if others < nodes - 1 or (nodes == 1 and others > 0):
+                numbers = ", ".join(map(self._text, ("world_size", "local_world_size", "num_nodes")))
+                self.problems.append(f"{numbers} do not fit together")
+
+    def _check_order(self, nodes: int | None) -> None:
+        """Local ranks and nodes are counted in the order of ranks, as far as the launcher numbers them so."""
+        ordered = (self.number(field) if field in self.in_order else None for field in ("local_rank", "node_rank"))
+        (local_rank, node_rank), rank = ordered, self.number("rank")
+        world_size, here = self.number("world_size"), self.number("local_world_size")
+        if rank is None:
+            return
+        # Below this rank are one of each node before, and all of this node with a lower local rank.
+        possible = (node_rank or 0) + (local_rank or 0) <= rank
+        if local_rank is not None and here is not None and world_size is not None:
+            possible &= here - local_rank <= world_size - rank  # above it are those with a higher one
+        if node_rank == 0 and local_rank == 0:
+            possible &= rank == 0
+        if nodes == 1 and local_rank is not None:
+            possible &= local_rank == rank
+        if not possible:
+            place = (self._text(field) for field in _PLACE if self.number(field) is not None)
+            self.problems.append(f"{self._text('rank')} of {self._text('world_size')} cannot be at {', '.join(place)}")
+
+    def _derive_numbers(self) -> None:
+        world_size, rank = self.number("world_size"), self.number("rank")
+        if world_size == 1:
+            self.put_each("derived: a job of one process", local_rank=0, local_world_size=1, num_nodes=1)
+        if self.number("local_world_size") == world_size:
+            self.put_each("derived: all processes of the job are on this node", num_nodes=1)
+        elif self.number("local_world_size") == 1 and world_size == 2:
+            self.put_each("derived: two processes, and one of them is on this node", num_nodes=2)
+        if self.number("num_nodes") == 1:
+            self.put_each("derived: the job has one node", node_rank=0, local_world_size=world_size, local_rank=rank)
+        if self.number("num_nodes") == world_size:
+            # Every node has at least one rank, so each has exactly one, and rank r is the r-th to be met.
+            self.put_each("derived: one process a node", node_rank=rank, local_rank=0, local_world_size=1)
+        self._check_numbers()
+
+    def _locate_rank0(self, own_address: tuple[str, str] | None, nodes_are_hosts: bool) -> None:
+        platform = recognise(self.environ)
+        if platform:
+            self.put("platform", platform.name, next(m for m in platform.markers if m in self.environ))
+            self.job_id(*platform.job_id_variables)
+        if "MASTER_ADDR" in self.environ:
+            self._take_given_address(nodes_are_hosts=nodes_are_hosts)
+        elif own_address:  # before the platform's: it is rank 0's by the launcher's own definition
+            self.put("master_addr", *own_address)
+        elif platform and self.number("world_size") != 1 and self.environ.get(platform.silenced_by) != "true":
+            self._take_platforms_address(platform)
+        if self.number("num_nodes") == 1:
+            self.put("master_addr", "127.0.0.1", "loopback: the job has one node")
+
+    def _take_given_address(self, *, nodes_are_hosts: bool) -> None:
+        address = self.parsed("MASTER_ADDR", parse_address)
+        if address is None:
+            return
+        host, port = address
+        if nodes_are_hosts and self._spans_nodes() and is_loopback(host):
+            why = "is a loopback address, and there are several nodes: the others would call themselves"
+            self.reject("MASTER_ADDR", why)
+        self.put("master_addr", host, "MASTER_ADDR")
+        if port is not None:
+            self.put("master_port", port, "MASTER_ADDR")
+            self.agree("MASTER_PORT", port, "the port in MASTER_ADDR")
+
+    def _take_platforms_address(self, platform: Platform) -> None:
+        reader = json_hosts if platform.lists_hosts else parse_address
+        read = {name: self.parsed(name, reader) for name in platform.addresses if name in self.environ}
+        found = {name: str(parts[0]) for name, parts in read.items() if parts is not None}
+        for name, host in found.items():
+            if not is_loopback(host):
+                self.put("master_addr", host, name)
+        if found and not self._spans_nodes():  # localhost is Azure ML's way to say that there is one node
+            self.put("master_addr", "127.0.0.1", [*found][-1])
+
+    def _find_port(self, port_seed: tuple[str, str] | None) -> None:
+        if "MASTER_PORT" in self.environ:
+            self.put("master_port", self.parsed("MASTER_PORT", parse_port), "MASTER_PORT")
+        elif isinstance(job_id := self._values["job_id"], str):
+            self.put("master_port", derived_port(job_id), f"derived from {self._sources['job_id']}")
+        elif port_seed:
+            self.put("master_port", derived_port(port_seed[0]), f"derived from {port_seed[1]}")
+
+    def _text(self, field: str) -> str:
+        source = self._sources[field]
+        return variable(self.environ, source) if source in self.environ else f"{field}={self._values[field]}"
+
+    def _spans_nodes(self) -> bool:
+        world_size, here, nodes = map(self.number, ("world_size", "local_world_size", "num_nodes"))
+        if nodes is not None:
+            return nodes > 1
+        return here is not None and world_size is not None and here < world_size
+
+    def _report(self) -> str:
+        count, shown = len(self.problems), self.problems[:_MOST_PROBLEMS]
+        if count == 1:
+            return f"launcher {self._launcher!r}: {self.problems[0]}"
+        more = [f"and {count - len(shown)} more"] if count > len(shown) else []
+        head = f"launcher {self._launcher!r}: {count} things are wrong:"
+        return head + "".join(f"\n  {line}" for line in (*shown, *more))
+
+    def _remedy(self) -> str:
+        if all(problem.startswith("MASTER_") for problem in self.problems):
+            return "set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, or clear them"
+        missing = [problem.removesuffix(_MISSING) for problem in self.problems if problem.endswith(_MISSING)]
+        if missing and self.remedy == _REMEDY:
+            return f"to pass it to a container: {container_env_hint(*missing)}; else {_REMEDY}"
+        return self.remedy

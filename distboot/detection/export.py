@@ -1,0 +1,123 @@
+"""What distboot tells the frameworks through the environment, and the one place that writes `os.environ`."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from ..host import cpus
+from . import inherited
+from .detect import INNERMOST_FIRST, launcher_of, traces
+from .launchers.tf_config import corrected
+from .placement import VARIABLES, Placement
+
+# What launchers set for one process, besides RANK and its like. Slurm's are the allocation's, too, and stay.
+_OF_ONE_PROCESS = re.compile(
+    r"OMPI_COMM_WORLD_|PMIX_(?!MCA_)|PMI_(RANK|SIZE|FD|PORT|ID|JOBID|SPAWNED|LOCAL_)|MPI_LOCAL(RANKID|NRANKS)$|"
+    r"HYDRA_BSTRAP_|I_MPI_HYDRA_UUID$|MV2_COMM_WORLD_|LOCAL_SIZE$|CROSS_(RANK|SIZE)$|"
+    r"HOROVOD_((LOCAL_|CROSS_)?(RANK|SIZE)$|GLOO_RENDEZVOUS_)|"
+    r"(GROUP|ROLE)_(RANK|WORLD_SIZE|NAME)$|TORCHELASTIC_(RUN_ID|RESTART_COUNT|MAX_RESTARTS|ERROR_FILE|USE_AGENT_STORE)$"
+)
+
+
+def variables(
+    placement: Placement,
+    environ: Mapping[str, str],
+    *,
+    named: str | None = None,
+    others: Mapping[str, str] = MappingProxyType({}),
+    **state: Any,
+) -> dict[str, str | None]:
+    """The variables to set for a placement, starting from `environ`; None means: must not be set.
+
+    A field that is not known is cleared, so that no framework reads a value left over from elsewhere. `named` is the
+    launcher that the user named, `others` what only one framework reads; `state` is for `inherited.encode`.
+    """
+    exports: dict[str, str | None] = {}
+    for field, name in VARIABLES.items():
+        value = getattr(placement, field)
+        exports[name] = None if value is None else str(value)
+    launcher = launcher_of(placement)
+    if launcher.local_index in environ and (launcher.sets_torch_vars or placement.local_rank is None):
+        # What the launcher has set stays: it is the index of the device for this process (with torchrun
+        # --virtual-local-rank 0 for all). And better in another order than not at all.
+        exports["LOCAL_RANK"] = environ[launcher.local_index]
+    if placement.launcher != "torchrun":
+        # Left over from a torchrun further out, it makes torch wait for a store that no process serves.
+        exports["TORCHELASTIC_USE_AGENT_STORE"] = None
+    bare, outer = inherited.strip(environ)
+    # What the wrapper has exported for the framework of the script stays, and is to be known as ours.
+    of_others = environ if outer is None else outer.strip_framework_vars(environ)
+    others = {**{name: value for name, value in environ.items() if name not in of_others}, **others}
+    others |= thread_variables(placement, environ)
+    # What would show that another launcher has started a process is inherited here, and shows it no more.
+    marks = (each.own_mark for each in INNERMOST_FIRST if each is not launcher)
+    others |= {mark: bare[mark] for mark in marks if mark in bare}
+    changed = [name for name, value in exports.items() if value is not None and bare.get(name) != value]
+    if named is not None:
+        exports["DISTBOOT_LAUNCHER"] = named
+    exports[inherited.VARIABLE] = inherited.encode(placement, changed, others=others, seen=traces(environ), **state)
+    # Of `environ`, and not `others`: it stays the launcher's, as which a distboot below this one is to read it.
+    return {**exports, **others, **corrected(environ)}
+
+
+def of_one_process(environ: Mapping[str, str], kept: Sequence[str] = ()) -> dict[str, str | None]:
+    """The variables that are about this one process, to be cleared, but for those of RANK and its like in `kept`."""
+    bare, _ = inherited.strip(environ)
+    names = [name for name in environ if name not in bare]
+    names += [name for name in VARIABLES.values() if name not in kept]
+    return dict.fromkeys([*names, "DISTBOOT_LAUNCHER", *filter(_OF_ONE_PROCESS.match, environ)])
+
+
+def for_launcher(placement: Placement, environ: Mapping[str, str], *, together: bool) -> dict[str, str | None]:
+    """The variables to set where the wrapper's command is a launcher, whose ranks are those of another job.
+
+    RANK and its like of this process would be wrong in all of them, and stay with launchers that set no such names: so
+    they are cleared, also those of a user; and so is what else the outer launcher has set for this process alone, as
+    some inner ones read it, and none sets all of it. `together`: the launchers on all nodes start one job, which has
+    these nodes.
+    """
+    kept = ("MASTER_ADDR", "MASTER_PORT") if placement.world_size == 1 else ()  # then they are about the other job
+    cleared = of_one_process(environ, kept)
+    node_rank = {"NODE_RANK": str(placement.node_rank)} if together and placement.node_rank is not None else {}
+    own = inherited.encode(placement, (), seen=traces(merged(cleared, environ)), launches=True)
+    return {**cleared, **node_rank, inherited.VARIABLE: own}
+
+
+def thread_variables(placement: Placement, environ: Mapping[str, str]) -> dict[str, str]:
+    """The number of threads of a rank, which has to be set before its framework is imported; see `cpus`."""
+    _, outer = inherited.strip(environ)
+    return cpus.variables(placement.local_world_size, environ if outer is None else outer.strip_framework_vars(environ))
+
+
+def merged(exports: Mapping[str, str | None], environ: Mapping[str, str]) -> dict[str, str]:
+    """A copy of `environ` with the exports in it, for a child process."""
+    both = {**environ, **exports}
+    return {name: value for name, value in both.items() if value is not None}
+
+
+class EnvTransaction:
+    """Context manager: writes to `os.environ`, and restores it if the block fails."""
+
+    def __enter__(self) -> EnvTransaction:  # noqa: PYI034 - typing.Self needs Python 3.11
+        self._before: dict[str, str | None] = {}
+        return self
+
+    def environ_before(self) -> dict[str, str]:
+        return merged(self._before, os.environ)
+
+    def write(self, exports: Mapping[str, str | None]) -> None:
+        """Set (or, for None, clear) these variables in `os.environ`."""
+        for name, value in exports.items():
+            self._before.setdefault(name, os.environ.get(name))
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.write(self._before)

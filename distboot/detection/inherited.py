@@ -1,0 +1,156 @@
+"""`DISTBOOT_PLACEMENT`: what an outer distboot (the wrapper, `init`, `distboot env`) has already found and exported.
+
+Without it, a process could not tell RANK=0 that distboot exported from RANK=0 that a launcher set. Example:
+  launcher=openmpi,rank=3,world_size=4,node_rank=1,master_port=61234,job=5c2f10aa,exported=RANK+WORLD_SIZE+NODE_RANK
+What only one framework reads stands there with a digest of its value: exported=RANK+HOROVOD_RANK:6dd28e9b
+A process of the same launcher, job and rank uses what was found. A process of an inner launcher (the wrapper started
+mpirun, say) ignores everything that distboot exported for the outer one. Which launcher that is:
+- one whose variables were not there when the outer distboot looked (`seen`) has started this process since;
+- a variable with the value that distboot exported is distboot's, but not where its launcher sets all variables anew,
+  which one shows that distboot does not export (`Launcher.own_mark`).
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from ..errors import DistbootError
+from ..text import short_repr
+from .parse import parse_address, parse_port
+from .placement import NUMBERS, SIZES, VARIABLES, Placement
+
+VARIABLE = "DISTBOOT_PLACEMENT"
+
+_NUMBERS = (*NUMBERS, "master_port")
+_IDENTITY = ("launcher", "rank", "world_size")
+_OTHER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}(:([0-9a-f]{8}){1,2})?")
+_PLACE = ("local_rank", "local_world_size", "node_rank", "num_nodes")
+
+
+class InheritedEnv(NamedTuple):
+    """What `DISTBOOT_PLACEMENT` says."""
+
+    fields: Mapping[str, int | str]  # fields of `Placement` that were known, by name
+    job: str  # digest of the job id, or empty
+    exported: frozenset[str]  # the variables of fields that distboot set or changed
+    others: Mapping[str, str]  # its other variables, with the digests of their values
+    joined: int  # id of the process that has joined the job as this rank with `init`, or 0
+    met: bool  # whether the ranks of the job have met already
+    watched: bool  # whether the wrapper monitors this rank
+    # All launchers whose variables were there, also those further out, with `identity` of what each said.
+    seen: Mapping[str, str]
+    launches: bool  # whether it was written for a launcher, so that no process is this rank any more
+
+    def is_about(self, placement: Placement) -> bool:
+        """Whether `placement` is the very process that this was written for."""
+        same = not self.launches and all(self.fields.get(field) == getattr(placement, field) for field in _IDENTITY)
+        place = ((self.fields.get(field), getattr(placement, field)) for field in _PLACE)
+        return same and self.job == digest(placement.job_id) and all(new in (None, old) for old, new in place)
+
+    def is_new(self, launcher: str, identity: str) -> bool:
+        """Whether a launcher speaks of another process than before; a container may not have been told of the job."""
+        before = self.seen.get(launcher, "")
+        return identity[:8] != before[:8] or (bool(identity[8:] and before[8:]) and identity != before)
+
+    def merge(self, placement: Placement) -> Placement:
+        """`placement` with what was found out since about the very same process."""
+        # An address or a port that is in the environment all the same was set after distboot exported its own.
+        given = {field for field, name in VARIABLES.items() if placement.sources.get(field) == name}
+        return placement.with_fields(VARIABLE, {f: value for f, value in self.fields.items() if f not in given})
+
+    def strip_framework_vars(self, environ: Mapping[str, str]) -> Mapping[str, str]:
+        """`environ` without those of `others` that are as distboot exported them."""
+        return {name: value for name, value in environ.items() if self.others.get(name) != digest(value)}
+
+
+def encode(
+    placement: Placement,
+    exported: Iterable[str],
+    joined: int = 0,
+    *,
+    others: Mapping[str, str] = MappingProxyType({}),
+    met: bool = False,
+    watched: bool = False,
+    seen: Mapping[str, str] = MappingProxyType({}),
+    launches: bool = False,
+) -> str:
+    """The value of `DISTBOOT_PLACEMENT`, in characters that need no quoting in a shell or an env file.
+
+    The arguments are as in `InheritedEnv`, but `others` has the values themselves.
+    """
+    fields = ("launcher", *_NUMBERS, "master_addr")
+    words = [f"{field}={getattr(placement, field)}" for field in fields if getattr(placement, field) is not None]
+    words += [f"job={digest(placement.job_id)}"] if placement.job_id is not None else []
+    flags = {"joined": joined, "met": met, "watched": watched, "launches": launches}
+    words += [f"{name}={int(value)}" for name, value in flags.items() if value]
+    words += ["seen=" + "+".join(map(":".join, seen.items()))] if seen else []
+    digests = (f"{name}:{digest(value)}" for name, value in others.items())
+    return ",".join([*words, "exported=" + "+".join([*exported, *digests])])
+
+
+def strip(environ: Mapping[str, str]) -> tuple[Mapping[str, str], InheritedEnv | None]:
+    """`environ` without what an outer distboot exported, and what that said in `DISTBOOT_PLACEMENT`, if it is there."""
+    if VARIABLE not in environ:
+        return environ, None
+    outer = _decode(environ[VARIABLE])
+    ours = {name: str(outer.fields.get(field)) for field, name in VARIABLES.items() if name in outer.exported}
+    # What was exported without being a field is the launcher's own variable under another name.
+    unchanged = {name for name, value in ours.items() if value == "None" or environ.get(name) == value}
+    if any(name in ours and name not in unchanged for name in ("RANK", "WORLD_SIZE")):
+        # A launcher without variables of its own has started processes and numbered them. What says where our one
+        # process was is not about them; the address may be: such launchers often leave it to the environment.
+        unchanged -= {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    own = {VARIABLE, *unchanged}
+    return {name: value for name, value in outer.strip_framework_vars(environ).items() if name not in own}, outer
+
+
+def after_close(text: str) -> str:
+    """What the value of `DISTBOOT_PLACEMENT` is once the process that has joined has left."""
+    return ",".join(word for word in text.split(",") if not word.startswith("joined="))
+
+
+def digest(job_id: str | None) -> str:
+    """Eight hex digits that stand for a job id; empty for None."""
+    return "" if job_id is None else f"{zlib.crc32(job_id.encode(errors='surrogatepass')):08x}"
+
+
+def _decode(text: str) -> InheritedEnv:
+    pairs = [word.partition("=")[::2] for word in text.split(",")]
+    words = dict(pairs)
+    names = list(filter(None, words.pop("exported", "?").split("+")))
+    exported = frozenset(name for name in names if ":" not in name)
+    others = dict(name.split(":", 1) for name in names if ":" in name)
+    job, joined = words.pop("job", ""), words.pop("joined", "0")
+    flags = {name: words.pop(name, "0") for name in ("met", "watched", "launches")}
+    traces = list(filter(None, words.pop("seen", "").split("+")))
+    numbers = {name: value for name, value in words.items() if name in _NUMBERS}
+    texts = {name: value for name, value in words.items() if name in ("launcher", "master_addr")}
+    digits = (*numbers.values(), joined, *flags.values())
+    well_formed = all(value.isascii() and value.isdigit() and len(value) <= 8 for value in digits)
+    complete = words.keys() >= set(_IDENTITY) and len(numbers) + len(texts) == len(words)
+    once = len({name for name, _ in pairs}) == len(pairs)
+    fields = {name: int(value) for name, value in numbers.items()} if well_formed else {}
+    known = exported <= set(VARIABLES.values()) and all(map(_OTHER.fullmatch, (*names, *traces)))
+    if not (complete and once and known and _is_possible(fields, texts)):
+        raise DistbootError(
+            "broken-environment", f"{VARIABLE}={short_repr(text)} was not written by distboot", f"unset {VARIABLE}"
+        ).of("rank ?")
+    met, watched, launches = (value == "1" for value in flags.values())
+    seen = dict(trace.partition(":")[::2] for trace in traces)
+    return InheritedEnv({**texts, **fields}, job, exported, others, int(joined), met, watched, seen, launches)
+
+
+def _is_possible(numbers: Mapping[str, int], texts: Mapping[str, str]) -> bool:
+    """Whether a placement can have these fields: distboot checked them, but a user may have written the variable."""
+    world_size = numbers.get("world_size", 0)
+    below = all(numbers.get(index, 0) < numbers.get(size, world_size) <= world_size for index, size in SIZES.items())
+    try:
+        parse_port(str(numbers.get("master_port", 1)))
+        host = parse_address(texts.get("master_addr", "localhost"))[0]
+    except ValueError:
+        return False
+    return below and host == texts.get("master_addr", host)

@@ -1,0 +1,149 @@
+"""Slurm: a task of a job step, as `srun` starts it.
+
+A bare allocation (salloc), the body of a batch script (sbatch) and an interactive shell are no steps: they hold
+one process and stale numbers. Only SLURM_STEP_* and the task's own variables are the step's truth. A step of several
+components (`srun A : B`) is one world, and so is a plain `srun` in a heterogeneous job.
+A batch script has SLURM_PROCID=0 and SLURM_NTASKS, as the first task has: a rank above 0 is a task, and rank 0 is one
+where the id or the size of a step is there, too. `single` refuses the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..env_reader import EnvReader, variable
+from ..parse import expand_counts, expand_hosts
+from ..placement import Placement
+from . import Launcher, claims
+
+# Slurm 22.05.8, srun -N2 -n4, rank 3:
+#   SLURM_STEP_ID=0   SLURM_STEP_NUM_TASKS=4   SLURM_STEP_NUM_NODES=2   SLURM_STEP_NODELIST=nodea,nodeb
+#   SLURM_STEP_TASKS_PER_NODE=3,1   SLURM_PROCID=3   SLURM_LOCALID=0   SLURM_NODEID=1   SLURM_GTIDS=3
+_MARKERS = ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")
+
+# The size of the step; and what srun sets to it, too, unless it was told to keep that of the job (--preserve-env).
+_SIZE = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+
+# srun sets the former for its tasks to what the latter say (env_array_for_step in Slurm's env.c).
+_SAME_IN_A_STEP = (
+    ("SLURM_NNODES", "SLURM_STEP_NUM_NODES"),
+    ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"),
+    ("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"),
+)
+
+# The step id of `salloc`'s own shell where the site has LaunchParameters=use_interactive_step (slurm.h:
+# SLURM_INTERACTIVE_STEP).
+_INTERACTIVE_STEP = "4294967290"
+
+
+def _claim(environ: Mapping[str, str]) -> bool:
+    is_task = claims(environ, _MARKERS) or environ.get("SLURM_PROCID", "0") != "0"
+    # srun --pty bash: one task, which is the shell; what runs in it is no task of the step.
+    in_shell = "SLURM_PTY_PORT" in environ and environ.get("SLURM_STEP_NUM_TASKS") == "1"
+    return is_task and not in_shell and environ.get("SLURM_STEP_ID") != _INTERACTIVE_STEP
+
+
+def _read(environ: Mapping[str, str]) -> Placement:
+    reader = EnvReader(environ, "slurm")
+    rank = reader.integer("SLURM_PROCID", "rank")
+    size = reader.integer(reader.first(*_SIZE), "world_size")
+    reader.integer("SLURM_LOCALID", "local_rank")
+    node_index = reader.integer("SLURM_NODEID")
+    num_nodes = reader.integer("SLURM_STEP_NUM_NODES", "num_nodes")
+    hosts = _hosts(reader)
+    own = _own_place(reader, hosts, node_index)
+    _read_layout(reader, own)
+    reader.agree("PMI_RANK", rank, "SLURM_PROCID")
+    reader.agree("PMI_SIZE", size, reader.first(*_SIZE))
+    _check_for_left_overs(reader)
+    job, step = reader.text("SLURM_JOB_ID"), reader.text("SLURM_STEP_ID")
+    if job is not None and step is not None:
+        reader.put("job_id", f"{job}.{step}", "SLURM_JOB_ID and SLURM_STEP_ID")
+    ordered = _fills_nodes_in_order(reader, node_index)
+    if ordered:
+        reader.put("node_rank", node_index, "SLURM_NODEID")
+    # The list is sorted by name. In a step of several components (srun A : B) the ranks need not be.
+    first_is_rank0 = ordered and own == node_index and "SLURMD_NODENAME" in environ and "SLURM_HET_SIZE" not in environ
+    if not hosts or not (first_is_rank0 or num_nodes == 1):
+        return reader.placement(nodes_are_hosts=True)
+    return reader.placement(own_address=(hosts[0], "first host of SLURM_STEP_NODELIST"), nodes_are_hosts=True)
+
+
+def _fills_nodes_in_order(reader: EnvReader, node_index: int | None) -> bool:
+    # With -m arbitrary (a SLURM_HOSTFILE) rank 0 may be on any node: node indices do not follow the ranks then, and
+    # the first host of the list need not be rank 0's. Without -m nothing says how, or a container was not told.
+    order, first = reader.environ.get("SLURM_DISTRIBUTION"), reader.environ.get("SLURM_GTIDS", "").partition(",")[0]
+    if "SLURM_HOSTFILE" in reader.environ or (order is None and reader.absent):
+        return False
+    if node_index is None or not (order or "block").startswith(("block", "cyclic", "plane")):
+        return False
+    rank = int(first) if first.isascii() and first.isdigit() else reader.number("rank")  # the lowest on this node
+    return rank is None or (node_index <= rank and (node_index == 0 or rank > 0))
+
+
+def _hosts(reader: EnvReader) -> list[str]:
+    hosts = reader.parsed("SLURM_STEP_NODELIST", expand_hosts)
+    num_nodes = reader.number("num_nodes")
+    if hosts is not None and num_nodes is not None and len(hosts) != num_nodes:
+        reader.reject("SLURM_STEP_NODELIST", f"does not name SLURM_STEP_NUM_NODES={num_nodes} hosts")
+    return hosts or []
+
+
+def _own_place(reader: EnvReader, hosts: list[str], node_index: int | None) -> int | None:
+    """Where this node is in the lists of hosts and of counts."""
+    num_nodes = reader.number("num_nodes")
+    if node_index is not None and num_nodes is not None and node_index >= num_nodes:
+        reader.problems.append(f"SLURM_NODEID={node_index} is not below SLURM_STEP_NUM_NODES={num_nodes}")
+    name = reader.text("SLURMD_NODENAME")
+    if name is None:  # in a step of several components the indexes need not be those of the lists
+        return 0 if num_nodes == 1 else None
+    if hosts and name not in hosts:
+        reader.reject("SLURMD_NODENAME", f"is not in {variable(reader.environ, 'SLURM_STEP_NODELIST')}")
+    return hosts.index(name) if name in hosts else None
+
+
+def _read_layout(reader: EnvReader, own: int | None) -> None:
+    """The local size, and whether all numbers of the layout fits together."""
+    name = "SLURM_STEP_TASKS_PER_NODE"
+    counts = reader.parsed(name, expand_counts) or []
+    world_size, num_nodes = reader.number("world_size"), reader.number("num_nodes")
+    if counts and world_size is not None and sum(counts) != world_size:
+        reader.reject(name, f"does not add up to {reader.first(*_SIZE)}={world_size}")
+    if counts and num_nodes is not None and len(counts) != num_nodes:
+        reader.reject(name, f"is not about SLURM_STEP_NUM_NODES={num_nodes} nodes")
+    elif own is not None and own < len(counts):
+        reader.put("local_world_size", counts[own], f"{name} of this node")
+    # SLURM_GTIDS=1,3: the global ids of this node's tasks, in the order of their local ids.
+    ids = reader.text("SLURM_GTIDS")
+    rank, local_rank, here = map(reader.number, ("rank", "local_rank", "local_world_size"))
+    if ids is None or rank is None or local_rank is None or here is None:
+        return
+    listed = ids.split(",")
+    if len(listed) != here or local_rank >= here or listed[local_rank] != str(rank):
+        reader.reject(
+            "SLURM_GTIDS", f"does not have {here} tasks with SLURM_PROCID={rank} at SLURM_LOCALID={local_rank}"
+        )
+
+
+def _check_for_left_overs(reader: EnvReader) -> None:
+    """A job that was submitted from inside a step inherits the variables of that step, but has its own of the job."""
+    for job, step in _SAME_IN_A_STEP:
+        of_job, of_step = reader.environ.get(job), reader.environ.get(step)
+        if of_job is not None and of_step is not None and of_job != of_step:
+            reader.reject(
+                step,
+                f"contradicts {variable(reader.environ, job)}: SLURM_STEP_* are left over from the step in which this "
+                "job was submitted, or `srun --preserve-env` kept the latter",
+            )
+            return
+
+
+SLURM = Launcher(
+    name="slurm",
+    title="Slurm job steps (srun)",
+    markers=_MARKERS,
+    read=_read,
+    source="captures of 22.05.8; srun(1), OUTPUT ENVIRONMENT VARIABLES",
+    claim=_claim,
+    env_forwarding_hint="srun --export=ALL,NAME=VALUE …",
+)

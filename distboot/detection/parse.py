@@ -1,0 +1,226 @@
+"""Addresses, ports and lists of hosts, as people and launchers write them.
+
+`[v6]:port`, `v6`, `v4:port`, `host` and `host:port` are all read; of lists Slurm's compact ones (`rack[1-2]n[03-04,7]`,
+counts `4(x2),3`), and SageMaker's, which are JSON. Strict, and without scontrol: what `scontrol show hostnames` rejects
+is rejected, and so is what it reads in spite of a mistake (`n[1-3`, `a,,b`). Every failure is a ValueError whose text
+names the cause and reads well after "VARIABLE='value' ".
+Source: "Hostlist expressions" in slurm(1), SLURM_TASKS_PER_NODE in srun(1), and scontrol 22.05.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from contextlib import suppress
+
+from ..text import is_address, short_repr
+
+_HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?", re.ASCII)
+_SCOPE = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)  # the name or the number of an interface
+_DIGITS_AND_DOTS = re.compile(r"[0-9.]+", re.ASCII)
+
+# More hosts or nodes than any machine has; a bound so that a garbled list cannot eat the memory.
+_MOST = 1_000_000
+_MOST_PROCESSES = 1 << 24  # larger than any job, so that a garbled size is named and not believed
+_LONGEST_RANGE = 65536  # Slurm's own bound for one range
+_LONGEST_JSON = 1_000_000  # characters
+
+_NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*", re.ASCII)
+_BRACKETS = re.compile(r"\[([0-9,-]+)\]", re.ASCII)
+_RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})", re.ASCII)
+_COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", re.ASCII)
+
+
+def parse_address(text: str) -> tuple[str, int | None]:
+    """`(host, port)` of an address; the host comes without brackets, the port is None when there is none."""
+    if "://" in text:
+        raise ValueError("is a URL, not an address" + _service_link(text))
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket:
+            raise ValueError("has a '[' without its ']'")
+        if rest and not rest.startswith(":"):
+            raise ValueError("has something other than ':port' after its ']'")
+        return _ipv6(host), parse_port(rest[1:]) if rest else None
+    if text.count(":") > 1:
+        return _ipv6(text), None
+    host, colon, port = text.partition(":")
+    return _name_or_ipv4(host), parse_port(port) if colon else None
+
+
+def parse_number(text: str) -> int:
+    """A number of 0 or more as a launcher writes it: not 01, nor a digit of another script."""
+    if not _is_whole_number(text):
+        raise ValueError("is not a whole number of 0 or more" if text else "is empty")
+    if len(text) > 8 or int(text) > _MOST_PROCESSES:
+        raise ValueError("is larger than any job")
+    return int(text)
+
+
+def parse_port(text: str) -> int:
+    """A TCP port, 1 to 65535."""
+    if "://" in text:
+        raise ValueError("is a URL, not a port" + _service_link(text))
+    if not _is_whole_number(text):
+        raise ValueError("is not a port number" if text else "is empty where a port number is due")
+    if len(text) > 5 or not 1 <= int(text) <= 65535:
+        raise ValueError("is not a port: ports are 1 to 65535")
+    return int(text)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address can mean only "this machine itself"; the wildcards reach it too."""
+    if host.lower().rstrip(".") in ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"):
+        return True
+    if not is_address(host):
+        return False
+    import ipaddress
+
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None) or address
+    return mapped.is_loopback or mapped.is_unspecified
+
+
+def expand_hosts(text: str) -> list[str]:
+    """The host names of a hostlist, in its order: `"n[09-11]"` -> `["n09", "n10", "n11"]`."""
+    hosts: list[str] = []
+    for item in _split_outside_brackets(text):
+        if "[" in item:
+            # Plain text at the even places, the inside of a bracket at the odd ones. Nothing follows the last bracket.
+            parts = _BRACKETS.split(item)
+            if parts[-1] or not all(not plain or _NAME.fullmatch(plain) for plain in (parts[0], *parts[2::2])):
+                raise ValueError(f"is not a hostlist: cannot read {short_repr(item)}")
+            *prefix, plain, numbers = _pieces(parts, len(hosts))
+            # Slurm's own order: the last bracket runs fastest, then the first, then the second.
+            heads = ["".join(reversed(head)) + plain[0] for head in itertools.product(*reversed(prefix))]
+            hosts.extend([head + number for head in heads for number in numbers])
+        elif _NAME.fullmatch(item):
+            hosts.append(item)
+        else:
+            raise ValueError(f"is not a hostlist: cannot read {short_repr(item)}")
+    _bounded(len(hosts))
+    return hosts
+
+
+def expand_counts(text: str) -> list[int]:
+    """One count a node, in node order: `"4(x2),3"` -> `[4, 4, 3]`."""
+    counts: list[int] = []
+    for item in text.split(","):
+        match = _COUNT.fullmatch(item)
+        if not match:
+            raise ValueError(f"is not a list of counts like '4(x2),3': cannot read {short_repr(item)}")
+        times = int(match[2] or 1)
+        _bounded(len(counts) + times)
+        counts.extend([int(match[1])] * times)
+    return counts
+
+
+def json_hosts(text: str) -> list[str]:
+    """The host names in a JSON list: `'["algo-1","algo-2"]'` -> `["algo-1", "algo-2"]`."""
+    import json  # only here, so that other launchers do not pay for it
+
+    try:
+        hosts = json.loads(text) if len(text) <= _LONGEST_JSON else None
+    except (ValueError, RecursionError):
+        hosts = None
+    if not isinstance(hosts, list) or not hosts or not all(isinstance(host, str) for host in hosts):
+        raise ValueError("is not a JSON list of host names")
+    if len(set(hosts)) != len(hosts):
+        raise ValueError("names a host twice")
+    for host in hosts:
+        if not _NAME.fullmatch(host):
+            raise ValueError(f"is not a JSON list of host names: cannot read {short_repr(host)}")
+    return hosts
+
+
+def _is_whole_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and (text == "0" or text[0] != "0")
+
+
+def _service_link(text: str) -> str:
+    if not text.startswith(("tcp://", "udp://")):
+        return ""
+    # Kubernetes sets NAME_PORT=tcp://10.0.0.1:2222 in every pod for a Service called NAME.
+    return ": Kubernetes made it from a Service of that name; set enableServiceLinks: false in the pod"
+
+
+def _ipv6(host: str) -> str:
+    import ipaddress  # only here, so that reading a name or an IPv4 address does not pay for it
+
+    address, percent, scope = host.partition("%")
+    if not percent or _SCOPE.fullmatch(scope):
+        with suppress(ValueError):
+            return str(ipaddress.IPv6Address(address)) + percent + scope
+    raise ValueError(f"is not an IPv6 address: {short_repr(host)} does not parse")
+
+
+def _name_or_ipv4(host: str) -> str:
+    if not host:
+        raise ValueError("is empty where a host is due")
+    if _DIGITS_AND_DOTS.fullmatch(host):
+        parts = host.split(".")
+        # Leading zeros are refused: some resolvers read 010 as octal 8.
+        if len(parts) != 4 or not all(p and len(p) <= 3 and str(int(p)) == p and int(p) <= 255 for p in parts):
+            raise ValueError("is not an IPv4 address")
+    elif (
+        not _HOST_NAME.fullmatch(host)
+        or len(host) > 253
+        or not all(0 < len(label) <= 63 for label in host.removesuffix(".").split("."))
+    ):
+        raise ValueError("is not a host name")
+    return host
+
+
+def _split_outside_brackets(text: str) -> list[str]:
+    pieces = text.split(",")
+    if "[" not in text:
+        return pieces
+    items: list[list[str]] = []
+    inside = False
+    for piece in pieces:
+        if inside:
+            items[-1].append(piece)
+        else:
+            items.append([piece])
+        opened, closed = piece.rfind("["), piece.rfind("]")
+        inside = inside if opened == closed else opened > closed
+    return list(map(",".join, items))
+
+
+def _pieces(parts: list[str], already: int) -> list[list[str]]:
+    """What each part of an item stands for, no more of them than there may be together."""
+    pieces: list[list[str]] = []
+    together = 1
+    for index, part in enumerate(parts[:-1]):
+        pieces.append(_numbers(part) if index % 2 else [part])
+        together *= len(pieces[-1])
+        _bounded(already + together)
+    return pieces
+
+
+def _numbers(ranges: str) -> list[str]:
+    numbers: list[str] = []
+    for item in ranges.split(","):
+        if item.isdigit():
+            numbers.append(item)
+            continue
+        match = _RANGE.fullmatch(item)
+        if not match:
+            raise ValueError(f"is not a hostlist: cannot read the range {short_repr(item)}")
+        low, high, width = int(match[1]), int(match[2]), len(match[1])
+        if high < low:
+            raise ValueError(f"is not a hostlist: the range {short_repr(item)} runs backwards")
+        if high - low >= _LONGEST_RANGE:
+            raise ValueError(f"is not a hostlist: the range {short_repr(item)} has more than {_LONGEST_RANGE} numbers")
+        _bounded(len(numbers) + high - low + 1)
+        padded = f"%0{width}d"
+        numbers.extend([padded % number for number in range(low, high + 1)])
+    return numbers
+
+
+def _bounded(count: int) -> None:
+    if count > _MOST:
+        raise ValueError(f"names more than {_MOST} nodes")

@@ -1,0 +1,147 @@
+"""`Placement`: what one process's environment proves about its place in the job, and where each value came from.
+
+And the platforms, one of which it may name. A platform owns the machines, and no rank; it may know the address of rank
+0 and the job's id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+# What counts something, and up to what.
+NUMBERS = ("rank", "world_size", "local_rank", "local_world_size", "node_rank", "num_nodes")
+SIZES = {"rank": "world_size", "local_rank": "local_world_size", "node_rank": "num_nodes"}
+
+# The variables in which PyTorch, and whatever imitates it, expects the fields.
+_EXPORTED = ("rank", "local_rank", "node_rank", "world_size", "local_world_size", "master_addr", "master_port")
+VARIABLES = {field: field.upper() for field in _EXPORTED}
+
+
+class Placement(NamedTuple):
+    """This process's place in the job. A field is None when the environment alone cannot prove it.
+
+    Attributes:
+        launcher: what started this process and owns its rank, for example "openmpi" or "single".
+        platform: what owns the machines, for example "azureml", or None.
+        rank: 0 to world_size - 1.
+        world_size: number of processes of the job.
+        local_rank: 0 to local_world_size - 1, or None. No other process of the job has it on this node; where the
+            launcher hands them out (Open MPI, Intel MPI, DeepSpeed), not always in the order of ranks.
+        local_world_size: number of the job's processes on this node, or None.
+        node_rank: 0 to num_nodes - 1; nodes are counted in the order in which the ranks first reach them. Or None.
+        num_nodes: number of nodes that have a rank, or None.
+        master_addr: host name or address of rank 0 without brackets or port, or None.
+        master_port: 1 to 65535, or None.
+        job_id: what the launcher or the platform calls this job, or None.
+        sources: field name -> where its value came from, for example "OMPI_COMM_WORLD_RANK".
+        notes: remarks for people, for example why an allocation was not taken for a launcher.
+        node_level: why this process stands for a whole node or pod and is to start the ranks there, for example
+            "PET_NPROC_PER_NODE='4' asks for 4 processes in each pod"; the numbers above then count such processes.
+            None: it is itself one of the job's ranks.
+    """
+
+    launcher: str
+    platform: str | None
+    rank: int
+    world_size: int
+    local_rank: int | None
+    local_world_size: int | None
+    node_rank: int | None
+    num_nodes: int | None
+    master_addr: str | None
+    master_port: int | None
+    job_id: str | None
+    sources: Mapping[str, str] = MappingProxyType({})
+    notes: tuple[str, ...] = ()
+    node_level: str | None = None
+
+    @property
+    def who(self) -> str | None:
+        """This process as messages name it: "rank 3", "node 2" if it stands for one; None when it is alone."""
+        if self.world_size == 1:
+            return None
+        return f"{'rank' if self.node_level is None else 'node'} {self.rank}"
+
+    def with_fields(self, source: str, fields: Mapping[str, object]) -> Placement:
+        """A copy with these fields, those of them that are new having come from `source`."""
+        new = {name: value for name, value in fields.items() if getattr(self, name) != value}
+        sources = MappingProxyType({**self.sources, **dict.fromkeys(new, source)})
+        return self._replace(**new, sources=sources)  # type: ignore[arg-type]
+
+    def as_dict(self) -> dict[str, object]:
+        """All fields as plain JSON types, `sources` as a dict and `notes` as a list."""
+        fields: dict[str, object] = {name: getattr(self, name) for name in FIELDS}
+        more = {"sources": dict(self.sources), "notes": list(self.notes), "node_level": self.node_level}
+        return {**fields, **more}
+
+
+# In the order in which they are shown to people.
+FIELDS = tuple(field for field in Placement._fields if field not in ("sources", "notes", "node_level"))
+
+
+class Platform(NamedTuple):
+    """One platform, as data."""
+
+    name: str  # the value of `Placement.platform`
+    title: str  # what people call it
+    markers: tuple[str, ...]  # any one of these variables means this platform
+    # The variables that hold rank 0's address, in the order of trust. One of loopback says that the job has one node.
+    addresses: tuple[str, ...] = ()
+    lists_hosts: bool = False  # whether they are JSON lists, of which the first host is rank 0's
+    silenced_by: str = ""  # a variable that says "true" when the addresses may be those of machines that have no rank
+    job_id_variables: tuple[str, ...] = ()  # the variables that hold the job's id, in the order of trust
+    source: str = ""  # where these facts are from
+
+
+def _allocation(name: str, title: str, job_id: str, source: str) -> Platform:
+    return Platform(name, title, markers=(job_id,), job_id_variables=(job_id,), source=source)
+
+
+# Azure Machine Learning also runs on Kubernetes, and Slurm too: what the job was submitted to comes first.
+PLATFORMS = (
+    Platform(
+        name="azureml",
+        title="Azure Machine Learning",
+        markers=("AZUREML_RUN_ID", "AZ_BATCH_MASTER_NODE", "AZ_BATCHAI_MPI_MASTER_NODE"),
+        # AZ_BATCH_MASTER_NODE='10.0.0.4:6000'    AZ_BATCHAI_MPI_MASTER_NODE='10.0.0.4' or 'localhost'
+        # Of AZ_BATCH_MASTER_NODE only the host is taken: "Do not use the port specified here for MPI or NCCL
+        # communication - it is reserved for the Azure Batch service". Neither exists in a single-node job.
+        addresses=("AZ_BATCH_MASTER_NODE", "AZ_BATCHAI_MPI_MASTER_NODE"),
+        job_id_variables=("AZUREML_RUN_ID",),
+        source="Azure Batch runtime environment variables; distributed GPU training guide of Azure Machine Learning",
+    ),
+    Platform(
+        name="sagemaker",
+        title="Amazon SageMaker",
+        markers=("SM_HOSTS", "TRAINING_JOB_NAME"),
+        # SM_HOSTS='["algo-1","algo-2"]': mpirun starts the ranks in this order. With instance groups of several kinds
+        # the first host may be in a group that has no ranks.
+        addresses=("SM_HOSTS",),
+        lists_hosts=True,
+        silenced_by="SM_IS_HETERO",
+        job_id_variables=("TRAINING_JOB_NAME",),
+        source="SageMaker Training Toolkit: environment variables, mpi.py",
+    ),
+    # No address: under mpirun the SLURM_STEP_NODELIST is that of mpirun's own daemons, and rank 0 need not be on the
+    # first host of SLURM_JOB_NODELIST. The slurm launcher reads its own step's list itself.
+    _allocation("slurm", "a Slurm allocation", "SLURM_JOB_ID", "srun(1), Slurm 22.05"),
+    Platform("flux", "a Flux instance", ("FLUX_URI",), source="flux-environment(7)"),
+    # No addresses for these: their lists begin with the host of the job script, which need not have a rank.
+    _allocation("pbs", "a PBS or Torque job", "PBS_JOBID", "qsub(1), OpenPBS and Torque"),
+    _allocation("lsf", "an LSF job", "LSB_JOBID", "IBM Spectrum LSF, 'Environment variables set for job execution'"),
+    # AWS_BATCH_JOB_ID is another on each node: the launcher of that name reads it.
+    Platform("awsbatch", "AWS Batch", ("AWS_BATCH_JOB_ID",), source="AWS Batch, 'Environment variables'"),
+    Platform(
+        name="kubernetes",
+        title="Kubernetes",
+        markers=("KUBERNETES_SERVICE_HOST",),
+        source="Kubernetes documentation, Service: environment variables",
+    ),
+)
+
+
+def recognise(environ: Mapping[str, str]) -> Platform | None:
+    """The platform that owns this machine, or None."""
+    return next((platform for platform in PLATFORMS if any(marker in environ for marker in platform.markers)), None)

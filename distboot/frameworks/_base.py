@@ -1,0 +1,172 @@
+"""What several frameworks have in common: their import, the variables that are exported, the end, and the context."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from ..agent import crash_hooks, hints
+from ..context import Context
+from ..detection import inherited
+from ..detection.export import EnvTransaction, variables
+from ..detection.placement import FIELDS
+from ..errors import DistbootError
+from ..host.network import NO_PROXIES, PROXIES
+from ..process import EXCEPTION, EXIT, WELL, exit_outcome, watch_exit
+from ..rendezvous.job_info import Barriers, JobInfo
+from ..text import first_line
+from . import Options
+
+_BARRIER_LIMIT = 1800.0  # seconds; what PyTorch gives a collective operation on Gloo
+
+
+_not_preloaded: dict[str, DistbootError] = {}
+
+
+def imported(module: str, install: str = "") -> Any:
+    """A framework's module; `install` says how to get it, by default: with pip."""
+    if module in _not_preloaded:  # a second attempt may fail in another way
+        raise _not_preloaded.pop(module)
+    package = module.partition(".")[0]
+    collects = gc.isenabled()
+    gc.disable()  # what an import makes stays; looking for garbage in it costs a tenth of the time of large ones
+    try:
+        return import_module(module)
+    except Exception as error:  # noqa: BLE001 - of packages that do not fit each other
+        if isinstance(error, ModuleNotFoundError) and error.name == package:
+            problem, hint = f"{package} is not installed in this Python", install or f"pip install {package}"
+        else:  # a library that it needs is not there, say
+            problem, hint = f"{module} cannot be imported: {first_line(error)}", "look at the installation on that host"
+        raise DistbootError("framework-not-installed", problem, hint) from None
+    finally:
+        if collects:
+            gc.enable()
+
+
+def preload(module: str) -> None:
+    """Import a framework's module while the ranks meet; if that fails, all of them hear of it when they have."""
+    try:
+        imported(module)
+    except DistbootError as error:
+        _not_preloaded[module] = error
+
+
+def export(job: JobInfo, exported: EnvTransaction, others: Mapping[str, str] = {}) -> None:
+    """Export this rank's place, which this process has joined as, and what only the one framework reads."""
+    placement, before = job.placement, exported.environ_before()
+    _, outer = inherited.strip(before)
+    # What the wrapper around us does for this rank it does until the end, for the next `init`, too.
+    wrapper = outer if outer is not None and outer.is_about(placement) else None
+    met, watched = wrapper is not None and wrapper.met, wrapper is not None and wrapper.watched
+    joined = os.getpid()
+    exported.write(variables(placement, before, joined=joined, others=others, met=met, watched=watched))
+
+
+def at_end(
+    *,
+    well: Callable[[], object],
+    exited: Callable[[], object] | None = None,  # by `sys.exit`
+    failed: Callable[[], object] | None = None,  # with an uncaught exception
+) -> None:
+    """Do one of these when the script ends, but not in a forked child."""
+    watch_exit()
+    pid, works = os.getpid(), {WELL: well, EXIT: exited, EXCEPTION: failed}
+
+    def run() -> None:
+        work = works[exit_outcome()]
+        if os.getpid() == pid and work is not None:
+            work()
+
+    atexit.register(run)
+
+
+@contextmanager
+def limited(job: JobInfo, what: str) -> Iterator[None]:
+    """End this process if the block has not ended within the join timeout: there is no other way out of C code.
+
+    Only for code that lets go of Python's lock while it waits; for other code there is `deadline`. `what` says for the
+    error what did not happen, for example "Horovod did not start".
+    """
+    late = DistbootError(
+        "join-timeout",
+        f"{what} within {job.join_timeout:g} s, although all ranks were ready to",
+        "look at the output of the other ranks; or for a firewall between the hosts",
+    ).of(job.placement.who)
+
+    def end() -> None:
+        os.write(2, f"distboot: {late}\n".encode())
+        crash_hooks.emit(crash_hooks.EXCEPTION, f"distboot.DistbootError: {first_line(late)}")  # as a traceback ends
+        os._exit(late.exit_code)
+
+    timer = threading.Timer(job.join_timeout, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # a script may fork next
+
+
+class Meets(NamedTuple):
+    """How the ranks wait for each other where it is not at keys of the agents: as the methods of `Barriers`."""
+
+    wait_for: Callable[..., None]
+    close: Callable[[], None]
+
+
+def context(
+    job: JobInfo,
+    exported: EnvTransaction,
+    options: Options,
+    *,
+    meets: Meets | None = None,
+    barrier: Callable[[], None] | None = None,
+    leave: Callable[[], None] = lambda: None,
+    is_up: Callable[[], bool] = lambda: True,
+    **adds: Any,
+) -> Context:
+    """The context of a framework that has started.
+
+    `barrier` is the framework's own, if it has one; `leave` ends the framework, if it is up; `adds` are fields.
+    """
+    hints.install()
+    if meets is None:
+        barriers = Barriers(job)
+        barrier = barrier or partial(barriers.barrier, options.timeout or _BARRIER_LIMIT)
+        meets = Meets(barriers.wait_for, barriers.close)
+    placement = job.placement
+    after = inherited.after_close(os.environ[inherited.VARIABLE])
+
+    def stop() -> None:
+        leave()
+        meets.close()
+        # What this process starts from now on may be the rank in its place.
+        exported.write({inherited.VARIABLE: after})
+
+    return Context(
+        framework=options.framework,
+        **{name: getattr(placement, name) for name in FIELDS},
+        hosts=job.hosts,
+        **adds,
+        _barrier=barrier or (lambda: None),
+        _wait_for=meets.wait_for,
+        _stop=stop,
+        _is_up=is_up,
+    )
+
+
+def past_proxies(environ: Mapping[str, str], hosts: Sequence[str]) -> dict[str, str]:
+    """What keeps gRPC from going to the peers through a proxy, where it takes waiting for ever for the way there."""
+    if not any(environ.get(name) for name in PROXIES):
+        return {}
+    known = next((environ[name].split(",") for name in NO_PROXIES if name in environ), [])
+    missing = [host for host in hosts if host not in known]
+    return {NO_PROXIES[0]: ",".join([*filter(None, known), *missing])} if missing else {}

@@ -1,0 +1,148 @@
+"""The network of this host: its interfaces, the variables that tell Gloo, NCCL and TensorPipe which one to use, and
+looking up a name under a time limit, as the resolver itself may take half a minute to give up.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+
+from ..errors import DistbootError
+from ..process import result_within
+from ..text import is_address, short_repr, without_mapping
+
+# From linux/netlink.h, rtnetlink.h, if_addr.h.
+_REQUEST_DUMP = 0x1 | 0x300
+_GET_ADDRESSES, _NEW_ADDRESS, _DONE, _ERROR = 22, 20, 3, 2
+_ADDRESS, _LOCAL = 1, 2
+
+_GLOO, _NCCL, _TENSORPIPE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"
+_HOROVOD = "HOROVOD_GLOO_IFACE"
+
+# gRPC, http_proxy_mapper.cc: in this order, and in lower case only. The first that is there is the one it reads.
+PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+NO_PROXIES = ("no_grpc_proxy", "no_proxy")
+
+Found = list[tuple[int, tuple[object, ...]]]  # family and socket address
+
+
+def addresses() -> list[tuple[str, str]]:
+    """Interface and address of all addresses of this host; empty where the kernel is not Linux or does not tell."""
+    if sys.platform != "linux":
+        return []
+    with suppress(OSError):
+        return _ask_kernel()
+    return []
+
+
+def interface_of(address: str) -> str | None:
+    """The name of the interface that has an address; None for loopback, which carries nothing to another host."""
+    address = without_mapping(address.partition("%")[0])
+    name = next((name for name, its in addresses() if its == address), None)
+    return None if name == "lo" else name
+
+
+def variables(interface: str | None, environ: Mapping[str, str]) -> dict[str, str | None]:
+    """What to set so that the frameworks use this interface: only what is not set yet."""
+    if interface is None:
+        return {}
+    # NCCL takes names for beginnings of names, unless a = comes first.
+    wanted: dict[str, str | None] = {_GLOO: interface, _NCCL: f"={interface}", _TENSORPIPE: interface}
+    unset = [name for name in wanted if name not in environ and not (name == _NCCL and _is_in_a_file(name, environ))]
+    return {name: wanted[name] for name in unset}
+
+
+def _is_in_a_file(name: str, environ: Mapping[str, str]) -> bool:
+    """Whether an administrator has set it for NCCL, which prefers the environment (NCCL documentation, nccl.conf)."""
+    own = environ.get("NCCL_CONF_FILE") or os.path.expanduser("~/.nccl.conf")
+    for path in (own, "/etc/nccl.conf"):
+        with suppress(OSError, UnicodeDecodeError), open(path, encoding="utf-8") as file:
+            if any(line.strip().startswith(f"{name}=") for line in file):
+                return True
+    return False
+
+
+def refuse_unknown(environ: Mapping[str, str], present: Sequence[str] | None = None) -> None:
+    """Refuse an interface that the user named and that this host, with the interfaces `present`, does not have."""
+    for variable in (_GLOO, _NCCL, _TENSORPIPE, _HOROVOD):
+        text = environ.get(variable, "")
+        if not text or text.startswith("^"):  # NCCL's way to name those that it is not to use
+            continue
+        present = [name for _, name in socket.if_nameindex()] if present is None else present
+        missing = _missing(text, present, prefixes=variable == _NCCL)
+        if missing is not None:
+            raise DistbootError(
+                "unknown-interface",
+                f"{variable}={short_repr(text)}, and this host has no interface "
+                f"{short_repr(missing.removeprefix('='))}: it has {', '.join(present)}",
+                f"name one of these, or unset {variable}: over several nodes the one that reaches rank 0 is then used",
+            )
+
+
+def _missing(text: str, present: Sequence[str], *, prefixes: bool) -> str | None:
+    """The name that no interface has. NCCL uses whatever matches of its list, the others need all of theirs."""
+    if not prefixes:
+        return next((name for name in text.split(",") if name not in present), None)
+    exact, names = text.startswith("="), text.removeprefix("=").split(",")
+    # A port or an alias may follow the name: eth0:1
+    wanted = [name.partition(":")[0] for name in names if name]
+    matches = (name == word if exact else name.startswith(word) for word in wanted for name in present)
+    return None if any(matches) else text
+
+
+def _ask_kernel() -> list[tuple[str, str]]:
+    names = dict(socket.if_nameindex())
+    found: list[tuple[str, str]] = []
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as kernel:  # 0: NETLINK_ROUTE
+        kernel.settimeout(2.0)
+        kernel.sendall(struct.pack("=IHHIIBxxxI", 24, _GET_ADDRESSES, _REQUEST_DUMP, 1, 0, socket.AF_UNSPEC, 0))
+        while True:
+            data = kernel.recv(65536)
+            while len(data) >= 16:
+                length, kind = struct.unpack_from("=IH", data)
+                if kind in (_DONE, _ERROR) or length < 16:
+                    return found
+                if kind == _NEW_ADDRESS:
+                    found += _address(data[16:length], names)
+                data = data[(length + 3) & ~3 :]
+
+
+def _address(message: bytes, names: Mapping[int, str]) -> list[tuple[str, str]]:
+    family, _, _, _, index = struct.unpack_from("=BBBBI", message)
+    attributes, rest = {}, message[8:]
+    while len(rest) >= 4:
+        length, kind = struct.unpack_from("=HH", rest)
+        if length < 4:
+            break
+        attributes[kind] = rest[4:length]
+        rest = rest[(length + 3) & ~3 :]
+    raw = attributes.get(_LOCAL, attributes.get(_ADDRESS))  # on a point-to-point link the latter is the other end's
+    if raw is None or index not in names or family not in (socket.AF_INET, socket.AF_INET6):
+        return []
+    return [(names[index], socket.inet_ntop(family, raw))]
+
+
+def look_up(host: str, port: int | None, limit: float) -> Found:
+    """Family and socket address of each address of a host."""
+    if is_address(host):
+        return _ask(host, port)
+    late = f"no name server answered within {limit:.1f} s"
+    return result_within(limit, "distboot-resolve", partial(_ask, host, port), late)
+
+
+def is_this_host(name: str) -> bool:
+    """Whether a name is that of this very host, which it need not resolve for."""
+    return name.partition(".")[0].lower() == socket.gethostname().partition(".")[0].lower()
+
+
+def _ask(host: str, port: int | None) -> Found:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:  # a name that cannot be one
+        raise OSError(str(error)) from None
+    return [(family, address) for family, _, _, _, address in found]

@@ -1,1 +1,0 @@
-"""What the wrapper puts before PYTHONPATH. Nothing here is imported by distboot itself."""

@@ -1,0 +1,265 @@
+"""The connections of rank 0: accepted, read, refused and dropped within limits, whatever is at the other end."""
+
+from __future__ import annotations
+
+import errno
+import selectors
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import NamedTuple
+
+from ..text import escape_control, format_address, without_mapping
+from .messages import LONGEST_TEXT, Refused
+from .protocol import Channel, Frame, Frames, ProtocolError, random_nonce
+
+_OWN = 64  # files that the process has open for itself
+_REPORT_LIMIT = 10.0  # seconds that a peer has to report
+_SPARE = 64  # connections beyond those of the ranks, for those that have not reported
+_ACCEPTED_AT_ONCE = 64
+_MOST_REASONS = 100  # for refusing a connection, that are counted
+_SAID_OF_A_REASON = (1, 10, 100, 1000)  # which refusals for one reason get a line
+
+
+class DetachedConnection(NamedTuple):
+    """An open connection, with the rank at its other end, and what its messages are authenticated with."""
+
+    rank: int
+    connection: socket.socket
+    channel: Channel
+
+
+def files_allowed() -> int:
+    """The soft limit of this process (getrlimit(2))."""
+    import resource  # not on Windows, where nothing of this runs; here, as elsewhere, so that importing works
+
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def allow_files(connections: int, say: Callable[[str], None]) -> int | None:
+    """Raise the soft limit for so many connections, `say` it if that does not go far enough, and return what it was.
+
+    None: it stays.
+    """
+    import resource
+
+    needed = connections + _OWN
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return None
+    reachable = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (reachable, hard))
+    if files_allowed() < needed:
+        say(
+            f"warning: {needed} open files are needed for the connections of all ranks, and this process may "
+            f"have {files_allowed()}: raise the limit (ulimit -Hn, LimitNOFILE=, docker run --ulimit nofile=…)"
+        )
+    return soft
+
+
+def send_to_all(outgoing: Mapping[socket.socket, Callable[[], bytes]], limit: float) -> None:
+    """Send to each of these non-blocking sockets what its function returns, within `limit` seconds in all.
+
+    A peer that has gone, or does not take it in time, does without: what waits for it next will say so.
+    """
+    left: dict[socket.socket, memoryview] = {}
+    end = time.monotonic() + limit
+    with selectors.PollSelector() as selector:  # which needs no file of its own: there may be none left
+        for connection in outgoing:
+            selector.register(connection, selectors.EVENT_WRITE)
+        while selector.get_map() and time.monotonic() < end:
+            for key, _ in selector.select(0.5):
+                connection: socket.socket = key.fileobj  # type: ignore[no-redef]
+                # Asked for only now: thousands of copies of a membership would fill the memory.
+                data = left.pop(connection, None) or memoryview(outgoing[connection]())
+                rest = _sent(connection, data)
+                if rest:
+                    left[connection] = rest
+                else:
+                    selector.unregister(connection)
+
+
+def _sent(connection: socket.socket, data: memoryview) -> memoryview:
+    """What is left once the socket has taken what it takes."""
+    try:
+        return data[connection.send(data) :]
+    except BlockingIOError:
+        return data
+    except OSError:
+        return data[:0]
+
+
+class Connection:
+    """One connection."""
+
+    __slots__ = ("at", "born", "challenge", "channel", "frames", "rank", "socket", "welcomed")
+
+    def __init__(self, connection: socket.socket, at: str) -> None:
+        self.socket = connection
+        self.at = at
+        self.born = time.monotonic()
+        self.frames = Frames()
+        self.challenge = random_nonce()
+        self.channel: Channel | None = None  # once it has said hello
+        self.welcomed = 0.0  # seconds since the epoch, when its hello was answered
+        self.rank: int | None = None  # once it has reported
+
+    def own_address(self) -> str:
+        try:
+            address: str = self.socket.getsockname()[0]
+        except OSError:
+            return ""
+        return without_mapping(address)
+
+
+class OutOfFilesError(Exception):
+    """A connection cannot be accepted, because this process may open no more files."""
+
+
+class ConnectionPool:
+    """All connections of rank 0."""
+
+    def __init__(
+        self,
+        listener: socket.socket,  # which stays open
+        ranks: int,
+        take: Callable[[Connection, Frame], None],  # raises `ProtocolError` if the peer does not belong
+        lost: Callable[[Connection], None],  # called when a connection has ended
+        say: Callable[[str], None],
+    ) -> None:
+        self._listener = listener
+        self.room = ranks + _SPARE
+        self._take, self._lost, self._say = take, lost, say
+        self._peers: dict[socket.socket, Connection] = {}
+        self._unauthenticated: dict[socket.socket, Connection] = {}  # those that have not reported, the oldest first
+        self._refused: Counter[str] = Counter()  # why connections were refused
+        self._checked = 0.0
+        self._selector = selectors.DefaultSelector()
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
+
+    def poll(self, seconds: float) -> None:
+        """Take what comes, waiting for it at most so long; `OutOfFilesError`: there is no file for a new connection."""
+        now = time.monotonic()
+        if now >= self._checked + 0.5:
+            self._checked = now
+            self._refuse_late(now)
+        ready = [key.fileobj for key, _ in self._selector.select(max(min(seconds, 0.5), 0.0))]
+        for file in ready:
+            if file in self._peers:  # it may have gone in this very round
+                self._read(self._peers[file])
+        if self._listener in ready:  # last: a connection with something to read is not to make room for a new one
+            self._accept()
+
+    def mark_authenticated(self, peer: Connection) -> None:
+        """The peer has reported, and may take its time from now on."""
+        self._unauthenticated.pop(peer.socket, None)
+
+    def send(self, peer: Connection, data: bytes) -> None:
+        """Send what fits into an empty socket buffer; a peer that leaves no room for it is dropped."""
+        try:
+            peer.socket.send(data)
+        except OSError:
+            self.drop(peer)
+
+    def drop(self, peer: Connection) -> None:
+        if self._peers.pop(peer.socket, None) is not None:
+            self._unauthenticated.pop(peer.socket, None)
+            self._selector.unregister(peer.socket)
+            peer.socket.close()
+            self._lost(peer)
+
+    def detach(self, peer: Connection) -> None:
+        """Leave a connection to the caller, as it is."""
+        if self._peers.pop(peer.socket, None) is not None:
+            self._selector.unregister(peer.socket)
+
+    def drop_unauthenticated(self) -> None:
+        for peer in list(self._unauthenticated.values()):
+            self.drop(peer)
+
+    def refusals(self) -> str:
+        """Which connections were refused and why, as the end of a sentence; empty if no one was."""
+        return "".join(f"; {count} refused: the peer {why}" for why, count in self._refused.most_common(3))
+
+    def fileno(self) -> int:
+        """What is readable when `poll` has something to do."""
+        return int(self._selector.fileno())
+
+    def accept_no_more(self) -> None:
+        """Leave those that come to whatever takes the listening socket."""
+        with suppress(KeyError, ValueError):  # ValueError: it is closed
+            self._selector.unregister(self._listener)
+
+    def accept_again(self) -> None:
+        """Take also those that have come since `accept_no_more`."""
+        with suppress(KeyError, ValueError):
+            self._selector.register(self._listener, selectors.EVENT_READ)
+
+    def close(self) -> None:
+        for peer in self._peers.values():
+            peer.socket.close()
+        self._peers.clear()
+        self._unauthenticated.clear()
+        self._selector.close()
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                connection, at = self._listener.accept()
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                    return  # it has gone again
+                if len(self._unauthenticated) > 1:  # with one, the ranks have all files that there are
+                    self._drop_oldest()
+                    return
+                raise OutOfFilesError from None
+            if len(self._peers) >= self.room:
+                self._drop_oldest()
+            connection.setblocking(False)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            peer = Connection(connection, format_address(at[0], at[1]))
+            self._peers[connection] = self._unauthenticated[connection] = peer
+            self._selector.register(connection, selectors.EVENT_READ)
+
+    def _drop_oldest(self) -> None:
+        oldest = next(iter(self._unauthenticated.values()))
+        self._read(oldest)  # it may be a rank that has not been heard yet
+        if oldest.socket in self._unauthenticated:
+            self.drop(oldest)
+
+    def _read(self, peer: Connection) -> None:
+        try:
+            data = peer.socket.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.drop(peer)
+            return
+        try:
+            for frame in peer.frames.feed(data):
+                self._take(peer, frame)
+                if peer.socket not in self._peers:  # it has gone already
+                    return
+        except ProtocolError as error:
+            self._refuse(peer, str(error))
+
+    def _refuse(self, peer: Connection, why: str) -> None:
+        why = escape_control(why)
+        if why in self._refused or len(self._refused) < _MOST_REASONS:
+            self._refused[why] += 1
+        if self._refused[why] in _SAID_OF_A_REASON:
+            self._say(f"refused a connection from {peer.at}: the peer {why}; the job goes on")
+        self.send(peer, (peer.channel or Channel()).sign(Refused(f"the peer {why}"[:LONGEST_TEXT])))
+        self.drop(peer)
+
+    def _refuse_late(self, now: float) -> None:
+        for peer in list(self._unauthenticated.values()):
+            if now - peer.born <= _REPORT_LIMIT:
+                break  # and all that follow are younger
+            self._refuse(peer, f"did not report within {_REPORT_LIMIT:g} s")

@@ -1,0 +1,216 @@
+"""Rank 0's side of the rendezvous: it listens, admits the ranks of the job, and answers all of them at once."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import NoReturn
+
+from ..errors import DistbootError
+from ..report import JoinLog, StartupTimeline
+from ..text import log_line, short_repr
+from .connection_pool import (
+    Connection,
+    ConnectionPool,
+    DetachedConnection,
+    OutOfFilesError,
+    allow_files,
+    files_allowed,
+    send_to_all,
+)
+from .join_table import JoinTable, consistency_warnings, refuse_several_frameworks
+from .membership import Membership, build_membership
+from .messages import ONE_DISTBOOT, Failed, Hello, Refused, Welcome, WorkerInfo, as_problem
+from .protocol import VERSION, Broadcast, Channel, Frame, JobCredentials, ProtocolError, decode
+
+_ANSWER_LIMIT = 10.0  # seconds that all of them together have to take the answer
+_PROGRESS = 5.0  # seconds between two lines
+_LINGER = 0.5  # seconds for ranks that come a little later than a failure to hear of it
+
+
+class Coordinator:
+    """The rendezvous as rank 0 holds it."""
+
+    def __init__(
+        self,
+        listener: socket.socket,  # which stays open
+        own: WorkerInfo,
+        credentials: JobCredentials,
+        wanted: Callable[[], None] = lambda: None,  # called again and again; raises if it is not to wait any more
+    ) -> None:
+        self.table = JoinTable(own.world_size, by_node=own.ranks > 0)
+        self.warnings: list[str] = []  # what the ranks should have alike and have not
+        self.log = JoinLog(own)
+        self.open_files: int | None = None  # the soft limit before it was raised for all connections; None: it was not
+        self.reachability_hint = ""  # why ranks may be missing, to be said with them
+        self.hint = "look at the output of the missing ranks: they ended early, never started, or cannot reach rank 0"
+        self._own, self._credentials, self._wanted = own, credentials, wanted
+        self._say: Callable[[str], None] = partial(log_line, f"{self.table.unit} 0")
+        self.pool = ConnectionPool(listener, own.world_size, self._take, self._lost, self._say)
+        self._at: dict[int, Connection] = {}  # by rank
+        self._rejected: Connection | None = None  # whose record ended the rendezvous
+        self._has_met = False
+        self._failure: Failed | None = None  # once it has failed: why, as all ranks are told
+        self._told = 0
+        self._end = 0.0
+        self._limit = ""  # what ended the waiting for ranks, as the error says it
+
+    def wait_for_join(self, join_timeout: float, *, warn: bool = True) -> Membership:
+        """Wait for all ranks and answer them with the membership; `warn` of what they should have alike and have not.
+
+        Raises:
+            DistbootError: `missing-rank`, or what is wrong with the job; every rank that is there gets it, too.
+        """
+        self._end, self._limit = time.monotonic() + join_timeout, f"within {join_timeout:g} s"
+        try:
+            self.open_files = allow_files(self.pool.room, self._say)
+            self.table.add(self._own)
+            self._wait(lambda: self.table.is_complete, self._missing)
+            membership = replace(build_membership(self.table.in_order()), master_addr=self._reached())
+            if membership.by_node:
+                self.table.spread(membership)
+                self.log.spread(membership)
+            records = self.table.in_order()
+            refuse_several_frameworks(records, membership)
+            self.warnings = consistency_warnings(records, membership, StartupTimeline(self.log).offsets())
+            for warning in self.warnings if warn else ():
+                self._say(f"warning: {warning}")
+        except DistbootError as error:
+            self._abort(error)
+            raise
+        self.log.add("all_joined", findings=self.warnings)
+        self.pool.drop_unauthenticated()  # they come too late for it
+        self._broadcast(membership.as_message())
+        self._has_met = True
+        return membership
+
+    def serve(self) -> None:
+        """Once the ranks have met: tell those that still come why they are too late."""
+        try:
+            self.pool.poll(0.0)
+        except OutOfFilesError:
+            self.pool.accept_no_more()
+
+    def detach_all(self) -> list[DetachedConnection]:
+        """The connections, which are the caller's now."""
+        detached = []
+        for rank, peer in sorted(self._at.items()):
+            self.pool.detach(peer)
+            if peer.channel is not None:
+                detached.append(DetachedConnection(rank, peer.socket, peer.channel))
+        return detached
+
+    def close(self) -> None:
+        self.pool.close()
+
+    def _reached(self) -> str | None:
+        """The address of this host under which the ranks of other nodes reached it; None when there are none."""
+        elsewhere = [peer for rank, peer in self._at.items() if self.table.records[rank].node != self._own.node]
+        addresses = Counter(peer.own_address() for peer in elsewhere)
+        return addresses.most_common(1)[0][0] if addresses else None
+
+    def _missing(self) -> DistbootError:
+        table = self.table
+        why = f"{table.describe_departed()}{self.reachability_hint}{self.pool.refusals()}"
+        joined = f"{len(table.records)} of {table.world_size} {table.unit}s joined {self._limit}"
+        return DistbootError("missing-rank", f"{joined}, missing {table.describe_missing()}{why}", self.hint)
+
+    def _wait(self, over: Callable[[], bool], late: Callable[[], DistbootError]) -> None:
+        next_line = time.monotonic() + 1.0  # what is there within a second needs no line
+        while not over():
+            self._wanted()
+            now = time.monotonic()
+            if now >= self._end:
+                raise late()
+            if now >= next_line:
+                next_line = now + _PROGRESS
+                progress = f"{self.table.progress()}{self.table.describe_departed()}{self.reachability_hint}"
+                self._say(f"{progress}; waiting for {self._end - now:.0f} s more")
+            try:
+                self.pool.poll(min(self._end, next_line) - now)
+            except OutOfFilesError:
+                if self._failure is None:
+                    raise self._too_few_files() from None
+                self.pool.accept_no_more()  # all that are there hear of the failure
+
+    def _too_few_files(self) -> DistbootError:
+        needed = f"too few for the connections of {self.table.world_size} {self.table.unit}s"
+        why = f"rank 0 may open {files_allowed()} files, {needed}; {len(self.table.records)} of them had joined"
+        hint = "raise the limit for rank 0 (ulimit -n, LimitNOFILE=, or docker run --ulimit nofile=…)"
+        return DistbootError("too-few-files", why, hint)
+
+    def _take(self, peer: Connection, frame: Frame) -> None:
+        if peer.channel is None:
+            self._take_hello(peer, decode(peer.frames.inflated(frame), Hello))
+        elif peer.rank is None:
+            self._take_worker(peer, peer.channel, peer.channel.verify(frame, peer.frames, WorkerInfo))
+        else:
+            raise ProtocolError("reports twice on one connection")
+
+    def _take_hello(self, peer: Connection, hello: Hello) -> None:
+        if hello.job != self._credentials.job:
+            raise ProtocolError("belongs to another job")
+        if hello.version != VERSION:
+            self._refuse_version(peer, hello.version)
+        peer.channel = Channel(self._credentials.secret, "rank 0", peer.challenge, hello.nonce)
+        peer.welcomed = time.time()
+        self.pool.send(peer, peer.channel.sign(Welcome(peer.challenge)))
+
+    def _refuse_version(self, peer: Connection, version: int) -> NoReturn:
+        text = f"speaks version {version} of the protocol, and rank 0 {VERSION}"
+        if self._credentials.secret or self._has_met:  # it is not proved that it is of this job, or it is too late
+            raise ProtocolError(text)
+        self.pool.send(peer, Channel().sign(Refused(f"the peer {text}", incompatible=True)))
+        raise DistbootError("version-mismatch", f"the peer at {peer.at} {text}", ONE_DISTBOOT)
+
+    def _take_worker(self, peer: Connection, channel: Channel, record: WorkerInfo) -> None:
+        rank = record.rank
+        if self._failure is not None:
+            self.pool.send(peer, channel.sign(self._failure))
+            self._told += 1
+            return
+        if self._has_met:
+            first = self.table.records.get(rank, record)
+            there = f"is there already, as process {first.pid} on {short_repr(first.host)}"
+            raise ProtocolError(f"comes after the roll call, and {self.table.unit} {rank} {there}")
+        self.pool.mark_authenticated(peer)
+        self._rejected = peer
+        self.table.add(record)
+        self._rejected = None
+        earlier = self._at.get(rank)
+        self._at[rank], peer.rank = peer, rank
+        if earlier is not None:  # the same process, over a new connection
+            earlier.rank = None
+            self.pool.drop(earlier)
+        self.log.joined(record, peer.welcomed)
+        end = time.monotonic() + record.patience
+        if end < self._end - 1.0:
+            self._limit = f"within the join timeout of {self.table.unit} {rank}, which was over first"
+        self._end = min(end, self._end)  # when the first rank is out of patience, all are told who is missing
+
+    def _lost(self, peer: Connection) -> None:
+        if peer.rank is not None:
+            del self._at[peer.rank]
+            self.table.remove(peer.rank)
+            self.log.add("left", peer.rank)
+
+    def _abort(self, error: DistbootError) -> None:
+        """Tell all that are there, and for a moment also those that come a little later."""
+        failure = Failed(as_problem(error))
+        self._broadcast(failure)
+        self._failure, self._told = failure, len(self._at)
+        self._end = min(self._end, time.monotonic() + _LINGER)
+        with suppress(DistbootError):
+            self._wait(lambda: self._told >= self._own.world_size - 1, lambda: error)
+        self.close()
+
+    def _broadcast(self, message: object) -> None:
+        broadcast = Broadcast(message)
+        told = {*self._at.values(), *([self._rejected] if self._rejected else [])}
+        outgoing = {peer.socket: partial(broadcast.sign, peer.channel) for peer in told if peer.channel is not None}
+        send_to_all(outgoing, _ANSWER_LIMIT)

@@ -1,0 +1,221 @@
+"""`JobInfo`: what a process holds once all ranks have met. `Barriers`: where its script waits for the other ranks."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Protocol, TypeVar
+
+from ..detection.placement import Placement
+from ..errors import DistbootError, with_rank
+from ..report import ALL_READY, IMPORTED, EventLog
+from ..text import first_line
+from .messages import BARRIER, Arrive, Key, Ready, as_problem
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .connection_pool import DetachedConnection
+    from .join import Joined
+    from .membership import JoinResult, Membership
+
+T = TypeVar("T")
+
+
+class Link(Protocol):
+    """The way to the agent of this rank."""
+
+    def get_ready(self, message: Ready) -> dict[int, str]:
+        """Wait until all ranks are ready: what they offer, by rank."""
+
+    def arrive(self, message: Arrive) -> None:
+        """Wait at a key, or lead there."""
+
+    def listener(self, port: int) -> socket.socket | None:
+        """Rank 0's listening socket at its port, which is the caller's now; None: it is not to be had."""
+
+    def keep(self) -> None:
+        """The listening socket is not needed."""
+
+    def log(self) -> EventLog | None:
+        """What rank 0 has learned of the job; None on all other ranks."""
+
+    def leave(self) -> None:
+        """The context is closed: this rank comes to no key any more, and any process may have its port."""
+
+
+class JobInfo:
+    """All ranks have met, or were not to.
+
+    Args:
+        placement: this process's place, exact once they have met, with the address and port where rank 0 was reached.
+        join_timeout: seconds for all ranks to be ready once they have met.
+    """
+
+    def __init__(self, placement: Placement, join_timeout: float) -> None:
+        self.placement, self.join_timeout = placement, join_timeout
+        self.membership: Membership | None = None  # None when the ranks have not met
+        self.warnings: list[str] = []  # what they should have alike and have not, as rank 0 knows it
+        self.interface: str | None = None  # that leads to the other nodes, if there are any, and it is known
+        self.own_address = "127.0.0.1"  # of this host for the ranks of the other nodes; loopback when there are none
+        self.store_address: tuple[str, int] | None = None  # of rank 0's listening socket, once the ranks have met
+        self.offers: dict[int, str] = {}  # what the ranks have offered when they were ready, by rank
+        self.joined: Joined | None = None  # the agent's part, where this very process is the agent
+        self.link: Link | None = None  # the way to the agent, if there is one
+        self.framework = ""  # that is about to be started, and has to be the same on all ranks; empty: any
+        self.count = 1  # how often this process has got ready, this time included
+        self.when_ready: Callable[[], None] = lambda: None  # called when all ranks are ready to start the framework
+        self.is_watched = False  # whether failure detection has begun
+        self.is_listener_taken = False  # whether the script has rank 0's listening socket
+        self.steps: dict[str, float] = {}  # when this rank took which (`report.timeline`), in seconds since the epoch
+        self._met = time.monotonic()
+
+    def take(self, result: JoinResult) -> None:
+        """The ranks have met: what the agent knows now."""
+        self._met = time.monotonic()
+        self.membership, self.warnings = result.membership, list(result.warnings)
+        self.interface, self.own_address = result.interface, result.own_address
+        self.store_address = (result.store_host, result.port)
+        where: dict[str, object] = {"master_addr": result.host}
+        if self.placement.launcher != "torchrun":  # the port of whose agent stays its own
+            where["master_port"] = result.port
+        placement = self.placement.with_fields("roll call: where rank 0 was reached", where)
+        if self.joined is None or not self.joined.plan.own.ranks:  # else it is a node's, and not that of a rank
+            exact = asdict(self.membership.place(placement.rank))
+            placement = placement.with_fields("roll call: all ranks together", exact)
+        self.placement = placement
+
+    def of_rank(self, placement: Placement) -> JobInfo:
+        assert self.joined is not None
+        assert self.joined.result is not None
+        job = JobInfo(placement, self.join_timeout)
+        job.take(self.joined.result)
+        return job
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Host name of each node, by node rank; empty when the ranks have not met."""
+        return () if self.membership is None else self.membership.hosts
+
+    def ready(self, step: Callable[[], tuple[T, Ready]]) -> T:
+        """Take a step that may fail on some ranks only, and fail on all of them with the first failure of any.
+
+        It returns its result, and what the other ranks are to know of it: see `offers`.
+        """
+        result, own, failure = _taken(step)
+        if failure is None:
+            self.mark(IMPORTED)
+        self.offers = {} if own.offer is None else {self.placement.rank: own.offer}
+        if self.link is not None:
+            left = max(self._met + self.join_timeout - time.monotonic(), 0.5)
+            try:
+                own = replace(own, framework=self.framework, count=self.count, limit=left)
+                self.offers = self.link.get_ready(own)
+            except DistbootError:
+                if failure is None:
+                    raise
+        if failure is not None:
+            raise failure
+        self.mark(ALL_READY)
+        self.when_ready()
+        assert result is not None
+        return result
+
+    def mark(self, step: str) -> None:
+        self.steps[step] = time.time()
+
+    @property
+    def log(self) -> EventLog | None:
+        """What rank 0 has learned so far; None on all other ranks."""
+        known = self.joined or self.link
+        return None if known is None else known.log()
+
+    def detach_all(self) -> list[DetachedConnection]:
+        """The connections of this process, which are the caller's now."""
+        return [] if self.joined is None or self.joined.side is None else self.joined.side.detach_all()
+
+    def take_listener(self) -> int | None:
+        """The file descriptor of rank 0's listening socket, which is the caller's now; None on all other ranks."""
+        if self.placement.rank != 0 or self.store_address is None:
+            return None
+        self.is_listener_taken = True
+        if self.link is not None:
+            listener = self.link.listener(self.store_address[1])
+        else:
+            listener = None if self.joined is None else self.joined.take_listener()
+        return None if listener is None else listener.detach()
+
+    def close(self) -> None:
+        if self.joined is not None:
+            self.joined.close()
+
+
+def alone(placement: Placement, join_timeout: float) -> JobInfo:
+    """What a process holds where the rendezvous is off.
+
+    Raises:
+        DistbootError: `rendezvous-needed`, the environment alone leaves something open.
+    """
+    fields = ("local_rank", "local_world_size", "node_rank", "num_nodes")
+    unknown = ", ".join(field for field in fields if getattr(placement, field) is None)
+    if unknown:
+        why = f"DISTBOOT_RENDEZVOUS=0, and launcher {placement.launcher!r} does not say the {unknown}"
+        hint = "unset DISTBOOT_RENDEZVOUS: the ranks find it out when they meet"
+        raise DistbootError("rendezvous-needed", why, hint)
+    return JobInfo(placement, join_timeout)
+
+
+def _taken(step: Callable[[], tuple[T, Ready]]) -> tuple[T | None, Ready, DistbootError | None]:
+    try:
+        return *step(), None
+    except DistbootError as error:
+        failure = error
+    except Exception as error:  # noqa: BLE001 - whatever a driver says, the other ranks must hear of it
+        failure = DistbootError("device-failed", first_line(error), "look at this rank's device and driver")
+    return None, Ready(problem=as_problem(failure)), failure
+
+
+class Barriers:
+    """Where the ranks of a job wait for each other: keys, at which their agents let them on."""
+
+    def __init__(self, job: JobInfo) -> None:
+        self._alone, self._who = job.placement.world_size == 1, job.placement.who
+        self._link = job.link
+        self._counts: Counter[tuple[str, int | None]] = Counter()
+        self._process = os.getpid()
+        if self._link is not None and job.placement.rank == 0 and not job.is_listener_taken:
+            self._link.keep()
+
+    def barrier(self, limit: float) -> None:
+        """Wait until all ranks are here, which may come later than each other by `limit` seconds."""
+        self.wait_for(BARRIER, limit, opens=False)
+
+    def wait_for(
+        self, what: str, limit: float, *, opens: bool, node: int | None = None, failure: str | None = None
+    ) -> None:
+        """Wait for a leader at `what`, "main_first()" say, or, `opens`, be it, and let those on that wait, or will.
+
+        Rank 0 leads, or the first rank of a node. A `failure` of the leader is why the others are not to go on.
+
+        Raises:
+            DistbootError: `missing-rank`, the leader was not through in time, or a rank has not waited so long;
+                `rank-failed`, the leader has failed.
+        """
+        self._counts[what, node] += 1
+        key = Key(what, node, self._counts[what, node])
+        with with_rank(self._who):
+            if os.getpid() != self._process:
+                why = f"{what} in a process that the rank forked: the rank is process {self._process}"
+                raise DistbootError("already-joined", why, "leave it to that one")
+            if self._link is not None:
+                self._link.arrive(Arrive(key, limit, opens, failure))
+            elif not self._alone:
+                why = f"{key.text} needs the roll call, and it is off"
+                raise DistbootError("rendezvous-needed", why, "unset DISTBOOT_RENDEZVOUS")
+
+    def close(self) -> None:
+        if self._link is not None and os.getpid() == self._process:
+            self._link.leave()

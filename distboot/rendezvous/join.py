@@ -1,0 +1,186 @@
+"""The agent's side of how the ranks meet: rank 0's admits the others, which report to it. Detection is over by then."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from ..errors import DistbootError
+from ..host import network
+from ..report import EventLog
+from ..text import log_line
+from .coordinator import Coordinator
+from .membership import LOOPBACK, JoinPlan, JoinResult
+from .ports import PortInUse, PortInUseByThisJob, PortLease, listening
+from .protocol import JobCredentials
+from .worker import NoAnswerError, Worker
+
+_CALL = 1.0  # seconds for what has our port, or our address, to say that it is rank 0 of this very job
+
+
+@dataclass(slots=True)
+class Joined:
+    """An agent with its connections, once all ranks have met; or while they do."""
+
+    plan: JoinPlan
+    result: JoinResult | None = None  # once they have
+    side: Coordinator | Worker | None = None
+    listener: socket.socket | None = None  # of rank 0
+    lease: PortLease | None = None  # what keeps other jobs from its port
+    open_files: int | None = None  # the soft limit before it was raised for all connections; None: it was not
+    wanted: Callable[[], None] = field(default=lambda: None)  # called again and again while they meet; may raise
+
+    def join(self) -> JoinResult:
+        """Meet all other ranks; `DistbootError`: what `Coordinator.wait_for_join` and `Worker.report` raise."""
+        self.result = self._as_rank_0() if self.plan.own.rank == 0 else self._as_another_rank()
+        return self.result
+
+    def log(self) -> EventLog | None:
+        """What rank 0 has learned so far; None on all other ranks."""
+        return self.side.log if isinstance(self.side, Coordinator) else None
+
+    def take_listener(self) -> socket.socket | None:
+        """Rank 0's listening socket, which is the caller's now, so that none of ours answers there any more."""
+        listener, self.listener = self.listener, None
+        if isinstance(self.side, Coordinator):
+            self.side.pool.accept_no_more()
+        return listener
+
+    def close_listener(self) -> None:
+        """Let another process listen at the port of rank 0, and keep other jobs away from it."""
+        listener = self.take_listener()
+        if listener is not None:
+            listener.close()
+
+    def release_port(self) -> None:
+        """Let any process have the port of rank 0."""
+        self.close_listener()
+        if self.lease is not None:
+            self.lease.close()
+
+    def close(self) -> None:
+        for each in (self.side, self.listener, self.lease):
+            if each is not None:
+                each.close()
+
+    @property
+    def _credentials(self) -> JobCredentials:
+        return JobCredentials(self.plan.job, self.plan.secret)
+
+    def _as_rank_0(self) -> JoinResult:
+        plan, port = self.plan, self._listen()
+        assert self.listener is not None
+        self.side = coordinator = Coordinator(self.listener, plan.own, self._credentials, self.wanted)
+        given = plan.hosts[0]
+        addresses = _look_up(given, port)
+        if plan.is_certain and _hint_at_unreachable(coordinator, given, addresses):
+            self._refuse_second_rank_0(given, port)
+        membership = coordinator.wait_for_join(plan.join_timeout, warn=not plan.again)
+        self.open_files = coordinator.open_files
+        reached = membership.master_addr
+        return JoinResult(
+            membership,
+            tuple(coordinator.warnings),
+            host=given if addresses and plan.is_certain else reached or LOOPBACK,
+            port=port,
+            own_address=reached or LOOPBACK,
+            interface=reached and network.interface_of(reached),
+        )
+
+    def _as_another_rank(self) -> JoinResult:
+        plan, wanted = self.plan, self.wanted
+        self.side = worker = Worker(
+            plan.hosts, plan.ports, plan.own, self._credentials, source=plan.source, wanted=wanted
+        )
+        membership = worker.report(plan.join_timeout, quiet=plan.quiet)
+        own_address, interface = LOOPBACK, None
+        if membership.master_addr is not None:
+            # On rank 0's own host the way to it is loopback, and the way to the others is its address.
+            here = network.interface_of(membership.master_addr)
+            own_address = membership.master_addr if here else worker.own_address()
+            interface = here or network.interface_of(own_address)
+        return JoinResult(
+            membership,
+            # A host need not know its own name: the address, then, that the others have come to.
+            host=worker.host if worker.resolves else membership.master_addr or LOOPBACK,
+            port=worker.port,
+            store_host=worker.address_of_rank_0(),
+            own_address=own_address,
+            interface=interface,
+        )
+
+    def _listen(self) -> int:
+        """Listen at the first port that is to be had."""
+        taken: list[tuple[int, str]] = []
+        for port in self.plan.ports:
+            try:
+                self.lease = None if self.plan.again and not taken else PortLease(port, self._credentials)
+                self.listener = listening(port)
+            except PortInUse as reason:
+                if self.lease is not None:
+                    self.lease.close()
+                self._refuse_second_rank_0(LOOPBACK, port)
+                if isinstance(reason, PortInUseByThisJob):  # and does not answer: it is past the rendezvous
+                    raise _duplicate(port) from None
+                taken.append((port, str(reason)))
+                continue
+            if taken:
+                reasons = ", ".join(f"port {other} is taken ({why})" for other, why in taken)
+                log_line("rank 0", f"{reasons}; the ranks meet at port {port}")
+            return port
+        reasons = "; ".join(f"{port}: {why}" for port, why in taken)
+        hint = "set MASTER_PORT to a free port for all processes"
+        raise DistbootError(
+            "port-taken", f"rank 0 cannot listen on any of the ports that the ranks try: {reasons}", hint
+        )
+
+    def _refuse_second_rank_0(self, host: str, port: int) -> None:
+        """Report to what listens there: if it is rank 0 of this very job, there are two of us, and it will say so."""
+        with suppress(NoAnswerError):
+            Worker([host], [port], self.plan.own, self._credentials).try_once(_CALL)
+
+
+def _duplicate(port: int) -> DistbootError:
+    why = f"rank 0 of this very job is on this host already, and its ranks have met at port {port}"
+    own = "two jobs without a job id need each its own MASTER_PORT or DISTBOOT_SECRET"
+    return DistbootError("duplicate-rank", why, f"look for a second copy of the job; {own}")
+
+
+def _hint_at_unreachable(coordinator: Coordinator, given: str, addresses: network.Found) -> bool:
+    """Say with missing ranks why they may not find rank 0, if something speaks for it; whether it is elsewhere."""
+    from ..detection.parse import is_loopback  # here, as the agent of `init` needs nothing else of detection
+
+    elsewhere = bool(addresses) and not any(_is_ours(*each) for each in addresses)
+    why = ""
+    if is_loopback(given):
+        why = f"{given}, where they look for rank 0, means each host itself"
+    elif not addresses:
+        why = f"{given}, where they look for rank 0, does not resolve on this host"
+    elif elsewhere:  # as with a Service of Kubernetes, whose address no host has
+        address = addresses[0][1][0]
+        where = given if address == given else f"{given}, {address}"
+        why = f"they look for rank 0 at {where}, which is no address of this host"
+    if why:
+        coordinator.reachability_hint = f"; {why}"
+        first = f"set MASTER_ADDR to the host of rank 0, which is {socket.gethostname()}"
+        coordinator.hint = f"{first}; or {coordinator.hint}"
+    return elsewhere
+
+
+def _look_up(host: str, port: int) -> network.Found:
+    """The addresses of a host; none if other programs on this one cannot look it up, either."""
+    try:
+        return network.look_up(host, port, 1.0)
+    except OSError:
+        return []
+
+
+def _is_ours(family: int, address: Sequence[object]) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((address[0], 0, *address[2:]))
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,295 @@
+"""Keys: where ranks wait for each other. Pure; rank 0's agent asks it, and sends what is in `outbox`.
+
+`barrier()` is over when all ranks have come. `main_first()` and `local_main_first()` have a leader, rank 0 or the first
+rank of a node, for whom the others wait. In `init()` each rank gets ready and publishes what the others need to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from ..errors import DistbootError
+from ..text import escape_control, short_repr
+from .membership import Membership, ranks_said, with_nodes
+from .messages import (
+    BARRIER,
+    READY,
+    Arrive,
+    Failed,
+    Go,
+    Key,
+    Leave,
+    Offer,
+    Ready,
+    Release,
+    as_error,
+    as_problem,
+    key_of,
+)
+from .protocol import ProtocolError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .join_table import JoinTable
+
+_FIRST_LINE, _MOST_BETWEEN = 10.0, 300.0  # seconds; one rank may well be slower than another for a moment
+_READY_LINE, _READY_BETWEEN = 1.0, 5.0  # the same while ranks get ready
+_MOST = 1000  # keys at which ranks wait at the same time
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Ranks at a key: when each one gives up, and after how many seconds; and those that have given up."""
+
+    next_line: float
+    between: float
+    ends: dict[int, float] = field(default_factory=dict)
+    limits: dict[int, float] = field(default_factory=dict)
+    timed_out: dict[int, float] = field(default_factory=dict)
+
+
+class Keys:
+    """All keys of a job."""
+
+    def __init__(self, membership: Membership, table: JoinTable, say: Callable[[str], None]) -> None:
+        self.outbox: list[tuple[int, object]] = []  # what is to be sent to which rank
+        self.has_begun = False  # whether all ranks have once been ready
+        self.not_ready: list[int] | None = None  # the ranks that are not, when it is clear that they never will be
+        self._membership, self._table, self._say = membership, table, say
+        self._node_of = membership.node_of()
+        self._waiting: dict[Key, _Waiting] = {}
+        self._released: dict[tuple[str, int | None], int] = {}  # how often a leader has been through
+        self._failures: dict[tuple[str, int | None], tuple[int, str]] = {}  # of leaders: the last one, by place
+        self._aborted: dict[tuple[str, int | None], tuple[Key, DistbootError]] = {}  # the last one, for late ranks
+        self._ready: dict[int, Ready] = {}
+        self._not_begun: DistbootError | None = None
+        self._gone: set[int] = set()  # comes to no key any more
+        self._ended: set[int] = set()  # of these, those that do not get ready again, either
+
+    @property
+    def unready(self) -> list[int]:
+        return sorted(self._node_of.keys() - self._ready.keys()) if self._ready or not self.has_begun else []
+
+    def due(self) -> list[float]:
+        """When `expire` has something to do."""
+        return [min(one.next_line, *one.ends.values()) for one in self._waiting.values() if one.ends]
+
+    def take(self, rank: int, message: Arrive | Ready | Leave, now: float) -> None:
+        if isinstance(message, Arrive):
+            self.arrive(rank, message, now)
+        elif isinstance(message, Ready):
+            self.get_ready(rank, message, now)
+        else:
+            self.leave(rank, has_ended=False)
+
+    def arrive(self, rank: int, message: Arrive, now: float) -> None:
+        """A rank has come to a key; `ProtocolError`: that rank has no business there."""
+        key = message.key
+        is_foreign = key.node is not None and self._node_of[rank] != key.node
+        if key.name == READY or is_foreign or len(self._waiting) > _MOST:
+            raise ProtocolError(f"waits at a key that is not its own: {key.text}")
+        if message.leads:
+            self._lead(rank, key, message.failure)
+        elif key.name == BARRIER and key.place in self._aborted and self._aborted[key.place][0] == key:
+            self._fail([rank], self._aborted[key.place][1], key)
+        elif key.name != BARRIER and self._released.get(key.place, 0) >= key.count:
+            self._release([rank], key)
+        else:
+            self._wait(rank, key, message.limit, now)
+            self._settle(key)
+
+    def get_ready(self, rank: int, message: Ready, now: float) -> None:
+        """A rank is ready, or not."""
+        key = key_of(message)
+        self._gone -= {rank}
+        if self._not_begun is not None and not self.has_begun:
+            self._fail([rank], self._not_begun, key)
+            return
+        try:
+            self._enter(rank, message)
+        except DistbootError as error:
+            self._ready.pop(rank, None)
+            self._fail_to_begin(error, key)
+            return
+        self._wait(rank, key, message.limit, now)
+        self._settle(key)
+
+    def leave(self, rank: int, *, has_ended: bool = True) -> None:
+        """A rank has closed its context, has ended, or is not connected any more."""
+        self._gone.add(rank)
+        if has_ended:
+            self._ended.add(rank)
+        for one in self._waiting.values():
+            one.ends.pop(rank, None)
+        if has_ended and not self.has_begun and self._not_begun is None:
+            self._ready.pop(rank, None)
+            self._fail_to_begin(self._ended_early(rank), Key(READY))
+        for key in list(self._waiting):
+            if key in self._waiting:  # else it was that of another one
+                self._settle(key)
+
+    def expire(self, now: float) -> None:
+        """Say which ranks are waited for, and fail those that have waited for as long as they would."""
+        for key, one in list(self._waiting.items()):
+            late = [rank for rank, end in one.ends.items() if now >= end]
+            if late and key.name in (BARRIER, READY):
+                self._abort(key, min(one.limits[rank] for rank in late))
+            elif late:
+                self._fail(late, not_opened(key, self._leader_text(key), min(one.limits[rank] for rank in late)), key)
+                one.timed_out |= {rank: one.limits[rank] for rank in late}
+            elif one.ends and now >= one.next_line:
+                one.next_line, one.between = now + one.between, min(one.between * 2, _MOST_BETWEEN)
+                left = max(one.ends.values()) - now
+                self._say(f"{self._progress(key)}; waiting for {left:.0f} s more")
+
+    def _wait(self, rank: int, key: Key, limit: float, now: float) -> None:
+        first, between = (_READY_LINE, _READY_BETWEEN) if key.name == READY else (_FIRST_LINE, _FIRST_LINE)
+        one = self._waiting.setdefault(key, _Waiting(now + first, between))
+        one.ends[rank], one.limits[rank] = now + limit, limit
+
+    def _settle(self, key: Key) -> None:
+        """Release or fail the ranks at a key, if it is clear by now what becomes of them."""
+        one, gone = self._waiting[key], self._ended if key.name == READY else self._gone
+        if key.name in (BARRIER, READY):
+            missing = self._node_of.keys() - one.ends.keys()
+            if not missing:
+                self._release(one.ends, key)
+                del self._waiting[key]
+            elif one.ends and missing & gone:
+                self._abort(key, 0.0)
+        elif self._leader(key) in gone:
+            why = f"rank {self._named([self._leader(key)])} ended, or closed its context, without being through"
+            self._fail(list(one.ends), _missing(key, why, "look at its output"), key)
+
+    def _release(self, ranks: Iterable[int], key: Key) -> None:
+        """These may go on, unless their leader has failed."""
+        count, failure = self._failures.get(key.place, (0, ""))
+        if count == key.count:
+            self._fail(list(ranks), leader_failed(key, self._leader_text(key), failure), key)
+        elif key.name == READY:
+            self.has_begun = True
+            offers = tuple(Offer(rank, one.offer) for rank, one in sorted(self._ready.items()) if one.offer is not None)
+            self.outbox += [(rank, Go(offers)) for rank in ranks]
+            self._ready.clear()
+        else:
+            self.outbox += [(rank, Release(key)) for rank in ranks]
+
+    def _lead(self, rank: int, key: Key, failure: str | None) -> None:
+        """A leader has been through."""
+        if rank != self._leader(key):
+            raise ProtocolError(f"leads at a key that is not its own: {key.text}")
+        self._released[key.place] = key.count
+        if failure is not None:
+            self._failures[key.place] = key.count, escape_control(failure)
+        one = self._waiting.pop(key, None)
+        if one is not None:
+            self._release(one.ends, key)
+        if one is not None and one.timed_out:
+            hint = f"give the block more time: {key.name.removesuffix('()')}(timeout=…)"
+            self._fail([rank], _not_waited_for(key, one.timed_out, min(one.timed_out.values()), hint), key)
+        else:
+            self.outbox.append((rank, Release(key)))
+
+    def _abort(self, key: Key, limit: float) -> None:
+        """No rank gets past a key any more."""
+        if key.name == READY:
+            self._fail_to_begin(self._not_ready(), key)
+            return
+        one = self._waiting.pop(key)
+        missing = self._node_of.keys() - one.ends.keys()
+        hint = "look at the output of the missing ranks: they ended early, hang, or do not come here"
+        if missing & self._gone:
+            why = f"rank {self._named(missing & self._gone)} ended, or closed its context, without coming here"
+            error = too_late = _missing(key, why, hint)
+        else:
+            came = f"{len(one.ends)} of {len(self._node_of)} ranks came"
+            error = _missing(key, f"{came} within {limit:g} s, missing {self._named(missing)}", hint)
+            hint = "look for what kept this rank, or give it more time: init(timeout=…)"
+            too_late = _not_waited_for(key, one.ends, limit, hint)
+        self._aborted[key.place] = key, too_late
+        self._fail(list(one.ends), error, key)
+
+    def _fail(self, ranks: Sequence[int], error: DistbootError, key: Key) -> None:
+        """These do not get past a key."""
+        self.outbox += [(rank, Failed(as_problem(error), key)) for rank in ranks]
+        if key in self._waiting:
+            for rank in ranks:
+                self._waiting[key].ends.pop(rank, None)
+
+    # Getting ready
+
+    def _enter(self, rank: int, message: Ready) -> None:
+        record = self._table.records[rank]
+        if not self._ready:
+            self._table.forget_accelerators()  # of which the frameworks know better
+        if message.problem is not None:
+            raise as_error(message.problem, f"rank {rank} on {short_repr(record.host)}")
+        self._table.claim_device(rank, message.device, record)
+        other = next((one for one in self._ready.items() if one[1].framework != message.framework), None)
+        self._ready[rank] = message
+        if other is not None and message.framework and other[1].framework:
+            what = f"rank {rank} is about to start {message.framework}, and rank {other[0]} {other[1].framework}"
+            hint = "let all ranks call init() with the same arguments, and give the wrapper the same --framework"
+            raise DistbootError("membership-mismatch", what, hint)
+
+    def _fail_to_begin(self, error: DistbootError, key: Key) -> None:
+        """All ranks hear of it, also those that are not ready yet: this one may have ended by then."""
+        self._not_begun, self.not_ready = error, self.unready
+        key = replace(key, count=max([key.count, *(one.count for one in self._ready.values())]))
+        self._fail(sorted(self._node_of), error, key)
+        self._waiting.pop(key, None)
+        self._ready.clear()
+
+    def _ended_early(self, rank: int) -> DistbootError:
+        record = self._table.records[rank]
+        who = f"rank {rank} (process {record.pid} on {short_repr(record.host)})"
+        why = f"{who} joined, and ended before the framework could start"
+        return DistbootError("rank-failed", why, "look at the output of that rank")
+
+    def _not_ready(self) -> DistbootError:
+        ended = [rank for rank in self.unready if rank in self._ended]
+        if ended:
+            return self._ended_early(ended[0])
+        why = f"all ranks joined, and then did not get ready in time: rank {self._named(self.unready)}"
+        hint = "look at their output: the import of the framework hangs or is slow there, or their host has gone"
+        return DistbootError("missing-rank", why, hint)
+
+    # Texts
+
+    def _progress(self, key: Key) -> str:
+        if key.name == READY:
+            return f"all ranks are there; waiting for rank {self._named(self.unready)} to be ready"
+        here = self._waiting[key].ends
+        if key.name != BARRIER:
+            return f"{key.text}: {self._leader_text(key)} is not through yet"
+        missing = self._named(self._node_of.keys() - here.keys())
+        return f"{key.text}: {len(here)}/{len(self._node_of)} ranks are here, missing {missing}"
+
+    def _leader(self, key: Key) -> int:
+        return 0 if key.node is None else self._membership.nodes[key.node][0]
+
+    def _leader_text(self, key: Key) -> str:
+        return "rank 0" if key.node is None else f"rank {self._leader(key)} (node {key.node})"
+
+    def _named(self, ranks: Iterable[int]) -> str:
+        return with_nodes(sorted(ranks), self._node_of)
+
+
+def _missing(key: Key, why: str, hint: str) -> DistbootError:
+    return DistbootError("missing-rank", f"{key.text}: {why}", hint)
+
+
+def _not_waited_for(key: Key, ranks: Iterable[int], limit: float, hint: str) -> DistbootError:
+    return _missing(key, f"{ranks_said(sorted(ranks))} did not wait longer than {limit:g} s for this one", hint)
+
+
+def not_opened(key: Key, leader: str, limit: float) -> DistbootError:
+    """The error for a rank that has waited so many seconds in vain for the leader to be through."""
+    hint = f"look at its output, or give its block more time: {key.name.removesuffix('()')}(timeout=…)"
+    return _missing(key, f"{leader} was not through within {limit:g} s", hint)
+
+
+def leader_failed(key: Key, leader: str, why: str) -> DistbootError:
+    """The error for a rank that has waited for a leader whose block failed."""
+    return DistbootError("rank-failed", f"{key.text}: the block failed on {leader}: {why}", "look at its output")

@@ -1,0 +1,229 @@
+"""The membership: from what each rank knows of itself to exact numbers for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from ..errors import DistbootError
+from ..text import short_repr
+from .messages import LONGEST_TEXT, MOST_RANKS_A_NODE, Members, WorkerInfo
+from .protocol import ProtocolError, flag, message, nested, number, of, optional, several, text, time_or_duration
+
+LOOPBACK = "127.0.0.1"
+_line = text(LONGEST_TEXT)
+_MOST_SPANS = 20  # ranges in one line
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPlace:
+    """The exact place of one rank."""
+
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    num_nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """The whole job, the same on every rank.
+
+    Attributes:
+        hosts: name of each node's host, in the order of node ranks.
+        nodes: the ranks on each node, in the order of local ranks.
+        master_addr: address under which the ranks of other nodes reached rank 0; None if there are none.
+        by_node: whether each node has one agent for all of its ranks; else each rank has its own.
+    """
+
+    hosts: tuple[str, ...] = of(several(text(LONGEST_TEXT)))
+    nodes: tuple[tuple[int, ...], ...] = of(several(several(number)))
+    master_addr: str | None = of(optional(text(LONGEST_TEXT)), default=None)
+    by_node: bool = of(flag, default=False)
+
+    @property
+    def world_size(self) -> int:
+        return sum(map(len, self.nodes))
+
+    @property
+    def agents(self) -> tuple[tuple[int, ...], ...]:
+        return self.nodes if self.by_node else tuple((rank,) for rank in range(self.world_size))
+
+    def place(self, rank: int) -> LocalPlace:
+        node_rank, here = next((node, ranks) for node, ranks in enumerate(self.nodes) if rank in ranks)
+        return LocalPlace(here.index(rank), len(here), node_rank, len(self.nodes))
+
+    def node_of(self) -> dict[int, int]:
+        return {rank: node for node, ranks in enumerate(self.nodes) for rank in ranks}
+
+    def as_message(self) -> Members:
+        return Members(self.hosts, tuple(tuple(_runs(ranks)) for ranks in self.nodes), self.master_addr, self.by_node)
+
+    @classmethod
+    def from_message(cls, message: Members, agents: int) -> Membership:
+        """The membership of a job with so many agents; `ProtocolError`: it is not one."""
+
+        def refuse_if(broken: bool, why: str) -> None:
+            if broken:
+                raise ProtocolError(f"sends a broken Members: {why}")
+
+        sizes = [sum(count for _, count in runs) for runs in message.nodes]
+        by_node, world_size = message.by_node, sum(sizes) if message.by_node else agents
+        refuse_if(len(message.hosts) != len(sizes), "it has not a host for each node")
+        refuse_if(sum(sizes) > (agents * MOST_RANKS_A_NODE if by_node else agents), "it has too many ranks")
+        refuse_if(by_node and (len(sizes) != agents or 0 in sizes), "it has not the nodes of this job")
+        nodes = tuple(tuple(rank for run in runs for rank in range(run[0], sum(run))) for runs in message.nodes)
+        all_ranks = sorted(rank for node in nodes for rank in node)
+        refuse_if(all_ranks != list(range(world_size)), "its ranks are not all there, once")
+        return cls(message.hosts, nodes, message.master_addr, by_node)
+
+
+@message
+class JoinPlan:
+    """What an agent needs to know to join."""
+
+    own: WorkerInfo = of(nested(WorkerInfo))
+    job: str = of(text(100))  # as the secret, of `JobCredentials`
+    secret: str = of(text(1 << 16), repr=False)
+    hosts: tuple[str, ...] = of(several(_line))  # where rank 0 may be, the likeliest first
+    ports: tuple[int, ...] = of(several(number))  # those that the ranks try, in this order
+    is_certain: bool = of(flag)  # whether rank 0 is at the first host, or may be at any of them
+    source: str = of(_line)  # what says where rank 0 is, for example "MASTER_ADDR"
+    quiet: bool = of(flag)  # whether another rank of this node says what is being waited for
+    again: bool = of(flag)  # whether an agent around this one has met the others, and keeps other jobs from the port
+    join_timeout: float = of(time_or_duration)
+
+
+@message
+class JoinResult:
+    """What an agent knows when all ranks have met."""
+
+    membership: Membership = of(nested(Membership))
+    warnings: tuple[str, ...] = of(several(text(1 << 16)), default=())  # what differs and should not, on rank 0
+    host: str = of(_line, default="")  # where rank 0 was really reached
+    port: int = of(number, default=0)
+    store_host: str = of(_line, default=LOOPBACK)  # for the store of a framework, which rank 0 serves at this port
+    own_address: str = of(_line, default=LOOPBACK)  # of this host for the ranks of the other nodes, if there are any
+    interface: str | None = of(optional(_line), default=None)  # that leads to these, if it is known
+
+
+def _runs(ranks: Iterable[int]) -> list[tuple[int, int]]:
+    """First rank and number of each run of ranks: eight on a node are the usual thing, and take one."""
+    runs: list[tuple[int, int]] = []
+    for rank in ranks:
+        if runs and rank == sum(runs[-1]):
+            runs[-1] = runs[-1][0], runs[-1][1] + 1
+        else:
+            runs.append((rank, 1))
+    return runs
+
+
+def build_membership(records: Sequence[WorkerInfo]) -> Membership:
+    """The membership; `records` are in the order of ranks, or in that of nodes, whose ranks follow one another.
+
+    Raises:
+        DistbootError: `membership-mismatch`, the ranks contradict each other.
+    """
+    if records[0].ranks:
+        firsts = [0, *accumulate(record.ranks for record in records)]
+        ranks = tuple(tuple(range(first, end)) for first, end in pairwise(firsts))
+        return Membership(tuple(record.host for record in records), ranks, by_node=True)
+    placed = assign_ranks(records)
+    nodes: dict[int, list[int]] = {}
+    for rank in sorted(range(len(records)), key=lambda rank: (placed[rank].node_rank, placed[rank].local_rank)):
+        nodes.setdefault(placed[rank].node_rank, []).append(rank)
+    hosts = tuple(records[ranks[0]].host for ranks in nodes.values())
+    return Membership(hosts, tuple(tuple(ranks) for ranks in nodes.values()))
+
+
+def assign_ranks(records: Sequence[WorkerInfo]) -> list[LocalPlace]:
+    """The exact place of every rank; `records` are in rank order, and so is the result.
+
+    What the launcher said stays. What it left open follows from who shares a node with whom, nodes counted in the
+    order in which the ranks first reach them, and local ranks in the order of ranks.
+
+    Raises:
+        DistbootError: `membership-mismatch`, the ranks contradict each other.
+    """
+    node_known = all(record.node_rank is not None for record in records)
+    # Two agents on one host are two nodes when the launcher says so.
+    members: dict[tuple[str, int | None], list[int]] = {}
+    for rank, record in enumerate(records):
+        members.setdefault((record.node, record.node_rank if node_known else None), []).append(rank)
+    placed: dict[int, LocalPlace] = {}
+    for index, (key, here) in enumerate(members.items()):
+        known = [records[rank].local_rank for rank in here]
+        left = iter(sorted(set(range(len(here))).difference(known)))  # for those that their launcher has not told
+        for rank, local_rank in zip(here, known, strict=True):
+            node_rank = index if key[1] is None else key[1]
+            place = next(left) if local_rank is None else local_rank
+            placed[rank] = LocalPlace(place, len(here), node_rank, len(members))
+    result = [placed[rank] for rank in range(len(records))]
+    _check(records, members.values(), result)
+    return result
+
+
+def _check(records: Sequence[WorkerInfo], nodes: Iterable[list[int]], placed: list[LocalPlace]) -> None:
+    """Every number that a rank was told must be so, and the numbers of each kind must be all there, once."""
+    node_ranks = []
+    for ranks in nodes:
+        host = short_repr(records[ranks[0]].host)
+        node_ranks.append(placed[ranks[0]].node_rank)
+        local_ranks = sorted(placed[rank].local_rank for rank in ranks)
+        if local_ranks != list(range(len(ranks))):
+            raise _mismatch(f"ranks {ranges(ranks)} on host {host} have the local ranks {ranges(local_ranks)}")
+        for rank in ranks:
+            size = records[rank].local_world_size
+            if size is not None and size != len(ranks):
+                raise _mismatch(
+                    f"rank {rank} was told of {size} processes on its node, but {len(ranks)} are on host {host}: "
+                    f"ranks {ranges(ranks)}",
+                    "; containers of one host need its network and its name: --network=host",
+                )
+    if sorted(node_ranks) != list(range(len(node_ranks))):
+        raise _mismatch(f"{len(node_ranks)} nodes have the node ranks {ranges(sorted(node_ranks))}")
+    for rank, record in enumerate(records):
+        if record.num_nodes is not None and record.num_nodes != len(node_ranks):
+            raise _mismatch(f"rank {rank} was told of {record.num_nodes} nodes, but the ranks are on {len(node_ranks)}")
+
+
+def _mismatch(message: str, more: str = "") -> DistbootError:
+    hint = f"look for a rank that was started twice, by hand, or with variables left over{more}"
+    return DistbootError("membership-mismatch", message, hint)
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """`[0, 1, 2, 5]` -> `"0-2, 5"`; the numbers are in ascending order."""
+    return _spans(_runs(numbers))
+
+
+def _spans(runs: Iterable[tuple[int, int]]) -> str:
+    return _first([str(first) if count == 1 else f"{first}-{first + count - 1}" for first, count in runs])
+
+
+def ranks_said(ranks: Sequence[int]) -> str:
+    """`"rank 3"`, `"ranks 0-2, 5"`, for ranks in ascending order."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}"
+
+
+def with_nodes(ranks: Iterable[int], node_of: Mapping[int, int]) -> str:
+    """`"3 (node 0), 8-31 (nodes 1-3)"`, for ranks in ascending order."""
+    by_node: dict[int, list[int]] = {}
+    for rank in ranks:
+        by_node.setdefault(node_of[rank], []).append(rank)
+    groups: list[tuple[list[int], list[tuple[int, int]]]] = []  # nodes, and the runs of their ranks
+    for node, here in by_node.items():
+        runs = _runs(here)
+        nodes, before = groups[-1] if groups else ([], [])
+        if len(runs) == len(before) == 1 and node == nodes[-1] + 1 and runs[0][0] == sum(before[0]):
+            nodes.append(node)
+            before[0] = before[0][0], before[0][1] + runs[0][1]
+        else:
+            groups.append(([node], runs))
+    return _first([f"{_spans(runs)} (node{'s' if len(nodes) > 1 else ''} {ranges(nodes)})" for nodes, runs in groups])
+
+
+def _first(spans: list[str]) -> str:
+    more = f" and {len(spans) - _MOST_SPANS} more" if len(spans) > _MOST_SPANS else ""
+    return ", ".join(spans[:_MOST_SPANS]) + more

@@ -1,0 +1,219 @@
+"""The messages of a job, in the order in which they are due; docs/explanation/rendezvous.md has them in a table.
+
+Rank 0 answers only when it has heard of all ranks. In place of Members and Go it may send Failed, which ends the job on
+every rank: a rank is missing, there twice, does not fit or has failed. In place of any message it may send Refused,
+which ends this connection only. What a rank says of its end is in `agent.messages`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ..errors import CODES, DistbootError
+from ..text import escape_control, without_secret
+from .protocol import VERSION, flag, integer, message, nested, number, of, optional, several, text, time_or_duration
+
+Problem = tuple[str, str, str]  # code, message and hint of an error
+LONGEST_TEXT = 1000  # characters
+LONGEST_OFFER = 300  # characters
+LONGEST_FAILURE = 500  # characters
+BARRIER, MAIN_FIRST, LOCAL_MAIN_FIRST, READY = "barrier()", "main_first()", "local_main_first()", "init()"
+MOST_RANKS_A_NODE = 9999
+ONE_DISTBOOT = "install the same version of distboot on all nodes"  # what to do about another VERSION
+_NONCE = re.compile("[0-9a-f]{32}")
+
+_line = text(LONGEST_TEXT)
+_count = integer(1, what="count")
+_problem = several(_line, 3, least=3, what="error")
+_facts = several(several(_line, 2, least=2, what="list of names and values"), 100)
+_run = several(number, 2, least=2, what="first rank and number of ranks")
+
+
+def _offer(value: object) -> str:
+    found = text(LONGEST_OFFER)(value)
+    if not found.isprintable():
+        raise ValueError("printable text")
+    return found
+
+
+def _key_name(value: object) -> str:
+    if value not in (BARRIER, MAIN_FIRST, LOCAL_MAIN_FIRST, READY):
+        raise ValueError("name of a key")
+    return str(value)
+
+
+def _nonce(value: object) -> str:
+    found = text(32)(value)
+    if not _NONCE.fullmatch(found):
+        raise ValueError("nonce")
+    return found
+
+
+@message
+class Hello:
+    """The first message. It has these fields in every version."""
+
+    job: str = of(text(100))
+    nonce: str = of(_nonce)
+    version: int = of(number, default=VERSION)
+
+
+@message
+class Welcome:
+    """Rank 0's answer, the first message that is authenticated."""
+
+    challenge: str = of(_nonce)
+
+
+@message
+class Refused:
+    """This connection ends; `incompatible`: for the version of the protocol, and so does the job."""
+
+    why: str = of(_line)
+    incompatible: bool = of(flag, default=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Where ranks wait for each other."""
+
+    name: str = of(_key_name)  # of the call, for example "main_first()"; "init()" is where all get ready
+    node: int | None = of(optional(number), default=None)  # whose ranks these are; None: all
+    count: int = of(_count, default=1)  # how often they have come here
+
+    @property
+    def place(self) -> tuple[str, int | None]:
+        """The same for all counts."""
+        return self.name, self.node
+
+    @property
+    def text(self) -> str:
+        """`"local_main_first() on node 1"`."""
+        return self.name if self.node is None else f"{self.name} on node {self.node}"
+
+
+@message
+class Failed:
+    """The job cannot begin, on every rank that hears it; or, with a key, a rank does not get past that."""
+
+    problem: Problem = of(_problem)
+    key: Key | None = of(optional(nested(Key)), default=None)
+
+
+@message
+class WorkerInfo:
+    """What one rank says of itself; or the agent of a node, whose numbers are then those of nodes. None: not known.
+
+    Times are in seconds since the epoch; 0.0: not known.
+    """
+
+    rank: int = of(number)
+    launcher: str = of(_line)
+    host: str = of(_line)
+    node: str = of(
+        _line
+    )  # host, boot and network: equal on two ranks on one host, or in one container with its network
+    pid: int = of(number)
+    process: str = of(_line)  # random, the same on all its connections: two containers may both have process 1
+    world_size: int = of(number)
+    local_rank: int | None = of(optional(number), default=None)
+    local_world_size: int | None = of(optional(number), default=None)
+    node_rank: int | None = of(optional(number), default=None)
+    num_nodes: int | None = of(optional(number), default=None)
+    facts: tuple[tuple[str, str], ...] = of(_facts, default=())  # names and values that should be the same on all ranks
+    device: str | None = of(optional(_line), default=None)  # id of the accelerator that this rank will use
+    problem: Problem | None = of(optional(_problem), default=None)  # for which it cannot take part
+    clock: float = of(time_or_duration, default=0.0)  # when this was sent
+    patience: float = of(time_or_duration, default=86400.0)  # seconds that it will wait for the others from then on
+    started: float = of(time_or_duration, default=0.0)  # when its process began
+    detected: float = of(time_or_duration, default=0.0)  # when it knew what it says here
+    # How many ranks the agent starts, for its node; 0: it has the one rank that it speaks for.
+    ranks: int = of(integer(0, MOST_RANKS_A_NODE, "number of ranks of one node"), default=0)
+
+
+@message
+class Members:
+    """The whole job; see `Membership`."""
+
+    hosts: tuple[str, ...] = of(several(_line))
+    nodes: tuple[tuple[tuple[int, int], ...], ...] = of(several(several(_run)))  # first and number of each run of ranks
+    master_addr: str | None = of(optional(_line))
+    by_node: bool = of(flag, default=False)
+
+
+@message
+class Ready:
+    """A rank is ready to start its framework, or not; `offer` is for all others, which get it with Go."""
+
+    device: str | None = of(optional(_line), default=None)  # id of its accelerator, as far as the framework says it
+    offer: str | None = of(optional(_offer), default=None)
+    problem: Problem | None = of(optional(_problem), default=None)  # for which it is not ready
+    framework: str = of(_line, default="")  # has to be the same on all ranks; empty: it does not say
+    count: int = of(_count, default=1)  # how often it has got ready
+    limit: float = of(time_or_duration, default=86400.0)  # seconds that it waits for the others
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What one rank offers."""
+
+    rank: int = of(number)
+    offer: str = of(_offer)
+
+
+@message
+class Go:
+    """All ranks are ready."""
+
+    offers: tuple[Offer, ...] = of(several(nested(Offer)), default=())
+
+
+@message
+class Arrive:
+    """A rank has come to a key, and waits there for so many seconds."""
+
+    key: Key = of(nested(Key))
+    limit: float = of(time_or_duration)
+    leads: bool = of(flag, default=False)  # the others wait for this one, which has been through, and does not wait
+    failure: str | None = of(optional(text(LONGEST_FAILURE)), default=None)  # why the others are not to go on
+
+
+@message
+class Release:
+    """The rank may go on."""
+
+    key: Key = of(nested(Key))
+
+
+@message
+class Leave:
+    """The script of a rank has closed its context, and comes to no key any more."""
+
+
+@message
+class Detach:
+    """This connection is not used any more, and that is not a failure; `ended`: as rank 0 has ended well."""
+
+    ended: bool = of(flag, default=False)
+
+
+def key_of(message: Arrive | Ready) -> Key:
+    """Where a rank waits that says this."""
+    return message.key if isinstance(message, Arrive) else Key(READY, None, message.count)
+
+
+def as_error(problem: Problem, whose: str) -> DistbootError:
+    """The error that another process sent; its distboot may be newer and have a code that ours has not.
+
+    `whose` says which process has it, or says it; empty: it is not to be said.
+    """
+    code, what, hint = problem
+    what, hint = ("\n".join(map(escape_control, each.split("\n"))) for each in (what, hint))
+    return DistbootError(code if code in CODES else "rank-failed", f"{whose}: {what}" if whose else what, hint)
+
+
+def as_problem(error: DistbootError) -> Problem:
+    """An error as it is sent, without the secret."""
+    said, hint = (without_secret(each)[:LONGEST_TEXT] for each in (error.message, error.hint))
+    return error.code, said, hint

@@ -1,0 +1,190 @@
+"""How this process comes to join: what it knows of itself and of rank 0 becomes the plan of its agent."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+
+from ..detection import inherited
+from ..detection.placement import Placement
+from ..errors import DistbootError
+from ..host import accelerators, derived_port, network
+from ..host.versions import environment_facts
+from ..settings import secret_setting
+from .job_info import JobInfo
+from .join import Joined
+from .membership import JoinPlan
+from .messages import WorkerInfo, as_problem
+
+_CANDIDATES = 5
+_PATIENCE_WITH_A_PROBLEM = 5.0  # seconds to tell the others of it
+_PLACE = ("local_rank", "local_world_size", "node_rank", "num_nodes")
+_START_TIME = 19  # of proc_pid_stat(5), counted from the state: in clock ticks since the host has booted
+
+
+def plan_of(
+    placement: Placement,
+    environ: Mapping[str, str],
+    join_timeout: float,
+    *,
+    hosts: Sequence[str] = (),  # where rank 0 may be, if that is more than `master_addr`
+    framework: str = "torch",  # that this rank is about to start
+    on_cpu: bool = False,  # whether it will use no accelerator
+    problem: DistbootError | None = None,  # why it cannot take part, as far as that is known
+    ranks: int = 0,  # how many ranks this process starts, for its node; 0: it is one itself
+) -> tuple[JoinPlan, DistbootError | None]:
+    """The plan for a placement with an address and a port; and why this rank cannot take part, as the others hear."""
+    try:
+        network.refuse_unknown(environ)
+    except DistbootError as error:
+        problem = problem or error
+    _, outer = inherited.strip(environ)
+    plan = JoinPlan(
+        own=collect_worker_info(placement, environ, framework=framework, on_cpu=on_cpu, problem=problem, ranks=ranks),
+        job=_job(placement, environ),
+        secret=secret_setting(environ),
+        hosts=tuple(hosts) or (str(placement.master_addr),),
+        ports=tuple(candidate_ports(placement)),
+        is_certain=not hosts,
+        source=placement.sources.get("master_addr", ""),
+        # One process a node says what all of them wait for: on rank 0's own node rank 1, as rank 0 may be missing.
+        quiet=bool(placement.local_rank) and placement.rank != 1 and not ranks,
+        again=outer is not None and outer.met and outer.is_about(placement),
+        join_timeout=join_timeout if problem is None else min(join_timeout, _PATIENCE_WITH_A_PROBLEM),
+    )
+    return plan, problem
+
+
+@contextmanager
+def join_here(
+    placement: Placement,
+    environ: Mapping[str, str],
+    join_timeout: float,
+    *,
+    failed: Callable[[JobInfo, BaseException], object] = lambda _, __: None,
+    **more: object,
+) -> Iterator[JobInfo]:
+    """Meet all other ranks once, with this very process as the agent, whose connections end with the block.
+
+    `failed` is called if they do not meet, with what there is of the meeting, and why; the rest is as for `plan_of`.
+
+    Raises:
+        DistbootError: `unknown-interface`, or what `Joined.join` raises.
+    """
+    plan, problem = plan_of(placement, environ, join_timeout, **more)  # type: ignore[arg-type]
+    job = JobInfo(placement, join_timeout)
+    job.joined = Joined(plan)
+    try:
+        job.take(job.joined.join())
+    except BaseException as error:
+        failed(job, problem or error)
+        job.close()
+        if problem is not None and isinstance(error, DistbootError):
+            raise problem from None
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            hint = "raise the limit (ulimit -n), or look for files that are left open"
+            raise DistbootError("too-few-files", "this process may open no more files", hint) from None
+        raise
+    try:
+        yield job
+    finally:
+        job.close()
+
+
+def candidate_ports(placement: Placement) -> list[int]:
+    """The ports to try in this order, the same on all ranks."""
+    derived = [
+        derived_port(f"{placement.job_id}:{placement.master_port}:{number}") for number in range(1, _CANDIDATES + 1)
+    ]
+    if placement.launcher == "torchrun":  # whose agent listens at MASTER_PORT itself
+        return derived
+    return [placement.master_port or 0, *derived[1:]]
+
+
+def _job(placement: Placement, environ: Mapping[str, str]) -> str:
+    """A digest of what tells this job from others. With the port, as torchrun's job id is often "none"."""
+    _, outer = inherited.strip(environ)
+    words = [placement.job_id, placement.master_port]
+    if placement.num_nodes == 1:  # then all ranks have inherited the same environment, from the same process
+        if outer is not None and (outer.launches or outer.fields["launcher"] != placement.launcher):
+            words.append(environ[inherited.VARIABLE])  # each process of an outer job may have started one
+        elif placement.launcher == "deepspeed" and placement.job_id is None:  # whose port is 29500 in every job
+            words.append(_ancestor("deepspeed.launcher.launch"))
+    return inherited.digest(":".join(map(str, words)))
+
+
+def _ancestor(module: str) -> int | None:
+    """The process that runs this module, above this one; None: there is none, or it cannot be seen from here."""
+    pid = os.getppid()
+    with suppress(OSError, ValueError, IndexError):
+        while pid > 1:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                if module.encode() in file.read().split(b"\0"):
+                    return pid
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                pid = int(file.read().rpartition(")")[2].split()[1])
+    return None
+
+
+def collect_worker_info(
+    placement: Placement,
+    environ: Mapping[str, str],
+    *,
+    framework: str = "torch",
+    on_cpu: bool = False,
+    problem: DistbootError | None = None,
+    ranks: int = 0,
+) -> WorkerInfo:
+    """The record of this very process; the arguments are those of `plan_of`."""
+    host = socket.gethostname()
+    ids = accelerators.visible(environ)
+    # What an agent of a node knows of itself is not about its ranks.
+    where = {name: None if ranks else getattr(placement, name) for name in _PLACE}
+    return WorkerInfo(
+        rank=placement.rank,
+        launcher=placement.launcher,
+        host=host,
+        node=f"{host}/{_boot_id()}/{_network()}",
+        pid=os.getpid(),
+        process=os.urandom(8).hex(),
+        world_size=placement.world_size,
+        **where,  # type: ignore[arg-type]
+        facts=environment_facts(environ, len(ids), framework),
+        device=None if on_cpu or ranks else accelerators.own(ids, environ, placement.local_rank),
+        problem=None if problem is None else as_problem(problem),
+        started=_own_start(),
+        detected=time.time(),
+        ranks=ranks,
+    )
+
+
+def _own_start() -> float:
+    """When this process began, in seconds since the epoch; 0.0 where there is no /proc."""
+    try:
+        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[_START_TIME])
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return 0.0
+    return time.time() - age if ticks and age >= 0 else 0.0
+
+
+def _boot_id() -> str:
+    # Tells two hosts of the same name apart. Linux only; elsewhere the name has to do.
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return os.uname().nodename
+
+
+def _network() -> str:
+    # Tells two containers of the same name on one host apart: each has a network of its own, or they are one node.
+    try:
+        return str(os.stat("/proc/self/ns/net").st_ino)
+    except OSError:
+        return ""

@@ -1,0 +1,334 @@
+"""Protocol 2: messages, and the frames in which they go over a connection. Nothing here blocks, or knows what is said.
+
+A frame is a header and a body. The header has the length of the body in 4 bytes, most significant first, whose highest
+bit says that the body is compressed with zlib; the round of the job in 4 bytes; in 4 bytes the rank that the message is
+from or for, as an agent may have several; and 32 bytes that authenticate it. With DISTBOOT_SECRET they are HMAC-SHA256
+over the challenge of rank 0, the nonce of the other side, the round, the rank and the SHA-256 of the body as it is
+sent: no process without the secret can join, pose as rank 0, or send again what was said on another connection or in
+another round. Without a secret they are zeros. Nothing is encrypted.
+
+The body is a JSON object: the kind of the message, and its fields. A message is a dataclass under `message`, whose
+fields say what they accept; `decode` takes nothing else. An empty body is a heartbeat.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**_: Any) -> Any:
+        """As `typing` has it from Python 3.11 on: for type checkers alone."""
+        return lambda decorator: decorator
+
+
+VERSION = 2
+BEFORE_AUTHENTICATION = 64 * 1024  # bytes of one body, and of anything that a rank other than 0 sends
+MOST = 64 * 1024 * 1024  # bytes of the longest body that a rank accepts of rank 0
+_HEADER = struct.Struct("!III32s")  # length, round, rank, MAC
+HEADER = _HEADER.size  # bytes
+_COMPRESSED = 1 << 31
+_COMPRESSED_FROM = 4 * 1024  # bytes
+_UNPROVED = bytes(32)
+_TORCH_STORE = b"\x00\xce\xf7\x85"  # how a client of torch's TCPStore begins: VALIDATE, and a magic number
+_LARGEST = 1 << 32  # of any number
+
+T = TypeVar("T")
+
+
+class ProtocolError(Exception):
+    """The connecting process does not speak this protocol; the text reads well after "the peer"."""
+
+
+# Messages
+
+_KINDS: dict[str, type] = {}
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def message(kind: type[T]) -> type[T]:
+    """Make a class a frozen dataclass with slots, and a message of the kind that its name says."""
+    _KINDS[kind.__name__] = made = dataclass(frozen=True, slots=True)(kind)
+    return made
+
+
+def of(check: Callable[[Any], object], **more: Any) -> Any:
+    """A field of a message: what is received is what `check` returns; it raises for what the field cannot be."""
+    return field(metadata={"check": check}, **more)
+
+
+def integer(least: int = 0, most: int = _LARGEST - 1, what: str = "number") -> Callable[[Any], int]:
+    """From `least` to `most`."""
+
+    def check(value: Any) -> int:
+        if type(value) is not int or not least <= value <= most:
+            raise ValueError(what)
+        return value
+
+    return check
+
+
+number = integer()
+
+
+def time_or_duration(value: Any) -> float:
+    """In seconds."""
+    if type(value) not in (int, float) or not 0 <= value < _LARGEST:
+        raise ValueError("number of seconds")
+    return float(value)
+
+
+def flag(value: Any) -> bool:
+    """True or False."""
+    if type(value) is not bool:
+        raise ValueError("truth value")
+    return value
+
+
+def text(most: int, least: int = 0, what: str = "") -> Callable[[Any], str]:
+    """So many characters."""
+
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or not least <= len(value) <= most:
+            raise ValueError(what or f"text of at most {most} characters")
+        return value
+
+    return check
+
+
+def optional(check: Callable[[Any], T]) -> Callable[[Any], T | None]:
+    """Or None."""
+    return lambda value: None if value is None else check(value)
+
+
+def several(
+    check: Callable[[Any], T], most: int = _LARGEST, least: int = 0, what: str = "list"
+) -> Callable[[Any], tuple[T, ...]]:
+    """So many items."""
+
+    def checked(value: Any) -> tuple[T, ...]:
+        if not isinstance(value, list | tuple) or not least <= len(value) <= most:
+            raise ValueError(what)
+        return tuple(map(check, value))
+
+    return checked
+
+
+def table(most: int, check: Callable[[Any], T]) -> Callable[[Any], dict[str, T]]:
+    """Of names and values."""
+    name = text(1000)
+
+    def checked(value: Any) -> dict[str, T]:
+        if not isinstance(value, Mapping) or len(value) > most:
+            raise ValueError("table")
+        return {name(key): check(item) for key, item in value.items()}
+
+    return checked
+
+
+def nested(kind: type[T]) -> Callable[[Any], T]:
+    """A field that is a dataclass itself, whose fields are as those of a message."""
+    return lambda value: value if isinstance(value, kind) else _made(kind, value)
+
+
+class _FieldError(ValueError):
+    """The text says which field is wrong, and what it is not."""
+
+
+@cache
+def _checks(kind: Any) -> dict[str, Callable[[Any], object]]:
+    return {each.name: each.metadata["check"] for each in fields(kind)}
+
+
+def _made(kind: type[T], content: Any) -> T:
+    checks: dict[str, Callable[[Any], object]] = _checks(kind)  # type: ignore[arg-type]
+    if not isinstance(content, dict) or content.keys() != checks.keys():
+        raise ValueError(kind.__name__)
+    return kind(**{name: _checked(name, check, content[name]) for name, check in checks.items()})
+
+
+def _checked(name: str, check: Callable[[Any], object], value: object) -> object:
+    try:
+        return check(value)
+    except _FieldError as error:
+        raise _FieldError(f"{name}.{error}") from None
+    except ValueError as error:
+        raise _FieldError(f"{name} is not a valid {error}") from None
+
+
+def encode(content: object) -> bytes:
+    """The body of a frame with this message; a heartbeat, which is None, has an empty one: it is the shortest frame."""
+    if content is None:
+        return b""
+    named = {"kind": type(content).__name__, **_fields_of(content)}
+    return json.dumps(named, default=_fields_of, separators=(",", ":")).encode()
+
+
+def _fields_of(content: Any) -> dict[str, object]:
+    return {name: getattr(content, name) for name in content.__slots__}
+
+
+def decode(body: bytes, *kinds: type) -> Any:
+    """The message in a body, which must be one of these kinds; `ProtocolError`: it is something else."""
+    if not body and issubclass(type(None), kinds):
+        return None
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError):
+        raise ProtocolError("sends no JSON") from None
+    name = content.pop("kind", None) if isinstance(content, dict) else None
+    kind = _KINDS.get(name) if isinstance(name, str) else None
+    if kind is None or not issubclass(kind, kinds):
+        raise ProtocolError(f"does not send {' or '.join(each.__name__ for each in kinds)} where that is due")
+    try:
+        return _made(kind, content)
+    except ValueError as error:
+        raise ProtocolError(f"sends a broken {name}: {error}") from None
+    except RecursionError:
+        raise ProtocolError("sends nonsense") from None
+
+
+# Frames
+
+
+class Frame(NamedTuple):
+    """A frame as it was received."""
+
+    compressed: bool
+    round: int
+    rank: int
+    mac: bytes
+    body: bytes
+
+
+class Frames:
+    """Takes bytes as they come, and gives whole frames; `most` bytes are what a body may have, also once inflated."""
+
+    def __init__(self, most: int = BEFORE_AUTHENTICATION) -> None:
+        self.most = most
+        self._buffer = bytearray()
+
+    @property
+    def missing(self) -> int:
+        """Bytes that the frame in hand still needs, as far as is known: the header comes first."""
+        have = len(self._buffer)
+        return HEADER - have if have < HEADER else HEADER + self._length() - have
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The frames that `data` completes; `ProtocolError`: it is not a frame of ours, or too long."""
+        self._buffer += data
+        found = []
+        while len(self._buffer) >= 4:
+            if self._buffer.startswith(_TORCH_STORE):
+                raise ProtocolError("looks for torch's store: it runs without distboot, or with DISTBOOT_RENDEZVOUS=0")
+            length = self._length()
+            if length > self.most:
+                raise ProtocolError(f"announces a message of {length} bytes, of at most {self.most}")
+            if len(self._buffer) < HEADER + length:
+                break
+            flagged, round_, rank, mac = _HEADER.unpack_from(self._buffer)
+            body = bytes(self._buffer[HEADER : HEADER + length])
+            found.append(Frame(flagged != length, round_, rank, mac, body))
+            del self._buffer[: HEADER + length]
+        return found
+
+    def inflated(self, frame: Frame) -> bytes:
+        """The body of a frame."""
+        if not frame.compressed:
+            return frame.body
+        import zlib
+
+        inflating = zlib.decompressobj()
+        try:
+            body = inflating.decompress(frame.body, self.most)
+        except zlib.error:
+            raise ProtocolError("sends what cannot be decompressed") from None
+        if inflating.unconsumed_tail or not inflating.eof:
+            raise ProtocolError(f"sends a message of more than {self.most} bytes, or half of one")
+        return body
+
+    def _length(self) -> int:
+        return int.from_bytes(self._buffer[:4], "big") & ~_COMPRESSED
+
+
+@dataclass(frozen=True, slots=True)
+class JobCredentials:
+    """What tells the processes of one job from all others."""
+
+    job: str = ""  # digest of the job id and MASTER_PORT
+    secret: str = field(default="", repr=False)  # what all ranks of the job know; empty when there is none
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """What the frames of one connection are authenticated with. Without a secret nothing is proved."""
+
+    secret: str = field(default="", repr=False)
+    us: str = "rank 0"  # the side that this is, as a refusal names it
+    challenge: str = ""  # of rank 0, random for this connection
+    nonce: str = ""  # of the other side, likewise
+    round: int = 0  # of the job
+
+    def sign(self, content: object, rank: int = 0) -> bytes:
+        """A frame with a message from or for a rank."""
+        return Broadcast(content).sign(self, rank)
+
+    def verify(self, frame: Frame, frames: Frames, *kinds: type) -> Any:
+        """The message in a frame, which `frames` has given, and which must be one of these kinds.
+
+        Raises:
+            ProtocolError: it is not, or was not sent by a process that knows the secret.
+        """
+        if frame.round != self.round:
+            raise ProtocolError(f"speaks of round {frame.round} of the job, and this is round {self.round}")
+        if frame.mac == _UNPROVED and self.secret:
+            raise ProtocolError("has no DISTBOOT_SECRET")
+        if frame.mac != _UNPROVED and not self.secret:
+            raise ProtocolError(f"has a DISTBOOT_SECRET, and {self.us} has none")
+        if not hmac.compare_digest(frame.mac, self.mac(hashlib.sha256(frame.body).digest(), frame.rank)):
+            raise ProtocolError("has another DISTBOOT_SECRET")
+        return decode(frames.inflated(frame), *kinds)
+
+    def mac(self, digest: bytes, rank: int = 0) -> bytes:
+        """What proves that we know the secret, if there is one, and have sent a body with this digest for the rank."""
+        if not self.secret:
+            return _UNPROVED
+        signed = f"{self.challenge}/{self.nonce}/{self.round}/{rank}/".encode() + digest
+        return hmac.digest(self.secret.encode(errors="surrogateescape"), signed, "sha256")
+
+
+class Broadcast:
+    """A message for many connections: what does not differ is done once. The membership of a large job is long."""
+
+    def __init__(self, content: object) -> None:
+        body, flag_of_length = encode(content), 0
+        if len(body) >= _COMPRESSED_FROM:
+            import zlib  # which a small job does not need
+
+            body, flag_of_length = zlib.compress(body, 1), _COMPRESSED
+        self._length, self._body, self._digest = flag_of_length | len(body), body, hashlib.sha256(body).digest()
+
+    def sign(self, channel: Channel, rank: int = 0) -> bytes:
+        """The frame for one of them."""
+        return _HEADER.pack(self._length, channel.round, rank, channel.mac(self._digest, rank)) + self._body
+
+
+def random_nonce() -> str:
+    """32 hex digits that were never used before."""
+    return os.urandom(16).hex()
+
+
+def most_from_rank_0(world_size: int) -> int:
+    """Bytes of one body, once rank 0 is authenticated: each rank may have a host of its own, and publish something."""
+    return min(BEFORE_AUTHENTICATION + 1024 * world_size, MOST)

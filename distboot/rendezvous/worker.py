@@ -1,0 +1,273 @@
+"""The side of every other rank: it calls rank 0, wherever that may listen, until it answers as rank 0 of this very job.
+
+It reports there, and gets the membership back, or the reason why there is none.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ..errors import DistbootError
+from ..host.network import is_this_host, look_up
+from ..text import format_address, log_line, short_repr
+from .connection_pool import DetachedConnection
+from .membership import Membership
+from .messages import ONE_DISTBOOT, Failed, Hello, Members, Refused, Welcome, WorkerInfo, as_error
+from .protocol import Channel, Frame, Frames, JobCredentials, ProtocolError, decode, most_from_rank_0, random_nonce
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_FIRST_LIMIT = 1.0  # seconds for an unknown process to answer; it grows, because rank 0 may be busy with thousands
+_LAST_LIMIT = 10.0
+_LOOK = 0.2  # seconds between two looks at whether the call is still wanted
+_GRACE = 0.8  # seconds beyond the join timeout for rank 0 to say who is missing
+_PROGRESS = 5.0  # seconds between two lines that say what is being waited for, at first
+_LEAST_PROGRESS = 60.0  # and later: a thousand ranks may say the same
+
+
+class NoAnswerError(Exception):
+    """An attempt failed; the text says how."""
+
+
+class _UnreachableError(NoAnswerError):
+    """The host itself did not answer, so that its other ports need not be tried."""
+
+
+class _UnresolvedError(_UnreachableError):
+    """The name of the host does not resolve."""
+
+
+class Backoff:
+    """Trying again until a time limit, with a line on stderr every few seconds; `quiet`: without."""
+
+    def __init__(self, who: str | None, limit: float, what: str, *, quiet: bool = False) -> None:
+        self._who, self._what, self._quiet = who, what, quiet
+        now = time.monotonic()
+        self._end, self._next_line = now + limit, now + 1.0  # what is there within a second needs no line
+        self._pause, self._between = 0.01, _PROGRESS
+
+    def left(self) -> float:
+        return max(self._end - time.monotonic(), 0.001)
+
+    def sleep_or_expire(self, cause: str) -> bool:
+        """Sleep a moment and say True, or say False when the time is over."""
+        now = time.monotonic()
+        if now >= self._end:
+            return False
+        if now >= self._next_line and not self._quiet:
+            self._next_line = now + self._between
+            self._between = min(self._between * 2, _LEAST_PROGRESS)
+            log_line(self._who, f"{self._what} ({cause}); trying for {self.left():.0f} s more")
+        # Soon at first, for ranks that start together; then with jitter and less often, because a thousand of them
+        # ask the same name server or call the same port.
+        time.sleep(min(self.left(), self._pause * (0.5 + os.urandom(1)[0] / 255)))
+        self._pause = min(self._pause * 1.5, 0.5)
+        return True
+
+
+class Worker:
+    """A rank other than 0 in the rendezvous. `host` and `port` are where rank 0 was reached, once it was."""
+
+    def __init__(
+        self,
+        hosts: Sequence[str],  # of rank 0, the likeliest first
+        ports: Sequence[int],  # those that rank 0 may listen at, in the order in which it tries them
+        own: WorkerInfo,
+        credentials: JobCredentials,
+        *,
+        source: str = "",  # what says that rank 0 is there, for example "MASTER_ADDR"
+        wanted: Callable[[], None] = lambda: None,  # called again and again; raises if the call is not wanted any more
+    ) -> None:
+        self._hosts, self._ports, self._own = hosts, ports, own
+        self._credentials, self._wanted = credentials, wanted
+        self._where = format_address(hosts[0], ports[0]) + (f" (from {source})" if source else "")
+        self._refusal = ""  # why a process that listens there has sent us away, the last time
+        self._frames, self._channel = Frames(), Channel()
+        self._connection: socket.socket | None = None
+        self.host, self.port = hosts[0], ports[0]
+        self.resolves = True  # whether this host could look that name up
+
+    def report(self, join_timeout: float, *, quiet: bool = False) -> Membership:
+        """Report to rank 0, again and again until it answers; `quiet`: another rank says what is being waited for.
+
+        Raises:
+            DistbootError: what rank 0 says is wrong with the job, or `missing-rank` for rank 0 itself.
+        """
+        end = time.monotonic() + join_timeout
+        who = f"{'node' if self._own.ranks else 'rank'} {self._own.rank}"
+        line = f"rank 0 does not answer at {format_address(self.host, self.port)} yet"
+        backoff, limit = Backoff(who, join_timeout, line, quiet=quiet), _FIRST_LIMIT
+        while True:
+            self._wanted()
+            try:
+                return self._try_all(end, limit)
+            except NoAnswerError as failure:
+                last = failure
+            if not backoff.sleep_or_expire(str(last)):
+                raise self._unanswered(join_timeout, last)
+            limit = min(limit * 2, _LAST_LIMIT)
+
+    def try_once(self, limit: float) -> Membership:
+        """Report, within `limit` seconds.
+
+        Raises:
+            NoAnswerError: no process answers as rank 0 of this job.
+            DistbootError: what rank 0 says is wrong with it.
+        """
+        return self._try_all(time.monotonic() + limit, limit)
+
+    def own_address(self) -> str:
+        return str(self._open.getsockname()[0])
+
+    def address_of_rank_0(self) -> str:
+        """The address at which rank 0 was reached."""
+        # With the scope, without which a link-local address of IPv6 means nothing.
+        return socket.getnameinfo(self._open.getpeername(), socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0]
+
+    def detach_all(self) -> list[DetachedConnection]:
+        """The connection, which is the caller's now."""
+        connection, self._connection = self._connection, None
+        return [] if connection is None else [DetachedConnection(0, connection, self._channel)]
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    @property
+    def _open(self) -> socket.socket:
+        assert self._connection is not None
+        return self._connection
+
+    def _try_all(self, end: float, limit: float) -> Membership:
+        """Report wherever rank 0 may be; why the first of these did not answer, if none did."""
+        failures: list[NoAnswerError] = []
+        for host in self._hosts:
+            for port in self._ports:
+                try:
+                    return self._attempt(host, port, end, limit)
+                except NoAnswerError as failure:  # noqa: PERF203 - what is tried is a connection
+                    failures.append(failure)
+                    if isinstance(failure, _UnreachableError):
+                        break
+        raise failures[0]
+
+    def _attempt(self, host: str, port: int, end: float, limit: float) -> Membership:
+        limit = max(min(end - time.monotonic(), limit), 0.1)
+        self._connection = connection = self._connected(host, port, end, limit)
+        self.host, self.port = host, port
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        try:
+            self._handshake(time.monotonic() + limit)
+            self._send(replace(self._own, clock=time.time(), patience=max(end - time.monotonic(), 0.0)))
+            return self._membership(end + _GRACE)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, ProtocolError | RecursionError):
+                self._refusal = f"who listens there {error}"
+                raise NoAnswerError(self._refusal) from None
+            if isinstance(error, TimeoutError):
+                raise NoAnswerError("somebody listens there, and does not answer as rank 0") from None
+            if isinstance(error, OSError):
+                raise NoAnswerError(error.strerror or str(error)) from None
+            raise
+
+    def _connected(self, host: str, port: int, end: float, limit: float) -> socket.socket:
+        self.resolves = True
+        try:
+            candidates = look_up(host, port, limit)
+        except OSError as error:
+            if not is_this_host(host):
+                raise _UnresolvedError(error.strerror or str(error)) from None
+            self.resolves = False  # nothing has told this host its own name
+            candidates = [(socket.AF_INET, ("127.0.0.1", port))]
+        failure: OSError | None = None
+        for family, address in candidates:
+            connection = None
+            try:
+                connection = socket.socket(family, socket.SOCK_STREAM)  # which a kernel without IPv6 may not have
+                connection.settimeout(max(min(end - time.monotonic(), limit), 0.1))
+                connection.connect(address)
+            except OSError as error:
+                failure = error
+                if connection is not None:
+                    connection.close()
+            else:
+                return connection
+        if isinstance(failure, ConnectionRefusedError | ConnectionResetError):
+            raise NoAnswerError(failure.strerror)
+        raise _UnreachableError((failure and failure.strerror) or str(failure))
+
+    def _handshake(self, end: float) -> None:
+        self._frames, self._channel, nonce = Frames(), Channel(), random_nonce()
+        self._send(Hello(self._credentials.job, nonce))
+        frame = self._next_frame(end)
+        # Its challenge is in what it authenticates: it is read first, and believed only then.
+        answer = decode(self._frames.inflated(frame), Welcome, Refused)
+        if isinstance(answer, Refused):
+            if answer.incompatible and not self._credentials.secret:
+                raise DistbootError("version-mismatch", f"rank 0 says: {short_repr(answer.why)}", ONE_DISTBOOT)
+            raise _refused(answer)
+        self._channel = Channel(self._credentials.secret, "this rank", answer.challenge, nonce)
+        try:
+            self._channel.verify(frame, self._frames, Welcome)
+        except ProtocolError as error:  # rank 0, if it is that, is to know why this rank does not join
+            self._send(Refused(str(error)))
+            raise
+        self._frames.most = most_from_rank_0(self._own.world_size)  # only now: the membership is long
+
+    def _membership(self, end: float) -> Membership:
+        """The answer of rank 0; complete before `end`, however slowly it comes."""
+        answer: Any = self._channel.verify(self._next_frame(end), self._frames, Members, Failed, Refused)
+        if isinstance(answer, Refused):
+            raise _refused(answer)
+        if isinstance(answer, Failed):
+            raise as_error(answer.problem, "rank 0 says")
+        return Membership.from_message(answer, self._own.world_size)
+
+    def _send(self, message: object) -> None:
+        self._open.sendall(self._channel.sign(message))
+
+    def _next_frame(self, end: float) -> Frame:
+        connection, frames = self._open, list[Frame]()
+        while not frames:
+            self._wanted()
+            connection.settimeout(min(max(end - time.monotonic(), 0.01), _LOOK))
+            try:
+                # Not a byte more than this message: what follows is for what comes after the rendezvous.
+                data = connection.recv(min(self._frames.missing, 1 << 20))
+            except TimeoutError:
+                if time.monotonic() >= end:
+                    raise
+                continue
+            if not data:
+                raise ProtocolError("closed the connection")
+            frames = self._frames.feed(data)
+            if time.monotonic() > end and not frames:
+                raise TimeoutError
+        return frames[0]
+
+    def _unanswered(self, join_timeout: float, why: NoAnswerError) -> DistbootError:
+        from ..detection.parse import is_loopback  # here, as the agent of `init` needs nothing else of detection
+
+        code = "missing-rank"
+        hint = "look at the output of rank 0: it ended early, never started, is on another host, or behind a firewall"
+        if isinstance(why, _UnresolvedError):
+            code, hint = "unresolvable-address", "check the name, or give an address that this host can look up"
+        elif self._refusal:
+            hint = "all ranks need the same job, the same distboot and the same DISTBOOT_SECRET, or all of them none"
+        elif all(map(is_loopback, self._hosts)):
+            hint += f"; {self._hosts[0]} is this very host, so if rank 0 is on another one, set MASTER_ADDR to its name"
+        earlier = f"; before that, {self._refusal}" if self._refusal and self._refusal != str(why) else ""
+        text = f"rank 0 did not answer at {self._where} within {join_timeout:g} s: {why}{earlier}"
+        return DistbootError(code, text, hint)
+
+
+def _refused(message: Refused) -> ProtocolError:
+    return ProtocolError(f"refused this rank: {short_repr(message.why)}")

@@ -1,0 +1,137 @@
+"""Every variable of distboot's own, with its default. What an argument or an option says comes before it.
+
+A value that is not valid is refused: `broken-environment`, or `usage` where it was given as an argument or option.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from .errors import DistbootError
+from .text import escape_control, log_line, short_repr
+
+# What users set; empty: it has no default.
+DEFAULTS: Mapping[str, str] = {
+    "DISTBOOT_GRACE": "30",  # seconds; Kubernetes, torchrun and Slurm (KillWait) wait as long by default
+    "DISTBOOT_JOIN_TIMEOUT": "300",  # seconds; torch's own default for its store
+    "DISTBOOT_LAUNCHER": "",
+    "DISTBOOT_FAILURE_DETECTION": "1",
+    "DISTBOOT_HEARTBEAT_TIMEOUT": "15",  # seconds
+    "DISTBOOT_REPORT": "",
+    "DISTBOOT_RENDEZVOUS": "1",
+    "DISTBOOT_SECRET": "",
+}
+# What one process of distboot leaves for another.
+RANK = (  # by the agent of a node, for each rank of its own
+    "DISTBOOT_RANK",
+    "DISTBOOT_WORLD_SIZE",
+    "DISTBOOT_LOCAL_RANK",
+    "DISTBOOT_LOCAL_WORLD_SIZE",
+    "DISTBOOT_NODE_RANK",
+    "DISTBOOT_NUM_NODES",
+)
+INTERNAL = ("DISTBOOT_AGENT", "DISTBOOT_CRASH_HOOKS", "DISTBOOT_PLACEMENT", *RANK)
+KNOWN = (*DEFAULTS, *INTERNAL)
+
+_LEAST_BOUND = 2.0  # seconds
+_ALIKE = 0.85  # of 1, the beginning that they have in common included
+
+
+class SupervisionSettings(NamedTuple):
+    """What a user can set about failure detection."""
+
+    bound: float  # seconds for which a rank may be silent, or stopped, before it counts as lost
+    grace: float  # seconds between TERM and KILL for a process that has to stop
+    report: str | None = None  # file for the report of the job, absolute
+    apart: str = ""  # the launcher of which each rank starts a job of its own, as far as the wrapper knows
+    detects: bool = True  # whether the failure of a rank is told to all others
+
+
+def supervision_settings(
+    environ: Mapping[str, str], grace: float | None = None, report: str | None = None
+) -> SupervisionSettings:
+    """Those of this process; an option that was given comes before what the environment says."""
+    more = "; how long a rank may be silent is DISTBOOT_HEARTBEAT_TIMEOUT"
+    is_on = _switch(environ, "DISTBOOT_FAILURE_DETECTION", more)
+    bound = _seconds(environ, "DISTBOOT_HEARTBEAT_TIMEOUT")
+    if bound < _LEAST_BOUND:
+        raise DistbootError(
+            "broken-environment",
+            f"DISTBOOT_HEARTBEAT_TIMEOUT={bound:g} is shorter than {_LEAST_BOUND:g} s",
+            "give 2 to 86400; ranks are heard of once a second, and 15 is a bound that a busy machine can keep",
+        )
+    return SupervisionSettings(bound, grace_setting(environ, grace), report_setting(environ, report), detects=is_on)
+
+
+def warn_of_unknown(environ: Mapping[str, str], rank: int, who: str | None) -> None:
+    """Warn of each variable that looks like a misspelled setting; rank 0 does, for all."""
+    strange = [name for name in environ if name.startswith("DISTBOOT") and name not in KNOWN]
+    if not strange or rank or "DISTBOOT_PLACEMENT" in environ:  # the wrapper around this has said it
+        return
+    from difflib import get_close_matches  # here, as it is slow to import
+
+    for name in strange:  # what is like no setting is the user's own, or of a newer distboot
+        for meant in get_close_matches(name, KNOWN, 1, _ALIKE):
+            log_line(who, f"warning: unknown variable {escape_control(name)} is ignored; did you mean {meant}?")
+
+
+def join_timeout_setting(given: object, name: str = "join_timeout") -> float:
+    """The join timeout in seconds: as given, under this name, or DISTBOOT_JOIN_TIMEOUT, or the default."""
+    if given is not None:
+        return seconds(f"{name}={short_repr(given)}", given)
+    return _seconds(os.environ, "DISTBOOT_JOIN_TIMEOUT")
+
+
+def rendezvous_setting() -> bool:
+    """Whether the ranks are to meet before the framework starts."""
+    return _switch(os.environ, "DISTBOOT_RENDEZVOUS")
+
+
+def grace_setting(environ: Mapping[str, str], given: str | float | None = None) -> float:
+    """Seconds between TERM and KILL: as given with --grace, or DISTBOOT_GRACE, or the default."""
+    if given is not None:
+        return seconds(f"--grace={short_repr(given)}", given)
+    return _seconds(environ, "DISTBOOT_GRACE")
+
+
+def report_setting(environ: Mapping[str, str], given: str | None = None) -> str | None:
+    """Where the report is to be, absolute; None: nowhere."""
+    path = given or environ.get("DISTBOOT_REPORT")
+    return os.path.abspath(path) if path else None  # now, as a script may change its directory
+
+
+def launcher_setting(environ: Mapping[str, str]) -> str | None:
+    """The launcher that the user names; None: the innermost one is to be found."""
+    return environ.get("DISTBOOT_LAUNCHER") or None
+
+
+def secret_setting(environ: Mapping[str, str]) -> str:
+    """What only the ranks of the job know; may be empty."""
+    return environ.get("DISTBOOT_SECRET", "")
+
+
+def seconds(given: str, value: object, code: str = "usage") -> float:
+    """A time limit in seconds, above 0 and at most a day; else an error with this code."""
+    try:
+        number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else 0.0
+    except (ValueError, OverflowError):
+        number = 0.0
+    if not 0 < number <= 86400:
+        raise DistbootError(code, f"{given} is not a number of seconds", "give a number above 0, at most 86400")
+    return number
+
+
+def _seconds(environ: Mapping[str, str], name: str) -> float:
+    text = environ.get(name, DEFAULTS[name])
+    return seconds(f"{name}={short_repr(text)}", text, "broken-environment")
+
+
+def _switch(environ: Mapping[str, str], name: str, hint: str = "") -> bool:
+    text = environ.get(name) or DEFAULTS[name]
+    if text not in ("0", "1"):
+        raise DistbootError(
+            "broken-environment", f"{name}={short_repr(text)} is neither 0 nor 1", f"unset it, or set it to 0{hint}"
+        )
+    return text == "1"

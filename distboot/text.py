@@ -1,0 +1,95 @@
+"""Text for people: values quoted, control characters escaped, addresses, and one line on stderr."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+
+_DIGITS_AND_DOTS = re.compile(r"[0-9.]+", re.ASCII)
+_STDERR_LIMIT = 500  # milliseconds
+_PIPE_BUF = 4096  # bytes
+_LONGEST = 200  # characters of a value that a message shows
+
+
+def short_repr(value: object) -> str:
+    """A value for an error message: quoted, control characters escaped, not too long, and without a password."""
+    if isinstance(value, str) and "@" in value:  # user:password@host, or a token for it
+        value = "***" + value[value.rindex("@") :]
+    text = repr(value)
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
+
+
+def escape_control(text: str) -> str:
+    """A text for the terminal with its control characters escaped; line ends are control characters too."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def log_line(who: str | None, text: str) -> None:
+    """Print a line about this process on stderr; in one piece, because other ranks may write there too.
+
+    It says `who` this is and the host, to be found in a log of many ranks; None: this process is alone.
+    """
+    whose = "" if who is None else f"{who} on {os.uname().nodename}: "
+    line = f"distboot: {whose}{text}\n"
+    with suppress(OSError, ValueError, AttributeError):  # closed: a line is not worth the job
+        sys.stderr.flush()
+        try:
+            file = sys.stderr.fileno()
+        except OSError:  # something in memory
+            sys.stderr.write(line)
+            return
+        _write_in_time(file, line.encode(errors="backslashreplace"))
+
+
+def _write_in_time(file: int, data: bytes) -> None:
+    """Write, but do not wait for long: the reader may have stopped."""
+    poll = select.poll()
+    poll.register(file, select.POLLOUT)
+    while data and poll.poll(_STDERR_LIMIT):
+        data = data[os.write(file, data[:_PIPE_BUF]) :]  # which a pipe that is ready takes at once, pipe(7)
+
+
+def did_you_mean(word: str, names: Iterable[str], known: Iterable[str] = ()) -> str:
+    """`"did you mean 'torch'? "`, to begin a hint with; empty if no name is like the word, nor `known` to be meant."""
+    from difflib import get_close_matches  # here, as it is slow to import
+
+    near = [*known, *get_close_matches(word.lower(), list(names), 1)]
+    return f"did you mean {near[0]!r}? " if near else ""
+
+
+def counted(count: int, what: str) -> str:
+    """`"1 rank"`, `"3 ranks"`."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def first_line(error: BaseException) -> str:
+    """The message of an exception that is not ours, in one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def is_address(host: str) -> bool:
+    """Whether a host that was read by `parse_address` is an address, and no name that has to be looked up."""
+    return ":" in host or _DIGITS_AND_DOTS.fullmatch(host) is not None
+
+
+def format_address(host: str, port: int) -> str:
+    """Address and port for a message: `"nodea:29500"`, `"[fd00::1]:29500"`."""
+    host = without_mapping(host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def without_mapping(host: str) -> str:
+    """An IPv4 address as itself, where a socket that serves both families says `::ffff:10.0.0.1`."""
+    return host.removeprefix("::ffff:") if "." in host else host
+
+
+def without_secret(text: str) -> str:
+    """A text without the DISTBOOT_SECRET of this process, also as repr and JSON write it. Tracebacks have `without`."""
+    secret = os.environ.get("DISTBOOT_SECRET", "")
+    for form in {secret, repr(secret)[1:-1], ascii(secret)[1:-1]} if secret else ():
+        text = text.replace(form, "***")
+    return text

@@ -1,0 +1,150 @@
+"""The socket between a script and the agent of its wrapper: who is let in, and what becomes of garbage."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from ranks import BEGIN, Ranks
+from rendezvous_peers import framed
+
+from distboot.agent.local import Attach, attached
+from distboot.rendezvous.protocol import Channel
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the abstract namespace of Unix sockets is Linux's")
+_STRANGERS = """
+name, _, token = os.environ["DISTBOOT_AGENT"].partition(":")
+from distboot.rendezvous.messages import Leave, Ready
+from distboot.rendezvous.protocol import Channel
+from distboot.agent.local import Attach, Finish
+def stranger(*said):
+    one = socket.socket(socket.AF_UNIX)
+    one.connect("\\0" + name)
+    one.settimeout(20)
+    try:
+        for each in said:
+            one.sendall(each if isinstance(each, bytes) else Channel().sign(each))
+        one.shutdown(socket.SHUT_WR)
+        return len(one.recv(100000))
+    except (BrokenPipeError, ConnectionResetError):  # it may close before it has been told everything
+        return 0
+"""
+
+_MEET = """
+ctx = distboot.init("none", join_timeout=60)
+ctx.barrier()
+ctx.close()
+"""
+
+
+@pytest.fixture
+def wrapped(ranks: Ranks) -> Ranks:
+    """Ranks below wrappers."""
+    return lambda script, count=2, **env: ranks(script, count, "-m", "distboot", **env)
+
+
+def test_strangers_and_garbage_are_sent_away_and_the_job_goes_on(wrapped: Ranks) -> None:
+    script = (
+        _STRANGERS
+        + """
+say([stranger(*said) for said in (
+    (b"",), (b"GET / HTTP/1.0\\r\\n\\r\\n" * 9,), (Attach("wrong"),), (Attach("\\u00e9"),), (Attach(token), b"x" * 100),
+)][:4])
+"""
+        + _MEET
+    )
+    outputs = wrapped(script)
+    assert [code for _, code in outputs] == [0, 0], outputs
+    assert all(output.startswith("[0, 0, 0, 0]\n") for output, _ in outputs), outputs
+
+
+def test_who_has_not_shown_the_token_asks_for_nothing(wrapped: Ranks) -> None:
+    script = (
+        _STRANGERS
+        + """
+say([stranger(*said) for said in ((Leave(),), (Attach("wrong"), Leave()), (Finish(), Leave()))])
+"""
+        + _MEET
+    )
+    assert wrapped(script) == [("[0, 0, 0]\n", 0)] * 2
+
+
+def test_strangers_take_neither_memory_nor_the_place_of_the_script(wrapped: Ranks) -> None:
+    script = (
+        _STRANGERS
+        + """
+idle = []
+for _ in range(70):
+    idle.append(socket.socket(socket.AF_UNIX))
+    idle[-1].connect("\\0" + name)
+say([stranger(*said) for said in ((Attach("\\ud800"),), ((1 << 27).to_bytes(4, "big") + bytes(1 << 20),))])
+"""
+        + _MEET
+    )
+    assert wrapped(script) == [("[0, 0]\n", 0)] * 2
+
+
+def test_script_that_does_not_read_holds_up_nothing(wrapped: Ranks) -> None:
+    script = (
+        _STRANGERS
+        + """
+deaf = socket.socket(socket.AF_UNIX)
+deaf.connect("\\0" + name)
+deaf.settimeout(20)
+try:
+    for _ in range(20_000):
+        deaf.sendall(Channel().sign(Attach(token)))
+except OSError:
+    say("dropped")
+"""
+        + _MEET
+    )
+    outputs = wrapped(script)
+    assert outputs == [("dropped\n", 0)] * 2, outputs
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "subprocess.run(['bash', '-c', f'{sys.executable} inner.py'], check=True)",
+        "subprocess.run([sys.executable, 'inner.py'], close_fds=True, check=True)",
+        "os.closerange(3, 4096); os.execv(sys.executable, [sys.executable, 'inner.py'])",
+        "os.waitpid(os.fork() or os.execv(sys.executable, [sys.executable, 'inner.py']), 0)",
+    ],
+    ids=["shell", "subprocess", "closes-all-files", "fork"],
+)
+def test_script_finds_its_agent_however_it_is_started(wrapped: Ranks, tmp_path: Path, how: str) -> None:
+    (tmp_path / "inner.py").write_text(
+        BEGIN + "ctx = distboot.init('none', join_timeout=60)\nctx.barrier()\nsay(ctx.rank)\n"
+    )
+    outputs = wrapped(f"import subprocess\n{how}\n")
+    assert [output.split()[0] for output, _ in outputs] == ["0", "1"], outputs
+
+
+def test_variable_that_is_stale_or_of_nobody_is_not_used() -> None:
+    for value in ("", "x", "x:", f"distboot-agent-{os.urandom(4).hex()}:token"):
+        assert attached({"DISTBOOT_AGENT": value}) is None
+
+
+def test_agent_that_does_not_answer_as_one_is_not_believed() -> None:
+    name = f"distboot-test-{os.urandom(4).hex()}"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0{name}")
+        listener.listen()
+        for answer in (b"", framed({"kind": "Release"}), b"\xff" * 99, Channel().sign(Attach("x"))):
+            listener.settimeout(20)
+
+            def talk(answer: bytes = answer) -> None:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(1000)
+                    connection.sendall(answer)
+
+            thread = threading.Thread(target=talk)
+            thread.start()
+            assert attached({"DISTBOOT_AGENT": f"{name}:token"}) is None
+            thread.join(20)

@@ -1,0 +1,355 @@
+"""Barriers and `main_first` without any framework: ranks that wait for each other, and what fails among them."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+from conftest import Run
+from hosts import Hosts, missing_for_hosts
+from launched import MPI_ENV, MPIRUN, json_lines, needs_mpirun
+from ranks import BEGIN, Ranks
+
+from distboot.agent.exit_status import ExitStatus
+
+_ORDER = """
+with distboot.init("none", join_timeout=60, timeout=30) as ctx:
+    others = [rank for rank in range(3) if rank != ctx.rank]
+    for slow in range(3):  # all wait for whoever comes last
+        if ctx.rank == slow:
+            until(*(f"waits-{slow}-{rank}" for rank in others))
+            touch(f"came-{slow}")
+        touch(f"waits-{slow}-{ctx.rank}")
+        ctx.barrier()
+        say(Path(f"came-{slow}").exists())
+    for _ in range(100):
+        ctx.barrier()
+    for first in (ctx.main_first, ctx.local_main_first):
+        name = first.__name__
+        touch(f"{name}-{ctx.rank}")
+        with first():
+            if ctx.is_main:
+                until(*(f"{name}-{rank}" for rank in others))
+                touch(f"{name}-done")
+            say(Path(f"{name}-done").exists())
+    say("end")
+again = distboot.init("none", join_timeout=60)
+again.barrier()
+assert again is not ctx
+"""
+
+
+@pytest.mark.parametrize("before", [(), ("-m", "distboot")], ids=["init", "wrapper"])
+def test_ranks_wait_for_each_other(ranks: Ranks, before: tuple[str, ...]) -> None:
+    assert ranks(_ORDER, 3, *before) == [("True\n" * 5 + "end\n", 0)] * 3
+
+
+def test_strangers_do_not_take_the_place_of_a_rank(ranks: Ranks) -> None:
+    script = """
+port = int(os.environ["MASTER_PORT"])  # of the roll call, which is the gate's from now on
+ctx = distboot.init("none", join_timeout=60)
+if ctx.is_main:
+    until("crowd")
+else:
+    crowd = [socket.create_connection(("127.0.0.1", port)) for _ in range(200)]
+    for stranger in crowd[::2]:
+        stranger.close()
+    touch("crowd")
+with ctx.main_first():
+    say("through")
+ctx.barrier()
+"""
+    for output, code in ranks(script, 2):
+        assert ("through" in output.splitlines(), code) == (True, 0), output
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_waiting_inside_main_first_is_refused(ranks: Ranks, count: int) -> None:
+    script = """
+with distboot.init("none", join_timeout=60) as ctx:
+    with ctx.main_first():
+        attempt(ctx.barrier)
+        attempt(ctx.local_main_first().__enter__)
+    ctx.barrier()
+"""
+    for output, code in ranks(script, count):
+        said = [line.partition(" inside main_first(): ")[0] for line in output.splitlines() if "usage " in line]
+        assert (said, code) == (["usage barrier()", "usage local_main_first()"], 0), output
+
+
+@pytest.mark.parametrize("timeout", ["-1", "0", "float('nan')", "float('inf')", "None", "'x'"])
+def test_time_limit_that_is_none_costs_nothing(ranks: Ranks, timeout: str) -> None:
+    script = f"""
+with distboot.init("none", join_timeout=60) as ctx:
+    attempt(ctx.main_first(timeout={timeout}).__enter__)
+    ctx.barrier()
+"""
+    for output, code in ranks(script, 2):
+        assert (output.startswith("usage main_first(timeout="), code) == (True, 0), output
+
+
+def test_alone(run: Run) -> None:
+    script = """
+with distboot.init("none", timeout=0.1) as ctx:
+    ctx.barrier()
+    for first in (ctx.main_first, ctx.local_main_first):
+        with first(timeout=0.1):
+            say(ctx.rank, ctx.is_main, ctx.is_local_main)
+"""
+    result = run(sys.executable, "-c", BEGIN + script)
+    assert (result.stdout, result.stderr) == ("0 True True\n" * 2, "")
+
+
+def test_without_the_rendezvous_there_is_no_gate(run: Run, port: int) -> None:
+    job = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    place = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0", "DISTBOOT_RENDEZVOUS": "0"}
+    result = run(sys.executable, "-c", BEGIN + "attempt(distboot.init('none').barrier)", env={**job, **place})
+    said = "rendezvous-needed barrier() needs the roll call, and it is off | unset DISTBOOT_RENDEZVOUS\n"
+    assert (result.stdout, result.stderr) == (said, "")
+
+
+_HOSTS = """
+shared = Path("barriers")
+with distboot.init("none", join_timeout=60) as ctx:
+    seen = {"rank": ctx.rank, "hosts": ctx.hosts}
+    shared.mkdir(exist_ok=True)
+    ctx.barrier()
+    for first, mine in ((ctx.main_first, ctx.is_main), (ctx.local_main_first, ctx.is_local_main)):
+        name = f"{first.__name__}-{0 if first == ctx.main_first else ctx.node_rank}"
+        touch(shared / f"{name}-{ctx.rank}")
+        with first(timeout=60):
+            if mine:
+                count = 4 if first == ctx.main_first else 2
+                while len(list(shared.glob(f"{name}-[0-9]"))) < count:
+                    time.sleep(0.01)
+                touch(shared / f"{name}-done")
+            seen[first.__name__] = (shared / f"{name}-done").exists()
+    ctx.barrier()
+say(json.dumps(seen))
+"""
+
+
+@needs_mpirun
+@pytest.mark.skipif(missing_for_hosts() is not None, reason=str(missing_for_hosts()))
+def test_on_two_hosts(hosts: Hosts) -> None:
+    (hosts.shared / "gate.py").write_text(BEGIN + _HOSTS)
+    ours = {"MASTER_ADDR": "nodea", "DISTBOOT_SECRET": "swordfish"}
+    exports = [word for name in (*ours, "PATH") for word in ("-x", name)]
+    launch = [str(MPIRUN), "--bind-to", "none", "-H", "nodea:2,nodeb:2", "--map-by", "node", *exports]
+    done = hosts.run("nodea", [*launch, sys.executable, "gate.py"], {**MPI_ENV, **ours}, 120)
+    assert json_lines(done) == [
+        {"rank": rank, "hosts": ["nodea", "nodeb"], "main_first": True, "local_main_first": True} for rank in range(4)
+    ]
+
+
+_TEXTS = [
+    "GET / HTTP/1.0",
+    '{"kind":"Ready"}',
+    '{"kind":"Hello","job":"","nonce":"00000000000000000000000000000000","version":2}',
+]
+_DOOR = (
+    f"TEXTS = {_TEXTS}\n"
+    """
+port = int(os.environ["MASTER_PORT"])  # what the script finds there later is another one
+with distboot.init("none", join_timeout=60, timeout=1) as ctx:
+    with ctx.main_first():
+        if ctx.is_main:
+            begin = time.monotonic()  # longer than the limit of a barrier, which is no limit here
+            while time.monotonic() < begin + 1.2:
+                time.sleep(0.05)
+            strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
+            for stranger, text in zip(strangers, TEXTS):
+                stranger.sendall(len(text).to_bytes(4, "big") + bytes(40) + text.encode())
+            child = os.fork()
+            if child == 0:
+                touch("forked")
+                until("closed")
+                os._exit(0)
+            touch("done")
+        say(Path("done").exists())
+    try:
+        with ctx.main_first():
+            if ctx.is_main:
+                raise OSError("disk full")
+    except (OSError, distboot.DistbootError) as error:
+        say(error)
+    with ctx.main_first():
+        say("again")
+ctx.close()
+if ctx.is_main:
+    until("forked")
+    socket.create_server(("", port)).close()  # nobody holds it any more, not even the child
+    touch("closed")
+    os.waitpid(child, 0)
+say("end")
+"""
+)
+
+
+def test_block_of_rank_0_may_be_long_or_fail(ranks: Ranks) -> None:
+    first, second = ranks(_DOOR, 2, DISTBOOT_SECRET="swordfish")
+    refused = [line.rpartition("the peer ")[2] for line in first[0].splitlines() if "refused" in line]
+    assert refused == [
+        "sends no JSON; the job goes on",
+        "does not send Hello where that is due; the job goes on",
+        "belongs to another job; the job goes on",
+    ]
+    said = [line for line in first[0].splitlines() if "refused" not in line]
+    assert (said, first[1]) == (["True", "disk full", "again", "end"], 0)
+    failed, hint = second[0].splitlines()[1:3]
+    assert failed.endswith("main_first(): the block failed on rank 0: OSError: disk full")
+    assert second == (f"True\n{failed}\n{hint}\nagain\nend\n", 0)
+
+
+def test_failure_is_told_also_to_a_rank_that_comes_later_and_is_not_endless(ranks: Ranks) -> None:
+    script = """
+with distboot.init("none", join_timeout=60) as ctx:
+    for error in (OSError("disk full" * 10_000), None):
+        if error is not None and not ctx.is_main:
+            until("failed")
+        try:
+            with ctx.main_first(timeout=30):
+                if ctx.is_main and error is not None:
+                    raise error
+                say("inside")
+        except (OSError, distboot.DistbootError) as failure:
+            say(type(failure).__name__, len(str(failure)) < 1000)
+            touch("failed")
+"""
+    first, second = ranks(script, 2)
+    assert (first[0].splitlines()[0], first[1]) == ("OSError False", 0), first
+    assert [line for line in second[0].splitlines() if "distboot:" not in line] == ["DistbootError True", "inside"]
+
+
+def test_who_is_missing_at_a_barrier_is_named(ranks: Ranks) -> None:
+    script = """
+ctx = distboot.init("none", join_timeout=60, timeout=1)
+if ctx.rank < 2:
+    attempt(ctx.barrier)
+    touch(f"first-{ctx.rank}")
+until("first-0", "first-1")
+ctx.close()
+ctx = distboot.init("none", join_timeout=60, timeout=1)
+if ctx.is_main:
+    until("second-1", "second-2")
+attempt(ctx.barrier)
+touch(f"second-{ctx.rank}")
+"""
+    found = [[line.partition(" | ")[0] for line in output.splitlines()] for output, _ in ranks(script, 3)]
+    came = "barrier(): 2 of 3 ranks came within 1 s, missing 2 (node 0)"
+    late = "barrier(): 2 of 3 ranks came within 1 s, missing 0 (node 0)"
+    assert found == [
+        [f"missing-rank {came}", "missing-rank barrier(): ranks 1-2 did not wait longer than 1 s for this one"],
+        [f"missing-rank {came}", f"missing-rank {late}"],
+        [f"missing-rank {late}"],
+    ]
+
+
+def test_rank_that_has_left_is_not_waited_for(ranks: Ranks) -> None:
+    script = """
+for leaves in (1, 0):
+    ctx = distboot.init("none", join_timeout=60, timeout=60)
+    if ctx.rank == leaves:
+        touch(f"leaves-{leaves}")
+    else:
+        until(f"leaves-{leaves}")
+        attempt(ctx.barrier)
+        touch(f"tried-{leaves}")
+    ctx.close()
+    until(f"tried-{leaves}")
+"""
+    first, second = ranks(script)
+    assert first[0].startswith("missing-rank barrier(): rank 1 (node 0) ended, or closed its context, without coming")
+    assert second[0].startswith("missing-rank barrier(): rank 0 (node 0) ended, or closed its context, without coming")
+    # So whoever ended is the one that failed first, also if failure detection hears later of it than of these.
+    assert all(ExitStatus(words=f"distboot.DistbootError: {output}").is_secondary for output, _ in (first, second))
+
+
+@pytest.mark.parametrize("dies", [0, 1])
+def test_rank_that_dies_and_not_one_that_waits_for_it_failed_first(ranks: Ranks, dies: int) -> None:
+    script = """
+ctx = distboot.init("none", join_timeout=60)
+if ctx.rank == DIES:
+    os.kill(os.getpid(), 9)
+ctx.barrier()
+"""
+    outputs = ranks(script.replace("DIES", str(dies)), 3)
+    first = f"rank {dies} failed first: "
+    assert all(first in output for rank, (output, _) in enumerate(outputs) if rank != dies), outputs
+
+
+_LATE = """
+ctx = distboot.init("none", join_timeout=60)
+def step():
+    with ctx.main_first(timeout=0.5):
+        if ctx.is_main:
+            until("late")
+        else:
+            say("never")
+{how}
+"""
+_HINT = "give its block more time: main_first(timeout=…)"
+
+
+def test_block_that_takes_too_long_is_an_error_on_all(ranks: Ranks) -> None:
+    first, second = ranks(_LATE.format(how="attempt(step)\ntouch('late')"))
+    assert second == (
+        f"missing-rank main_first(): rank 0 was not through within 0.5 s | look at its output, or {_HINT}\n",
+        0,
+    )
+    said = "missing-rank main_first(): rank 1 did not wait longer than 0.5 s for this one | "
+    assert first == (f"{said}give the block more time: main_first(timeout=…)\n", 0)
+
+
+def test_block_that_takes_too_long_ends_the_job(ranks: Ranks) -> None:
+    first, second = ranks(_LATE.format(how="step()"))  # rank 0's block would take a minute
+    host = os.uname().nodename
+    assert "rank 1 failed first: uncaught exception: " in first[0]
+    assert f"error[missing-rank]: rank 1 on {host}: main_first(): rank 0 was not through within 0.5 s" in first[0]
+    assert second[1] == 1
+    assert first[1] != 0
+
+
+def test_wait_that_the_script_interrupts_does_not_spoil_the_next_one(ranks: Ranks) -> None:
+    script = """
+import signal
+ctx = distboot.init("none", join_timeout=60)
+class Late(Exception):
+    pass
+def late(*_):
+    raise Late
+if ctx.is_main:
+    until("given up")
+    for _ in range(2):
+        with ctx.main_first():
+            pass
+else:
+    signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with ctx.main_first():
+            pass
+    except Late:
+        touch("given up")
+    with ctx.main_first():
+        say("through")
+ctx.close()
+"""
+    assert [code for _, code in ranks(script)] == [0, 0]
+
+
+def test_failure_that_has_the_secret_in_it_is_told_without_it(ranks: Ranks) -> None:
+    script = """
+ctx = distboot.init("none", join_timeout=60)
+try:
+    with ctx.main_first():
+        raise OSError("denied for " + os.environ["DISTBOOT_SECRET"])
+except Exception as error:
+    say(error if ctx.rank else "")
+ctx.close()
+"""
+    (_, first), (output, second) = ranks(script, DISTBOOT_SECRET="it's me")
+    assert (first, second) == (0, 0)
+    assert "the block failed on rank 0: OSError: denied for ***" in output
+    assert "me" not in output.partition("denied")[2]

@@ -1,0 +1,136 @@
+"""The jobs of Azure Machine Learning that the pages show: Azure's own package makes them, and what they start knows
+who it is. There is no Azure here.
+
+The package is asked in a process of its own, once for all jobs: importing it takes seconds, and warns.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from captured import one
+from conftest import PACKAGE
+from documented import AZUREML_PYTORCH
+from pages import Block, blocks
+from ranks import RunRanks
+
+from distboot import detect
+from distboot.detection.detect import refuse_unless_rank
+
+needs_azure = pytest.mark.skipif(
+    not any(distributions(name="azure-ai-ml")), reason="azure-ai-ml is not installed (pip install azure-ai-ml)"
+)
+SHOWN = [block for block in blocks("yaml") if "azuremlschemas" in block.text]
+SHOWN += [block for block in blocks("python") if "azure.ai.ml" in block.text]
+NPROC = "--nproc-per-node=8"
+
+# Reads a list of [language, text], and writes one of what each makes; an unknown field is an error of load_job's.
+ASK = """
+import json, logging, sys, warnings
+from pathlib import Path
+logging.disable(logging.CRITICAL)
+from azure.ai.ml import load_compute, load_job
+def made(language, text):
+    if language == "python":
+        names = {}
+        exec(text, names)
+        return names["job"]
+    Path("job.yaml").write_text(text)
+    return (load_compute if "amlCompute" in text else load_job)("job.yaml")
+def said(language, text):
+    try:
+        job = made(language, text)
+    except Exception as error:
+        return {"error": str(error)}
+    if not hasattr(job, "command"):
+        return {"type": job.type, "size": job.size}
+    kind = job.distribution
+    return {
+        "command": job.command,
+        "distribution": {name: value for name, value in vars(kind).items() if value is not None} if kind else {},
+        "instances": job.resources.instance_count if job.resources else None,
+        "shm_size": job.resources.shm_size if job.resources else None,
+    }
+json.dump([said(*each) for each in json.load(sys.stdin)], sys.stdout)
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[Block, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("azure")
+    (folder / "src").mkdir()
+    asked = json.dumps([[block.language, block.text] for block in SHOWN])
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", ASK], cwd=folder, input=asked, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return dict(zip(SHOWN, json.loads(done.stdout), strict=True))
+
+
+@pytest.mark.all
+@needs_azure
+@pytest.mark.parametrize("block", SHOWN, ids=str)
+def test_azures_package_makes_it(made: dict[Block, dict[str, Any]], block: Block) -> None:
+    job = made[block]
+    assert "error" not in job, job["error"]
+    if "command" not in job:
+        assert (job["type"], job["size"]) == ("amlcompute", "Standard_ND96isr_H100_v5")
+        return
+    command, distribution, nodes = job["command"], job["distribution"], job["instances"]
+    assert command.startswith("python -m distboot ")
+    if distribution.get("type") == "tensorflow":
+        assert "--framework=tensorflow" in command
+        assert distribution["worker_count"] == nodes
+        return
+    assert job["shm_size"], "DataLoader workers and NCCL need it"
+    # Eight ranks a node: of Azure's, or of the wrapper's where Azure starts one process; `deepspeed` starts its own.
+    own = distribution.get("process_count_per_instance", 1)
+    assert own == (1 if NPROC in command or " -- deepspeed " in command else 8)
+    assert distribution or nodes in (None, 1), "several machines need a distribution"
+    if "--framework=horovod" in command:
+        assert distribution["type"] == "mpi"
+
+
+def test_every_kind_of_job_is_shown_in_yaml_and_in_python() -> None:
+    yamls = [yaml.safe_load(block.text) for block in SHOWN if block.language == "yaml"]
+    kinds = {job["distribution"]["type"] if "distribution" in job else None for job in yamls if "command" in job}
+    assert kinds == {"mpi", "pytorch", "tensorflow", None}
+    pythons = "".join(block.text for block in SHOWN if block.language == "python")
+    for name in ("MpiDistribution", "PyTorchDistribution", "TensorFlowDistribution"):
+        assert f"distribution={name}(" in pythons
+
+
+def test_processes_of_each_distribution_know_who_they_are() -> None:
+    mpi = {**one("openmpi-4.1.4/2nodes_2procs", 3), "AZ_BATCH_MASTER_NODE": "10.0.0.4:6000", "AZUREML_RUN_ID": "run"}
+    workers = {"cluster": {"worker": ["10.0.0.4:2222", "10.0.0.5:2222"]}, "task": {"type": "worker", "index": 1}}
+    for environ in (mpi, AZUREML_PYTORCH, {"TF_CONFIG": json.dumps(workers), "AZUREML_RUN_ID": "run"}):
+        placement = detect(environ)
+        assert (placement.platform, placement.master_addr) == ("azureml", "10.0.0.4")
+        assert placement.master_port is not None
+        refuse_unless_rank(placement)
+
+
+def test_copy_of_the_folder_next_to_the_script_is_enough(tmp_path: Path, run_ranks: RunRanks) -> None:
+    """As the page says of curated environments: the Python below a virtual environment has no distboot."""
+    shutil.copytree(PACKAGE, tmp_path / "distboot", ignore=shutil.ignore_patterns("__pycache__"))
+    script = "import distboot\nwith distboot.init('none') as ctx:\n    print(distboot.__file__, ctx.rank)\n"
+    python = getattr(sys, "_base_executable", sys.executable)
+    ranks = run_ranks(script, before=(python, "-m", "distboot"), PYTHONPATH="")
+    own = str(tmp_path / "distboot" / "__init__.py")
+    assert [(rank.code, rank.out.split()) for rank in ranks] == [(0, [own, str(rank)]) for rank in range(2)], ranks
+
+
+def test_hostfile_has_a_line_for_each_machine(tmp_path: Path, clean_env: dict[str, str]) -> None:
+    (script,) = [block.text for block in blocks("bash") if "AZ_BATCH_HOST_LIST" in block.text]
+    env = {**clean_env, "AZ_BATCH_HOST_LIST": "10.0.0.4,10.0.0.5"}
+    subprocess.run(["bash", "-c", script], cwd=tmp_path, env=env, timeout=30, check=True)
+    assert (tmp_path / "hostfile").read_text() == "10.0.0.4 slots=8\n10.0.0.5 slots=8\n"

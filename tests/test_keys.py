@@ -1,0 +1,247 @@
+"""Keys, where ranks wait for each other: who may come, who is named, and whom rank 0 tells what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rendezvous_peers import record
+
+from distboot.rendezvous.join_table import JoinTable
+from distboot.rendezvous.keys import Keys
+from distboot.rendezvous.membership import Membership
+from distboot.rendezvous.messages import (
+    BARRIER,
+    LOCAL_MAIN_FIRST,
+    MAIN_FIRST,
+    READY,
+    Arrive,
+    Failed,
+    Go,
+    Key,
+    Offer,
+    Ready,
+    Release,
+)
+from distboot.rendezvous.protocol import ProtocolError, decode, encode
+
+THERE = Key(BARRIER)
+FIRST = Key(MAIN_FIRST)
+
+
+class Job:
+    """Four ranks on two nodes."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        register = JoinTable(4)
+        for rank in range(4):
+            register.add(record(rank, 4, "ab"[rank // 2]))
+        self.keys = Keys(Membership(("a", "b"), ((0, 1), (2, 3))), register, self.said.append)
+
+    def sent(self) -> dict[int, Any]:
+        """What was sent since, by rank; a rank gets one answer at a time."""
+        replies, self.keys.outbox = self.keys.outbox, []
+        assert len({rank for rank, _ in replies}) == len(replies)
+        return dict(replies)
+
+    def arrive(
+        self, *ranks: int, key: Key = THERE, limit: float = 10.0, now: float = 0.0, **more: Any
+    ) -> dict[int, Any]:
+        for rank in ranks:
+            self.keys.arrive(rank, Arrive(key, limit, **more), now)
+        return self.sent()
+
+    def ready(self, *ranks: int, **more: Any) -> dict[int, Any]:
+        for rank in ranks:
+            self.keys.get_ready(rank, Ready(**more), 0.0)
+        return self.sent()
+
+
+def _why(message: Any) -> str:
+    assert isinstance(message, Failed)
+    return message.problem[1]
+
+
+def test_barrier_is_over_when_all_have_come_and_there_is_another_one() -> None:
+    job = Job()
+    for count in (1, 2):
+        key = Key(BARRIER, None, count)
+        assert job.arrive(0, 1, 2, key=key) == {}
+        assert job.arrive(3, key=key) == dict.fromkeys(range(4), Release(key))
+
+
+def test_who_is_missing_at_a_barrier_is_named_and_told() -> None:
+    job = Job()
+    assert job.arrive(0, 2, limit=5.0) == {}
+    job.keys.expire(4.0)
+    assert job.sent() == {}
+    job.keys.expire(5.0)
+    sent = job.sent()
+    assert {_why(message) for message in sent.values()} == {
+        "barrier(): 2 of 4 ranks came within 5 s, missing 1 (node 0), 3 (node 1)"
+    }
+    assert sent.keys() == {0, 2}
+    assert _why(job.arrive(1)[1]) == "barrier(): ranks 0, 2 did not wait longer than 5 s for this one"
+
+
+def test_rank_that_has_ended_is_not_waited_for() -> None:
+    job = Job()
+    job.ready(0, 1, 2, 3)
+    job.arrive(0, 1, 2)
+    job.keys.leave(3)
+    sent = job.sent()
+    assert sent.keys() == {0, 1, 2}
+    assert "rank 3 (node 1) ended, or closed its context, without coming here" in _why(sent[0])
+    assert "rank 3 (node 1) ended" in _why(job.arrive(1, key=Key(BARRIER, None, 2))[1])
+
+
+def test_those_that_are_waited_for_are_said_now_and_then() -> None:
+    job = Job()
+    job.arrive(0, limit=100.0)
+    for now in (9.9, 10.0, 15.0, 20.0):
+        job.keys.expire(now)
+    assert job.said == [
+        "barrier(): 1/4 ranks are here, missing 1-3 (nodes 0-1); waiting for 90 s more",
+        "barrier(): 1/4 ranks are here, missing 1-3 (nodes 0-1); waiting for 80 s more",
+    ]
+    assert min(job.keys.due()) == 40.0
+
+
+def test_leader_lets_on_those_that_wait_and_those_that_come_later() -> None:
+    job = Job()
+    assert job.arrive(1, 2, key=FIRST) == {}
+    assert job.arrive(0, key=FIRST, leads=True) == dict.fromkeys((0, 1, 2), Release(FIRST))
+    assert job.arrive(3, key=FIRST) == {3: Release(FIRST)}
+    assert job.arrive(1, key=Key(MAIN_FIRST, None, 2)) == {}
+
+
+def test_leader_that_fails_is_the_failure_of_those_that_wait_and_those_that_come_later() -> None:
+    job = Job()
+    job.arrive(1, key=FIRST)
+    sent = job.arrive(0, key=FIRST, leads=True, failure="OSError: disk\x1b[2J full")
+    assert sent.pop(0) == Release(FIRST)
+    for message in (*sent.values(), *job.arrive(2, key=FIRST).values()):
+        assert message.problem[:2] == (
+            "rank-failed",
+            "main_first(): the block failed on rank 0: OSError: disk\\x1b[2J full",
+        )
+
+
+def test_leader_hears_of_ranks_that_have_not_waited_so_long() -> None:
+    job = Job()
+    job.arrive(1, key=FIRST, limit=1.0)
+    job.keys.expire(1.0)
+    assert _why(job.sent()[1]) == "main_first(): rank 0 was not through within 1 s"
+    said = job.arrive(0, key=FIRST, leads=True)[0]
+    assert _why(said) == "main_first(): rank 1 did not wait longer than 1 s for this one"
+
+
+def test_nodes_have_leaders_of_their_own() -> None:
+    job, key = Job(), Key(LOCAL_MAIN_FIRST, 1)
+    assert job.arrive(3, key=key) == {}
+    assert job.arrive(2, key=key, leads=True) == dict.fromkeys((2, 3), Release(key))
+
+
+@pytest.mark.parametrize(
+    ("rank", "message"),
+    [
+        (1, Arrive(FIRST, 1.0, leads=True)),  # rank 0 leads there
+        (3, Arrive(Key(LOCAL_MAIN_FIRST, 1), 1.0, leads=True)),  # rank 2 does
+        (3, Arrive(Key(LOCAL_MAIN_FIRST, 0), 1.0)),  # another node's
+        (3, Arrive(Key(LOCAL_MAIN_FIRST, 7), 1.0)),
+        (3, Arrive(Key(READY), 1.0)),
+    ],
+)
+def test_what_no_rank_of_ours_says_is_refused(rank: int, message: Arrive) -> None:
+    with pytest.raises(ProtocolError):
+        Job().keys.arrive(rank, message, 0.0)
+
+
+def test_keys_are_bounded() -> None:
+    job = Job()
+
+    def come() -> None:
+        for count in range(1, 5000):
+            job.arrive(1, key=Key(BARRIER, None, count))
+
+    with pytest.raises(ProtocolError):
+        come()
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        Key("elsewhere()"), Key(BARRIER, -1), Key(BARRIER, None, 0), Key(BARRIER, None, 10**30),
+        {"name": BARRIER}, None, [BARRIER, None, 1],
+    ],
+    ids=range(7),
+)  # fmt: skip
+def test_broken_keys_are_refused(key: Any) -> None:
+    with pytest.raises(ProtocolError):
+        decode(encode(Arrive(key, 1.0)), Arrive)
+
+
+def test_all_go_when_the_last_one_is_ready_and_get_what_each_offers() -> None:
+    job = Job()
+    assert job.ready(0, 1, offer="x") | job.ready(2) == {}
+    go = Go((Offer(0, "x"), Offer(1, "x")))
+    assert job.ready(3) == dict.fromkeys(range(4), go)
+    assert job.ready(0, 1, 2, 3, count=2) == dict.fromkeys(range(4), Go())
+
+
+def test_rank_that_is_not_ready_is_the_failure_of_all_at_once_and_later() -> None:
+    job = Job()
+    job.ready(0)
+    sent = job.ready(2, problem=("device-failed", "no driver", "install it"))
+    assert sent.keys() == {0, 1, 2, 3}
+    assert {message.problem for message in sent.values()} == {
+        ("device-failed", "rank 2 on 'b': no driver", "install it")
+    }
+    assert _why(job.ready(3)[3]) == "rank 2 on 'b': no driver"
+
+
+def test_different_frameworks_are_refused() -> None:
+    job = Job()
+    job.ready(0, framework="torch")
+    sent = job.ready(3, framework="jax")
+    assert (sent[0].problem[0], _why(sent[0])) == (
+        "membership-mismatch",
+        "rank 3 is about to start jax, and rank 0 torch",
+    )
+
+
+def test_closing_a_context_is_no_end_for_those_that_get_ready_again() -> None:
+    job = Job()
+    job.ready(0, 1, 2, 3)
+    job.keys.leave(3, has_ended=False)
+    assert job.ready(0, 1, 2, count=2) == {}
+    assert job.ready(3, count=2).keys() == {0, 1, 2, 3}
+    job.keys.leave(3)
+    sent = job.ready(2, count=3)
+    assert "rank 3 (process 1003 on 'b') joined, and ended before the framework could start" in _why(sent[2])
+
+
+def test_rank_that_was_ready_and_ends_is_named_and_not_the_one_that_is_slow() -> None:
+    job = Job()
+    job.ready(0, 1)
+    job.keys.leave(1)
+    sent = job.sent()
+    assert sent[0].problem[0] == "rank-failed"
+    assert _why(sent[0]).startswith("rank 1 (process ")
+
+
+def test_rank_that_gets_ready_with_another_count_and_leaves_harms_no_key() -> None:
+    job = Job()
+    job.ready(0)
+    job.ready(1, count=2)
+    job.keys.leave(1)
+    assert job.sent().keys() == {0, 1, 2, 3}
+
+
+def test_failures_of_leaders_are_not_kept_for_ever() -> None:
+    job = Job()
+    for count in range(1, 50):
+        job.arrive(0, key=Key(MAIN_FIRST, None, count), leads=True, failure="no disk")
+    assert _why(job.arrive(1, key=Key(MAIN_FIRST, None, 49))[1]).endswith("no disk")
+    assert len(job.keys._failures) == 1

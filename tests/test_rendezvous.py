@@ -1,0 +1,319 @@
+"""The roll call over real sockets: all meet and get ready, or all hear who is missing, twice there or different."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import StartRank0
+from rendezvous_peers import HELLO, OPEN, OURS, Rank, Rank0, altered, answers, framed, peer, record
+
+from distboot import DistbootError
+from distboot.rendezvous.coordinator import Coordinator
+from distboot.rendezvous.join_table import JoinTable
+from distboot.rendezvous.membership import Membership, ranges
+from distboot.rendezvous.messages import Ready, Refused, Welcome, WorkerInfo
+from distboot.rendezvous.protocol import JobCredentials
+
+
+def test_all_ranks_get_the_same_exact_membership(rank0: StartRank0) -> None:
+    first = rank0(5)
+    ranks = [Rank(first.port, record(rank, 5, node)) for rank, node in ((4, "b"), (2, "a"), (3, "a"), (1, "b"))]
+    assert {rank.met() for rank in (first, *ranks)} == {Membership(("a", "b"), ((0, 2, 3), (1, 4)), "127.0.0.1")}
+
+
+def test_rank_0_may_come_last() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    rank = Rank(port, record(1, 2))
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        server = Coordinator(listener, record(0, 2), OURS)
+        membership = server.wait_for_join(20)
+        server.close()
+    assert rank.met() == membership
+
+
+def test_missing_ranks_are_named_on_every_rank(rank0: StartRank0) -> None:
+    first = rank0(8, 1.0)
+    ranks = [Rank(first.port, record(rank, 8), 1.5) for rank in (1, 2, 4, 5, 6)]
+    for error in [rank.failed() for rank in (first, *ranks)]:
+        assert error.code == "missing-rank"
+        assert "6 of 8 ranks joined within 1 s, missing 3, 7" in error.message
+
+
+def test_rank_that_has_waited_long_enough_hears_who_is_missing_and_so_does_everybody(rank0: StartRank0) -> None:
+    first = rank0(3, 600)
+    for error in (Rank(first.port, record(1, 3), 0.5).failed(), first.failed()):
+        assert error.code == "missing-rank"
+        assert "2 of 3 ranks joined within the join timeout of rank 1, which was over first" in error.message
+        assert "missing 2" in error.message
+
+
+def test_missing_rank_0_is_named_by_every_other() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    error = Rank(port, record(1, 2), 0.5).failed()
+    assert error.code == "missing-rank"
+    assert f"rank 0 did not answer at 127.0.0.1:{port} within 0.5 s: Connection refused" in error.message
+    assert "127.0.0.1 is this very host" in error.hint
+
+
+_SECOND = replace(record(1, 4, "b"), process="77")
+
+
+@pytest.mark.parametrize(
+    ("records", "code", "said"),
+    [
+        (
+            [record(1, 4), replace(_SECOND, pid=77)],
+            "duplicate-rank",
+            ("rank 1 is there twice", "process 1001 on 'a'", "process 77 on 'b'"),
+        ),
+        ([record(1, 4), _SECOND], "duplicate-rank", ("process 1001 on 'b'",)),  # two containers may both have process 1
+        ([record(3, 8)], "membership-mismatch", ("rank 0 has a world of 4, but rank 3 on 'a' (process 1003) says 8",)),
+        (
+            [record(rank, 4, device="GPU-1") for rank in (1, 2)],
+            "shared-accelerator",
+            ("would both use the accelerator 'GPU-1'",),
+        ),
+        (
+            [record(rank, 4, device="nvidia0") for rank in (1, 2)],
+            "shared-accelerator",
+            ("would both use the accelerator 'nvidia0'",),
+        ),
+    ],
+)
+def test_what_does_not_fit_together_ends_the_job_at_once(
+    rank0: StartRank0, records: list[WorkerInfo], code: str, said: tuple[str, ...]
+) -> None:
+    first = rank0(4, 600)
+    ranks = [Rank(first.port, each) for each in records]
+    for error in [each.failed() for each in (first, *ranks)]:
+        assert error.code == code
+        assert all(text in error.message for text in said), error.message
+
+
+def test_index_of_an_accelerator_means_its_own_node(rank0: StartRank0) -> None:
+    first = rank0(2, device="nvidia0")
+    assert Rank(first.port, record(1, 2, "b", device="nvidia0")).met() == first.met()
+
+
+def test_problem_of_one_rank_reaches_all_and_also_those_that_come_a_little_later(rank0: StartRank0) -> None:
+    problem = ("unknown-interface", "GLOO_SOCKET_IFNAME='ib0'", "unset it")
+    first = rank0(4, 600)
+    early, culprit = Rank(first.port, record(1, 4)), Rank(first.port, record(2, 4, "b", problem=problem))
+    assert culprit.failed().code == early.failed().code == "unknown-interface"
+    late = Rank(first.port, record(3, 4)).failed()
+    for error in (early.failed(), late, first.failed()):
+        assert "rank 2 on 'b': GLOO_SOCKET_IFNAME='ib0'" in error.message
+
+
+def test_rank_that_was_there_and_has_gone_is_said(rank0: StartRank0) -> None:
+    first = rank0(3, 1.0)
+    gone = peer(first.port, HELLO + OPEN.sign(record(1, 3, "b")))
+    gone.recv(100)
+    gone.close()
+    assert "missing 1-2; there was, and has gone: rank 1 (process 1001 on 'b')" in first.failed().message
+
+
+def test_rank_that_lost_its_connection_may_report_again(rank0: StartRank0) -> None:
+    first = rank0(3)
+    data = HELLO + OPEN.sign(record(1, 3))
+    lost = peer(first.port, data)
+    lost.recv(100)
+    lost.close()
+    ranks = [Rank(first.port, record(1, 3)), Rank(first.port, record(2, 3))]
+    assert all(rank.met() for rank in ranks)
+
+
+def test_end_of_an_old_connection_does_not_undo_a_newer_one(rank0: StartRank0) -> None:
+    first = rank0(3, 600)
+    old = peer(first.port, HELLO + OPEN.sign(record(1, 3)))
+    old.recv(1000)
+    again = Rank(first.port, record(1, 3))
+    assert answers(old) == [], "its place was taken"
+    assert Rank(first.port, record(2, 3)).met() == again.met()
+
+
+def test_accelerator_of_a_rank_that_has_gone_is_free() -> None:
+    register = JoinTable(3)
+    register.add(record(1, 3, device="GPU-1"))
+    register.remove(1)
+    register.add(record(2, 3, device="GPU-1"))
+    with pytest.raises(DistbootError, match="ranks 2 and 1"):
+        register.add(record(1, 3, device="GPU-1"))
+
+
+def test_missing_ranks_are_said_as_ranges_with_their_node_where_it_is_proved() -> None:
+    assert ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+    assert ranges(range(0, 100, 2)).endswith("and 30 more")
+    register = JoinTable(104)
+    for rank in range(96):
+        placed = {"local_rank": rank % 8, "local_world_size": 8, "node_rank": rank // 8, "num_nodes": 13}
+        register.add(record(rank, 104, f"n{rank // 8}", **placed))
+    assert register.progress() == "96/104 joined, missing 96-103 (node 12)"
+    register.add(record(97, 104, "n12", local_rank=1, local_world_size=1, node_rank=12, num_nodes=13))
+    assert register.progress() == "97/104 joined, missing 96, 98-103", "not every node has eight"
+
+
+def test_file_limit_is_raised_where_it_may_be(rank0: StartRank0) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        first = rank0(1000, 0.2)
+        assert first.failed().code == "missing-rank"
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (1000 + 64 + 64, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+_FEW_FILES = """
+import resource
+from rendezvous_peers import Rank0, record
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))  # there is no way back from it
+first = Rank0(record(0, 200), 600)
+print(first.port, flush=True)
+print(first.failed().message)
+"""
+
+
+def test_every_rank_hears_of_a_file_limit_that_is_too_low(clean_env: dict[str, str]) -> None:
+    env = {**clean_env, "PYTHONPATH": f"{Path(__file__).parent}:{clean_env['PYTHONPATH']}"}
+    with subprocess.Popen(
+        [sys.executable, "-c", _FEW_FILES], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        ranks = [Rank(port, record(rank, 200), 3) for rank in range(1, 60)]
+        said, warned = process.communicate(timeout=60)
+    assert "rank 0 may open 40 files, too few for the connections of 200 ranks" in said
+    assert "328 open files are needed" in warned
+    codes = [rank.failed().code for rank in ranks]
+    assert codes.count("too-few-files") > 20
+    assert set(codes) <= {"too-few-files", "missing-rank"}, "those for whom there was no room"
+
+
+@pytest.mark.parametrize("credentials", [OURS, JobCredentials(OURS.job, "secret")], ids=["open", "secret"])
+def test_all_go_when_the_last_one_is_ready(rank0: StartRank0, credentials: JobCredentials) -> None:
+    first, gate = rank0(3, credentials=credentials, ready=Ready()), threading.Event()
+    slow = Rank(first.port, record(1, 3), 20, credentials, ready=Ready("GPU-1"), gate=lambda _: gate.wait(20))
+    quick = Rank(first.port, record(2, 3), 20, credentials, ready=Ready("GPU-2"))
+    quick.join(0.5)
+    assert quick.is_alive(), "it waits for the slow one"
+    gate.set()
+    assert [each.met() for each in (slow, quick)] == [first.met()] * 2
+
+
+@pytest.mark.parametrize("credentials", [OURS, JobCredentials(OURS.job, "secret")], ids=["open", "secret"])
+def test_what_some_ranks_offer_reaches_all(rank0: StartRank0, credentials: JobCredentials) -> None:
+    first = rank0(3, credentials=credentials, ready=Ready(offer="10.0.0.4:6000"))
+    ranks = [
+        Rank(first.port, record(1, 3), 20, credentials, ready=Ready()),
+        Rank(first.port, record(2, 3), 20, credentials, ready=Ready(offer="10.0.0.5:6000")),
+    ]
+    for each in (first, *ranks):
+        assert each.met()
+        assert each.offers == {0: "10.0.0.4:6000", 2: "10.0.0.5:6000"}
+
+
+@pytest.mark.parametrize("offer", ["x" * 301, "two\nlines"])
+def test_offer_that_is_too_much_is_refused(rank0: StartRank0, offer: str) -> None:
+    first = rank0(3, ready=Ready())
+    Rank(first.port, record(1, 3), ready=Ready()), Rank(first.port, record(2, 3), ready=Ready(offer=offer))
+    assert "ended before the framework could start" in first.failed().message
+
+
+_LACKS_TORCH = Ready(problem=("framework-not-installed", "torch is not installed in this Python", "pip install torch"))
+_BROKEN = Ready(problem=("device-failed", "CUDA error", ""))
+
+
+@pytest.mark.parametrize(
+    ("readies", "code", "said"),
+    [
+        (
+            (Ready(), Ready(), _LACKS_TORCH),
+            "framework-not-installed",
+            "rank 2 on 'a': torch is not installed in this Python",
+        ),
+        ((_BROKEN, Ready(), Ready()), "device-failed", "rank 0 on 'a': CUDA error"),
+        (
+            (Ready("GPU-0"), Ready("GPU-7"), Ready("GPU-7")),
+            "shared-accelerator",
+            "would both use the accelerator 'GPU-7'",
+        ),
+    ],
+)
+def test_problem_of_one_is_the_end_of_all(rank0: StartRank0, readies: tuple[Ready, ...], code: str, said: str) -> None:
+    first = rank0(3, ready=readies[0])
+    ranks = [Rank(first.port, record(rank, 3), ready=readies[rank]) for rank in (1, 2)]
+    for error in [each.failed() for each in (first, *ranks)]:
+        assert error.code == code
+        assert said in error.message
+        assert code != "framework-not-installed" or error.hint == "pip install torch"
+
+
+def test_rank_that_ends_before_it_is_ready_is_named(rank0: StartRank0) -> None:
+    first = rank0(3, 600, ready=Ready())
+    patient = Rank(first.port, record(1, 3), ready=Ready())
+    gone = Rank(first.port, record(2, 3, "b"), gate=lambda client: client.close())
+    assert gone.met()
+    for error in (patient.failed(), first.failed()):
+        assert error.code == "rank-failed"
+        assert "rank 2 (process 1002 on 'b') joined, and ended before the framework could start" in error.message
+
+
+def test_rank_that_does_not_get_ready_is_named(rank0: StartRank0) -> None:
+    first, gate = rank0(3, 2.0, ready=Ready()), threading.Event()
+    ranks = [Rank(first.port, record(1, 3), 4, ready=Ready())]
+    ranks.append(Rank(first.port, record(2, 3), 4, gate=lambda _: gate.wait(20)))
+    for error in (first.failed(), ranks[0].failed()):
+        assert error.code == "missing-rank"
+        assert "all ranks joined, and then did not get ready in time: rank 2 (node 0)" in error.message
+    gate.set()
+
+
+def test_rank_0_that_ends_before_it_is_ready_is_named() -> None:
+    first = Rank0(record(0, 2), 20)
+    rank = Rank(first.port, record(1, 2), ready=Ready(), gate=lambda _: first.close())
+    assert rank.failed().code == "rank-failed"
+    assert "all ranks joined, and then rank 0 on a (node 0, local rank 0) ended" in rank.failed().message
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        framed({"kind": "Ready"}),
+        altered(Ready(), device=1),
+        altered(Ready(), problem=["no-such-code", ""]),
+        OPEN.sign(record(2, 3)),
+    ],
+)
+def test_nonsense_from_a_rank_is_the_end_of_all(rank0: StartRank0, said: bytes) -> None:
+    first = rank0(3, 600, ready=Ready())
+    patient = Rank(first.port, record(1, 3), ready=Ready())
+    with peer(first.port, HELLO + OPEN.sign(record(2, 3))) as strange:
+        while b"Members" not in strange.recv(65536):
+            pass
+        strange.sendall(said)
+        for error in (patient.failed(), first.failed()):
+            assert error.code == "rank-failed"
+
+
+def test_who_comes_while_the_others_get_ready_is_told_that_his_place_is_taken(rank0: StartRank0) -> None:
+    first, gate = rank0(3, 600, ready=Ready()), threading.Event()
+    ranks = [Rank(first.port, record(1, 3), ready=Ready(), gate=lambda _: gate.wait(20))]
+    ranks.append(Rank(first.port, record(2, 3), ready=Ready()))
+    while ranks[1].membership is None:
+        ranks[1].join(0.01)
+    late = answers(peer(first.port, HELLO + OPEN.sign(record(1, 3, "b"))))
+    assert isinstance(late[0], Welcome)
+    assert isinstance(late[1], Refused)
+    assert "rank 1 is there already, as process 1001 on 'a'" in late[1].why
+    gate.set()
+    assert all(each.met() for each in ranks)

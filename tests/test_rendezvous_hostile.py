@@ -1,0 +1,371 @@
+"""A roll call with strangers and enemies: they are sent away, and everybody ends in time, with our error or none."""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+import socket
+import struct
+import sys
+import time
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+from conftest import Run, StartRank0
+from rendezvous_peers import (
+    HELLO,
+    NONCE,
+    OPEN,
+    OURS,
+    FakeRank0,
+    Rank,
+    altered,
+    answers,
+    framed,
+    peer,
+    record,
+    refusal,
+    welcome,
+)
+
+from distboot.rendezvous import connection_pool
+from distboot.rendezvous.membership import Membership
+from distboot.rendezvous.messages import Failed, Go, Hello, Members, Ready, Refused, Welcome
+from distboot.rendezvous.protocol import HEADER, Channel, JobCredentials
+
+Fake = Callable[..., FakeRank0]
+MEMBERS = Members(("a",), (((0, 2),),), None)
+
+
+def test_record_and_reset_in_one_go_leave_no_dead_rank_behind(rank0: StartRank0) -> None:
+    first = rank0(3, 20)
+    for _ in range(20):
+        gone = peer(first.port, HELLO + OPEN.sign(record(1, 3)))
+        gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        gone.close()  # with a reset
+    ranks = [Rank(first.port, record(rank, 3)) for rank in (1, 2)]
+    assert {each.met() for each in (first, *ranks)} == {Membership(("a",), ((0, 1, 2),))}
+
+
+@pytest.mark.parametrize("depth", [50, 900, 960, 970, 980, 990, 2000, 30_000])
+@pytest.mark.parametrize("secret", ["", "secret"])
+def test_nested_content_is_refused(depth: int, secret: str, rank0: StartRank0) -> None:
+    credentials = JobCredentials(OURS.job, secret)
+    first = rank0(2, 20, credentials)
+    body = f'{{"kind":"WorkerInfo","rank":{"[" * depth}{"]" * depth}}}'
+    assert refusal(peer(first.port, HELLO + framed(body)))
+    assert Rank(first.port, record(1, 2), 20, credentials).met() == first.met()
+
+
+def test_mutated_messages_of_a_rank_end_nothing(rank0: StartRank0) -> None:
+    chance = random.Random(7)
+    first = rank0(2, 60)
+    whole = HELLO + OPEN.sign(record(1, 3, facts=(("torch", "1"),)))
+    odd = [b"null", b"true", b"-1", b"1e999", b"NaN", b'"\\ud800"', b"[]", b"{}", b"99999999999999999999"]
+    for _ in range(150):
+        data = bytearray(whole)
+        for _ in range(chance.randrange(1, 4)):
+            at = chance.randrange(len(HELLO) if chance.random() < 0.2 else 0, len(data))
+            data[at : at + chance.randrange(3)] = chance.choice(odd) if chance.random() < 0.5 else chance.randbytes(2)
+        with peer(first.port, bytes(data)) as connection:
+            connection.shutdown(socket.SHUT_WR)
+    first.server._end = 0.0
+    first.join(20)
+    # A mutant may still be a record: of another world size, which is the end of a job, and an error of ours.
+    assert first.failed().code in ("missing-rank", "membership-mismatch")
+
+
+@pytest.mark.parametrize(
+    ("welcomes", "data"),
+    [
+        (False, b"\xff" * 64),
+        (False, altered(Welcome(NONCE), challenge=7)),
+        (False, OPEN.sign(Refused("\x1b[31mno"))),
+        (True, altered(MEMBERS, hosts=5)),
+        (True, OPEN.sign(MEMBERS)[:20] + b"x" + OPEN.sign(MEMBERS)[21:]),  # as with a secret
+        (True, altered(MEMBERS, nodes=[[[0, 1]]])),
+        (True, altered(MEMBERS, nodes=[[[0, 2.0]]])),
+        (True, altered(MEMBERS, master_addr=5)),
+        (True, altered(Failed(("a", "b", "c")), problem=["x"])),
+        (True, framed('{"kind":' + "[" * 3995 + "]" * 3995)),
+    ],
+)
+def test_somebody_who_is_not_rank_0_is_not_believed(welcomes: bool, data: bytes, fake: Fake) -> None:
+    def talk(connection: socket.socket) -> None:
+        if welcomes:
+            welcome(connection)
+        connection.sendall(data)
+
+    somebody = fake(talk)
+    error = Rank(somebody.port, record(1, 2), 0.5).failed()
+    assert error.code == "missing-rank"
+    assert "who listens there" in error.message
+    assert error.message.isprintable()
+
+
+@pytest.mark.parametrize("says", ["nothing", "welcome", "membership"])
+def test_silence_and_a_trickle_do_not_outlast_the_join_timeout(says: str, fake: Fake) -> None:
+    def talk(connection: socket.socket) -> None:
+        while says == "nothing" and connection.recv(65536):
+            pass
+        if says == "membership":
+            welcome(connection)
+        connection.sendall((1 << 16).to_bytes(4, "big"))
+        while True:
+            connection.sendall(b" ")
+            time.sleep(0.02)
+
+    somebody = fake(talk)
+    error = Rank(somebody.port, record(1, 2), 0.5).failed()
+    assert error.code == "missing-rank"
+    assert "somebody listens there, and does not answer as rank 0" in error.message
+
+
+def test_membership_and_error_in_one_segment_are_both_read(fake: Fake) -> None:
+    def talk(connection: socket.socket) -> None:
+        welcome(connection)
+        failure = ("framework-not-installed", "rank 0 on 'a': torch is not installed", "hint")
+        connection.sendall(OPEN.sign(MEMBERS) + OPEN.sign(Failed(failure)))
+        connection.recv(65536)
+
+    somebody = fake(talk)
+    error = Rank(somebody.port, record(1, 2), ready=Ready()).failed()
+    assert (error.code, error.hint) == ("framework-not-installed", "hint")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [None, {}, [[1]], [{"rank": "1", "offer": "x"}], [{"rank": 1, "offer": 2}], [{"rank": 1, "offer": "x" * 301}]],
+)
+def test_broken_word_to_go_is_refused(said: object, fake: Fake) -> None:
+    def talk(connection: socket.socket) -> None:
+        welcome(connection)
+        connection.sendall(OPEN.sign(MEMBERS))
+        connection.recv(65536)
+        connection.sendall(altered(Go(), offers=said))
+        connection.recv(65536)
+
+    somebody = fake(talk)
+    error = Rank(somebody.port, record(1, 2), ready=Ready()).failed()
+    assert (error.code, "sends a broken Go" in error.message) == ("rank-failed", True)
+
+
+def test_error_with_a_code_of_a_newer_version_is_told_all_the_same(fake: Fake) -> None:
+    def talk(connection: socket.socket) -> None:
+        welcome(connection)
+        connection.sendall(OPEN.sign(Failed(("code-of-tomorrow", "the sky\x1b[2J\nfell", ""))))
+
+    somebody = fake(talk)
+    error = Rank(somebody.port, record(1, 2)).failed()
+    assert error.code == "rank-failed"
+    assert error.message == "rank 0 says: the sky\\x1b[2J\nfell"
+
+
+def test_reason_for_a_refusal_is_not_forgotten(fake: Fake) -> None:
+    somebody = fake(lambda connection: connection.sendall(OPEN.sign(Refused("the peer belongs to another job"))))
+    rank = Rank(somebody.port, record(1, 2), 1.5)
+    rank.join(0.3)
+    somebody.close()  # and from now on nobody listens
+    message = rank.failed().message
+    assert "who listens there refused this rank: 'the peer belongs to another job'" in message
+
+
+@pytest.mark.parametrize("stderr", ["2>&-", "2>/dev/full", "2>&1 | true"])
+def test_stderr_that_takes_nothing_costs_no_job(run: Run, port: int, stderr: str) -> None:
+    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    script = f"""
+    {{ RANK=0 {sys.executable} -m distboot run -- sh -c 'echo up > up'; }} {stderr} &
+    sleep 1.5  # longer than the second after which rank 0 has a line to say
+    RANK=1 {sys.executable} -m distboot run -- true && wait && cat up
+    """
+    assert run("bash", "-c", script, env=job).stdout == "up\n"
+
+
+def test_message_that_a_rank_sends_reaches_no_terminal(rank0: StartRank0) -> None:
+    first = rank0(2, 600)
+    problem = ("device-failed", "a\x1b[2Jb\nc", "\x07")
+    error = Rank(first.port, record(1, 2, problem=problem)).failed()
+    assert error.message == "rank 0 says: rank 1 on 'a': a\\x1b[2Jb\nc"
+    assert error.hint == "\\x07"
+
+
+def test_fact_with_strange_names_reaches_no_terminal(capfd: pytest.CaptureFixture[str], rank0: StartRank0) -> None:
+    first = rank0(2, 600)
+    strange = (("accelerators", "\x1b[2J"), ("\x1b[1m\n", "\x1b"), ("NCCL_\x1b=", "\x1b"))
+    assert Rank(first.port, record(1, 2, facts=strange)).met() == first.met()
+    said = capfd.readouterr().err
+    assert "\x1b" not in said
+    assert len(said.splitlines()) == 3, json.dumps(said)
+
+
+def test_second_record_on_one_connection_is_refused(rank0: StartRank0) -> None:
+    first = rank0(3, 20)
+    said = b"".join(OPEN.sign(record(rank, 3)) for rank in (1, 2))
+    assert "reports twice" in refusal(peer(first.port, HELLO + said))
+    ranks = [Rank(first.port, record(rank, 3)) for rank in (1, 2)]
+    assert {each.met() for each in (first, *ranks)} == {Membership(("a",), ((0, 1, 2),))}
+
+
+def test_ranks_that_have_gone_are_forgotten(rank0: StartRank0) -> None:
+    def there() -> int:
+        return sum(type(each) is connection_pool.Connection for each in gc.get_objects())
+
+    before = there()  # of other tests
+    first = rank0(3, 20)
+    for _ in range(50):
+        peer(first.port, HELLO + OPEN.sign(record(1, 3))).close()
+    ranks = [Rank(first.port, record(rank, 3)) for rank in (1, 2)]
+    assert {each.met() for each in (first, *ranks)} == {Membership(("a",), ((0, 1, 2),))}
+    assert there() < before + 10
+
+
+def _compressed(text: str) -> bytes:
+    body = zlib.compress(text.encode(), 9)
+    return (len(body) | 1 << 31).to_bytes(4, "big") + bytes(HEADER - 4) + body
+
+
+@pytest.mark.parametrize(
+    ("welcomes", "data", "why"),
+    [
+        (False, _compressed(f'{{"x":[{"0," * 70_000}0]}}'), "more than 65536 bytes"),
+        (False, (70_000).to_bytes(4, "big"), "announces a message of 70000 bytes, of at most 65536"),
+        (True, _compressed(f'{{"x":[{"0," * 70_000}0]}}'), "more than 67584 bytes"),
+        (
+            True,
+            _compressed('{"kind":"Members","hosts":["a"],"nodes":[[[0,9999999]]],"master_addr":null,"by_node":false}'),
+            "too many ranks",
+        ),
+        (
+            True,
+            _compressed('{"kind":"Members","hosts":["a"],"nodes":[[[0,1]]],"master_addr":null,"by_node":false}'),
+            "not all there",
+        ),
+    ],
+)
+def test_long_answers_in_the_place_of_rank_0_are_not_taken(welcomes: bool, data: bytes, why: str, fake: Fake) -> None:
+    def talk(connection: socket.socket) -> None:
+        if welcomes:
+            welcome(connection)
+        else:
+            connection.recv(65536)
+        connection.sendall(data)
+        connection.recv(1)
+
+    somebody = fake(talk)
+    assert why in Rank(somebody.port, record(1, 2), 2).failed().message
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (OPEN.sign(Hello("another", NONCE)), "belongs to another job"),
+        (altered(Hello(OURS.job, NONCE), job="x" * 9000), "sends a broken Hello: job is not a valid text"),
+        (altered(Hello(OURS.job, NONCE), nonce="0"), "sends a broken Hello: nonce is not a valid nonce"),
+        (altered(Hello(OURS.job, NONCE), nonce="\ud800" * 32), "sends a broken Hello: nonce is not a valid nonce"),
+        (b"\x00\xce\xf7\x85\x3c", "looks for torch's store: it runs without distboot, or with DISTBOOT_RENDEZVOUS=0"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", "announces a message"),
+        (b"\xff" * 100, "announces a message"),
+        (framed("[1,2]"), "does not send Hello"),
+        (framed("abc"), "sends no JSON"),
+        (framed("[" * 4000), "sends no JSON"),
+        (HELLO + OPEN.sign(Ready()), "does not send WorkerInfo"),
+        (HELLO + framed({"kind": "WorkerInfo"}), "sends a broken WorkerInfo"),
+        (HELLO + altered(record(1, 2), rank="1"), "rank is not a valid number"),
+        (HELLO + altered(record(1, 2), rank=True), "rank is not a valid number"),
+        (HELLO + altered(record(1, 2), facts={"a": 1}), "facts is not a valid list"),
+        (HELLO + altered(record(1, 2), facts=[["a", "b", "c"]]), "facts is not a valid list of names and values"),
+        (HELLO + altered(record(1, 2), clock="now"), "clock is not a valid number of seconds"),
+        (HELLO + altered(record(1, 2), problem=["x"]), "problem is not a valid error"),
+        (HELLO + altered(record(1, 2), more=1), "sends a broken WorkerInfo"),
+    ],
+)
+def test_who_does_not_belong_is_told_so_and_the_job_goes_on(
+    rank0: StartRank0, capfd: pytest.CaptureFixture[str], data: bytes, why: str
+) -> None:
+    first = rank0(2)
+    assert why in refusal(peer(first.port, data))
+    assert Rank(first.port, record(1, 2)).met() == Membership(("a",), ((0, 1),))
+    assert why in capfd.readouterr().err
+
+
+def test_other_version_ends_the_job_at_once(rank0: StartRank0) -> None:
+    first = rank0(3, 600)
+    early = Rank(first.port, record(1, 3))
+    (said,) = answers(peer(first.port, OPEN.sign(Hello(OURS.job, NONCE, 99))))
+    assert said == Refused("the peer speaks version 99 of the protocol, and rank 0 2", incompatible=True)
+    for error in (first.failed(), early.failed()):
+        assert (error.code, "speaks version 99" in error.message) == ("version-mismatch", True)
+
+
+def test_other_version_is_nobodys_word_where_there_is_a_secret(rank0: StartRank0) -> None:
+    ours = JobCredentials(OURS.job, "secret")
+    first = rank0(2, 600, ours)
+    assert "speaks version 99" in refusal(peer(first.port, OPEN.sign(Hello(OURS.job, NONCE, 99))))
+    assert Rank(first.port, record(1, 2), 20, ours).met() == first.met()
+
+
+def test_who_does_not_report_in_time_is_sent_away(rank0: StartRank0, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_pool, "_REPORT_LIMIT", 0.3)
+    first = rank0(2, 600)
+    slow = [peer(first.port, data) for data in (b"", HELLO[:3], HELLO)]
+    for each in slow:
+        assert "did not report within 0.3 s" in refusal(each)
+    assert Rank(first.port, record(1, 2)).met() == first.met()
+
+
+def test_silent_slow_and_vanishing_peers_hold_up_nobody(rank0: StartRank0) -> None:
+    first = rank0(2)
+    silent = [peer(first.port, b"") for _ in range(20)]
+    slow = peer(first.port, HELLO[:3])
+    peer(first.port, HELLO).close()
+    assert Rank(first.port, record(1, 2), 5).met()
+    for each in (*silent, slow):
+        each.close()
+
+
+def test_more_strangers_than_there_is_room_for_do_not_keep_a_rank_out(rank0: StartRank0) -> None:
+    first = rank0(2)
+    strangers = [peer(first.port, b"") for _ in range(100)]
+    assert Rank(first.port, record(1, 2), 5).met()
+    for each in strangers:
+        each.close()
+
+
+def test_who_comes_after_the_last_rank_gets_no_membership(rank0: StartRank0) -> None:
+    first = rank0(2)
+    before = peer(first.port, HELLO)  # has not reported when the roll call ends
+    assert Rank(first.port, record(1, 2)).met()
+    first.join(20)
+    after = peer(first.port, HELLO)
+    first.close()
+    assert not any(isinstance(message, Members) for message in answers(before))
+    with suppress(ConnectionResetError):
+        assert answers(after) == []
+
+
+def test_secret_is_needed_on_both_sides(rank0: StartRank0, capfd: pytest.CaptureFixture[str]) -> None:
+    ours, others = JobCredentials(OURS.job, "correct horse"), JobCredentials(OURS.job, "battery staple")
+    first = rank0(2, 20, ours)
+    for wrong, why in (
+        (others, "has another DISTBOOT_SECRET"),
+        (OURS, "has a DISTBOOT_SECRET, and this rank has none"),
+    ):
+        error = Rank(first.port, record(1, 2), 0.3, wrong).failed()
+        assert f"who listens there {why}" in error.message
+    assert Rank(first.port, record(1, 2), 20, ours).met()
+    said = capfd.readouterr().err
+    assert "the peer has another DISTBOOT_SECRET" in said
+    assert "the peer has no DISTBOOT_SECRET" in said
+    said += repr(ours) + repr(Channel("correct horse"))
+    assert "horse" not in said
+    assert "staple" not in said
+
+
+def test_rank_0_without_the_secret_is_not_believed(rank0: StartRank0) -> None:
+    first = rank0(2, 2.0)
+    error = Rank(first.port, record(1, 2), 0.5, JobCredentials(OURS.job, "correct horse")).failed()
+    assert "who listens there has no DISTBOOT_SECRET" in error.message
+    assert "refused: the peer has a DISTBOOT_SECRET, and rank 0 has none" in first.failed().message

@@ -1,0 +1,96 @@
+"""Frames come in any pieces, messages are what their fields accept, and a proof is good for one connection alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rendezvous_peers import altered, framed, record
+
+from distboot.agent.exit_status import ExitStatus
+from distboot.agent.messages import Exited, Phases
+from distboot.rendezvous.messages import Detach, Failed, Members, Ready, Refused, WorkerInfo
+from distboot.rendezvous.protocol import Broadcast, Channel, Frames, ProtocolError, decode, encode
+
+CHANNEL = Channel("secret", "rank 0", "challenge", "nonce")
+
+
+def _taken(channel: Channel, data: bytes, *kinds: type) -> Any:
+    frames = Frames(1 << 20)
+    (frame,) = frames.feed(data)
+    return channel.verify(frame, frames, *kinds)
+
+
+def test_what_was_said_once_proves_nothing_anywhere_else() -> None:
+    data = CHANNEL.sign(record(1, 2))
+    assert _taken(CHANNEL, data, WorkerInfo) == record(1, 2)
+    others: list[dict[str, Any]] = [{"challenge": "2"}, {"nonce": "2"}, {"secret": "2"}, {"round": 1}, {"secret": ""}]
+    for other in others:
+        with pytest.raises(ProtocolError):
+            _taken(replace(CHANNEL, **other), data, WorkerInfo)
+    with pytest.raises(ProtocolError):
+        _taken(CHANNEL, data.replace(b"openmpi", b"openmpj"), WorkerInfo)
+    with pytest.raises(ProtocolError):
+        _taken(CHANNEL, data[:4] + b"\0\0\0\1" + data[8:], WorkerInfo)
+
+
+@pytest.mark.parametrize("length", [10, 100_000])
+def test_broadcast_is_authenticated_for_each_alone(length: int) -> None:
+    hosts = ("x" * 1000,) * (length // 1000)
+    broadcast = Broadcast(Members(hosts, (), None))
+    one, other = (replace(CHANNEL, challenge=challenge) for challenge in ("1", "2"))
+    for channel, stranger in ((one, other), (other, one), (Channel(), one)):
+        data = broadcast.sign(channel)
+        assert len(data) < 5000, "it is compressed"
+        assert _taken(channel, data, Members).hosts == hosts
+        with pytest.raises(ProtocolError):
+            _taken(stranger, data, Members)
+
+
+def test_frames_come_in_any_pieces() -> None:
+    messages = [Refused("x" * 900), Detach(ended=True), Members(("y" * 999,) * 9, (), "z")]
+    data = b"".join(map(Channel().sign, messages))
+    for step in (1, 3, 4096):
+        frames = Frames()
+        found = [each for start in range(0, len(data), step) for each in frames.feed(data[start : start + step])]
+        assert [decode(frames.inflated(frame), object) for frame in found] == messages
+    with pytest.raises(ProtocolError):
+        Frames(100).feed((101).to_bytes(4, "big"))
+
+
+def test_messages_survive_the_wire() -> None:
+    whole = WorkerInfo(
+        1, "mpich", "h", "h/b", 7, "p", 9, 1, 2, 3, 4, (("torch", "2.13.0"),), "GPU-1", ("usage", "m", "h"), 1.5, 2.5
+    )
+    for message in (whole, Exited(ExitStatus(signal=9, words="w", when=1.5)), Ready(), Failed(("usage", "a", "b"))):
+        assert decode(encode(message), type(message)) == message
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (altered(record(1, 2), rank="1"), "broken WorkerInfo: rank is not a valid number"),
+        (altered(record(1, 2), rank=-1), "rank is not a valid number"),
+        (altered(record(1, 2), more=1), "broken WorkerInfo: WorkerInfo"),
+        (altered(Exited(ExitStatus()), end={"code": 1}), "broken Exited: end is not a valid ExitStatus"),
+        (altered(Exited(ExitStatus()), end=5), "end is not a valid ExitStatus"),
+        (altered(Phases({}), times={"a": 1e999}), "times is not a valid number of seconds"),
+        (altered(Phases({}), times={str(number): 1 for number in range(30)}), "times is not a valid table"),
+        (framed({"kind": "Oops"}), "does not send"),
+        (framed({"kind": ["Ready"]}), "does not send"),
+        (framed({}), "does not send"),
+        (framed("7"), "does not send"),
+        (framed('{"kind":'), "sends no JSON"),
+    ],
+)
+def test_message_that_is_not_what_its_fields_accept_is_refused(data: bytes, why: str) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        _taken(Channel(), data, WorkerInfo, Exited, Phases, Ready)
+    assert why in str(caught.value)
+
+
+def test_field_of_a_field_is_named() -> None:
+    with pytest.raises(ProtocolError) as caught:
+        decode(encode(Exited(ExitStatus(code="7"))), Exited)  # type: ignore[arg-type]
+    assert "broken Exited: end.code is not a valid number" in str(caught.value)

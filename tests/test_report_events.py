@@ -1,0 +1,192 @@
+"""The events of a job and the steps of each rank: how they become the report and its page, and what is bounded."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, get_args
+
+import pytest
+from conftest import PACKAGE, ROOT
+from rendezvous_peers import record
+from reported import NOON, Log, begun, join
+
+from distboot.agent.messages import Phases
+from distboot.errors import DistbootError
+from distboot.rendezvous.membership import Membership
+from distboot.rendezvous.protocol import ProtocolError, decode, encode
+from distboot.report import ClockOffset, EventLog, JoinLog, Kind, StartupTimeline, own_steps, slowest, spans
+from distboot.report.content import JobState, job_report, startup_report, summary_line
+from distboot.report.files import page
+
+PAIR = Membership(("node-0",), ((0, 1),))
+HOSTILE = "</script><!-- <script>alert(1)</script> {{report}} \u2028 \udcff & '\""
+CAUSE = {
+    "ranks": [1],
+    "text": "rank 1 failed first: exit code 3, there, at noon",
+    "location": "there",
+    "traceback": "T",
+}
+EXIT = {"signal": None, "stopped_by_us": False, "external_signal": None, "at": NOON + 60}
+
+
+def _trained(size: int) -> Log:
+    log = begun(size, {rank: {"pid": rank + 1} for rank in range(size)}).at(NOON + 6, "all_joined", findings=["odd"])
+    for rank in range(size):
+        log.at(NOON + 7, "registered", rank, pid=100 + rank).at(NOON + 8, "phases", rank, group_ready=NOON + 7.5)
+    return log
+
+
+def test_report_is_made_of_events_and_membership_alone() -> None:
+    log = (
+        _trained(2)
+        .at(NOON + 60, "failing", 1, text="exit code 3")
+        .at(NOON + 60, "root_cause", 1, kind="failed", **CAUSE)
+    )
+    log.at(NOON + 61, "exited", 1, exit_code=3, **EXIT, traceback="whole")
+    log.at(NOON + 62, "exited", 0, exit_code=143, **{**EXIT, "stopped_by_us": True})
+    copy = EventLog.from_json(json.loads(json.dumps(log)))
+    assert copy == log
+    report: Any = job_report(copy, PAIR, "", NOON + 63)
+    assert report["headline"] == "Rank 1 failed first: exit code 3, on node-0; 1 stopped"
+    assert [(one["state"], one["exit_code"], one["pid"]) for one in report["ranks"]] == [
+        ("stopped", 143, 100),
+        ("failed first", 3, 101),
+    ]
+    assert (report["first_failure"]["traceback"], report["findings"]) == ("whole", ["odd"])
+    assert [one["event"] for one in report["events"]][-4:] == ["failing", "root_cause", "exited", "exited"]
+    assert report["events"][0]["time"] == report["start"]
+    said = "summary: 2 ranks on 1 node, 56.0 s: rank 1 failed first: exit code 3, there, at noon; exit codes: "
+    assert summary_line(log, PAIR, "", NOON + 63) == said + "143 (rank 0), 3 (rank 1)"
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "more", "state", "later"),
+    [
+        ("failed", 1, {}, "failed later", 1),
+        ("failed", 143, {"external_signal": 15}, "stopped", 0),
+        ("stopped", 0, {}, "ended", 0),
+        ("lost", 0, {"stopped_by_us": True}, "stopped", 0),
+    ],
+)
+def test_state_of_a_rank_follows_from_the_events(
+    kind: str, code: int, more: dict[str, Any], state: str, later: int
+) -> None:
+    log = Log().at(NOON, "root_cause", 1, kind=kind, **CAUSE).at(NOON, "exited", 0, exit_code=code, **{**EXIT, **more})
+    job = JobState(log)
+    assert (job.of_rank(0), job.later_failures()) == (state, later)
+    assert job.of_rank(1) == {"failed": "failed first", "lost": "lost", "stopped": "not known"}[kind]
+
+
+def test_rank_that_left_before_all_had_joined_is_missing() -> None:
+    log = JoinLog(record(0, 3))
+    for rank in (1, 2):
+        log.joined(record(rank, 3), welcomed=0.0)
+    log.add("left", 1)
+    report: Any = startup_report(log, None, DistbootError("missing-rank", "2 of 3"), NOON)
+    assert [one["state"] for one in report["ranks"]] == ["joined", "missing", "joined"]
+
+
+def test_events_of_a_large_job_are_bounded_and_the_rare_ones_stay() -> None:
+    log = _trained(4000).at(NOON + 60, "root_cause", 1, kind="failed", **CAUSE)
+    membership = Membership(("node-0",), (tuple(range(4000)),))
+    report: Any = job_report(log, membership, "", NOON + 63)
+    assert (len(report["events"]), report["events_left_out"]) == (10_000, 2_003)
+    assert report["events"][-1]["event"] == "root_cause"
+    assert sorted(report["events"], key=lambda one: one["time"]) == report["events"]
+
+
+def test_what_a_rank_sends_again_and_again_is_bounded() -> None:
+    log = EventLog()
+    for _ in range(10_000):
+        log.add("phases", 3, group_ready=1.0)
+    log.add("exited", 3)
+    assert len(log) == 101
+
+
+def test_page_is_text_without_its_script_and_nothing_in_it_is_markup() -> None:
+    log = begun(2, {0: {"host": HOSTILE}}, launcher=HOSTILE)
+    report = startup_report(log, None, DistbootError("missing-rank", HOSTILE, HOSTILE), NOON + 300)
+    text = page(report)
+    assert text.count("<script") == text.count("</script>") == 2
+    assert text.count("<!--") == 0
+    data = text.partition('id="report">')[2].partition("</script>")[0]
+    assert json.loads(data) == report
+    nonces = re.findall(r"nonce-(\w+)'|nonce=\"(\w+)\"", text)
+    assert len({found for pair in nonces for found in pair if found}) == 1
+    static = re.sub(r"<(style|script).*?</\1>", "", text, flags=re.DOTALL)
+    assert '<span class="badge failed">failed</span>' in static
+    shown = "&lt;/script&gt;&lt;!-- &lt;script&gt;alert(1)&lt;/script&gt; {{report}} \\u2028 \\udcff &amp; &#x27;&quot;"
+    assert f"<h1>The job did not start: {shown[:60]}" in static
+    assert f"<p>{shown}</p>" in static
+    assert f"<b>What to do:</b> {shown}" in static
+
+
+def test_every_event_is_documented() -> None:
+    table = (ROOT / "docs" / "how-to" / "report.md").read_text().partition("### Events")[2].partition("\n## ")[0]
+    assert tuple(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == get_args(Kind)
+
+
+def test_template_asks_the_network_for_nothing_and_writes_no_markup() -> None:
+    template = (PACKAGE / "report" / "page.html").read_text()
+    assert not re.search(r"https?:|innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", template)
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        None,
+        [],
+        {"group_ready": "now"},
+        {"group_ready": True},
+        {"group_ready": -1.0},
+        {"group_ready": 1e300},
+        {"group_ready": float("nan")},
+        {str(number): 1.0 for number in range(100)},
+    ],
+)
+def test_steps_that_are_none_are_refused(times: Any) -> None:
+    with pytest.raises(ProtocolError):
+        decode(encode(Phases(times)), Phases)
+
+
+def test_steps_of_a_newer_distboot_are_left_out() -> None:
+    assert own_steps({"group_ready": 5, "coffee_made": 6}) == {"group_ready": 5.0}
+
+
+def test_clock_of_a_rank_is_read_between_two_moments_of_rank_0() -> None:
+    assert ClockOffset.read(107.0, before=100.0, after=101.0) == ClockOffset(offset=6.5, uncertainty=0.5)
+    log = JoinLog(record(0, 3))
+    log.joined(record(1, 3, clock=1000.0), welcomed=0.0)
+    log.joined(record(2, 3, node="b", clock=1000.0), welcomed=0.0)
+    offsets = StartupTimeline(log).offsets()
+    assert offsets[1] == 0.0  # on rank 0's own host
+    assert offsets[2] < -1e8
+
+
+def test_times_of_a_rank_are_put_on_the_clock_of_rank_0() -> None:
+    log = begun(2).at(12.0, "joined", 1, **join(process_start=107.0, detected=108.0, offset=97.5))
+    log.at(13.0, "all_joined", findings=[]).at(16.0, "phases", 1, group_ready=112.5)
+    assert StartupTimeline(EventLog.from_json(json.loads(json.dumps(log)))).steps(1) == {
+        "process_start": 9.5,
+        "detected": 10.5,
+        "joined": 12.0,
+        "all_joined": 13.0,
+        "group_ready": 15.0,
+    }
+
+
+def test_phases_are_between_what_is_known() -> None:
+    assert spans({}) == {}
+    assert spans({"detected": 5.0, "joined": 6.0, "all_joined": 9.0, "framework_imported": 12.0}) == {
+        "join": (5.0, 6.0),
+        "wait": (6.0, 9.0),
+        "import": (9.0, 12.0),
+    }
+    assert spans({"joined": 6.0, "all_joined": 5.9}) == {"wait": (5.9, 5.9)}  # clocks differ a little
+
+
+def test_slowest_of_a_phase_is_named_with_the_usual_time() -> None:
+    ranks = {rank: {"process_start": 1.0, "detected": 2.0 + 5 * (rank == 2), "joined": 9.0} for rank in range(4)}
+    found = [(one["step"], one["rank"], one["seconds"], one["median"]) for one in slowest(ranks)]
+    assert found == [("process_start", 0, 0.0, 0.0), ("detected", 2, 6.0, 1.0), ("joined", 0, 7.0, 7.0)]

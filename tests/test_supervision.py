@@ -1,0 +1,281 @@
+"""Failure detection, around scripts that never heard of distboot and with a bare `init`: real processes and signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Run
+from launched import needs_torch
+from ranks import RunRanks
+from supervised import DEFAULT, ENDS, FAILING, FAILING_TORCH, Start, until
+
+UNSEEN = "ended without a word"  # where the kernel is older than 6.15, and the parent was quicker than the guard
+EACH_FOR_ITSELF = "ready()\nuntil(f'end-{rank}')\n"
+
+in_both_ways = pytest.mark.parametrize("init", [False, True], ids=["wrapper", "init"])
+either = pytest.mark.parametrize("rank", [0, 1])
+
+
+@in_both_ways
+@pytest.mark.parametrize(("end", "culprit"), [*((end, 2) for end in ENDS), ("exception", 0), ("SIGKILL", 0)])
+def test_first_failure_is_known_to_all_and_all_stop(start: Start, init: bool, end: str, culprit: int) -> None:
+    statement, code, said = ENDS[end]
+    running = start(FAILING % statement, init=init, CULPRIT=str(culprit))
+    pids = running.all_ready()
+    codes = [code if rank == culprit else 143 for rank in range(3)]
+    assert running.fail() == codes
+    (line,) = {running.first(rank) for rank in range(3) if rank != culprit}
+    assert line.startswith(f"rank {culprit} failed first: {said}") or (init and UNSEEN in line)
+    assert f"(node 0, local rank {culprit}, process {pids[culprit]})" in line
+    report = running.report()
+    assert (report["outcome"], report["first_failure"]["rank"]) == ("failed", culprit)
+    assert init or [rank["exit_code"] for rank in report["ranks"]] == codes
+
+
+@needs_torch
+@pytest.mark.all
+@pytest.mark.parametrize(("end", "culprit"), [("exception", 2), ("SIGKILL", 0)])
+def test_first_failure_while_the_others_are_in_a_collective(start_init: Start, end: str, culprit: int) -> None:
+    statement, code, said = ENDS[end]
+    running = start_init(FAILING_TORCH % statement, framework="torch", CULPRIT=str(culprit))
+    codes = running.fail()
+    # Gloo's exception of a lost peer may come before our TERM.
+    assert all(each == code if rank == culprit else each in (1, 143) for rank, each in enumerate(codes))
+    (line,) = {running.first(rank) for rank in range(3) if rank != culprit}
+    assert any(line.startswith(f"rank {culprit} failed first: {text}") for text in (said, UNSEEN))
+    assert running.report()["outcome"] == "failed"
+
+
+def test_traceback_of_an_unmodified_script_reaches_all_and_its_own_output_stays(start: Start) -> None:
+    running = start(FAILING % "raise ValueError('the loss is NaN')", CULPRIT="1")
+    running.fail()
+    assert running.output(1).startswith("Traceback (most recent call last):\n")
+    assert running.output(1).endswith("ValueError: the loss is NaN\n")
+    for rank in (0, 2):
+        assert "\n  |     raise ValueError('the loss is NaN')\n" in running.output(rank)
+
+
+def test_stack_of_a_crash_reaches_all(start: Start) -> None:
+    running = start(FAILING % "import ctypes; ctypes.string_at(0)", CULPRIT="1")
+    running.fail()
+    assert "  | Fatal Python error: Segmentation fault\n" in running.output(2)
+    assert 'train.py", line' in running.output(2)
+
+
+@in_both_ways
+def test_early_end_of_rank_0_is_no_failure(start: Start, init: bool) -> None:
+    # It waits a moment for the others, and then they go on without it.
+    running = start(EACH_FOR_ITSELF, init=init)
+    running.all_ready()
+    for rank in (0, 1, 2):
+        running.touch(f"end-{rank}")
+        assert running.processes[rank].wait(30) == 0
+    for rank in (1, 2):
+        assert running.first(rank) == "rank 0 has ended: from now on no rank is told how another one ends"
+    assert init or "no failure was seen; exit codes: 0 (rank 0), not known (ranks 1-2)" in running.summary()
+
+
+@pytest.mark.parametrize(
+    ("end", "framework"),
+    [
+        ("sys.exit(0)", "none"),
+        ("raise SystemExit", "none"),
+        ("ctx.close(); sys.exit()", "none"),
+        pytest.param("pass", "torch", marks=[needs_torch, pytest.mark.all]),
+    ],
+)
+def test_ends_in_good_order_are_no_failures(start_init: Start, end: str, framework: str) -> None:
+    running = start_init(EACH_FOR_ITSELF + end, framework=framework)
+    running.all_ready()
+    for rank in (2, 1, 0):
+        running.touch(f"end-{rank}")
+        assert running.processes[rank].wait(20) == 0
+    assert running.output(1) == running.output(2) == ""
+    assert running.summary().endswith("all ended well; exit codes: 0 (ranks 0-2)")
+
+
+def test_job_in_which_all_end_well_says_so_in_one_line(start: Start) -> None:
+    running = start()
+    assert running.finish() == [0, 0, 0]
+    assert running.output(1) == running.output(2) == ""
+    assert running.output(0).count("\n") == 1
+    assert running.summary().endswith("s: all ended well; exit codes: 0 (ranks 0-2)")
+    report = running.report()
+    assert (report["outcome"], report["first_failure"], report["later_failures"]) == ("ended", None, 0)
+    assert {rank["host"] for rank in report["ranks"]} == {os.uname().nodename}
+
+
+@in_both_ways
+def test_a_rank_that_was_stopped_or_held_the_lock_for_a_while_is_no_failure(start: Start, init: bool) -> None:
+    hold = "ready()\nif rank == 1:\n    import ctypes\n    ctypes.PyDLL(None).sleep(4)  # with Python's lock\n"
+    running = start(hold + "until('end')" if init else DEFAULT, init=init, DISTBOOT_HEARTBEAT_TIMEOUT="3")
+    pids = running.all_ready()
+    stopped = [pids[2]] if init else [pids[1], running.processes[2].pid]  # a script, and a wrapper
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(2)  # shorter than the bound: what is tested is that nothing happens
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+    time.sleep(3 if init else 2)
+    assert running.finish() == [0, 0, 0]
+    assert "all ended well" in running.summary()
+
+
+@pytest.mark.parametrize(("init", "rank"), [(False, 0), (False, 1), (True, 1)])
+def test_script_that_is_stopped_for_ever_is_a_failure(start: Start, init: bool, rank: int) -> None:
+    running = start(init=init, DISTBOOT_HEARTBEAT_TIMEOUT="2", DISTBOOT_GRACE="1")
+    running.send(rank, signal.SIGSTOP)
+    assert running.codes()[2] == 143
+    assert running.first(2).startswith(f"rank {rank} failed first: stopped by a signal (SIGSTOP?) for 2 s")
+
+
+@either
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (signal.SIGSTOP, "no answer for 2 s, though the host answers: stopped or frozen"),
+        (signal.SIGKILL, "the connection ended without a word, on "),
+    ],
+)
+def test_wrapper_that_is_frozen_or_killed_is_a_lost_rank(start: Start, rank: int, number: int, said: str) -> None:
+    running = start(DISTBOOT_HEARTBEAT_TIMEOUT="2")
+    running.all_ready()
+    running.processes[rank].send_signal(number)
+    assert running.processes[2].wait(30) == 143
+    assert running.first(2).startswith(f"rank {rank} lost first: {said}")
+    running.processes[rank].send_signal(signal.SIGCONT)
+    running.codes()
+
+
+def test_rank_that_freezes_before_its_supervision_begins_is_lost(start: Start) -> None:
+    last_comes_late = 'until [ "$RANK" != 2 ] || [ -e met ]; do sleep 0.02; done; exec "$@"'
+    running = start(before=["sh", "-c", last_comes_late, "sh"], DISTBOOT_HEARTBEAT_TIMEOUT="2")
+    until(lambda: "2/3 joined" in running.output(0))
+    os.kill(running.processes[1].pid, signal.SIGSTOP)
+    running.touch("met")
+    assert [running.processes[rank].wait(30) for rank in (0, 2)] == [143, 143]
+    for rank in (0, 2):
+        assert running.first(rank).startswith("rank 1 lost first: no answer for 2 s, though the host answers: ")
+
+
+def test_two_failures_at_once_have_one_first(start: Start) -> None:
+    running = start(ranks=4)
+    pids = running.all_ready()
+    for rank in (1, 2):
+        os.kill(pids[rank], signal.SIGKILL)
+    assert running.codes() == [143, 137, 137, 143]
+    assert running.first(0) == running.first(3)
+    assert "; 1 failed after that; " in running.summary()
+    assert running.report()["later_failures"] == 1
+
+
+def test_what_speaks_of_a_peer_is_not_the_first_failure(start: Start) -> None:
+    # As Gloo says it, on a rank that hears of the end before rank 0 does.
+    script = """
+ready()
+until("fail")
+if rank == 2:
+    raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:3456")
+if rank == 1:
+    until("pid-2.said")
+    os._exit(6)
+until("end")
+"""
+    running = start(script)
+    running.all_ready()
+    running.touch("fail")
+    until(lambda: "Connection closed" in running.output(2))
+    running.touch("pid-2.said")
+    running.codes()
+    assert running.first(0).startswith("rank 1 failed first: exit code 6")
+
+
+def test_supervision_can_be_off(start: Start) -> None:
+    running = start(DISTBOOT_FAILURE_DETECTION="0")
+    running.send(1, signal.SIGKILL)
+    assert running.processes[1].wait(20) == 137
+    running.touch("end")
+    assert running.codes() == [0, 137, 0]
+    assert [running.output(rank) for rank in range(3)] == ["", "", ""]
+
+
+@either
+def test_supervision_that_is_off_on_one_rank_is_no_failure(start: Start, rank: int) -> None:
+    off = f'[ "$RANK" != {rank} ] || export DISTBOOT_FAILURE_DETECTION=0; exec "$@"'
+    assert start(before=["sh", "-c", off, "sh"]).finish() == [0, 0, 0]
+
+
+@either
+def test_guard_that_cannot_start_is_said_and_the_training_goes_on(start_init: Start, tmp_path: Path, rank: int) -> None:
+    begin = f"import os, sys\nif os.environ['RANK'] == '{rank}': sys.executable = '/nonexistent'\n"
+    (tmp_path / "sitecustomize.py").write_text(begin)
+    running = start_init(EACH_FOR_ITSELF, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    running.all_ready()
+    running.touch(f"end-{rank}")  # its connections end first
+    running.processes[rank].wait(timeout=60)
+    for other in {0, 1, 2} - {rank}:
+        running.touch(f"end-{other}")
+    assert running.codes() == [0, 0, 0]
+    said = "warning: failure detection is off for this rank: the monitor process did not start: "
+    assert said in running.output(rank)
+
+
+def test_command_that_is_missing_on_one_rank_is_named_on_all(run_ranks: RunRanks) -> None:
+    command = 'test $RANK = 1 && set -- "$0" true || set -- "$0" no-such-command; exec "$1" -m distboot run -- "$2"'
+    ended = run_ranks("", before=["sh", "-c", command, sys.executable])
+    assert [rank.code for rank in ended] == [127, 127]
+    assert all("error[command-not-found]" in rank.err and "'no-such-command'" in rank.err for rank in ended)
+
+
+def test_secret_is_not_in_what_the_others_are_told(start: Start) -> None:
+    running = start(FAILING % "raise ValueError('s3cret-word')", CULPRIT="1", DISTBOOT_SECRET="s3cret-word")
+    assert running.fail() == [143, 1, 143]
+    assert "ValueError: ***" in running.first(0)
+    assert "s3cret-word" not in running.output(0) + running.output(2) + str(running.report())
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("DISTBOOT_FAILURE_DETECTION", "yes"), ("DISTBOOT_HEARTBEAT_TIMEOUT", "-1"), ("DISTBOOT_GRACE", "soon")],
+)
+def test_setting_that_is_none_is_refused(start: Start, variable: str, value: str) -> None:
+    running = start(**{variable: value})
+    assert running.codes() == [78, 78, 78]
+    assert f"{variable}='{value}'" in running.output(1)
+
+
+def test_alone_there_is_nobody_to_watch(start_init: Start) -> None:
+    running = start_init("", ranks=1, DISTBOOT_REPORT="")  # with one there is something to watch for
+    assert running.codes() == [0]
+    assert running.output(0) == ""
+
+
+def test_script_with_init_under_the_wrapper_has_the_wrappers_supervision(start: Start) -> None:
+    script = "import distboot\nctx = distboot.init('none', join_timeout=60)\nassert not ctx.preempted\n"
+    running = start(script + FAILING % "os._exit(4)", CULPRIT="1")
+    assert running.fail()[1] == 4
+    assert running.first(0) == running.first(2)
+    assert running.first(0).startswith("rank 1 failed first: exit code 4")
+
+
+def test_init_once_more_has_a_supervision_of_its_own(start_init: Start) -> None:
+    script = "ctx.close()\nctx = distboot.init('none', join_timeout=60)\n"
+    running = start_init(script + FAILING % "os._exit(4)", CULPRIT="1")
+    assert running.fail()[1] == 4
+    assert running.first(0) == running.first(2)
+    assert running.output(0).count("summary") <= 1
+
+
+@pytest.mark.all
+@needs_torch
+def test_busy_ranks_raise_no_alarm(run: Run) -> None:
+    """The soak of `bench/supervision.py`, shortened: load, ranks that are stopped or hold their lock a while."""
+    soak = [sys.executable, str(ROOT / "bench" / "supervision.py"), "soak", "2", "--seconds", "20", "--load", "20"]
+    done = run(*soak, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "'alarms': 0" in done.stdout

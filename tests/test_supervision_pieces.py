@@ -1,0 +1,347 @@
+"""The pieces of failure detection, one by one: a connection, what a rank says of its end, the exit code at the exit."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import PACKAGE
+from hypothesis import given
+from hypothesis import strategies as st
+from rendezvous_peers import OURS, FakeRank0, record, welcome
+from supervised import pair
+
+from distboot.agent.crash_hooks import EXCEPTION, without
+from distboot.agent.exit_status import ExitStatus
+from distboot.agent.heartbeat import HeartbeatConnection, close_gracefully
+from distboot.agent.messages import Abort, Done, Exited, Exiting, Terminating
+from distboot.agent.monitored_process import HookReader
+from distboot.agent.root_cause import RankLocation, RootCause, from_exit
+from distboot.rendezvous.membership import Membership
+from distboot.rendezvous.messages import Detach, Leave
+from distboot.rendezvous.protocol import Channel, ProtocolError, decode, encode
+from distboot.rendezvous.worker import Worker
+
+DIED = ExitStatus(signal=9, when=1.0)
+
+
+def test_peer_that_is_silent_and_whose_kernel_answers_is_frozen() -> None:
+    one, other = pair()
+    line = HeartbeatConnection(one, Channel())
+    try:
+        start = time.monotonic()
+        while (complaint := line.liveness_fault(time.monotonic(), 0.3)) is None:
+            line.heartbeat(time.monotonic())
+            assert time.monotonic() < start + 10
+        assert time.monotonic() > start + 0.3
+        assert complaint.is_lost
+        assert "stopped or frozen" in complaint.why
+    finally:
+        line.close()
+        other.close()
+
+
+def test_silence_is_noticed_although_no_file_is_left() -> None:
+    one, other = pair()
+    line = HeartbeatConnection(one, Channel(), interval=0.1)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        with open(os.devnull) as next_file:
+            lowest = next_file.fileno()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+        while (complaint := line.liveness_fault(time.monotonic(), 0.3)) is None:
+            pass
+        assert complaint.is_lost
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        line.close()
+        other.close()
+
+
+def test_old_opinion_on_a_silence_that_ended_well_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    probes: list[_Unanswered] = []
+
+    def probe(_: socket.socket) -> _Unanswered:
+        probes.append(_Unanswered())
+        return probes[-1]
+
+    monkeypatch.setattr("distboot.agent.heartbeat.Probe", probe)
+    one, other = pair()
+    line = HeartbeatConnection(one, Channel(), interval=0.1)
+    try:
+        for silences in (1, 2):
+            _until_suspect(line)
+            assert len(probes) == silences
+            other.sendall(Channel().sign(None))
+            one.settimeout(5)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+            one.recv(1, socket.MSG_PEEK)
+            one.setblocking(False)
+            time.sleep(0.1)  # the interval, in which the kernel of the peer confirms what it got
+            line.receive(time.monotonic())
+            line.heartbeat(time.monotonic())
+            assert line.liveness_fault(time.monotonic(), 0.5) is None
+            assert not line.suspect
+    finally:
+        line.close()
+        other.close()
+
+
+class _Unanswered:
+    def is_answered(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+
+def _until_suspect(line: HeartbeatConnection) -> None:
+    start = time.monotonic()
+    while not line.suspect:
+        time.sleep(0.1)  # the interval
+        line.heartbeat(time.monotonic())
+        assert line.liveness_fault(time.monotonic(), 0.5) is None
+        assert time.monotonic() < start + 10
+
+
+def test_last_word_arrives_although_something_is_left_unread() -> None:
+    one, other = pair()
+    line = HeartbeatConnection(one, Channel())
+    other.sendall(Channel().sign(None))
+    line.send(Exited(DIED))
+    reader = threading.Timer(0.1, lambda: other.shutdown(socket.SHUT_WR))
+    reader.start()
+    close_gracefully([line], 10)
+    line.close()
+    reader.join()
+    received = b""
+    with other:
+        while data := other.recv(65536):  # and no reset
+            received += data
+    assert b'"Exited"' in received
+
+
+def test_what_rank_0_says_after_the_membership_is_left_to_the_supervision() -> None:
+    membership = Membership(("a",), ((0, 1),))
+    bye = Channel().sign(Detach())
+
+    def talk(connection: socket.socket) -> None:
+        welcome(connection)
+        connection.sendall(Channel().sign(membership.as_message()) + bye)
+
+    with closing(FakeRank0(talk)) as fake:
+        client = Worker(["127.0.0.1"], [fake.port], record(1, 2), OURS)
+        assert client.report(20) == membership
+        ((rank, connection, _),) = client.detach_all()
+        with connection:
+            connection.settimeout(20)
+            assert (rank, connection.recv(65536)) == (0, bye)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+        lambda inner: (
+            st.lists(inner) | st.dictionaries(st.sampled_from([*ExitStatus.__slots__, *RootCause.__slots__]), inner)
+        ),
+    )
+)
+def test_whatever_a_peer_sends_is_taken_or_refused(content: object) -> None:
+    for kind, field in ((Exited, "end"), (Abort, "root_cause")):
+        try:
+            taken = decode(json.dumps({"kind": kind.__name__, field: content}).encode(), kind)
+        except ProtocolError:
+            continue
+        assert isinstance(taken, kind)
+
+
+@pytest.mark.parametrize(
+    ("end", "is_failure", "stopped_by", "said"),
+    [
+        (ExitStatus(code=0), False, None, "exit code 0"),
+        (ExitStatus(code=3), True, None, "exit code 3"),
+        (ExitStatus(signal=15), False, 15, "killed by SIGTERM"),
+        (ExitStatus(code=143), False, 15, "exit code 143"),
+        (ExitStatus(code=1, external_signal=15), False, 15, "exit code 1"),
+        (
+            ExitStatus(signal=9, stopped_by_us=True),
+            False,
+            None,
+            "killed by SIGKILL (by the kernel when memory ran out, or by hand)",
+        ),
+        (ExitStatus(signal=11), True, None, "killed by SIGSEGV"),
+        (ExitStatus(signal=40), True, None, "killed by signal 40"),
+        (
+            ExitStatus(),
+            True,
+            None,
+            "ended without a word: killed (by the kernel when memory ran out, or by hand), or os._exit",
+        ),
+    ],
+)
+def test_ends(end: ExitStatus, is_failure: bool, stopped_by: int | None, said: str) -> None:
+    assert (end.is_failure, end.terminated_by, end.describe()) == (is_failure, stopped_by, said)
+    assert end.succeeded == (end.code == 0)
+    assert not replace(end, stopped_by_us=True).succeeded, "it was stopped for the failure of another rank"
+    assert decode(encode(Exited(end)), Exited).end == end
+    with pytest.raises(ProtocolError):
+        decode(encode(Exited(replace(end, words="x" * 5000))), Exited)
+
+
+_FAREWELL = """
+import os, sys
+from distboot.agent.exit_hook import report_exit_code
+status, answer = os.pipe(), os.pipe()
+report_exit_code(status[1], answer[0])
+os.close(answer[1])
+child = os.fork()
+if child == 0:
+    sys.exit(9)
+os.waitpid(child, 0)
+os.set_blocking(status[0], False)
+try:
+    print(os.read(status[0], 10))
+except BlockingIOError:
+    print("nothing yet", flush=True)
+if os.fork():
+    {end}
+os.close(status[1])
+os.set_blocking(status[0], True)
+from distboot.agent import exit_hook as farewell
+print(os.read(status[0], 10), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the guard needs Linux")
+@pytest.mark.parametrize(
+    ("end", "code"), [("raise SystemExit(7)", 7), ("sys.exit()", 0), ("1 / 0", 1), ("raise SystemExit('no')", 1)]
+)
+def test_exit_code_is_known_before_the_process_has_ended(end: str, code: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _FAREWELL.format(end=end)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.decode()) == (code, f"nothing yet\n{bytes([code])!r}\n")
+
+
+def test_tensorflow_speaks_of_a_peer() -> None:
+    """TensorFlow 2.16, when a parameter server was killed."""
+    words = "tensorflow.python.framework.errors_impl.UnavailableError: Graph execution error:\n\n"
+    words += "failed to connect to all addresses\nAdditional GRPC error information from remote target"
+    assert ExitStatus(code=1, words=words).is_secondary
+    assert not ExitStatus(code=1, words=words.replace("Unavailable", "InvalidArgument")).is_secondary
+
+
+WRITERS = (repr, ascii, json.dumps, lambda text: json.dumps(text, ensure_ascii=False))
+
+
+@given(
+    st.text(st.characters(codec="utf-8", exclude_characters="<*>\0"), min_size=1),
+    st.lists(st.sampled_from(WRITERS), max_size=2),
+)
+def test_secret_is_recognised_however_it_is_written(secret: str, writers: list[Callable[[str], str]]) -> None:
+    text = f"<{secret}>"
+    for write in writers:
+        text = write(text)
+    assert set(without(secret, text)) <= set("<***>'\"\\")  # but for quotes, and what escapes them
+
+
+def test_crash_of_many_threads_begins_with_what_it_is() -> None:
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, b"Fatal Python error: Segmentation fault\n\n" + b'  File "train.py", line 1 in f\n' * 200)
+        reader = HookReader(reading)
+        assert reader.read() == []
+        assert reader.crash().startswith("Fatal Python error: Segmentation fault\n  File")
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+_DEEP = """
+import sys
+from distboot.agent.crash_hooks import install
+install(int(sys.argv[1]))
+def one(left): {pad} two(left)
+def two(left): one(left - 1) if left else 1 / 0
+one(int(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(("depth", "pad"), [(1, ""), (20, ""), (8, f"{'x' * 800!r};")])
+def test_traceback_that_does_not_begin_with_its_beginning_says_so(tmp_path: Path, depth: int, pad: str) -> None:
+    (tmp_path / "deep.py").write_text(_DEEP.format(pad=pad))
+    reading, writing = os.pipe()
+    try:
+        subprocess.run(
+            [sys.executable, "deep.py", str(writing), str(depth)],
+            stderr=subprocess.DEVNULL, pass_fds=[writing], cwd=tmp_path, timeout=60, check=False,
+        )  # fmt: skip
+        text = next(words.text for words in HookReader(reading).read() if words.kind == EXCEPTION)
+    finally:
+        os.close(reading)
+        os.close(writing)
+    first, *_, last = text.splitlines()
+    assert (first, last) == (
+        "Traceback (most recent call last):" if depth == 1 else "…",
+        "ZeroDivisionError: division by zero",
+    )
+
+
+def _frame(file: str) -> str:
+    return f'  File "{file}", line 7, in f\n    f()\n    ^^^\n'
+
+
+def _shown(words: str) -> list[str]:
+    lines = from_exit(RankLocation(1, "a", 0, 1), ExitStatus(words=words), 0.0).text.splitlines()[1:]
+    return [line.removeprefix("  | ") for line in lines]
+
+
+def test_long_traceback_shows_the_script_rather_than_distboot() -> None:
+    ours = _frame("/elsewhere/site-packages/distboot/context.py") + _frame(f"{PACKAGE}/rendezvous/job_info.py")
+    script = _frame("/home/me/distboot/train.py")
+    begin, end = "Traceback (most recent call last):\n", "ValueError: boom"
+    assert _shown(begin + _frame(f"{PACKAGE}/context.py") + end) == [
+        begin.strip(), *_frame(f"{PACKAGE}/context.py").splitlines(), end,
+    ]  # fmt: skip
+    assert _shown(begin + 2 * script + ours + end) == [begin.strip(), *(2 * script).splitlines(), "…", end]
+    assert _shown(begin + 4 * script + ours + end) == ["…", *(3 * script).splitlines(), "…", end]
+
+
+def test_long_crash_shows_the_innermost_calls() -> None:
+    words = "Fatal Python error: Aborted\n" + "".join(f'  File "train.py", line {line} in f\n' for line in range(40))
+    shown = _shown(words)
+    assert (shown[0], shown[-1], len(shown)) == ("Fatal Python error: Aborted", "…", 13)
+
+
+@pytest.mark.parametrize(
+    "message", [Exiting(), Leave(), Done(), Detach(), Terminating(15)], ids=lambda one: type(one).__name__
+)
+def test_every_message_but_a_heartbeat_wakes_its_reader(message: object) -> None:
+    one, other = pair()
+    line = HeartbeatConnection(one, Channel())
+    try:
+        other.sendall(Channel().sign(None))
+        assert select.select([line], [], [], 0.1)[0] == []
+        other.sendall(Channel().sign(message, 3))
+        assert select.select([line], [], [], 5)[0] == [line]
+        assert line.receive(time.monotonic()) == [(3, message)]
+    finally:
+        line.close()
+        other.close()

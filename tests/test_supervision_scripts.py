@@ -1,0 +1,343 @@
+"""How the ranks of a job are stopped, and what scripts do by themselves: handlers, forks, files, children."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from launched import needs_torch
+from supervised import DEFAULT, FAILING, FAILING_TORCH, Start, until
+
+in_both_ways = pytest.mark.parametrize("init", [False, True], ids=["wrapper", "init"])
+_UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+def test_survivors_have_the_grace_for_a_checkpoint_and_no_success(start: Start) -> None:
+    checkpoint = """
+def save(*_):
+    time.sleep(1.5)
+    Path(f"saved-{rank}").touch()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+"""
+    running = start(checkpoint + FAILING % "os._exit(5)", CULPRIT="1")
+    assert running.fail() == [143, 5, 143]
+    assert sorted(path.name for path in running.folder.glob("saved-*")) == ["saved-0", "saved-2"]
+
+
+# Blocked in C with Python's lock held, and stopped: no handler of Python's runs there.
+@in_both_ways
+@pytest.mark.parametrize(
+    "blocked",
+    [
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); until('end')",
+        "signal.signal(signal.SIGTERM, print)\nimport ctypes\nctypes.PyDLL(None).sleep(60)",
+        "os.kill(os.getpid(), signal.SIGSTOP)",
+    ],
+    ids=["ignores-TERM", "holds-the-lock", "stopped"],
+)
+def test_survivor_that_does_not_stop_is_killed_after_the_grace(start: Start, init: bool, blocked: str) -> None:
+    script = """
+ready()
+if rank == 1:
+    until("fail")
+    os._exit(5)
+if rank == 2:
+    exec(%r)
+until("end")
+"""
+    running = start(script % blocked, init=init, DISTBOOT_GRACE="1")
+    pids = running.all_ready()
+    if "STOP" in blocked:
+        until(lambda: Path(f"/proc/{pids[2]}/stat").read_text().split()[2] == "T")
+    running.touch("fail")
+    codes = running.codes()
+    assert codes[:2] == [143, 5]
+    assert codes[2] in (137, 143)  # who was stopped goes on, and is ended by TERM
+    assert running.first(2) == running.first(0)
+
+
+def test_term_from_outside_stops_all_and_is_no_failure(start: Start) -> None:
+    script = """
+def stop(*_):
+    print("TERM", flush=True)
+    sys.exit(0 if rank == 0 else 9)
+signal.signal(signal.SIGTERM, stop)
+"""
+    running = start(script + DEFAULT)
+    running.all_ready()
+    running.processes[1].terminate()
+    assert running.codes() == [0, 9, 9]
+    assert [running.output(rank).count("TERM\n") for rank in range(3)] == [1, 1, 1]
+    assert running.first(2).startswith("stopped by SIGTERM from outside: rank 1 got it first, on ")
+    assert "stopped by SIGTERM from outside" in running.summary()
+    assert running.report()["outcome"] == "stopped"
+
+
+def test_child_that_ignores_term_from_outside_is_killed_after_the_grace(start: Start) -> None:
+    running = start("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + DEFAULT, DISTBOOT_GRACE="1")
+    running.all_ready()
+    running.processes[1].terminate()
+    assert running.codes() == [137, 137, 137]
+    assert running.report()["outcome"] == "stopped"
+
+
+@needs_torch
+def test_term_from_outside_ends_all_at_once_and_is_no_failure(start_init: Start) -> None:
+    running = start_init(FAILING_TORCH % "pass", 2, framework="torch", CULPRIT="1")
+    pids = running.all_ready()
+    os.kill(pids[0], signal.SIGTERM)  # blocked in a collective operation
+    assert running.codes() == [143, 143]
+    assert running.first(1).startswith("stopped by SIGTERM from outside: rank 0 got it first, on ")
+    assert running.report()["outcome"] == "stopped"
+
+
+def test_uncaught_keyboard_interrupt_is_from_outside(start_init: Start) -> None:
+    running = start_init(FAILING % "raise KeyboardInterrupt", CULPRIT="1")
+    running.fail()
+    assert running.first(2).startswith("stopped by SIGINT from outside: rank 1 got it first, on ")
+    assert running.report()["outcome"] == "stopped"
+
+
+def test_preempted_is_for_scripts_that_ask(start_init: Start) -> None:
+    script = """
+assert not ctx.preempted
+ready()
+while not ctx.preempted:
+    time.sleep(0.02)
+Path(f"saved-{rank}").touch()
+sys.exit(0 if rank else 12)
+"""
+    running = start_init(script)
+    pids = running.all_ready()
+    os.kill(pids[2], signal.SIGTERM)
+    assert running.codes() == [12, 0, 0]
+    assert len(list(running.folder.glob("saved-*"))) == 3
+    assert "stopped by SIGTERM from outside: rank 2 got it first" in running.summary()
+
+
+def test_success_after_the_failure_of_another_rank_is_none(start_init: Start) -> None:
+    script = """
+asked = ctx.preempted
+ready()
+if rank == 1:
+    until("fail")
+    os._exit(5)
+while not ctx.preempted:
+    time.sleep(0.02)
+Path(f"saved-{rank}").touch()
+"""
+    running = start_init(script)
+    codes = running.fail()
+    assert codes[1] == 5
+    assert codes[0] == codes[2] == 137
+    assert len(list(running.folder.glob("saved-*"))) == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a process namespace needs root")
+def test_script_that_is_process_1_of_a_container_is_stopped(start_init: Start) -> None:
+    running = start_init(FAILING % "sys.exit(3)", ranks=2, before=_UNSHARE, CULPRIT="1", DISTBOOT_GRACE="1")
+    for rank in range(2):
+        until((running.folder / f"pid-{rank}").exists)
+    running.touch("fail")
+    codes = running.codes()
+    assert codes[1] == 3
+    assert codes[0] != 0
+    assert running.first(0).startswith("rank 1 failed first: exit code 3")
+
+
+def test_other_signals_are_for_the_script_alone(start: Start) -> None:
+    script = "signal.signal(signal.SIGUSR1, lambda *_: Path(f'usr1-{rank}').touch())\n" + DEFAULT
+    running = start(script)
+    running.all_ready()
+    running.processes[1].send_signal(signal.SIGUSR1)
+    until((running.folder / "usr1-1").exists)
+    running.touch("end")
+    assert running.codes() == [0, 0, 0]
+
+
+def test_what_a_shell_has_started_does_not_outlive_the_job(start: Start) -> None:
+    script = """
+import subprocess
+if rank != 1:
+    inner = "import signal, time; signal.signal(15, signal.SIG_IGN); print('in', flush=True); time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", inner], stdout=subprocess.PIPE)
+    child.stdout.readline()
+    Path(f"inner-{rank}").write_text(str(child.pid))
+"""
+    running = start(script + FAILING % "os._exit(5)", CULPRIT="1", DISTBOOT_GRACE="1")
+    running.all_ready()
+    inner = [int(path.read_text()) for path in running.folder.glob("inner-*")]
+    running.touch("fail")
+    assert running.codes() == [143, 5, 143]
+    assert len(inner) == 2
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in inner))
+
+
+def test_term_for_rank_0_that_waits_for_the_others_is_no_failure_of_theirs(start: Start) -> None:
+    running = start("ready()\nuntil(f'end-{rank}')\n")
+    running.all_ready()
+    running.touch("end-0")
+    until(lambda: not Path(f"/proc/{running.pid(0)}").exists())
+    running.processes[0].terminate()
+    assert running.processes[0].wait(20) == 0
+    for rank in (1, 2):
+        running.touch(f"end-{rank}")
+    assert running.codes() == [0, 0, 0]
+    assert "no failure was seen" in running.summary()
+
+
+def test_stderr_that_nobody_reads_does_not_keep_a_survivor(start: Start) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x" * 65536)
+    os.set_blocking(writing, True)
+    running = start(FAILING % "os._exit(5)", stderr=writing, CULPRIT="1")
+    assert running.fail() == [143, 5, 143]
+    os.close(reading)
+    os.close(writing)
+
+
+@in_both_ways
+def test_children_of_a_rank_are_its_own_matter(start: Start, init: bool) -> None:
+    """Forked and other processes end in any way; and the script finds no child that it did not start."""
+    script = """
+import subprocess, multiprocessing
+def fail():
+    raise ValueError("not mine")
+children = [multiprocessing.get_context("fork").Process(target=fail) for _ in range(2)]
+for child in children:
+    child.start()
+children[0].terminate()
+for child in children:
+    child.join()
+subprocess.run([sys.executable, "-c", "raise ValueError"], stderr=subprocess.DEVNULL)
+if os.fork() == 0:
+    os._exit(5)
+os.wait()
+try:
+    os.wait()
+except ChildProcessError:
+    Path(f"alone-{rank}").touch()
+"""
+    running = start(script + DEFAULT, init=init)
+    assert running.finish() == [0, 0, 0]
+    assert len(list(running.folder.glob("alone-*"))) == 3
+
+
+@needs_torch
+def test_data_loader_with_workers_goes_on(start_init: Start) -> None:
+    script = """
+import torch
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, index): return index
+if __name__ == "__main__":
+    for _ in range(2):
+        assert sum(int(n) for n in torch.utils.data.DataLoader(Numbers(), num_workers=2)) == 28
+    ready()
+    if rank == 1:
+        until("fail")
+        os._exit(2)
+    workers = iter(torch.utils.data.DataLoader(Numbers(), num_workers=1))
+    until("end")
+"""
+    running = start_init(script, ranks=2, framework="torch")
+    assert running.fail() == [143, 2]
+    assert running.first(0).startswith("rank 1 failed first: ")
+
+
+def test_own_handlers_of_the_script_stay_in_force(start_init: Start) -> None:
+    script = """
+for number in (signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, lambda n, _: Path(f"got-{n}-{rank}").touch())
+"""
+    running = start_init(script + DEFAULT)
+    running.send(1, signal.SIGUSR1)
+    until((running.folder / f"got-{int(signal.SIGUSR1)}-1").exists)
+    # And those that come to the whole group do not end the guard.
+    os.killpg(running.processes[2].pid, signal.SIGUSR2)
+    until((running.folder / f"got-{int(signal.SIGUSR2)}-2").exists)
+    running.touch("end")
+    assert running.codes() == [0, 0, 0]
+    assert "all ended well" in running.summary()
+
+
+def test_handler_that_the_script_sets_later_is_run_and_what_stopped_it_is_known(start_init: Start) -> None:
+    script = """
+def save(*_):
+    Path(f"saved-{rank}").touch()
+    sys.exit(7)
+signal.signal(signal.SIGTERM, save)
+assert signal.getsignal(signal.SIGTERM) is save
+"""
+    running = start_init(script + DEFAULT)
+    pids = running.all_ready()
+    os.kill(pids[1], signal.SIGTERM)
+    assert running.codes() == [7, 7, 7]
+    assert len(list(running.folder.glob("saved-*"))) == 3
+    assert "stopped by SIGTERM from outside: rank 1 got it first" in running.summary()
+
+
+_CALLS_THE_HOOK = """
+try:
+    raise ValueError("shown, and gone on with")
+except ValueError:
+    sys.excepthook(*sys.exc_info())
+"""
+_FORKS_IN_C = """
+import ctypes
+libc = ctypes.PyDLL(None)  # which keeps Python's lock: else another thread may have it in the child, for ever
+child = libc.fork()
+if child == 0:
+    libc.exit(3)
+os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.parametrize("script", [_CALLS_THE_HOOK, _FORKS_IN_C], ids=["hook", "fork"])
+def test_hook_and_the_end_of_a_process_forked_in_c_are_no_end_of_the_rank(start_init: Start, script: str) -> None:
+    running = start_init(script + DEFAULT, ranks=2)
+    assert running.finish() == [0, 0]
+    assert "all ended well" in running.summary()
+
+
+def test_torchruns_error_file_gets_what_it_expects(start_init: Start) -> None:
+    running = start_init(FAILING % "raise ValueError('boom')", CULPRIT="1", TORCHELASTIC_ERROR_FILE="error.json")
+    running.fail()
+    written = json.loads((running.folder / "error.json").read_text())["message"]
+    assert written["message"] == "ValueError: boom"
+    assert written["extraInfo"]["py_callstack"].startswith("Traceback (most recent call last):")
+    assert written["extraInfo"]["timestamp"].isdigit()
+
+
+def test_script_finds_its_python_as_it_was(start: Start, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("import builtins\nbuiltins.own_ran = True\n")
+    script = """
+import sitecustomize
+print(own_ran, os.environ["PYTHONPATH"], "DISTBOOT_CRASH_HOOKS" in os.environ, any("injected" in p for p in sys.path))
+ready()
+"""
+    path = f"{own}{os.pathsep}{ROOT}"
+    running = start(script, PYTHONPATH=path)
+    assert running.codes() == [0, 0, 0]
+    assert running.output(1) == f"True {path} False False\n"
+
+
+def test_script_that_closes_all_files_gets_nothing_written_into_its_own(start: Start) -> None:
+    script = """
+os.closerange(3, 65536)
+files = [open(f"data-{rank}-{n}", "w") for n in range(8)]
+"""
+    running = start(script + DEFAULT, ranks=2)
+    running.finish()
+    assert [path.read_text() for path in running.folder.glob("data-*")] == [""] * 16
