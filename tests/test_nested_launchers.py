@@ -135,7 +135,7 @@ def test_torchrun_inside_an_mpi_launcher(hosts: Hosts, outer: str) -> None:
     }
     lines = json_lines(hosts.run("nodea", commands[outer], {**MPI_ENV, "I_MPI_ROOT": str(INTEL_ROOT)}, 120))
     assert places_of(lines) == TWO_BY_TWO
-    assert {line["launcher"] for line in lines} == {"distboot"}
+    assert {line["launcher"] for line in lines} == {"torchrun"}
 
 
 @needs_mpich
