@@ -122,8 +122,10 @@ def test_mpirun_starts_ranks_in_an_image_with_an_mpi_library(podman: Podman) -> 
     """As Azure ML does it for an MPI job, which has no use for the ENTRYPOINT."""
     try:
         image = podman.build("Dockerfile", network="host", APT="openmpi-bin")  # the one build that downloads something
+    except subprocess.TimeoutExpired:
+        pytest.skip("the mirror of Debian's does not answer in time")
     except AssertionError as error:
-        if re.search("Failed to fetch|Temporary failure resolving|Could not connect", str(error)):
+        if re.search("Failed to fetch|Temporary failure resolving|Could not connect|Unable to locate", str(error)):
             pytest.skip("no mirror of Debian's within reach")
         raise
     script = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
