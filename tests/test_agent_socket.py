@@ -148,3 +148,63 @@ def test_agent_that_does_not_answer_as_one_is_not_believed() -> None:
             thread.start()
             assert attached({"DISTBOOT_AGENT": f"{name}:token"}) is None
             thread.join(20)
+
+
+def test_contexts_follow_each_other_below_one_wrapper_and_leave_nothing_open(wrapped: Ranks) -> None:
+    script = """
+kept, files = [], []
+for round in range(3):
+    ctx = distboot.init("none", join_timeout=60)
+    with ctx.main_first():
+        if ctx.is_main:
+            time.sleep(0.3)
+        kept.append((ctx, time.time()))
+    ctx.close()
+    files.append(len(os.listdir("/proc/self/fd")))
+say(*[at for _, at in kept], files[1] == files[2])
+"""
+    rank_0, rank_1 = (output.split() for output, _ in wrapped(script))
+    assert [first <= second for first, second in zip(rank_0[:3], rank_1[:3], strict=True)] == [True] * 3
+    assert (rank_0[3], rank_1[3]) == ("True", "True")
+
+
+def test_init_works_after_one_that_has_failed_below_the_same_wrapper(wrapped: Ranks) -> None:
+    script = """
+try:
+    distboot.init("none" if os.environ["RANK"] == "0" else "mpi", join_timeout=60)
+except distboot.DistbootError as error:
+    say(error.code)
+"""
+    outputs = wrapped(script + _MEET)
+    assert [code for _, code in outputs] == [0, 0], outputs
+
+
+def test_script_that_closes_all_files_keeps_its_own_next_ones_to_itself(wrapped: Ranks) -> None:
+    script = """
+ctx = distboot.init("none", join_timeout=60)
+os.closerange(3, 4096)
+pairs = [socket.socketpair() for _ in range(8)]
+try:
+    ctx.barrier()
+except distboot.DistbootError as error:
+    say(error.message)
+for one in (each for pair in pairs for each in pair):
+    one.setblocking(False)
+    try:
+        say(one.recv(100))
+    except BlockingIOError:
+        pass
+os._exit(0)
+"""
+    why = "the monitor process of this rank cannot be asked: the script has closed its socket\n"
+    assert wrapped(script) == [(why, 0)] * 2
+
+
+def test_listening_socket_of_rank_0_is_not_inherited(wrapped: Ranks) -> None:
+    script = """
+from distboot.agent.local import attached
+link, result = attached(os.environ)
+listener = link.listener(result.port)
+say(listener and os.get_inheritable(listener.fileno()))
+"""
+    assert wrapped(script) == [("False\n", 0), ("None\n", 0)]

@@ -296,3 +296,15 @@ def test_import_that_fails_while_the_ranks_meet_is_told_as_it_failed_first(
     for attempt in (1, 2):
         with pytest.raises(DistbootError, match=f"attempt {attempt}"):
             imported("fragile")
+
+
+def test_ctrl_c_while_the_ranks_meet_is_the_scripts_own_interrupt(clean_env: dict[str, str], free_port: int) -> None:
+    env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
+    command = [sys.executable, "-c", "import distboot; distboot.init('none', join_timeout=60)"]
+    with subprocess.Popen(command, env={**clean_env, **env}, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while "joined, missing" not in (line := process.stderr.readline()):
+            assert line, "it has ended"
+        process.send_signal(signal.SIGINT)
+        output = process.stderr.read()
+    assert (process.returncode, output.count("Traceback")) == (-signal.SIGINT, 1), output

@@ -245,3 +245,36 @@ def test_failures_of_leaders_are_not_kept_for_ever() -> None:
         job.arrive(0, key=Key(MAIN_FIRST, None, count), leads=True, failure="no disk")
     assert _why(job.arrive(1, key=Key(MAIN_FIRST, None, 49))[1]).endswith("no disk")
     assert len(job.keys._failures) == 1
+
+
+def test_a_second_context_below_one_wrapper_knows_nothing_of_the_first() -> None:
+    job = Job()
+    job.ready(0, 1, 2, 3)
+    job.arrive(0, key=FIRST, leads=True, failure="no disk")
+    job.arrive(1, 2, now=0.0)
+    job.keys.expire(10.0)
+    job.sent()
+    job.ready(0, 1, 2, 3, count=2)
+    assert job.arrive(1, key=FIRST) == job.arrive(0, 1, 2) == {}
+    assert job.arrive(0, key=FIRST, leads=True) == {0: Release(FIRST), 1: Release(FIRST)}
+    assert job.arrive(3) == dict.fromkeys(range(4), Release(THERE))
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_init_after_one_that_has_failed(begun: bool) -> None:
+    job = Job()
+    first = 2 if begun else 1
+    if begun:
+        job.ready(0, 1, 2, 3)
+    job.ready(1, count=first, problem=("device-failed", "no driver", ""))
+    assert _why(job.ready(0, count=first)[0]).endswith("no driver")
+    assert _why(job.ready(2, count=first)[2]).endswith("no driver")
+    assert job.ready(0, 1, 2, count=first + 1) == {}
+    assert job.ready(3, count=first + 1) == dict.fromkeys(range(4), Go())
+
+
+def test_ranks_that_get_ready_with_a_smaller_count_are_those_that_are_waited_for() -> None:
+    job = Job()
+    job.ready(0, 1, 2)
+    job.ready(3, count=2)
+    assert job.keys.unready == [0, 1, 2]

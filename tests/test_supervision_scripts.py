@@ -136,6 +136,7 @@ Path(f"saved-{rank}").touch()
     codes = running.fail()
     assert codes[1] == 5
     assert codes[0] == codes[2] == 137
+    assert not any("within the grace" in running.output(rank) for rank in (0, 2))
     assert len(list(running.folder.glob("saved-*"))) == 2
 
 

@@ -59,7 +59,7 @@ KINDS = (
 )
 
 INTERVAL = 1.0  # seconds between two beats
-_MOST_BEATS = 2000  # a second, that rank 0 answers for: in larger jobs every rank beats less often
+_MOST_BEATS = 2000  # a second, that rank 0 answers for: with more agents each beats less often
 # In intervals.
 _SLACK = 0.6  # beyond the bound: a rank that was stopped for just as long has then spoken again
 _PROBING = 1.0  # before the bound, to have a second opinion by then
@@ -81,8 +81,8 @@ class LivenessFault(NamedTuple):
 
 
 def interval_of(membership: Membership) -> float:
-    """Seconds between two beats in a job of this size, the same on all ranks."""
-    return max(INTERVAL, membership.world_size / _MOST_BEATS)
+    """Seconds between two beats in a job of this size, the same for all agents."""
+    return max(INTERVAL, len(membership.agents) / _MOST_BEATS)
 
 
 class HeartbeatConnection:

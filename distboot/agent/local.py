@@ -7,6 +7,7 @@ has the name, and a token that a process of another user cannot read.
 
 from __future__ import annotations
 
+import errno
 import hmac
 import os
 import socket
@@ -133,13 +134,14 @@ class AgentLink:
     """The script's end of the socket; a `Link`."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+        self._connection, self._inode = connection, os.fstat(connection.fileno()).st_ino
         self._frames = Frames(MOST)
         self._files: list[int] = []
         self._come: deque[Frame] = deque()
         self._lock = threading.Lock()
         self._process = os.getpid()
         self._events: tuple[Any, ...] = ()
+        self._ends_with_context = False  # as below the wrapper, whose agent stays
 
     def begin(self, begin: Begin) -> None:
         """Let the agent join."""
@@ -195,16 +197,19 @@ class AgentLink:
             return
         with suppress(DistbootError):  # it may have ended
             self._ask(Leave(), _ATTACH, Listening)
+        if self._ends_with_context:
+            self._close()
 
     def end(self) -> None:
         """The agent is needed no more."""
         if os.getpid() == self._process:
             self._tell(Finish())
-            self._connection.close()
+            self._close()
 
     def attach(self, token: str) -> JoinResult:
         """Be known to the wrapper's agent."""
         answer = self._ask(Attach(token), _ATTACH, JoinResult)
+        self._ends_with_context = True
         assert isinstance(answer, JoinResult)
         return answer
 
@@ -214,14 +219,24 @@ class AgentLink:
 
     def _send(self, content: object) -> None:
         with suppress(OSError):
-            self._connection.settimeout(_ATTACH)
-            self._connection.sendall(OPEN.sign(content))
+            self._open(_ATTACH).sendall(OPEN.sign(content))
+
+    def _open(self, limit: float) -> socket.socket:
+        """Our socket with this time limit; OSError: the script has closed it, and its number may be another file's."""
+        if os.fstat(self._connection.fileno()).st_ino != self._inode:
+            self._connection.detach()
+            raise OSError(errno.EBADF, "the script has closed its socket")
+        self._connection.settimeout(limit)
+        return self._connection
+
+    def _close(self) -> None:
+        with suppress(OSError):
+            self._open(0.0).close()
 
     def _ask(self, content: object, limit: float, *kinds: type) -> Any:
         with self._lock:
             try:
-                self._connection.settimeout(_ATTACH)
-                self._connection.sendall(OPEN.sign(content))
+                self._open(_ATTACH).sendall(OPEN.sign(content))
             except OSError as error:
                 raise _gone(error.strerror or str(error)) from None
             return self._next(time.monotonic() + limit, *kinds)
@@ -229,12 +244,14 @@ class AgentLink:
     def _next(self, end: float, *kinds: type) -> Any:
         while not self._come:
             try:
-                self._connection.settimeout(max(end - time.monotonic(), 0.01))
-                data, files, _, _ = socket.recv_fds(self._connection, 1 << 20, 4)
+                connection = self._open(max(end - time.monotonic(), 0.01))
+                data, files, _, _ = socket.recv_fds(connection, 1 << 20, 4)
             except TimeoutError:
                 raise _gone("it does not answer") from None
             except OSError as error:
                 raise _gone(error.strerror or str(error)) from None
+            for file in files:
+                os.set_inheritable(file, False)
             self._files += files
             if not data:
                 raise _gone("it has ended")

@@ -185,9 +185,12 @@ class MonitoredProcess:
             self.process.send(signal.SIGCONT)
 
     def kill(self) -> None:
-        self._is_killed = True
         if not self.has_ended:
             self._role.say("the script has not ended within the grace after TERM (DISTBOOT_GRACE): killed", self.rank)
+        self._kill()
+
+    def _kill(self) -> None:
+        self._is_killed = True
         if self.process.file is not None or not self.has_ended:  # else its number may be another's by now
             self.process.send(LAST_RESORT if self.process.pid == 1 else signal.SIGKILL)
 

@@ -23,7 +23,7 @@ from ..rendezvous.join import Joined
 from ..rendezvous.protocol import Frames
 from .agent import Agent
 from .exit_status import ExitStatus
-from .local import MOST, OPEN, AskLog, Begin, Log, Raised
+from .local import MOST, OPEN, AskLog, Begin, Finish, Log, Raised
 from .loop import AFTER_THE_FIRST
 from .messages import Register
 from .monitored_process import HookReader, MonitoredProcess, Process
@@ -69,7 +69,7 @@ class ForeignProcess(MonitoredProcess):
         elif pids != [self.process.pid]:
             self._answer_exit()
         elif self.stopped_by_us and data == b"\0":  # it had to stop: that is no success
-            self.kill()
+            self._kill()
             self._end(ExitStatus(signal=int(signal.SIGKILL)), now)
         elif not self.has_ended:
             self._end(ExitStatus(code=data[0]), now)
@@ -158,7 +158,8 @@ def _watching(control: socket.socket, process: Process, joined: Joined) -> Calla
             if not data:
                 raise _ScriptGoneError
             for frame in frames.feed(data):  # the script is being stopped, and reports what was so far
-                OPEN.verify(frame, frames, AskLog)
+                if not isinstance(OPEN.verify(frame, frames, AskLog, Finish), AskLog):
+                    raise _ScriptGoneError
                 control.sendall(OPEN.sign(Log(_events(joined))))
 
     return wanted

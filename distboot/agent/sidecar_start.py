@@ -87,8 +87,7 @@ class Sidecar:
         with its_control, reports:
             started = spawn_detached.start("distboot.agent.sidecar", its_control.fileno(), reading, reports.fileno())
         self.link = AgentLink(socket.socket(fileno=crash_hooks.out_of_the_way(control.detach())))
-        if started.wait(spawn_detached.START_LIMIT) != 0:
-            raise OSError("its first process failed")
+        spawn_detached.wait_until_started(started)
 
 
 def is_in_wrapper(placement: Placement, environ: Mapping[str, str]) -> bool:

@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
 
-START_LIMIT = 20  # seconds for the process that starts it to end
+_START_LIMIT = 20.0  # seconds for the process that starts it to end
 
 # The first process ends at once: the script must not find a child that it did not start. The second has a session of
 # its own, as Open MPI kills the script's whole process group before there is time to say what there is to say.
@@ -40,6 +40,21 @@ def start(module: str, *files: int) -> subprocess.Popen[bytes]:
     """
     import subprocess  # here, as what is started has no need of it
 
-    # Isolated, as what lies around in the working directory is not for it.
-    command = [sys.executable, "-I", "-S", "-c", _BEGIN, _PACKAGE, module, *map(str, files)]
+    # Isolated, as what lies around in the working directory is not for it; that hides PYTHONDONTWRITEBYTECODE.
+    options = ["-I", "-S", *(["-B"] if sys.dont_write_bytecode else [])]
+    command = [sys.executable, *options, "-c", _BEGIN, _PACKAGE, module, *map(str, files)]
     return subprocess.Popen(command, pass_fds=files, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+
+def wait_until_started(process: subprocess.Popen[bytes]) -> None:
+    """Wait for the end of the process that starts it; OSError: that fails, or does not end in time, and is killed."""
+    import subprocess
+
+    try:
+        code = process.wait(_START_LIMIT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        raise OSError(f"it did not start within {_START_LIMIT:g} s") from None
+    if code != 0:
+        raise OSError("its first process failed")

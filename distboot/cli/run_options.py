@@ -41,7 +41,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _processes(text: str) -> str:
-    if text in ("auto", "gpu", "cpu") or (text.isascii() and text.isdigit() and 0 < int(text[:6]) < 10_000):
+    if text in ("auto", "gpu", "cpu") or (text.isascii() and text.isdigit() and len(text) < 5 and int(text) > 0):
         return text
     raise ArgumentTypeError(f"{text!r} is neither a number of processes nor auto, gpu or cpu")
 

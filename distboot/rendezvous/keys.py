@@ -63,13 +63,16 @@ class Keys:
         self._failures: dict[tuple[str, int | None], tuple[int, str]] = {}  # of leaders: the last one, by place
         self._aborted: dict[tuple[str, int | None], tuple[Key, DistbootError]] = {}  # the last one, for late ranks
         self._ready: dict[int, Ready] = {}
-        self._not_begun: DistbootError | None = None
+        self._not_begun: tuple[int, DistbootError] | None = None  # the last round that has not, and why
         self._gone: set[int] = set()  # comes to no key any more
         self._ended: set[int] = set()  # of these, those that do not get ready again, either
 
     @property
     def unready(self) -> list[int]:
-        return sorted(self._node_of.keys() - self._ready.keys()) if self._ready or not self.has_begun else []
+        if self.has_begun and not self._ready:
+            return []
+        latest = max((one.count for one in self._ready.values()), default=0)
+        return sorted(self._node_of.keys() - {rank for rank, one in self._ready.items() if one.count == latest})
 
     def due(self) -> list[float]:
         """When `expire` has something to do."""
@@ -103,8 +106,8 @@ class Keys:
         """A rank is ready, or not."""
         key = key_of(message)
         self._gone -= {rank}
-        if self._not_begun is not None and not self.has_begun:
-            self._fail([rank], self._not_begun, key)
+        if self._not_begun is not None and key.count <= self._not_begun[0]:
+            self._fail([rank], self._not_begun[1], key)
             return
         try:
             self._enter(rank, message)
@@ -169,6 +172,8 @@ class Keys:
             self._fail(list(ranks), leader_failed(key, self._leader_text(key), failure), key)
         elif key.name == READY:
             self.has_begun = True
+            for earlier in (self._released, self._failures, self._aborted):  # of a context that all ranks have left
+                earlier.clear()
             offers = tuple(Offer(rank, one.offer) for rank, one in sorted(self._ready.items()) if one.offer is not None)
             self.outbox += [(rank, Go(offers)) for rank in ranks]
             self._ready.clear()
@@ -235,8 +240,9 @@ class Keys:
 
     def _fail_to_begin(self, error: DistbootError, key: Key) -> None:
         """All ranks hear of it, also those that are not ready yet: this one may have ended by then."""
-        self._not_begun, self.not_ready = error, self.unready
+        self.not_ready = self.unready
         key = replace(key, count=max([key.count, *(one.count for one in self._ready.values())]))
+        self._not_begun = key.count, error
         self._fail(sorted(self._node_of), error, key)
         self._waiting.pop(key, None)
         self._ready.clear()
