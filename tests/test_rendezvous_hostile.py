@@ -124,6 +124,14 @@ def test_silence_and_a_trickle_do_not_outlast_the_join_timeout(says: str, fake: 
     assert "somebody listens there, and does not answer as rank 0" in error.message
 
 
+def test_rank_0_that_has_ended_while_the_ranks_joined_is_said_to_have(fake: Fake) -> None:
+    somebody = fake(welcome)
+    error = Rank(somebody.port, record(1, 3), 0.5).failed()
+    assert error.code == "missing-rank"
+    assert "rank 0 was there, and disconnected before all ranks had joined" in error.message
+    assert error.hint.startswith("look at the output of rank 0: it ended, or was stopped")
+
+
 def test_membership_and_error_in_one_segment_are_both_read(fake: Fake) -> None:
     def talk(connection: socket.socket) -> None:
         welcome(connection)

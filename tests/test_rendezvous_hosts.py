@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from conftest import Run
 from hosts import Hosts, missing_for_hosts
 from launched import FILES, json_lines, needs_torch
 from supervised import until
@@ -373,3 +374,10 @@ def test_loopback_that_all_hosts_are_told_is_named(hosts3: Hosts) -> None:
     assert "localhost, where they look for rank 0, means each host itself" in done[0].stderr
     assert "hint: rank 0 on nodea: set MASTER_ADDR to the host of rank 0, which is nodea" in done[0].stderr
     assert "localhost is this very host, so if rank 0 is on another one, set MASTER_ADDR" in done[1].stderr
+
+
+def test_loopback_is_right_where_the_job_has_one_node(distboot: Run, port: int) -> None:
+    job = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "DISTBOOT_JOIN_TIMEOUT": "0.5"}
+    done = distboot("run", "--", "true", env={**job, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+    assert "hint: rank 0 on " in done.stderr
+    assert "MASTER_ADDR" not in done.stderr

@@ -75,7 +75,7 @@ class Joined:
         self.side = coordinator = Coordinator(self.listener, plan.own, self._credentials, self.wanted)
         given = plan.hosts[0]
         addresses = _look_up(given, port)
-        if plan.is_certain and _hint_at_unreachable(coordinator, given, addresses):
+        if plan.is_certain and _hint_at_unreachable(coordinator, given, addresses, plan.own.num_nodes):
             self._refuse_second_rank_0(given, port)
         membership = coordinator.wait_for_join(plan.join_timeout, warn=not plan.again)
         self.open_files = coordinator.open_files
@@ -148,12 +148,14 @@ def _duplicate(port: int) -> DistbootError:
     return DistbootError("duplicate-rank", why, f"look for a second copy of the job; {own}")
 
 
-def _hint_at_unreachable(coordinator: Coordinator, given: str, addresses: network.Found) -> bool:
+def _hint_at_unreachable(coordinator: Coordinator, given: str, addresses: network.Found, num_nodes: int | None) -> bool:
     """Say with missing ranks why they may not find rank 0, if something speaks for it; whether it is elsewhere."""
     from ..detection.parse import is_loopback  # here, as the agent of `init` needs nothing else of detection
 
     elsewhere = bool(addresses) and not any(_is_ours(*each) for each in addresses)
     why = ""
+    if is_loopback(given) and num_nodes == 1:
+        return elsewhere
     if is_loopback(given):
         why = f"{given}, where they look for rank 0, means each host itself"
     elif not addresses:

@@ -43,6 +43,10 @@ class _UnresolvedError(_UnreachableError):
     """The name of the host does not resolve."""
 
 
+class _ClosedError(ProtocolError):
+    """The connection has ended."""
+
+
 class Backoff:
     """Trying again until a time limit, with a line on stderr every few seconds; `quiet`: without."""
 
@@ -88,6 +92,7 @@ class Worker:
         self._credentials, self._wanted = credentials, wanted
         self._where = format_address(hosts[0], ports[0]) + (f" (from {source})" if source else "")
         self._refusal = ""  # why a process that listens there has sent us away, the last time
+        self._is_lost = False  # whether rank 0 had admitted us, the last time, and then disconnected
         self._frames, self._channel = Frames(), Channel()
         self._connection: socket.socket | None = None
         self.host, self.port = hosts[0], ports[0]
@@ -170,6 +175,7 @@ class Worker:
         except BaseException as error:
             self.close()
             if isinstance(error, ProtocolError | RecursionError):
+                self._is_lost = False
                 self._refusal = f"who listens there {error}"
                 raise NoAnswerError(self._refusal) from None
             if isinstance(error, TimeoutError):
@@ -224,7 +230,12 @@ class Worker:
 
     def _membership(self, end: float) -> Membership:
         """The answer of rank 0; complete before `end`, however slowly it comes."""
-        answer: Any = self._channel.verify(self._next_frame(end), self._frames, Members, Failed, Refused)
+        try:
+            frame = self._next_frame(end)
+        except (ConnectionError, _ClosedError):
+            self._is_lost, self._refusal = True, "rank 0 was there, and disconnected before all ranks had joined"
+            raise NoAnswerError(self._refusal) from None
+        answer: Any = self._channel.verify(frame, self._frames, Members, Failed, Refused)
         if isinstance(answer, Refused):
             raise _refused(answer)
         if isinstance(answer, Failed):
@@ -247,7 +258,7 @@ class Worker:
                     raise
                 continue
             if not data:
-                raise ProtocolError("closed the connection")
+                raise _ClosedError("closed the connection")
             frames = self._frames.feed(data)
             if time.monotonic() > end and not frames:
                 raise TimeoutError
@@ -260,9 +271,11 @@ class Worker:
         hint = "look at the output of rank 0: it ended early, never started, is on another host, or behind a firewall"
         if isinstance(why, _UnresolvedError):
             code, hint = "unresolvable-address", "check the name, or give an address that this host can look up"
+        elif self._is_lost:
+            hint = "look at the output of rank 0: it ended, or was stopped, while the ranks joined"
         elif self._refusal:
             hint = "all ranks need the same job, the same distboot and the same DISTBOOT_SECRET, or all of them none"
-        elif all(map(is_loopback, self._hosts)):
+        elif all(map(is_loopback, self._hosts)) and self._own.num_nodes != 1:
             hint += f"; {self._hosts[0]} is this very host, so if rank 0 is on another one, set MASTER_ADDR to its name"
         earlier = f"; before that, {self._refusal}" if self._refusal and self._refusal != str(why) else ""
         text = f"rank 0 did not answer at {self._where} within {join_timeout:g} s: {why}{earlier}"
