@@ -17,7 +17,7 @@ from .launchers import Launcher
 from .launchers.frameworks import DEEPSPEED, HOROVODRUN, LIGHTNING, TORCH, TORCHRUN
 from .launchers.nodes import AWSBATCH, KUBEFLOW, SAGEMAKER, VOLCANO
 from .launchers.records import DISTBOOT, FLUX, INTELMPI, LSF, MPICH, MVAPICH, OPENMPI, PALS, PMI
-from .launchers.single import SINGLE, single_process
+from .launchers.single import SINGLE
 from .launchers.slurm import SLURM
 from .launchers.tf_config import TF_CONFIG
 from .placement import NUMBERS, PLATFORMS, VARIABLES, Placement
@@ -211,7 +211,7 @@ def _as_exported(environ: Mapping[str, str], outer: InheritedEnv) -> Placement:
 def _named(environ: Mapping[str, str], bare: Mapping[str, str], name: str, option: str) -> Placement:
     """What the launcher says that the user names, with the `option` that names it for messages."""
     if name in (SINGLE.name, OFF):
-        return single_process(bare)
+        return SINGLE.read(bare)  # whatever else the environment says
     word = str(name)
     candidate = LAUNCHERS.get(word)
     if candidate is None:
@@ -221,21 +221,21 @@ def _named(environ: Mapping[str, str], bare: Mapping[str, str], name: str, optio
             "that is alone (python -m distboot launchers)"
         )
         raise DistbootError("unknown-launcher", f"{option} is not a valid launcher", hint).of("rank ?")
-    environ, problem = _view(candidate, environ, bare), "its variables are not as it sets them"
-    try:
-        placement = candidate.read(environ)  # whether or not it claims the process: the user says that it is so
-    except DistbootError as error:
-        if candidate.claims(environ):
-            raise
-        placement, problem = None, error.message.removeprefix(f"launcher {name!r}: ")
-    if placement is None:
-        raise DistbootError(
-            "launcher-mismatch",
-            f"{option}, but {problem}",
-            "remove the setting to let distboot find the launcher, or start the job with that launcher; to containers, "
-            "pass its rank and size",
-        ).of("rank ?")
-    return placement
+    environ = _view(candidate, environ, bare)
+    is_claimed, problem = candidate.claims(environ), "its variables are not as it sets them"
+    if is_claimed or not candidate.needs_claim:
+        try:
+            return candidate.read(environ)  # also one that it does not claim: the user says that it is so
+        except DistbootError as error:
+            if is_claimed:
+                raise
+            problem = error.message.removeprefix(f"launcher {name!r}: ")
+    raise DistbootError(
+        "launcher-mismatch",
+        f"{option}, but {problem}",
+        "remove the setting to let distboot find the launcher, or start the job with that launcher; to containers, "
+        "pass its rank and size",
+    ).of("rank ?")
 
 
 def _refuse_conflict(environ: Mapping[str, str], placement: Placement, others: list[Launcher]) -> None:

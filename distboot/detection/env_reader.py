@@ -1,9 +1,9 @@
 """`EnvReader`: one launcher's reading of one environment. It gathers values, their sources and *every* problem.
 
-A launcher's function makes one, takes its variables from it, and ends with `placement()`, which checks that
-the numbers fit together, derives what follows from them, finds the address of rank 0, and raises a single
-error when anything was wrong. Rank and size have to be there. What else is missing is None, and one note names it:
-a container has only the variables that were passed to it.
+`Launcher.read` makes one, takes the variables of its record from it, and ends with `placement()`, which checks that the
+numbers fit together, derives what follows from them, finds the address of rank 0, and raises a single error when
+anything was wrong. Rank and size have to be there. What else is missing is None, and one note names it: a container has
+only the variables that were passed to it.
 """
 
 from __future__ import annotations
@@ -47,31 +47,27 @@ def container_env_hint(*names: str) -> str:
 class EnvReader:
     """What `launcher` says in `environ`: values by field, their sources, problems and notes."""
 
-    def __init__(self, environ: Mapping[str, str], launcher: str) -> None:
+    def __init__(
+        self, environ: Mapping[str, str], launcher: str, in_order: tuple[str, ...], *, nodes_are_hosts: bool
+    ) -> None:
         self.environ = environ  # never written to
         self.problems: list[str] = []  # sentences for people, each naming the variable and its value
         self.notes: list[str] = []  # remarks for people
         self.absent: list[str] = []  # what this launcher sets for each of its processes, and is not there
-        # Which of the local rank and the node rank follow the order of ranks, as most launchers number them.
-        self.in_order: tuple[str, ...] = ("local_rank", "node_rank")
         # Why the launcher's numbers count nodes or pods and not ranks; None when they count ranks.
         self.node_level: str | None = None
         self.remedy = _REMEDY  # the hint of the error, when there are problems
-        self._launcher = launcher
-        self._values: dict[str, object] = dict.fromkeys(FIELDS)
-        self._values["launcher"] = launcher
+        self.own_address: tuple[str, str] | None = None  # host of rank 0 as the launcher knows it, and its source
+        self.port_seed: tuple[str, str] | None = None  # a text that all ranks have, and its source: for a port
+        self._launcher, self._in_order, self._nodes_are_hosts = launcher, in_order, nodes_are_hosts
+        self._values: dict[str, object] = {**dict.fromkeys(FIELDS), "launcher": launcher}
         self._sources: dict[str, str] = {}
 
-    def put(self, field: str, value: object, source: str) -> None:
-        """Record the value of a field of `Placement` and its source. The first value stays; None is not recorded."""
-        if self._values[field] is None and value is not None:
-            self._values[field] = value
-            self._sources[field] = source
-
-    def put_each(self, source: str, **numbers: int | None) -> None:
-        """Record the values of several fields that come from one source."""
-        for field, number in numbers.items():
-            self.put(field, number, source)
+    def put(self, source: str, **values: object) -> None:
+        """Record values of fields of `Placement` and their source. The first one stays; None is not recorded."""
+        for field, value in values.items():
+            if self._values[field] is None and value is not None:
+                self._values[field], self._sources[field] = value, source
 
     def reject(self, name: str, cause: str) -> None:
         """Record a problem of variable `name`, with a cause that reads well after its value."""
@@ -86,7 +82,7 @@ class EnvReader:
         """The integer of 0 or more in variable `name`, recorded under `field`; rank and world size are required."""
         number = self.parsed(name, parse_number, required=field in ("rank", "world_size") or required)
         if field is not None:
-            self.put(field, number, name)
+            self.put(name, **{field: number})
         return number
 
     def integers(self, *names: str | None, optional: tuple[str, ...] = ()) -> None:
@@ -136,37 +132,28 @@ class EnvReader:
         """Take the job id from the first of these variables that is set and not empty."""
         for name in names:
             if self.environ.get(name):
-                self.put("job_id", self.environ[name], name)
+                self.put(name, job_id=self.environ[name])
                 return
 
-    def placement(
-        self,
-        *,
-        own_address: tuple[str, str] | None = None,  # host of rank 0 as the launcher itself knows it, and its source
-        port_seed: tuple[str, str] | None = None,  # a text that all ranks have, and its source: for a port
-        nodes_are_hosts: bool = False,
-    ) -> Placement:
-        """The whole placement, or one `broken-environment` with every problem in it.
-
-        `nodes_are_hosts`: different nodes are different machines for certain, and a loopback address cannot be right.
-        """
+    def placement(self) -> Placement:
+        """The whole placement, or one `broken-environment` with every problem in it."""
         self._check_numbers()
         if not self.problems:
             self._derive_numbers()
         found = len(self.problems)
-        self._locate_rank0(own_address, nodes_are_hosts)
-        self._find_port(port_seed)
+        self._locate_rank0()
+        self._find_port()
         if self._launcher == "single":  # one process, to which no other comes
             self.notes += [f"{problem}; ignored, as this process is alone" for problem in self.problems[found:]]
             del self.problems[found:]
         if self.problems:
-            rank = self.number("rank")
-            who = f"rank {'?' if rank is None else rank}"
-            raise DistbootError("broken-environment", self._report(), self._remedy()).of(who)
+            rank = self._values["rank"]
+            raise DistbootError("broken-environment", self._report(), self._remedy()).of(
+                f"rank {'?' if rank is None else rank}"
+            )
         if self.absent:
             self.notes.append(f"not set, so that what they say is unknown here: {', '.join(self.absent)}")
-        order = {field: self._sources[field] for field in FIELDS if field in self._sources}
-        sources = MappingProxyType(order)
+        sources = MappingProxyType({field: self._sources[field] for field in FIELDS if field in self._sources})
         return Placement(**self._values, sources=sources, notes=tuple(self.notes), node_level=self.node_level)  # type: ignore[arg-type]
 
     def _check_numbers(self) -> None:
@@ -192,7 +179,7 @@ class EnvReader:
 
     def _check_order(self, nodes: int | None) -> None:
         """Local ranks and nodes are counted in the order of ranks, as far as the launcher numbers them so."""
-        ordered = (self.number(field) if field in self.in_order else None for field in ("local_rank", "node_rank"))
+        ordered = (self.number(field) if field in self._in_order else None for field in ("local_rank", "node_rank"))
         (local_rank, node_rank), rank = ordered, self.number("rank")
         world_size, here = self.number("world_size"), self.number("local_world_size")
         if rank is None:
@@ -212,44 +199,39 @@ class EnvReader:
     def _derive_numbers(self) -> None:
         world_size, rank = self.number("world_size"), self.number("rank")
         if world_size == 1:
-            self.put_each("derived: a job of one process", local_rank=0, local_world_size=1, num_nodes=1)
+            self.put("derived: a job of one process", local_rank=0, local_world_size=1, num_nodes=1)
         if self.number("local_world_size") == world_size:
-            self.put_each("derived: all processes of the job are on this node", num_nodes=1)
+            self.put("derived: all processes of the job are on this node", num_nodes=1)
         elif self.number("local_world_size") == 1 and world_size == 2:
-            self.put_each("derived: two processes, and one of them is on this node", num_nodes=2)
+            self.put("derived: two processes, and one of them is on this node", num_nodes=2)
         if self.number("num_nodes") == 1:
-            self.put_each("derived: the job has one node", node_rank=0, local_world_size=world_size, local_rank=rank)
+            self.put("derived: the job has one node", node_rank=0, local_world_size=world_size, local_rank=rank)
         if self.number("num_nodes") == world_size:
             # Every node has at least one rank, so each has exactly one, and rank r is the r-th to be met.
-            self.put_each("derived: one process a node", node_rank=rank, local_rank=0, local_world_size=1)
+            self.put("derived: one process a node", node_rank=rank, local_rank=0, local_world_size=1)
         self._check_numbers()
 
-    def _locate_rank0(self, own_address: tuple[str, str] | None, nodes_are_hosts: bool) -> None:
+    def _locate_rank0(self) -> None:
         platform = recognise(self.environ)
         if platform:
-            self.put("platform", platform.name, next(m for m in platform.markers if m in self.environ))
+            self.put(self.first(*platform.markers), platform=platform.name)
             self.job_id(*platform.job_id_variables)
         if "MASTER_ADDR" in self.environ:
-            self._take_given_address(nodes_are_hosts=nodes_are_hosts)
-        elif own_address:  # before the platform's: it is rank 0's by the launcher's own definition
-            self.put("master_addr", *own_address)
+            self._take_given_address()
+        elif self.own_address:  # before the platform's: it is rank 0's by the launcher's own definition
+            self.put(self.own_address[1], master_addr=self.own_address[0])
         elif platform and self.number("world_size") != 1 and self.environ.get(platform.silenced_by) != "true":
             self._take_platforms_address(platform)
         if self.number("num_nodes") == 1:
-            self.put("master_addr", "127.0.0.1", "loopback: the job has one node")
+            self.put("loopback: the job has one node", master_addr="127.0.0.1")
 
-    def _take_given_address(self, *, nodes_are_hosts: bool) -> None:
-        address = self.parsed("MASTER_ADDR", parse_address)
-        if address is None:
-            return
-        host, port = address
-        if nodes_are_hosts and self._spans_nodes() and is_loopback(host):
+    def _take_given_address(self) -> None:
+        host, port = self.parsed("MASTER_ADDR", parse_address) or (None, None)
+        if host and self._nodes_are_hosts and self._spans_nodes() and is_loopback(host):
             why = "is a loopback address, and there are several nodes: the others would call themselves"
             self.reject("MASTER_ADDR", why)
-        self.put("master_addr", host, "MASTER_ADDR")
-        if port is not None:
-            self.put("master_port", port, "MASTER_ADDR")
-            self.agree("MASTER_PORT", port, "the port in MASTER_ADDR")
+        self.put("MASTER_ADDR", master_addr=host, master_port=port)
+        self.agree("MASTER_PORT", port, "the port in MASTER_ADDR")
 
     def _take_platforms_address(self, platform: Platform) -> None:
         reader = json_hosts if platform.lists_hosts else parse_address
@@ -257,17 +239,17 @@ class EnvReader:
         found = {name: str(parts[0]) for name, parts in read.items() if parts is not None}
         for name, host in found.items():
             if not is_loopback(host):
-                self.put("master_addr", host, name)
+                self.put(name, master_addr=host)
         if found and not self._spans_nodes():  # localhost is Azure ML's way to say that there is one node
-            self.put("master_addr", "127.0.0.1", [*found][-1])
+            self.put([*found][-1], master_addr="127.0.0.1")
 
-    def _find_port(self, port_seed: tuple[str, str] | None) -> None:
+    def _find_port(self) -> None:
+        job_id = self._values["job_id"]
+        seed = (job_id, self._sources["job_id"]) if isinstance(job_id, str) else self.port_seed
         if "MASTER_PORT" in self.environ:
-            self.put("master_port", self.parsed("MASTER_PORT", parse_port), "MASTER_PORT")
-        elif isinstance(job_id := self._values["job_id"], str):
-            self.put("master_port", derived_port(job_id), f"derived from {self._sources['job_id']}")
-        elif port_seed:
-            self.put("master_port", derived_port(port_seed[0]), f"derived from {port_seed[1]}")
+            self.put("MASTER_PORT", master_port=self.parsed("MASTER_PORT", parse_port))
+        elif seed:
+            self.put(f"derived from {seed[1]}", master_port=derived_port(seed[0]))
 
     def _text(self, field: str) -> str:
         source = self._sources[field]

@@ -41,10 +41,10 @@ def variables(
         value = getattr(placement, field)
         exports[name] = None if value is None else str(value)
     launcher = launcher_of(placement)
-    if launcher.local_index in environ and (launcher.sets_torch_vars or placement.local_rank is None):
-        # What the launcher has set stays: it is the index of the device for this process (with torchrun
-        # --virtual-local-rank 0 for all). And better in another order than not at all.
-        exports["LOCAL_RANK"] = environ[launcher.local_index]
+    if launcher.sets_torch_vars and "LOCAL_RANK" in environ:
+        # It stays, also in another order: it is the index of the device for this process (with torchrun
+        # --virtual-local-rank 0 for all).
+        exports["LOCAL_RANK"] = environ["LOCAL_RANK"]
     if placement.launcher != "torchrun":
         # Left over from a torchrun further out, it makes torch wait for a store that no process serves.
         exports["TORCHELASTIC_USE_AGENT_STORE"] = None

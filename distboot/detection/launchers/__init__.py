@@ -1,4 +1,4 @@
-"""What a launcher is: a record whose one behaviour is a plain function from an environment to a placement.
+"""What a launcher is: a record of its variables, and a plain function for what is odd about them.
 
 The files of this folder have the records, by their kinds, and never import each other; their order is in `detect`.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from ..placement import Placement
+from ..env_reader import EnvReader
+from ..placement import NUMBERS, Placement
 
 
 class Launcher(NamedTuple):
@@ -17,11 +18,19 @@ class Launcher(NamedTuple):
     name: str  # the value of `Placement.launcher`
     title: str  # what people call it
     markers: tuple[str, ...]  # variables of which any one claims the environment for this launcher
-    # Environment -> the whole placement of a process that this launcher started, by its markers or because the user
-    # says so. Rank and size are enough. Raises `DistbootError` when they are missing, or what is there is broken.
-    # None: it did not start the process after all.
-    read: Callable[[Mapping[str, str]], Placement | None]
     source: str  # version or documentation page of these facts
+    numbers: tuple[str | None, ...] = ()  # the variables of `NUMBERS`, in this order; None where it has none
+    optional: tuple[str, ...] = ()  # those of them that it need not set
+    instead: Mapping[str, str] = {}  # one of them -> the variable to read where it is missing
+    same: Mapping[str, str] = {}  # another variable that may be there as well -> the one that it must not contradict
+    job_id: tuple[str, ...] = ()  # the variables that hold the job's id, in the order of trust
+    more: Callable[[EnvReader], None] = lambda _: None  # reads what is odd about it
+    # Which of the local rank and the node rank follow the order of ranks, as most launchers number them.
+    in_order: tuple[str, ...] = ("local_rank", "node_rank")
+    nodes_are_hosts: bool = False  # whether its nodes are different machines, for which loopback is no address
+    # Whether it started this process, where one of the markers does not say that.
+    claim: Callable[[Mapping[str, str]], bool] | None = None
+    needs_claim: bool = False  # whether it did not start what it does not claim, even if the user says so
     # Whether its variables have names that a shell may have left over, so that a more specific launcher may win over
     # it, but not silently contradict it.
     generic_names: bool = False
@@ -35,25 +44,35 @@ class Launcher(NamedTuple):
     # Whether it starts the processes through daemons of its own, which Slurm may have started as a step of one task a
     # node. Of two such launchers nothing says which is the inner one.
     uses_daemons: bool = False
-    # The variable with a number that no other process of the node has. It is what a script wants LOCAL_RANK for,
-    # although it need not follow the order of ranks as `Placement.local_rank` does.
-    local_index: str = ""
     local_count: str = ""  # the variable with the number of processes of its daemon here; the node may have more
     # How a variable reaches every process of a job of this launcher, with NAME and VALUE in it.
     env_forwarding_hint: str = "set NAME=VALUE for every process"
     unsupported_reason: str = ""  # what to do instead, where `init` cannot serve its processes
-    # Whether it started this process, where one of the markers does not say that.
-    claim: Callable[[Mapping[str, str]], bool] | None = None
 
     def claims(self, environ: Mapping[str, str]) -> bool:
         """Whether it started this process, by what its variables say."""
-        return claims(environ, self.markers) if self.claim is None else self.claim(environ)
+        return has_any(environ, self.markers) if self.claim is None else self.claim(environ)
+
+    def read(self, environ: Mapping[str, str]) -> Placement:
+        """The placement of a process that it started, by its claim or because the user says so.
+
+        Raises:
+            DistbootError: rank or size is missing, or what is there is broken.
+        """
+        reader = EnvReader(environ, self.name, self.in_order, nodes_are_hosts=self.nodes_are_hosts)
+        names = (name and reader.first(name, self.instead.get(name, name)) for name in self.numbers)
+        reader.integers(*names, optional=self.optional)
+        self.more(reader)
+        for variable, own in self.same.items():
+            reader.agree(variable, reader.number(NUMBERS[self.numbers.index(own)]), own)
+        reader.job_id(*self.job_id)
+        return reader.placement()
 
     def found(self, environ: Mapping[str, str]) -> Placement | None:
-        """The placement of a process that it started, as `read`; None if it did not."""
+        """The placement of a process that it started; None if it did not."""
         return self.read(environ) if self.claims(environ) else None
 
 
-def claims(environ: Mapping[str, str], markers: tuple[str, ...]) -> bool:
-    """Whether any of a launcher's markers is set, even if it is empty."""
-    return any(marker in environ for marker in markers)
+def has_any(environ: Mapping[str, str], names: tuple[str, ...]) -> bool:
+    """Whether any of these variables is set, even if it is empty."""
+    return any(name in environ for name in names)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from ..env_reader import EnvReader, variable
 from ..parse import is_loopback, parse_address
-from ..placement import Placement
-from . import Launcher, claims
+from ..placement import NUMBERS
+from . import Launcher, has_any
 
 # torchrun, `torch.distributed.run` and `torch.distributed.launch`, in all flags; `accelerate launch` runs on it.
 # torchrun 2.13.0, two nodes of two, rank 3:
@@ -23,37 +23,34 @@ from . import Launcher, claims
 _ERROR_FILE = re.compile(r".*/attempt_[0-9]+/([0-9]{1,8})/error\.json", re.ASCII | re.DOTALL)
 
 
-def _read_torchrun(environ: Mapping[str, str]) -> Placement:
-    reader = EnvReader(environ, "torchrun")
-    reader.integers("RANK", "WORLD_SIZE")
+def _read_torchrun(reader: EnvReader) -> None:
     local_rank = reader.integer("LOCAL_RANK")
     local_world_size = reader.integer("LOCAL_WORLD_SIZE", "local_world_size")
     if local_rank or local_world_size == 1:
-        reader.put("local_rank", local_rank, "LOCAL_RANK")
-    elif match := _ERROR_FILE.fullmatch(environ.get("TORCHELASTIC_ERROR_FILE", "")):
+        reader.put("LOCAL_RANK", local_rank=local_rank)
+    elif match := _ERROR_FILE.fullmatch(reader.environ.get("TORCHELASTIC_ERROR_FILE", "")):
         # LOCAL_RANK is 0, which with --virtual-local-rank it is for every process.
         true_one = int(match[1])
         source = "LOCAL_RANK" if true_one == 0 else "TORCHELASTIC_ERROR_FILE: LOCAL_RANK is virtual"
-        reader.put("local_rank", true_one, source)
+        reader.put(source, local_rank=true_one)
     reader.integer("GROUP_RANK", "node_rank")
     reader.integer("GROUP_WORLD_SIZE", "num_nodes")
     if reader.text("TORCHELASTIC_RUN_ID") != "none":  # its word for no --rdzv-id
         reader.job_id("TORCHELASTIC_RUN_ID")
     reader.text("MASTER_ADDR")
     reader.text("MASTER_PORT")
-    return reader.placement()
 
 
 TORCHRUN = Launcher(
     name="torchrun",
     title="torchrun, torch.distributed.run and .launch, accelerate launch",
     markers=("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
-    read=_read_torchrun,
+    numbers=("RANK", "WORLD_SIZE"),
+    more=_read_torchrun,
     source="captures of 2.13.0; PyTorch documentation, 'torchrun (Elastic Launch): Environment Variables'",
     sets_torch_vars=True,
     own_mark="TORCHELASTIC_RESTART_COUNT",
     owns_torch_vars=True,
-    local_index="LOCAL_RANK",
 )
 
 
@@ -64,38 +61,33 @@ TORCHRUN = Launcher(
 #   MASTER_ADDR=10.77.0.11   MASTER_PORT=29500
 # A node has consecutive ranks, and LOCAL_RANK is RANK % LOCAL_SIZE: another one for each process of the node, but not
 # in the order of ranks where the nodes before have other sizes.
-_DEEPSPEED = ("CROSS_RANK", "CROSS_SIZE")
-
-
 def _claim_deepspeed(environ: Mapping[str, str]) -> bool:
     # Names without a prefix of its own: one of them alone is of another program, or left over.
-    own = sum(name in environ for name in (*_DEEPSPEED, "LOCAL_SIZE"))
-    return own > 1 and claims(environ, ("RANK", "WORLD_SIZE"))
+    own = sum(name in environ for name in ("CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE"))
+    return own > 1 and has_any(environ, ("RANK", "WORLD_SIZE"))
 
 
-def _read_deepspeed(environ: Mapping[str, str]) -> Placement:
-    reader = EnvReader(environ, "deepspeed")
-    reader.in_order = ("node_rank",)
-    reader.integers("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+def _check_deepspeed(reader: EnvReader) -> None:
     rank, here = reader.number("rank"), reader.number("local_world_size")
     if rank is not None and here:
         reader.agree("LOCAL_RANK", rank % here, "RANK % LOCAL_SIZE")
     reader.text("MASTER_ADDR")
     reader.text("MASTER_PORT")
-    return reader.placement(nodes_are_hosts=True)
 
 
 DEEPSPEED = Launcher(
     name="deepspeed",
     title="DeepSpeed's launcher (deepspeed: local, pdsh)",
-    markers=_DEEPSPEED,
-    read=_read_deepspeed,
+    markers=("CROSS_RANK", "CROSS_SIZE"),
+    numbers=("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"),
+    in_order=("node_rank",),
+    more=_check_deepspeed,
+    nodes_are_hosts=True,
     source="captures of 0.19.8; DeepSpeed, deepspeed/launcher/launch.py",
     claim=_claim_deepspeed,
     sets_torch_vars=True,
     own_mark="LOCAL_SIZE",
     owns_torch_vars=True,
-    local_index="LOCAL_RANK",
 )
 
 
@@ -107,30 +99,27 @@ DEEPSPEED = Launcher(
 _LIGHTNING = ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def _read_lightning(environ: Mapping[str, str]) -> Placement | None:
-    if "RANK" in environ or not all(marker in environ for marker in _LIGHTNING):
-        return None
-    reader = EnvReader(environ, "lightning")
-    reader.integer("WORLD_SIZE", "world_size")
-    local_rank = reader.integer("LOCAL_RANK", "local_rank")
-    node_rank = reader.integer("NODE_RANK", "node_rank")
+def _read_lightning(reader: EnvReader) -> None:
+    local_rank, node_rank = reader.number("local_rank"), reader.number("node_rank")
     if node_rank == 0:
-        reader.put("rank", local_rank, "LOCAL_RANK on the first node")
+        reader.put("LOCAL_RANK on the first node", rank=local_rank)
     elif node_rank is not None:
         reader.problems.append(
-            f"RANK is missing, and {variable(environ, 'NODE_RANK')}: Lightning does not say how many processes the "
-            "nodes before have"
+            f"RANK is missing, and {variable(reader.environ, 'NODE_RANK')}: Lightning does not say how many processes "
+            "the nodes before have"
         )
-    if is_loopback(environ["MASTER_ADDR"]):
-        reader.put("num_nodes", 1, "MASTER_ADDR is a loopback address")
-    return reader.placement()
+    if is_loopback(reader.environ["MASTER_ADDR"]):
+        reader.put("MASTER_ADDR is a loopback address", num_nodes=1)
 
 
 LIGHTNING = Launcher(
     name="lightning",
     title="PyTorch Lightning's own launcher (Trainer, Fabric)",
     markers=("LOCAL_RANK", "NODE_RANK"),
-    read=_read_lightning,
+    numbers=(None, "WORLD_SIZE", "LOCAL_RANK", None, "NODE_RANK"),
+    more=_read_lightning,
+    claim=lambda environ: "RANK" not in environ and all(name in environ for name in _LIGHTNING),
+    needs_claim=True,
     source="PyTorch Lightning 2.6, strategies/launchers/subprocess_script.py",
     generic_names=True,
     unsupported_reason="start the script with torchrun, and Lightning uses the processes that it finds",
@@ -148,28 +137,24 @@ _HOROVOD_PLACE = ("HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RAN
 _HOROVOD_SERVER = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
 
 
-def _read_horovodrun(environ: Mapping[str, str]) -> Placement:
-    reader = EnvReader(environ, "horovodrun")
-    reader.integers("HOROVOD_RANK", "HOROVOD_SIZE")
+def _read_horovodrun(reader: EnvReader) -> None:
     place = [reader.integer(name) for name in _HOROVOD_PLACE]
     local_rank, here, cross_rank, cross_size = (-1 if number is None else number for number in place)
     server, port = reader.parsed(_HOROVOD_SERVER[0], _numeric_address), reader.text(_HOROVOD_SERVER[1])
     if server is not None and is_loopback(server):
         # Every process calls horovodrun's server there, whatever names -H gives this host.
-        reader.put("num_nodes", 1, f"{_HOROVOD_SERVER[0]} is a loopback address")
+        reader.put(f"{_HOROVOD_SERVER[0]} is a loopback address", num_nodes=1)
     elif server is None:
         pass  # it may have been one
     elif None not in place and not reader.problems and _is_whole_host(reader, local_rank, here, cross_rank, cross_size):
-        reader.put("local_rank", local_rank, "HOROVOD_LOCAL_RANK")
-        reader.put("local_world_size", here, "HOROVOD_LOCAL_SIZE")
-        reader.put("node_rank", cross_rank, "HOROVOD_CROSS_RANK")
-        reader.put("num_nodes", cross_size, "HOROVOD_CROSS_SIZE")
-    elif _HOROVOD_PLACE[0] in environ:
+        for name, field, number in zip(_HOROVOD_PLACE, NUMBERS[2:], place, strict=True):
+            reader.put(name, **{field: number})
+    elif _HOROVOD_PLACE[0] in reader.environ:
         reader.notes.append("HOROVOD_LOCAL_RANK and _LOCAL_SIZE ignored: a host that -H names twice has two of each")
         if local_rank == 0:
-            reader.put("num_nodes", place[3], "HOROVOD_CROSS_SIZE")
-    seed = (f"{server}:{port}", " and ".join(_HOROVOD_SERVER)) if server and port else None
-    return reader.placement(port_seed=seed, nodes_are_hosts=True)
+            reader.put("HOROVOD_CROSS_SIZE", num_nodes=place[3])
+    if server and port:
+        reader.port_seed = (f"{server}:{port}", " and ".join(_HOROVOD_SERVER))
 
 
 def _numeric_address(text: str) -> str:
@@ -199,7 +184,9 @@ HOROVODRUN = Launcher(
     name="horovodrun",
     title="horovodrun --gloo, static and elastic",
     markers=("HOROVOD_RANK", "HOROVOD_SIZE"),
-    read=_read_horovodrun,
+    numbers=("HOROVOD_RANK", "HOROVOD_SIZE"),
+    more=_read_horovodrun,
+    nodes_are_hosts=True,
     source="captures of 0.28.1; Horovod, horovod/runner/gloo_run.py and common/util/hosts.py",
     own_mark="HOROVOD_GLOO_RENDEZVOUS_PORT",  # distboot exports that of another server
     uses_daemons=True,
@@ -215,40 +202,36 @@ HOROVODRUN = Launcher(
 # Azure ML, a command that is started once on each of two nodes, the second: no number of a process.
 #   NODE_RANK=1   WORLD_SIZE=2   MASTER_ADDR=10.0.0.4   MASTER_PORT=6105
 # LOCAL_RANK without the rest is half of a launcher.
-def _read_plain(environ: Mapping[str, str]) -> Placement:
-    if "NODE_RANK" in environ and not claims(environ, ("RANK", "LOCAL_RANK")):
-        return _read_node(environ)
-    reader = EnvReader(environ, "torch")
+def _read_plain(reader: EnvReader) -> None:
+    if "NODE_RANK" in reader.environ and not has_any(reader.environ, ("RANK", "LOCAL_RANK")):
+        _read_node(reader)
+        return
     reader.remedy = (
         "set RANK (0 to WORLD_SIZE - 1) and WORLD_SIZE for every process that is started, or clear these if they are "
         "left over"
     )
-    reader.in_order = ()  # a user may have numbered them as they like
     own = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
     reader.integers("RANK", "WORLD_SIZE", *own, optional=own)
-    return reader.placement()
 
 
-def _read_node(environ: Mapping[str, str]) -> Placement:
+def _read_node(reader: EnvReader) -> None:
     """One process was started on each node: NODE_RANK is its number, and WORLD_SIZE that of all of them."""
-    reader = EnvReader(environ, "torch")
     reader.remedy = (
         "without RANK a process stands for its node: set WORLD_SIZE to the number of nodes, and let the wrapper start "
         "the ranks (WORLD_SIZE=2 python -m distboot --nproc-per-node N script.py …); or set RANK and WORLD_SIZE for "
         "every process"
     )
-    node = reader.integer("NODE_RANK", "rank")
-    nodes = reader.integer("WORLD_SIZE", "world_size")
-    reader.put("num_nodes", nodes, "WORLD_SIZE")
+    node, nodes = reader.integer("NODE_RANK", "rank"), reader.integer("WORLD_SIZE", "world_size")
+    reader.put("WORLD_SIZE", num_nodes=nodes)
     reader.node_level = f"NODE_RANK={node} is set, and RANK is not"
-    return reader.placement()
 
 
 TORCH = Launcher(
     name="torch",
     title="plain RANK and WORLD_SIZE (Azure ML PyTorch jobs, Kubernetes operators, by hand)",
     markers=("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"),
-    read=_read_plain,
+    more=_read_plain,
+    in_order=(),  # a user may have numbered them as they like
     source="PyTorch documentation, 'torch.distributed: environment variable initialization'; "
     "Azure Machine Learning, 'Distributed training: PyTorch'",
     generic_names=True,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 from ...errors import DistbootError
 from ...text import short_repr
 from ..env_reader import EnvReader, variable
 from ..parse import is_loopback, json_hosts, parse_address, parse_port
-from ..placement import Placement
-from . import Launcher, claims
+from . import Launcher, has_any
 
 # Kubeflow's PyTorchJob and TrainJob with several processes a pod: `PET_*`, which torchrun is to read in every pod. The
 # process that finds them stands for its pod. With one process a pod, RANK and WORLD_SIZE mean what they say.
@@ -22,22 +22,22 @@ _KUBEFLOW = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK")
 
 def _claim_kubeflow(environ: Mapping[str, str]) -> bool:
     # LOCAL_RANK: something has started processes in the pod, and numbered them.
-    if not claims(environ, _KUBEFLOW) or "LOCAL_RANK" in environ:
+    if not has_any(environ, _KUBEFLOW) or "LOCAL_RANK" in environ:
         return False
     one_a_pod = environ.get("PET_NPROC_PER_NODE", "auto") in ("1", "auto")
-    plain = claims(environ, ("RANK", "WORLD_SIZE"))
+    plain = has_any(environ, ("RANK", "WORLD_SIZE"))
     # Then the numbers of pods are those of processes.
     return not (plain and one_a_pod and environ.get("PET_NNODES") == environ.get("WORLD_SIZE"))
 
 
-def _read_kubeflow(environ: Mapping[str, str]) -> Placement:
+def _read_kubeflow(reader: EnvReader) -> None:
+    environ = reader.environ
     if ":" in environ.get("PET_NNODES", ""):
         raise DistbootError(
             "node-level-launch",
             f"{variable(environ, 'PET_NNODES')} is a range: an elastic job, whose ranks torchrun starts and numbers",
             "start the script with torchrun in every pod; it reads the PET_* variables",
         ).of("node ?")
-    reader = EnvReader(environ, "kubeflow")
     nodes = reader.integer("PET_NNODES", "world_size")
     node = reader.integer(reader.first("PET_NODE_RANK", "RANK"), "rank")
     reader.agree("RANK", node, "PET_NODE_RANK")
@@ -46,22 +46,21 @@ def _read_kubeflow(environ: Mapping[str, str]) -> Placement:
     if nodes is not None and environ.get("WORLD_SIZE", str(nodes)) not in (str(nodes), str(nodes * (count or 1))):
         why = f"is neither PET_NNODES={nodes} nor that times PET_NPROC_PER_NODE={short_repr(per_node)}"
         reader.reject("WORLD_SIZE", why)
-    reader.put("num_nodes", nodes, "PET_NNODES")
+    reader.put("PET_NNODES", num_nodes=nodes)
     if count != 1:
         reader.node_level = f"PET_NPROC_PER_NODE={per_node} asks for {count or 'several'} processes in each pod"
-    if "PET_MASTER_ADDR" not in environ or "MASTER_ADDR" in environ:
-        return reader.placement()
-    address, port = reader.parsed("PET_MASTER_ADDR", parse_address), reader.parsed("PET_MASTER_PORT", parse_port)
-    if port is not None and "MASTER_PORT" not in environ:
-        reader.put("master_port", port, "PET_MASTER_PORT")
-    return reader.placement(own_address=address and (address[0], "PET_MASTER_ADDR"))
+    if "PET_MASTER_ADDR" in environ and "MASTER_ADDR" not in environ:
+        address, port = reader.parsed("PET_MASTER_ADDR", parse_address), reader.parsed("PET_MASTER_PORT", parse_port)
+        if "MASTER_PORT" not in environ:
+            reader.put("PET_MASTER_PORT", master_port=port)
+        reader.own_address = address and (address[0], "PET_MASTER_ADDR")
 
 
 KUBEFLOW = Launcher(
     name="kubeflow",
     title="Kubeflow PyTorchJob and TrainJob, several processes a pod (PET_*)",
     markers=_KUBEFLOW,
-    read=_read_kubeflow,
+    more=_read_kubeflow,
     source="documentation: Kubeflow training operator v1, pkg/controller.v1/pytorch/envvar.go; Kubeflow Trainer v2, "
     "pkg/runtime/framework/plugins/torch/torch.go",
     claim=_claim_kubeflow,
@@ -79,26 +78,24 @@ _VOLCANO = ("VC_TASK_INDEX", "VK_TASK_INDEX")
 
 def _claim_volcano(environ: Mapping[str, str]) -> bool:
     # LOCAL_RANK: something has started processes in the pod, and numbered them. TF_CONFIG: the tensorflow plugin.
-    if not claims(environ, _VOLCANO) or claims(environ, ("LOCAL_RANK", "TF_CONFIG")):
+    if not has_any(environ, _VOLCANO) or has_any(environ, ("LOCAL_RANK", "TF_CONFIG")):
         return False
-    return claims(environ, ("RANK", "WORLD_SIZE")) or _pods(environ) != 1
+    return has_any(environ, ("RANK", "WORLD_SIZE")) or _pods(environ) != 1
 
 
-def _read_volcano(environ: Mapping[str, str]) -> Placement:
-    reader = EnvReader(environ, "volcano")
-    if not claims(environ, ("RANK", "WORLD_SIZE")):
+def _read_volcano(reader: EnvReader) -> None:
+    if not has_any(reader.environ, ("RANK", "WORLD_SIZE")):
         index = reader.first(*_VOLCANO)
         reader.problems.append(f"RANK and WORLD_SIZE are missing, and {index} only counts the pods of one kind")
         reader.remedy = (
             "give the job Volcano's pytorch plugin (or its tensorflow or mpi plugin), or set DISTBOOT_LAUNCHER=none if "
             "each pod works alone"
         )
-        return reader.placement()
-    reader.integer("RANK", "rank")
-    reader.put("num_nodes", reader.integer("WORLD_SIZE", "world_size"), "WORLD_SIZE: Volcano counts pods")
+        return
+    reader.integers("RANK", "WORLD_SIZE")
+    reader.put("WORLD_SIZE: Volcano counts pods", num_nodes=reader.number("world_size"))
     if reader.number("world_size") != 1:
         reader.node_level = "Volcano's RANK counts pods, and nothing says how many processes each is to run"
-    return reader.placement()
 
 
 def _pods(environ: Mapping[str, str]) -> int:
@@ -111,7 +108,7 @@ VOLCANO = Launcher(
     name="volcano",
     title="Volcano jobs (plugins pytorch and env)",
     markers=_VOLCANO,
-    read=_read_volcano,
+    more=_read_volcano,
     source="documentation: Volcano, pkg/controllers/job/plugins/distributed-framework/pytorch and plugins/env",
     claim=_claim_volcano,
     owns_torch_vars=True,
@@ -124,27 +121,28 @@ VOLCANO = Launcher(
 # Second host of two:
 #   SM_HOSTS=["algo-1","algo-2"]   SM_CURRENT_HOST=algo-2   SM_NUM_GPUS=8   TRAINING_JOB_NAME=digits-2026-11-21-09-12-41
 # Under mpirun SM_CURRENT_HOST is the first host's on every rank: it comes with the variables of mpirun's own host.
-def _read_sagemaker(environ: Mapping[str, str]) -> Placement:
-    reader = EnvReader(environ, "sagemaker")
+def _read_sagemaker(reader: EnvReader) -> None:
     hosts = reader.parsed("SM_HOSTS", json_hosts, required=True)
     current = reader.text("SM_CURRENT_HOST", required=True)
     if hosts and current is not None and current not in hosts:
-        reader.reject("SM_CURRENT_HOST", f"is not in {variable(environ, 'SM_HOSTS')}")
+        reader.reject("SM_CURRENT_HOST", f"is not in {variable(reader.environ, 'SM_HOSTS')}")
     elif hosts and current is not None:
-        reader.put("rank", hosts.index(current), "SM_CURRENT_HOST in SM_HOSTS")
-        reader.put_each("SM_HOSTS", world_size=len(hosts), num_nodes=len(hosts))
+        reader.put("SM_CURRENT_HOST in SM_HOSTS", rank=hosts.index(current))
+        reader.put("SM_HOSTS", world_size=len(hosts), num_nodes=len(hosts))
     gpus = reader.integer("SM_NUM_GPUS", required=False)
     if hosts and len(hosts) > 1 and gpus is not None and gpus > 1:
-        reader.node_level = f"{variable(environ, 'SM_NUM_GPUS')}, and one process was started on each host"
-    reader.job_id("TRAINING_JOB_NAME")
-    return reader.placement(own_address=(hosts[0], "first host of SM_HOSTS") if hosts else None, nodes_are_hosts=True)
+        reader.node_level = f"{variable(reader.environ, 'SM_NUM_GPUS')}, and one process was started on each host"
+    if hosts:
+        reader.own_address = (hosts[0], "first host of SM_HOSTS")
 
 
 SAGEMAKER = Launcher(
     name="sagemaker",
     title="SageMaker training jobs without a distribution, one process a host",
     markers=("SM_HOSTS", "SM_CURRENT_HOST"),
-    read=_read_sagemaker,
+    more=_read_sagemaker,
+    job_id=("TRAINING_JOB_NAME",),
+    nodes_are_hosts=True,
     source="documentation: SageMaker Training Toolkit, 'Environment variables'",
     env_forwarding_hint="an entry NAME: VALUE in the estimator's environment",
 )
@@ -158,42 +156,36 @@ SAGEMAKER = Launcher(
 _MAIN_ADDRESS = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
 
 
-def _read_awsbatch(environ: Mapping[str, str]) -> Placement:
-    reader = EnvReader(environ, "awsbatch")
+def _read_awsbatch(reader: EnvReader) -> None:
     node = reader.integer("AWS_BATCH_JOB_NODE_INDEX", required=True)
     nodes = reader.integer("AWS_BATCH_JOB_NUM_NODES", "world_size")
     main = reader.integer("AWS_BATCH_JOB_MAIN_NODE_INDEX", required=True)
-    reader.put("num_nodes", nodes, "AWS_BATCH_JOB_NUM_NODES")
+    reader.put("AWS_BATCH_JOB_NUM_NODES", num_nodes=nodes)
     if nodes is not None and main is not None and main >= nodes:
         reader.reject("AWS_BATCH_JOB_MAIN_NODE_INDEX", f"is not below AWS_BATCH_JOB_NUM_NODES={nodes}")
     elif node is not None and main is not None:
         # Only the main node's address is known to all, so it is rank 0; the others keep their order.
         rank = 0 if node == main else node + 1 if node < main else node
-        reader.put("rank", rank, "AWS_BATCH_JOB_NODE_INDEX" + ("" if main == 0 else ", the main node first"))
-    job = environ.get("AWS_BATCH_JOB_ID", "").partition("#")[0]
-    reader.put("job_id", job or None, "AWS_BATCH_JOB_ID")
+        reader.put("AWS_BATCH_JOB_NODE_INDEX" + ("" if main == 0 else ", the main node first"), rank=rank)
+    job = reader.environ.get("AWS_BATCH_JOB_ID", "").partition("#")[0]
+    reader.put("AWS_BATCH_JOB_ID", job_id=job or None)
     if nodes != 1:
         reader.node_level = "AWS Batch counts nodes, and nothing says how many processes each is to run"
-    if _MAIN_ADDRESS in environ:
+    if _MAIN_ADDRESS in reader.environ:
         address = reader.parsed(_MAIN_ADDRESS, parse_address)
-        return reader.placement(own_address=address and (address[0], _MAIN_ADDRESS), nodes_are_hosts=True)
-    own = environ.get("HOSTNAME") if node == main else None  # the main node itself is not told its address
-    return reader.placement(own_address=_named(own) if own else None, nodes_are_hosts=True)
-
-
-def _named(host: str) -> tuple[str, str] | None:
-    try:
-        name = parse_address(host)[0]
-    except ValueError:
-        return None
-    return None if is_loopback(name) else (name, "HOSTNAME of the main node")
+        reader.own_address = address and (address[0], _MAIN_ADDRESS)
+    elif node == main:  # which is not told its address
+        with suppress(ValueError):
+            host, _ = parse_address(reader.environ.get("HOSTNAME", ""))
+            reader.own_address = None if is_loopback(host) else (host, "HOSTNAME of the main node")
 
 
 AWSBATCH = Launcher(
     name="awsbatch",
     title="AWS Batch multi-node parallel jobs",
     markers=("AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES"),
-    read=_read_awsbatch,
+    more=_read_awsbatch,
+    nodes_are_hosts=True,
     source="documentation: AWS Batch, 'Environment variables' of multi-node parallel jobs",
     env_forwarding_hint="an environment entry NAME=VALUE in the container properties",
 )

@@ -2,41 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
 
 from ...settings import RANK
 from ..env_reader import EnvReader
-from ..placement import NUMBERS, Placement
-from . import Launcher, claims
+from . import Launcher, has_any
 
-
-def _record(
-    name: str,
-    variables: tuple[str | None, ...],  # for each of `NUMBERS`, in this order; None where the launcher has none
-    *,
-    instead: Mapping[str, str] = {},  # one of these -> the variable to read where it is missing
-    same: Mapping[str, str] = {},  # another variable that may be there as well -> the one that it must not contradict
-    job_id: tuple[str, ...] = (),  # the variables that hold the job's id, in the order of trust
-    in_order: tuple[str, ...] = ("local_rank", "node_rank"),  # as in `EnvReader`
-    optional: tuple[str, ...] = (),  # those of `variables` that the launcher need not set
-    more: Callable[[EnvReader], None] = lambda _: None,  # reads what is odd about it
-    **others: Any,  # as in `Launcher`
-) -> Launcher:
-    """A launcher with daemons, whose nodes are hosts."""
-
-    def read(environ: Mapping[str, str]) -> Placement:
-        reader = EnvReader(environ, name)
-        reader.in_order = in_order
-        names = (each and reader.first(each, instead.get(each, each)) for each in variables)
-        reader.integers(*names, optional=optional)
-        more(reader)
-        for variable, own in same.items():
-            reader.agree(variable, reader.number(NUMBERS[variables.index(own)]), own)
-        reader.job_id(*job_id)
-        return reader.placement(nodes_are_hosts=True)
-
-    return Launcher(name=name, read=read, uses_daemons=True, **others)
+_mpi = partial(Launcher, uses_daemons=True, nodes_are_hosts=True)
 
 
 # Open MPI 5.0.11 (mpirun, mpiexec, prterun --personality ompi; also Azure ML's MPI jobs and the MPI operator), 3 + 1
@@ -52,9 +24,14 @@ def _record(
 # processes on two slots, on two packages, or with --rank-by (5.0.8 and 5.0.11).
 # Never read: OMPI_COMM_WORLD_NODE_RANK (the local rank again); OMPI_MCA_orte_hnp_uri and the host in PMIX_NAMESPACE
 # (mpirun's host, which need not be rank 0's); OMPI_MCA_orte_num_nodes (counts a host several times with --map-by seq).
-OPENMPI = _record(
-    "openmpi",
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+OPENMPI = _mpi(
+    name="openmpi",
+    numbers=(
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
     instead={"OMPI_COMM_WORLD_RANK": "PMIX_RANK"},
     same={
         "PMIX_RANK": "OMPI_COMM_WORLD_RANK",
@@ -75,9 +52,9 @@ OPENMPI = _record(
 # There is no node index and no count of the tasks here: --taskmap may place them in any order. A batch script or the
 # shell of `flux alloc` is no task. FLUX_JOB_ID_PATH has the ids of all jobs around this one, too: a job's own id is
 # unique in its instance of Flux only.
-FLUX = _record(
-    "flux",
-    ("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", None, None, "FLUX_JOB_NNODES"),
+FLUX = _mpi(
+    name="flux",
+    numbers=("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", None, None, "FLUX_JOB_NNODES"),
     same={"PMI_RANK": "FLUX_TASK_RANK", "PMI_SIZE": "FLUX_JOB_SIZE"},
     job_id=("FLUX_JOB_ID_PATH", "FLUX_JOB_ID"),
     title="Flux jobs (flux run, flux submit)",
@@ -91,18 +68,11 @@ FLUX = _record(
 #   DISTBOOT_RANK=2         DISTBOOT_WORLD_SIZE=3         DISTBOOT_LOCAL_RANK=0
 #   DISTBOOT_NODE_RANK=1    DISTBOOT_NUM_NODES=2          DISTBOOT_LOCAL_WORLD_SIZE=1
 # The agent of a node is no daemon of another launcher: what started it is further out.
-def _read_distboot(environ: Mapping[str, str]) -> Placement:
-    reader = EnvReader(environ, "distboot")
-    for field, variable in zip(NUMBERS, RANK, strict=True):
-        reader.integer(variable, field)
-    return reader.placement()
-
-
 DISTBOOT = Launcher(
     name="distboot",
     title="python -m distboot --nproc-per-node",
     markers=RANK[:2],
-    read=_read_distboot,
+    numbers=RANK,
     source="distboot/cli/per_node.py",
 )
 
@@ -110,9 +80,9 @@ DISTBOOT = Launcher(
 #   PMI_RANK=3   PMI_SIZE=4   MPI_LOCALRANKID=2   MPI_LOCALNRANKS=3   HYDRA_BSTRAP_NODE_ID=0
 #   I_MPI_HYDRA_UUID=cb680000-d51a-633c-c060-060095bab106
 # Unlike MPICH it has one proxy a host, however often the host is listed. With -genvnone there is no I_MPI_HYDRA_UUID.
-INTELMPI = _record(
-    "intelmpi",
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "HYDRA_BSTRAP_NODE_ID"),
+INTELMPI = _mpi(
+    name="intelmpi",
+    numbers=("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "HYDRA_BSTRAP_NODE_ID"),
     job_id=("I_MPI_HYDRA_UUID",),
     in_order=("node_rank",),
     title="Intel MPI 2021 (mpiexec.hydra, mpirun)",
@@ -129,15 +99,15 @@ def _read_mpich(reader: EnvReader) -> None:
     """The local numbers are those of a *proxy*, of which a host that is listed twice has several."""
     local_rank, local_size = reader.integer("MPI_LOCALRANKID"), reader.integer("MPI_LOCALNRANKS")
     if local_size == reader.number("world_size"):
-        reader.put("local_rank", local_rank, "MPI_LOCALRANKID")
-        reader.put("local_world_size", local_size, "MPI_LOCALNRANKS")
+        reader.put("MPI_LOCALRANKID", local_rank=local_rank)
+        reader.put("MPI_LOCALNRANKS", local_world_size=local_size)
     elif local_size is not None:
         reader.notes.append("MPI_LOCALRANKID and MPI_LOCALNRANKS ignored: a host that is listed twice has two of each")
 
 
-MPICH = _record(
-    "mpich",
-    ("PMI_RANK", "PMI_SIZE"),
+MPICH = _mpi(
+    name="mpich",
+    numbers=("PMI_RANK", "PMI_SIZE"),
     more=_read_mpich,
     title="MPICH 3, 4 and 5 (mpiexec, mpirun)",
     markers=("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
@@ -157,9 +127,9 @@ def _check_mvapich(reader: EnvReader) -> None:
     reader.agree(name, reader.number("rank"), "MV2_COMM_WORLD_RANK")
 
 
-MVAPICH = _record(
-    "mvapich",
-    (
+MVAPICH = _mpi(
+    name="mvapich",
+    numbers=(
         "MV2_COMM_WORLD_RANK",
         "MV2_COMM_WORLD_SIZE",
         "MV2_COMM_WORLD_LOCAL_RANK",
@@ -184,12 +154,12 @@ MVAPICH = _record(
 def _read_pals(reader: EnvReader) -> None:
     node, rank = reader.integer("PALS_NODEID"), reader.number("rank")
     if rank is not None and node is not None and node <= rank:  # else the user mapped the ranks to nodes
-        reader.put("node_rank", node, "PALS_NODEID")
+        reader.put("PALS_NODEID", node_rank=node)
 
 
-PALS = _record(
-    "pals",
-    ("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
+PALS = _mpi(
+    name="pals",
+    numbers=("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
     same={"PMI_RANK": "PALS_RANKID", "PMI_LOCAL_RANK": "PALS_LOCAL_RANKID", "PMI_LOCAL_SIZE": "PALS_LOCAL_SIZE"},
     job_id=("PALS_APID",),
     optional=("PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
@@ -197,7 +167,7 @@ PALS = _record(
     title="PALS (mpiexec and aprun on HPE Cray)",
     markers=("PALS_RANKID", "PALS_NODEID"),
     source="documentation: HPE pals.h, 'Environment variables available for applications'",
-    claim=lambda environ: claims(environ, ("PALS_RANKID", "PALS_NODEID")) and "SLURM_STEP_ID" not in environ,
+    claim=lambda environ: has_any(environ, ("PALS_RANKID", "PALS_NODEID")) and "SLURM_STEP_ID" not in environ,
     env_forwarding_hint="mpiexec --env NAME=VALUE …",
 )
 
@@ -205,9 +175,9 @@ PALS = _record(
 #   JSM_NAMESPACE_RANK=3   JSM_NAMESPACE_SIZE=4   JSM_NAMESPACE_LOCAL_RANK=1   JSM_NAMESPACE_LOCAL_SIZE=2
 #   LSB_JOBID=1234
 # It also sets Open MPI's variables, for Spectrum MPI. A plain `bsub` job is no launcher.
-LSF = _record(
-    "lsf",
-    ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"),
+LSF = _mpi(
+    name="lsf",
+    numbers=("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"),
     same={"OMPI_COMM_WORLD_RANK": "JSM_NAMESPACE_RANK", "OMPI_COMM_WORLD_SIZE": "JSM_NAMESPACE_SIZE"},
     job_id=("LSB_JOBID",),
     optional=("JSM_NAMESPACE_LOCAL_SIZE",),
@@ -222,13 +192,13 @@ LSF = _record(
 # MPICH, Intel MPI, PALS or `srun --mpi=pmi2` have set them. They are enough; the local numbers are not known. Those in
 # `_KNOWN` set these two, too, and know more; where none of them has claimed the process, it is the shell of a step.
 _KNOWN = ("FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "PALS_RANKID", "PALS_NODEID")
-PMI = _record(
-    "pmi",
-    ("PMI_RANK", "PMI_SIZE"),
+PMI = _mpi(
+    name="pmi",
+    numbers=("PMI_RANK", "PMI_SIZE"),
     title="an MPI launcher or srun --mpi=pmi2, of which only PMI_RANK and PMI_SIZE are left",
     markers=("PMI_RANK", "PMI_SIZE"),
     source="captures of MPICH, Intel MPI, and Slurm with --mpi=pmi2",
-    claim=lambda environ: claims(environ, ("PMI_RANK", "PMI_SIZE")) and not claims(environ, _KNOWN),
+    claim=lambda environ: has_any(environ, ("PMI_RANK", "PMI_SIZE")) and not has_any(environ, _KNOWN),
 )
 
 MPI_LAUNCHERS = tuple(one.name for one in (OPENMPI, INTELMPI, MPICH, MVAPICH, PMI))  # under which mpi4py can be asked

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from ...errors import DistbootError
 from ..env_reader import EnvReader, container_env_hint, variable
-from ..placement import Placement
 from . import Launcher
 
 # Variables that exist only in a process that some launcher started as one of several: which one, and those of its
@@ -55,7 +54,8 @@ _NO_LAUNCHER = {
 }
 
 
-def _read(environ: Mapping[str, str]) -> Placement:
+def _claim(environ: Mapping[str, str]) -> bool:
+    """Refuse where something is left over of a launcher; else this process is alone."""
     # The one task of an interactive shell has these, too, some where the site's MpiDefault is not none.
     in_shell = environ.get("SLURM_STEP_NUM_TASKS") == "1"
     _refuse_task_0(environ)
@@ -68,7 +68,7 @@ def _read(environ: Mapping[str, str]) -> Placement:
     # The job script of PBS is its task 1; pbsdsh counts on from there, and nothing says how many it starts.
     if environ.get("PBS_TASKNUM", "1") != "1":
         _refuse(environ, "PBS_TASKNUM", "pbsdsh, which numbers tasks but does not count them")
-    return single_process(environ)
+    return True
 
 
 def _refuse(environ: Mapping[str, str], name: str, started_by: str, needed: str = "") -> None:
@@ -96,19 +96,16 @@ def _refuse_task_0(environ: Mapping[str, str]) -> None:
         ).of("rank ?")
 
 
-def single_process(environ: Mapping[str, str]) -> Placement:
-    """A job of this one process, whatever else the environment says."""
-    reader = EnvReader(environ, "single")
-    reader.put_each("no launcher", rank=0, world_size=1)
-    reader.notes.extend(note for name, note in _NO_LAUNCHER.items() if name in environ)
-    return reader.placement()
+def _read(reader: EnvReader) -> None:
+    reader.put("no launcher", rank=0, world_size=1)
+    reader.notes.extend(note for name, note in _NO_LAUNCHER.items() if name in reader.environ)
 
 
 SINGLE = Launcher(
     name="single",
     title="no launcher: one process",
     markers=(),
-    read=_read,
+    more=_read,
     source="the contract: nothing claims the environment",
-    claim=lambda _: True,
+    claim=_claim,
 )

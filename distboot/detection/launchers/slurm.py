@@ -13,8 +13,7 @@ from collections.abc import Mapping
 
 from ..env_reader import EnvReader, variable
 from ..parse import expand_counts, expand_hosts
-from ..placement import Placement
-from . import Launcher, claims
+from . import Launcher, has_any
 
 # Slurm 22.05.8, srun -N2 -n4, rank 3:
 #   SLURM_STEP_ID=0   SLURM_STEP_NUM_TASKS=4   SLURM_STEP_NUM_NODES=2   SLURM_STEP_NODELIST=nodea,nodeb
@@ -37,36 +36,31 @@ _INTERACTIVE_STEP = "4294967290"
 
 
 def _claim(environ: Mapping[str, str]) -> bool:
-    is_task = claims(environ, _MARKERS) or environ.get("SLURM_PROCID", "0") != "0"
+    is_task = has_any(environ, _MARKERS) or environ.get("SLURM_PROCID", "0") != "0"
     # srun --pty bash: one task, which is the shell; what runs in it is no task of the step.
     in_shell = "SLURM_PTY_PORT" in environ and environ.get("SLURM_STEP_NUM_TASKS") == "1"
     return is_task and not in_shell and environ.get("SLURM_STEP_ID") != _INTERACTIVE_STEP
 
 
-def _read(environ: Mapping[str, str]) -> Placement:
-    reader = EnvReader(environ, "slurm")
-    rank = reader.integer("SLURM_PROCID", "rank")
-    size = reader.integer(reader.first(*_SIZE), "world_size")
-    reader.integer("SLURM_LOCALID", "local_rank")
+def _read(reader: EnvReader) -> None:
     node_index = reader.integer("SLURM_NODEID")
     num_nodes = reader.integer("SLURM_STEP_NUM_NODES", "num_nodes")
     hosts = _hosts(reader)
     own = _own_place(reader, hosts, node_index)
     _read_layout(reader, own)
-    reader.agree("PMI_RANK", rank, "SLURM_PROCID")
-    reader.agree("PMI_SIZE", size, reader.first(*_SIZE))
+    reader.agree("PMI_RANK", reader.number("rank"), "SLURM_PROCID")
+    reader.agree("PMI_SIZE", reader.number("world_size"), reader.first(*_SIZE))
     _check_for_left_overs(reader)
     job, step = reader.text("SLURM_JOB_ID"), reader.text("SLURM_STEP_ID")
     if job is not None and step is not None:
-        reader.put("job_id", f"{job}.{step}", "SLURM_JOB_ID and SLURM_STEP_ID")
+        reader.put("SLURM_JOB_ID and SLURM_STEP_ID", job_id=f"{job}.{step}")
     ordered = _fills_nodes_in_order(reader, node_index)
     if ordered:
-        reader.put("node_rank", node_index, "SLURM_NODEID")
+        reader.put("SLURM_NODEID", node_rank=node_index)
     # The list is sorted by name. In a step of several components (srun A : B) the ranks need not be.
-    first_is_rank0 = ordered and own == node_index and "SLURMD_NODENAME" in environ and "SLURM_HET_SIZE" not in environ
-    if not hosts or not (first_is_rank0 or num_nodes == 1):
-        return reader.placement(nodes_are_hosts=True)
-    return reader.placement(own_address=(hosts[0], "first host of SLURM_STEP_NODELIST"), nodes_are_hosts=True)
+    first_is_rank0 = ordered and own == node_index and "SLURM_HET_SIZE" not in reader.environ
+    if hosts and (num_nodes == 1 or first_is_rank0):
+        reader.own_address = (hosts[0], "first host of SLURM_STEP_NODELIST")
 
 
 def _fills_nodes_in_order(reader: EnvReader, node_index: int | None) -> bool:
@@ -112,7 +106,7 @@ def _read_layout(reader: EnvReader, own: int | None) -> None:
     if counts and num_nodes is not None and len(counts) != num_nodes:
         reader.reject(name, f"is not about SLURM_STEP_NUM_NODES={num_nodes} nodes")
     elif own is not None and own < len(counts):
-        reader.put("local_world_size", counts[own], f"{name} of this node")
+        reader.put(f"{name} of this node", local_world_size=counts[own])
     # SLURM_GTIDS=1,3: the global ids of this node's tasks, in the order of their local ids.
     ids = reader.text("SLURM_GTIDS")
     rank, local_rank, here = map(reader.number, ("rank", "local_rank", "local_world_size"))
@@ -142,7 +136,10 @@ SLURM = Launcher(
     name="slurm",
     title="Slurm job steps (srun)",
     markers=_MARKERS,
-    read=_read,
+    numbers=("SLURM_PROCID", _SIZE[0], "SLURM_LOCALID"),
+    instead=dict([_SIZE]),
+    more=_read,
+    nodes_are_hosts=True,
     source="captures of 22.05.8; srun(1), OUTPUT ENVIRONMENT VARIABLES",
     claim=_claim,
     env_forwarding_hint="srun --export=ALL,NAME=VALUE …",

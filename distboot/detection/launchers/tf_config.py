@@ -13,8 +13,7 @@ from typing import NamedTuple
 from ...text import short_repr
 from ..env_reader import EnvReader
 from ..parse import is_loopback, parse_address
-from ..placement import Placement
-from . import Launcher, claims
+from . import Launcher
 
 # TF_CONFIG={"cluster": {"chief": ["10.0.0.4:2222"], "worker": ["10.0.0.5:2222", "10.0.0.6:2222"]},
 #            "task": {"type": "worker", "index": 0}}
@@ -67,28 +66,24 @@ def _corrected(config: dict[str, object]) -> tuple[dict[str, object], list[str]]
     return {**config, "cluster": cluster}, notes
 
 
-def _read(environ: Mapping[str, str]) -> Placement | None:
-    if not claims(environ, (_NAME,)):
-        return None
-    reader = EnvReader(environ, "tf_config")
+def _read(reader: EnvReader) -> None:
     reader.remedy = (
         'TF_CONFIG is to be {"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index": 0}}, '
         "the same cluster for all, and another index for each task of a type"
     )
-    config = _json_object(environ[_NAME], reader.problems)
+    config = _json_object(reader.environ[_NAME], reader.problems)
     reader.notes += _corrected(config)[1]
     tasks = _tasks(config, reader.problems)
     kind, index = _own(config, reader.problems)
     if kind == _NO_RANK:
-        reader.put_each("TF_CONFIG: an evaluator runs alone", rank=0, world_size=1)
+        reader.put("TF_CONFIG: an evaluator runs alone", rank=0, world_size=1)
         reader.notes.append("this task is an evaluator: it is not part of the training cluster")
     elif not reader.problems:
         ranks = sorted((task for task in tasks if task.kind != _NO_RANK), key=lambda task: _TASK_TYPES.index(task.kind))
         _place(reader, ranks, kind, index)
         # Every task has the same cluster and hence the same first address. Its port belongs to TensorFlow's server.
         source = "first task of TF_CONFIG"
-        return reader.placement(own_address=(ranks[0].host, source), port_seed=(ranks[0].address, source))
-    return reader.placement()
+        reader.own_address, reader.port_seed = (ranks[0].host, source), (ranks[0].address, source)
 
 
 def _json_object(text: str, problems: list[str]) -> dict[str, object]:
@@ -183,18 +178,19 @@ def _place(reader: EnvReader, ranks: list[_Task], kind: str, index: int) -> None
     rank = next(rank for rank, task in enumerate(ranks) if (task.kind, task.number) == (kind, index))
     here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
     nodes = list(dict.fromkeys(hosts))
-    reader.put("rank", rank, f"task {kind} {index} of TF_CONFIG")
-    reader.put("world_size", len(ranks), "tasks of TF_CONFIG")
+    reader.put(f"task {kind} {index} of TF_CONFIG", rank=rank)
+    reader.put("tasks of TF_CONFIG", world_size=len(ranks))
     on_its_host = "tasks of TF_CONFIG on this task's host"
-    reader.put_each(on_its_host, local_rank=here.index(rank), local_world_size=len(here))
-    reader.put_each("hosts of TF_CONFIG", node_rank=nodes.index(hosts[rank]), num_nodes=len(nodes))
+    reader.put(on_its_host, local_rank=here.index(rank), local_world_size=len(here))
+    reader.put("hosts of TF_CONFIG", node_rank=nodes.index(hosts[rank]), num_nodes=len(nodes))
 
 
 TF_CONFIG = Launcher(
     name="tf_config",
     title="TF_CONFIG (TFJob, Azure ML TensorFlow jobs, by hand)",
     markers=("TF_CONFIG",),
-    read=_read,
+    more=_read,
+    needs_claim=True,
     source="TensorFlow documentation, 'Multi-worker training: TF_CONFIG'",
     generic_names=True,
 )
