@@ -204,7 +204,7 @@ def _together(
             one, base = rank
             one.link = WrapperLink(watch, job, one.placement.rank)
             others = frameworks.exports(name, one, base)
-            exports = started.exports(one.placement, base, others=others, met=True, watched=settings.detects)
+            exports = started.exports(one.placement, base, others=others, met=True)
             return merged(exports | network.variables(one.interface, base), base)
 
         environs = at_once(environ_of, of_ranks)

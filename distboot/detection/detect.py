@@ -20,6 +20,7 @@ from .launchers.records import DISTBOOT, FLUX, INTELMPI, LSF, MPICH, MVAPICH, OP
 from .launchers.single import SINGLE
 from .launchers.slurm import SLURM
 from .launchers.tf_config import TF_CONFIG
+from .parse import digits
 from .placement import NUMBERS, PLATFORMS, VARIABLES, Placement
 
 # The innermost launcher, the one that started this very process, owns its rank: what an outer launcher
@@ -123,6 +124,21 @@ def launcher_of(placement: Placement) -> Launcher:
     return LAUNCHERS[placement.launcher]
 
 
+def traces(environ: Mapping[str, str]) -> dict[str, str]:
+    """Every launcher that has variables of its own in an environment, with a digest of what they say."""
+    bare, _ = inherited.strip(environ)
+    of_their_own = [each for each in INNERMOST_FIRST if not each.generic_names and each is not SINGLE]
+    found = ((each.name, _found_whole(each, _view(each, environ, bare))) for each in of_their_own)
+    return {name: _identity(placement) for name, placement in found if placement is not None}
+
+
+def _found_whole(launcher: Launcher, environ: Mapping[str, str]) -> Placement | None:
+    """The placement of a process that a launcher started; None also where there is only half of the launcher."""
+    with suppress(DistbootError):
+        return launcher.found(environ)
+    return None
+
+
 def _view(candidate: Launcher, environ: Mapping[str, str], bare: Mapping[str, str]) -> Mapping[str, str]:
     """What a launcher is to read; `bare` is the environment without what an outer distboot exported.
 
@@ -134,19 +150,6 @@ def _view(candidate: Launcher, environ: Mapping[str, str], bare: Mapping[str, st
         return environ
     of_ours = VARIABLES.values()
     return {name: text for name, text in environ.items() if name in bare or name not in of_ours}
-
-
-def traces(environ: Mapping[str, str]) -> dict[str, str]:
-    """Every launcher that has variables of its own in an environment, with a digest of what they say."""
-    bare, _ = inherited.strip(environ)
-    found: dict[str, str] = {}
-    for launcher in INNERMOST_FIRST:
-        if not launcher.generic_names and launcher is not SINGLE:
-            with suppress(DistbootError):
-                placement = launcher.found(_view(launcher, environ, bare))
-                if placement is not None:
-                    found[launcher.name] = _identity(placement)
-    return found
 
 
 def _identity(placement: Placement) -> str:
@@ -241,26 +244,21 @@ def _named(environ: Mapping[str, str], bare: Mapping[str, str], name: str, optio
 def _refuse_conflict(environ: Mapping[str, str], placement: Placement, others: list[Launcher]) -> None:
     """Refuse when another launcher with daemons has other numbers: nothing says which is the inner one."""
     for other in others:
-        try:
-            rival = other.found(environ) if _markers_present(environ, other) else None
-        except DistbootError:
-            continue  # half a launcher
+        markers = _markers_present(environ, other)
+        rival = _found_whole(other, environ) if markers else None
         if rival is None or _same_place(placement, rival):
             continue
-        if other in _SCHEDULERS and _may_be_daemons(placement, rival.world_size, rival.num_nodes):
-            continue
-        raise _conflict(placement, rival.launcher, rival.rank, rival.world_size, _markers_present(environ, other))
+        if other not in _SCHEDULERS or not _may_be_daemons(placement, rival.world_size, rival.num_nodes):
+            raise _conflict(placement, rival.launcher, rival.rank, rival.world_size, markers)
 
 
 def _refuse_slurm_step(environ: Mapping[str, str], placement: Placement) -> None:
     """Refuse when this is also a task of a Slurm step that is not that of the daemons of `placement`."""
-    texts = [environ.get(name, "") for name in ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")]
-    texts.append(environ.get("SLURM_STEP_NUM_NODES", "0"))  # 0: not known, and so not one task a node
+    rank, tasks = (digits(environ.get(name, "")) for name in ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
+    nodes = digits(environ.get("SLURM_STEP_NUM_NODES", "0"))  # 0: not known, and so not one task a node
     # In an interactive shell, which has a terminal, anything may have been typed.
-    numbers = all(text.isascii() and text.isdigit() and len(text) <= 8 for text in texts)
-    if not numbers or "SLURM_PTY_PORT" in environ:
+    if rank is None or tasks is None or nodes is None or "SLURM_PTY_PORT" in environ:
         return
-    rank, tasks, nodes = map(int, texts)
     if (rank, tasks) == (placement.rank, placement.world_size):
         local = environ.get("SLURM_LOCALID", "")
         differs = placement.local_rank is not None and local not in ("", str(placement.local_rank))

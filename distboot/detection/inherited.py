@@ -15,17 +15,19 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import NamedTuple
 
 from ..errors import DistbootError
 from ..text import short_repr
-from .parse import parse_address, parse_port
+from .parse import digits, parse_address
 from .placement import NUMBERS, SIZES, VARIABLES, Placement
 
 VARIABLE = "DISTBOOT_PLACEMENT"
 
 _NUMBERS = (*NUMBERS, "master_port")
+_FLAGS = ("joined", "met", "launches")
 _IDENTITY = ("launcher", "rank", "world_size")
 _OTHER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}(:([0-9a-f]{8}){1,2})?")
 _PLACE = ("local_rank", "local_world_size", "node_rank", "num_nodes")
@@ -40,7 +42,6 @@ class InheritedEnv(NamedTuple):
     others: Mapping[str, str]  # its other variables, with the digests of their values
     joined: int  # id of the process that has joined the job as this rank with `init`, or 0
     met: bool  # whether the ranks of the job have met already
-    watched: bool  # whether the wrapper monitors this rank
     # All launchers whose variables were there, also those further out, with `identity` of what each said.
     seen: Mapping[str, str]
     launches: bool  # whether it was written for a launcher, so that no process is this rank any more
@@ -74,7 +75,6 @@ def encode(
     *,
     others: Mapping[str, str] = MappingProxyType({}),
     met: bool = False,
-    watched: bool = False,
     seen: Mapping[str, str] = MappingProxyType({}),
     launches: bool = False,
 ) -> str:
@@ -85,8 +85,7 @@ def encode(
     fields = ("launcher", *_NUMBERS, "master_addr")
     words = [f"{field}={getattr(placement, field)}" for field in fields if getattr(placement, field) is not None]
     words += [f"job={digest(placement.job_id)}"] if placement.job_id is not None else []
-    flags = {"joined": joined, "met": met, "watched": watched, "launches": launches}
-    words += [f"{name}={int(value)}" for name, value in flags.items() if value]
+    words += [f"{name}={int(value)}" for name, value in zip(_FLAGS, (joined, met, launches), strict=True) if value]
     words += ["seen=" + "+".join(map(":".join, seen.items()))] if seen else []
     digests = (f"{name}:{digest(value)}" for name, value in others.items())
     return ",".join([*words, "exported=" + "+".join([*exported, *digests])])
@@ -121,36 +120,37 @@ def digest(job_id: str | None) -> str:
 def _decode(text: str) -> InheritedEnv:
     pairs = [word.partition("=")[::2] for word in text.split(",")]
     words = dict(pairs)
-    names = list(filter(None, words.pop("exported", "?").split("+")))
-    exported = frozenset(name for name in names if ":" not in name)
-    others = dict(name.split(":", 1) for name in names if ":" in name)
-    job, joined = words.pop("job", ""), words.pop("joined", "0")
-    flags = {name: words.pop(name, "0") for name in ("met", "watched", "launches")}
-    traces = list(filter(None, words.pop("seen", "").split("+")))
-    numbers = {name: value for name, value in words.items() if name in _NUMBERS}
-    texts = {name: value for name, value in words.items() if name in ("launcher", "master_addr")}
-    digits = (*numbers.values(), joined, *flags.values())
-    well_formed = all(value.isascii() and value.isdigit() and len(value) <= 8 for value in digits)
-    complete = words.keys() >= set(_IDENTITY) and len(numbers) + len(texts) == len(words)
-    once = len({name for name, _ in pairs}) == len(pairs)
-    fields = {name: int(value) for name, value in numbers.items()} if well_formed else {}
-    known = exported <= set(VARIABLES.values()) and all(map(_OTHER.fullmatch, (*names, *traces)))
-    if not (complete and once and known and _is_possible(fields, texts)):
+    is_whole = len(words) == len(pairs) and words.keys() >= {*_IDENTITY, "exported"}
+    exported, seen = (list(filter(None, words.pop(name, "").split("+"))) for name in ("exported", "seen"))
+    of_fields = frozenset(name for name in exported if ":" not in name)
+    job, texts = words.pop("job", ""), {name: words.pop(name) for name in ("launcher", "master_addr") if name in words}
+    numbers = {name: number for name, value in words.items() if (number := digits(value)) is not None}
+    fields = {name: number for name, number in numbers.items() if name in _NUMBERS}
+    is_ours = (
+        numbers.keys() == words.keys() <= {*_NUMBERS, *_FLAGS}
+        and of_fields <= set(VARIABLES.values())
+        and all(map(_OTHER.fullmatch, (*exported, *seen)))
+    )
+    if not (is_whole and is_ours and _is_possible(fields, texts)):
         raise DistbootError(
             "broken-environment", f"{VARIABLE}={short_repr(text)} was not written by distboot", f"unset {VARIABLE}"
         ).of("rank ?")
-    met, watched, launches = (value == "1" for value in flags.values())
-    seen = dict(trace.partition(":")[::2] for trace in traces)
-    return InheritedEnv({**texts, **fields}, job, exported, others, int(joined), met, watched, seen, launches)
+    return InheritedEnv(
+        fields={**texts, **fields},
+        job=job,
+        exported=of_fields,
+        others=dict(name.split(":", 1) for name in exported if ":" in name),
+        joined=numbers.get("joined", 0),
+        met=numbers.get("met") == 1,
+        seen=dict(trace.partition(":")[::2] for trace in seen),
+        launches=numbers.get("launches") == 1,
+    )
 
 
 def _is_possible(numbers: Mapping[str, int], texts: Mapping[str, str]) -> bool:
     """Whether a placement can have these fields: distboot checked them, but a user may have written the variable."""
-    world_size = numbers.get("world_size", 0)
+    world_size, host = numbers.get("world_size", 0), texts.get("master_addr", "localhost")
     below = all(numbers.get(index, 0) < numbers.get(size, world_size) <= world_size for index, size in SIZES.items())
-    try:
-        parse_port(str(numbers.get("master_port", 1)))
-        host = parse_address(texts.get("master_addr", "localhost"))[0]
-    except ValueError:
-        return False
-    return below and host == texts.get("master_addr", host)
+    with suppress(ValueError):
+        return below and 1 <= numbers.get("master_port", 1) <= 65535 and parse_address(host)[0] == host
+    return False

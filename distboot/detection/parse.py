@@ -27,6 +27,8 @@ _LONGEST_JSON = 1_000_000  # characters
 
 _NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*", re.ASCII)
 _BRACKETS = re.compile(r"\[([0-9,-]+)\]", re.ASCII)
+# One item of a list, a comma inside its brackets included; what has no "]" goes to the end.
+_ITEM = re.compile(r"((?:[^,\[]+|\[[^\]]*\]?)*),")
 _RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})", re.ASCII)
 _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", re.ASCII)
 
@@ -55,6 +57,11 @@ def parse_number(text: str) -> int:
     if len(text) > 8 or int(text) > _MOST_PROCESSES:
         raise ValueError("is larger than any job")
     return int(text)
+
+
+def digits(text: str) -> int | None:
+    """The number that a text with at most eight digits is; None for any other text."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 8 else None
 
 
 def parse_port(text: str) -> int:
@@ -87,7 +94,7 @@ def is_loopback(host: str) -> bool:
 def expand_hosts(text: str) -> list[str]:
     """The host names of a hostlist, in its order: `"n[09-11]"` -> `["n09", "n10", "n11"]`."""
     hosts: list[str] = []
-    for item in _split_outside_brackets(text):
+    for item in _ITEM.findall(text + ","):
         if "[" in item:
             # Plain text at the even places, the inside of a bracket at the odd ones. Nothing follows the last bracket.
             parts = _BRACKETS.split(item)
@@ -172,22 +179,6 @@ def _name_or_ipv4(host: str) -> str:
     ):
         raise ValueError("is not a host name")
     return host
-
-
-def _split_outside_brackets(text: str) -> list[str]:
-    pieces = text.split(",")
-    if "[" not in text:
-        return pieces
-    items: list[list[str]] = []
-    inside = False
-    for piece in pieces:
-        if inside:
-            items[-1].append(piece)
-        else:
-            items.append([piece])
-        opened, closed = piece.rfind("["), piece.rfind("]")
-        inside = inside if opened == closed else opened > closed
-    return list(map(",".join, items))
 
 
 def _pieces(parts: list[str], already: int) -> list[list[str]]:

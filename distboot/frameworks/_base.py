@@ -62,11 +62,9 @@ def export(job: JobInfo, exported: EnvTransaction, others: Mapping[str, str] = {
     """Export this rank's place, which this process has joined as, and what only the one framework reads."""
     placement, before = job.placement, exported.environ_before()
     _, outer = inherited.strip(before)
-    # What the wrapper around us does for this rank it does until the end, for the next `init`, too.
-    wrapper = outer if outer is not None and outer.is_about(placement) else None
-    met, watched = wrapper is not None and wrapper.met, wrapper is not None and wrapper.watched
-    joined = os.getpid()
-    exported.write(variables(placement, before, joined=joined, others=others, met=met, watched=watched))
+    # The ranks that have met below the wrapper have done so for the next `init`, too.
+    met = outer is not None and outer.is_about(placement) and outer.met
+    exported.write(variables(placement, before, joined=os.getpid(), others=others, met=met))
 
 
 def at_end(

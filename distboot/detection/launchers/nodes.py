@@ -8,7 +8,7 @@ from contextlib import suppress
 from ...errors import DistbootError
 from ...text import short_repr
 from ..env_reader import EnvReader, variable
-from ..parse import is_loopback, json_hosts, parse_address, parse_port
+from ..parse import digits, is_loopback, json_hosts, parse_address, parse_port
 from . import Launcher, has_any
 
 # Kubeflow's PyTorchJob and TrainJob with several processes a pod: `PET_*`, which torchrun is to read in every pod. The
@@ -100,8 +100,9 @@ def _read_volcano(reader: EnvReader) -> None:
 
 def _pods(environ: Mapping[str, str]) -> int:
     """How many pods the svc plugin counts; 0 when it is not there."""
-    counts = [value for name, value in environ.items() if name.startswith("VC_") and name.endswith("_NUM")]
-    return sum(int(count) for count in counts if count.isascii() and count.isdigit() and len(count) <= 8)
+    return sum(
+        digits(value) or 0 for name, value in environ.items() if name.startswith("VC_") and name.endswith("_NUM")
+    )
 
 
 VOLCANO = Launcher(

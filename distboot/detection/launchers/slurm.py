@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..env_reader import EnvReader, variable
-from ..parse import expand_counts, expand_hosts
+from ..parse import digits, expand_counts, expand_hosts
 from . import Launcher, has_any
 
 # Slurm 22.05.8, srun -N2 -n4, rank 3:
@@ -71,7 +71,8 @@ def _fills_nodes_in_order(reader: EnvReader, node_index: int | None) -> bool:
         return False
     if node_index is None or not (order or "block").startswith(("block", "cyclic", "plane")):
         return False
-    rank = int(first) if first.isascii() and first.isdigit() else reader.number("rank")  # the lowest on this node
+    lowest = digits(first)  # on this node
+    rank = reader.number("rank") if lowest is None else lowest
     return rank is None or (node_index <= rank and (node_index == 0 or rank > 0))
 
 
