@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from distboot import DistbootError
-from distboot.host.versions import environment_facts
 from distboot.rendezvous.coordinator import Coordinator
 from distboot.rendezvous.membership import Membership, build_membership
 from distboot.rendezvous.messages import Hello, Members, WorkerInfo
+from distboot.rendezvous.plan import environment_facts
 from distboot.rendezvous.protocol import HEADER, Channel, Frames, JobCredentials, most_from_rank_0
 from distboot.rendezvous.worker import Worker
 

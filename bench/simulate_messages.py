@@ -13,9 +13,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from distboot.agent.exit_status import ExitStatus
 from distboot.agent.messages import Exited, Register
 from distboot.agent.root_cause import RootCause, from_disconnect, locations
-from distboot.host.versions import environment_facts
 from distboot.rendezvous.membership import Membership
 from distboot.rendezvous.messages import Hello, Ready, Welcome, WorkerInfo
+from distboot.rendezvous.plan import environment_facts
 from distboot.rendezvous.protocol import Channel, JobCredentials
 
 RANKS_A_NODE = 8

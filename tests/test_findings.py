@@ -13,10 +13,10 @@ from rendezvous_peers import record
 from distboot import __version__
 from distboot.errors import DistbootError
 from distboot.host import FRAMEWORK, accelerators
-from distboot.host.versions import environment_facts
 from distboot.rendezvous.join_table import consistency_warnings, refuse_several_frameworks
 from distboot.rendezvous.membership import build_membership
 from distboot.rendezvous.messages import WorkerInfo
+from distboot.rendezvous.plan import environment_facts
 
 ALIKE = {"Python": "3.11.7 in /usr", "torch": "2.13.0", "accelerators": "8"}
 

@@ -17,8 +17,7 @@ from .launchers import Launcher
 from .launchers.frameworks import DEEPSPEED, HOROVODRUN, LIGHTNING, TORCH, TORCHRUN
 from .launchers.nodes import AWSBATCH, KUBEFLOW, SAGEMAKER, VOLCANO
 from .launchers.records import DISTBOOT, FLUX, INTELMPI, LSF, MPICH, MVAPICH, OPENMPI, PALS, PMI
-from .launchers.single import SINGLE
-from .launchers.slurm import SLURM
+from .launchers.slurm import SINGLE, SLURM
 from .launchers.tf_config import TF_CONFIG
 from .parse import digits
 from .placement import NUMBERS, PLATFORMS, VARIABLES, Placement

@@ -123,7 +123,8 @@ def _decode(text: str) -> InheritedEnv:
     is_whole = len(words) == len(pairs) and words.keys() >= {*_IDENTITY, "exported"}
     exported, seen = (list(filter(None, words.pop(name, "").split("+"))) for name in ("exported", "seen"))
     of_fields = frozenset(name for name in exported if ":" not in name)
-    job, texts = words.pop("job", ""), {name: words.pop(name) for name in ("launcher", "master_addr") if name in words}
+    job = words.pop("job", "")
+    texts: dict[str, str] = {name: words.pop(name) for name in ("launcher", "master_addr") if name in words}
     numbers = {name: number for name, value in words.items() if (number := digits(value)) is not None}
     fields = {name: number for name, number in numbers.items() if name in _NUMBERS}
     is_ours = (

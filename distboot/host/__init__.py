@@ -1,4 +1,4 @@
-"""Facts of this host, found out without a framework: accelerators, CPUs, network, versions; and here its ports."""
+"""Facts of this host, found out without a framework: accelerators, CPUs, network; and here its ports."""
 
 from __future__ import annotations
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import socket
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
+from .. import __version__
 from ..detection import inherited
 from ..detection.placement import Placement
 from ..errors import DistbootError
-from ..host import accelerators, derived_port, network
-from ..host.versions import environment_facts
+from ..host import FRAMEWORK, accelerators, derived_port, network
 from ..settings import secret_setting
 from .job_info import JobInfo
 from .join import Joined
@@ -23,6 +25,27 @@ from .messages import WorkerInfo, as_problem
 _CANDIDATES = 5
 _PATIENCE_WITH_A_PROBLEM = 5.0  # seconds to tell the others of it
 _PLACE = ("local_rank", "local_world_size", "node_rank", "num_nodes")
+# Whose versions all ranks should have alike.
+_FRAMEWORKS = (
+    "torch",
+    "tensorflow",
+    "tensorflow_cpu",
+    "horovod",
+    "deepspeed",
+    "lightning",
+    "pytorch_lightning",
+    "accelerate",
+    "transformers",
+    "mpi4py",
+    "jax",
+    "nvidia_nccl_cu12",
+    "nvidia_nccl_cu13",
+)
+_FAMILIES = ("NCCL_", "GLOO_", "FI_")
+# May well differ from host to host, or is set for one rank on purpose.
+_OWN = re.compile(r".*_(SOCKET_IFNAME|HOSTID|IB_HCA|TOPO_FILE|(DEBUG|DUMP)(_.*)?)|.*_DUMP_FILE")
+_MOST_SETTINGS = 80  # settings
+_LONGEST_FACT = 200  # characters of a name or a value
 _START_TIME = 19  # of proc_pid_stat(5), counted from the state: in clock ticks since the host has booted
 
 
@@ -160,6 +183,40 @@ def collect_worker_info(
         detected=time.time(),
         ranks=ranks,
     )
+
+
+def environment_facts(environ: Mapping[str, str], devices: int, framework: str) -> tuple[tuple[str, str], ...]:
+    """What all ranks should have alike, as pairs like ("torch", "2.13.0"); a setting's name ends in "=".
+
+    Nothing is imported to learn a version: the names of the installed packages' metadata folders say it.
+    """
+    found = {
+        # With its place: another Python on one node explains all other differences.
+        "Python": f"{'.'.join(map(str, sys.version_info[:3]))} in {sys.prefix}",
+        "distboot": __version__,
+        FRAMEWORK: framework,
+        **_installed(sys.path),
+        "accelerators": str(devices),
+    }
+    driver = accelerators.nvidia_driver()
+    if driver is not None:
+        found["NVIDIA driver"] = driver
+    settings = sorted(name for name in environ if name.startswith(_FAMILIES) and not _OWN.fullmatch(name))
+    found |= {f"{name}=": environ[name] for name in settings[:_MOST_SETTINGS]}
+    return tuple(sorted((name[:_LONGEST_FACT], value[:_LONGEST_FACT]) for name, value in found.items()))
+
+
+def _installed(folders: Iterable[str]) -> dict[str, str]:
+    """Versions of the frameworks that this Python would import."""
+    found: dict[str, str] = {}
+    for folder in folders:
+        with suppress(OSError):
+            for name in os.listdir(folder or "."):
+                # torch-2.13.0+cpu.dist-info, or Debian's torch-1.13.1.egg-info
+                package, _, version = name.removesuffix(".dist-info").removesuffix(".egg-info").partition("-")
+                if version and name.endswith("-info") and package.lower() in _FRAMEWORKS:
+                    found.setdefault(package.lower(), version)  # the first on the path is the one that is imported
+    return {name: found[name] for name in _FRAMEWORKS if name in found}
 
 
 def _own_start() -> float:
