@@ -54,6 +54,7 @@ _LAUNCHERS = {
     "deepspeed-0.19.8/mpich": "mpich",
     "deepspeed-0.19.8/impi": "intelmpi",
     "deepspeed": "deepspeed",
+    "distboot": "distboot",
     "horovodrun-0.28.1/mpi": "openmpi",
     "horovodrun": "horovodrun",
     "intelmpi": "intelmpi",

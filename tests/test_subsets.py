@@ -23,23 +23,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distboot import DistbootError, Placement, detect
-from distboot.detection.detect import INNERMOST_FIRST
+from distboot.detection.detect import LAUNCHERS
 from distboot.rendezvous.join_table import JoinTable
 from distboot.rendezvous.membership import assign_ranks
 from distboot.rendezvous.messages import WorkerInfo
 
 # Rank and size, of which a container has to get both; Slurm has two variables with the size.
-_ENOUGH: dict[str, list[tuple[str, ...]]] = {
-    "deepspeed": [("RANK", "WORLD_SIZE")],
-    "horovodrun": [("HOROVOD_RANK", "HOROVOD_SIZE")],
-    "intelmpi": [("PMI_RANK", "PMI_SIZE")],
-    "mpich": [("PMI_RANK", "PMI_SIZE")],
-    "mvapich": [("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE")],
-    "openmpi": [("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")],
-    "single": [()],
-    "slurm": [("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), ("SLURM_PROCID", "SLURM_NTASKS")],
-    "torchrun": [("RANK", "WORLD_SIZE")],
-}
+_ENOUGH = {name: [tuple(map(str, one.numbers[:2]))] for name, one in LAUNCHERS.items()}
+_ENOUGH["slurm"].append(("SLURM_PROCID", "SLURM_NTASKS"))
 
 # Where a rank may have a wrong number, as nothing is left that shows it, and the ranks refuse each other at the latest.
 _SHOWN_BY_THE_OTHERS = {
@@ -181,14 +172,13 @@ _STEP, _BATCH = "slurm-sbatch-22.05.8/srun_2nodes_2procs", "slurm-sbatch-22.05.8
 _PASSED = {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_NODELIST"}
 
 
-@pytest.mark.parametrize("more", [{"SLURM_STEP_ID"}, {"SLURM_STEP_NUM_TASKS"}])
-def test_task_0_of_slurm_is_known_by_one_variable_of_its_step(more: set[str]) -> None:
-    placement = detect(_kept(one(_STEP, 0), _PASSED | more))
-    assert (placement.launcher, placement.rank, placement.world_size, placement.local_rank) == ("slurm", 0, 4, 0)
-
-
-def test_task_above_0_of_slurm_is_known_by_its_rank() -> None:
-    assert detect(_kept(one(_STEP, 3), _PASSED)).rank == 3
+@pytest.mark.parametrize(("rank", "more"), [(0, {"SLURM_STEP_ID"}), (0, {"SLURM_STEP_NUM_TASKS"}), (3, set())])
+def test_task_0_of_slurm_is_known_by_one_variable_of_its_step_and_another_by_its_rank(
+    rank: int, more: set[str]
+) -> None:
+    placement = detect(_kept(one(_STEP, rank), _PASSED | more))
+    assert (placement.launcher, placement.rank, placement.world_size) == ("slurm", rank, 4)
+    assert placement.local_rank == rank % 2
 
 
 @pytest.mark.parametrize("environ", [_kept(one(_STEP, 0), _PASSED), _kept(one(_BATCH, 0), _PASSED)])
@@ -198,9 +188,7 @@ def test_what_may_be_task_0_or_a_batch_script_is_refused_with_the_variable_to_pa
     for said in ("docker run -e SLURM_STEP_ID", "apptainer exec --env SLURM_STEP_ID=", "DISTBOOT_LAUNCHER=slurm"):
         assert said in refusal.hint
     assert detect(environ, launcher="none").world_size == 1
-
-
-def test_one_task_is_alone_either_way() -> None:
+    # One task is alone either way.
     assert detect({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}).world_size == 1
 
 
@@ -261,7 +249,7 @@ def _is_valid(p: Placement) -> bool:
 
 
 @settings(max_examples=3000, deadline=None)
-@given(mixtures(), st.sampled_from([None, None, None, "none", *(launcher.name for launcher in INNERMOST_FIRST)]))
+@given(mixtures(), st.sampled_from([None, None, None, "none", *LAUNCHERS]))
 def test_any_mixture_gives_a_valid_placement_or_a_named_error(environ: dict[str, str], launcher: str | None) -> None:
     before = dict(environ)
     first = _result(environ, launcher)
