@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hosts import Hosts, Slurm, missing_for_hosts
 from launched import (
+    CYCLIC,
     MPI_ENV,
     MPICH,
     MPIRUN,
@@ -41,9 +42,6 @@ MPIS = [
 ]
 
 PYTHON = sys.executable
-WRAPPER = [PYTHON, "-m", "distboot"]
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-MASTER = {"MASTER_ADDR": "nodea", "MASTER_PORT": "29507"}
 REVERSED = [("nodeb", 0, 0, 1), ("nodea", 1, 0, 2), ("nodea", 1, 1, 2)]
 TWO_BY_TWO = [("nodea", 0, 0, 2), ("nodea", 0, 1, 2), ("nodeb", 1, 0, 2), ("nodeb", 1, 1, 2)]
 
@@ -52,53 +50,33 @@ def _numbers(lines: list[dict[str, object]]) -> list[tuple[object, ...]]:
     return [(line["launcher"], line["rank"], line["world_size"]) for line in lines]
 
 
-def _mpich(*options: str, command: list[str]) -> list[str]:
-    return [str(MPICH), *options, *command]
-
-
 def _openmpi4(*options: str, command: list[str], **variables: str) -> list[str]:
     exports = [word for name in ("PATH", *variables) for word in ("-x", name)]
     return [str(OPENMPI4), "--bind-to", "none", *options, *exports, *command]
 
 
-@needs_mpich
 @needs_torch
 @pytest.mark.parametrize(
-    ("layout", "script", "places"),
+    ("mpi", "layout", "script", "places"),
     [
-        ("nodea:2,nodeb:1", "where.py", UNEVEN),
-        ("nodeb:1,nodea:2", "where.py", REVERSED),
+        pytest.param("mpich", "nodea:2,nodeb:1", "where.py", UNEVEN, marks=needs_mpich),
+        pytest.param("mpich", "nodeb:1,nodea:2", "where.py", REVERSED, marks=needs_mpich),
         # The launcher tells both processes on nodea that they are alone there.
-        ("nodea:1,nodeb:1,nodea:1", "who.py", [("nodea", 0, 0, 2), ("nodeb", 1, 0, 1), ("nodea", 0, 1, 2)]),
+        pytest.param("mpich", "nodea:1,nodeb:1,nodea:1", "who.py", CYCLIC, marks=needs_mpich),
+        pytest.param("openmpi", "nodea:2,nodeb:1", "who.py", UNEVEN, marks=needs_openmpi4),
+        pytest.param("openmpi", "nodea:2,nodeb:1 --map-by node", "where.py", CYCLIC, marks=needs_openmpi4),
     ],
 )
-def test_mpich_on_two_hosts(hosts: Hosts, layout: str, script: str, places: list[tuple[object, ...]]) -> None:
-    where = [word for name, value in MASTER.items() for word in ("-genv", name, value.replace("nodea", layout[:5]))]
-    done = hosts.run("nodea", _mpich("-n", "3", "-hosts", layout, *where, command=[PYTHON, script]), ONE_THREAD, 120)
-    lines = json_lines(done)
+def test_mpi_on_two_hosts(hosts: Hosts, mpi: str, layout: str, script: str, places: list[tuple[object, ...]]) -> None:
+    master = {"MASTER_ADDR": layout[:5], "MASTER_PORT": "29507"}
+    if mpi == "mpich":
+        passed = [word for name, value in master.items() for word in ("-genv", name, value)]
+        launch = [str(MPICH), "-n", "3", "-hosts", layout, *passed, PYTHON, script]
+    else:
+        launch = _openmpi4("-H", *layout.split(), command=[PYTHON, script], OMP_NUM_THREADS="1", **master)
+    lines = json_lines(hosts.run("nodea", launch, {**MPI_ENV, **master}, 120))
     assert places_of(lines) == places
-    assert {(line["launcher"], line["total"]) for line in lines} == {("mpich", 6.0 if script == "who.py" else None)}
-
-
-@needs_openmpi4
-@needs_torch
-@pytest.mark.parametrize(
-    ("options", "script", "places"),
-    [
-        ((), "who.py", UNEVEN),
-        (("--map-by", "node"), "where.py", [("nodea", 0, 0, 2), ("nodeb", 1, 0, 1), ("nodea", 0, 1, 2)]),
-    ],
-    ids=["uneven", "cyclic"],
-)
-def test_open_mpi_4_on_two_hosts(
-    hosts: Hosts, options: tuple[str, ...], script: str, places: list[tuple[object, ...]]
-) -> None:
-    env = {**MPI_ENV, **MASTER}
-    options = ("-H", "nodea:2,nodeb:1", *options)
-    done = hosts.run("nodea", _openmpi4(*options, command=[PYTHON, script], OMP_NUM_THREADS="1", **MASTER), env, 120)
-    lines = json_lines(done)
-    assert places_of(lines) == places
-    assert {(line["launcher"], line["total"]) for line in lines} == {("openmpi", 6.0 if script == "who.py" else None)}
+    assert {(line["launcher"], line["total"]) for line in lines} == {(mpi, 6.0 if script == "who.py" else None)}
 
 
 @needs_intel
@@ -136,20 +114,6 @@ def test_torchrun_inside_an_mpi_launcher(hosts: Hosts, outer: str) -> None:
     lines = json_lines(hosts.run("nodea", commands[outer], {**MPI_ENV, "I_MPI_ROOT": str(INTEL_ROOT)}, 120))
     assert places_of(lines) == TWO_BY_TWO
     assert {line["launcher"] for line in lines} == {"torchrun"}
-
-
-@needs_mpich
-@needs_torch
-def test_wrapper_starts_the_ranks_of_each_node(hosts: Hosts) -> None:
-    """One process a node becomes two ranks on the first node and one on the second; test_per_node.py has more."""
-    here = '$(test "$(hostname)" = nodea && echo 2 || echo 1)'
-    wrapped = ["sh", "-c", f"exec {shlex.join(WRAPPER)} --nproc-per-node {here} where.py"]
-    done = hosts.run(
-        "nodea", _mpich("-n", "2", "-hosts", "nodea:1,nodeb:1", command=wrapped), {**MPI_ENV, **MASTER}, 120
-    )
-    lines = json_lines(done)
-    assert places_of(lines) == UNEVEN
-    assert {line["launcher"] for line in lines} == {"distboot"}
 
 
 @needs_slurm

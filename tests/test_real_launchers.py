@@ -11,9 +11,10 @@ from launched import FILES, MPIRUN, json_lines, needs_mpirun, needs_torch
 
 pytestmark = needs_torch
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-LAUNCH = [sys.executable, "-m", "torch.distributed.launch", "--nproc-per-node", "2"]
-OVERSUBSCRIBED = [str(MPIRUN), "--map-by", ":OVERSUBSCRIBE", "-n"]
+PYTHON = sys.executable
+TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+LAUNCH = [PYTHON, "-m", "torch.distributed.launch", "--nproc-per-node", "2"]
+MPIRUN_1, MPIRUN_2, MPIRUN_4 = ([str(MPIRUN), "--map-by", ":OVERSUBSCRIBE", "-n", count] for count in ("1", "2", "4"))
 SHOW = ["-m", "distboot", "show", "--json"]
 
 
@@ -38,20 +39,8 @@ def _seen(lines: list[dict[str, object]]) -> list[tuple[object, ...]]:
     [
         pytest.param(TORCHRUN, "torchrun", "who.py", id="torchrun"),
         pytest.param([*LAUNCH, "--use-env"], "torchrun", "where.py", id="launch-use-env", marks=pytest.mark.all),
-        pytest.param(
-            [*OVERSUBSCRIBED, "2", sys.executable],
-            "openmpi",
-            "who.py",
-            id="mpirun",
-            marks=[needs_mpirun, pytest.mark.all],
-        ),
-        pytest.param(
-            [*OVERSUBSCRIBED, "4", sys.executable],
-            "openmpi",
-            "where.py",
-            id="mpirun-oversubscribed",
-            marks=needs_mpirun,
-        ),
+        pytest.param([*MPIRUN_2, PYTHON], "openmpi", "who.py", id="mpirun", marks=[needs_mpirun, pytest.mark.all]),
+        pytest.param([*MPIRUN_4, PYTHON], "openmpi", "where.py", id="mpirun-oversubscribed", marks=needs_mpirun),
     ],
 )
 @pytest.mark.usefixtures("who")
@@ -71,8 +60,8 @@ def test_init_under_a_launcher(run: Run, command: list[str], launcher: str, scri
     [
         pytest.param([*TORCHRUN, *SHOW], "torchrun", id="torchrun"),
         pytest.param([*LAUNCH, "--use-env", *SHOW], "torchrun", id="launch-use-env", marks=pytest.mark.all),
-        pytest.param([*OVERSUBSCRIBED, "2", sys.executable, *SHOW], "openmpi", id="mpirun", marks=needs_mpirun),
-        pytest.param([sys.executable, *SHOW], "single", id="plain"),
+        pytest.param([*MPIRUN_2, PYTHON, *SHOW], "openmpi", id="mpirun", marks=needs_mpirun),
+        pytest.param([PYTHON, *SHOW], "single", id="plain"),
     ],
 )
 def test_show_under_a_launcher(run: Run, command: list[str], launcher: str) -> None:
@@ -89,13 +78,13 @@ def test_launch_without_use_env_leaves_its_argument_to_the_script(run: Run, who:
     assert [line["argv"] for line in lines] == [["--local-rank=0", "--mine"], ["--local-rank=1", "--mine"]]
 
 
-WRAPPED = [sys.executable, "-m", "distboot"]
+WRAPPED = [PYTHON, "-m", "distboot"]
 
 
 @needs_mpirun
 def test_unmodified_script_through_the_wrapper_under_mpirun(run: Run, tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text(FILES["plain.py"])
-    lines = json_lines(run(*OVERSUBSCRIBED, "2", *WRAPPED, "plain.py"))
+    lines = json_lines(run(*MPIRUN_2, *WRAPPED, "plain.py"))
     assert [(line["RANK"], line["LOCAL_RANK"], line["NODE_RANK"]) for line in lines] == [(0, 0, "0"), (1, 1, "0")]
 
 
@@ -103,12 +92,12 @@ def test_unmodified_script_through_the_wrapper_under_mpirun(run: Run, tmp_path: 
 @pytest.mark.parametrize(
     ("command", "env"),
     [
-        ([*OVERSUBSCRIBED, "2", *WRAPPED], {}),
-        ([*OVERSUBSCRIBED, "1", *TORCHRUN], {"LOCAL_RANK": "9", "WORLD_SIZE": "16"}),  # left over
-        pytest.param([*OVERSUBSCRIBED, "1", *TORCHRUN], {}, marks=pytest.mark.all),
+        ([*MPIRUN_2, *WRAPPED], {}),
+        ([*MPIRUN_1, *TORCHRUN], {"LOCAL_RANK": "9", "WORLD_SIZE": "16"}),  # left over
+        pytest.param([*MPIRUN_1, *TORCHRUN], {}, marks=pytest.mark.all),
         # An ENTRYPOINT that wraps whatever the job runs.
         ([*WRAPPED, "run", "--", *TORCHRUN], {}),
-        ([*WRAPPED, "run", "--", *OVERSUBSCRIBED, "2", sys.executable], {}),
+        ([*WRAPPED, "run", "--", *MPIRUN_2, PYTHON], {}),
     ],
     ids=["init", "torchrun-left-over", "torchrun", "wrapper-torchrun", "wrapper-mpirun"],
 )
@@ -120,8 +109,7 @@ def test_one_inside_the_other(run: Run, who: str, command: list[str], env: dict[
 
 @needs_mpirun
 def test_exit_code_of_a_wrapped_rank_reaches_mpirun(run: Run) -> None:
-    result = run(*OVERSUBSCRIBED, "2", *WRAPPED, "run", "--", "sh", "-c", "exit 3")
-    assert result.returncode == 3
+    assert run(*MPIRUN_2, *WRAPPED, "run", "--", "sh", "-c", "exit 3").returncode == 3
 
 
 _RESTARTED = """
@@ -151,9 +139,7 @@ def test_torchrun_restart(run: Run, tmp_path: Path) -> None:
 
 @needs_mpirun
 def test_mpirun_of_the_same_size_inside_the_wrapper_inside_mpirun(run: Run) -> None:
-    inner = [*OVERSUBSCRIBED, "2", sys.executable, *SHOW]
-    result = run(*OVERSUBSCRIBED, "2", sys.executable, "-m", "distboot", "run", "--", *inner)
-    shown = json_lines(result)
+    shown = json_lines(run(*MPIRUN_2, *WRAPPED, "run", "--", *MPIRUN_2, PYTHON, *SHOW))
     jobs = {line["job_id"] for line in shown}
     assert len(jobs) == 2, "two inner jobs, and the outer one is none of them"
     for job in jobs:
