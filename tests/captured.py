@@ -43,7 +43,7 @@ class Process:
         return None if text is None else int(text)
 
 
-# The beginning of a capture's name -> the launcher that owns its ranks.
+# The beginning of a capture's name -> the launcher that owns its ranks, where its first word does not say that.
 _LAUNCHERS = {
     "accelerate-1.15.0/cpu_num_processes_2": "single",
     "accelerate-1.15.0/cpu_mpirun_hostfile_mpich": "mpich",
@@ -53,15 +53,9 @@ _LAUNCHERS = {
     "deepspeed-0.19.8/openmpi4": "openmpi",
     "deepspeed-0.19.8/mpich": "mpich",
     "deepspeed-0.19.8/impi": "intelmpi",
-    "deepspeed": "deepspeed",
-    "distboot": "distboot",
     "horovodrun-0.28.1/mpi": "openmpi",
-    "horovodrun": "horovodrun",
-    "intelmpi": "intelmpi",
     "lightning": "torchrun",
-    "mpich": "mpich",
     "mvapich": "mvapich",
-    "openmpi": "openmpi",
     "plain-python": "single",
     "slurm-interactive-22.05.8/uis_salloc_shell_typed_srun": "slurm",
     "slurm-interactive": "single",
@@ -86,9 +80,8 @@ class Capture:
 
     @property
     def launcher(self) -> str:
-        found = next((launcher for prefix, launcher in _LAUNCHERS.items() if self.name.startswith(prefix)), None)
-        assert found is not None, f"{self.name}: a new capture needs its line in _LAUNCHERS"
-        return found
+        found = (launcher for prefix, launcher in _LAUNCHERS.items() if self.name.startswith(prefix))
+        return next(found, self.name.partition("-")[0])
 
 
 def _load(path: Path) -> Capture:

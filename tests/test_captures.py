@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from captured import ALL, NUMBERS, Capture, refused, shared_local_ranks, wrong_numbers
+from captured import ALL, NUMBERS, Capture, one, refused, shared_local_ranks, wrong_numbers
 
 from distboot import DistbootError, Placement, detect
 
@@ -20,7 +20,7 @@ _MALFORMED = ("abc", "", "-1", "1e3", "9" * 30)
 
 
 @pytest.mark.parametrize("capture", ALL, ids=lambda capture: capture.name)
-def test_captured_process_is_placed_as_it_really_was(capture: Capture) -> None:
+def test_captured_process_is_placed_as_it_really_was_and_all_agree_on_where_rank_0_is(capture: Capture) -> None:
     placements = [detect(process.environ) for process in capture.processes]
     for placement, process in zip(placements, capture.processes, strict=True):
         assert wrong_numbers(placement, process) == {}
@@ -30,6 +30,9 @@ def test_captured_process_is_placed_as_it_really_was(capture: Capture) -> None:
     if capture.processes[0].expected["size"] != 1:  # else each is a job of its own
         assert shared_local_ranks(placements, capture.processes) == []
     assert _unknown(placements) == _UNKNOWN.get(capture.name, [""] * len(placements)), "as in unknown_numbers.json"
+    ((host, _),) = {(placement.master_addr, placement.master_port) for placement in placements}
+    if host not in (None, "127.0.0.1", "localhost", "10.77.0.11"):  # nodea by its address
+        assert host.partition(".")[0] == capture.processes[0].expected["rank0_host"]
 
 
 def _unknown(placements: list[Placement]) -> list[str]:
@@ -37,18 +40,9 @@ def _unknown(placements: list[Placement]) -> list[str]:
 
 
 if "DISTBOOT_WRITE_UNKNOWN" in os.environ:
-    _UNKNOWN = {one.name: _unknown([detect(process.environ) for process in one.processes]) for one in ALL}
+    _UNKNOWN = {each.name: _unknown([detect(process.environ) for process in each.processes]) for each in ALL}
     _UNKNOWN = {name: fields for name, fields in _UNKNOWN.items() if any(fields)}
     _UNKNOWN_FILE.write_text(json.dumps(_UNKNOWN, indent=1) + "\n")
-
-
-@pytest.mark.parametrize("capture", ALL, ids=lambda capture: capture.name)
-def test_all_ranks_of_a_job_agree_on_where_rank_0_is(capture: Capture) -> None:
-    placements = [detect(process.environ) for process in capture.processes]
-    assert len({(p.master_addr, p.master_port) for p in placements}) == 1
-    host = placements[0].master_addr
-    if host not in (None, "127.0.0.1", "localhost", "10.77.0.11"):  # nodea by its address
-        assert host.partition(".")[0] == capture.processes[0].expected["rank0_host"]
 
 
 def _damaged(environ: dict[str, str]) -> list[tuple[str, dict[str, str]]]:
@@ -75,13 +69,8 @@ def test_damaged_environment_gives_the_same_numbers_or_a_named_error(capture: Ca
             placement = _detected(environ)
             assert placement is None or wrong_numbers(placement, process) == {}, what
             if placement is not None and placement.launcher == "slurm" and "MASTER_" not in what:
-                known = {
-                    None,
-                    address,
-                    process.expected["rank0_host"],
-                    "127.0.0.1" if placement.num_nodes == 1 else None,
-                }
-                assert placement.master_addr in known, what
+                loopback = "127.0.0.1" if placement.num_nodes == 1 else None
+                assert placement.master_addr in {None, address, process.expected["rank0_host"], loopback}, what
 
 
 # The variables that each launcher reads: the first two are rank and size, without which it cannot do.
@@ -108,8 +97,7 @@ def _read_by_launchers(first: int = 0, last: int | None = None) -> list[tuple[st
 
 
 def _without(name: str, *variables: str) -> dict[str, str]:
-    environ = next(capture for capture in ALL if capture.name == name).processes[3].environ
-    return {name: value for name, value in environ.items() if name not in variables}
+    return {name: value for name, value in one(name, 3).items() if name not in variables}
 
 
 @pytest.mark.parametrize("value", ["", "abc"])

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hosts import Hosts, Slurm, missing_for_hosts
+from hosts import Hosts, Slurm
 from launched import (
     CYCLIC,
     MPI_ENV,
@@ -20,6 +20,7 @@ from launched import (
     SHOW,
     UNEVEN,
     json_lines,
+    needs_hosts,
     needs_mpich,
     needs_mpirun,
     needs_openmpi4,
@@ -28,7 +29,7 @@ from launched import (
     places_of,
 )
 
-pytestmark = [pytest.mark.all, pytest.mark.skipif(missing_for_hosts() is not None, reason=str(missing_for_hosts()))]
+pytestmark = [pytest.mark.all, needs_hosts]
 
 # Free of charge, but not of a licence that the project could depend on: it is tested where somebody has installed it.
 INTEL_ROOT = Path(os.environ.get("I_MPI_ROOT", Path(sys.prefix) / "intelmpi"))

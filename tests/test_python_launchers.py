@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from conftest import Run
-from hosts import Hosts, missing_for_hosts
-from launched import BIN, json_lines, needs, needs_deepspeed, places_of
+from hosts import Hosts
+from launched import BIN, json_lines, needs, needs_deepspeed, needs_hosts, places_of
 from ranks import SAY_PLACE
 
 pytestmark = pytest.mark.all
@@ -85,7 +85,7 @@ def test_two_deepspeed_at_once_on_one_host(run: Run, tmp_path: Path) -> None:
 
 
 @needs_deepspeed
-@pytest.mark.skipif(missing_for_hosts() is not None, reason=str(missing_for_hosts()))
+@needs_hosts
 @pytest.mark.skipif(shutil.which("pdsh") is None, reason="no pdsh (see tests/cluster/packages.txt)")
 def test_deepspeed_over_pdsh_on_uneven_nodes(hosts: Hosts) -> None:
     hostfile = hosts.shared / "hostfile"

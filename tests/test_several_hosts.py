@@ -7,7 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hosts import Hosts, Slurm, missing_for_hosts
+from hosts import Hosts, Slurm
 from launched import (
     AZUREML,
     CYCLIC,
@@ -15,13 +15,14 @@ from launched import (
     UNEVEN,
     json_lines,
     mpirun_on,
+    needs_hosts,
     needs_mpirun,
     needs_slurm,
     needs_torch,
     places_of,
 )
 
-pytestmark = pytest.mark.skipif(missing_for_hosts() is not None, reason=str(missing_for_hosts()))
+pytestmark = needs_hosts
 
 
 @needs_mpirun

@@ -171,9 +171,7 @@ def _is_whole_host(reader: EnvReader, local_rank: int, here: int, cross_rank: in
     the last mention of all tell by it whether there is another; and where as many hosts as can be have a process of
     the highest local rank, there is none.
     """
-    rank, size = reader.number("rank"), reader.number("world_size")
-    assert rank is not None
-    assert size is not None
+    rank, size = reader.number("rank") or 0, reader.number("world_size")
     if local_rank == 0:
         is_last = rank + here == size and cross_rank < cross_size
         return cross_rank == 0 or is_last or cross_size == size
