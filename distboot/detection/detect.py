@@ -94,16 +94,16 @@ def detect(environ: Mapping[str, str] | None = None, *, launcher: str | None = N
         DistbootError: the environment is broken or contradictory, or does not fit the launcher named.
     """
     environ = os.environ if environ is None else environ
-    bare, outer = inherited.strip(environ)
+    without_ours, outer = inherited.strip(environ)
     name, option = launcher, "launcher="
     if name is None:
         name, option = launcher_setting(environ), "DISTBOOT_LAUNCHER="
     if name is None:
-        placement = _innermost(environ, bare, outer)
+        placement = _innermost(environ, without_ours, outer)
         if placement.launcher == SINGLE.name and outer and not outer.launches and outer.fields["world_size"] != 1:
             placement = _as_exported(environ, outer)
     else:
-        placement = _named(environ, bare, name, f"{option}{short_repr(name)}")
+        placement = _named(environ, without_ours, name, f"{option}{short_repr(name)}")
     return outer.merge(placement) if outer and outer.is_about(placement) else placement
 
 
@@ -125,9 +125,9 @@ def launcher_of(placement: Placement) -> Launcher:
 
 def traces(environ: Mapping[str, str]) -> dict[str, str]:
     """Every launcher that has variables of its own in an environment, with a digest of what they say."""
-    bare, _ = inherited.strip(environ)
+    without_ours, _ = inherited.strip(environ)
     of_their_own = [each for each in INNERMOST_FIRST if not each.generic_names and each is not SINGLE]
-    found = ((each.name, _found_whole(each, _view(each, environ, bare))) for each in of_their_own)
+    found = ((each.name, _found_whole(each, _view(each, environ, without_ours))) for each in of_their_own)
     return {name: _identity(placement) for name, placement in found if placement is not None}
 
 
@@ -138,17 +138,17 @@ def _found_whole(launcher: Launcher, environ: Mapping[str, str]) -> Placement | 
     return None
 
 
-def _view(candidate: Launcher, environ: Mapping[str, str], bare: Mapping[str, str]) -> Mapping[str, str]:
-    """What a launcher is to read; `bare` is the environment without what an outer distboot exported.
+def _view(candidate: Launcher, environ: Mapping[str, str], without_ours: Mapping[str, str]) -> Mapping[str, str]:
+    """What a launcher is to read; `without_ours` is the environment without what an outer distboot exported.
 
     A launcher that has started processes below that distboot may have set the very values again: all is then its own.
     """
-    if candidate.own_mark not in bare:
-        return bare
+    if candidate.own_mark not in without_ours:
+        return without_ours
     if candidate.sets_torch_vars:
         return environ
     of_ours = VARIABLES.values()
-    return {name: text for name, text in environ.items() if name in bare or name not in of_ours}
+    return {name: text for name, text in environ.items() if name in without_ours or name not in of_ours}
 
 
 def _identity(placement: Placement) -> str:
@@ -169,27 +169,29 @@ def _candidates(environ: Mapping[str, str], outer: InheritedEnv | None) -> Seque
     return [one for one in INNERMOST_FIRST if one.name not in found or one.name == own]
 
 
-def _innermost(environ: Mapping[str, str], bare: Mapping[str, str], outer: InheritedEnv | None) -> Placement:
+def _innermost(environ: Mapping[str, str], without_ours: Mapping[str, str], outer: InheritedEnv | None) -> Placement:
     notes: list[str] = []
     candidates = _candidates(environ, outer)
     for candidate in candidates:
-        placement = candidate.found(_view(candidate, environ, bare))
+        placement = candidate.found(_view(candidate, environ, without_ours))
         if placement is None:
-            names = _markers_present(bare, candidate)
+            names = _markers_present(without_ours, candidate)
             notes += [f"{names} ignored: they are not about this very process"] if names else []
             continue
         further_out = INNERMOST_FIRST[INNERMOST_FIRST.index(candidate) + 1 :]
         if candidate.uses_daemons:
-            rivals = [each for each in further_out if each in candidates and each.uses_daemons]
-            _refuse_conflict(bare, placement, rivals)
+            others = [each for each in further_out if each in candidates and each.uses_daemons]
+            _refuse_conflict(without_ours, placement, others)
             if SLURM in candidates:
-                _refuse_slurm_step(bare, placement)
+                _refuse_slurm_step(without_ours, placement)
         for other in () if candidate is SINGLE else further_out:
             # Of two with daemons that are there and agree, one has inherited the variables of the other: no news.
-            names = "" if candidate.uses_daemons and other.uses_daemons else _markers_present(bare, other)
+            names = "" if candidate.uses_daemons and other.uses_daemons else _markers_present(without_ours, other)
             notes += [f"{names} ignored: {candidate.name} owns the rank, {other.name} is further out"] if names else []
         if not candidate.owns_torch_vars:
-            notes += _check_generic_vars(bare, placement, [each for each in further_out if each.generic_names], outer)
+            notes += _check_generic_vars(
+                without_ours, placement, [each for each in further_out if each.generic_names], outer
+            )
             if placement.node_level is None and placement.num_nodes == placement.world_size > 1:
                 notes.append(_ONE_A_NODE)
         return placement._replace(notes=(*placement.notes, *notes)) if notes else placement
@@ -210,10 +212,10 @@ def _as_exported(environ: Mapping[str, str], outer: InheritedEnv) -> Placement:
     return placement
 
 
-def _named(environ: Mapping[str, str], bare: Mapping[str, str], name: str, option: str) -> Placement:
+def _named(environ: Mapping[str, str], without_ours: Mapping[str, str], name: str, option: str) -> Placement:
     """What the launcher says that the user names, with the `option` that names it for messages."""
     if name in (SINGLE.name, OFF):
-        return SINGLE.read(bare)  # whatever else the environment says
+        return SINGLE.read(without_ours)  # whatever else the environment says
     word = str(name)
     candidate = LAUNCHERS.get(word)
     if candidate is None:
@@ -223,7 +225,7 @@ def _named(environ: Mapping[str, str], bare: Mapping[str, str], name: str, optio
             "that is alone (python -m distboot launchers)"
         )
         raise DistbootError("unknown-launcher", f"{option} is not a valid launcher", hint).of("rank ?")
-    environ = _view(candidate, environ, bare)
+    environ = _view(candidate, environ, without_ours)
     is_claimed, problem = candidate.claims(environ), "its variables are not as it sets them"
     if is_claimed or not candidate.needs_claim:
         try:
@@ -244,11 +246,11 @@ def _refuse_conflict(environ: Mapping[str, str], placement: Placement, others: l
     """Refuse when another launcher with daemons has other numbers: nothing says which is the inner one."""
     for other in others:
         markers = _markers_present(environ, other)
-        rival = _found_whole(other, environ) if markers else None
-        if rival is None or _same_place(placement, rival):
+        theirs = _found_whole(other, environ) if markers else None
+        if theirs is None or _same_place(placement, theirs):
             continue
-        if other not in _SCHEDULERS or not _may_be_daemons(placement, rival.world_size, rival.num_nodes):
-            raise _conflict(placement, rival.launcher, rival.rank, rival.world_size, markers)
+        if other not in _SCHEDULERS or not _may_be_daemons(placement, theirs.world_size, theirs.num_nodes):
+            raise _conflict(placement, theirs.launcher, theirs.rank, theirs.world_size, markers)
 
 
 def _refuse_slurm_step(environ: Mapping[str, str], placement: Placement) -> None:
@@ -276,22 +278,22 @@ def _check_generic_vars(
     for other in others:
         ignored = [name for name in other.markers if name in environ]
         try:
-            rival = other.found(environ) if ignored else None
+            theirs = other.found(environ) if ignored else None
         except DistbootError:  # half of a launcher, or broken: clearly a left-over
             if not noted.issuperset(ignored):
                 notes.append(f"{', '.join(ignored)} ignored: {placement.launcher} owns the rank")
             noted.update(ignored)
             continue
-        if rival is None or (outer is not None and outer._replace(launches=False).is_about(rival)):
+        if theirs is None or (outer is not None and outer._replace(launches=False).is_about(theirs)):
             continue  # the process that the outer distboot was about, or for which it was a launcher
-        if rival.world_size != placement.world_size:
-            raise _conflict(placement, rival.launcher, rival.rank, rival.world_size, ", ".join(ignored))
+        if theirs.world_size != placement.world_size:
+            raise _conflict(placement, theirs.launcher, theirs.rank, theirs.world_size, ", ".join(ignored))
         # An inner launcher with exactly one process for each outer one makes no sense: RANK was exported once, in a
         # batch script say, or it is the user's own order of the same processes.
-        if rival.rank != placement.rank:
+        if theirs.rank != placement.rank:
             notes.append(
                 f"{', '.join(ignored)} ignored: {placement.launcher} owns the rank, and says {placement.rank} "
-                f"where {rival.sources['rank']} says {rival.rank}"
+                f"where {theirs.sources['rank']} says {theirs.rank}"
             )
     return notes
 

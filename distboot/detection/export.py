@@ -36,10 +36,8 @@ def variables(
     A field that is not known is cleared, so that no framework reads a value left over from elsewhere. `named` is the
     launcher that the user named, `others` what only one framework reads; `state` is for `inherited.encode`.
     """
-    exports: dict[str, str | None] = {}
-    for field, name in VARIABLES.items():
-        value = getattr(placement, field)
-        exports[name] = None if value is None else str(value)
+    fields = {name: getattr(placement, field) for field, name in VARIABLES.items()}
+    exports = {name: None if value is None else str(value) for name, value in fields.items()}
     launcher = launcher_of(placement)
     if launcher.sets_torch_vars and "LOCAL_RANK" in environ:
         # It stays, also in another order: it is the index of the device for this process (with torchrun
@@ -48,15 +46,15 @@ def variables(
     if placement.launcher != "torchrun":
         # Left over from a torchrun further out, it makes torch wait for a store that no process serves.
         exports["TORCHELASTIC_USE_AGENT_STORE"] = None
-    bare, outer = inherited.strip(environ)
+    without_ours, outer = inherited.strip(environ)
     # What the wrapper has exported for the framework of the script stays, and is to be known as ours.
     of_others = environ if outer is None else outer.strip_framework_vars(environ)
     others = {**{name: value for name, value in environ.items() if name not in of_others}, **others}
     others |= thread_variables(placement, environ)
     # What would show that another launcher has started a process is inherited here, and shows it no more.
     marks = (each.own_mark for each in INNERMOST_FIRST if each is not launcher)
-    others |= {mark: bare[mark] for mark in marks if mark in bare}
-    changed = [name for name, value in exports.items() if value is not None and bare.get(name) != value]
+    others |= {mark: without_ours[mark] for mark in marks if mark in without_ours}
+    changed = [name for name, value in exports.items() if value is not None and without_ours.get(name) != value]
     if named is not None:
         exports["DISTBOOT_LAUNCHER"] = named
     exports[inherited.VARIABLE] = inherited.encode(placement, changed, others=others, seen=traces(environ), **state)
@@ -66,8 +64,8 @@ def variables(
 
 def of_one_process(environ: Mapping[str, str], kept: Sequence[str] = ()) -> dict[str, str | None]:
     """The variables that are about this one process, to be cleared, but for those of RANK and its like in `kept`."""
-    bare, _ = inherited.strip(environ)
-    names = [name for name in environ if name not in bare]
+    without_ours, _ = inherited.strip(environ)
+    names = [name for name in environ if name not in without_ours]
     names += [name for name in VARIABLES.values() if name not in kept]
     return dict.fromkeys([*names, "DISTBOOT_LAUNCHER", *filter(_OF_ONE_PROCESS.match, environ)])
 

@@ -52,17 +52,17 @@ def variables(interface: str | None, environ: Mapping[str, str]) -> dict[str, st
     if interface is None:
         return {}
     # NCCL takes names for beginnings of names, unless a = comes first.
-    wanted: dict[str, str | None] = {_GLOO: interface, _NCCL: f"={interface}", _TENSORPIPE: interface}
-    unset = [name for name in wanted if name not in environ and not (name == _NCCL and _is_in_a_file(name, environ))]
-    return {name: wanted[name] for name in unset}
+    wanted = {_GLOO: interface, _NCCL: f"={interface}", _TENSORPIPE: interface}
+    is_set = {*environ, _NCCL} if _is_in_a_file(environ) else {*environ}
+    return {name: value for name, value in wanted.items() if name not in is_set}
 
 
-def _is_in_a_file(name: str, environ: Mapping[str, str]) -> bool:
+def _is_in_a_file(environ: Mapping[str, str]) -> bool:
     """Whether an administrator has set it for NCCL, which prefers the environment (NCCL documentation, nccl.conf)."""
     own = environ.get("NCCL_CONF_FILE") or os.path.expanduser("~/.nccl.conf")
     for path in (own, "/etc/nccl.conf"):
         with suppress(OSError, UnicodeDecodeError), open(path, encoding="utf-8") as file:
-            if any(line.strip().startswith(f"{name}=") for line in file):
+            if any(line.strip().startswith(f"{_NCCL}=") for line in file):
                 return True
     return False
 
