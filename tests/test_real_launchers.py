@@ -55,22 +55,6 @@ def test_init_under_a_launcher(run: Run, command: list[str], launcher: str, scri
     assert {line["total"] for line in lines} == {size * (size + 1) / 2 if script == "who.py" else None}
 
 
-@pytest.mark.parametrize(
-    ("command", "launcher"),
-    [
-        pytest.param([*TORCHRUN, *SHOW], "torchrun", id="torchrun"),
-        pytest.param([*LAUNCH, "--use-env", *SHOW], "torchrun", id="launch-use-env", marks=pytest.mark.all),
-        pytest.param([*MPIRUN_2, PYTHON, *SHOW], "openmpi", id="mpirun", marks=needs_mpirun),
-        pytest.param([PYTHON, *SHOW], "single", id="plain"),
-    ],
-)
-def test_show_under_a_launcher(run: Run, command: list[str], launcher: str) -> None:
-    lines = json_lines(run(*command))
-    assert [line["rank"] for line in lines] == list(range(1 if launcher == "single" else 2))
-    assert {line["launcher"] for line in lines} == {launcher}
-    assert len({(line["master_addr"], line["master_port"]) for line in lines}) == 1
-
-
 def test_launch_without_use_env_leaves_its_argument_to_the_script(run: Run, who: str) -> None:
     lines = json_lines(run(*LAUNCH, who, "--mine"))
     assert _seen(lines) == _numbers(2)
