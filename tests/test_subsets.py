@@ -13,12 +13,11 @@ import itertools
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 
 import documented
 import pytest
-from captured import ALL, Capture, Process, one, refused, shared_local_ranks, wrong_numbers
+from captured import ALL, Capture, one, refused, shared_local_ranks, wrong_numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,25 +39,24 @@ _SHOWN_BY_THE_OTHERS = {
     "slurm-salloc+torchrun-22.05.8/torchrun_standalone_in_srun_n2": {"rank", "local_rank"},
 }
 
-Environ = Callable[[Process], Mapping[str, str]]
 
-
-def _outcome(capture: Capture, environ: Environ) -> str:
-    """What becomes of a job whose processes have these environments: that it is placed, or who refuses it, and how."""
+def _outcome(capture: Capture, passed: dict[str, bool]) -> str:
+    """What becomes of a job whose processes got these variables: that it is placed, or who refuses it, and how."""
     placements: list[Placement] = []
     refusals: list[str] = []
     shown = next((its for name, its in _SHOWN_BY_THE_OTHERS.items() if capture.name.startswith(name)), set())
     wrong: set[str] = set()
     for process in capture.processes:
+        environ = _Undecided(process.environ, passed)
         try:
-            placement = detect(environ(process))
+            placement = detect(environ)
         except DistbootError as error:
             refusals.append(f"refused: {error.code}")
             continue
         if placement.node_level is not None:  # as `init` and the wrapper refuse it
             refusals.append("refused: node-level-launch")
             continue
-        if placement.launcher == "single" and _is_batch_script(environ(process)):
+        if placement.launcher == "single" and _is_batch_script(environ):
             return "taken for the batch script"
         placements.append(placement)
         wrong |= wrong_numbers(placement, process).keys()
@@ -115,10 +113,6 @@ class _Undecided(Mapping[str, str]):
         return sum(1 for _ in self)
 
 
-def _undecided(passed: dict[str, bool], process: Process) -> Mapping[str, str]:
-    return _Undecided(process.environ, passed)
-
-
 def _outcomes(capture: Capture, enough: tuple[str, ...]) -> Iterator[tuple[int, str]]:
     """What becomes of every subset, in an order of chance: for how many subsets, which read the same, and what."""
     there = len(set().union(*(process.environ for process in capture.processes)).union(enough))
@@ -126,7 +120,7 @@ def _outcomes(capture: Capture, enough: tuple[str, ...]) -> Iterator[tuple[int, 
     while left:
         passed = left.pop(chance.randrange(len(left)))
         known = len(passed)
-        outcome = _outcome(capture, partial(_undecided, passed))
+        outcome = _outcome(capture, passed)
         asked = list(passed.items())
         left += [{**dict(asked[:at]), name: True} for at, (name, _) in enumerate(asked) if at >= known]
         yield 2 ** (there - len(passed)), outcome

@@ -30,7 +30,6 @@ _NUMBERS = (*NUMBERS, "master_port")
 _FLAGS = ("joined", "met", "launches")
 _IDENTITY = ("launcher", "rank", "world_size")
 _OTHER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}(:([0-9a-f]{8}){1,2})?")
-_PLACE = ("local_rank", "local_world_size", "node_rank", "num_nodes")
 
 
 class InheritedEnv(NamedTuple):
@@ -49,7 +48,7 @@ class InheritedEnv(NamedTuple):
     def is_about(self, placement: Placement) -> bool:
         """Whether `placement` is the very process that this was written for."""
         same = not self.launches and all(self.fields.get(field) == getattr(placement, field) for field in _IDENTITY)
-        place = ((self.fields.get(field), getattr(placement, field)) for field in _PLACE)
+        place = ((self.fields.get(field), getattr(placement, field)) for field in NUMBERS[2:])
         return same and self.job == digest(placement.job_id) and all(new in (None, old) for old, new in place)
 
     def is_new(self, launcher: str, identity: str) -> bool:
