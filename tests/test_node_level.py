@@ -77,12 +77,6 @@ def test_several_ranks_a_node_or_one_that_torchrun_was_told_to_start_are_as_they
     refuse_idle_accelerators(detect({**one("torchrun-2.13.0/2nodes_2procs_static", 3), **chosen}), "cuda", 8)
 
 
-def test_azureml_pytorch_job_with_one_process_a_node_is_a_rank_until_the_node_is_known() -> None:
-    placement = detect({**AZUREML_PYTORCH, "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0"})
-    assert (placement.launcher, placement.rank, placement.world_size, placement.node_rank) == ("torch", 1, 2, 1)
-    assert placement.num_nodes is None
-
-
 # Options for torchrun are not for our agent.
 STRAY = {"PET_NO_PYTHON": "1", "PET_MODULE": "1", "PET_TEE": "x", "PET_VIRTUAL_LOCAL_RANK": "1"}
 

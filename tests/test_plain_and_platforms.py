@@ -11,6 +11,8 @@ from distboot.host import DERIVED_PORTS
 
 TWO_NODES = "openmpi-4.1.4/2nodes_2procs"
 ONE_NODE = "openmpi-4.1.4/1node_4procs"
+ONE_A_NODE = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+AZURES = ("10.0.0.4", 6105)
 
 
 def _address(placement: Placement) -> tuple[str | None, int | None]:
@@ -21,7 +23,9 @@ def _address(placement: Placement) -> tuple[str | None, int | None]:
     ("environ", "platform", "job_id", "numbers", "address"),
     [
         # Nothing in the environment proves how many there are on this node, and how many nodes.
-        (AZUREML_PYTORCH, "azureml", "dreamy_clock_1f2z7", (3, 4, 1, None, 1, None), ("10.0.0.4", 6105)),
+        (AZUREML_PYTORCH, "azureml", "dreamy_clock_1f2z7", (3, 4, 1, None, 1, None), AZURES),
+        # One process a node is a rank until the node is known.
+        ({**AZUREML_PYTORCH, **ONE_A_NODE}, "azureml", "dreamy_clock_1f2z7", (1, 2, 0, None, 1, None), AZURES),
         (PYTORCHJOB, "kubernetes", None, (2, 3, None, None, None, None), ("digits-master-0", 23456)),
     ],
 )
