@@ -30,7 +30,7 @@ from supervised import Start, job
 from tensorflows import QUIET, ByHand, by_rank
 
 import distboot as package
-from distboot.doctor.machine import Machine
+from distboot.doctor import Machine
 from distboot.rendezvous.messages import Ready
 from distboot.rendezvous.protocol import JobCredentials
 

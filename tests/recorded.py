@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from distboot.doctor import examine
-from distboot.doctor.machine import Finding, Machine
+from distboot.cli.doctor import examine
+from distboot.doctor import Finding, Machine
 
 FOLDER = Path(__file__).parent / "machines"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))

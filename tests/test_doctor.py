@@ -17,9 +17,8 @@ from recorded import FOLDER, NAMES, READY, Get, bad, one_of
 from rendezvous_peers import altered
 
 from distboot import detect
-from distboot.cli.doctor import text
-from distboot.doctor import Findings, Sent, examine, gathered, grouped
-from distboot.doctor.machine import Finding, Machine
+from distboot.cli.doctor import Findings, examine, gathered, grouped, text
+from distboot.doctor import Finding, Machine
 from distboot.rendezvous.connection_pool import DetachedConnection
 from distboot.rendezvous.job_info import JobInfo
 from distboot.rendezvous.protocol import Channel
@@ -124,7 +123,7 @@ def test_elsewhere_than_on_linux_only_what_makes_sense_there(get: Get) -> None:
 
 _RUN_IT = """
 import sys
-from distboot.cli.main import main
+from distboot.cli import main
 code = main(["doctor", *sys.argv[1:]])
 loaded = {name.partition(".")[0] for name in sys.modules} & {"torch", "tensorflow", "jax", "horovod", "numpy"}
 sys.exit(f"loaded: {loaded}" if loaded else code)
@@ -152,7 +151,7 @@ def test_command_says_what_is_wrong_and_ends_with_78(distboot: Run) -> None:
 
 _COMMAND = """
 import os, sys
-from distboot.cli.main import main
+from distboot.cli import main
 sys.exit(main(os.environ["COMMAND"].split()))
 """
 
@@ -205,7 +204,7 @@ def _sent(data: bytes) -> list[Finding]:
 
 
 def test_findings_of_a_peer_are_checked_and_made_printable() -> None:
-    (found,) = _sent(Channel().sign(Findings((Sent("cpus", "problem", "a\x1b[31m\nb", "c\nd\r"),))))
+    (found,) = _sent(Channel().sign(Findings((Finding("cpus", "problem", "a\x1b[31m\nb", "c\nd\r"),))))
     assert (found.seen, found.remedy) == ("a\\x1b[31m\\nb", "c\nd\\r")
 
 

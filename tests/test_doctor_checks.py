@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from recorded import PACKAGES, READY, Get, bad, one_of
 
-from distboot.cli.doctor import text
-from distboot.doctor import examine
+from distboot.cli.doctor import examine, text
 from distboot.host import cpus
 
 AZURE, LAPTOP, VISIBLE = "azure-nd-h100", "laptop", "visible-devices"

@@ -1,23 +1,42 @@
-"""`doctor`: whether this container is ready for a distributed job, and what to do where it is not."""
+"""`doctor`: whether this container is ready for a distributed job, and what to do where it is not.
+
+Of a whole job the findings come to rank 0 over the connections of the roll call, once that is over: every rank sends
+what is not ok in one frame, authenticated as all others are. There is no answer.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, astuple, replace
 
 from ..detection.detect import detect, refuse_unless_rank
-from ..doctor import examine, gathered, grouped
-from ..doctor.machine import STATUSES, Finding, Machine, this_machine
+from ..doctor import LONGEST, STATUSES, Check, Finding, Machine, accelerators, rdma, start, this_machine, unknown
 from ..errors import with_rank
 from ..rendezvous.master import require_master
 from ..rendezvous.membership import Membership, ranks_said
+from ..rendezvous.protocol import BEFORE_AUTHENTICATION, Channel, Frames, ProtocolError, message, nested, of, several
 from ..settings import join_timeout_setting
-from ..text import counted, escape_control
+from ..text import counted, escape_control, first_line
 from . import Parser, emit
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..rendezvous.job_info import JobInfo
+
+_ON_LINUX = (*start.CHECKS, *start.ON_LINUX, *accelerators.ON_LINUX, *rdma.ON_LINUX)
 _NOT_READY = 78  # EX_CONFIG of sysexits.h, as for every broken environment
+_LIMIT = 10.0  # seconds for a rank to send its findings, which it does at once
+_MOST = 100  # findings of one rank
+
+
+@message
+class Findings:
+    """What is not ok on a rank."""
+
+    findings: tuple[Finding, ...] = of(several(nested(Finding), _MOST), default=())
 
 
 def doctor(arguments: list[str]) -> int:
@@ -45,10 +64,21 @@ def doctor(arguments: list[str]) -> int:
     return 0 if ready else _NOT_READY
 
 
-def text(found: Sequence[Finding], host: str) -> str:
-    """The findings on one host for people, the worst first."""
-    worst_first = sorted(found, key=lambda finding: STATUSES.index(finding.status))
-    return _text([(finding, finding.name) for finding in worst_first], host)
+def examine(machine: Machine, checks: tuple[Check, ...] | None = None) -> list[Finding]:
+    """All that the checks find, in their order; default: all checks that fit the machine's system."""
+    if checks is None:
+        checks = _ON_LINUX if machine.system == "linux" else start.CHECKS
+    return [finding for check in checks for finding in _found(check, machine)]
+
+
+def _found(check: Check, machine: Machine) -> list[Finding]:
+    try:
+        result = check(machine)
+        found = [result] if isinstance(result, Finding) else list(result)
+    except Exception as error:  # noqa: BLE001 - a machine may be stranger than a check expects
+        seen = f"the check itself failed: {type(error).__name__}: {first_line(error)}"
+        found = [unknown(seen, "please report it, with the output of `python -m distboot doctor --json`")]
+    return [replace(finding, name=check.__name__.replace("_", "-")) for finding in found]
 
 
 def _of_all_ranks(machine: Machine, *, as_json: bool) -> int:
@@ -70,18 +100,87 @@ def _of_all_ranks(machine: Machine, *, as_json: bool) -> int:
     ready = _is_ready(finding for finding, _ in groups)
     if as_json:
         findings = [{**asdict(finding), "ranks": ranks} for finding, ranks in groups]
-        report = {"hosts": membership.hosts, "ready": ready, "findings": findings, "warnings": job.warnings}
-        emit(json.dumps(report))
+        emit(json.dumps({"hosts": job.hosts, "ready": ready, "findings": findings, "warnings": job.warnings}))
     else:
-        where = f"{counted(len(membership.node_of()), 'rank')} on {counted(len(membership.nodes), 'node')}"
+        where = f"{counted(placement.world_size, 'rank')} on {counted(len(job.hosts), 'node')}"
         emit(_text([(finding, f"{finding.name}: {_whose(ranks, membership)}") for finding, ranks in groups], where))
     return 0 if ready else _NOT_READY
 
 
+def gathered(job: JobInfo, own: list[Finding]) -> dict[int, list[Finding]]:
+    """What is not ok, by rank, at rank 0; at all other ranks nothing: they have sent theirs."""
+    bad = [finding for finding in own if finding.status != "ok"]
+    found: dict[int, list[Finding]] = {0: bad} if job.placement.rank == 0 else {}
+    for rank, connection, channel in job.detach_all():
+        with connection:
+            connection.settimeout(_LIMIT)
+            if job.placement.rank == 0:
+                found[rank] = _received(connection, channel)
+            else:
+                short = (Finding(*(text[:LONGEST] for text in astuple(finding))) for finding in bad[:_MOST])
+                connection.sendall(channel.sign(Findings(tuple(short))))
+    return found
+
+
+def _received(connection: socket.socket, channel: Channel) -> list[Finding]:
+    frames = Frames()
+    received = frames.feed(b"")
+    try:
+        while not received:
+            data = connection.recv(min(frames.missing, BEFORE_AUTHENTICATION))
+            if not data:
+                return _none_from("it has closed the connection")
+            received = frames.feed(data)
+        return [_escaped(each) for each in channel.verify(received[0], frames, Findings).findings]
+    except ProtocolError as error:
+        return _none_from(f"it {error}")
+    except OSError as error:
+        return _none_from(str(error))
+
+
+def _escaped(finding: Finding) -> Finding:
+    name, seen = escape_control(finding.name), escape_control(finding.seen)
+    return Finding(name, finding.status, seen, "\n".join(map(escape_control, finding.remedy.split("\n"))))
+
+
+def _none_from(why: str) -> list[Finding]:
+    remedy = "look at its output: all ranks are to run `doctor --job`, of the same distboot"
+    return [Finding("doctor", "unknown", f"the findings of this rank did not come: {why}", remedy)]
+
+
+def grouped(found: Mapping[int, Iterable[Finding]]) -> list[tuple[Finding, list[int]]]:
+    """Findings with the ranks that have them, the worst first. Those are alike that have one name and one remedy."""
+    groups: dict[tuple[str, str, str], tuple[Finding, list[int]]] = {}
+    for rank, findings in sorted(found.items()):
+        for finding in findings:
+            _, ranks = groups.setdefault((finding.name, finding.status, finding.remedy), (finding, []))
+            ranks.append(rank)
+    return sorted(groups.values(), key=lambda group: STATUSES.index(group[0].status))
+
+
+def text(found: Sequence[Finding], host: str) -> str:
+    """The findings on one host for people, the worst first."""
+    worst_first = sorted(found, key=lambda finding: STATUSES.index(finding.status))
+    return _text([(finding, finding.name) for finding in worst_first], host)
+
+
 def _text(titled: Sequence[tuple[Finding, str]], where: str) -> str:
+    """`"Not ready: 2 problems, 1 warning (node-3)."`, and below it each finding."""
     lines = [line for finding, title in titled for line in _lines(finding, title)]
-    headline = _headline([finding for finding, _ in titled], where)
+    statuses = [finding.status for finding, _ in titled]
+    counts = {status: statuses.count(status) for status in ("problem", "warning")}
+    listed = ", ".join(counted(count, what) for what, count in counts.items() if count)
+    verdict = "Not ready" if counts["problem"] else "Ready"
+    headline = f"{verdict}: {listed or 'nothing found'} ({escape_control(where)})."
     return "\n".join([headline, "", *lines] if lines else [headline])
+
+
+def _lines(finding: Finding, title: str) -> list[str]:
+    """`problem  shared-memory: /dev/shm has 64 MiB …`, and below it the remedy."""
+    first, *others = map(escape_control, finding.remedy.split("\n"))
+    lines = [f"{finding.status:<8} {title}: {escape_control(finding.seen)}"]
+    lines += [f"{'':<8}   remedy: {first}"] if first else []
+    return lines + [f"{'':<8}     {line}" for line in others]
 
 
 def _whose(ranks: Sequence[int], membership: Membership) -> str:
@@ -96,18 +195,3 @@ def _whose(ranks: Sequence[int], membership: Membership) -> str:
 
 def _is_ready(found: Iterable[Finding]) -> bool:
     return all(finding.status != "problem" for finding in found)
-
-
-def _headline(found: Sequence[Finding], where: str) -> str:
-    """`"Not ready: 2 problems, 1 warning (node-3)."`."""
-    counts = {status: sum(finding.status == status for finding in found) for status in ("problem", "warning")}
-    listed = ", ".join(counted(count, what) for what, count in counts.items() if count)
-    return f"{'Ready' if _is_ready(found) else 'Not ready'}: {listed or 'nothing found'} ({escape_control(where)})."
-
-
-def _lines(finding: Finding, title: str) -> list[str]:
-    """`problem  shared-memory: /dev/shm has 64 MiB …`, and below it the remedy."""
-    first, *others = map(escape_control, finding.remedy.split("\n"))
-    lines = [f"{finding.status:<8} {title}: {escape_control(finding.seen)}"]
-    lines += [f"{'':<8}   remedy: {first}"] if first else []
-    return lines + [f"{'':<8}     {line}" for line in others]

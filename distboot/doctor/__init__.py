@@ -1,69 +1,34 @@
-"""Whether this container is ready for a distributed job: why it will fail, hang or be slow, before it starts.
+"""Whether this container is ready for a distributed job: what a check reads, and what it finds.
 
-A check is a small function from the machine to its findings, named after it, and reads nothing but that view of it. One
-that crashes is a finding itself. Nothing here takes long, imports a framework, or changes anything.
-Of a whole job the findings come to rank 0 over the connections of the roll call, once that is over: every rank sends
-what is not ok in one frame, authenticated as all others are. There is no answer.
+A check is a small function from the machine to its findings, named after it. It reads files below a root, an
+environment, and a few answers of the kernel and the resolver; nothing else, so that a test can show it any machine. It
+does not take long, imports no framework, and changes nothing.
 """
 
 from __future__ import annotations
 
+import os
 import socket
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import astuple, dataclass, replace
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
-from ..rendezvous.protocol import (
-    BEFORE_AUTHENTICATION,
-    Channel,
-    Frame,
-    Frames,
-    ProtocolError,
-    message,
-    nested,
-    of,
-    several,
-    text,
-)
-from ..text import escape_control, first_line
-from .accelerators import accelerators, driver, visible_devices
-from .machine import STATUSES, Finding, Machine, unknown
-from .rdma import interfaces, nccl_rdma, nccl_settings, rdma_devices, rdma_gids, rdma_libraries, rdma_ports
-from .start import clock, cpus, host_name, launcher, master_addr, memlock, open_files, ports, proxies, shared_memory
+from ..detection.detect import detect
+from ..detection.placement import Placement, recognise
+from ..errors import DistbootError
+from ..host import network
+from ..rendezvous.protocol import of, text
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ..rendezvous.job_info import JobInfo
+_LOOK_UP_LIMIT = 0.3  # seconds
+_AMAZON = "0x1d0f"  # vendor of EFA devices, include/linux/pci_ids.h
 
-_LIMIT = 10.0  # seconds for a rank to send them, which it does at once
-_LONGEST = 2000  # characters of one text
-_MOST = 100  # findings of one rank
-
-Check = Callable[[Machine], Finding | Iterable[Finding]]
-
-_ANYWHERE: tuple[Check, ...] = (launcher, host_name, master_addr, ports, proxies, clock)
-_LINUX: tuple[Check, ...] = (
-    *(cpus, shared_memory, memlock, open_files),
-    *(accelerators, visible_devices, driver),
-    *(rdma_devices, rdma_ports, rdma_libraries, rdma_gids),
-    *(interfaces, nccl_rdma, nccl_settings),
-)
-
-
-def examine(machine: Machine, checks: tuple[Check, ...] | None = None) -> list[Finding]:
-    """All that the checks find, in their order; default: all checks that fit the machine's system."""
-    if checks is None:
-        checks = (*_ANYWHERE, *_LINUX) if machine.system == "linux" else _ANYWHERE
-    return [finding for check in checks for finding in _found(check, machine)]
-
-
-def _found(check: Check, machine: Machine) -> list[Finding]:
-    try:
-        result = check(machine)
-        found = [result] if isinstance(result, Finding) else list(result)
-    except Exception as error:  # noqa: BLE001 - a machine may be stranger than a check expects
-        seen = f"the check itself failed: {type(error).__name__}: {first_line(error)}"
-        found = [unknown(seen, "please report it, with the output of `python -m distboot doctor --json`")]
-    return [replace(finding, name=check.__name__.replace("_", "-")) for finding in found]
+LONGEST = 2000  # characters of one text of a finding
+# The worst first, as they are shown. A problem: the job will fail, hang, or fall back to something many times slower.
+STATUSES = ("problem", "warning", "unknown", "ok")
 
 
 def _status(value: object) -> str:
@@ -73,66 +38,164 @@ def _status(value: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """A finding as it is sent."""
+class Finding:
+    """One check, and what it found."""
 
-    name: str = of(text(_LONGEST))
+    name: str = of(text(LONGEST))  # of the check, kebab-case, stable; `examine` adds it
     status: str = of(_status)
-    seen: str = of(text(_LONGEST))
-    remedy: str = of(text(_LONGEST))
+    seen: str = of(text(LONGEST))  # what was found, in one line
+    remedy: str = of(text(LONGEST), default="")  # what to do, as exact as may be; may have several lines
 
 
-@message
-class Findings:
-    """What is not ok on a rank."""
-
-    findings: tuple[Sent, ...] = of(several(nested(Sent), _MOST), default=())
-
-
-def gathered(job: JobInfo, own: list[Finding]) -> dict[int, list[Finding]]:
-    """What is not ok, by rank, at rank 0; at all other ranks nothing: they have sent theirs."""
-    bad = [finding for finding in own if finding.status != "ok"]
-    found: dict[int, list[Finding]] = {0: bad} if job.placement.rank == 0 else {}
-    for rank, connection, channel in job.detach_all():
-        with connection:
-            connection.settimeout(_LIMIT)
-            if job.placement.rank == 0:
-                found[rank] = _received(connection, channel)
-            else:
-                sent = (Sent(*(text[:_LONGEST] for text in astuple(finding))) for finding in bad[:_MOST])
-                connection.sendall(channel.sign(Findings(tuple(sent))))
-    return found
+ok = partial(Finding, "", "ok")  # nothing to be done
+warning = partial(Finding, "", "warning")  # may be slow, or not what was meant
+problem = partial(Finding, "", "problem")
+unknown = partial(Finding, "", "unknown")  # the machine does not say
 
 
-def grouped(found: Mapping[int, Iterable[Finding]]) -> list[tuple[Finding, list[int]]]:
-    """Findings with the ranks that have them, the worst first. Those are alike that have one name and one remedy."""
-    groups: dict[tuple[str, str, str], tuple[Finding, list[int]]] = {}
-    for rank, findings in sorted(found.items()):
-        for finding in findings:
-            _, ranks = groups.setdefault((finding.name, finding.status, finding.remedy), (finding, []))
-            ranks.append(rank)
-    return sorted(groups.values(), key=lambda group: STATUSES.index(group[0].status))
+def refused(error: DistbootError) -> Finding:
+    """What the job itself would refuse with this error."""
+    return problem(error.message.replace("\n", "; "), error.hint)
 
 
-def _received(connection: socket.socket, channel: Channel) -> list[Finding]:
-    frames = Frames()
-    received: list[Frame] = []
-    try:
-        while not received:
-            data = connection.recv(min(frames.missing, BEFORE_AUTHENTICATION))
-            if not data:
-                return _none_from("it has closed the connection")
-            received = frames.feed(data)
-        return [_escaped(each) for each in channel.verify(received[0], frames, Findings).findings]
-    except (OSError, ProtocolError) as error:
-        return _none_from(f"it {error}" if isinstance(error, ProtocolError) else str(error))
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A port of an RDMA device, over which data could go."""
+
+    device: str  # for example "mlx5_ib0"
+    number: str  # of the port, from 1
+    kind: str  # "InfiniBand", "RoCE" or "EFA"
+    state: str  # as the kernel says it, for example "4: ACTIVE"
+
+    @property
+    def active(self) -> bool:
+        """Whether the link is up."""
+        return "ACTIVE" in self.state
 
 
-def _escaped(sent: Sent) -> Finding:
-    lines = "\n".join(map(escape_control, sent.remedy.split("\n")))
-    return Finding(escape_control(sent.name), sent.status, escape_control(sent.seen), lines)
+@dataclass(frozen=True)
+class Machine:
+    """One machine, as a process on it sees it."""
+
+    environ: Mapping[str, str]  # environment of the process
+    root: Path  # where the file system begins; another one in tests
+    system: str  # as `sys.platform`
+    packages: Sequence[str]  # folders where Python looks for packages
+    host: str  # name of the host
+    now: float  # seconds since the epoch
+    since: float  # seconds since the epoch when distboot was installed
+    may_open: Callable[[Path], bool]  # whether this user may read and write a file
+    shared_memory: Callable[[], tuple[int, int]]  # bytes of /dev/shm, all and free; raises OSError
+    addresses: Callable[[], list[tuple[str, str]]]  # interface and address of all addresses of this host
+    look_up: Callable[[str], list[str]]  # addresses of a name, within a short time; raises OSError
+
+    def text(self, path: str) -> str:
+        """What a file holds, without blanks around it; empty if it cannot be read."""
+        with suppress(OSError, UnicodeDecodeError):
+            return (self.root / path.lstrip("/")).read_text().strip()
+        return ""
+
+    def names(self, path: str) -> list[str]:
+        """What a folder holds; nothing if it cannot be read."""
+        with suppress(OSError):
+            return sorted(os.listdir(self.root / path.lstrip("/")))
+        return []
+
+    def matching(self, pattern: str) -> list[str]:
+        """The paths that a pattern names, without a slash before them."""
+        with suppress(OSError):
+            return sorted(str(path.relative_to(self.root)) for path in self.root.glob(pattern))
+        return []
+
+    def has(self, path: str) -> bool:
+        return (self.root / path.lstrip("/")).exists()
+
+    def placement(self) -> Placement:
+        """What the environment proves about the place of this process; of one that is alone if it is broken."""
+        try:
+            return detect(self.environ)
+        except DistbootError:
+            return detect({})._replace(num_nodes=None)
+
+    def one_node(self) -> bool:
+        """Whether the job is known to stay on one host."""
+        return self.placement().num_nodes == 1
+
+    def azure(self) -> bool:
+        """Whether this is a virtual machine of Azure, or another one of Hyper-V."""
+        return self.text("sys/class/dmi/id/sys_vendor") == "Microsoft Corporation"
+
+    def rdma_ports(self) -> list[Port]:
+        """All of them. In Azure Ethernet cards show themselves, too; its network has no RoCE."""
+        found, azure = [], self.azure()
+        for device in self.names("sys/class/infiniband"):
+            folder = f"sys/class/infiniband/{device}"
+            for number in self.names(f"{folder}/ports"):
+                link = self.text(f"{folder}/ports/{number}/link_layer")  # InfiniBand, Ethernet, or Unspecified for EFA
+                kind = "EFA" if self.text(f"{folder}/device/vendor") == _AMAZON else link.replace("Ethernet", "RoCE")
+                state = self.text(f"{folder}/ports/{number}/state")
+                if not (azure and kind == "RoCE"):
+                    found.append(Port(device, number, kind, state))
+        return found
+
+    def library(self, name: str) -> bool:
+        """Whether the dynamic linker would find a library, for example "libibverbs.so.1", or one with its path."""
+        with suppress(OSError):
+            # Every library that ldconfig has found is in this file with its name and path.
+            if f"/{name}\0".encode() in (self.root / "etc/ld.so.cache").read_bytes():
+                return True
+        if "/" in name:
+            return self.has(name)
+        folders = self.environ.get("LD_LIBRARY_PATH", "").split(":")
+        return any(folder and self.has(f"{folder}/{name}") for folder in folders)
+
+    def container(self) -> str | None:
+        """What runs this container: "azureml", "kubernetes", "apptainer" or "docker"; None: no sign of one."""
+        platform = recognise(self.environ)
+        if platform is not None and platform.name in ("azureml", "kubernetes"):
+            return platform.name
+        if self.environ.keys() & {"APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"}:
+            return "apptainer"
+        # container=podman, as systemd asks of all of them; the advice fits its own nspawn, too.
+        if self.has(".dockerenv") or self.has("run/.containerenv") or "container" in self.environ:
+            return "docker"
+        return None
+
+    def how(self, docker: str, pod: str, bare: str, **others: str) -> str:
+        """The remedy for what runs this container: options of `docker run`, YAML of a pod; `bare` is for none.
+
+        What `others` say for one of them, and is not empty, comes before that.
+        """
+        kind = self.container() or ""
+        if others.get(kind):
+            return others[kind]
+        if kind == "kubernetes":
+            return f"in the pod:\n{pod}"
+        if kind == "azureml":
+            return f'in the job\'s YAML: resources: {{docker_args: "{docker}"}}'
+        return f"docker run {docker}" if kind == "docker" else bare
 
 
-def _none_from(why: str) -> list[Finding]:
-    remedy = "look at its output: all ranks are to run `doctor --job`, of the same distboot"
-    return [Finding("doctor", "unknown", f"the findings of this rank did not come: {why}", remedy)]
+Check = Callable[[Machine], Finding | Iterable[Finding]]
+
+
+def this_machine(environ: Mapping[str, str]) -> Machine:
+    """The machine that this process runs on, with the environment of the process."""
+    return Machine(
+        environ=environ,
+        root=Path("/"),
+        system=sys.platform,
+        packages=[os.path.abspath(folder) for folder in sys.path],
+        host=socket.gethostname(),
+        now=time.time(),
+        since=Path(__file__).stat().st_mtime,
+        may_open=lambda path: os.access(path, os.R_OK | os.W_OK),
+        shared_memory=_shared_memory,
+        addresses=network.addresses,
+        look_up=lambda name: [str(address[0]) for _, address in network.look_up(name, None, _LOOK_UP_LIMIT)],
+    )
+
+
+def _shared_memory() -> tuple[int, int]:
+    found = os.statvfs("/dev/shm")  # noqa: S108 - not to write to
+    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..host import accelerators as of_host
 from ..text import counted, short_repr
-from .machine import Finding, Machine, ok, problem, unknown, warning
+from . import Check, Finding, Machine, ok, problem, unknown, warning
 
 _HIP = "HIP_VISIBLE_DEVICES"
 # The oldest driver for each major version of CUDA: NVIDIA's CUDA Compatibility, "Minor Version Compatibility".
@@ -234,3 +234,6 @@ def _against_cuda(machine: Machine, torch: str, cuda: str, version: str) -> Find
     if machine.matching(_COMPATIBLE):
         return warning(f"{seen}; the image has CUDA's compatibility library", "works on data-center GPUs only")
     return problem(seen, f"a newer driver on the host, or a torch for an older CUDA: {_HOW}")
+
+
+ON_LINUX: tuple[Check, ...] = (accelerators, visible_devices, driver)

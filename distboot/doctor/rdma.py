@@ -14,7 +14,7 @@ from pathlib import Path
 from ..errors import DistbootError
 from ..host import network
 from ..text import short_repr
-from .machine import Finding, Machine, Port, ok, problem, refused, warning
+from . import Check, Finding, Machine, Port, ok, problem, refused, warning
 
 _INFINIBAND = "0x0207"  # class of PCI devices, include/linux/pci_ids.h
 _NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
@@ -240,3 +240,9 @@ def _names(choice: str, device: str) -> bool:
     """Whether a list of NCCL's means this one: beginnings of names, or after a = whole ones; a port may follow."""
     words = [word.partition(":")[0] for word in choice.removeprefix("=").split(",")]
     return device in words if choice.startswith("=") else device.startswith(tuple(filter(None, words)))
+
+
+ON_LINUX: tuple[Check, ...] = (
+    *(rdma_devices, rdma_ports, rdma_libraries, rdma_gids),
+    *(interfaces, nccl_rdma, nccl_settings),
+)

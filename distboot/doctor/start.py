@@ -13,7 +13,7 @@ from ..errors import DistbootError
 from ..host import cpus as of_host
 from ..host.network import NO_PROXIES, PROXIES
 from ..text import escape_control, is_address, short_repr, without_mapping
-from .machine import Finding, Machine, ok, problem, refused, unknown, warning
+from . import Check, Finding, Machine, ok, problem, refused, unknown, warning
 
 _LISTENING = "0A"  # TCP_LISTEN, linux/net/tcp_states.h
 
@@ -46,23 +46,20 @@ def launcher(machine: Machine) -> Finding:
 
 def host_name(machine: Machine) -> Finding:
     """The own name, which Gloo looks up to find the address that it tells the other ranks."""
-    host = machine.host
-    remedy = "GLOO_SOCKET_IFNAME=eth0 (the interface to the other nodes), or the right line in /etc/hosts"
-    if machine.container() == "docker":
-        remedy = "docker run --network=host, or --add-host NAME:ADDRESS with the address for the other nodes"
-    elif machine.container() == "kubernetes":
-        remedy = (
-            "GLOO_SOCKET_IFNAME=eth0 in the container's env; Kubernetes writes /etc/hosts, unless hostNetwork is on"
-        )
+    docker = "--network=host, or --add-host NAME:ADDRESS with the address for the other nodes"
+    pod = "GLOO_SOCKET_IFNAME=eth0 in the container's env; Kubernetes writes /etc/hosts, unless hostNetwork is on"
+    bare = "GLOO_SOCKET_IFNAME=eth0 (the interface to the other nodes), or the right line in /etc/hosts"
+    remedy = machine.how(docker, pod, bare, kubernetes=pod, azureml=bare)
+    name = short_repr(machine.host)
     try:
-        found = [without_mapping(address) for address in machine.look_up(host)]
+        found = [without_mapping(address) for address in machine.look_up(machine.host)]
     except OSError as error:
-        seen = f"{short_repr(host)}, the name of this host, does not resolve: {error.strerror or error}"
+        seen = f"{name}, the name of this host, does not resolve: {error.strerror or error}"
         slow = isinstance(error, TimeoutError)  # and may yet be found
         return (warning if slow or machine.one_node() else problem)(seen, remedy)
     own = {without_mapping(address) for _, address in machine.addresses()}
     strange = [address for address in found if own and address.partition("%")[0] not in own]
-    seen = f"{short_repr(host)} means {', '.join(dict.fromkeys(found))}"
+    seen = f"{name} means {', '.join(dict.fromkeys(found))}"
     if all(map(is_loopback, found)):
         return ok(seen) if machine.one_node() else warning(f"{seen}, which no other host can reach", remedy)
     if strange:
@@ -177,9 +174,8 @@ def clock(machine: Machine) -> Finding:
 
 def shared_memory(machine: Machine) -> Finding:
     """The memory where DataLoader workers pass batches, and NCCL and Gloo data between the ranks of a node."""
-    remedy = machine.how("--shm-size=8g", _SHARED_POD, "mount -o remount,size=8g /dev/shm")
-    if machine.container() == "azureml":
-        remedy = "in the job's YAML: resources: {shm_size: 8g}"
+    azureml = "in the job's YAML: resources: {shm_size: 8g}"
+    remedy = machine.how("--shm-size=8g", _SHARED_POD, "mount -o remount,size=8g /dev/shm", azureml=azureml)
     try:
         size, free = machine.shared_memory()
     except OSError as error:
@@ -197,7 +193,7 @@ def shared_memory(machine: Machine) -> Finding:
 def memlock(machine: Machine) -> Finding:
     """How much memory may be locked, as RDMA locks all that it sends from and receives to."""
     limits = _limits(machine, "Max locked memory")
-    if limits is None:
+    if not limits:
         return unknown("/proc/self/limits does not say how much memory may be locked")
     soft = limits[0]
     if soft is None:
@@ -219,7 +215,7 @@ def memlock(machine: Machine) -> Finding:
 def open_files(machine: Machine) -> Finding:
     """How many files may be open: connections of rank 0, and tensors that DataLoader workers share."""
     limits = _limits(machine, "Max open files")
-    if limits is None:
+    if not limits:
         return unknown("/proc/self/limits does not say how many files may be open")
     soft, hard = limits
     ranks = machine.placement().world_size
@@ -240,15 +236,13 @@ def open_files(machine: Machine) -> Finding:
     return warning(seen, "ulimit -n 65536, first in the command" if hard is None or hard >= 65536 else more)
 
 
-def _limits(machine: Machine, title: str) -> tuple[int | None, int | None] | None:
-    """Soft and hard limit, None where there is none; None instead if /proc does not say."""
+def _limits(machine: Machine, title: str) -> list[int | None]:
+    """Soft and hard limit, None where there is none; nothing if /proc does not say."""
     # Max open files            1024                 1048576              files
     for line in machine.text("proc/self/limits").splitlines():
         if line.startswith(title):
-            words = line.removeprefix(title).split()[:2]
-            soft, hard = (None if word == "unlimited" else int(word) for word in words)
-            return soft, hard
-    return None
+            return [None if word == "unlimited" else int(word) for word in line.removeprefix(title).split()[:2]]
+    return []
 
 
 def _may_lock(machine: Machine) -> bool:
@@ -265,3 +259,7 @@ def _size(count: int) -> str:
         if count >= unit:
             return f"{count / unit:.4g} {name}"
     return f"{count / 1024:.4g} KiB"
+
+
+CHECKS: tuple[Check, ...] = (launcher, host_name, master_addr, ports, proxies, clock)
+ON_LINUX: tuple[Check, ...] = (cpus, shared_memory, memlock, open_files)

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from distboot.doctor import machine
+from distboot import doctor
 from distboot.host import accelerators
 
 _ROOT = Path(os.environ["STAND_IN_ROOT"])  # where the driver's files are
@@ -102,10 +102,10 @@ def _on_cpu(torch: Any) -> None:
     OnCpu().__enter__()
 
 
-def _this_machine(environ: Any) -> machine.Machine:
+def _this_machine(environ: Any) -> doctor.Machine:
     return replace(_real_machine(environ), root=_ROOT, packages=["site"])
 
 
-_real_machine, machine.this_machine = machine.this_machine, _this_machine
+_real_machine, doctor.this_machine = doctor.this_machine, _this_machine
 accelerators.visible.__defaults__ = accelerators.nvidia_driver.__defaults__ = (_ROOT,)
 sys.meta_path.insert(0, _AfterTorch())
