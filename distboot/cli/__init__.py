@@ -109,6 +109,10 @@ class Parser(argparse.ArgumentParser):
             help="believe this launcher, like DISTBOOT_LAUNCHER=NAME (default: the innermost one found)",
         )
 
+    def takes_value(self, option: str) -> bool:
+        """Whether the word behind this option is its value."""
+        return option in self._option_string_actions and self._option_string_actions[option].nargs is None
+
     def format_help(self) -> str:
         self.formatter_class = argparse.HelpFormatter  # as wide as the terminal
         return super().format_help()

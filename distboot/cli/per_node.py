@@ -46,12 +46,8 @@ def count_of(wanted: str, placement: Placement, environ: Mapping[str, str]) -> i
     found, all_cpus = len(accelerators.visible(environ)), cpus.affinity() or os.cpu_count()
     count = {"gpu": found, "cpu": all_cpus}.get(wanted, found or all_cpus)
     if not count:
-        problem = (
-            f"--nproc-per-node {wanted}: no accelerator is visible here"
-            if wanted == "gpu"
-            else (f"--nproc-per-node {wanted}, and the number of CPUs is not known here")
-        )
-        raise DistbootError("usage", problem, "give the number of processes")
+        why = ": no accelerator is visible" if wanted == "gpu" else ", and the number of CPUs is not known"
+        raise DistbootError("usage", f"--nproc-per-node {wanted}{why} here", "give the number of processes")
     return count
 
 

@@ -21,6 +21,7 @@ from ..settings import (
     grace_setting,
     join_timeout_setting,
     rendezvous_setting,
+    secret_setting,
     supervision_settings,
     warn_of_unknown,
 )
@@ -34,13 +35,11 @@ from .target import (
     nested_launcher,
     refuse_mirrored,
     target_of,
-    text_of,
 )
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import NoReturn
 
     from ..agent.logs import Logs
     from ..rendezvous.job_info import JobInfo
@@ -55,49 +54,57 @@ def run(words: list[str]) -> int:
         join_timeout = join_timeout_setting(options.join_timeout, "--join-timeout")
         grace = grace_setting(os.environ, options.grace)
         target = target_of(given)
-        nested = nested_launcher(target, os.environ)
-        _check_local_rank(options, target, nested, placement)
+        launch = _Launch(options, target, nested_launcher(target, os.environ), grace, join_timeout)
+        _check_local_rank(launch, placement)
         if options.nproc_per_node:
-            return _of_node(_Started(options, target, None, None, grace, None), placement, join_timeout)
-        inner = None if nested is None or nested.is_in_shell else nested
-        if inner is None or not inner.is_told_of_nodes:  # else it starts the ranks of this node
+            return _of_node(launch, placement)
+        if launch.inner is None or not launch.inner.is_told_of_nodes:  # else it starts the ranks of this node
             refuse_unless_rank(placement)
-        if inner is None:
+        if launch.inner is None:
             _fit_to_script(options, target)
         placement = require_master(placement)
-        logs, problem = _logs(options, placement)
-        started = _Started(options, target, nested, inner, grace, logs)
+        logs, problem = None, None
+        try:
+            logs = launch.logs(placement.rank, placement.who)
+        except DistbootError as error:  # which the other ranks should hear, too
+            problem = error
         # Of a process that is alone only on request: what DISTBOOT_REPORT says may be for the ranks that it starts.
         if rendezvous_setting() and (placement.world_size > 1 or options.report):
-            return _together(started, placement, join_timeout, target.missing() or problem)
+            return _together(launch, placement, target.missing() or problem, logs)
         if options.report and placement.rank == 0:
             log_line(placement.who, "warning: there will be no report: DISTBOOT_RENDEZVOUS=0")
         if problem is not None:
             raise problem
-        return _alone(started, placement, join_timeout)
+        return _alone(launch, placement, logs)
 
 
 def _fit_to_script(options: Namespace, target: Target) -> None:
     """What only the text of the script says, of those frameworks that need it."""
     if options.framework == "deepspeed" and options.pass_local_rank is None:
-        options.pass_local_rank = local_rank_option(text_of(target.of_python))
+        options.pass_local_rank = local_rank_option(target.text)
     elif options.framework == "tensorflow":
-        refuse_mirrored(text_of(target.of_python), os.environ)
+        refuse_mirrored(target.text, os.environ)
 
 
-class _Started(NamedTuple):
-    """What is to be started, and how, once the ranks have met."""
+class _Launch(NamedTuple):
+    """What is to be started, and how."""
 
     options: Namespace
     target: Target
     nested: Nested | None  # a launcher that the command starts
-    inner: Nested | None  # the same where it is the command itself, and gets nothing that is about this process
     grace: float
-    logs: Logs | None
+    join_timeout: float
 
+    @property
+    def inner(self) -> Nested | None:
+        """The launcher where it is the command itself, and so gets nothing that is about this process."""
+        with_ranks = self.nested is None or self.nested.is_in_shell or self.options.nproc_per_node
+        return None if with_ranks else self.nested
+
+    @property
     def framework(self) -> str:
         """What the processes of this job start."""
-        return self.options.framework if self.inner is None else "none"
+        return "none" if self.inner else self.options.framework
 
     def apart(self, placement: Placement) -> str | None:
         """Why the processes may train apart; None: they do not."""
@@ -105,15 +112,22 @@ class _Started(NamedTuple):
             return None
         if self.nested is not None:
             return self.nested.separate_jobs(placement)
-        return missing_framework_option(self.target, self.framework(), placement, os.environ)
+        return missing_framework_option(self.target, self.framework, placement, os.environ)
+
+    def logs(self, rank: int, who: str | None) -> Logs | None:
+        """Where the output goes, if not to where ours does."""
+        if not self.options.log_prefix and self.options.log_dir is None:
+            return None
+        from ..agent.logs import Logs
+
+        return Logs(rank, who, prefix=self.options.log_prefix, folder=self.options.log_dir)
 
     def exports(self, placement: Placement, environ: Mapping[str, str], **more: Any) -> dict[str, str | None]:
         """The variables to set for the command, starting from `environ`."""
         if self.inner is not None:
             return for_launcher(placement, environ, together=self.inner.is_told_of_nodes)
-        return variables(
-            placement, environ, named=None if self.options.nproc_per_node else self.options.launcher, **more
-        )
+        named = None if self.options.nproc_per_node else self.options.launcher
+        return variables(placement, environ, named=named, **more)
 
     def words(self, environ: Mapping[str, str]) -> list[str]:
         """The command of a rank."""
@@ -124,12 +138,8 @@ class _Started(NamedTuple):
             words = self.target.with_local_rank(environ["LOCAL_RANK"], name)
         return words if self.inner is None else self.inner.command(words)
 
-    def become(self, environ: dict[str, str], open_files: int | None = None) -> NoReturn:
-        """Become the command."""
-        child.become(self.words(environ), environ, open_files=open_files)
-
     def command(
-        self, environ: dict[str, str], rank: int = 0, file: int | None = None, logs: Logs | None = None
+        self, environ: dict[str, str], logs: Logs | None, rank: int = 0, file: int | None = None
     ) -> supervisor.Command:
         """The command as a child."""
         environ = injected(environ)
@@ -138,45 +148,45 @@ class _Started(NamedTuple):
         return supervisor.Command(self.words(environ), environ, rank, file, logs)
 
 
-def _alone(started: _Started, placement: Placement, join_timeout: float) -> int:
+def _alone(launch: _Launch, placement: Placement, logs: Logs | None) -> int:
     """For a process without others, or whose roll call is off."""
-    wait_until_resolves(placement, join_timeout)
-    framework, others = started.framework(), _torch.torchelastic_variables(placement, os.environ)
-    if framework != "torch" and started.inner is None:  # a start of it does not pay for sockets
+    wait_until_resolves(placement, launch.join_timeout)
+    others = _torch.torchelastic_variables(placement, os.environ)
+    if launch.framework != "torch" and launch.inner is None:  # a start of it does not pay for sockets
         from ..rendezvous.job_info import alone
 
-        others = frameworks.exports(framework, alone(placement, join_timeout), os.environ)
-    environ = merged(started.exports(placement, os.environ, others=others), os.environ)
-    if started.options.exec:
-        started.become(environ)
-    return supervisor.run([started.command(environ, logs=started.logs)], grace=started.grace)
+        others = frameworks.exports(launch.framework, alone(placement, launch.join_timeout), os.environ)
+    environ = merged(launch.exports(placement, os.environ, others=others), os.environ)
+    if launch.options.exec:
+        child.become(launch.words(environ), environ)
+    return supervisor.run([launch.command(environ, logs)], grace=launch.grace)
 
 
-def _of_node(started: _Started, placement: Placement, join_timeout: float) -> int:
+def _of_node(launch: _Launch, placement: Placement) -> int:
     """For a process that starts the ranks of its node."""
     from . import per_node
 
-    ranks = per_node.count_of(started.options.nproc_per_node, placement, os.environ)
+    ranks = per_node.count_of(launch.options.nproc_per_node, placement, os.environ)
     if not rendezvous_setting():
         raise rendezvous_needed("the nodes number their ranks when they meet")
     placement = placement._replace(node_level=placement.node_level or "--nproc-per-node")
     with with_rank(placement.who):
         per_node.warn_if_bound(placement)
-        return _together(started, require_master(placement), join_timeout, started.target.missing(), ranks)
+        return _together(launch, require_master(placement), launch.target.missing(), ranks=ranks)
 
 
 def _together(
-    started: _Started, placement: Placement, join_timeout: float, problem: DistbootError | None, ranks: int = 0
+    launch: _Launch, placement: Placement, problem: DistbootError | None, logs: Logs | None = None, ranks: int = 0
 ) -> int:
     """For a rank among others, which should hear of its problem; or for so many ranks, which are started here."""
-    options, name = started.options, started.framework()
-    apart = started.apart(placement)
+    options, framework = launch.options, launch.framework
+    apart = launch.apart(placement)
     if placement.rank == 0 and apart:
         log_line(placement.who, escape_control(apart))
-    settings = supervision_settings(os.environ, started.grace, options.report)
+    settings = supervision_settings(os.environ, launch.grace, options.report)
     settings = settings._replace(
         detects=settings.detects and not options.exec,
-        apart=started.nested.name if started.nested and apart else "",
+        apart=launch.nested.name if launch.nested and apart else "",
         report=None if options.exec else settings.report,
     )
     from ..agent.in_wrapper import WrapperAgent, WrapperLink
@@ -186,14 +196,12 @@ def _together(
     from .per_node import at_once, base_environ, jobs_of
 
     report = StartupReport(settings.report)
-    problem = problem or report.problem(placement)
+    told = {"framework": framework, "problem": problem or report.problem(placement), "ranks": ranks}
     with (
         report.despite_signals(placement),
-        join_here(
-            placement, os.environ, join_timeout, framework=name, problem=problem, failed=report.failed, ranks=ranks
-        ) as job,
+        join_here(placement, os.environ, launch.join_timeout, failed=report.failed, **told) as job,
         report.until_watched(job),
-        WrapperAgent(job, settings, os.environ.get("DISTBOOT_SECRET", "")) as watch,
+        WrapperAgent(job, settings, secret_setting(os.environ)) as watch,
     ):
         assert job.joined is not None
         of_ranks = [(job, dict(os.environ))]
@@ -203,8 +211,8 @@ def _together(
         def environ_of(rank: tuple[JobInfo, dict[str, str]]) -> dict[str, str]:
             one, base = rank
             one.link = WrapperLink(watch, job, one.placement.rank)
-            others = frameworks.exports(name, one, base)
-            exports = started.exports(one.placement, base, others=others, met=True)
+            others = frameworks.exports(framework, one, base)
+            exports = launch.exports(one.placement, base, others=others, met=True)
             return merged(exports | network.variables(one.interface, base), base)
 
         environs = at_once(environ_of, of_ranks)
@@ -212,40 +220,25 @@ def _together(
         files = job.joined.open_files
         if options.exec:
             watch.leave_job()
-            started.become(environs[0], files)
+            child.become(launch.words(environs[0]), environs[0], open_files=files)
         if not settings.detects:
             report.failed(job, None)
-        watch.only_serves_rank_0 = name == "tensorflow" and has_servers(environs[0])
+        watch.only_serves_rank_0 = framework == "tensorflow" and has_servers(environs[0])
         commands = []
         for rank, environ in zip(watch.ranks, environs, strict=True):
-            logs = _logs_of(options, rank, f"rank {rank}") if ranks else started.logs
-            commands.append(started.command(watch.environ(rank, environ), rank, watch.files[rank], logs))
-        return supervisor.run(commands, grace=started.grace, open_files=files, watch=watch)
+            own = launch.logs(rank, f"rank {rank}") if ranks else logs
+            commands.append(launch.command(watch.environ(rank, environ), own, rank, watch.files[rank]))
+        return supervisor.run(commands, grace=launch.grace, open_files=files, watch=watch)
 
 
-def _check_local_rank(options: Namespace, target: Target, inner: Nested | None, placement: Placement) -> None:
+def _check_local_rank(launch: _Launch, placement: Placement) -> None:
     """Refuse to pass it to a launcher, and say that an argument for it is empty."""
-    if options.pass_local_rank:
-        if inner is not None:
-            problem = f"--pass-local-rank passes the local rank of this process, and {inner.name} starts others"
-            raise DistbootError("usage", problem, f"give it to a wrapper that {inner.name} starts")
+    if launch.options.pass_local_rank:
+        if launch.nested is not None:
+            name = launch.nested.name
+            problem = f"--pass-local-rank passes the local rank of this process, and {name} starts others"
+            raise DistbootError("usage", problem, f"give it to a wrapper that {name} starts")
         return
-    empty = arguments.empty_local_rank((target.of_python or target.words)[1:])
+    empty = arguments.empty_local_rank((launch.target.of_python or launch.target.words)[1:])
     if empty is not None and placement.rank == 0:
         log_line(placement.who, f"{empty}: leave it out, and pass it with python -m distboot run --pass-local-rank")
-
-
-def _logs(options: Namespace, placement: Placement) -> tuple[Logs | None, DistbootError | None]:
-    """Where the output goes, if not to where ours does; or why it cannot, which the other ranks should hear, too."""
-    if not options.log_prefix and options.log_dir is None:
-        return None, None
-    try:
-        return _logs_of(options, placement.rank, placement.who), None
-    except DistbootError as error:
-        return None, error
-
-
-def _logs_of(options: Namespace, rank: int, who: str | None) -> Logs:
-    from ..agent.logs import Logs
-
-    return Logs(rank, who, prefix=options.log_prefix, folder=options.log_dir)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 from argparse import ArgumentTypeError, Namespace
+from functools import partial
 
 from .. import frameworks
 from ..detection import arguments
@@ -16,28 +16,24 @@ _WITH_EXEC = "cannot be used with --exec, because the wrapper is replaced by the
 
 def parse(words: list[str]) -> tuple[Namespace, list[str]]:
     """Our own options, and the target."""
-    own, target = _split(words)
     parser = _parser()
-    options = parser.parse_args(own)
+    start = _start_of_target(words, parser)
+    options, target = parser.parse_args(words[:start]), words[start:]
     if not target:
         parser.error("no script, module or command to run")
     if options.exec and options.framework in ("horovod", "tensorflow"):
         parser.error(f"--framework {options.framework}, for which the wrapper holds a port, {_WITH_EXEC}")
-    for name in ("grace", "log_dir", "log_prefix", "report"):
+    for name in ("grace", "log_dir", "log_prefix", "report", "nproc_per_node"):
         if options.exec and getattr(options, name):
             parser.error(f"--{name.replace('_', '-')} {_WITH_EXEC}")
-    if options.exec and options.nproc_per_node:
-        parser.error(f"--nproc-per-node {_WITH_EXEC}")
     return options, target
 
 
-def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    names = ("launcher", "framework", "join_timeout", "grace", "nproc_per_node", "log_dir", "report")
-    takes_value = {f"--{name.replace('_', '-')}" for name in names}
+def _start_of_target(words: list[str], parser: Parser) -> int:
     index = 0
     while index < len(words) and words[index].startswith("-") and words[index] not in ("-m", "--"):
-        index += 2 if words[index] in takes_value else 1
-    return words[:index], words[index:]
+        index += 2 if parser.takes_value(words[index]) else 1
+    return index
 
 
 def _processes(text: str) -> str:
@@ -46,28 +42,19 @@ def _processes(text: str) -> str:
     raise ArgumentTypeError(f"{text!r} is neither a number of processes nor auto, gpu or cpu")
 
 
-def _folder(text: str) -> str:
+def _name_of(what: str, text: str) -> str:
     if not text:
-        raise ArgumentTypeError("the name of a folder is needed")
+        raise ArgumentTypeError(f"the name of a {what} is needed")
     return text
-
-
-def _file(text: str) -> str:
-    if not text:
-        raise ArgumentTypeError("the name of a file is needed")
-    return os.path.abspath(text)
 
 
 def _framework(text: str) -> str:
     """The name of a framework for the wrapper; the names for `init` will do."""
-    if text in frameworks.FILES:
-        return frameworks.FILES[text]
-    names = tuple(dict.fromkeys(frameworks.FILES.values()))
-    if text in names:
-        return text
-    raise ArgumentTypeError(
-        f"{text!r} is not a valid framework: {did_you_mean(text, names)}they are {', '.join(names)}"
-    )
+    name, names = frameworks.FILES.get(text, text), tuple(dict.fromkeys(frameworks.FILES.values()))
+    if name not in names:
+        meant = did_you_mean(text, names)
+        raise ArgumentTypeError(f"{text!r} is not a valid framework: {meant}they are {', '.join(names)}")
+    return name
 
 
 def _option(text: str) -> str:
@@ -122,22 +109,17 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--log-dir",
-        type=_folder,
+        type=partial(_name_of, "folder"),
         metavar="DIR",
         help="also append the output to a file for each rank: DIR/rank-3.log",
     )
     parser.add_argument(
         "--report",
-        type=_file,
+        type=partial(_name_of, "file"),
         metavar="FILE",
         help="write a report of the job, on rank 0's host: who was there, how each rank began and ended, who failed "
         "first; one HTML page if FILE ends in .html, else JSON (default: DISTBOOT_REPORT, or none)",
     )
-    _add_per_node(parser)
-    return parser
-
-
-def _add_per_node(parser: Parser) -> None:
     group = parser.add_argument_group("for launches of one process a node, pod or container")
     group.add_argument(
         "--nproc-per-node",
@@ -146,3 +128,4 @@ def _add_per_node(parser: Parser) -> None:
         help="start N processes here, each a rank, with the node rank, the number of nodes and the address found (gpu: "
         "one an accelerator; cpu: one a CPU; auto: gpu, or cpu if there are none)",
     )
+    return parser

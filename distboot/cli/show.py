@@ -16,11 +16,6 @@ from ..settings import join_timeout_setting
 from ..text import counted, escape_control
 from . import Parser, emit
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ..rendezvous.job_info import JobInfo
-    from ..rendezvous.membership import Membership
-
 _OF_THE_JOB = ("launcher", "world_size", "num_nodes", "master_addr", "master_port")
 
 
@@ -85,41 +80,28 @@ def _unknown(field: str, placement: Placement) -> str:
 def _show_job(placement: Placement, *, as_json: bool) -> None:
     """Let all ranks meet once, and print where each is; or every rank says who is missing."""
     from ..rendezvous.master import require_master  # here and below, so that a plain `show` does not pay for sockets
+    from ..rendezvous.membership import ranks_said
     from ..rendezvous.plan import join_here
 
     with with_rank(placement.who):
         refuse_unless_rank(placement)
         with join_here(require_master(placement), os.environ, join_timeout_setting(None)) as job:
             pass
-    if placement.rank == 0 and job.membership is not None:
-        emit(json.dumps(_as_dict(job, job.membership)) if as_json else _map(job, job.membership))
-
-
-def _as_dict(job: JobInfo, membership: Membership) -> dict[str, object]:
-    nodes = [
-        {"node_rank": node, "host": host, "ranks": list(ranks)}
-        for node, (host, ranks) in enumerate(zip(membership.hosts, membership.nodes, strict=True))
-    ]
-    placement = job.placement
-    return {
-        **{name: getattr(placement, name) for name in _OF_THE_JOB},
-        "nodes": nodes,
-        "warnings": job.warnings,
-    }
-
-
-def _map(job: JobInfo, membership: Membership) -> str:
-    from ..rendezvous.membership import ranks_said
-
-    width = max(map(len, membership.hosts))
-    lines = [
-        f"node {node:<5} {escape_control(host):<{width}}  {ranks_said(sorted(ranks))}"
-        for node, (host, ranks) in enumerate(zip(membership.hosts, membership.nodes, strict=True))
-    ]
+    if placement.rank != 0 or job.membership is None:
+        return
+    nodes = list(enumerate(zip(job.hosts, job.membership.nodes, strict=True)))
+    if as_json:
+        of_job = {name: getattr(job.placement, name) for name in _OF_THE_JOB}
+        listed = [{"node_rank": node, "host": host, "ranks": list(ranks)} for node, (host, ranks) in nodes]
+        emit(json.dumps({**of_job, "nodes": listed, "warnings": job.warnings}))
+        return
+    there = "The one rank is" if placement.world_size == 1 else f"All {placement.world_size} ranks are"
     where = f"rank 0 at {job.placement.master_addr}, port {job.placement.master_port}"
-    ranks = job.placement.world_size
-    there = "The one rank is there" if ranks == 1 else f"All {ranks} ranks are there"
-    return "\n".join([f"{there}, on {counted(len(membership.nodes), 'node')}; {where}.", *lines])
+    width = max(map(len, job.hosts))
+    lines = [
+        f"node {node:<5} {escape_control(host):<{width}}  {ranks_said(sorted(ranks))}" for node, (host, ranks) in nodes
+    ]
+    emit("\n".join([f"{there} there, on {counted(len(nodes), 'node')}; {where}.", *lines]))
 
 
 def env(arguments: list[str]) -> int:
@@ -170,18 +152,24 @@ def launchers(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     if options.json:
-        fields, kinds = ("name", "title", "markers", "source"), {"launchers": INNERMOST_FIRST, "platforms": PLATFORMS}
-        records = {
-            kind: [{field: getattr(one, field) for field in fields} for one in known] for kind, known in kinds.items()
-        }
-        emit(json.dumps(records))
+        kinds = {"launchers": INNERMOST_FIRST, "platforms": PLATFORMS}
+        fields = ("name", "title", "markers", "source")
+        emit(json.dumps({k: [{field: getattr(one, field) for field in fields} for one in kinds[k]] for k in kinds}))
         return 0
-    lines = ["launchers, the innermost first: the first that claims a process owns its rank"]
-    both: tuple[Launcher | Platform, ...] = (*INNERMOST_FIRST, *PLATFORMS)
-    for known in both:
-        if known is PLATFORMS[0]:
-            lines += ["", "platforms: they own no rank, but may know the address of rank 0 and the job's id"]
-        lines.append(f"  {known.name:<11} {known.title}")
-        lines.append(f"  {'':<11}   {', '.join(known.markers) or 'when nothing above claims the process'}")
-    emit("\n".join(lines))
+    emit(
+        "\n".join(
+            [
+                "launchers, the innermost first: the first that claims a process owns its rank",
+                *map(_recognised, INNERMOST_FIRST),
+                "",
+                "platforms: they own no rank, but may know the address of rank 0 and the job's id",
+                *map(_recognised, PLATFORMS),
+            ]
+        )
+    )
     return 0
+
+
+def _recognised(known: Launcher | Platform) -> str:
+    markers = ", ".join(known.markers) or "when nothing above claims the process"
+    return f"  {known.name:<11} {known.title}\n  {'':<11}   {markers}"

@@ -46,7 +46,6 @@ _TOGETHER = {
 # Without these `accelerate launch` may start one process, which is the rank itself, and needs RANK and its like.
 _STARTS_SEVERAL = re.compile(r"\0--(multi[-_]gpu\0|use[-_]deepspeed\0|use[-_]fsdp\0|num[-_]processes[=\0](?!1\0))")
 _LONGEST = 1 << 20  # bytes of a script that are read
-_LOCAL_RANK = re.compile(r"""["'](--local[-_]rank)["']""")
 # Name of a framework for the wrapper -> what a script says that starts it.
 _STARTS = {
     "horovod": re.compile(r"^[ \t]*(?:import|from)[ \t]+horovod\b", re.MULTILINE),
@@ -59,10 +58,9 @@ _KNOWS_US = re.compile(r"^[ \t]*(?:import|from)[ \t]+distboot\b", re.MULTILINE)
 class Target(NamedTuple):
     """What the wrapper is to run."""
 
-    given: list[str]  # as it stands on our command line, for example `["-m", "module", "--epochs", "3"]`
-    python: list[str]  # how our own Python starts again, with its options, for example `["/usr/bin/python3", "-u"]`
     words: list[str]  # the command, for example `["/usr/bin/python3", "-m", "module", "--epochs", "3"]`
     start: int  # where the arguments of a script or module begin in it; its end for any other command
+    is_command: bool = False  # whether it is any other command, behind `--`
 
     def with_local_rank(self, local_rank: str, name: str) -> list[str]:
         """The command with the local rank as the first argument of the script, or the last of another command."""
@@ -85,6 +83,18 @@ class Target(NamedTuple):
             rest = rest[2 if has_next else 1 :]
         return rest
 
+    @property
+    def text(self) -> str:
+        """The beginning of the script that a Python is to run; empty if there is none that can be read."""
+        script = "".join(self.of_python[:1])
+        if not os.path.isfile(script):  # a pipe can be read only once
+            return ""
+        try:
+            with open(script, encoding="utf-8", errors="replace") as file:
+                return file.read(_LONGEST)
+        except OSError:
+            return ""
+
     def missing(self) -> DistbootError | None:
         """The error for a program that is not here; other ranks may have it, and should hear of this, too."""
         from shutil import which  # here, so that a process that is alone does not pay for it
@@ -100,24 +110,24 @@ class Target(NamedTuple):
 
 def target_of(given: list[str]) -> Target:
     """The target that our command line ends with."""
-    python = [sys.executable, *_interpreter_options()]
-    if given[0] == "--":
+    kind, python = given[0], [sys.executable, *_interpreter_options()]
+    if kind in ("--", "-m"):
+        what = "command" if kind == "--" else "module"
         if len(given) == 1:
-            raise DistbootError("usage", "no command after '--'", "python -m distboot run -- command [arguments …]")
-        return Target(given, python, given[1:], len(given) - 1)
-    if given[0] == "-m":
-        if len(given) == 1:
-            raise DistbootError("usage", "no module after '-m'", "python -m distboot run -m module [arguments …]")
-        return Target(given, python, [*python, *given], len(python) + 2)
-    script = given[0]
-    if not os.path.exists(script):
-        where = "" if os.path.isabs(script) else f" in {_working_directory()}"
-        meant = did_you_mean(script, ("run", "show", "env", "launchers", "doctor"))
-        hint = f"{meant}check the path; any other command goes after '--': run -- {escape_control(script)} …"
-        raise DistbootError("command-not-found", f"there is no script {short_repr(script)}{where}", hint)
-    if not os.access(script, os.R_OK):
-        raise DistbootError("command-not-executable", f"the script {short_repr(script)} may not be read", "chmod +r it")
-    return Target(given, python, [*python, *given], len(python) + 1)
+            hint = f"python -m distboot run {kind} {what} [arguments …]"
+            raise DistbootError("usage", f"no {what} after {kind!r}", hint)
+        if kind == "--":
+            return Target(given[1:], len(given) - 1, is_command=True)
+        return Target([*python, *given], len(python) + 2)
+    script = short_repr(kind)
+    if not os.path.exists(kind):
+        where = "" if os.path.isabs(kind) else f" in {_working_directory()}"
+        meant = did_you_mean(kind, ("run", "show", "env", "launchers", "doctor"))
+        hint = f"{meant}check the path; any other command goes after '--': run -- {escape_control(kind)} …"
+        raise DistbootError("command-not-found", f"there is no script {script}{where}", hint)
+    if not os.access(kind, os.R_OK):
+        raise DistbootError("command-not-executable", f"the script {script} may not be read", "chmod +r it")
+    return Target([*python, *given], len(python) + 1)
 
 
 def _working_directory() -> str:
@@ -207,25 +217,13 @@ def _program(words: list[str]) -> str:
     return match[1]
 
 
-def text_of(words: Sequence[str]) -> str:
-    """The beginning of the script, the first of `Target.of_python`; empty if there is none that can be read."""
-    script = "".join(words[:1])
-    if not os.path.isfile(script):  # a pipe can be read only once
-        return ""
-    try:
-        with open(script, encoding="utf-8", errors="replace") as file:
-            return file.read(_LONGEST)
-    except OSError:
-        return ""
-
-
 def local_rank_option(text: str) -> str | None:
     """The option with which a script for DeepSpeed takes the local rank, as DeepSpeed's launcher passes it.
 
     Its own default may be 0, which `deepspeed.initialize` compares with LOCAL_RANK (0.19, _do_args_sanity_check). A
     script without the name in it may not know the option, and end of it.
     """
-    found = _LOCAL_RANK.search(text)
+    found = re.search(r"""["'](--local[-_]rank)["']""", text)
     return found and found[1]
 
 
@@ -249,7 +247,7 @@ def missing_framework_option(
     """
     if framework != "torch":
         return None
-    script, text = "".join(target.of_python[:1]), text_of(target.of_python)
+    script, text = "".join(target.of_python[:1]), target.text
     has_variables = {
         "horovod": placement.launcher in (*MPI_LAUNCHERS, "horovodrun") or "HOROVOD_RANK" in environ,
         "tensorflow": "TF_CONFIG" in environ,
@@ -258,7 +256,7 @@ def missing_framework_option(
     found = [name for name, starts in _STARTS.items() if starts.search(text) and not has_variables[name]]
     if not found or _KNOWS_US.search(text):
         return None
-    command = f"-- python {script}" if target.given[0] == "--" else script
+    command = f"-- python {script}" if target.is_command else script
     return (
         f"warning: {script} starts {found[0]}, which reads variables of its own, and without them each rank "
         f"trains apart: python -m distboot run --framework {found[0]} {command}"

@@ -125,18 +125,21 @@ class Machine:
         """Whether this is a virtual machine of Azure, or another one of Hyper-V."""
         return self.text("sys/class/dmi/id/sys_vendor") == "Microsoft Corporation"
 
+    def pci_devices(self) -> list[tuple[str, str]]:
+        """Vendor and class of each device on the PCI bus, which every container sees."""
+        folders = [f"sys/bus/pci/devices/{device}" for device in self.names("sys/bus/pci/devices")]
+        return [(self.text(f"{folder}/vendor"), self.text(f"{folder}/class")) for folder in folders]
+
     def rdma_ports(self) -> list[Port]:
         """All of them. In Azure Ethernet cards show themselves, too; its network has no RoCE."""
-        found, azure = [], self.azure()
-        for device in self.names("sys/class/infiniband"):
-            folder = f"sys/class/infiniband/{device}"
-            for number in self.names(f"{folder}/ports"):
-                link = self.text(f"{folder}/ports/{number}/link_layer")  # InfiniBand, Ethernet, or Unspecified for EFA
-                kind = "EFA" if self.text(f"{folder}/device/vendor") == _AMAZON else link.replace("Ethernet", "RoCE")
-                state = self.text(f"{folder}/ports/{number}/state")
-                if not (azure and kind == "RoCE"):
-                    found.append(Port(device, number, kind, state))
-        return found
+        found = []
+        for path in self.matching("sys/class/infiniband/*/ports/*"):
+            *_, device, _, number = path.split("/")
+            link = self.text(f"{path}/link_layer")  # InfiniBand, Ethernet, or Unspecified for EFA
+            is_efa = self.text(f"sys/class/infiniband/{device}/device/vendor") == _AMAZON
+            kind = "EFA" if is_efa else link.replace("Ethernet", "RoCE")
+            found.append(Port(device, number, kind, self.text(f"{path}/state")))
+        return [port for port in found if port.kind != "RoCE" or not self.azure()]
 
     def library(self, name: str) -> bool:
         """Whether the dynamic linker would find a library, for example "libibverbs.so.1", or one with its path."""

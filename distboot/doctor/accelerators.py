@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -59,8 +58,7 @@ class TorchBuild:
     """What the installed torch was built for; its files are read, it is not imported."""
 
     version: str  # for example "2.13.0+cpu"
-    # A key of `_TARGETS` -> its version, for example {"cuda": "12.6"}; of "hpu" that is not known.
-    targets: dict[str, str]
+    targets: dict[str, str]  # a key of `_TARGETS` -> its version, which is not known of "hpu"
 
 
 def torch_build(machine: Machine) -> TorchBuild | None:
@@ -79,30 +77,17 @@ def torch_build(machine: Machine) -> TorchBuild | None:
 
 def accelerators(machine: Machine) -> list[Finding]:
     """Accelerators that this host has, kind by kind."""
-    there = _on_this_host(machine)
-    # A sandbox may hide the bus; the files of the other two kinds may be those of other devices.
-    here = [kind for kind in KINDS if there[kind.title] or (kind in KINDS[:2] and _files(machine, kind)[0])]
-    return [_of_kind(machine, kind, there[kind.title]) for kind in here] or [ok("none")]
-
-
-def _on_this_host(machine: Machine) -> Counter[str]:
-    """How many of each kind are on the PCI bus, which every container sees, by title."""
-    found: Counter[str] = Counter()
-    for device in machine.names("sys/bus/pci/devices"):
-        folder = f"sys/bus/pci/devices/{device}"
-        vendor = machine.text(f"{folder}/vendor")
-        kind = next((kind for kind in KINDS if kind.vendor == vendor), None)
-        if kind is not None and machine.text(f"{folder}/class").startswith(kind.classes):
-            found[kind.title] += 1
-    return found
-
-
-def _files(machine: Machine, kind: Kind) -> list[list[str]]:
-    return [machine.matching(pattern) for pattern in kind.files]
+    found, devices = [], machine.pci_devices()
+    for kind in KINDS:
+        count = sum(vendor == kind.vendor and its.startswith(kind.classes) for vendor, its in devices)
+        # A sandbox may hide the bus; the files of the other two kinds may be those of other devices.
+        if count or (kind in KINDS[:2] and machine.matching(kind.files[0])):
+            found.append(_of_kind(machine, kind, count))
+    return found or [ok("none")]
 
 
 def _of_kind(machine: Machine, kind: Kind, count: int) -> Finding:
-    files = _files(machine, kind)
+    files = [machine.matching(pattern) for pattern in kind.files]
     listed = counted(count, kind.title) if count else f"{kind.title}s"
     missing = next((pattern for pattern, matching in zip(kind.files, files, strict=True) if not matching), None)
     if missing is not None:
@@ -126,9 +111,8 @@ def _not_here(machine: Machine, kind: Kind, seen: str, count: int) -> Finding:
     if machine.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") and kind.build in ("cuda", "hip"):
         return ok(f"{seen}; CUDA_VISIBLE_DEVICES hides them anyway")
     pod = f"containers: [{{resources: {{limits: {{{kind.resource}: {count}}}}}}}]"
-    remedy = machine.how(kind.docker, pod, "install its driver, or load it: see dmesg")
-    if machine.container() == "apptainer" and kind.apptainer:
-        remedy = f"apptainer exec {kind.apptainer}"
+    apptainer = kind.apptainer and f"apptainer exec {kind.apptainer}"
+    remedy = machine.how(kind.docker, pod, "install its driver, or load it: see dmesg", apptainer=apptainer)
     # Without torch they may not be wanted.
     return (warning if build is None else problem)(seen, remedy)
 

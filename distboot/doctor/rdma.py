@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..errors import DistbootError
 from ..host import network
-from ..text import short_repr
+from ..text import counted, short_repr
 from . import Check, Finding, Machine, Port, ok, problem, refused, warning
 
 _INFINIBAND = "0x0207"  # class of PCI devices, include/linux/pci_ids.h
@@ -27,9 +27,8 @@ _SEVERAL = 8  # InfiniBand ports, as Azure's ND series has since version 4
 def _describe(devices: Sequence[Port]) -> str:
     """`"8 InfiniBand ports (mlx5_ib0 to mlx5_ib7)"`."""
     kinds = " and ".join(dict.fromkeys(port.kind for port in devices))
-    names = [port.device for port in devices]
-    listed = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
-    return f"{len(names)} {kinds} port{'s' if len(names) > 1 else ''} ({listed})"
+    listed = " to ".join(dict.fromkeys((devices[0].device, devices[-1].device)))
+    return f"{counted(len(devices), f'{kinds} port')} ({listed})"
 
 
 def rdma_devices(machine: Machine) -> Finding:
@@ -63,14 +62,13 @@ def rdma_devices(machine: Machine) -> Finding:
 
 
 def _no_ports(machine: Machine) -> Finding:
-    folder = "sys/bus/pci/devices"
-    cards = [card for card in machine.names(folder) if machine.text(f"{folder}/{card}/class").startswith(_INFINIBAND)]
-    if not cards:
+    count = sum(its.startswith(_INFINIBAND) for _, its in machine.pci_devices())
+    if not count:
         return ok("none: ranks on several nodes talk over TCP")
     remedy = "on the host: modprobe mlx5_ib; lsmod | grep ib_"
     if machine.azure():
         remedy = "take Azure's HPC image for the hosts, or add the extension InfiniBandDriverLinux to them"
-    return problem(f"{len(cards)} InfiniBand cards on this host, and its kernel has no driver for them", remedy)
+    return problem(f"{count} InfiniBand cards on this host, and its kernel has no driver for them", remedy)
 
 
 def rdma_ports(machine: Machine) -> Finding:
@@ -93,21 +91,14 @@ def rdma_libraries(machine: Machine) -> Finding:
         return _efa_plugin(machine)
     if not machine.library("libibverbs.so.1"):
         return problem("the image has no libibverbs.so.1, without which NCCL and UCX take TCP", _VERBS)
-    drivers = machine.names("etc/libibverbs.d")
-    missing = [wanted for wanted in _verbs_drivers(machine, found) if wanted not in drivers]
-    if missing:
-        seen = f"libibverbs.so.1 is here, and not its driver for {found[0].device} (/etc/libibverbs.d/{missing[0]})"
-        return problem(seen, _VERBS)
+    for port in found:
+        # DRIVER=mlx5_core
+        uevent = machine.text(f"sys/class/infiniband/{port.device}/device/uevent")
+        for file in (f"etc/libibverbs.d/{name}.driver" for name in ("mlx4", "mlx5") if f"DRIVER={name}_core" in uevent):
+            if not machine.has(file):
+                seen = f"libibverbs.so.1 is here, and not its driver for {port.device} (/{file})"
+                return problem(seen, _VERBS)
     return ok("libibverbs.so.1 is here")
-
-
-def _verbs_drivers(machine: Machine, found: Sequence[Port]) -> set[str]:
-    """The files that tell libibverbs of the drivers of these devices, as far as their names are known."""
-    # DRIVER=mlx5_core
-    uevents = [machine.text(f"sys/class/infiniband/{port.device}/device/uevent") for port in found]
-    return {
-        f"{driver}.driver" for driver in ("mlx4", "mlx5") for uevent in uevents if f"DRIVER={driver}_core" in uevent
-    }
 
 
 def _efa_plugin(machine: Machine) -> Finding:

@@ -12,7 +12,7 @@ from ..detection.parse import is_loopback
 from ..errors import DistbootError
 from ..host import cpus as of_host
 from ..host.network import NO_PROXIES, PROXIES
-from ..text import escape_control, is_address, short_repr, without_mapping
+from ..text import counted, escape_control, is_address, short_repr, without_mapping
 from . import Check, Finding, Machine, ok, problem, refused, unknown, warning
 
 _LISTENING = "0A"  # TCP_LISTEN, linux/net/tcp_states.h
@@ -141,7 +141,7 @@ def cpus(machine: Machine) -> Finding:
     usable = min(allowed, quota or allowed)
     ranks = machine.placement().local_world_size or 1
     share = of_host.share(ranks, machine.root)
-    seen = f"{allowed} CPU{'s' if allowed > 1 else ''}"
+    seen = counted(allowed, "CPU")
     if usable < allowed:
         seen += f", and by its quota (cgroup) the time of {usable:g}"
     if ranks > 1:
