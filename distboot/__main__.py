@@ -9,7 +9,7 @@ if __name__ == "__main__":
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-    from .cli import main
+    from .cli.main import main
 
     code = main(sys.argv[1:])
     # All that we had to say is written. To take the interpreter apart would last a quarter of its start, and the

@@ -26,37 +26,34 @@ READY = {  # what azure-nd-h100 lacks
 }
 
 
+def lay_out(files: Mapping[str, str | None], root: Path) -> None:
+    for path, text in files.items():
+        if text is not None:
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(text)
+
+
 def machine(
     name: str,
     root: Path,
     /,
     *,
-    environ: Mapping[str, str] | None = None,
-    files: Mapping[str, str | None] | None = None,
+    environ: Mapping[str, str] = {},
+    files: Mapping[str, str | None] = {},
     **changes: object,
 ) -> Machine:
     """One of the machines, with other variables, other files (None: removed) or other attributes."""
     told = json.loads((FOLDER / f"{name}.json").read_text())
-    for path, text in _spread({**told["files"], **(files or {})}).items():
-        if text is not None:
-            (root / path).parent.mkdir(parents=True, exist_ok=True)
-            (root / path).write_text(text)
-    size = told["shared_memory"]
-    names = told["names"]
-
-    def shared_memory() -> tuple[int, int]:
-        if size is None:
-            raise FileNotFoundError(2, "No such file or directory")
-        return size[0], size[1]
+    lay_out(_spread({**told["files"], **files}), root)
 
     def look_up(host: str) -> list[str]:
-        if host not in names:
+        if host not in told["names"]:
             raise OSError(-2, "Name or service not known")
-        found: list[str] = names[host]
+        found: list[str] = told["names"][host]
         return found
 
     attributes: dict[str, object] = {
-        "environ": {**told["environ"], **(environ or {})},
+        "environ": {**told["environ"], **environ},
         "root": root,
         "system": "linux",
         "packages": [PACKAGES],
@@ -64,7 +61,7 @@ def machine(
         "now": INSTALLED + 3600,
         "since": INSTALLED,
         "may_open": lambda _: True,
-        "shared_memory": shared_memory,
+        "shared_memory": lambda: tuple(told["shared_memory"]),
         "addresses": lambda: [(interface, address) for interface, address in told["addresses"]],
         "look_up": look_up,
         **changes,

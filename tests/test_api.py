@@ -24,7 +24,7 @@ from launched import needs
 
 import distboot
 from distboot import Context, DistbootError, Placement, detect, init
-from distboot import cli as command_line
+from distboot.cli import main as command_line
 from distboot.detection.detect import INNERMOST_FIRST
 from distboot.detection.placement import PLATFORMS, VARIABLES
 from distboot.errors import CODES

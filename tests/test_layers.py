@@ -120,7 +120,7 @@ print(sorted(new - set(sys.stdlib_module_names)), len(set(sys.modules) - before)
     [
         "",
         "distboot.detect({})",
-        "import distboot.cli",
+        "import distboot.cli.main",
         "import distboot.rendezvous.plan, distboot.cli.show",
         "import distboot.cli.doctor",
     ],

@@ -230,7 +230,7 @@ def test_closed_stdin_and_stdout(clean_env: dict[str, str], mode: Mode) -> None:
 
 _EVERY_CODE = """
 import signal, sys
-from distboot.cli import main
+from distboot.cli.main import main
 def code(script):
     return main(["run", "--", "sh", "-c", "ulimit -c 0; " + script])
 stop = {signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}

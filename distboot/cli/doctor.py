@@ -20,7 +20,7 @@ from ..rendezvous.membership import Membership, ranks_said
 from ..rendezvous.protocol import BEFORE_AUTHENTICATION, Channel, Frames, ProtocolError, message, nested, of, several
 from ..settings import join_timeout_setting
 from ..text import counted, escape_control, first_line
-from . import Parser, emit
+from .main import Parser, emit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

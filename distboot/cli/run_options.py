@@ -9,7 +9,7 @@ from functools import partial
 from .. import frameworks
 from ..detection import arguments
 from ..text import did_you_mean
-from . import Parser
+from .main import Parser
 
 _WITH_EXEC = "cannot be used with --exec, because the wrapper is replaced by the command"
 

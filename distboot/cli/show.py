@@ -14,7 +14,7 @@ from ..detection.placement import FIELDS, PLATFORMS, Placement, Platform
 from ..errors import with_rank
 from ..settings import join_timeout_setting
 from ..text import counted, escape_control
-from . import Parser, emit
+from .main import Parser, emit
 
 _OF_THE_JOB = ("launcher", "world_size", "num_nodes", "master_addr", "master_port")
 

@@ -1,0 +1,151 @@
+"""The command line: which command is meant, and one file a command; every error is one message and an exit code.
+
+And what all of them share: argparse with our errors, and standard output, which may be closed, full, gone, or unable to
+show a character.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from contextlib import suppress
+from functools import partial
+from importlib import import_module
+from typing import NoReturn, TextIO
+
+from .. import __version__
+from ..detection.arguments import without_local_rank
+from ..errors import DistbootError
+from ..text import did_you_mean, escape_control
+
+_HELP = """\
+usage: python -m distboot [run] [options] script.py [arguments …]
+       python -m distboot run [options] -m module [arguments …]
+       python -m distboot run [options] -- command [arguments …]
+       python -m distboot show [--job] [--json]
+       python -m distboot env [--format shell|dotenv|docker] [--json]
+       python -m distboot doctor [--job] [--json]
+       python -m distboot launchers [--json]
+
+Finds out which process of a distributed training job this is, whatever launched it.
+
+commands:
+  run        export RANK, LOCAL_RANK, NODE_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, run the
+             script or command, forward signals to it, and exit with its code (the default: `run` may be left out)
+  show       print what was detected, every value with its source; with --job on all ranks, let them meet once, and
+             print where each is or who is missing
+  env        print the variables that `run` exports, for a shell, an env file or docker run
+  doctor     look for what will make a job fail, hang or be slow in this container, each with its remedy; with --job
+             on all ranks; exit code 78 if there is a problem
+  launchers  print the table of all launchers and platforms that can be recognised
+
+`python -m distboot COMMAND --help` tells the options of each.
+"""
+
+# Each is a function in a module beside this one, which is imported only when it is asked for.
+_COMMANDS = {"run": "run", "show": "show", "env": "show", "doctor": "doctor", "launchers": "show"}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if os.getpid() == 1:
+        _end_by_signals()
+    try:
+        return _dispatch(arguments)
+    except DistbootError as error:
+        emit_error(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # the reader of `show | head` has exited
+        return 128 + signal.SIGPIPE
+
+
+def _end_by_signals() -> None:
+    """Let signals end us as process 1 of a container, too: the kernel drops those to it that have no handler."""
+    from ..process import FROM_OUTSIDE  # here, as no other process needs it
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    for number in FROM_OUTSIDE:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, end)
+
+
+def _dispatch(arguments: list[str]) -> int:
+    # torch.distributed.launch and DeepSpeed's launcher put --local-rank=N before what they take for our arguments.
+    arguments = [*without_local_rank(arguments[:1]), *arguments[1:]]
+    first = arguments[0] if arguments else "--help"
+    if first in ("-h", "--help"):
+        emit(_HELP.rstrip())
+        return 0 if arguments else 2
+    if first == "--version":
+        emit(f"distboot {__version__}")
+        return 0
+    command, rest = (first, arguments[1:]) if first in _COMMANDS else ("run", arguments)
+    code: int = getattr(import_module(f".{_COMMANDS[command]}", __package__), command)(rest)
+    return code
+
+
+class Parser(argparse.ArgumentParser):
+    """An `ArgumentParser` that raises `DistbootError` and accepts no abbreviated options."""
+
+    def __init__(self, command: str, description: str, usage: str | None = None) -> None:
+        super().__init__(
+            prog=f"python -m distboot {command}",
+            description=description,
+            usage=usage,
+            allow_abbrev=False,
+            # Every option makes one, which asks for the terminal's width, with shutil: 3 ms that only --help needs.
+            formatter_class=partial(argparse.HelpFormatter, width=80),
+        )
+        self.add_argument(
+            "--launcher",
+            metavar="NAME",
+            help="believe this launcher, like DISTBOOT_LAUNCHER=NAME (default: the innermost one found)",
+        )
+
+    def takes_value(self, option: str) -> bool:
+        """Whether the word behind this option is its value."""
+        return option in self._option_string_actions and self._option_string_actions[option].nargs is None
+
+    def format_help(self) -> str:
+        self.formatter_class = argparse.HelpFormatter  # as wide as the terminal
+        return super().format_help()
+
+    def error(self, message: str) -> NoReturn:
+        unknown, _, words = message.partition(": ")
+        option = words.split("=")[0].split(" ")[0] if unknown == "unrecognized arguments" else ""
+        meant = did_you_mean(option, self._option_string_actions) if option.startswith("--") else ""
+        raise DistbootError("usage", escape_control(message), f"{meant}{self.prog} --help")
+
+
+def emit(text: str) -> None:
+    """Print a text on standard output, all of it, or raise `output-failed`; BrokenPipeError: the reader has exited."""
+    if sys.stdout is None:  # closed before we started
+        return
+    try:
+        _write(sys.stdout, f"{text}\n")
+    except OSError as error:
+        # Python flushes once more when it ends, and would complain then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise DistbootError("output-failed", f"cannot write to standard output: {error.strerror}") from None
+
+
+def emit_error(error: DistbootError) -> None:
+    """Print an error on standard error, if that is there."""
+    with suppress(OSError, AttributeError):  # full or closed: the exit code has to do
+        lines = (line if line.startswith("hint: ") else f"distboot: {line}" for line in str(error).split("\n"))
+        _write(sys.stderr, "\n".join(lines) + "\n")
+
+
+def _write(stream: TextIO, text: str) -> None:
+    encoding = stream.encoding or "utf-8"
+    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    stream.flush()
