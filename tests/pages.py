@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "docker" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -15,23 +18,14 @@ _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[\w-]*)(?: +title=\"(?P<tit
 
 @dataclass(frozen=True)
 class Block:
-    """One block of code.
+    """One block of code."""
 
-    Attributes:
-        page: path in the repository.
-        section: the heading above it.
-        line: its number in the page.
-        language: what stands behind the backticks: console, python, ….
-        title: of the block; in a page it is the name of a file, or that of a terminal.
-        text: without the fences.
-    """
-
-    page: str
-    section: str
-    line: int
-    language: str
-    title: str
-    text: str
+    page: str  # path in the repository
+    section: str  # the heading above it
+    line: int  # its number in the page
+    language: str  # what stands behind the backticks: console, python, …
+    title: str  # in a page it is the name of a file, or that of a terminal
+    text: str  # without the fences
 
     @property
     def first(self) -> str:
@@ -40,6 +34,16 @@ class Block:
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
+
+
+def load(path: Path) -> ModuleType:
+    """A script of the repository as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)  # where its dataclasses look for themselves
+    spec.loader.exec_module(module)
+    return module
 
 
 def blocks(language: str | None = None) -> list[Block]:

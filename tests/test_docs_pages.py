@@ -9,27 +9,18 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 from conftest import PACKAGE, ROOT
-from pages import PAGES, Block, blocks
+from pages import PAGES, Block, blocks, load
 
 from distboot.errors import CODES
 
-# The language of a block, and what becomes of it.
-KINDS = {
-    "console": "run: test_docs_console.py",
-    "python": "run: test_docs_python.py, and test_docs_azure.py",
-    "yaml": "its fields and commands: test_docs_yaml.py, and test_docs_azure.py",
-    "json": "its fields and commands: test_docs_yaml.py",
-    "bash": "run on Slurm, or its syntax: test_docs_yaml.py",
-    "dockerfile": "its ENTRYPOINT: test_docs_yaml.py",
-    "text": "what is said: here",
-}
+# Console, Python and most YAML are run, or fed to what reads it; of a text the lines are looked for in the code, here.
+KINDS = {"console", "python", "yaml", "json", "bash", "dockerfile", "text"}
 # Texts that are not distboot's own lines, by page and first line.
 DEMO = "     launcher                           ranks     loss  accuracy  seconds"
 OTHER_TEXTS = {
@@ -112,12 +103,7 @@ def test_table_names_only_what_is_there() -> None:
 def test_demonstration_ends_with_this_table(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     (shown,) = [block.text for block in blocks("text") if block.first == DEMO]
-    spec = importlib.util.spec_from_file_location("demo", ROOT / "examples" / "demo.py")
-    assert spec is not None
-    assert spec.loader is not None
-    demo = importlib.util.module_from_spec(spec)
-    sys.modules["demo"] = demo  # where its dataclass looks for itself
-    spec.loader.exec_module(demo)
+    demo = load(ROOT / "examples" / "demo.py")
     rows = list(demo.all_rows([]))
     for row, line in zip(rows, shown.splitlines()[1:], strict=False):
         row.loss, row.accuracy, row.seconds = 0.11837, 0.972, float(line.split()[-1])
@@ -134,25 +120,18 @@ def test_troubleshooting_quotes_torch() -> None:
     libraries = [(folder / "lib" / f"lib{name}.so").read_bytes() for name in ("torch_cpu", "torch_python")]
     modules = ["distributed/rendezvous.py", "distributed/distributed_c10d.py", "distributed/run.py"]
     python = "".join((folder / module).read_text() for module in modules)
-    for text in OF_TORCH:
-        assert text.strip() in page, text
-        assert any(text.encode() in library for library in libraries), text
-    for text in OF_TORCHS_PYTHON:
-        assert text.strip() in page, text
-        assert text in python, text
+    assert [text for text in OF_TORCH if not any(text.encode() in library for library in libraries)] == []
+    assert [text for text in OF_TORCHS_PYTHON if text not in python] == []
+    assert [text for text in (*OF_TORCH, *OF_TORCHS_PYTHON) if text.strip() not in page] == []
 
 
-def test_codes_in_the_pages_exist() -> None:
-    for path in PAGES:
-        for code in re.findall(r"error\[([\w-]+)\]", path.read_text()):
-            assert code in (*CODES, "code"), f"{path.relative_to(ROOT)}: {code}"
-
-
-def test_variables_of_ours_in_the_pages_exist() -> None:
+def test_codes_and_variables_in_the_pages_exist() -> None:
     known = set(re.findall(r"`(DISTBOOT_[A-Z_]+)", (ROOT / "docs" / "reference" / "environment.md").read_text()))
     for path in PAGES:
-        for name in re.findall(r"\bDISTBOOT_[A-Z_]+[A-Z]", path.read_text()):
-            assert name in known or name.startswith("DISTBOOT_WRITE_"), f"{path.relative_to(ROOT)}: {name}"
+        text = path.read_text()
+        assert {*re.findall(r"error\[([\w-]+)\]", text)} <= {*CODES, "code"}, path
+        variables = {name for name in re.findall(r"\bDISTBOOT_[A-Z_]+[A-Z]", text) if "DISTBOOT_WRITE_" not in name}
+        assert variables <= known, path
 
 
 README = (ROOT / "README.md").read_text()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from conftest import PACKAGE, ROOT
+from pages import load
 
 import distboot
 from distboot.errors import CODES
@@ -24,36 +23,23 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # Strings that look like the name of an environment variable, and are something else.
 NO_VARIABLES = {
-    "HOROVOD_WITH_GLOO": "a flag of Horovod's build",
-    "HOROVOD_WITH_MPI": "a flag of Horovod's build",
-    "HOROVOD_WITH_PYTORCH": "a flag of Horovod's build",
-    "HOROVOD_WITH_TENSORFLOW": "a flag of Horovod's build",
+    **{f"HOROVOD_WITH_{name}": "a flag of its build" for name in ("GLOO", "MPI", "PYTORCH", "TENSORFLOW")},
     "THREAD_": "the beginning of MPI's levels of threading",
     "MASTER_": "the beginning of a line in a message",
     "HOROVOD_": "the beginning of a name whose end is a number's",
-    "PMI_": "the beginning of names in an exception of slurm.py",
-    "PMIX_": "the beginning of names in an exception of slurm.py",
-    "PALS_": "the beginning of names in an exception of slurm.py",
-    "SLURM_": "the beginning of names in an exception of slurm.py",
+    **dict.fromkeys(("PMI_", "PMIX_", "PALS_", "SLURM_"), "the beginning of names in an exception of slurm.py"),
     "VC_": "the beginning of VC_…_NUM",
     "SC_CLK_TCK": "a name of sysconf(3)",
 }
 
 
-@cache
-def tables() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+WRITER = load(ROOT / "docs" / "tables.py")
 
 
 @cache
 def _in_code() -> dict[str, str]:
     """The names that look like those of environment variables, each with a file that has it."""
-    return {name: path.name for path in SOURCES for name in tables().variables(path)}
+    return {name: path.name for path in SOURCES for name in WRITER.variables(path)}
 
 
 def _words(text: str) -> str:
@@ -64,28 +50,22 @@ def _words(text: str) -> str:
 @pytest.mark.parametrize("page", sorted(REFERENCE.glob("*.md")), ids=lambda page: page.stem)
 def test_page_is_as_written_from_the_code(page: Path) -> None:
     text = page.read_text()
-    assert _words(tables().rendered(text)) == _words(text), "run `make docs`"
+    assert _words(WRITER.rendered(text)) == _words(text), "run `make docs`"
 
 
 def test_everything_that_is_written_has_its_page() -> None:
     begun = re.findall(r"<!-- (.*?): written by", "\n".join(page.read_text() for page in REFERENCE.glob("*.md")))
-    assert set(begun) == tables().TABLES.keys()
+    assert set(begun) == WRITER.TABLES.keys()
 
 
-def test_every_variable_in_the_code_is_on_the_page() -> None:
+def test_every_variable_is_in_the_code_and_on_the_page() -> None:
     named = {name.rstrip("…*") for name in re.findall(r"`([A-Za-z0-9_…*]+)(?:=[^`]*)?`", ENVIRONMENT)}
     missing = {name: file for name, file in _in_code().items() if name not in named and name not in NO_VARIABLES}
     assert missing == {}, "say on docs/reference/environment.md what they are for"
     assert NO_VARIABLES.keys() <= _in_code().keys(), "an excuse for what is not there any more"
-
-
-def test_every_variable_on_the_page_is_in_the_code() -> None:
-    named = set(re.findall(r"`([A-Z]+_[A-Z0-9_]+)(?:=[^`]*)?`", ENVIRONMENT))
+    on_page = set(re.findall(r"`([A-Z]+_[A-Z0-9_]+)(?:=[^`]*)?`", ENVIRONMENT))
     never_read = {"OMPI_COMM_WORLD_NODE_RANK", "SLURM_JOB_NODELIST"}
-    assert named - never_read - _in_code().keys() == {"MPISPAWN_MPIRUN_RANK_0"}, "which goes on with the local rank"
-
-
-def test_every_setting_is_in_the_table() -> None:
+    assert on_page - never_read - _in_code().keys() == {"MPISPAWN_MPIRUN_RANK_0"}, "which goes on with the local rank"
     settings = {name for name in _in_code() if name.startswith("DISTBOOT_")}
     assert set(re.findall(r"^\| `(DISTBOOT_[A-Z_]+)` \| .* \| .*\|$", ENVIRONMENT, re.MULTILINE)) >= settings
 
@@ -108,14 +88,10 @@ def test_every_code_is_raised_and_has_its_section() -> None:
     source = re.sub(r"CODES: .*?\n}\n", "", "\n".join(path.read_text() for path in SOURCES), flags=re.DOTALL)
     assert [code for code in CODES if f'"{code}"' not in source] == []
     assert re.findall(r"^## (.*)$", ERRORS, re.MULTILINE) == list(CODES)
-
-
-@pytest.mark.parametrize("code", CODES)
-def test_section_of_a_code_has_what_a_reader_comes_for(code: str) -> None:
-    section = ERRORS.partition(f"\n## {code}\n")[2].partition("\n## ")[0]
-    assert f"distboot: error[{code}]: " in section
-    assert "**Cause.** " in section
-    assert "**Remedy.** " in section
+    for code in CODES:
+        section = ERRORS.partition(f"\n## {code}\n")[2].partition("\n## ")[0]
+        parts = (f"distboot: error[{code}]: ", "**Cause.** ", "**Remedy.** ")
+        assert [part for part in parts if part not in section] == [], code
 
 
 EXAMPLES = re.findall(r"```text\n(distboot: error\[.*?)```", ERRORS, re.DOTALL)
