@@ -11,6 +11,7 @@ download several GB, and write down what they saw in tests/frameworks/versions.m
 from __future__ import annotations
 
 import glob
+import itertools
 import os
 import re
 import shutil
@@ -22,7 +23,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from types import MappingProxyType
 
 from dist import ROOT, build, command, environment, install, pip, tests_of
 
@@ -41,21 +41,13 @@ QUICK = (
 
 @dataclass(frozen=True)
 class Environment:
-    """A Python and what is installed for it.
+    """A Python and what is installed for it."""
 
-    Attributes:
-        name: of its folder.
-        python: which one, for example "3.10".
-        install: the arguments of `pip install`, time after time.
-        tests: the tests/test_*.py to run for each distribution; under "" those that need none.
-        variables: of the environment in which pip builds and the tests run.
-    """
-
-    name: str
-    python: str
-    install: tuple[tuple[str, ...], ...]
-    tests: Mapping[str, Sequence[str]]
-    variables: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    name: str  # of its folder
+    python: str  # which one, for example "3.10"
+    install: tuple[tuple[str, ...], ...]  # the arguments of `pip install`, time after time
+    tests: Mapping[str, Sequence[str]]  # the tests/test_*.py to run for each distribution; under "" those without one
+    variables: Mapping[str, str] = field(default_factory=dict)  # in which pip builds and the tests run
 
 
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
@@ -148,8 +140,8 @@ def versions(python: str) -> dict[str, str]:
     return dict(line.split(" ", 1) for line in done.stdout.splitlines())
 
 
-def tried(wanted: Environment, sdist: Path, wheel: Path, arguments: Sequence[str]) -> Iterator[tuple[str, str, bool]]:
-    """Run the tests: for each distribution its row of the table, as name and text, and whether all passed."""
+def tried(wanted: Environment, sdist: Path, wheel: Path, arguments: Sequence[str]) -> Iterator[tuple[str, bool]]:
+    """Run the tests: for each distribution its row of the table, and whether all passed."""
     python = interpreter(wanted.python)
     if python is None:
         print(f"distboot: {wanted.name}: skipped, there is no Python {wanted.python} with ensurepip here", flush=True)
@@ -172,8 +164,7 @@ def tried(wanted: Environment, sdist: Path, wheel: Path, arguments: Sequence[str
         result = re.sub(r" in [\d.]+s.*", "", text.strip().rpartition("\n")[2]).strip("= ")
         print(f"{'' if done.returncode == 0 else text}distboot: {title} on Python {full}: {result}", flush=True)
         date = datetime.now(timezone.utc).date()
-        row = f"| {title} | {full} | {', '.join(tests)} | {result} | {date} |"
-        yield f"{wanted.name} {name}", row, done.returncode == 0
+        yield f"| {title} | {full} | {', '.join(tests)} | {result} | {date} |", done.returncode == 0
 
 
 def write(rows: Sequence[str]) -> None:
@@ -194,14 +185,11 @@ def main(which: str, arguments: Sequence[str]) -> int:
     environments = {"pythons": others, "lowest": LOWEST, "newest": NEWEST}[which]
     with tempfile.TemporaryDirectory(prefix="distboot-dist-") as folder, ThreadPoolExecutor(_AT_ONCE) as pool:
         sdist, wheel = build(Path(folder))
-        rows = [
-            row
-            for each in pool.map(lambda one: list(tried(one, sdist, wheel, arguments)), environments)
-            for row in each
-        ]
+        found = pool.map(lambda one: list(tried(one, sdist, wheel, arguments)), environments)
+        rows = list(itertools.chain.from_iterable(found))
     if which != "pythons" and not arguments:
-        write([text for _, text, _ in rows])
-    return 0 if all(passed for _, _, passed in rows) else 1
+        write([text for text, _ in rows])
+    return 0 if all(passed for _, passed in rows) else 1
 
 
 if __name__ == "__main__":

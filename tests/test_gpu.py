@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Run
 from launched import needs_torch
+from recorded import lay_out
 
 sys.path.append(str(ROOT / "bench"))
 
@@ -41,9 +42,7 @@ def script(run: Run, tmp_path: Path) -> Gpu:
             files[f"proc/driver/nvidia/gpus/{bus}/information"] = f"GPU UUID: \t {uuid}\n{minor}"
         listed = "".join(f"GPU {number}: H100 (UUID: {uuid})\n" for number, uuid in enumerate(_UUIDS[:count]))
         files["bin/nvidia-smi"] = f"#!/bin/sh\ncat <<END\n{listed}END\n"
-        for name, text in files.items():
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_text(text)
+        lay_out(files, root)
         (root / "bin/nvidia-smi").chmod(0o755)
         page.write_text(_PAGE)
         environ = {
