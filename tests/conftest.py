@@ -40,14 +40,9 @@ PACKAGE = Path(package.__file__).parent  # what is tested: in ROOT, or where the
 
 def pytest_configure() -> None:
     """Give the tests the signals of an ordinary shell: a background job of CI, or nohup, may have these ignored."""
-    pairs = (
-        (signal.SIGINT, signal.default_int_handler),
-        (signal.SIGQUIT, signal.SIG_DFL),
-        (signal.SIGHUP, signal.SIG_DFL),
-    )
-    for number, handler in pairs:
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, handler)
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -85,10 +80,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture
 def clean_env() -> dict[str, str]:
     """This process's environment without any launcher, set up for MPI and threads on a small machine."""
-    env = without_launchers(os.environ)
-    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return env
+    ours = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return {**without_launchers(os.environ), **ours, **as_root}
 
 
 # Below those that the kernel gives to outgoing connections; others for each of the tests that run side by side.
@@ -116,11 +110,9 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def run(clean_env: dict[str, str], tmp_path: Path) -> Run:
     """Run a command in an empty folder, with extra variables, bounded in time."""
 
-    def run_it(
-        *command: str, env: Mapping[str, str] | None = None, timeout: float = 120
-    ) -> subprocess.CompletedProcess[str]:
+    def run_it(*command: str, env: Mapping[str, str] = {}, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            command, env={**clean_env, **(env or {})}, cwd=tmp_path, capture_output=True, text=True, timeout=timeout,
+            command, env={**clean_env, **env}, cwd=tmp_path, capture_output=True, text=True, timeout=timeout,
             stdin=subprocess.DEVNULL, check=False,
         )  # fmt: skip
 
@@ -129,12 +121,7 @@ def run(clean_env: dict[str, str], tmp_path: Path) -> Run:
 
 @pytest.fixture
 def distboot(run: Run) -> Run:
-    def run_it(
-        *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 60
-    ) -> subprocess.CompletedProcess[str]:
-        return run(sys.executable, "-m", "distboot", *arguments, env=env, timeout=timeout)
-
-    return run_it
+    return partial(run, sys.executable, "-m", "distboot")
 
 
 @pytest.fixture

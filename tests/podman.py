@@ -35,6 +35,7 @@ _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dis
 # What is not to survive a restart of the machine.
 _RUN = Path("/run", "distboot-podman-" + hashlib.sha256(bytes(_CACHE)).hexdigest()[:8])
 _CAP_SYS_ADMIN = 21
+_LIMIT = 120  # seconds for a container
 
 _PACKAGES = "/opt/packages"  # links to what is needed of the next, as all of it would have an editable distboot, too
 _ENVIRONMENT = "/opt/site-packages"
@@ -89,6 +90,8 @@ class Podman:
     def __init__(self, scratch: Path) -> None:
         self.environ = {**os.environ, **_settings()}
         self.mounts = [f"{scratch}:{_PACKAGES}:ro", f"{_site_packages()}:{_ENVIRONMENT}:ro"]
+        self._volumes = [f"--volume={mount}" for mount in self.mounts]
+        self._of_all = (f"--timeout={_LIMIT}", *self._volumes)
         scratch.chmod(0o755)  # the user in the images is another one
         _link_packages(scratch, *_DISTRIBUTIONS)
         self.context = _context(scratch.with_name(f"{scratch.name}-context"))
@@ -110,27 +113,20 @@ class Podman:
     def build(self, dockerfile: str, *, network: str = "none", **arguments: str) -> str:
         given = {"HATCHLING": version("hatchling"), **arguments}
         words = [f"--build-arg={name}={value}" for name, value in given.items()]
-        words += [f"--volume={mount}" for mount in self.mounts]
-        words += ["--file", str(DOCKER / dockerfile), str(self.context)]
+        words += [*self._volumes, "--file", str(DOCKER / dockerfile), str(self.context)]
         done = self("build", "--quiet", "--pull=never", f"--network={network}", "--layers", *words, timeout=240)
         return done.stdout.split()[-1]
 
-    def run(
-        self, image: str, *command: str, options: Sequence[str] = (), timeout: float = 120
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, image: str, *command: str, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
         """Run a container without network to its end."""
-        mounts = [f"--volume={mount}" for mount in self.mounts]
-        bounded = ("--rm", "--network=none", f"--timeout={int(timeout)}")
-        return self("run", *bounded, *mounts, *options, image, *command, ok=False, timeout=timeout + 30)
+        own = ("--rm", "--network=none", *self._of_all)
+        return self("run", *own, *options, image, *command, ok=False, timeout=_LIMIT + 30)
 
     @contextmanager
-    def container(
-        self, image: str, *command: str, options: Sequence[str] = (), limit: int = 120
-    ) -> Iterator[Container]:
+    def container(self, image: str, *command: str, options: Sequence[str] = ()) -> Iterator[Container]:
         name = f"distboot-{uuid.uuid4().hex[:12]}"
-        mounts = [f"--volume={mount}" for mount in self.mounts]
         try:
-            self("run", "--detach", f"--name={name}", f"--timeout={limit}", *mounts, *options, image, *command)
+            self("run", "--detach", f"--name={name}", *self._of_all, *options, image, *command)
             yield Container(self, name)
         finally:
             self("rm", "--force", "--time=0", "--ignore", name)

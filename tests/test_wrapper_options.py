@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import socket
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from conftest import Run
 from launched import MPI_ENV, MPIRUN, json_lines, needs_mpirun, needs_torch
+from ranks import WRAPPER, RunRanks
 
 from distboot.cli.target import Target, nested_launcher
 
@@ -99,32 +96,29 @@ def test_exec_becomes_the_command_in_every_rank(run: Run, script: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "framework", "named"),
+    ("text", "before", "named"),
     [
-        ("import horovod.torch as hvd", "torch", "horovod"),
-        ("strategy = tf.distribute.MultiWorkerMirroredStrategy()", "torch", "tensorflow"),
-        ("jax.distributed.initialize()", "torch", "jax"),
-        ("import horovod.torch as hvd", "none", None),
-        ("import distboot\nimport horovod.torch as hvd", "torch", None),
-        ("pass  # import horovod", "torch", None),
+        ("import horovod.torch as hvd", (), "horovod"),
+        ("strategy = tf.distribute.MultiWorkerMirroredStrategy()", (), "tensorflow"),
+        ("jax.distributed.initialize()", (), "jax"),
+        ("import horovod.torch as hvd", ("--framework", "none"), None),
+        ("import distboot\n    import horovod.torch as hvd", (), None),
+        ("pass  # import horovod", (), None),
+        ("import horovod.torch as hvd", ("--", sys.executable), "horovod"),
+        ("import horovod.torch as hvd", ("--", "python3", "-u", "-W", "ignore"), "horovod"),
     ],
 )
 def test_script_whose_ranks_would_train_apart_is_warned_of(
-    clean_env: dict[str, str], tmp_path: Path, text: str, framework: str, named: str | None
+    run_ranks: RunRanks, tmp_path: Path, text: str, before: tuple[str, ...], named: str | None
 ) -> None:
-    done = _of_two(clean_env, tmp_path, text, "--framework", framework, "train.py")
-    expected = f"warning: train.py starts {named}, which reads variables of its own, and without them each rank trains"
-    assert [expected in each for each in done] == [bool(named), False], done
-    assert [each.count("warning") for each in done] == [1 if named else 0, 0]
-
-
-@pytest.mark.parametrize("python", [[sys.executable], ["python3", "-u", "-W", "ignore"]], ids=["ours", "another"])
-def test_script_in_a_command_of_python_is_warned_of_too(
-    clean_env: dict[str, str], tmp_path: Path, python: list[str]
-) -> None:
-    done = _of_two(clean_env, tmp_path, "import horovod.torch as hvd", "--", *python, "train.py", "--epochs", "3")
-    remedy = "trains apart: python -m distboot run --framework horovod -- python train.py\n"
-    assert [remedy in each for each in done] == [True, False], done
+    ended = run_ranks(f"if False:\n    {text}\n", "--epochs", "3", before=(*WRAPPER, *before))
+    script = tmp_path / "train.py"
+    said = (
+        f"warning: {script} starts {named}, which reads variables of its own, and without them each rank trains "
+        f"apart: python -m distboot run --framework {named} {'-- python ' if '--' in before else ''}{script}\n"
+    )
+    assert [(rank.code, rank.err.count("warning")) for rank in ended] == [(0, bool(named)), (0, 0)], ended
+    assert (said in ended[0].err) == bool(named)
 
 
 @pytest.mark.parametrize(
@@ -186,20 +180,3 @@ def test_deepspeed_gets_a_port_of_its_own_among_its_options(before: str, options
     ports = [word for word in given if word.startswith("--master_port=")]
     assert len(ports) == ("--master_port" not in options)
     assert given == [*before.split(), *ports, *options.split(), "train.py"]
-
-
-def _of_two(env: Mapping[str, str], folder: Path, text: str, *arguments: str) -> list[str]:
-    """What the wrapper prints on stderr on each of two ranks with this text in a script, which does not run it."""
-    (folder / "train.py").write_text(f"if False:\n    {text.replace(chr(10), chr(10) + '    ')}\n")
-    command = [sys.executable, "-m", "distboot", "run", *arguments]
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        port = held.getsockname()[1]
-    job = {**env, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(lambda rank: _ended(command, {**job, "RANK": str(rank)}, folder), range(2)))
-
-
-def _ended(command: Sequence[str], environ: Mapping[str, str], folder: Path) -> str:
-    """What a command that ends well prints on stderr."""
-    done = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, timeout=60, check=True)
-    return done.stderr

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, replace
 
 from ..detection.detect import detect, refuse_unless_rank
-from ..doctor import LONGEST, STATUSES, Check, Finding, Machine, accelerators, rdma, start, this_machine, unknown
+from ..doctor import LONGEST, STATUSES, Check, Finding, Machine, accelerators, rdma, start, unknown
 from ..errors import with_rank
 from ..rendezvous.master import require_master
 from ..rendezvous.membership import Membership, ranks_said
@@ -52,7 +52,7 @@ def doctor(arguments: list[str]) -> int:
     )
     options = parser.parse_args(arguments)
     environ = {**os.environ, "DISTBOOT_LAUNCHER": options.launcher} if options.launcher else os.environ
-    machine = this_machine(environ)
+    machine = Machine(environ)
     if options.job:
         return _of_all_ranks(machine, as_json=options.json)
     found = examine(machine)

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -73,21 +73,31 @@ class Port:
         return "ACTIVE" in self.state
 
 
+def _shared_memory() -> tuple[int, int]:
+    found = os.statvfs("/dev/shm")  # noqa: S108 - not to write to
+    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+
+
+def _look_up(name: str) -> list[str]:
+    return [str(address[0]) for _, address in network.look_up(name, None, _LOOK_UP_LIMIT)]
+
+
 @dataclass(frozen=True)
 class Machine:
-    """One machine, as a process on it sees it."""
+    """One machine, as a process on it sees it; by default this one."""
 
     environ: Mapping[str, str]  # environment of the process
-    root: Path  # where the file system begins; another one in tests
-    system: str  # as `sys.platform`
-    packages: Sequence[str]  # folders where Python looks for packages
-    host: str  # name of the host
-    now: float  # seconds since the epoch
-    since: float  # seconds since the epoch when distboot was installed
-    may_open: Callable[[Path], bool]  # whether this user may read and write a file
-    shared_memory: Callable[[], tuple[int, int]]  # bytes of /dev/shm, all and free; raises OSError
-    addresses: Callable[[], list[tuple[str, str]]]  # interface and address of all addresses of this host
-    look_up: Callable[[str], list[str]]  # addresses of a name, within a short time; raises OSError
+    root: Path = Path("/")  # where the file system begins
+    system: str = sys.platform
+    # Folders where Python looks for packages.
+    packages: Sequence[str] = field(default_factory=lambda: [os.path.abspath(folder) for folder in sys.path])
+    host: str = field(default_factory=socket.gethostname)
+    now: float = field(default_factory=time.time)  # seconds since the epoch
+    since: float = field(default_factory=lambda: Path(__file__).stat().st_mtime)  # when distboot was installed
+    may_open: Callable[[Path], bool] = lambda path: os.access(path, os.R_OK | os.W_OK)  # to read and write it
+    shared_memory: Callable[[], tuple[int, int]] = _shared_memory  # bytes of /dev/shm, all and free; raises OSError
+    addresses: Callable[[], list[tuple[str, str]]] = network.addresses  # interface and address, of this host
+    look_up: Callable[[str], list[str]] = _look_up  # addresses of a name, within a short time; raises OSError
 
     def text(self, path: str) -> str:
         """What a file holds, without blanks around it; empty if it cannot be read."""
@@ -180,25 +190,3 @@ class Machine:
 
 
 Check = Callable[[Machine], Finding | Iterable[Finding]]
-
-
-def this_machine(environ: Mapping[str, str]) -> Machine:
-    """The machine that this process runs on, with the environment of the process."""
-    return Machine(
-        environ=environ,
-        root=Path("/"),
-        system=sys.platform,
-        packages=[os.path.abspath(folder) for folder in sys.path],
-        host=socket.gethostname(),
-        now=time.time(),
-        since=Path(__file__).stat().st_mtime,
-        may_open=lambda path: os.access(path, os.R_OK | os.W_OK),
-        shared_memory=_shared_memory,
-        addresses=network.addresses,
-        look_up=lambda name: [str(address[0]) for _, address in network.look_up(name, None, _LOOK_UP_LIMIT)],
-    )
-
-
-def _shared_memory() -> tuple[int, int]:
-    found = os.statvfs("/dev/shm")  # noqa: S108 - not to write to
-    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -102,10 +102,6 @@ def _on_cpu(torch: Any) -> None:
     OnCpu().__enter__()
 
 
-def _this_machine(environ: Any) -> doctor.Machine:
-    return replace(_real_machine(environ), root=_ROOT, packages=["site"])
-
-
-_real_machine, doctor.this_machine = doctor.this_machine, _this_machine
+doctor.Machine = partial(doctor.Machine, root=_ROOT, packages=["site"])  # type: ignore[misc,assignment]
 accelerators.visible.__defaults__ = accelerators.nvidia_driver.__defaults__ = (_ROOT,)
 sys.meta_path.insert(0, _AfterTorch())
