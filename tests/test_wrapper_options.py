@@ -167,6 +167,7 @@ def test_launcher_as_the_command_is_known(command: str, launcher: str | None) ->
         ("env A=1 deepspeed", ""),
         ("env A=1 deepspeed", "--num_gpus 2 "),
         ("env A=1 deepspeed", "--master_port 29511 "),
+        ("deepspeed", "--hostfile hosts --no_ssh "),
         ("env A=/opt/deepspeed deepspeed", ""),
         ("python -mdeepspeed.launcher.runner", ""),
         ("python /bin/deepspeed", ""),
@@ -178,5 +179,5 @@ def test_deepspeed_gets_a_port_of_its_own_among_its_options(before: str, options
     assert launcher is not None
     given = launcher.command(words)
     ports = [word for word in given if word.startswith("--master_port=")]
-    assert len(ports) == ("--master_port" not in options)
+    assert len(ports) == ("--master_port" not in options and "--no_ssh" not in options)
     assert given == [*before.split(), *ports, *options.split(), "train.py"]
