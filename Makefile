@@ -27,7 +27,7 @@ test: $(VENV)/test.stamp ## the tests that need torch and MPI at most, in minute
 	$(RUN) -m pytest $(SIDE_BY_SIDE) -m "not all" $(ARGS)
 
 test-all: $(VENV)/test-all.stamp ## all tests, with all frameworks, on the wheel (ARGS as above)
-	$(RUN) tests/dist.py dist $(SIDE_BY_SIDE) $(ARGS)
+	$(RUN) tests/environments.py here $(SIDE_BY_SIDE) $(ARGS)
 
 matrix: $(VENV)/test-all.stamp ## every framework under every launcher, for docs/matrix.md (ARGS as above)
 	DISTBOOT_WRITE_MATRIX=1 $(RUN) -m pytest tests/test_matrix.py $(ARGS)

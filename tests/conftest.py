@@ -35,7 +35,7 @@ from distboot.rendezvous.messages import Ready
 from distboot.rendezvous.protocol import JobCredentials
 
 ROOT = Path(__file__).parent.parent  # of the repository, or of an sdist
-PACKAGE = Path(package.__file__).parent  # what is tested: in ROOT, or where the wheel is installed (tests/dist.sh)
+PACKAGE = Path(package.__file__).parent  # what is tested: in ROOT, or where the wheel is installed (environments.py)
 
 
 def pytest_configure() -> None:

@@ -1,11 +1,14 @@
-"""Tests the wheel in other environments: other Pythons without any framework, and the frameworks in other versions.
+"""Tests what users install: the sdist, and from that alone the wheel, here or in other environments.
 
-    python tests/environments.py pythons [ARGUMENTS OF PYTEST]    `make pythons`: 3.10 to 3.13
+    python tests/environments.py here [ARGUMENTS OF PYTEST]       `make test-all`: in the Python that this runs in
+    python tests/environments.py pythons [ARGUMENTS OF PYTEST]    `make pythons`: 3.10 to 3.13, without any framework
     python tests/environments.py lowest                           `make lowest`: the lowest that pyproject.toml allows
     python tests/environments.py newest                           `make newest`: the newest that pip finds
 
-They are virtual environments in the user's cache folder, made anew when what is to be installed changes. The last two
-download several GB, and write down what they saw in tests/frameworks/versions.md.
+The wheel is installed, and the tests of the sdist run in a temporary folder from which its distboot/ is gone. After
+`here` that Python has the editable install of `make test` again, and dist/ the two archives. The other environments are
+virtual ones in the user's cache folder, made anew when what is to be installed changes. The last two download several
+GB, and write down what they saw in tests/frameworks/versions.md.
 """
 
 from __future__ import annotations
@@ -20,12 +23,12 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
-from dist import ROOT, build, command, environment, install, pip, tests_of
-
+ROOT = Path(__file__).resolve().parent.parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "distboot" / "environments"
 PAGE = ROOT / "tests" / "frameworks" / "versions.md"
 _AT_ONCE = 2
@@ -106,6 +109,49 @@ NEWEST = [
 ]
 
 
+def build(folder: Path) -> tuple[Path, Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("distboot-*"):
+        old.unlink()
+    hatchling = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(folder)]
+    subprocess.run(hatchling, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+    (sdist,) = folder.glob("distboot-*.tar.gz")
+    pip(sys.executable, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(folder), str(sdist))
+    (wheel,) = folder.glob("distboot-*.whl")
+    return sdist, wheel
+
+
+def pip(python: str, command: str, *arguments: str, environ: Mapping[str, str] = os.environ) -> None:
+    quiet = [python, "-m", "pip", "--disable-pip-version-check", "--quiet", command]
+    subprocess.run([*quiet, *arguments], env=environ, check=True)
+
+
+def install(python: str, wheel: Path) -> None:
+    """Replace the distboot of a Python, whatever it is, by the wheel."""
+    pip(python, "install", "--no-deps", "--no-index", "--force-reinstall", str(wheel))
+
+
+def unpacked(sdist: Path, folder: Path) -> Path:
+    subprocess.run(["tar", "-xzf", str(sdist), "-C", str(folder)], check=True)
+    (only,) = folder.iterdir()
+    return only
+
+
+@contextmanager
+def tests_of(sdist: Path) -> Iterator[Path]:
+    """The sdist, unpacked into a temporary folder, without its distboot/."""
+    with tempfile.TemporaryDirectory(prefix="distboot-dist-") as scratch:
+        folder = unpacked(sdist, Path(scratch))
+        shutil.rmtree(folder / "distboot")
+        yield folder
+
+
+def environment(python: str, folder: Path) -> dict[str, str]:
+    """That of the tests: with the Python's own programs first, and where the two archives are."""
+    programs = f"{Path(python).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return {**os.environ, "PATH": programs, "DISTBOOT_DIST": str(folder.resolve())}
+
+
 def interpreter(version: str) -> str | None:
     """A Python of this version: the one that this runs in, or on PATH, or one of pyenv's."""
     pyenv = os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv"
@@ -156,7 +202,7 @@ def tried(wanted: Environment, sdist: Path, wheel: Path, arguments: Sequence[str
         title = f"{name} {there[name]}" if name else "no framework"
         with tests_of(sdist) as folder, tempfile.TemporaryFile("w+") as output:
             done = subprocess.run(
-                command(python, "-q", "-rf", *(arguments or files)), cwd=folder, env=environ, stdout=output,
+                [python, "-m", "pytest", "-q", "-rf", *(arguments or files)], cwd=folder, env=environ, stdout=output,
                 stderr=subprocess.STDOUT, check=False,
             )  # fmt: skip
             output.seek(0)
@@ -179,7 +225,21 @@ def write(rows: Sequence[str]) -> None:
     PAGE.write_text(f"{head}|---|---|---|---|---|\n" + "".join(f"{row}\n" for _, row in sorted(kept.items())))
 
 
+def here(arguments: Sequence[str]) -> int:
+    sdist, wheel = build(ROOT / "dist")
+    try:
+        install(sys.executable, wheel)
+        with tests_of(sdist) as tests:
+            print(f"distboot: testing {wheel.name}", flush=True)
+            pytest, environ = [sys.executable, "-m", "pytest"], environment(sys.executable, sdist.parent)
+            return subprocess.run([*pytest, *arguments], cwd=tests, env=environ, check=False).returncode
+    finally:
+        pip(sys.executable, "install", "--no-deps", "-e", str(ROOT))
+
+
 def main(which: str, arguments: Sequence[str]) -> int:
+    if which == "here":
+        return here(arguments)
     own = "{}.{}".format(*sys.version_info)  # which `make test-all` runs everything on
     others = [each for each in PYTHONS if each.python != own]
     environments = {"pythons": others, "lowest": LOWEST, "newest": NEWEST}[which]

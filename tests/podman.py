@@ -217,7 +217,7 @@ runroot = "{_RUN / "storage"}"
 
 
 def _context(folder: Path) -> Path:
-    """The root of the repository; where only the installed distboot is tested (dist.sh), a copy that has it again."""
+    """The root of the repository; where only the installed distboot is tested, a copy that has it again."""
     if (ROOT / "distboot").exists():
         return ROOT
     shutil.copytree(ROOT, folder)

@@ -15,12 +15,11 @@ from typing import Any
 
 import pytest
 from conftest import PACKAGE, ROOT, Run
-from dist import unpacked
-from environments import LOWEST, PYTHONS
+from environments import LOWEST, PYTHONS, unpacked
 
 import distboot
 
-GIVEN = os.environ.get("DISTBOOT_DIST")  # from tests/dist.py: the folder with the two that are installed and tested
+GIVEN = os.environ.get("DISTBOOT_DIST")  # from environments.py: the folder with the two that are installed and tested
 DIST_INFO = f"distboot-{distboot.__version__}.dist-info"
 
 
