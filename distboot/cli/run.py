@@ -27,15 +27,7 @@ from ..settings import (
 )
 from ..text import escape_control, log_line
 from .run_options import parse
-from .target import (
-    Nested,
-    Target,
-    local_rank_option,
-    missing_framework_option,
-    nested_launcher,
-    refuse_mirrored,
-    target_of,
-)
+from .target import Nested, Target, fit_to_script, missing_framework_option, nested_launcher, target_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +53,7 @@ def run(words: list[str]) -> int:
         if launch.inner is None or not launch.inner.is_told_of_nodes:  # else it starts the ranks of this node
             refuse_unless_rank(placement)
         if launch.inner is None:
-            _fit_to_script(options, target)
+            fit_to_script(options, target, os.environ)
         placement = require_master(placement)
         logs, problem = None, None
         try:
@@ -78,14 +70,6 @@ def run(words: list[str]) -> int:
         return _alone(launch, placement, logs)
 
 
-def _fit_to_script(options: Namespace, target: Target) -> None:
-    """What only the text of the script says, of those frameworks that need it."""
-    if options.framework == "deepspeed" and options.pass_local_rank is None:
-        options.pass_local_rank = local_rank_option(target.text)
-    elif options.framework == "tensorflow":
-        refuse_mirrored(target.text, os.environ)
-
-
 class _Launch(NamedTuple):
     """What is to be started, and how."""
 
@@ -98,8 +82,8 @@ class _Launch(NamedTuple):
     @property
     def inner(self) -> Nested | None:
         """The launcher where it is the command itself, and so gets nothing that is about this process."""
-        with_ranks = self.nested is None or self.nested.is_in_shell or self.options.nproc_per_node
-        return None if with_ranks else self.nested
+        is_itself = self.nested and not self.nested.is_in_shell and not self.options.nproc_per_node
+        return self.nested if is_itself else None
 
     @property
     def framework(self) -> str:

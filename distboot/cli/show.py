@@ -152,22 +152,19 @@ def launchers(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     if options.json:
-        kinds = {"launchers": INNERMOST_FIRST, "platforms": PLATFORMS}
-        fields = ("name", "title", "markers", "source")
-        emit(json.dumps({k: [{field: getattr(one, field) for field in fields} for one in kinds[k]] for k in kinds}))
+        known = {"launchers": INNERMOST_FIRST, "platforms": PLATFORMS}
+        emit(json.dumps({kind: list(map(_as_dict, records)) for kind, records in known.items()}))
         return 0
-    emit(
-        "\n".join(
-            [
-                "launchers, the innermost first: the first that claims a process owns its rank",
-                *map(_recognised, INNERMOST_FIRST),
-                "",
-                "platforms: they own no rank, but may know the address of rank 0 and the job's id",
-                *map(_recognised, PLATFORMS),
-            ]
-        )
-    )
+    lines = ["launchers, the innermost first: the first that claims a process owns its rank"]
+    lines += map(_recognised, INNERMOST_FIRST)
+    lines += ["", "platforms: they own no rank, but may know the address of rank 0 and the job's id"]
+    lines += map(_recognised, PLATFORMS)
+    emit("\n".join(lines))
     return 0
+
+
+def _as_dict(known: Launcher | Platform) -> dict[str, object]:
+    return {field: getattr(known, field) for field in ("name", "title", "markers", "source")}
 
 
 def _recognised(known: Launcher | Platform) -> str:

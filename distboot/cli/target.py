@@ -9,6 +9,7 @@ import itertools
 import os
 import re
 import sys
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -217,20 +218,19 @@ def _program(words: list[str]) -> str:
     return match[1]
 
 
-def local_rank_option(text: str) -> str | None:
-    """The option with which a script for DeepSpeed takes the local rank, as DeepSpeed's launcher passes it.
+def fit_to_script(options: Namespace, target: Target, environ: Mapping[str, str]) -> None:
+    """What only the text of the script says, of those frameworks that need it.
 
-    Its own default may be 0, which `deepspeed.initialize` compares with LOCAL_RANK (0.19, _do_args_sanity_check). A
-    script without the name in it may not know the option, and end of it.
+    A script for DeepSpeed takes the local rank with an option, whose default may be 0, and `deepspeed.initialize`
+    compares it with LOCAL_RANK (0.19, _do_args_sanity_check). One without the name in it may not know the option, and
+    end of it. In a job with parameter servers TensorFlow has no place for a script that has only workers.
     """
-    found = re.search(r"""["'](--local[-_]rank)["']""", text)
-    return found and found[1]
-
-
-def refuse_mirrored(text: str, environ: Mapping[str, str]) -> None:
-    """Refuse a script that has only workers in a job with parameter servers: TensorFlow has no place for these."""
-    mirrored = "MultiWorkerMirroredStrategy(" in text and "ParameterServerStrategy" not in text
-    if mirrored and has_servers(environ):
+    text = target.text if options.framework in ("deepspeed", "tensorflow") else ""
+    if options.framework == "deepspeed" and options.pass_local_rank is None:
+        found = re.search(r"""["'](--local[-_]rank)["']""", text)
+        options.pass_local_rank = found and found[1]
+    has_only_workers = "MultiWorkerMirroredStrategy(" in text and "ParameterServerStrategy" not in text
+    if options.framework == "tensorflow" and has_only_workers and has_servers(environ):
         raise DistbootError(
             "usage",
             "TF_CONFIG has parameter servers, and the script's MultiWorkerMirroredStrategy has no use for them",
