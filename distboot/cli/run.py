@@ -11,13 +11,14 @@ from ..agent import child, supervisor
 from ..agent.injected import injected
 from ..detection import arguments
 from ..detection.detect import detect, refuse_unless_rank
-from ..detection.export import for_launcher, merged, variables
+from ..detection.export import for_launcher, merged, of_one_process, variables
 from ..detection.launchers.tf_config import has_servers
-from ..detection.placement import Placement
+from ..detection.placement import NUMBERS, Placement
 from ..errors import DistbootError, rendezvous_needed, with_rank
 from ..frameworks import _torch
 from ..rendezvous.master import require_master, wait_until_resolves
 from ..settings import (
+    RANK,
     grace_setting,
     join_timeout_setting,
     rendezvous_setting,
@@ -26,15 +27,17 @@ from ..settings import (
     warn_of_unknown,
 )
 from ..text import escape_control, log_line
-from .run_options import parse
+from .run_options import count_of, parse, warn_if_bound
 from .target import Nested, Target, fit_to_script, missing_framework_option, nested_launcher, target_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from ..agent.logs import Logs
     from ..rendezvous.job_info import JobInfo
+
+    _Rank = tuple[JobInfo, dict[str, str]]
 
 
 def run(words: list[str]) -> int:
@@ -148,14 +151,12 @@ def _alone(launch: _Launch, placement: Placement, logs: Logs | None) -> int:
 
 def _of_node(launch: _Launch, placement: Placement) -> int:
     """For a process that starts the ranks of its node."""
-    from . import per_node
-
-    ranks = per_node.count_of(launch.options.nproc_per_node, placement, os.environ)
+    ranks = count_of(launch.options.nproc_per_node, placement, os.environ)
     if not rendezvous_setting():
         raise rendezvous_needed("the nodes number their ranks when they meet")
     placement = placement._replace(node_level=placement.node_level or "--nproc-per-node")
     with with_rank(placement.who):
-        per_node.warn_if_bound(placement)
+        warn_if_bound(placement)
         return _together(launch, require_master(placement), launch.target.missing(), ranks=ranks)
 
 
@@ -177,7 +178,6 @@ def _together(
     from ..agent.report import StartupReport
     from ..host import network  # here, so that a process that is alone does not pay for them
     from ..rendezvous.plan import join_here
-    from .per_node import at_once, base_environ, jobs_of
 
     report = StartupReport(settings.report)
     told = {"framework": framework, "problem": problem or report.problem(placement), "ranks": ranks}
@@ -190,16 +190,16 @@ def _together(
         assert job.joined is not None
         of_ranks = [(job, dict(os.environ))]
         if ranks:
-            of_ranks = jobs_of(job, watch.ranks, base_environ(os.environ))
+            of_ranks = _jobs_of(job, watch.ranks, _base_environ(os.environ))
 
-        def environ_of(rank: tuple[JobInfo, dict[str, str]]) -> dict[str, str]:
+        def environ_of(rank: _Rank) -> dict[str, str]:
             one, base = rank
             one.link = WrapperLink(watch, job, one.placement.rank)
             others = frameworks.exports(framework, one, base)
             exports = launch.exports(one.placement, base, others=others, met=True)
             return merged(exports | network.variables(one.interface, base), base)
 
-        environs = at_once(environ_of, of_ranks)
+        environs = _at_once(environ_of, of_ranks)
         job.joined.close_listener()
         files = job.joined.open_files
         if options.exec:
@@ -213,6 +213,40 @@ def _together(
             own = launch.logs(rank, f"rank {rank}") if ranks else logs
             commands.append(launch.command(watch.environ(rank, environ), own, rank, watch.files[rank]))
         return supervisor.run(commands, grace=launch.grace, open_files=files, watch=watch)
+
+
+def _base_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for all ranks: without what says that each of them is this one process."""
+    others = merged(of_one_process(environ), environ).items()
+    # PET_* are torchrun's options; TORCHELASTIC_* those of an agent further out, whose store no rank must use.
+    of_nodes = ("PET_", "TORCHELASTIC_")
+    return {name: value for name, value in others if name not in (*RANK, "TF_CONFIG") and not name.startswith(of_nodes)}
+
+
+def _jobs_of(job: JobInfo, ranks: Sequence[int], environ: Mapping[str, str]) -> list[_Rank]:
+    """What each rank of this node holds, once the nodes have met, and the environment with its numbers."""
+    from dataclasses import asdict  # here, as a process that is alone does without them
+
+    membership = job.membership
+    assert membership is not None
+    found = []
+    for rank in ranks:
+        numbers = {"rank": rank, "world_size": membership.world_size, **asdict(membership.place(rank))}
+        own = {name: str(numbers[field]) for name, field in zip(RANK, NUMBERS, strict=True)}
+        where = {"MASTER_ADDR": str(job.placement.master_addr), "MASTER_PORT": str(job.placement.master_port)}
+        one = job.of_rank(detect({**environ, **own, **where}, launcher="distboot"))
+        found.append((one, {**environ, **own}))
+    return found
+
+
+def _at_once(work: Callable[[_Rank], dict[str, str]], ranks: Sequence[_Rank]) -> list[dict[str, str]]:
+    """Do something for each rank at the same time, as they may wait for each other."""
+    if len(ranks) == 1:
+        return [work(ranks[0])]
+    from concurrent.futures import ThreadPoolExecutor  # here, as only several ranks need it
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(work, ranks))
 
 
 def _check_local_rank(launch: _Launch, placement: Placement) -> None:

@@ -1,16 +1,27 @@
-"""The options of `run`, and where they end: what follows belongs to the script or command."""
+"""The options of `run`, and where they end, as the rest is the script's; and how many ranks --nproc-per-node means."""
 
 from __future__ import annotations
 
+import os
 import re
 from argparse import ArgumentTypeError, Namespace
+from collections.abc import Mapping
 from functools import partial
 
 from .. import frameworks
 from ..detection import arguments
-from ..text import did_you_mean
+from ..detection.detect import launcher_of
+from ..detection.placement import Placement
+from ..errors import DistbootError
+from ..host import cpus
+from ..text import did_you_mean, log_line
 from .main import Parser
 
+# The variables for a platform that types mpirun itself: Open MPI 4, and 5.
+_UNBOUND = (
+    "mpirun --bind-to none, srun --cpu-bind=none; where a platform starts mpirun, set in the environment of the job "
+    "OMPI_MCA_hwloc_base_binding_policy=none and PRTE_MCA_hwloc_default_binding_policy=none"
+)
 _WITH_EXEC = "cannot be used with --exec, because the wrapper is replaced by the command"
 
 
@@ -129,3 +140,38 @@ def _parser() -> Parser:
         "one an accelerator; cpu: one a CPU; auto: gpu, or cpu if there are none)",
     )
     return parser
+
+
+def count_of(wanted: str, placement: Placement, environ: Mapping[str, str]) -> int:
+    """How many ranks this process is to start.
+
+    Raises:
+        DistbootError: `usage`, it is not the only one on its node, or what is to be counted is not there.
+    """
+    from ..host import accelerators  # here, as most processes start no others
+
+    launcher = launcher_of(placement)
+    here = environ.get(launcher.local_count) or str(placement.local_world_size or 1)
+    if here != "1" or placement.local_rank:
+        many = here if here.isdigit() and here != "1" else "several"
+        raise DistbootError(
+            "usage",
+            f"--nproc-per-node, but {placement.launcher} started {many} processes on this node",
+            "start one process a node, or leave --nproc-per-node out",
+        )
+    if wanted.isdigit():
+        return int(wanted)
+    found, all_cpus = len(accelerators.visible(environ)), cpus.affinity() or os.cpu_count()
+    count = {"gpu": found, "cpu": all_cpus}.get(wanted, found or all_cpus)
+    if not count:
+        why = ": no accelerator is visible" if wanted == "gpu" else ", and the number of CPUs is not known"
+        raise DistbootError("usage", f"--nproc-per-node {wanted}{why} here", "give the number of processes")
+    return count
+
+
+def warn_if_bound(placement: Placement) -> None:
+    """Say that the ranks will be slow, as they inherit that the launcher has bound this process to a few CPUs."""
+    own, there = cpus.affinity(), cpus.of_all()
+    if placement.launcher != "single" and own is not None and there is not None and own < there:
+        bound = f"{placement.launcher} has bound this process to {own} of {there} CPUs, and so all ranks of this node"
+        log_line(placement.who, f"warning: {bound}: {_UNBOUND}")

@@ -73,7 +73,7 @@ DISTBOOT = Launcher(
     title="python -m distboot --nproc-per-node",
     markers=RANK[:2],
     numbers=RANK,
-    source="captures of 0.1.0; distboot/cli/per_node.py",
+    source="captures of 0.1.0; distboot/cli/run.py",
 )
 
 # Intel MPI 2021.19, -machinefile with nodea:1 nodeb:1 nodea:2, rank 3:
