@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol
 
-from .agent.preemption import preempted
 from .errors import DistbootError
 from .rendezvous.messages import LONGEST_FAILURE
 from .settings import seconds
@@ -108,6 +107,8 @@ class Context:
         From the first time that it is read, in the main thread, SIGTERM does not end this process by itself: save what
         there is to save, and end, before the grace (DISTBOOT_GRACE) is over.
         """
+        from .agent.preemption import preempted  # here, as most scripts never ask
+
         return preempted()
 
     def barrier(self) -> None:
@@ -170,17 +171,15 @@ class Context:
         """Refuse what waits for ranks that wait for this one to leave a block; without `blocks`: any."""
         block = self._inside.get(threading.get_ident())
         if block is not None and (not blocks or block in blocks):
-            raise DistbootError(
-                "usage",
-                f"{what} inside {block}: the other ranks come to it only when this one has left",
-                "call it before or after the block",
-            )
+            problem = f"{what} inside {block}: the other ranks come to it only when this one has left"
+            raise DistbootError("usage", problem, "call it before or after the block")
 
     def _first(self, what: str, timeout: float, node: int | None, *, goes_first: bool) -> Iterator[None]:
         timeout = seconds(f"{what.removesuffix('()')}(timeout={short_repr(timeout)})", timeout)
         if node is not None:  # rank 0 waits there for the first ones of all nodes
             self._refuse_inside(what, "main_first()")
-        if not goes_first and self.world_size > 1:
+        is_alone = self.world_size == 1
+        if not goes_first and not is_alone:
             self._wait_for(what, timeout, opens=False, node=node)
         thread = threading.get_ident()
         outer = self._inside.get(thread)
@@ -188,8 +187,7 @@ class Context:
         try:
             yield
         except BaseException as error:
-            if goes_first and self.world_size > 1:
-                # The others wait for it, and what is wrong with them is not to be told now.
+            if goes_first and not is_alone:  # the others wait for it, and what is wrong with them is not to be told now
                 said = without_secret(f"{type(error).__name__}: {first_line(error)}")
                 failure = escape_control(said)[:LONGEST_FAILURE]
                 with suppress(Exception):
@@ -199,5 +197,10 @@ class Context:
             del self._inside[thread]
             if outer is not None:
                 self._inside[thread] = outer
-        if goes_first and self.world_size > 1:
+        if goes_first and not is_alone:
             self._wait_for(what, timeout, opens=True, node=node)
+
+
+def who_of(context: Context) -> str | None:
+    """This process in what is printed; None: there is no other one."""
+    return None if context.world_size == 1 else f"rank {context.rank}"

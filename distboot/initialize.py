@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from . import frameworks
-from .agent import sidecar_start
-from .agent.local import AgentLink, attached
 from .agent.report import StartupReport
-from .context import Context
-from .detection import arguments, inherited
+from .context import Context, who_of
+from .detection import inherited
 from .detection.detect import detect, launcher_of, refuse_unless_rank
 from .detection.export import EnvTransaction, thread_variables
 from .detection.placement import Placement
 from .errors import DistbootError, with_rank
 from .rendezvous.job_info import JobInfo, alone
 from .rendezvous.master import require_master, wait_until_resolves
-from .rendezvous.membership import JoinResult
 from .rendezvous.plan import join_here, plan_of
 from .report import ALL_CALLED, CALLED, GROUP
 from .settings import (
@@ -35,7 +33,14 @@ from .settings import (
 )
 from .text import log_line, short_repr
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .agent.local import AgentLink
+    from .agent.sidecar_start import Sidecar
+    from .rendezvous.membership import JoinResult
+
 _lock = threading.Lock()
+_counts = itertools.count(1)  # how often the ranks below a wrapper have got ready
 
 
 class _Current(NamedTuple):
@@ -47,8 +52,16 @@ class _Current(NamedTuple):
     local_rank: str  # as it was exported; with torchrun --virtual-local-rank 0 on all
 
 
+class _Call(NamedTuple):
+    """What the steps of one call of `init` need."""
+
+    placement: Placement
+    options: frameworks.Options
+    join_timeout: float
+    settings: SupervisionSettings
+
+
 _current: _Current | None = None
-_count = 0  # how often the ranks below a wrapper have got ready
 
 
 def init(
@@ -93,214 +106,108 @@ def init(
     try:
         limit = None if timeout is None else seconds(f"timeout={short_repr(timeout)}", timeout)
         options = frameworks.Options(framework, backend, limit, strategy, ps, evaluator)
-        _refuse_type(pass_local_rank)
         with _lock:
-            held = _the_one(options, launcher, join_timeout_setting(join_timeout), pass_local_rank)
-            _adjust_arguments(pass_local_rank, held.local_rank)
+            return _the_one(options, launcher, join_timeout_setting(join_timeout), pass_local_rank)
     except DistbootError as error:
         # What is wrong is in the script or outside, and not in the lines of ours that found it.
         raise error.with_traceback(None) from None
-    return held.context
-
-
-def _the_one(
-    options: frameworks.Options, launcher: str | None, join_limit: float, pass_local_rank: bool | None
-) -> _Current:
-    """What this process has, or is to have from now on."""
-    global _current  # noqa: PLW0603 - a process has one default process group, and so one context
-    start = frameworks.starter(options)
-    if _current is not None and _current.process == os.getpid():
-        if not _current.context.closed:
-            _refuse_another(_current, options)
-            return _current
-        _current.context.close()  # what the script ended itself has left a port
-    context = _started(start, detect(os.environ, launcher=launcher), options, join_limit)
-    _current = _Current(os.getpid(), context, options, os.environ["LOCAL_RANK"])
-    _say_wrong_local_rank(_current, pass_local_rank)
-    return _current
-
-
-def _started(
-    start: Callable[[JobInfo, EnvTransaction, frameworks.Options], Context],
-    placement: Placement,
-    options: frameworks.Options,
-    join_timeout: float,
-) -> Context:
-    settings, called = supervision_settings(os.environ), time.time()
-    with with_rank(placement.who):
-        _refuse_second_process(placement)
-        _refuse_unservable(placement)
-        refuse_unless_rank(placement)
-        warn_of_unknown(os.environ, placement.rank, placement.who)
-        found = attached(os.environ) if sidecar_start.is_in_wrapper(placement, os.environ) else None
-        report = StartupReport(None if found is not None and settings.detects else settings.report)
-        with EnvTransaction() as exported:
-            if found is not None:
-                link, result = found
-                with _in_wrapper(placement, join_timeout, options, link, result) as job:
-                    job.is_watched = settings.detects
-                    job.steps |= {CALLED: called, ALL_CALLED: time.time()}
-                    return _begun(start, job, exported, options)
-            with (
-                _met(placement, join_timeout, options, report, settings, exported=exported) as job,
-                report.until_watched(job),
-            ):
-                return _begun(start, job, exported, options)
-
-
-def _begun(
-    start: Callable[[JobInfo, EnvTransaction, frameworks.Options], Context],
-    job: JobInfo,
-    exported: EnvTransaction,
-    options: frameworks.Options,
-) -> Context:
-    exported.write(thread_variables(job.placement, os.environ))
-    context = start(job, exported, options)
-    job.mark(GROUP)
-    sidecar_start.tell_steps(job)
-    return context
 
 
 def current() -> Context | None:
     """The context of this process; None when `init` was not called, or it is closed."""
-    if _current is None or _current.process != os.getpid() or _current.context.closed:
-        return None
-    return _current.context
+    held = _held()
+    return None if held is None or held.context.closed else held.context
 
 
-@contextmanager
-def _in_wrapper(
-    placement: Placement, join_timeout: float, options: frameworks.Options, link: AgentLink, result: JoinResult
-) -> Iterator[JobInfo]:
-    """All ranks, which the agents of their wrappers have let meet."""
-    global _count  # noqa: PLW0603 - of this process
-    _count += 1
-    job = JobInfo(placement, join_timeout)
-    job.link, job.framework, job.count = link, options.said, _count
-    job.take(result)
-    yield job
+def _held() -> _Current | None:
+    return _current if _current is not None and _current.process == os.getpid() else None
 
 
-@contextmanager
-def _beside_itself(
-    placement: Placement, join_timeout: float, why: OSError, settings: SupervisionSettings, **more: Any
-) -> Iterator[JobInfo]:
-    """All ranks together, with a thread of this process as its agent, which cannot detect how it ends."""
-    from .agent.in_wrapper import WrapperAgent, WrapperLink
-    from .frameworks._base import at_end
-
-    log_line(
-        placement.who, f"warning: failure detection is off for this rank: the monitor process did not start: {why}"
-    )
-    with join_here(placement, os.environ, join_timeout, **more) as job:
-        with WrapperAgent(job, settings._replace(detects=False, report=None), "") as agent:
-            job.link, job.framework = WrapperLink(agent, job, placement.rank), more["framework"]
-            at_end(well=agent.leave_job)  # else the end of its connections would be a failure to the others
-            yield job
-        job.joined = None  # the thread has it, until this process ends
-
-
-def _located(placement: Placement, join_timeout: float, options: frameworks.Options) -> tuple[Placement, list[str]]:
-    """The placement with address and port of rank 0, and all addresses of its host, where only MPI can tell."""
-    used = options.framework == "mpi"
-    if placement.master_addr is None or used:
-        from .frameworks import mpi  # here, as most jobs know where rank 0 is
-
-        if mpi.can_tell(placement, used=used):
-            return mpi.find_master_via_mpi(placement, join_timeout, used=used)
-    return placement, []
-
-
-@contextmanager
-def _met(
-    placement: Placement,
-    join_timeout: float,
-    options: frameworks.Options,
-    report: StartupReport,
-    settings: SupervisionSettings,
-    *,
-    exported: EnvTransaction,
-) -> Iterator[JobInfo]:
-    """All ranks together, or, where the roll call is off, what this process's environment alone proves."""
-    placement, hosts = _located(placement, join_timeout, options)
-    placement = require_master(placement)
-    if not rendezvous_setting():
-        report.impossible(placement)
-        wait_until_resolves(placement, join_timeout)
-        yield alone(placement, join_timeout)
-        return
-    more: dict[str, Any] = {"hosts": hosts, "framework": options.said, "on_cpu": frameworks.on_cpu(options)}
-    problem = report.problem(placement)
-    if placement.world_size == 1 and settings.report is None:  # no other process is to hear of it
-        with join_here(placement, os.environ, join_timeout, problem=problem, **more) as job:
-            yield job
-        return
-    try:
-        sidecar = sidecar_start.Sidecar()
-    except OSError as error:
-        with _beside_itself(placement, join_timeout, error, settings, problem=problem, **more) as job:
-            yield job
-        return
-    plan, problem = plan_of(placement, os.environ, join_timeout, problem=problem, **more)
-    job = JobInfo(placement, join_timeout)
-    job.link, job.framework = sidecar.link, options.said
-    job.when_ready = lambda: sidecar.take_over(job)
-    try:
-        with report.despite_signals(placement):
-            try:
-                sidecar.begin(plan, settings)
-                if placement.local_world_size is not None and problem is None:
-                    exported.write(thread_variables(placement, os.environ))  # which the import reads
-                    frameworks.preload(options)
-                job.take(sidecar.link.joined(plan.join_timeout))
-            except BaseException as error:
-                report.failed(job, problem or error)
-                if problem is not None and isinstance(error, DistbootError):
-                    raise problem from None
-                raise
-        yield job
-    except BaseException:
-        if not sidecar.is_current:  # else it reports how this process ends
-            sidecar.close()
-        raise
+def _the_one(
+    options: frameworks.Options, launcher: str | None, join_timeout: float, pass_local_rank: bool | None
+) -> Context:
+    """The context that this process has, or is to have from now on."""
+    global _current  # noqa: PLW0603 - a process has one default process group, and so one context
+    frameworks.refuse(options)
+    if type(pass_local_rank) not in (bool, type(None)):
+        problem = f"pass_local_rank must be True, False or None, not {short_repr(pass_local_rank)}"
+        raise DistbootError("usage", problem, frameworks.HELP)
+    held = _held()
+    if held is not None and held.context.closed:
+        held.context.close()  # what the script ended itself has left a port
+        held = None
+    is_new = held is None
+    if held is None:
+        placement = detect(os.environ, launcher=launcher)
+        context = _started(_Call(placement, options, join_timeout, supervision_settings(os.environ)))
+        held = _current = _Current(os.getpid(), context, options, os.environ["LOCAL_RANK"])
+    else:
+        _refuse_another(held, options)
+    if sys.argv and (pass_local_rank is not None or sys.argv[1:]):  # empty where Python is embedded
+        _adjust_arguments(held, pass_local_rank, is_new=is_new)
+    return held.context
 
 
 def _refuse_another(held: _Current, options: frameworks.Options) -> None:
     """Refuse another framework, and say what has no effect any more."""
-    context, earlier = held.context, held.options
-    if context.framework != options.framework:
+    if held.options.framework != options.framework:
         raise DistbootError(
             "already-initialized",
-            f"init({options.framework!r}) after init({context.framework!r}) in the same process",
+            f"init({options.framework!r}) after init({held.options.framework!r}) in the same process",
             "close() the first context, or use one framework a process",
         )
-    differences = options.differences(earlier)
+    differences = options.differences(held.options)
     if differences:
         said = f"warning: init() a second time: {', '.join(differences)} has no effect, the context of the first stays"
-        log_line(None if context.world_size == 1 else f"rank {context.rank}", said)
+        log_line(who_of(held.context), said)
 
 
-def _say_wrong_local_rank(held: _Current, wanted: bool | None) -> None:
-    wrong = arguments.wrong_local_rank(sys.argv[1:], held.local_rank)
-    if wanted is None and wrong is not None:
-        log_line(None if held.context.world_size == 1 else f"rank {held.context.rank}", wrong)
+def _adjust_arguments(held: _Current, pass_local_rank: bool | None, *, is_new: bool) -> None:
+    """Let `sys.argv` have the local rank, or not; or say that it has another one."""
+    from .detection import arguments  # here, as many scripts have no arguments
+
+    given, local_rank = sys.argv[1:], held.local_rank
+    if pass_local_rank:
+        sys.argv[1:] = arguments.with_local_rank(given, local_rank)
+    elif pass_local_rank is False:
+        sys.argv[1:] = arguments.without_local_rank(given)
+    elif is_new:
+        wrong = arguments.wrong_local_rank(given, local_rank)
+        if wrong is not None:
+            log_line(who_of(held.context), wrong)
 
 
-def _refuse_type(pass_local_rank: object) -> None:
-    if pass_local_rank is not None and type(pass_local_rank) is not bool:
-        problem = f"pass_local_rank must be True, False or None, not {short_repr(pass_local_rank)}"
-        raise DistbootError("usage", problem, "help(distboot.init) says what each argument is")
+def _started(call: _Call) -> Context:
+    placement, called = call.placement, time.time()
+    with with_rank(placement.who):
+        outer = inherited.about(placement, os.environ)
+        _refuse_process(placement, outer)
+        warn_of_unknown(os.environ, placement.rank, placement.who)
+        found = None
+        if outer is not None and outer.met:
+            from .agent.local import attached  # here and below, as a process that is alone has no agent
+
+            found = attached(os.environ)
+        with EnvTransaction() as exported:
+            on_cpu = frameworks.on_cpu(call.options)
+            meeting = _met(call, exported, on_cpu=on_cpu) if found is None else _met_in_wrapper(call, *found, called)
+            with meeting as job:
+                exported.write(thread_variables(job.placement, os.environ))
+                context = frameworks.start(job, exported, call.options)
+                job.mark(GROUP)
+            return context
 
 
-def _adjust_arguments(wanted: bool | None, local_rank: str) -> None:
-    """Let `sys.argv` have the local rank, or not."""
-    if wanted is None or not sys.argv:  # empty where Python is embedded
-        return
-    given = sys.argv[1:]
-    sys.argv[1:] = arguments.with_local_rank(given, local_rank) if wanted else arguments.without_local_rank(given)
-
-
-def _refuse_unservable(placement: Placement) -> None:
+def _refuse_process(placement: Placement, outer: inherited.InheritedEnv | None) -> None:
+    """Refuse a process that is not, or need not be, the rank that its environment says."""
+    if placement.world_size > 1 and outer is not None and outer.joined not in (0, os.getpid()):
+        # A DataLoader worker or a subprocess, which inherits the environment of its rank.
+        raise DistbootError(
+            "already-joined",
+            f"this rank has joined already, as process {outer.joined}, which started this one",
+            "call distboot.init() in one process a rank, below `if __name__ == '__main__':` where workers are spawned, "
+            "or close() the context before another process takes its place",
+        )
     launcher = launcher_of(placement)
     if launcher.unsupported_reason:
         raise DistbootError(
@@ -308,17 +215,107 @@ def _refuse_unservable(placement: Placement) -> None:
             f"this process was started by {launcher.title}, whose first process is alone when it calls init",
             launcher.unsupported_reason,
         )
+    refuse_unless_rank(placement)
 
 
-def _refuse_second_process(placement: Placement) -> None:
-    """A process that a rank started (a DataLoader worker, a subprocess) inherits the rank's environment."""
-    _, handed_over = inherited.strip(os.environ)
-    if placement.world_size == 1 or handed_over is None or handed_over.joined in (0, os.getpid()):
+@contextmanager
+def _met_in_wrapper(call: _Call, link: AgentLink, result: JoinResult, called: float) -> Iterator[JobInfo]:
+    """All ranks, which the agents of their wrappers have let meet."""
+    from .agent import sidecar_start
+
+    job = JobInfo(call.placement, call.join_timeout)
+    job.link, job.framework, job.count = link, call.options.said, next(_counts)
+    job.is_watched = call.settings.detects
+    job.take(result)
+    job.steps |= {CALLED: called, ALL_CALLED: time.time()}
+    yield job
+    sidecar_start.tell_steps(job)
+
+
+@contextmanager
+def _met(call: _Call, exported: EnvTransaction, *, on_cpu: bool) -> Iterator[JobInfo]:
+    """All ranks together, or, where the roll call is off, what this process's environment alone proves."""
+    hosts: list[str] = []
+    if call.placement.master_addr is None or call.options.framework == "mpi":
+        from .frameworks import mpi  # here, as most jobs know where rank 0 is
+
+        placement, hosts = mpi.located(call.placement, call.join_timeout, used=call.options.framework == "mpi")
+        call = call._replace(placement=placement)
+    call = call._replace(placement=require_master(call.placement))
+    placement, report = call.placement, StartupReport(call.settings.report)
+    if not rendezvous_setting():
+        report.impossible(placement)
+        wait_until_resolves(placement, call.join_timeout)
+        yield alone(placement, call.join_timeout)
         return
-    if handed_over.is_about(placement):
-        raise DistbootError(
-            "already-joined",
-            f"this rank has joined already, as process {handed_over.joined}, which started this one",
-            "call distboot.init() in one process a rank, below `if __name__ == '__main__':` where workers are spawned, "
-            "or close() the context before another process takes its place",
-        )
+    own: dict[str, Any] = {
+        "hosts": hosts,
+        "framework": call.options.said,
+        "on_cpu": on_cpu,
+        "problem": report.problem(placement),
+    }
+    if placement.world_size == 1 and call.settings.report is None:  # no other process is to hear of it
+        meeting = join_here(placement, os.environ, call.join_timeout, **own)
+    else:
+        from .agent.sidecar_start import Sidecar
+
+        try:
+            meeting = _beside_sidecar(call, own, Sidecar(), report, exported)
+        except OSError as error:
+            meeting = _beside_itself(call, own, error)
+    with meeting as job, report.until_watched(job):
+        yield job
+
+
+@contextmanager
+def _beside_sidecar(
+    call: _Call,
+    own: Mapping[str, Any],
+    sidecar: Sidecar,
+    report: StartupReport,
+    exported: EnvTransaction,
+) -> Iterator[JobInfo]:
+    """All ranks together, with the agent in a process beside this one."""
+    from .agent.sidecar_start import tell_steps
+
+    placement = call.placement
+    plan, problem = plan_of(placement, os.environ, call.join_timeout, **own)
+    job = JobInfo(placement, call.join_timeout)
+    job.link, job.framework = sidecar.link, call.options.said
+    job.when_ready = lambda: sidecar.take_over(job)
+    try:
+        with report.despite_signals(placement):
+            try:
+                sidecar.begin(plan, call.settings)
+                if placement.local_world_size is not None and problem is None:
+                    exported.write(thread_variables(placement, os.environ))  # which the import reads
+                    frameworks.preload(call.options)
+                job.take(sidecar.link.joined(plan.join_timeout))
+            except BaseException as error:
+                report.failed(job, problem or error)
+                if problem is not None and isinstance(error, DistbootError):
+                    raise problem from None
+                raise
+        yield job
+        tell_steps(job)
+    except BaseException:
+        if not sidecar.is_current:  # else it reports how this process ends
+            sidecar.close()
+        raise
+
+
+@contextmanager
+def _beside_itself(call: _Call, own: Mapping[str, Any], why: OSError) -> Iterator[JobInfo]:
+    """All ranks together, with a thread of this process as its agent, which cannot detect how it ends."""
+    from .agent.in_wrapper import WrapperAgent, WrapperLink
+    from .frameworks._base import at_end
+
+    placement = call.placement
+    said = f"warning: failure detection is off for this rank: the monitor process did not start: {why}"
+    log_line(placement.who, said)
+    with join_here(placement, os.environ, call.join_timeout, **own) as job:
+        with WrapperAgent(job, call.settings._replace(detects=False, report=None), "") as agent:
+            job.link, job.framework = WrapperLink(agent, job, placement.rank), call.options.said
+            at_end(well=agent.leave_job)  # else the end of its connections would be a failure to the others
+            yield job
+        job.joined = None  # the thread has it, until this process ends

@@ -17,7 +17,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from .context import Context
+from .context import Context, who_of
 from .detection import inherited
 from .detection.detect import OFF
 from .errors import DistbootError
@@ -103,10 +103,10 @@ class DistbootEnvironment:
         """Nothing: the Trainer may go on to test what it has trained."""
 
     def _mismatch(self, given: str) -> DistbootError:
-        context, fitting = self.context, self._fitting()
+        context = self.context
         found = f"the job has {context.world_size} on {counted(context.num_nodes, 'node')}"
-        error = DistbootError("usage", f"{given} are not the ranks of this job: {found}", fitting)
-        return error.of(None if context.world_size == 1 else f"rank {context.rank}")
+        error = DistbootError("usage", f"{given} are not the ranks of this job: {found}", self._fitting())
+        return error.of(who_of(context))
 
     def _fitting(self) -> str:
         """What fits the job, as a hint."""
@@ -120,7 +120,7 @@ class DistbootEnvironment:
         context = self.context
         if not self._is_asked and os.getpid() == pid and context.is_main and not hasattr(sys, "last_type"):
             problem = f"Lightning was set up for one device, and each of the {context.world_size} ranks worked alone"
-            log_line(f"rank {context.rank}", f"warning: {problem}: {self._fitting()}")
+            log_line(who_of(context), f"warning: {problem}: {self._fitting()}")
 
 
 def callbacks() -> list[object]:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import struct
 import sys
-from collections.abc import Mapping
 
-from ..detection import inherited
-from ..detection.placement import Placement
 from ..rendezvous.job_info import JobInfo
 from ..rendezvous.membership import JoinPlan
-from ..rendezvous.protocol import encode
 from ..settings import SupervisionSettings
 from ..text import log_line
 from . import crash_hooks, exit_hook, spawn_detached
 from .local import AgentLink, Begin
-from .messages import Phases
 
 _ANSWER_LIMIT = 15  # seconds; rank 0 waits 5 for the others
 
@@ -90,12 +86,7 @@ class Sidecar:
         spawn_detached.wait_until_started(started)
 
 
-def is_in_wrapper(placement: Placement, environ: Mapping[str, str]) -> bool:
-    """Whether the ranks have met in the wrappers around them."""
-    _, outer = inherited.strip(environ)
-    return outer is not None and outer.met and outer.is_about(placement)
-
-
 def tell_steps(job: JobInfo) -> None:
     """Tell the agent of this process how its beginning went, so far."""
-    crash_hooks.emit(crash_hooks.STEPS, encode(Phases(job.steps)).decode())
+    # A message `Phases`, without the modules of the agent's messages, which no script needs.
+    crash_hooks.emit(crash_hooks.STEPS, json.dumps({"kind": "Phases", "times": job.steps}))

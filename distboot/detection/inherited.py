@@ -106,6 +106,12 @@ def strip(environ: Mapping[str, str]) -> tuple[Mapping[str, str], InheritedEnv |
     return {name: value for name, value in outer.strip_framework_vars(environ).items() if name not in own}, outer
 
 
+def about(placement: Placement, environ: Mapping[str, str]) -> InheritedEnv | None:
+    """What an outer distboot has said of this very process, whose placement it is; None: nothing."""
+    _, outer = strip(environ)
+    return outer if outer is not None and outer.is_about(placement) else None
+
+
 def after_close(text: str) -> str:
     """What the value of `DISTBOOT_PLACEMENT` is once the process that has joined has left."""
     return ",".join(word for word in text.split(",") if not word.startswith("joined="))

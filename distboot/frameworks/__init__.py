@@ -1,6 +1,6 @@
 """The frameworks that `init` can start. Each has a file of its own, which alone imports it, and only when called.
 
-To add one: write a file beside this one with `start`, `on_cpu`, and perhaps `exports`, and name it here.
+To add one: write a file beside this one with `start`, perhaps `on_cpu` and `exports`, and name it here.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ..detection.export import EnvTransaction
     from ..rendezvous.job_info import JobInfo
 
-__all__ = ["FILES", "Options", "exports", "on_cpu", "preload", "starter"]
-
 # Name of a framework -> the file that starts it, which is also its name for the wrapper: `--framework horovod`.
 FILES = {
     "torch": "torch",
@@ -35,7 +33,7 @@ FILES = {
     "none": "none",
 }
 
-_HELP = "help(distboot.init) says what each argument is"
+HELP = "help(distboot.init) says what each argument is"
 
 
 class Options(NamedTuple):
@@ -47,16 +45,6 @@ class Options(NamedTuple):
     strategy: str | None = None  # TensorFlow's, for example "parameter_server"
     ps: int = 0  # how many of the ranks are parameter servers
     evaluator: bool = False  # whether the last rank evaluates on the side
-
-    def refuse_types(self) -> None:
-        """Refuse, as `usage`, values that cannot be right for any framework."""
-        for name, value in (("framework", self.framework), ("backend", self.backend), ("strategy", self.strategy)):
-            if not (isinstance(value, str) and value) and (value is not None or name == "framework"):
-                raise DistbootError("usage", f"{name}={short_repr(value)} is not a valid name", _HELP)
-        if type(self.ps) is not int or self.ps < 0:
-            raise DistbootError("usage", f"ps={short_repr(self.ps)} is not a valid number of parameter servers", _HELP)
-        if type(self.evaluator) is not bool:
-            raise DistbootError("usage", f"evaluator={short_repr(self.evaluator)} must be True or False", _HELP)
 
     def differences(self, earlier: Options) -> list[str]:
         """What is chosen here, and was not before, for example `backend='gloo' after backend=None`."""
@@ -74,27 +62,33 @@ class Options(NamedTuple):
         return ", ".join([self.framework, *filter(None, chosen)])
 
 
-def starter(options: Options) -> Callable[[JobInfo, EnvTransaction, Options], Context]:
-    """The function that starts a framework, for all ranks together, where to export, and what the caller chose."""
-    options.refuse_types()
-    name = options.framework
+def refuse(options: Options) -> None:
+    """Refuse what cannot be right, whatever the job is."""
+    name, backend, timeout, strategy, ps, evaluator = options
+    for option, value in (("framework", name), ("backend", backend), ("strategy", strategy)):
+        if not (isinstance(value, str) and value) and (value is not None or option == "framework"):
+            raise DistbootError("usage", f"{option}={short_repr(value)} is not a valid name", HELP)
     if name not in FILES:
         hint = f"{did_you_mean(name, FILES)}frameworks: {', '.join(FILES)}"
         raise DistbootError("unknown-framework", f"{short_repr(name)} is not a valid framework", hint)
-    if name != "tensorflow" and (options.strategy is not None or options.ps or options.evaluator):
-        raise DistbootError(
-            "usage",
-            f"strategy=, ps= and evaluator= are for TensorFlow, and the framework is {short_repr(name)}",
-            'leave them out, or init("tensorflow", …)',
-        )
-    if name in ("mpi", "none") and options.backend is not None:
-        raise DistbootError(
-            "usage", f"the framework {short_repr(name)} has no backends to choose from", "leave backend= out"
-        )
-    if name == "mpi" and options.timeout is not None:
-        raise DistbootError("usage", "MPI has no time limit for its operations", "leave timeout= out")
-    start: Callable[[JobInfo, EnvTransaction, Options], Context] = _module(FILES[name]).start
-    return start
+    of_tensorflow = f"strategy=, ps= and evaluator= are for TensorFlow, and the framework is {short_repr(name)}"
+    for is_wrong, problem, hint in (
+        (type(ps) is not int or ps < 0, f"ps={short_repr(ps)} is not a valid number of parameter servers", HELP),
+        (type(evaluator) is not bool, f"evaluator={short_repr(evaluator)} must be True or False", HELP),
+        (name != "tensorflow" and any((strategy, ps, evaluator)), of_tensorflow,
+         'leave them out, or init("tensorflow", …)'),
+        (name in ("mpi", "none") and backend is not None,
+         f"the framework {short_repr(name)} has no backends to choose from", "leave backend= out"),
+        (name == "mpi" and timeout is not None, "MPI has no time limit for its operations", "leave timeout= out"),
+    ):  # fmt: skip
+        if is_wrong:
+            raise DistbootError("usage", problem, hint)
+
+
+def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
+    """Start a framework, on all ranks together."""
+    context: Context = _module(FILES[options.framework]).start(job, exported, options)
+    return context
 
 
 def exports(file: str, job: JobInfo, environ: Mapping[str, str]) -> dict[str, str]:
@@ -106,14 +100,15 @@ def exports(file: str, job: JobInfo, environ: Mapping[str, str]) -> dict[str, st
 def preload(options: Options) -> None:
     """Import what a framework is built on, where that reads nothing which is known only once all ranks have met."""
     if options.framework in ("torch", "deepspeed", "horovod.torch"):
-        from ._base import preload as import_now
+        from . import _base
 
-        import_now("torch")
+        _base.preload("torch")
 
 
 def on_cpu(options: Options) -> bool:
-    """Whether starting a known framework like this uses no accelerator."""
-    return bool(_module(FILES[options.framework]).on_cpu(options))
+    """Whether starting a known framework like this uses no accelerator; so it is where its file does not say."""
+    of_file: Callable[[Options], bool] | None = getattr(_module(FILES[options.framework]), "on_cpu", None)
+    return of_file is None or of_file(options)
 
 
 def _module(file: str) -> ModuleType:

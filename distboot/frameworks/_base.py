@@ -61,9 +61,9 @@ def preload(module: str) -> None:
 def export(job: JobInfo, exported: EnvTransaction, others: Mapping[str, str] = {}) -> None:
     """Export this rank's place, which this process has joined as, and what only the one framework reads."""
     placement, before = job.placement, exported.environ_before()
-    _, outer = inherited.strip(before)
-    # The ranks that have met below the wrapper have done so for the next `init`, too.
-    met = outer is not None and outer.is_about(placement) and outer.met
+    # What the wrapper around us does for this rank it does until the end, for the next `init`, too.
+    wrapper = inherited.about(placement, before)
+    met = wrapper is not None and wrapper.met
     exported.write(variables(placement, before, joined=os.getpid(), others=others, met=met))
 
 

@@ -12,7 +12,6 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -24,9 +23,7 @@ from ..errors import DistbootError
 from ..host import network
 from ..process import result_within
 from ..rendezvous.job_info import JobInfo
-from ..rendezvous.keys import leader_failed, not_opened
 from ..rendezvous.messages import Key, Ready
-from ..rendezvous.worker import Backoff
 from ..text import escape_control, first_line, format_address, log_line, short_repr
 from . import Options, _torch
 from ._base import Meets, at_end, context, export, imported, limited
@@ -58,31 +55,27 @@ def start(
     wanted = options.backend and options.backend.lower()
     exported.write({**variables(placement, before), **network.variables(job.interface, before)})
 
-    with ExitStack() as undo:
+    def step() -> tuple[tuple[Any, Any, str, Any], Ready]:
+        torch, user = _import(), prepare()
+        device_type, name = device_and_backend(torch, wanted)
+        device = set_device(torch, device_type, placement, before)
+        return (torch, user, name, device), Ready(device_id(torch, device))
 
-        def step() -> tuple[tuple[Any, Any, str, Any], Ready]:
-            torch = _import()
-            user = prepare()
-            device_type, name = device_and_backend(torch, wanted)
-            device = set_device(torch, device_type, placement, before)
-            return (torch, user, name, device), Ready(device_id(torch, device))
-
-        torch, user, backend, device = job.ready(step)
-        more = _torch.oneccl_variables(placement, before) if device.type == "xpu" else {}
-        export(job, exported, {**others, **_torch.torchelastic_variables(placement, before), **more})
-        device_ids = [device.index] if backend == "nccl" else None
-        barrier = partial(torch.distributed.barrier, device_ids=device_ids)
-        # The store has no name here: torch 2.2 keeps the frames in which it was imported, this one is below them, and
-        # the port would be the store's until the process ends.
-        meets: Meets | None = _at_store(_start_group(torch, job, backend, options.timeout), placement.who)
-        group = _Group(torch.distributed)
-        undo.callback(group.leave)
+    torch, user, backend, device = job.ready(step)
+    others = {**others, **_torch.torchelastic_variables(placement, before)}
+    if device.type == "xpu":
+        others |= _torch.oneccl_variables(placement, before)
+    export(job, exported, others)
+    meets = _start_group(torch, job, backend, options.timeout)
+    group = _Group(torch.distributed)
+    barrier = partial(torch.distributed.barrier, device_ids=[device.index] if backend == "nccl" else None)
+    fields = {"meets": meets, "barrier": barrier, "leave": group.leave, "is_up": group.is_up, "device": device}
+    try:
         group.destroy = adopt(user, backend) or group.destroy
-        if job.membership is not None:
-            meets = None
-        fields = {"meets": meets, "barrier": barrier, "leave": group.leave, "is_up": group.is_up, "device": device}
         result = context(job, exported, options, **fields)
-        undo.pop_all()
+    except BaseException:
+        group.leave()
+        raise
     if backend == "gloo":
         # Without close() Gloo is not to abort a script either, see `end_group`. After an exception peers may be gone,
         # but an abort would change the exit code.
@@ -107,35 +100,12 @@ class _Group:
             end_group(self._dist, self.destroy)
 
 
-def _at_store(store: Any, who: str | None) -> Meets:
-    """How the ranks wait for each other without a roll call: for a key of the store that the group began with.
+def _start_group(torch: Any, job: JobInfo, backend: str, timeout: float | None) -> Meets | None:
+    """Start the default process group where the ranks have met, or leave nothing behind.
 
-    Rank 0 must not end before the others have seen it.
+    It returns how the ranks wait for each other where the roll call is off, and never the store itself: torch 2.2 keeps
+    the frames in which it was imported, the caller's is below them, and the port would be the store's until the end.
     """
-    stores = [store]
-    times: Counter[tuple[str, int | None]] = Counter()
-
-    def wait_for(what: str, limit: float, *, opens: bool, node: int | None = None, failure: str | None = None) -> None:
-        times[what, node] += 1
-        where = Key(what, node, times[what, node])
-        key = f"distboot/{where.text}/{where.count}"
-        if opens:
-            stores[0].set(key, failure or "")
-            return
-        # Asking again and again, as waiting would hold the store's lock, which the group needs.
-        waiting = Backoff(who, limit, f"{where.text}: {_FIRST} is not through yet")
-        while not stores[0].check([key]):
-            if not waiting.sleep_or_expire("its block still runs"):
-                raise not_opened(where, _FIRST, limit)
-        why = escape_control(stores[0].get(key).decode(errors="replace"))
-        if why:
-            raise leader_failed(where, _FIRST, why)
-
-    return Meets(wait_for, stores.clear)
-
-
-def _start_group(torch: Any, job: JobInfo, backend: str, timeout: float | None) -> Any:
-    """Start the default process group where the ranks have met, or leave nothing behind; its store."""
     limit = None if timeout is None else timedelta(seconds=timeout)
     placement = job.placement
     store = _store(torch, job)
@@ -159,7 +129,37 @@ def _start_group(torch: Any, job: JobInfo, backend: str, timeout: float | None) 
             f"torch could not start {short_repr(backend)}: {first_line(error)}",
             "if it speaks of an interface or an address, look at GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME",
         ) from None
-    return store
+    return _at_store(store, placement.who) if job.membership is None else None
+
+
+def _at_store(store: Any, who: str | None) -> Meets:
+    """How the ranks wait for each other without a roll call: for a key of the store that the group began with.
+
+    Rank 0 must not end before the others have seen it.
+    """
+    from ..rendezvous.keys import leader_failed, not_opened  # here, as with a roll call nothing else needs them
+    from ..rendezvous.worker import Backoff
+
+    stores = [store]
+    times: Counter[tuple[str, int | None]] = Counter()
+
+    def wait_for(what: str, limit: float, *, opens: bool, node: int | None = None, failure: str | None = None) -> None:
+        times[what, node] += 1
+        where = Key(what, node, times[what, node])
+        key = f"distboot/{where.text}/{where.count}"
+        if opens:
+            stores[0].set(key, failure or "")
+            return
+        # Asking again and again, as waiting would hold the store's lock, which the group needs.
+        waiting = Backoff(who, limit, f"{where.text}: {_FIRST} is not through yet")
+        while not stores[0].check([key]):
+            if not waiting.sleep_or_expire("its block still runs"):
+                raise not_opened(where, _FIRST, limit)
+        why = escape_control(stores[0].get(key).decode(errors="replace"))
+        if why:
+            raise leader_failed(where, _FIRST, why)
+
+    return Meets(wait_for, stores.clear)
 
 
 def _store(torch: Any, job: JobInfo) -> Any:

@@ -41,11 +41,6 @@ _MEND = (
 _ONLY_TO_FIND = "; only to find rank 0, MASTER_ADDR and MASTER_PORT for all do, too"
 
 
-def on_cpu(_: Options) -> bool:
-    """MPI itself uses no accelerator."""
-    return True
-
-
 def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
     """Start MPI, unless it has been started, and split its world."""
     placement = job.placement
@@ -81,16 +76,14 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
     return context(job, exported, options, barrier=comm.Barrier, leave=leave, is_up=is_up, **fields)
 
 
-def can_tell(placement: Placement, *, used: bool = False) -> bool:
-    """Whether MPI has to be asked where rank 0 is, and can be; or at which port, if it is `used` in any case."""
+def located(placement: Placement, join_timeout: float, *, used: bool) -> tuple[Placement, list[str]]:
+    """The placement with address and port of rank 0, and all addresses of its host, where MPI has to say it, and can.
+
+    `used`: the job starts MPI in any case, which can also say at which port.
+    """
     unknown = placement.master_addr is None or (used and placement.master_port is None)
-    return unknown and placement.launcher in MPI_LAUNCHERS and find_spec("mpi4py") is not None
-
-
-def find_master_via_mpi(
-    placement: Placement, join_timeout: float, *, used: bool = False
-) -> tuple[Placement, list[str]]:
-    """The placement with address and port of rank 0, and all addresses of rank 0's host, if it was unknown."""
+    if not unknown or placement.launcher not in MPI_LAUNCHERS or find_spec("mpi4py") is None:
+        return placement, []
     remedy = "look for a rank that did not start or did not come to init(), or set MASTER_ADDR and MASTER_PORT for all"
     try:
         library = loaded()

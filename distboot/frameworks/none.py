@@ -11,11 +11,6 @@ from . import Options
 from ._base import context, export
 
 
-def on_cpu(_: Options) -> bool:
-    """Nothing is known of what the script will use."""
-    return True
-
-
 def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
     """Export, when all ranks are there, with a MASTER_PORT that is free: where they have met is our barrier."""
     placement = job.placement

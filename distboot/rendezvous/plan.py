@@ -18,7 +18,6 @@ from ..errors import DistbootError
 from ..host import FRAMEWORK, accelerators, derived_port, network
 from ..settings import secret_setting
 from .job_info import JobInfo
-from .join import Joined
 from .membership import JoinPlan
 from .messages import WorkerInfo, as_problem
 
@@ -65,7 +64,7 @@ def plan_of(
         network.refuse_unknown(environ)
     except DistbootError as error:
         problem = problem or error
-    _, outer = inherited.strip(environ)
+    outer = inherited.about(placement, environ)
     plan = JoinPlan(
         own=collect_worker_info(placement, environ, framework=framework, on_cpu=on_cpu, problem=problem, ranks=ranks),
         job=_job(placement, environ),
@@ -76,7 +75,7 @@ def plan_of(
         source=placement.sources.get("master_addr", ""),
         # One process a node says what all of them wait for: on rank 0's own node rank 1, as rank 0 may be missing.
         quiet=bool(placement.local_rank) and placement.rank != 1 and not ranks,
-        again=outer is not None and outer.met and outer.is_about(placement),
+        again=outer is not None and outer.met,
         join_timeout=join_timeout if problem is None else min(join_timeout, _PATIENCE_WITH_A_PROBLEM),
     )
     return plan, problem
@@ -98,6 +97,8 @@ def join_here(
     Raises:
         DistbootError: `unknown-interface`, or what `Joined.join` raises.
     """
+    from .join import Joined  # here, as a process with a sidecar does not join by itself
+
     plan, problem = plan_of(placement, environ, join_timeout, **more)  # type: ignore[arg-type]
     job = JobInfo(placement, join_timeout)
     job.joined = Joined(plan)
