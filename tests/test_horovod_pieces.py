@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +15,7 @@ from distboot.frameworks.horovod import Rendezvous
 from distboot.rendezvous.job_info import JobInfo
 
 _ALL, _NO_GLOO, _NO_MPI = Build(True, True, "Open MPI v4.1.4"), Build(True, False), Build(False, True)
-_OLD, _MPICH = replace(_ALL, gloo=False), replace(_ALL, library="MPICH Version: 4.0.2")
+_OLD, _MPICH = _ALL._replace(gloo=False), _ALL._replace(library="MPICH Version: 4.0.2")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tensorflows import tasks
 from distboot import DistbootError
 from distboot.detection.placement import Placement
 from distboot.frameworks import Options, _tf_cluster
-from distboot.frameworks._tf_cluster import Cluster, Plan, Task
+from distboot.frameworks._tf_cluster import Cluster
 from distboot.frameworks.tensorflow import own_gpus
 from distboot.rendezvous.job_info import JobInfo
 from distboot.rendezvous.membership import Membership
@@ -30,23 +30,23 @@ def _meeting(rank: int, world_size: int, *nodes: Sequence[int]) -> JobInfo:
     return job
 
 
-def _plan(rank: int, world_size: int, offers: Mapping[int, str] = {}, **more: Any) -> Plan:
+def _cluster(rank: int, world_size: int, offers: Mapping[int, str] = {}, **more: Any) -> Cluster:
     job = _meeting(rank, world_size)
     job.offers = dict(offers)
-    return Plan(job, more.pop("environ", {}), Options("tensorflow", **more))
+    return Cluster(job, more.pop("environ", {}), Options("tensorflow", **more))
 
 
 def test_roles_follow_the_ranks() -> None:
-    plan = _plan(3, 6, {rank: f"a:{rank + 1}" for rank in range(5)}, strategy="parameter_server", ps=2, evaluator=True)
-    assert plan.kinds == ["chief", "worker", "worker", "ps", "ps", "evaluator"]
-    cluster = plan.completed()
+    offers, chosen = {rank: f"a:{rank + 1}" for rank in range(5)}, {"strategy": "parameter_server", "ps": 2}
+    cluster = _cluster(3, 6, offers, **chosen, evaluator=True).completed()
+    assert cluster.kinds == ["chief", "worker", "worker", "ps", "ps", "evaluator"]
     assert cluster.addresses == {"chief": ["a:1"], "worker": ["a:2", "a:3"], "ps": ["a:4", "a:5"]}
     assert json.loads(cluster.config or "")["task"] == {"type": "ps", "index": 0}
 
 
 def test_rank_of_tf_config_must_be_that_of_the_launcher() -> None:
     with pytest.raises(DistbootError, match="torch says rank 0 of 2, but TF_CONFIG says rank 1 of 2: task worker 1"):
-        _plan(0, 2, environ=tasks(worker=2)[1])
+        _cluster(0, 2, environ=tasks(worker=2)[1])
 
 
 @pytest.mark.parametrize(
@@ -58,21 +58,21 @@ def test_rank_of_tf_config_must_be_that_of_the_launcher() -> None:
     ],
 )
 def test_ranks_with_different_clusters(environ: dict[str, str], offers: dict[int, str], said: str) -> None:
-    plan = _plan(0, 3, offers, environ=environ)
-    if plan.offer is not None:
-        plan = _plan(0, 3, {0: plan.offer, **offers}, environ=environ)
+    cluster = _cluster(0, 3, offers, environ=environ)
+    if cluster.offer is not None:
+        cluster = _cluster(0, 3, {0: cluster.offer, **offers}, environ=environ)
     with pytest.raises(DistbootError, match=said) as refusal:
-        plan.completed()
+        cluster.completed()
     assert refusal.value.code == "membership-mismatch"
 
 
 def test_address_of_a_task_on_ipv6() -> None:
-    plan = _plan(0, 2)
-    plan._job_info.own_address = "fd00::1"
-    port = plan.wait_for_join()
+    cluster = _cluster(0, 2)
+    cluster._job_info.own_address = "fd00::1"
+    port = cluster.hold_port()
     assert port is not None
     with port:
-        assert plan.offer == f"[fd00::1]:{port.getsockname()[1]}"
+        assert cluster.offer == f"[fd00::1]:{port.getsockname()[1]}"
 
 
 def test_port_of_tf_config_that_is_taken() -> None:
@@ -80,7 +80,7 @@ def test_port_of_tf_config_that_is_taken() -> None:
     address = json.loads(environ["TF_CONFIG"])["cluster"]["worker"][1]
     said = f"TF_CONFIG has {address} for worker 1, and this process cannot listen"
     with socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))), pytest.raises(DistbootError, match=said):
-        _plan(1, 2, environ=environ).wait_for_join()
+        _cluster(1, 2, environ=environ).hold_port()
 
 
 def test_port_is_held_for_the_server_of_tensorflow_alone() -> None:
@@ -108,7 +108,7 @@ def test_port_is_held_for_the_server_of_tensorflow_alone() -> None:
 )
 def test_proxies(environ: dict[str, str], exported: dict[str, str]) -> None:
     config = json.dumps({"cluster": {"worker": ["a:1", "b:2", "a:3"]}, "task": {"type": "worker", "index": 0}})
-    assert Cluster(Task("worker", 0), config, is_given=True).exports(environ) == exported
+    assert _cluster(0, 3, environ={"TF_CONFIG": config}).exports(environ) == exported
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,7 @@ def test_gpus_of_a_rank(rank: int, options: dict[str, Any], own: list[int]) -> N
         list_physical_devices=lambda _: ["gpu0", "gpu1"], set_visible_devices=lambda gpus, _: shown.append(gpus)
     )
     job, chosen = _meeting(rank, world_size, *nodes), Options("tensorflow", **options)
-    plan = Plan(job, {}, chosen)
-    assert own_gpus(SimpleNamespace(config=config), job, plan, chosen, {}) == own
+    assert own_gpus(SimpleNamespace(config=config), job, Cluster(job, {}, chosen), chosen, {}) == own
     assert shown == ([] if len(own) == 2 else [[f"gpu{index}" for index in own]])
 
 
@@ -140,9 +139,9 @@ def test_gpus_of_a_rank(rank: int, options: dict[str, Any], own: list[int]) -> N
 def test_too_few_gpus(environ: dict[str, str], enough: bool) -> None:
     tf = SimpleNamespace(config=SimpleNamespace(list_physical_devices=lambda _: ["gpu0"]))
     job, options = _meeting(1, 2), Options("tensorflow")
-    plan = Plan(job, environ, options)
+    cluster = Cluster(job, environ, options)
     if enough:  # each process sees only its own, as number 0
-        assert own_gpus(tf, job, plan, options, environ) == [0]
+        assert own_gpus(tf, job, cluster, options, environ) == [0]
         return
     with pytest.raises(DistbootError, match="2 ranks of this node use GPUs, and this one sees 1"):
-        own_gpus(tf, job, plan, options, environ)
+        own_gpus(tf, job, cluster, options, environ)

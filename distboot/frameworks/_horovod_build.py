@@ -9,10 +9,9 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..detection.launchers.records import MPI_LAUNCHERS
 from ..detection.placement import Placement
@@ -39,14 +38,12 @@ _MAY_START_MPI = (*MPI_LAUNCHERS, "slurm", "pals", "lsf", "flux")
 SAME_MPI = "start the job with the mpirun of that MPI, or build Horovod with the MPI of the launcher"
 
 
-@dataclass(frozen=True, slots=True)
-class Build:
+class Build(NamedTuple):
     """What Horovod was built with."""
 
-    mpi: bool  # whether with MPI
-    gloo: bool  # whether with Gloo
-    # What its MPI says of itself, for example "Open MPI v4.1.4"; None: it has none, or was not asked.
-    library: str | None = None
+    mpi: bool
+    gloo: bool
+    library: str | None = None  # its MPI, for example "Open MPI v4.1.4"; None: it has none, or was not asked
 
 
 def of_module(hvd: Any) -> Build:
@@ -94,13 +91,14 @@ def _extensions(part: str, what: str, flag: str) -> list[Path]:
 
 def _mpi_of(extension: Path) -> str | None:
     """The MPI library that the dynamic linker finds for an extension."""
-    with suppress(OSError, subprocess.TimeoutExpired):
-        command = ["ldd", str(extension)]
-        listed = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout
-        # libmpi.so.40 => /usr/lib/x86_64-linux-gnu/libmpi.so.40 (0x00007f0d0c400000); what is preloaded has no arrow
-        found = re.search(r"(/\S*/libmpi(?:ch)?\.so\S*) \(0x", listed)
-        return None if found is None else found[1]
-    return None
+    command = ["ldd", str(extension)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    # libmpi.so.40 => /usr/lib/x86_64-linux-gnu/libmpi.so.40 (0x00007f0d0c400000); what is preloaded has no arrow
+    found = re.search(r"(/\S*/libmpi(?:ch)?\.so\S*) \(0x", done.stdout)
+    return None if found is None else found[1]
 
 
 def _says(library: str | None) -> str | None:

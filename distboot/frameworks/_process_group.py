@@ -13,7 +13,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from types import TracebackType
 from typing import Any
 
@@ -34,7 +34,6 @@ _OLDEST = (2, 2)
 _FIRST = "the first rank"
 
 _OF_TORCH = "default process group twice"  # 2.13: "trying to initialize the default process group twice!"
-_is_explained = False
 
 
 def start(
@@ -233,12 +232,9 @@ def end_group(dist: Any, destroy: Callable[[], None]) -> None:
     time.sleep(_MOMENT)
 
 
+@cache  # a process has one excepthook
 def explain_second_group(who: str | None) -> None:
     """Say it after the traceback of that error; `who` as `Placement.who`."""
-    global _is_explained  # noqa: PLW0603 - as a process has one excepthook
-    if _is_explained:
-        return
-    _is_explained = True
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ..detection import inherited
@@ -34,24 +33,71 @@ _IMPLEMENTATIONS = ("auto", "ring", "nccl")  # tf.distribute.experimental.Commun
 _GIVEN = "given "  # how the offer of a rank with a TF_CONFIG of its own begins
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What a rank is in the cluster, for example worker 1."""
-
-    kind: str
-    index: int
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.index}"
-
-
-@dataclass(frozen=True, slots=True)
 class Cluster:
-    """TensorFlow's cluster as one rank sees it."""
+    """TensorFlow's cluster as one rank sees it: what all tasks are, and, once it is `completed`, where they are.
 
-    task: Task  # of this rank
-    config: str | None = None  # the text of TF_CONFIG; None: this process is alone, and needs none
-    is_given: bool = False  # whether that was there before
+    Attributes:
+        kinds: of the tasks of all ranks, for example "worker".
+        kind, index: the task of this rank, for example worker 1.
+        config: the text of TF_CONFIG; None: it is not known yet, or this process is alone, and needs none.
+        is_given: whether that was there before.
+        offer: what the other ranks need to know of this one.
+    """
+
+    def __init__(self, job: JobInfo, environ: Mapping[str, str], options: Options) -> None:
+        placement, (bare, _) = job.placement, inherited.strip(environ)
+        self._job_info = job
+        self.is_given, self.is_alone = VARIABLE in bare, placement.world_size == 1
+        self.config: str | None = None
+        self.offer: str | None = None
+        if self.is_given:
+            self.config = _given(bare, placement)
+            addresses, task = self.addresses, json.loads(self.config)["task"]
+            self.kind, self.index = str(task["type"]), int(task.get("index") or 0)
+            self.kinds = [kind for kind in ("chief", "worker", "ps") for _ in addresses.get(kind, ())]
+            self.offer = _GIVEN + inherited.digest(json.dumps(addresses, sort_keys=True))
+            return
+        self.kinds = _kinds(placement.world_size, options)
+        self.kind = self.kinds[placement.rank]
+        self.index = self.kinds[: placement.rank].count(self.kind)
+        if not self.is_alone and job.membership is None:
+            raise DistbootError(
+                "rendezvous-needed",
+                "DISTBOOT_RENDEZVOUS=0, and there is no TF_CONFIG: the addresses of TensorFlow's tasks are exchanged "
+                "in the rendezvous",
+                "unset DISTBOOT_RENDEZVOUS, or set TF_CONFIG for every process",
+            )
+
+    def hold_port(self) -> socket.socket | None:
+        """The port of this task, reserved until its server has it; None if it has no server."""
+        if self.is_alone or self.kind == EVALUATOR:
+            return None
+        if not self.is_given:
+            port = _held(0)
+            self.offer = format_address(self._job_info.own_address, port.getsockname()[1])
+            return port
+        address = self.addresses[self.kind][self.index]
+        try:
+            return _held(parse_address(address)[1] or 0)
+        except OSError as error:
+            raise DistbootError(
+                "port-taken",
+                f"TF_CONFIG has {address} for {self.kind} {self.index}, and this process cannot listen there: "
+                f"{error.strerror}",
+                "look for a process of an earlier run, or give it another port",
+            ) from None
+
+    def completed(self) -> Cluster:
+        """This cluster, when all ranks have told what they offer."""
+        offers = self._job_info.offers
+        _refuse_several(offers)
+        if not self.is_given and not self.is_alone:
+            cluster: dict[str, list[str]] = {}
+            for rank, kind in enumerate(self.kinds):
+                if kind != EVALUATOR:
+                    cluster.setdefault(kind, []).append(offers[rank])
+            self.config = json.dumps({"cluster": cluster, "task": {"type": self.kind, "index": self.index}})
+        return self
 
     @property
     def addresses(self) -> dict[str, list[str]]:
@@ -66,75 +112,10 @@ class Cluster:
         return found | past_proxies(environ, list(hosts))
 
 
-class Plan:
-    """The cluster, as far as this rank knows it before it has heard of the others: its task, and the kinds of all."""
-
-    def __init__(self, job: JobInfo, environ: Mapping[str, str], options: Options) -> None:
-        placement, (bare, _) = job.placement, inherited.strip(environ)
-        self._job_info = job
-        self._own_address: str | None = None
-        self._given = _given(bare, placement) if VARIABLE in bare else None
-        self.is_given, self.is_alone = self._given is not None, placement.world_size == 1
-        if self._given is not None:
-            tasks, self.task = self._given.addresses, self._given.task
-            self.kinds = [kind for kind in ("chief", "worker", "ps") for _ in tasks.get(kind, ())]
-            return
-        self._roles = roles(placement.world_size, options)
-        self.task, self.kinds = self._roles[placement.rank], [task.kind for task in self._roles]
-        if not self.is_alone and job.membership is None:
-            raise DistbootError(
-                "rendezvous-needed",
-                "DISTBOOT_RENDEZVOUS=0, and there is no TF_CONFIG: the addresses of TensorFlow's tasks are exchanged "
-                "in the rendezvous",
-                "unset DISTBOOT_RENDEZVOUS, or set TF_CONFIG for every process",
-            )
-
-    def wait_for_join(self) -> socket.socket | None:
-        """The port of this task, reserved until its server has it; None if it has no server."""
-        if self.is_alone or self.task.kind == EVALUATOR:
-            return None
-        if self._given is None:
-            port = _held(0)
-            self._own_address = format_address(self._job_info.own_address, port.getsockname()[1])
-            return port
-        address = self._given.addresses[self.task.kind][self.task.index]
-        try:
-            return _held(parse_address(address)[1] or 0)
-        except OSError as error:
-            raise DistbootError(
-                "port-taken",
-                f"TF_CONFIG has {address} for {self.task}, and this process cannot listen there: {error.strerror}",
-                "look for a process of an earlier run, or give it another port",
-            ) from None
-
-    @property
-    def offer(self) -> str | None:
-        """What the other ranks need to know of this one."""
-        if self._given is None:
-            return self._own_address
-        cluster = json.dumps(self._given.addresses, sort_keys=True)
-        return _GIVEN + inherited.digest(cluster)
-
-    def completed(self) -> Cluster:
-        """The cluster, when all ranks have told what they offer."""
-        offers = self._job_info.offers
-        _refuse_several(offers)
-        if self._given is not None:
-            return self._given
-        if self.is_alone:
-            return Cluster(self.task)
-        cluster: dict[str, list[str]] = {}
-        for rank, task in enumerate(self._roles):
-            if task.kind != EVALUATOR:
-                cluster.setdefault(task.kind, []).append(offers[rank])
-        config = {"cluster": cluster, "task": {"type": self.task.kind, "index": self.task.index}}
-        return Cluster(self.task, json.dumps(config))
-
-
-def roles(world_size: int, options: Options) -> list[Task]:
-    """The task of every rank where no TF_CONFIG says it."""
+def _kinds(world_size: int, options: Options) -> list[str]:
+    """The type of the task of every rank where no TF_CONFIG says it."""
     if options.strategy != PARAMETER_SERVER:
-        return [Task("worker", index) for index in range(world_size)]
+        return ["worker"] * world_size
     workers = world_size - 1 - options.ps - options.evaluator
     if options.ps < 1 or workers < 1:
         evaluator = ", evaluator=True" if options.evaluator else ""
@@ -144,12 +125,11 @@ def roles(world_size: int, options: Options) -> list[Task]:
             "chief, and at least one worker and one parameter server",
             f"start at least {2 + max(options.ps, 1) + options.evaluator} ranks, with ps=1 or more",
         )
-    kinds = ["chief", *["worker"] * workers, *["ps"] * options.ps, *[EVALUATOR] * options.evaluator]
-    return [Task(kind, kinds[:rank].count(kind)) for rank, kind in enumerate(kinds)]
+    return ["chief", *["worker"] * workers, *["ps"] * options.ps, *[EVALUATOR] * options.evaluator]
 
 
-def _given(environ: Mapping[str, str], placement: Placement) -> Cluster:
-    """The cluster that TF_CONFIG describes, which must be that of the launcher."""
+def _given(environ: Mapping[str, str], placement: Placement) -> str:
+    """The text of TF_CONFIG, as its launcher corrects it, which must be that of this rank."""
     text = corrected(environ).get(VARIABLE, environ[VARIABLE])
     found = TF_CONFIG.read({VARIABLE: text})
     assert found is not None
@@ -160,8 +140,7 @@ def _given(environ: Mapping[str, str], placement: Placement) -> Cluster:
             f"{found.rank} of {found.world_size}: {found.sources['rank']}",
             "unset TF_CONFIG to have it made from the ranks, or set DISTBOOT_LAUNCHER=tf_config to go by it alone",
         )
-    task = json.loads(text)["task"]
-    return Cluster(Task(task["type"], int(task.get("index") or 0)), text, is_given=True)
+    return text
 
 
 def _refuse_several(offers: Mapping[int, str]) -> None:
@@ -216,35 +195,28 @@ def refuse_options(options: Options) -> None:
         raise DistbootError("usage", problem, "help(distboot.init) says what each of them does")
 
 
-def refuse_job(plan: Plan, job: JobInfo, options: Options) -> None:
+def refuse_job(cluster: Cluster, job: JobInfo, options: Options) -> None:
     """Refuse a strategy that this job cannot have."""
-    kinds, strategy = plan.kinds, options.strategy
+    kinds, strategy, problem = cluster.kinds, options.strategy, ""
     if strategy == PARAMETER_SERVER:
-        if plan.task.kind != EVALUATOR or not plan.is_given:
-            _refuse_servers(kinds, job, options)
-    elif strategy in (MIRRORED, DEFAULT) and not plan.is_alone:
-        raise DistbootError(
-            "usage",
-            f"strategy={strategy!r} is for one process, and the job has {len(kinds)}: each would train its own model",
-            f"leave strategy= out to have {MULTI_WORKER!r}, or start one process",
+        if cluster.kind == EVALUATOR and cluster.is_given:
+            return
+        refuse_missing_tasks(kinds)
+        servers = kinds.count("ps")
+        if options.ps not in (0, servers):
+            problem, hint = f"ps={options.ps}, and TF_CONFIG has {servers} ps", "leave ps= out: TF_CONFIG says it"
+        elif job.membership is None:
+            raise rendezvous_needed(f"with strategy={PARAMETER_SERVER!r} the chief tells the others when it ends")
+    elif strategy in (MIRRORED, DEFAULT) and not cluster.is_alone:
+        problem = (
+            f"strategy={strategy!r} is for one process, and the job has {len(kinds)}: each would train its own model"
         )
+        hint = f"leave strategy= out to have {MULTI_WORKER!r}, or start one process"
     elif "ps" in kinds:
-        raise DistbootError(
-            "usage",
-            f"TF_CONFIG has parameter servers, and strategy={short_repr(strategy)} has no use for them",
-            f'init("tensorflow", strategy="{PARAMETER_SERVER}")',
-        )
-
-
-def _refuse_servers(kinds: list[str], job: JobInfo, options: Options) -> None:
-    """Refuse a job without parameter servers; without a TF_CONFIG, `kinds` are as in the options."""
-    refuse_missing_tasks(kinds)
-    if options.ps not in (0, kinds.count("ps")):
-        raise DistbootError(
-            "usage", f"ps={options.ps}, and TF_CONFIG has {kinds.count('ps')} ps", "leave ps= out: TF_CONFIG says it"
-        )
-    if job.membership is None:
-        raise rendezvous_needed(f"with strategy={PARAMETER_SERVER!r} the chief tells the others when it ends")
+        problem = f"TF_CONFIG has parameter servers, and strategy={short_repr(strategy)} has no use for them"
+        hint = f'init("tensorflow", strategy="{PARAMETER_SERVER}")'
+    if problem:
+        raise DistbootError("usage", problem, hint)
 
 
 def refuse_missing_tasks(kinds: list[str]) -> None:

@@ -46,7 +46,7 @@ def exports(job: JobInfo, environ: Mapping[str, str]) -> dict[str, str]:
 
     def step() -> tuple[str, Ready]:
         kind = controller(_build.of_files(ask_mpi=placement.launcher in MPI_LAUNCHERS), placement, bare)
-        return kind, Ready(offer=_offer(kind, _server(kind, job)))
+        return kind, Ready(offer=_served(kind, job)[1])
 
     return _exports(job.ready(step), job, bare)
 
@@ -75,17 +75,22 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
             device, device_id = None, None
             if options.framework == "horovod.torch":
                 device, device_id = _build.set_own_device(hvd, placement, before)
-            server = _server(kind, job)
+            server, offer = _served(kind, job)
             if server is not None:
                 undo.callback(server.close)
-            return (hvd, build, kind, device), Ready(device_id, _offer(kind, server))
+            return (hvd, build, kind, device), Ready(device_id, offer)
 
         hvd, build, kind, device = job.ready(step)
         others = _exports(kind, job, bare, options.timeout)
         undo.callback(exported.write, {name: before.get(name) for name in others})  # what is over is not to be joined
         export(job, exported, others)
         undo.callback(hvd.shutdown)
-        _begin(hvd, job)
+        with limited(job, "Horovod did not start"):  # on MPI it has no limit, and on Gloo it aborts without a name
+            try:
+                hvd.init()
+            except (ValueError, RuntimeError) as error:
+                problem = f"Horovod could not start: {first_line(error)}"
+                raise DistbootError("process-group-failed", problem, "look at what it has printed") from None
         _compare(hvd, build, kind, job)
         leave = undo.pop_all().close
     return context(job, exported, options, leave=leave, is_up=hvd.is_initialized, hvd=hvd, device=device)
@@ -96,19 +101,17 @@ def _brings_its_own(job: JobInfo) -> bool:
     return job.placement.launcher == "horovodrun"
 
 
-def _server(kind: str, job: JobInfo) -> Rendezvous | None:
-    """The rendezvous server that this rank has to run."""
+def _served(kind: str, job: JobInfo) -> tuple[Rendezvous | None, str]:
+    """The rendezvous server that this rank has to run; and what the others hear: "mpi", or "gloo 10.0.0.1:61234"."""
     placement = job.placement
     if kind != "gloo" or placement.world_size == 1 or _brings_its_own(job):
-        return None
+        return None, kind
     if job.membership is None:
         raise rendezvous_needed("so no rank can learn where rank 0 runs Horovod's rendezvous server")
-    return Rendezvous(job) if placement.rank == 0 else None
-
-
-def _offer(kind: str, server: Rendezvous | None) -> str:
-    """What the other ranks hear of this one: `"mpi"`, `"gloo"`, or on rank 0 `"gloo 10.0.0.1:61234"`."""
-    return kind if server is None else f"{kind} {server.address}"
+    if placement.rank != 0:
+        return None, kind
+    server = Rendezvous(job)
+    return server, f"{kind} {server.address}"
 
 
 def _exports(kind: str, job: JobInfo, bare: Mapping[str, str], timeout: float | None = None) -> dict[str, str]:
@@ -125,18 +128,7 @@ def _exports(kind: str, job: JobInfo, bare: Mapping[str, str], timeout: float | 
         return {}
     if kind == "mpi":
         return {} if bare.get("HOROVOD_CONTROLLER") else {"HOROVOD_CONTROLLER": "mpi"}
-    return _gloo_variables(job, job.offers.get(0, "").partition(" ")[2] or None, bare, timeout)
-
-
-def _begin(hvd: Any, job: JobInfo) -> None:
-    """`hvd.init()`, which has no time limit on MPI, and on Gloo aborts the process without saying who that is."""
-    with limited(job, "Horovod did not start"):
-        try:
-            hvd.init()
-        except (ValueError, RuntimeError) as error:
-            raise DistbootError(
-                "process-group-failed", f"Horovod could not start: {first_line(error)}", "look at what it has printed"
-            ) from None
+    return _gloo_variables(job, bare, timeout)
 
 
 def _compare(hvd: Any, build: Build, kind: str, job: JobInfo) -> None:
@@ -181,15 +173,13 @@ def _numbers(job: JobInfo) -> dict[str, int]:
     return found
 
 
-def _gloo_variables(
-    job: JobInfo, server: str | None, environ: Mapping[str, str], timeout: float | None = None
-) -> dict[str, str]:
-    """What Horovod reads to start on Gloo with the rendezvous server, None for a rank that is alone."""
+def _gloo_variables(job: JobInfo, environ: Mapping[str, str], timeout: float | None) -> dict[str, str]:
+    """What Horovod reads to start on Gloo, with the rendezvous server of rank 0, if it has one."""
     ours = {f"HOROVOD_{name.upper()}": str(value) for name, value in _numbers(job).items()}
     # It keeps the ranks of the nodes apart, and two nodes may have the same name.
     ours["HOROVOD_HOSTNAME"] = f"{os.uname().nodename}-{job.placement.node_rank}"
-    if server is not None:
-        address, _, port = server.rpartition(":")
+    address, _, port = job.offers.get(0, "").partition(" ")[2].rpartition(":")
+    if port:
         ours |= {"HOROVOD_GLOO_RENDEZVOUS_ADDR": address, "HOROVOD_GLOO_RENDEZVOUS_PORT": port}
     if timeout is not None:
         ours["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(math.ceil(timeout))

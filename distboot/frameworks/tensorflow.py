@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any, NoReturn
 
 from ..agent import crash_hooks
@@ -38,7 +39,6 @@ from ._tf_cluster import (
     MULTI_WORKER,
     PARAMETER_SERVER,
     Cluster,
-    Plan,
     refuse_job,
     refuse_missing_tasks,
     refuse_options,
@@ -52,7 +52,7 @@ _MOMENT = 3.0  # seconds for our monitor process to end us, if the chief has fai
 
 def on_cpu(options: Options) -> bool:
     """Whether no rank uses an accelerator, as far as is known: of parameter servers' ranks only the workers do."""
-    refuse_options(options)  # here already, before the ranks meet
+    refuse_options(options)  # here, before the ranks meet
     return options.strategy == PARAMETER_SERVER
 
 
@@ -61,34 +61,33 @@ def exports(job: JobInfo, environ: Mapping[str, str]) -> dict[str, str]:
     if job.placement.world_size == 1:
         return {}
 
-    def step() -> tuple[Plan, Ready]:
-        plan = Plan(job, environ, Options("tensorflow"))
-        if "ps" in plan.kinds:
-            refuse_missing_tasks(plan.kinds)
-        port = None if plan.is_given else plan.wait_for_join()
+    def step() -> tuple[Cluster, Ready]:
+        cluster = Cluster(job, environ, Options("tensorflow"))
+        if "ps" in cluster.kinds:
+            refuse_missing_tasks(cluster.kinds)
+        port = None if cluster.is_given else cluster.hold_port()
         if port is not None:
             port.detach()  # ours for as long as this process lives, and so for as long as the script does
-        return plan, Ready(offer=plan.offer)
+        return cluster, Ready(offer=cluster.offer)
 
     return job.ready(step).completed().exports(environ)
 
 
 def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
     """Create the strategy; or serve, and end with the chief."""
-    refuse_options(options)
     before = exported.environ_before()
     with ExitStack() as ports:
 
-        def step() -> tuple[tuple[Any, Plan, list[int]], Ready]:
-            plan = Plan(job, before, options)
-            refuse_job(plan, job, options)
-            port = plan.wait_for_join()
+        def step() -> tuple[tuple[Any, Cluster, list[int]], Ready]:
+            cluster = Cluster(job, before, options)
+            refuse_job(cluster, job, options)
+            port = cluster.hold_port()
             if port is not None:
                 ports.enter_context(port)
             tf = imported("tensorflow")
-            if not plan.is_alone:
+            if not cluster.is_alone:
                 refuse_used(tf)
-            gpus = own_gpus(tf, job, plan, options, before)
+            gpus = own_gpus(tf, job, cluster, options, before)
             if (options.backend or "").lower() == "nccl" and not gpus:
                 # TensorFlow takes something else for it, and says so in a line among many.
                 raise DistbootError(
@@ -96,35 +95,34 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
                     "backend='nccl', and TensorFlow sees no GPU in this process",
                     "leave backend= out to get the right one for the device, or install a build with CUDA",
                 )
-            return (tf, plan, gpus), Ready(offer=plan.offer)
+            return (tf, cluster, gpus), Ready(offer=cluster.offer)
 
-        tf, plan, gpus = job.ready(step)
-        cluster = plan.completed()
-        export(job, exported, cluster.exports(before))
-        adds: dict[str, Any] = {"task_type": cluster.task.kind, "task_id": cluster.task.index}
+        tf, cluster, gpus = job.ready(step)
+        export(job, exported, cluster.completed().exports(before))
+        adds: dict[str, Any] = {"task_type": cluster.kind, "task_id": cluster.index}
         no_other = Meets(lambda *_, **__: None, lambda: None)  # that runs the script
-        if cluster.task.kind == EVALUATOR:
+        if cluster.kind == EVALUATOR:
             adds |= {"meets": no_other, "strategy": tf.distribute.get_strategy()}
         elif options.strategy == PARAMETER_SERVER:
-            if cluster.task.kind != "chief":
+            if cluster.kind != "chief":
                 _serve(tf, job, cluster, gpus)
-            chief = _Chief(job)
-            adds |= {"meets": no_other, "leave": chief.dismiss, "strategy": _of_servers(tf, job, chief)}
+            listener = _listener(job)
+            dismiss = partial(_dismiss, listener)
+            adds |= {"meets": no_other, "leave": dismiss, "strategy": _of_servers(tf, job, listener)}
+            at_end(well=dismiss)  # of an exception failure detection tells the other tasks
         else:
             adds["strategy"] = _of_equals(tf, job, options, len(gpus))
         return context(job, exported, options, **adds)
 
 
-def _of_servers(tf: Any, job: JobInfo, chief: _Chief) -> Any:
-    """The strategy of the chief."""
+def _of_servers(tf: Any, job: JobInfo, listener: socket.socket) -> Any:
+    """The strategy of the chief; if it does not start, the other tasks are left alone."""
     try:
         with _in_our_words("ParameterServerStrategy"), _in_time(job):
-            strategy = tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
+            return tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
     except BaseException:
-        chief.close()
+        listener.close()
         raise
-    at_end(well=chief.dismiss)  # of an exception failure detection tells the other tasks
-    return strategy
 
 
 def _of_equals(tf: Any, job: JobInfo, options: Options, gpus: int) -> Any:
@@ -175,25 +173,21 @@ def _term_kept() -> Iterator[None]:
         libc.sigaction(signal.SIGTERM, action, None)
 
 
-class _Chief:
-    """Rank 0's end of the connections."""
+def _listener(job: JobInfo) -> socket.socket:
+    """The chief's end of the connections."""
+    file = job.take_listener()
+    assert file is not None, "the chief is rank 0"
+    listener = socket.socket(fileno=file)
+    os.register_at_fork(after_in_child=listener.close)  # they end with the chief, not its last data loader
+    return listener
 
-    def __init__(self, job: JobInfo) -> None:
-        file = job.take_listener()
-        assert file is not None, "the chief is rank 0"
-        self._listener = socket.socket(fileno=file)
-        os.register_at_fork(after_in_child=self._listener.close)  # they end with the chief, not its last data loader
 
-    def dismiss(self) -> None:
-        """Let the tasks end, unless that was done."""
-        with suppress(OSError), self._listener:
-            self._listener.setblocking(False)
-            while True:
-                self._listener.accept()[0].close()
-
-    def close(self) -> None:
-        """Leave the tasks alone, as the script could not start."""
-        self._listener.close()
+def _dismiss(listener: socket.socket) -> None:
+    """Let the tasks end, unless that was done."""
+    with suppress(OSError), listener:
+        listener.setblocking(False)
+        while True:
+            listener.accept()[0].close()
 
 
 def _serve(tf: Any, job: JobInfo, cluster: Cluster, gpus: list[int]) -> NoReturn:
@@ -201,9 +195,9 @@ def _serve(tf: Any, job: JobInfo, cluster: Cluster, gpus: list[int]) -> NoReturn
     connection = _connected(job)
     config = tf.compat.v1.ConfigProto(device_count={} if gpus else {"GPU": 0})
     config.gpu_options.visible_device_list = ",".join(map(str, gpus))
-    task, spec = cluster.task, tf.train.ClusterSpec(cluster.addresses)
-    with _in_our_words(f"the server of {task}"):
-        server = tf.distribute.Server(spec, job_name=task.kind, task_index=task.index, config=config)
+    spec = tf.train.ClusterSpec(cluster.addresses)
+    with _in_our_words(f"the server of {cluster.kind} {cluster.index}"):
+        server = tf.distribute.Server(spec, job_name=cluster.kind, task_index=cluster.index, config=config)
     try:
         connection.recv(1)
     except OSError:
@@ -250,15 +244,15 @@ def _in_our_words(what: str) -> Iterator[None]:
         ) from None
 
 
-def own_gpus(tf: Any, job: JobInfo, plan: Plan, options: Options, environ: Mapping[str, str]) -> list[int]:
+def own_gpus(tf: Any, job: JobInfo, cluster: Cluster, options: Options, environ: Mapping[str, str]) -> list[int]:
     """Leave this rank all GPUs of its node, or one of them if several of the ranks there use some; their indexes."""
     found = tf.config.list_physical_devices("GPU")
     own = list(range(len(found)))
-    if not found or plan.is_alone:
+    if not found or cluster.is_alone:
         return own
     # The chief of parameter servers does not compute, and variables are on the CPU of a ps.
     idle = ("chief", "ps") if options.strategy == PARAMETER_SERVER else ()
-    users = [rank for rank in _here(job) if plan.kinds[rank] not in idle]
+    users = [rank for rank in _here(job) if cluster.kinds[rank] not in idle]
     rank = job.placement.rank
     if rank not in users:
         own = []
