@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import ROOT, Run
@@ -32,6 +34,80 @@ needs_tensorflow = needs("tensorflow")
 UNSEEN = "ended without a word"  # where the kernel is older than 6.15, and the parent was quicker than the guard
 
 
+GLOO_ONLY = Path(sys.prefix, "horovod-gloo")
+needs_gloo_only = pytest.mark.skipif(not GLOO_ONLY.is_dir(), reason="no Horovod on Gloo alone (see the Makefile)")
+UNDER_5 = tuple(TWO_OF_MPIRUN)
+# What Horovod finds on a host that has Debian's Open MPI 4 only: here the dynamic linker prefers the 5 of the wheel.
+LIBRARY_4 = Path("/usr/lib/x86_64-linux-gnu/libmpi.so.40")
+needs_library_4 = pytest.mark.skipif(not LIBRARY_4.exists(), reason="no Open MPI 4 (see tests/cluster/packages.txt)")
+
+
+# Launcher, None for by hand; script, variables; whether on MPI, what each rank says besides, what is said of it.
+_TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python")
+_WITH_LIBRARY_4 = (*UNDER_5, "env", f"LD_PRELOAD={LIBRARY_4}")
+_OF_USER = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_GLOO_TIMEOUT_SECONDS": "45"}
+_NOT_MPI_5 = "Horovod's MPI is Open MPI v4.* does not work under the mpirun of Open MPI 5; so Horovod uses Gloo"
+_NOT_MPICH = "does not work under the mpirun of mpich; so Horovod uses Gloo"
+_ON_GLOO_ONLY = {"PYTHONPATH": f"{GLOO_ONLY}:{ROOT}"}
+_TWO_OF_MPICH = (str(MPICH), "-n", "2")
+_needs_mpirun_on_4 = (needs_mpirun, needs_library_4)
+_ONE_WORLD: dict[str, tuple[Any, ...]] = {
+    "torchrun": (_TORCHRUN, INIT, {}, False, {"device": "cpu", "launcher": "torchrun"}, "", ()),
+    "wrapper-by-hand": (None, WRAPPED, {}, False, {}, "", ()),
+    "wrapper-Open MPI 4": (UNDER_4, WRAPPED, {}, True, {}, "", needs_openmpi4),
+    "wrapper-of-init": (UNDER_4, (*WRAPPED[:-1], *INIT), _OF_USER, False, {"limit": "45"}, "", needs_openmpi4),
+    "gloo-Open MPI 4": (UNDER_4, INIT, {"BACKEND": "gloo"}, False, {}, "", needs_openmpi4),
+    "Open MPI 5 and 4": (_WITH_LIBRARY_4, INIT, {}, False, {}, _NOT_MPI_5, _needs_mpirun_on_4),
+    "wrapper-Open MPI 5 and 4": (_WITH_LIBRARY_4, WRAPPED, {}, False, {}, _NOT_MPI_5, _needs_mpirun_on_4),
+    "MPICH and Open MPI": (_TWO_OF_MPICH, INIT, {"MASTER_PORT": "PORT"}, False, {}, _NOT_MPICH, needs_mpich),
+    "Gloo alone-Open MPI 4": (UNDER_4, INIT, _ON_GLOO_ONLY, False, {}, "", (needs_gloo_only, needs_openmpi4)),
+    "Gloo alone-Open MPI 5": (UNDER_5, INIT, _ON_GLOO_ONLY, False, {}, "", (needs_gloo_only, needs_mpirun)),
+    "TensorFlow": (None, ("tf_sum.py",), {}, False, {}, "", needs_tensorflow),
+    "Keras": (None, ("keras_fit.py",), {}, False, {}, "", needs_tensorflow),  # which learns alike on all ranks
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=row[-1]) for name, row in _ONE_WORLD.items()])
+def test_one_world(run: Run, port: int, name: str) -> None:
+    launcher, script, env, mpi, more, said, _ = _ONE_WORLD[name]
+    if launcher is None:
+        lines, err = lines_of(*in_two(run, port, *script, **env)), ""
+    else:
+        env = {name: value.replace("PORT", str(port)) for name, value in env.items()}
+        lines, err = launched(run, launcher, *script, **env)
+    assert are_one_world(lines, mpi=mpi)
+    assert [line | more for line in lines] == lines
+    assert lines[0].get("learned") == lines[1].get("learned")
+    assert re.search(said, err), err
+
+
+_OFF = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0"}
+_OFF |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "DISTBOOT_RENDEZVOUS": "0"}
+_KERAS_3 = {"WHICH": "horovod.keras", "TF_USE_LEGACY_KERAS": "0"}
+_LACKS = "this Horovod was built without"
+_REFUSED: dict[str, tuple[Any, ...]] = {
+    "rendezvous off": (_OFF, "rendezvous-needed", "", ()),
+    "Keras 3": (_KERAS_3, "framework-not-installed", "needs legacy Keras, and tf.keras is Keras 3.", needs_tensorflow),
+    "no TensorFlow": (
+        {**_ON_GLOO_ONLY, "WHICH": "horovod.tensorflow"}, "framework-not-installed",
+        f"{_LACKS} its part for tensorflow (HOROVOD_WITH_TENSORFLOW=1)", needs_gloo_only,
+    ),
+    "no MPI": (
+        {**_ON_GLOO_ONLY, "BACKEND": "mpi"}, "backend-not-available",
+        f"{_LACKS} MPI (HOROVOD_WITH_MPI=1)", needs_gloo_only,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("env", "code", "said"), [pytest.param(*row[:3], marks=row[3], id=name) for name, row in _REFUSED.items()]
+)
+def test_refused(run: Run, env: dict[str, str], code: str, said: str) -> None:
+    ((line,), _) = launched(run, (), *INIT, **env)
+    assert (line["code"], line["unchanged"]) == (code, True)
+    assert said in line["text"]
+
+
 def test_gloo_without_horovodrun_and_then_once_more(run: Run, port: int) -> None:
     done = in_two(run, port, "twice.py")
     assert [each.returncode for each in done] == [0, 0], done
@@ -41,14 +117,6 @@ def test_gloo_without_horovodrun_and_then_once_more(run: Run, port: int) -> None
     assert (exported["HOROVOD_CONTROLLER"], exported["HOROVOD_CPU_OPERATIONS"]) == ("gloo", "gloo")
     assert exported["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "127.0.0.1"
     assert exported["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "60"
-
-
-def test_torchrun(run: Run) -> None:
-    lines, _ = launched(
-        run, (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"), *INIT
-    )
-    assert are_one_world(lines, mpi=False)
-    assert {(line["device"], line["launcher"]) for line in lines} == {("cpu", "torchrun")}
 
 
 def test_horovodrun_keeps_its_own_server_and_numbers(run: Run) -> None:
@@ -68,15 +136,6 @@ def test_variable_of_the_user_is_not_overridden(run: Run, port: int) -> None:
     lines = lines_of(*in_two(run, port, *INIT, HOROVOD_CONTROLLER="MPI"))
     assert [(line["code"], line["unchanged"]) for line in lines] == [("broken-environment", True)] * 2
     assert "HOROVOD_CONTROLLER='MPI' asks for MPI, and launcher 'torch' does not start it" in lines[0]["text"]
-
-
-@pytest.mark.parametrize("launcher", [(), pytest.param(UNDER_4, marks=needs_openmpi4)], ids=["by-hand", "Open MPI 4"])
-def test_unmodified_script_through_the_wrapper(run: Run, port: int, launcher: tuple[str, ...]) -> None:
-    if launcher:
-        lines, _ = launched(run, launcher, *WRAPPED)
-    else:
-        lines = lines_of(*in_two(run, port, *WRAPPED))
-    assert are_one_world(lines, mpi=bool(launcher))
 
 
 _STOPS = """
@@ -101,14 +160,6 @@ def test_wrapper_that_serves_the_rendezvous_still_gets_its_signals(run: Run, por
     assert [each.returncode for each in done] == [143, 143], done  # and not -15: both wrappers have waited
 
 
-@needs_openmpi4
-def test_choice_of_the_user_reaches_init_through_the_wrapper(run: Run) -> None:
-    chosen = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_GLOO_TIMEOUT_SECONDS": "45"}
-    lines, _ = launched(run, UNDER_4, *WRAPPED[:-1], *INIT, **chosen)
-    assert are_one_world(lines, mpi=False)
-    assert {line["limit"] for line in lines} == {"45"}
-
-
 _LATE = """
 import distboot, horovod.torch as hvd, time
 if os.environ["RANK"] == "1":
@@ -122,13 +173,6 @@ def test_start_of_horovod_has_a_limit(run: Run, port: int, tmp_path: Path) -> No
     done = in_two(run, port, "late.py")
     assert 75 in [each.returncode for each in done]
     assert "error[join-timeout]: rank " in "".join(each.stderr for each in done)
-
-
-def test_gloo_needs_the_rendezvous(run: Run, port: int) -> None:
-    job = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0"}
-    job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "DISTBOOT_RENDEZVOUS": "0"}
-    ((line,), _) = launched(run, (), *INIT, **job)
-    assert (line["code"], line["unchanged"]) == ("rendezvous-needed", True)
 
 
 def test_started_already(run: Run) -> None:
@@ -156,26 +200,6 @@ def test_rank_that_a_signal_ends_takes_the_others_with_it(run: Run, port: int, n
     if name == "SIGKILL":
         first = survivor.stderr.partition(": rank 1 failed first: ")[2]
         assert first.startswith(("killed by SIGKILL", UNSEEN)), survivor.stderr
-
-
-@needs_tensorflow
-def test_tensorflow(run: Run, port: int) -> None:
-    lines = lines_of(*in_two(run, port, "tf_sum.py"))
-    assert are_one_world(lines, mpi=False)
-
-
-@needs_tensorflow
-def test_keras_trains_alike_on_all_ranks(run: Run, port: int) -> None:
-    lines = lines_of(*in_two(run, port, "keras_fit.py"))
-    assert are_one_world(lines, mpi=False)
-    assert lines[0]["learned"] == lines[1]["learned"]
-
-
-@needs_tensorflow
-def test_keras_3_is_refused_by_its_name(run: Run) -> None:
-    ((line,), _) = launched(run, (), *INIT, WHICH="horovod.keras", TF_USE_LEGACY_KERAS="0")
-    assert line["code"] == "framework-not-installed"
-    assert "horovod.keras needs legacy Keras, and tf.keras is Keras 3." in line["text"]
 
 
 # Horovod's cross rank is no node rank: the second process of the larger node is the only one of its kind.
@@ -212,42 +236,11 @@ def test_slurm_step_on_two_hosts(slurm: Slurm, script: tuple[str, ...]) -> None:
     assert found == [(own, 6.0, False) for own in UNEVEN], done.stdout + done.stderr
 
 
-GLOO_ONLY = Path(sys.prefix, "horovod-gloo")
-needs_gloo_only = pytest.mark.skipif(not GLOO_ONLY.is_dir(), reason="no Horovod on Gloo alone (see the Makefile)")
-UNDER_5 = tuple(TWO_OF_MPIRUN)
-# What Horovod finds on a host that has Debian's Open MPI 4 only: here the dynamic linker prefers the 5 of the wheel.
-LIBRARY_4 = Path("/usr/lib/x86_64-linux-gnu/libmpi.so.40")
-needs_library_4 = pytest.mark.skipif(not LIBRARY_4.exists(), reason="no Open MPI 4 (see tests/cluster/packages.txt)")
-
-
 @needs_openmpi4
 def test_mpi_under_open_mpi_4_and_only_once_a_process(run: Run) -> None:
     lines, _ = launched(run, UNDER_4, "again.py")
     assert are_one_world([line for line in lines if "code" not in line], mpi=True)
     assert [line["code"] for line in lines if "code" in line] == ["already-initialized"] * 2
-
-
-@needs_openmpi4
-def test_gloo_under_open_mpi_4_for_who_asks(run: Run) -> None:
-    lines, _ = launched(run, UNDER_4, *INIT, BACKEND="gloo")
-    assert are_one_world(lines, mpi=False)
-
-
-@needs_mpirun
-@needs_library_4
-@pytest.mark.parametrize("script", [INIT, WRAPPED], ids=["init", "wrapper"])
-def test_open_mpi_5_and_a_horovod_on_open_mpi_4_are_no_two_worlds(run: Run, script: tuple[str, ...]) -> None:
-    lines, said = launched(run, (*UNDER_5, "env", f"LD_PRELOAD={LIBRARY_4}"), *script)
-    assert are_one_world(lines, mpi=False)
-    assert "Horovod's MPI is Open MPI v4" in said
-    assert "does not work under the mpirun of Open MPI 5; so Horovod uses Gloo" in said
-
-
-@needs_mpich
-def test_mpich_and_a_horovod_on_open_mpi_are_no_two_worlds(run: Run, port: int) -> None:
-    lines, said = launched(run, (str(MPICH), "-n", "2"), *INIT, MASTER_PORT=str(port))
-    assert are_one_world(lines, mpi=False)
-    assert "does not work under the mpirun of mpich; so Horovod uses Gloo" in said
 
 
 @needs_openmpi4
@@ -263,15 +256,6 @@ def test_mpi_that_does_not_find_its_peers_is_an_error(run: Run) -> None:
 
 
 @needs_gloo_only
-@pytest.mark.parametrize(
-    "launcher", [pytest.param(UNDER_4, marks=needs_openmpi4), pytest.param(UNDER_5, marks=needs_mpirun)], ids=["4", "5"]
-)
-def test_gloo_alone_under_mpirun_is_one_world(run: Run, launcher: tuple[str, ...]) -> None:
-    lines, _ = launched(run, launcher, *INIT, PYTHONPATH=f"{GLOO_ONLY}:{ROOT}")
-    assert are_one_world(lines, mpi=False)
-
-
-@needs_gloo_only
 @needs_openmpi4
 def test_ranks_with_different_builds_all_say_so(run: Run) -> None:
     command = [sys.executable, *INIT]
@@ -282,20 +266,3 @@ def test_ranks_with_different_builds_all_say_so(run: Run) -> None:
     assert texts == [
         "to use gloo on rank 1, and something else on rank 0", "to use mpi on rank 0, and something else on rank 1"
     ]  # fmt: skip
-
-
-@needs_gloo_only
-@pytest.mark.parametrize(
-    ("env", "code", "flag"),
-    [
-        ({"WHICH": "horovod.tensorflow"}, "framework-not-installed", "HOROVOD_WITH_TENSORFLOW=1"),
-        ({"BACKEND": "mpi"}, "backend-not-available", "HOROVOD_WITH_MPI=1"),
-    ],
-)
-def test_what_the_build_lacks_is_named(run: Run, env: dict[str, str], code: str, flag: str) -> None:
-    ((line,), _) = launched(run, (), *INIT, PYTHONPATH=f"{GLOO_ONLY}:{ROOT}", **env)
-    assert (line["code"], line["unchanged"]) == (code, True)
-    assert (
-        f"this Horovod was built without {'MPI' if 'BACKEND' in env else 'its part for tensorflow'} ({flag})"
-        in line["text"]
-    )
