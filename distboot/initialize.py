@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from . import frameworks
-from .agent.report import StartupReport
 from .context import Context, who_of
 from .detection import inherited
 from .detection.detect import detect, launcher_of, refuse_unless_rank
@@ -36,6 +35,7 @@ from .text import log_line, short_repr
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .agent.local import AgentLink
+    from .agent.report import StartupReport
     from .agent.sidecar_start import Sidecar
     from .rendezvous.membership import JoinResult
 
@@ -151,11 +151,8 @@ def _the_one(
 def _refuse_another(held: _Current, options: frameworks.Options) -> None:
     """Refuse another framework, and say what has no effect any more."""
     if held.options.framework != options.framework:
-        raise DistbootError(
-            "already-initialized",
-            f"init({options.framework!r}) after init({held.options.framework!r}) in the same process",
-            "close() the first context, or use one framework a process",
-        )
+        problem = f"init({options.framework!r}) after init({held.options.framework!r}) in the same process"
+        raise DistbootError("already-initialized", problem, "close() the first context, or use one framework a process")
     differences = options.differences(held.options)
     if differences:
         said = f"warning: init() a second time: {', '.join(differences)} has no effect, the context of the first stays"
@@ -166,15 +163,13 @@ def _adjust_arguments(held: _Current, pass_local_rank: bool | None, *, is_new: b
     """Let `sys.argv` have the local rank, or not; or say that it has another one."""
     from .detection import arguments  # here, as many scripts have no arguments
 
-    given, local_rank = sys.argv[1:], held.local_rank
+    given = sys.argv[1:]
     if pass_local_rank:
-        sys.argv[1:] = arguments.with_local_rank(given, local_rank)
+        sys.argv[1:] = arguments.with_local_rank(given, held.local_rank)
     elif pass_local_rank is False:
         sys.argv[1:] = arguments.without_local_rank(given)
-    elif is_new:
-        wrong = arguments.wrong_local_rank(given, local_rank)
-        if wrong is not None:
-            log_line(who_of(held.context), wrong)
+    elif is_new and (wrong := arguments.wrong_local_rank(given, held.local_rank)) is not None:
+        log_line(who_of(held.context), wrong)
 
 
 def _started(call: _Call) -> Context:
@@ -210,11 +205,8 @@ def _refuse_process(placement: Placement, outer: inherited.InheritedEnv | None) 
         )
     launcher = launcher_of(placement)
     if launcher.unsupported_reason:
-        raise DistbootError(
-            "unsupported-launcher",
-            f"this process was started by {launcher.title}, whose first process is alone when it calls init",
-            launcher.unsupported_reason,
-        )
+        problem = f"this process was started by {launcher.title}, whose first process is alone when it calls init"
+        raise DistbootError("unsupported-launcher", problem, launcher.unsupported_reason)
     refuse_unless_rank(placement)
 
 
@@ -242,27 +234,27 @@ def _met(call: _Call, exported: EnvTransaction, *, on_cpu: bool) -> Iterator[Job
         placement, hosts = mpi.located(call.placement, call.join_timeout, used=call.options.framework == "mpi")
         call = call._replace(placement=placement)
     call = call._replace(placement=require_master(call.placement))
-    placement, report = call.placement, StartupReport(call.settings.report)
+    placement = call.placement
+    own: dict[str, Any] = {"hosts": hosts, "framework": call.options.said, "on_cpu": on_cpu}
+    if rendezvous_setting() and placement.world_size == 1 and call.settings.report is None:
+        with join_here(placement, os.environ, call.join_timeout, **own) as job:  # no other process is to hear of it
+            yield job
+        return
+    from .agent.report import StartupReport
+
+    report = StartupReport(call.settings.report)
     if not rendezvous_setting():
         report.impossible(placement)
         wait_until_resolves(placement, call.join_timeout)
         yield alone(placement, call.join_timeout)
         return
-    own: dict[str, Any] = {
-        "hosts": hosts,
-        "framework": call.options.said,
-        "on_cpu": on_cpu,
-        "problem": report.problem(placement),
-    }
-    if placement.world_size == 1 and call.settings.report is None:  # no other process is to hear of it
-        meeting = join_here(placement, os.environ, call.join_timeout, **own)
-    else:
-        from .agent.sidecar_start import Sidecar
+    from .agent.sidecar_start import Sidecar
 
-        try:
-            meeting = _beside_sidecar(call, own, Sidecar(), report, exported)
-        except OSError as error:
-            meeting = _beside_itself(call, own, error)
+    own["problem"] = report.problem(placement)
+    try:
+        meeting = _beside_sidecar(call, own, Sidecar(), report, exported)
+    except OSError as error:
+        meeting = _beside_itself(call, own, error)
     with meeting as job, report.until_watched(job):
         yield job
 

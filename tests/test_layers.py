@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from conftest import PACKAGE, Run
+from launched import needs_torch
+from ranks import RunRanks
 
 # The floors of the house, from the ground up, and on each the order of its parts: a module imports from parts below its
 # own only. A part is a module, a folder, or, where that has an order of its own, what is in it.
@@ -147,6 +149,18 @@ def test_guard_loads_what_it_needs_and_no_launcher(run: Run) -> None:
     assert "distboot.agent.loop" in names
     assert not [name for name in names if name.startswith(("distboot.detection", "distboot.cli"))]
     assert len(names) <= 40
+
+
+@needs_torch
+@pytest.mark.parametrize(("ranks", "most"), [(1, 47), (2, 46)], ids=["alone", "two"])
+def test_init_loads_what_it_needs(run_ranks: RunRanks, ranks: int, most: int) -> None:
+    script = (
+        "import sys, distboot\ndistboot.init('torch')\nprint(*(name for name in sys.modules if 'distboot' in name))"
+    )
+    for rank in run_ranks(script, places=[{}] * ranks):
+        names = rank.out.split()
+        assert "distboot.frameworks._process_group" in names
+        assert len(names) <= most, sorted(names)
 
 
 def test_public_names_are_there(run: Run) -> None:

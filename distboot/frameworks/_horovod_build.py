@@ -127,11 +127,8 @@ def load(framework: str) -> Any:
     with _legacy_keras(user) if framework == "horovod.keras" else nullcontext():
         hvd = imported(name, rebuild(flag))
     if hvd.is_initialized():
-        raise DistbootError(
-            "already-initialized",
-            "Horovod has been started already",
-            "make distboot.init() the first line of the script, and remove its hvd.init()",
-        )
+        hint = "make distboot.init() the first line of the script, and remove its hvd.init()"
+        raise DistbootError("already-initialized", "Horovod has been started already", hint)
     return hvd
 
 

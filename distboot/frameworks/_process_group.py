@@ -212,11 +212,8 @@ def _import() -> Any:
         problem = f"torch {torch.__version__} is older than {least}, with which distboot was tried"
         raise DistbootError("framework-not-installed", problem, f"pip install 'torch>={least}'")
     if torch.distributed.is_initialized():
-        raise DistbootError(
-            "already-initialized",
-            "torch.distributed has a process group already",
-            "make distboot.init() the first line of the script, and remove its init_process_group()",
-        )
+        hint = "make distboot.init() the first line of the script, and remove its init_process_group()"
+        raise DistbootError("already-initialized", "torch.distributed has a process group already", hint)
     return torch
 
 

@@ -17,8 +17,6 @@ from ..text import short_repr
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..context import Context
-    from ..detection.export import EnvTransaction
     from ..rendezvous.job_info import JobInfo
     from . import Options
 
@@ -39,13 +37,6 @@ def on_cpu(options: Options) -> bool:
     return (options.backend or "").lower() in _CPU_BACKENDS
 
 
-def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
-    """Start the default process group."""
-    from ._process_group import start as start_group  # here, as the wrapper asks for `exports` only, at every start
-
-    return start_group(job, exported, options)
-
-
 def device_and_backend(torch: Any, wanted: str | None) -> tuple[str, str]:
     """The type of the device, for example "cuda", and the backend that is wanted, or suits it."""
     if wanted in _CPU_BACKENDS:
@@ -58,18 +49,13 @@ def device_and_backend(torch: Any, wanted: str | None) -> tuple[str, str]:
     for part in backend.split(","):  # "cpu:gloo,cuda:nccl" is torch's way to name several
         name = part.rpartition(":")[2]
         if not name or not torch.distributed.is_backend_available(name):
-            raise DistbootError(
-                "backend-not-available",
-                f"this build of torch has no backend {short_repr(name)}",
-                "leave backend out to get the right one for the device, or install a build that has it",
-            )
-        needs = [kind for kind, its_backend in _ACCELERATORS.items() if its_backend == name]
-        if needs and not _is_visible(torch, needs[0]):
-            raise DistbootError(
-                "backend-not-available",
-                f"backend {short_repr(name)} needs a {needs[0]} device, and torch sees none in this process",
-                "`python -m distboot doctor` looks for the reason; leave backend out to train on what is there",
-            )
+            hint = "leave backend out to get the right one for the device, or install a build that has it"
+            raise DistbootError("backend-not-available", f"this build of torch has no backend {short_repr(name)}", hint)
+        needs = next((kind for kind, its_backend in _ACCELERATORS.items() if its_backend == name), None)
+        if needs is not None and not _is_visible(torch, needs):
+            problem = f"backend {short_repr(name)} needs a {needs} device, and torch sees none in this process"
+            hint = "`python -m distboot doctor` looks for the reason; leave backend out to train on what is there"
+            raise DistbootError("backend-not-available", problem, hint)
     return device_type, backend
 
 
@@ -88,23 +74,26 @@ def set_device(
     if device_type == "cpu":
         return torch.device("cpu")
     module = getattr(torch, device_type)
-    count, local_rank = module.device_count(), placement.local_rank
-    refuse_idle_accelerators(placement, device_type, count)
-    index = own_index(count, environ, local_rank)
-    if index is None:
-        raise DistbootError(
-            "too-few-accelerators",
-            f"local rank {local_rank} of {placement.local_world_size} has no {device_type} device of its own: "
-            f"{count} visible",
-            f"start fewer processes a node, show them more devices, or {on_cpu} to train on the CPU",
-        )
+    refuse_idle_accelerators(placement, device_type, module.device_count())
+    index = own_device(placement, environ, module.device_count(), f"{device_type} device", on_cpu)
     module.set_device(index)
     return torch.device(device_type, index)
 
 
+def own_device(placement: Placement, environ: Mapping[str, str], count: int, kind: str, on_cpu: str) -> int:
+    """The index of this rank's own device among so many visible ones; `on_cpu` as above."""
+    index = own_index(count, environ, placement.local_rank)
+    if index is None:
+        where = f"local rank {placement.local_rank} of {placement.local_world_size}"
+        problem = f"{where} has no {kind} of its own: {count} visible"
+        hint = f"start fewer processes a node, show them more devices, or {on_cpu} to train on the CPU"
+        raise DistbootError("too-few-accelerators", problem, hint)
+    return index
+
+
 def refuse_idle_accelerators(placement: Placement, device_type: str, count: int) -> None:
     """Refuse one process a node where the node has several accelerators, `count`, unless the user chose that."""
-    one_a_node = placement.num_nodes == placement.world_size and placement.world_size > 1
+    one_a_node = placement.num_nodes == placement.world_size > 1
     if one_a_node and count > 1 and placement.launcher != "torchrun":
         raise DistbootError(
             "node-level-launch",

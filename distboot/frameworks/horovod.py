@@ -29,6 +29,7 @@ from . import _horovod_build as _build
 from ._base import context, export, imported, limited
 from ._horovod_build import SAME_MPI, Build, controller
 
+_SERVES = "horovodrun"  # the launcher that runs a rendezvous server, and sets all of Horovod's variables
 _BACKLOG = 1024  # connections: the server's own 5 are few for ranks that all come at once
 _LEAST_TIMEOUT = 30.0  # seconds; Horovod's own
 
@@ -64,12 +65,11 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
             build = _build.of_module(hvd)
             kind = controller(build, placement, bare, options.backend)
             if _build.mpi_has_ended() and (kind == "mpi" or hvd.mpi_enabled()):
-                raise DistbootError(
-                    "already-initialized",
-                    "Horovod has used MPI in this process and ended it, and MPI cannot be started a second time",
-                    "keep the context open until the script ends",
-                )
-            if options.timeout is not None and (kind == "mpi" or _brings_its_own(job)):  # it would have no effect
+                problem = "Horovod has used MPI in this process and ended it, and MPI cannot be started a second time"
+                raise DistbootError("already-initialized", problem, "keep the context open until the script ends")
+            if options.timeout is not None and (
+                kind == "mpi" or placement.launcher == _SERVES
+            ):  # it would have no effect
                 where = "MPI has none for its operations" if kind == "mpi" else "horovodrun has set its own"
                 raise DistbootError("usage", f"timeout={options.timeout:g}, and {where}", "leave timeout= out")
             device, device_id = None, None
@@ -96,15 +96,10 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
     return context(job, exported, options, leave=leave, is_up=hvd.is_initialized, hvd=hvd, device=device)
 
 
-def _brings_its_own(job: JobInfo) -> bool:
-    """Whether the launcher runs a rendezvous server, and has set all of Horovod's variables."""
-    return job.placement.launcher == "horovodrun"
-
-
 def _served(kind: str, job: JobInfo) -> tuple[Rendezvous | None, str]:
     """The rendezvous server that this rank has to run; and what the others hear: "mpi", or "gloo 10.0.0.1:61234"."""
     placement = job.placement
-    if kind != "gloo" or placement.world_size == 1 or _brings_its_own(job):
+    if kind != "gloo" or placement.world_size == 1 or placement.launcher == _SERVES:
         return None, kind
     if job.membership is None:
         raise rendezvous_needed("so no rank can learn where rank 0 runs Horovod's rendezvous server")
@@ -124,7 +119,7 @@ def _exports(kind: str, job: JobInfo, bare: Mapping[str, str], timeout: float | 
             f"Horovod is about to use {kind} on {ranks_said(same)}, and something else on {ranks_said(others)}",
             "use the same Horovod and the same HOROVOD_CONTROLLER on all hosts, or backend='gloo' for all",
         )
-    if _brings_its_own(job):
+    if job.placement.launcher == _SERVES:
         return {}
     if kind == "mpi":
         return {} if bare.get("HOROVOD_CONTROLLER") else {"HOROVOD_CONTROLLER": "mpi"}
@@ -142,7 +137,7 @@ def _compare(hvd: Any, build: Build, kind: str, job: JobInfo) -> None:
     why, hint = "", "use Gloo: init(…, backend='gloo')"
     if kind == "mpi" and found["size"] == 1:
         why, hint = f": its MPI ({build.library}) does not find the other ranks", f"{SAME_MPI}; or {hint}"
-    elif _brings_its_own(job):
+    elif job.placement.launcher == _SERVES:
         why, hint = ", as horovodrun has told it", "name each host once in horovodrun's -H"
     raise DistbootError(
         "rank-mismatch",
@@ -154,21 +149,21 @@ def _compare(hvd: Any, build: Build, kind: str, job: JobInfo) -> None:
 
 def _describe(found: Mapping[str, int]) -> str:
     """`"rank 1 of 4, local rank 1 of 2, cross rank 0 of 2"`."""
-    pairs = (("rank", "size"), ("local_rank", "local_size"), ("cross_rank", "cross_size"))
+    names = [name for name in ("rank", "local_rank", "cross_rank") if name in found]
     return ", ".join(
-        f"{name.replace('_', ' ')} {found[name]} of {found[size]}" for name, size in pairs if name in found
+        f"{name.replace('_', ' ')} {found[name]} of {found[name.replace('rank', 'size')]}" for name in names
     )
 
 
 def _numbers(job: JobInfo) -> dict[str, int]:
     """What Horovod's functions of these names must say on this rank; as far as it is known without the roll call."""
-    own = job.placement
-    assert own.local_rank is not None
+    own, local_rank = job.placement, job.placement.local_rank
+    assert local_rank is not None
     assert own.local_world_size is not None
-    found = {"rank": own.rank, "size": own.world_size, "local_rank": own.local_rank, "local_size": own.local_world_size}
+    found = {"rank": own.rank, "size": own.world_size, "local_rank": local_rank, "local_size": own.local_world_size}
     if job.membership is not None:
         # Horovod counts across the nodes, in the order of ranks, those that have the same local rank there.
-        across = sorted(here[own.local_rank] for here in job.membership.nodes if len(here) > own.local_rank)
+        across = sorted(here[local_rank] for here in job.membership.nodes if len(here) > local_rank)
         found |= {"cross_rank": across.index(own.rank), "cross_size": len(across)}
     return found
 
@@ -183,12 +178,11 @@ def _gloo_variables(job: JobInfo, environ: Mapping[str, str], timeout: float | N
         ours |= {"HOROVOD_GLOO_RENDEZVOUS_ADDR": address, "HOROVOD_GLOO_RENDEZVOUS_PORT": port}
     if timeout is not None:
         ours["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(math.ceil(timeout))
-    # Which is one for coming together and for each operation. The ranks have met, so that it need not be tight.
-    limit = max(_LEAST_TIMEOUT, job.join_timeout)
     choices = {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(math.ceil(limit)),
+        # One for coming together and for each operation. The ranks have met, so that it need not be tight.
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(math.ceil(max(_LEAST_TIMEOUT, job.join_timeout))),
     }
     if job.interface is not None:
         given = environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]  # torch's Gloo can use several

@@ -11,7 +11,6 @@ import inspect
 import os
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
@@ -27,11 +26,11 @@ from ..rendezvous.messages import Ready
 from ..text import first_line, format_address, log_line
 from . import Options
 from ._base import at_end, context, export, imported, limited, past_proxies
+from ._torch import own_device
 
 _INSTALL = "pip install 'jax>=0.9'"
 _FIRST_LINE = 10.0  # seconds until it says so
 _STAYS = 3600.0  # seconds that rank 0 stays for the others; failure detection ends it if one of them fails
-_PREEMPTION = "JAX_ENABLE_PREEMPTION_SERVICE"
 _LOCAL_DEVICES = "JAX_LOCAL_DEVICE_IDS"
 
 
@@ -104,17 +103,18 @@ def _import(options: Options) -> Any:
         raise DistbootError("usage", f"backend={options.backend!r}, and JAX knows itself what to use", hint)
     if "shutdown_timeout_seconds" not in inspect.signature(jax.distributed.initialize).parameters:
         raise DistbootError("framework-not-installed", f"JAX {jax.__version__} is older than 0.9", _INSTALL)
-    if jax.distributed.is_initialized() or xla_bridge.backends_are_initialized():
-        raise DistbootError(
-            "already-initialized",
-            "JAX has been started already" if jax.distributed.is_initialized() else "JAX has taken its devices already",
-            "make distboot.init('jax') the first line of the script, before anything asks JAX for devices or computes",
+    is_up = jax.distributed.is_initialized()
+    if is_up or xla_bridge.backends_are_initialized():
+        problem = f"JAX has {'been started' if is_up else 'taken its devices'} already"
+        hint = (
+            "make distboot.init('jax') the first line of the script, before anything asks JAX for devices or computes"
         )
+        raise DistbootError("already-initialized", problem, hint)
     return jax
 
 
 def _initialize(jax: Any, job: JobInfo, address: str, devices: list[int] | None) -> None:
-    if _PREEMPTION not in os.environ:
+    if "JAX_ENABLE_PREEMPTION_SERVICE" not in os.environ:
         # It would take SIGTERM for a notice that the script may ask for, and no rank would end by it.
         jax.config.update("jax_enable_preemption_service", False)
     jax.config.update("jax_check_proxy_envs", False)  # the proxies are out of the way
@@ -133,11 +133,9 @@ def _initialize(jax: Any, job: JobInfo, address: str, devices: list[int] | None)
                 shutdown_timeout_seconds=0,  # else ranks wait for each other when they leave, and abort after 300 s
             )
     except RuntimeError as error:
-        raise DistbootError(
-            "process-group-failed",
-            f"JAX could not start at {address}: {first_line(error)}",
-            "look at the output of the other ranks; or for a firewall between the hosts",
-        ) from None
+        problem = f"JAX could not start at {address}: {first_line(error)}"
+        hint = "look at the output of the other ranks; or for a firewall between the hosts"
+        raise DistbootError("process-group-failed", problem, hint) from None
 
 
 def _port(job: JobInfo) -> int:
@@ -159,16 +157,7 @@ def _devices(placement: Placement, environ: Mapping[str, str]) -> list[int] | No
         return None
     if placement.local_world_size == 1:
         return list(range(len(ids)))
-    local_rank = placement.local_rank
-    index = accelerators.own_index(len(ids), environ, local_rank)
-    if index is None:
-        raise DistbootError(
-            "too-few-accelerators",
-            f"local rank {local_rank} of {placement.local_world_size} has no accelerator of its own: {len(ids)} "
-            "visible",
-            "start fewer processes a node, show them more devices, or set JAX_PLATFORMS=cpu to train on the CPU",
-        )
-    return [index]
+    return [own_device(placement, environ, len(ids), "accelerator", "set JAX_PLATFORMS=cpu")]
 
 
 def _as_jax_reads_them(placement: Placement, environ: Mapping[str, str]) -> dict[str, str]:
@@ -199,13 +188,14 @@ def _see_off(jax: Any, placement: Placement) -> None:
 
     thread = threading.Thread(target=wait, name="distboot-jax", daemon=True)
     thread.start()
-    end, between = time.monotonic() + _STAYS, _FIRST_LINE
-    while thread.is_alive() and (left := end - time.monotonic()) > 0:
-        thread.join(min(left, between))
-        if thread.is_alive():
-            between *= 2
-            said = "the script has ended, and this rank stays for the others: JAX would end them with it"
-            log_line(placement.who, f"{said}; waiting for {max(end - time.monotonic(), 0):.0f} s more")
+    left, pause = _STAYS, _FIRST_LINE
+    while left > 0:
+        thread.join(min(left, pause))
+        if not thread.is_alive():
+            return
+        left, pause = left - min(left, pause), pause * 2
+        said = "the script has ended, and this rank stays for the others: JAX would end them with it"
+        log_line(placement.who, f"{said}; waiting for {left:.0f} s more")
 
 
 def _leave_at_once(jax: Any) -> None:

