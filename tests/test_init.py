@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,14 +43,6 @@ def _failed(run: Run, arguments: str = "", env: dict[str, str] | None = None) ->
     code, unchanged, text = result.stdout.split("|", 2)
     assert unchanged == "True"
     return code, text
-
-
-@pytest.fixture
-def free_port() -> Iterator[int]:
-    """A port of this host, held open by us without listening until the test ends."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        yield held.getsockname()[1]
 
 
 _ALONE = """
@@ -182,8 +173,8 @@ _HERE = f"rank 1 on {os.uname().nodename}: rank 0 did not answer at 127.0.0.1:"
         ({**_OFF, **_PLACE}, "join-timeout", "could not connect to torch's TCPStore"),
     ],
 )
-def test_job_that_cannot_start(run: Run, free_port: int, env: dict[str, str | None], code: str, said: str) -> None:
-    job = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port), **env}
+def test_job_that_cannot_start(run: Run, port: int, env: dict[str, str | None], code: str, said: str) -> None:
+    job = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **env}
     limit = "" if "DISTBOOT_JOIN_TIMEOUT" in env else "join_timeout=1"
     found, text = _failed(run, limit, {name: value for name, value in job.items() if value is not None})
     assert (found, said in text) == (code, True), text
@@ -209,6 +200,10 @@ _WRONG = {
     "ps=None": "usage",
     "evaluator='yes'": "usage",
     "pass_local_rank='no'": "usage",
+    "'mpi', timeout=5": "usage",
+    "'mpi', backend='gloo'": "usage",
+    "'none', backend='gloo'": "usage",
+    "'torch', ps=1": "usage",
 }
 
 

@@ -206,12 +206,6 @@ def test_mpi4py_that_does_not_work(run: Run, before: str, env: dict[str, str], s
     assert result.stdout.startswith(said), result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("arguments", ["'mpi', timeout=5", "'mpi', backend='gloo'", "'none', backend='gloo'"])
-def test_what_there_is_not_to_choose(run: Run, arguments: str) -> None:
-    result = run(sys.executable, "-c", _REFUSED.replace('"mpi", join_timeout=60', arguments))
-    assert result.stdout.startswith("usage "), result.stderr
-
-
 _NODES = """
 import json, sys
 import distboot
