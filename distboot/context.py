@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from .errors import DistbootError
 from .rendezvous.messages import LONGEST_FAILURE
@@ -15,12 +15,6 @@ from .settings import seconds
 from .text import escape_control, first_line, short_repr, without_secret
 
 _AFTER_A_FAILURE = 1.0  # seconds for the same when its block has failed
-
-
-class _WaitsFor(Protocol):
-    def __call__(
-        self, what: str, limit: float, *, opens: bool, node: int | None, failure: str | None = None
-    ) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -72,7 +66,7 @@ class Context:
     job_id: str | None
     hosts: tuple[str, ...]
     _barrier: Callable[[], None] = field(repr=False)
-    _wait_for: _WaitsFor = field(repr=False)
+    _wait_for: Callable[..., None] = field(repr=False)  # as `Barriers.wait_for`
     _stop: Callable[[], None] = field(repr=False)
     _is_up: Callable[[], bool] = field(repr=False)
     device: Any = None

@@ -10,7 +10,6 @@ another size than the job is refused: Lightning looks for callbacks in what is i
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 from importlib import import_module
@@ -51,8 +50,7 @@ class DistbootEnvironment:
         self.context: Context = context
         self._is_asked = False
         if self.context.world_size > 1:
-            at_end(well=_end_group, exited=_end_group)
-            atexit.register(self._warn_if_alone, os.getpid())
+            at_end(well=self._leave, exited=self._leave)
 
     @property
     def creates_processes_externally(self) -> bool:
@@ -103,10 +101,9 @@ class DistbootEnvironment:
         """Nothing: the Trainer may go on to test what it has trained."""
 
     def _mismatch(self, given: str) -> DistbootError:
-        context = self.context
-        found = f"the job has {context.world_size} on {counted(context.num_nodes, 'node')}"
-        error = DistbootError("usage", f"{given} are not the ranks of this job: {found}", self._fitting())
-        return error.of(who_of(context))
+        found = f"the job has {self.context.world_size} on {counted(self.context.num_nodes, 'node')}"
+        problem = f"{given} are not the ranks of this job: {found}"
+        return DistbootError("usage", problem, self._fitting()).of(who_of(self.context))
 
     def _fitting(self) -> str:
         """What fits the job, as a hint."""
@@ -115,12 +112,15 @@ class DistbootEnvironment:
             return f"Trainer(devices={each}, num_nodes={nodes}), or start another number of ranks"
         return f"start as many ranks on every node as on any other; on CPUs devices={world_size}, num_nodes=1 does, too"
 
-    def _warn_if_alone(self, pid: int) -> None:
-        """With one device Lightning never asks for the other ranks."""
+    def _leave(self) -> None:
         context = self.context
-        if not self._is_asked and os.getpid() == pid and context.is_main and not hasattr(sys, "last_type"):
+        if not self._is_asked and context.is_main:  # with one device Lightning never asks for the other ranks
             problem = f"Lightning was set up for one device, and each of the {context.world_size} ranks worked alone"
             log_line(who_of(context), f"warning: {problem}: {self._fitting()}")
+        dist = sys.modules.get("torch.distributed")
+        # Lightning leaves its group on Gloo as it is, and one of eight short scripts on torch 2.13 was then aborted.
+        if dist is not None and dist.is_available() and dist.is_initialized() and dist.get_backend() == "gloo":
+            end_group(dist, dist.destroy_process_group)
 
 
 def callbacks() -> list[object]:
@@ -148,13 +148,6 @@ def callbacks() -> list[object]:
                 ).of(None if job["world_size"] == 1 else f"rank {job['rank']}")
 
     return [SizeCheck()]
-
-
-def _end_group() -> None:
-    """Lightning leaves its group on Gloo as it is, and one of eight short scripts on torch 2.13 was then aborted."""
-    dist = sys.modules.get("torch.distributed")
-    if dist is not None and dist.is_available() and dist.is_initialized() and dist.get_backend() == "gloo":
-        end_group(dist, dist.destroy_process_group)
 
 
 def _register() -> None:

@@ -187,6 +187,7 @@ def test_rendezvous_off_under_torchrun() -> None:
     [
         (["a", "b", "c", "d"], {}, "1"),
         (["b"], {"CUDA_VISIBLE_DEVICES": "1"}, "0"),
+        (["a"], {}, "local rank 1 of 2 has no accelerator of its own: 1 visible"),
         (["a", "b"], {"JAX_LOCAL_DEVICE_IDS": "0,1"}, None),
         (["a", "b"], {"JAX_PLATFORMS": "cpu"}, None),
         ([], {}, None),
@@ -198,15 +199,11 @@ def test_each_rank_of_a_node_has_its_own_device(
     monkeypatch.setattr("distboot.host.accelerators.visible", lambda _: visible)
     job, _ = _meeting("torchrun-2.13.0/2nodes_2procs_static", 3)
     job.store_address = ("10.0.0.1", 61000)
-    assert frameworks.exports("jax", job, environ).get("JAX_LOCAL_DEVICE_IDS") == expected
-
-
-def test_too_few_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distboot.host.accelerators.visible", lambda _: ["a"])
-    job, environ = _meeting("torchrun-2.13.0/2nodes_2procs_static", 3)
-    job.store_address = ("10.0.0.1", 61000)
-    with pytest.raises(DistbootError, match="local rank 1 of 2 has no accelerator of its own: 1 visible"):
-        frameworks.exports("jax", job, environ)
+    try:
+        found = frameworks.exports("jax", job, environ).get("JAX_LOCAL_DEVICE_IDS")
+    except DistbootError as error:
+        found = error.message
+    assert found == expected
 
 
 def _jax(monkeypatch: pytest.MonkeyPatch, *, old: bool = False, begun: bool = False) -> None:

@@ -161,26 +161,33 @@ def test_lightning_is_to_start_processes_itself(run: Run, tmp_path: Path, init: 
     assert done.stderr.rpartition("world size (1)")[2].count(hint) == 1, done.stderr
 
 
-@pytest.mark.all
-@needs_lightning
-def test_wrong_devices_after_init(run_ranks: RunRanks) -> None:
-    script = _BEGIN + "distboot.init(join_timeout=120)\n" + _WRONG_SIZE
-    ended = run_ranks(script, DEVICES="3")
-    assert all(rank.code for rank in ended)
-    assert any("does not match the world size (2)" in rank.err for rank in ended), ended[0].err
-    assert any("hint: devices=2, num_nodes=1 fit the job, or start another" in rank.err for rank in ended)
-
-
-@pytest.mark.all
-@needs_lightning
-@pytest.mark.skipif(
+_needs_entry_points = pytest.mark.skipif(
     not any(entry_points(group="lightning.pytorch.callbacks_factory", name="distboot")),
     reason="distboot was installed before it had entry points (pip install -e .)",
 )
-def test_one_device_in_a_job_of_several_ranks(run_ranks: RunRanks) -> None:
-    ended = run_ranks(_BEGIN + _WRONG_SIZE, before=WRAPPER, DEVICES="1")
+
+
+@pytest.mark.all
+@needs_lightning
+@pytest.mark.parametrize(
+    ("init", "devices", "said"),
+    [
+        (True, 3, ["does not match the world size (2)", "hint: devices=2, num_nodes=1 fit the job, or start another"]),
+        pytest.param(
+            False, 1, ["devices × num_nodes = 1 are not the ranks of this job, which has 2"], marks=_needs_entry_points
+        ),
+    ],
+    ids=["init", "wrapper"],
+)
+def test_wrong_devices_in_a_job_of_several_ranks(
+    run_ranks: RunRanks, init: bool, devices: int, said: list[str]
+) -> None:
+    first = "distboot.init(join_timeout=120)\n" if init else ""
+    before = [sys.executable] if init else WRAPPER
+    ended = run_ranks(_BEGIN + first + _WRONG_SIZE, before=before, DEVICES=str(devices))
     assert all(rank.code for rank in ended)
-    assert any("devices × num_nodes = 1 are not the ranks of this job, which has 2" in rank.err for rank in ended)
+    for text in said:
+        assert any(text in rank.err for rank in ended), ended[0].err
 
 
 def test_size_check_is_for_trainings_in_jobs_of_ours_only(monkeypatch: pytest.MonkeyPatch) -> None:

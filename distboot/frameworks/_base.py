@@ -69,7 +69,7 @@ def export(job: JobInfo, exported: EnvTransaction, others: Mapping[str, str] = {
 
 def at_end(
     *,
-    well: Callable[[], object],
+    well: Callable[[], object] | None = None,
     exited: Callable[[], object] | None = None,  # by `sys.exit`
     failed: Callable[[], object] | None = None,  # with an uncaught exception
 ) -> None:

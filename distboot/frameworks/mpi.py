@@ -5,7 +5,6 @@ And where rank 0 is, for every framework: a bare mpirun over several nodes does 
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import warnings
@@ -13,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
-from types import TracebackType
 from typing import Any
 
 from ..agent.watchdog import deadline
@@ -24,12 +22,12 @@ from ..detection.placement import Placement
 from ..errors import DistbootError
 from ..host import free_port
 from ..host.network import addresses
-from ..process import exit_asked, watch_exit
+from ..process import exit_asked
 from ..rendezvous.job_info import JobInfo
 from ..rendezvous.messages import Ready
 from ..text import first_line
 from . import Options
-from ._base import context, export, imported
+from ._base import at_end, context, export, imported
 
 # They start processes of their own, and never through MPI.
 _WITHOUT_MPI = ("torchrun", "deepspeed", "horovodrun", "lightning")
@@ -155,8 +153,8 @@ def _started(library: Any, placement: Placement) -> Any:
 
 def _name(library: Any) -> str:
     """What it says of itself first: "Open MPI v5.0.11, package: …"."""
-    name: str = library.Get_library_version().splitlines()[0].split(",")[0]
-    return name.replace("\t", " ").strip()
+    first = str(library.Get_library_version()).splitlines()[0]
+    return first.partition(",")[0].replace("\t", " ").strip()
 
 
 @cache  # a process has one end
@@ -164,20 +162,11 @@ def _abort_when_we_fail() -> None:
     """A failure of this process ends the whole job: MPI's own end would wait for the ranks that go on."""
     from mpi4py import run
 
-    hook_before = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        hook_before(kind, error, trace)
+    def failed() -> None:
+        error = sys.last_value
         run.set_abort_status(error if isinstance(error, KeyboardInterrupt) else 1)
 
-    def at_exit() -> None:
-        asked = exit_asked()
-        if asked is not None:
-            run.set_abort_status(asked)
-
-    sys.excepthook = hook
-    watch_exit()
-    atexit.register(at_exit)
+    at_end(exited=lambda: run.set_abort_status(exit_asked()), failed=failed)
 
 
 @contextmanager
@@ -188,8 +177,6 @@ def _watched(placement: Placement, library: Any, limit: float, late: str, remedy
     """
     name, who = _name(library), placement.who
     too_late = DistbootError("join-timeout", f"{late} within {limit:g} s ({name})", remedy).of(who)
-    ended = DistbootError(
-        "mpi-failed", f"this process has ended while {name} was to start under launcher {placement.launcher!r}", _MEND
-    ).of(who)
-    with deadline(limit, too_late, ended):
+    problem = f"this process has ended while {name} was to start under launcher {placement.launcher!r}"
+    with deadline(limit, too_late, DistbootError("mpi-failed", problem, _MEND).of(who)):
         yield
