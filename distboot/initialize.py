@@ -235,9 +235,11 @@ def _met(call: _Call, exported: EnvTransaction, *, on_cpu: bool) -> Iterator[Job
         call = call._replace(placement=placement)
     call = call._replace(placement=require_master(call.placement))
     placement = call.placement
-    own: dict[str, Any] = {"hosts": hosts, "framework": call.options.said, "on_cpu": on_cpu}
+    for_plan: dict[str, Any] = {"hosts": hosts, "framework": call.options.said, "on_cpu": on_cpu}
     if rendezvous_setting() and placement.world_size == 1 and call.settings.report is None:
-        with join_here(placement, os.environ, call.join_timeout, **own) as job:  # no other process is to hear of it
+        with join_here(
+            placement, os.environ, call.join_timeout, **for_plan
+        ) as job:  # no other process is to hear of it
             yield job
         return
     from .agent.report import StartupReport
@@ -250,19 +252,19 @@ def _met(call: _Call, exported: EnvTransaction, *, on_cpu: bool) -> Iterator[Job
         return
     from .agent.sidecar_start import Sidecar
 
-    own["problem"] = report.problem(placement)
+    for_plan["problem"] = report.problem(placement)
     try:
-        meeting = _beside_sidecar(call, own, Sidecar(), report, exported)
+        meeting = _with_sidecar(call, for_plan, Sidecar(), report, exported)
     except OSError as error:
-        meeting = _beside_itself(call, own, error)
+        meeting = _without_sidecar(call, for_plan, error)
     with meeting as job, report.until_watched(job):
         yield job
 
 
 @contextmanager
-def _beside_sidecar(
+def _with_sidecar(
     call: _Call,
-    own: Mapping[str, Any],
+    for_plan: Mapping[str, Any],
     sidecar: Sidecar,
     report: StartupReport,
     exported: EnvTransaction,
@@ -271,7 +273,7 @@ def _beside_sidecar(
     from .agent.sidecar_start import tell_steps
 
     placement = call.placement
-    plan, problem = plan_of(placement, os.environ, call.join_timeout, **own)
+    plan, problem = plan_of(placement, os.environ, call.join_timeout, **for_plan)
     job = JobInfo(placement, call.join_timeout)
     job.link, job.framework = sidecar.link, call.options.said
     job.when_ready = lambda: sidecar.take_over(job)
@@ -297,7 +299,7 @@ def _beside_sidecar(
 
 
 @contextmanager
-def _beside_itself(call: _Call, own: Mapping[str, Any], why: OSError) -> Iterator[JobInfo]:
+def _without_sidecar(call: _Call, for_plan: Mapping[str, Any], why: OSError) -> Iterator[JobInfo]:
     """All ranks together, with a thread of this process as its agent, which cannot detect how it ends."""
     from .agent.in_wrapper import WrapperAgent, WrapperLink
     from .frameworks._base import at_end
@@ -305,7 +307,7 @@ def _beside_itself(call: _Call, own: Mapping[str, Any], why: OSError) -> Iterato
     placement = call.placement
     said = f"warning: failure detection is off for this rank: the monitor process did not start: {why}"
     log_line(placement.who, said)
-    with join_here(placement, os.environ, call.join_timeout, **own) as job:
+    with join_here(placement, os.environ, call.join_timeout, **for_plan) as job:
         with WrapperAgent(job, call.settings._replace(detects=False, report=None), "") as agent:
             job.link, job.framework = WrapperLink(agent, job, placement.rank), call.options.said
             at_end(well=agent.leave_job)  # else the end of its connections would be a failure to the others

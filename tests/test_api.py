@@ -144,9 +144,6 @@ from distboot.lightning import DistbootEnvironment
 ctx = distboot.init()
 reveal_type(ctx)  # distboot.context.Context
 reveal_type(ctx.rank)  # int
-reveal_type(ctx.local_rank)  # int
-reveal_type(ctx.node_rank)  # int
-reveal_type(ctx.master_addr)  # str
 reveal_type(ctx.job_id)  # str | None
 reveal_type(ctx.hosts)  # tuple[str, ...]
 reveal_type(ctx.device)  # Any
@@ -161,9 +158,7 @@ with init("tensorflow", strategy="parameter_server", ps=1, timeout=60) as inner:
 
 placement = detect({"RANK": "0", "WORLD_SIZE": "1"}, launcher="torch")
 reveal_type(placement)  # distboot.detection.placement.Placement
-reveal_type(placement.rank)  # int
 reveal_type(placement.node_rank)  # int | None
-reveal_type(placement.master_port)  # int | None
 reveal_type(placement.sources)  # Mapping[str, str]
 reveal_type(placement.notes)  # tuple[str, ...]
 reveal_type(detect().platform)  # str | None
@@ -183,7 +178,6 @@ WRONG = """\
 import distboot
 from distboot import detect, init
 from distboot import nothing  # attr-defined
-from distboot import Launcher  # attr-defined
 
 init(3)  # arg-type
 init("torch", "nccl")  # call-arg
@@ -231,9 +225,8 @@ def _expected(program: str) -> dict[int, list[str]]:
 @pytest.mark.all
 @needs("mypy")
 def test_right_uses_have_the_right_types(checked: dict[str, dict[int, list[str]]]) -> None:
-    spelled = re.compile(
-        r"\b(?:builtins|typing)\.|tuple\[.*, fallback=(.*)\]"
-    )  # a named tuple's fields are spelled out
+    # A named tuple's fields are spelled out.
+    spelled = re.compile(r"\b(?:builtins|typing)\.|tuple\[.*, fallback=(.*)\]")
     plain = {line: [spelled.sub(r"\1", text) for text in texts] for line, texts in checked["right.py"].items()}
     assert plain == _expected(RIGHT)
 
