@@ -104,7 +104,8 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
 )
 def test_refused(run: Run, env: dict[str, str], code: str, said: str) -> None:
     ((line,), _) = launched(run, (), *INIT, **env)
-    assert (line["code"], line["unchanged"]) == (code, True)
+    assert line["code"] == code
+    assert line["unchanged"] or env == _KERAS_3  # its import sets a variable of its own
     assert said in line["text"]
 
 
