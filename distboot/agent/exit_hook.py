@@ -11,6 +11,7 @@ import ctypes
 import os
 
 from .crash_hooks import out_of_the_way, quiet
+from .exit_status import LAST_RESORT
 
 _UNBUFFERED = 2  # _IONBF, stdio.h
 
@@ -50,8 +51,6 @@ def _register(status: int, answer: int) -> None:
     at_exit(ctypes.cast(libc.fgetc, ctypes.c_void_p), ctypes.c_void_p(reading), None)
     on_exit(ctypes.cast(libc.fputc, ctypes.c_void_p), ctypes.c_void_p(writing))
     if os.getpid() == 1:
-        from .exit_status import LAST_RESORT  # here, as few scripts are that
-
         # The kernel keeps SIGKILL away from process 1 of a container, and every signal without a handler. This one is
         # _exit(2), which takes the number of the signal as its exit code.
         libc.signal(LAST_RESORT, ctypes.cast(libc._exit, ctypes.c_void_p))  # noqa: SLF001
