@@ -11,8 +11,8 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from conftest import ROOT
@@ -30,23 +30,14 @@ LIMIT = 240  # seconds for a cell, on a machine that has other work, too
 Command = tuple[list[str], dict[str, str]]  # with its variables
 
 
-@dataclass(frozen=True)
-class Row:
-    """One framework.
+class Row(NamedTuple):
+    """One framework."""
 
-    Attributes:
-        name: as the page has it.
-        example: file in examples/, and its arguments.
-        wrapped: value of the wrapper's --framework for an unmodified script; empty: the script calls init.
-        ranks: how many.
-        needs_mpi: whether it makes sense under MPI launchers only.
-    """
-
-    name: str
-    example: str
-    wrapped: str = ""
+    name: str  # as the page has it
+    example: str  # file in examples/, and its arguments
+    wrapped: str = ""  # value of the wrapper's --framework for an unmodified script; empty: the script calls init
     ranks: int = 2
-    needs_mpi: bool = False
+    needs_mpi: bool = False  # whether it makes sense under MPI launchers only
 
     @property
     def title(self) -> str:
@@ -83,8 +74,7 @@ LAUNCHERS = (
 )  # fmt: skip
 
 
-@dataclass
-class Outcome:
+class Outcome(NamedTuple):
     """What became of a cell: the numbers of its last line, how it ended, and what it printed."""
 
     ranks: int

@@ -54,7 +54,17 @@ def exports(job: JobInfo, environ: Mapping[str, str]) -> dict[str, str]:
     }
     if devices is not None:
         found[_LOCAL_DEVICES] = ",".join(map(str, devices))
-    return found | _as_jax_reads_them(placement, environ)
+    if placement.launcher == "slurm":
+        return found  # whose numbers JAX knows, too; it has no names of its own for them, and asks for Open MPI 4 first
+    # jax/_src/clusters/ompi_cluster.py, 0.10. All that matters of the URI is that it is there.
+    numbers = {
+        "OMPI_COMM_WORLD_SIZE": str(placement.world_size),
+        "OMPI_COMM_WORLD_RANK": str(placement.rank),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(placement.local_rank),
+        "OMPI_MCA_orte_hnp_uri": f"0.0;tcp://{placement.master_addr}:{placement.master_port}",
+    }
+    is_theirs = placement.launcher == "openmpi"
+    return found | {name: value for name, value in numbers.items() if not (is_theirs and name in environ)}
 
 
 def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
@@ -158,22 +168,6 @@ def _devices(placement: Placement, environ: Mapping[str, str]) -> list[int] | No
     if placement.local_world_size == 1:
         return list(range(len(ids)))
     return [own_device(placement, environ, len(ids), "accelerator", "set JAX_PLATFORMS=cpu")]
-
-
-def _as_jax_reads_them(placement: Placement, environ: Mapping[str, str]) -> dict[str, str]:
-    """The numbers where JAX looks for them: it has no names of its own for them, and asks for Open MPI 4 first.
-
-    jax/_src/clusters/ompi_cluster.py, 0.10. All that matters of the URI is that it is there.
-    """
-    if placement.launcher == "slurm":
-        return {}  # which it knows as well
-    numbers = {
-        "OMPI_COMM_WORLD_SIZE": str(placement.world_size),
-        "OMPI_COMM_WORLD_RANK": str(placement.rank),
-        "OMPI_COMM_WORLD_LOCAL_RANK": str(placement.local_rank),
-        "OMPI_MCA_orte_hnp_uri": f"0.0;tcp://{placement.master_addr}:{placement.master_port}",
-    }
-    return {name: value for name, value in numbers.items() if placement.launcher != "openmpi" or name not in environ}
 
 
 def _see_off(jax: Any, placement: Placement) -> None:
