@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -47,7 +47,7 @@ def exports(job: JobInfo, environ: Mapping[str, str]) -> dict[str, str]:
 
     def step() -> tuple[str, Ready]:
         kind = controller(_build.of_files(ask_mpi=placement.launcher in MPI_LAUNCHERS), placement, bare)
-        return kind, Ready(offer=_served(kind, job)[1])
+        return kind, Ready(offer=_served(kind, job)[0])
 
     return _exports(job.ready(step), job, bare)
 
@@ -75,9 +75,8 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
             device, device_id = None, None
             if options.framework == "horovod.torch":
                 device, device_id = _build.set_own_device(hvd, placement, before)
-            server, offer = _served(kind, job)
-            if server is not None:
-                undo.callback(server.close)
+            offer, close = _served(kind, job)
+            undo.callback(close)
             return (hvd, build, kind, device), Ready(device_id, offer)
 
         hvd, build, kind, device = job.ready(step)
@@ -96,17 +95,16 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
     return context(job, exported, options, leave=leave, is_up=hvd.is_initialized, hvd=hvd, device=device)
 
 
-def _served(kind: str, job: JobInfo) -> tuple[Rendezvous | None, str]:
-    """The rendezvous server that this rank has to run; and what the others hear: "mpi", or "gloo 10.0.0.1:61234"."""
+def _served(kind: str, job: JobInfo) -> tuple[str, Callable[[], None]]:
+    """What the others hear of this rank, "mpi", "gloo" or "gloo 10.0.0.1:61234"; and what ends its server."""
     placement = job.placement
-    if kind != "gloo" or placement.world_size == 1 or placement.launcher == _SERVES:
-        return None, kind
-    if job.membership is None:
-        raise rendezvous_needed("so no rank can learn where rank 0 runs Horovod's rendezvous server")
-    if placement.rank != 0:
-        return None, kind
-    server = Rendezvous(job)
-    return server, f"{kind} {server.address}"
+    if kind == "gloo" and placement.world_size > 1 and placement.launcher != _SERVES:
+        if job.membership is None:
+            raise rendezvous_needed("so no rank can learn where rank 0 runs Horovod's rendezvous server")
+        if placement.rank == 0:
+            address, close = serve_rendezvous(job)
+            return f"{kind} {address}", close
+    return kind, lambda: None
 
 
 def _exports(kind: str, job: JobInfo, bare: Mapping[str, str], timeout: float | None = None) -> dict[str, str]:
@@ -190,31 +188,28 @@ def _gloo_variables(job: JobInfo, environ: Mapping[str, str], timeout: float | N
     return {**{name: value for name, value in choices.items() if not environ.get(name)}, **ours}
 
 
-class Rendezvous:
-    """Horovod's own rendezvous server, in a thread of this process, which does not keep the process alive."""
+def serve_rendezvous(job: JobInfo) -> tuple[str, Callable[[], None]]:
+    """Run Horovod's own rendezvous server in a thread, which does not keep the process alive; its address, its end."""
+    host = _ipv4(job)
+    module = imported("horovod.runner.http.http_server")
+    everywhere = "" if job.placement.num_nodes != 1 else host
+    # Without init(plan), where the server knows the sizes: it then forgets what a rank has left there when that rank is
+    # through, and not, when the last is, also what the first may have left for starting once more.
+    server = module.RendezvousHTTPServer((everywhere, 0), module.RendezvousHandler, 0)
+    server.daemon_threads = True
+    server.handle_error = lambda *_: None  # a closed connection is no news
+    server.socket.listen(_BACKLOG)
+    os.register_at_fork(after_in_child=server.socket.close)  # the port ends with rank 0
+    start_without_signals("distboot-horovod", server.serve_forever)
 
-    def __init__(self, job: JobInfo) -> None:
-        host = _ipv4(job)
-        module = imported("horovod.runner.http.http_server")
-        everywhere = "" if job.placement.num_nodes != 1 else host
-        # Without init(plan), where the server knows the sizes: it then forgets what a rank has left there when that
-        # rank is through, and not, when the last is, also what the first may have left for starting once more.
-        self._server = module.RendezvousHTTPServer((everywhere, 0), module.RendezvousHandler, 0)
-        self._server.daemon_threads = True
-        self._server.handle_error = lambda *_: None  # a closed connection is no news
-        self._server.socket.listen(_BACKLOG)
-        self.address = f"{host}:{self._server.server_address[1]}"
-        os.register_at_fork(after_in_child=self._server.socket.close)  # the port ends with rank 0
-        start_without_signals("distboot-horovod", self._server.serve_forever)
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
 
-    def close(self) -> None:
-        """End the server. In a thread, as its loop takes half a second to see it."""
-
-        def stop() -> None:
-            self._server.shutdown()
-            self._server.server_close()
-
+    def close() -> None:  # in a thread, as the server's loop takes half a second to see it
         threading.Thread(target=stop, name="distboot-horovod", daemon=True).start()
+
+    return f"{host}:{server.server_address[1]}", close
 
 
 def _ipv4(job: JobInfo) -> str:
