@@ -301,7 +301,7 @@ def _with_sidecar(
 @contextmanager
 def _without_sidecar(call: _Call, for_plan: Mapping[str, Any], why: OSError) -> Iterator[JobInfo]:
     """All ranks together, with a thread of this process as its agent, which cannot detect how it ends."""
-    from .agent.in_wrapper import WrapperAgent, WrapperLink
+    from .agent.in_wrapper import WrapperAgent
     from .frameworks._base import at_end
 
     placement = call.placement
@@ -309,7 +309,7 @@ def _without_sidecar(call: _Call, for_plan: Mapping[str, Any], why: OSError) -> 
     log_line(placement.who, said)
     with join_here(placement, os.environ, call.join_timeout, **for_plan) as job:
         with WrapperAgent(job, call.settings._replace(detects=False, report=None), "") as agent:
-            job.link, job.framework = WrapperLink(agent, job, placement.rank), call.options.said
+            job.link, job.framework = agent.link(placement.rank), call.options.said
             at_end(well=agent.leave_job)  # else the end of its connections would be a failure to the others
             yield job
         job.joined = None  # the thread has it, until this process ends

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import queue
 import socket
 import threading
 import time
@@ -14,11 +13,12 @@ from typing import Any
 
 from distboot import DistbootError
 from distboot.agent.agent import Agent
+from distboot.agent.local import AgentLink
 from distboot.agent.messages import Register
 from distboot.rendezvous.coordinator import Coordinator
 from distboot.rendezvous.join import Joined
 from distboot.rendezvous.membership import JoinPlan, JoinResult, Membership
-from distboot.rendezvous.messages import Failed, Hello, Ready, Refused, Welcome, WorkerInfo, as_error
+from distboot.rendezvous.messages import Hello, Ready, Refused, Welcome, WorkerInfo
 from distboot.rendezvous.protocol import HEADER, Channel, Frames, JobCredentials, decode, encode
 from distboot.rendezvous.worker import Worker
 from distboot.settings import SupervisionSettings
@@ -74,17 +74,21 @@ class Process(threading.Thread):
         joined = Joined(JoinPlan(own, "", "", ("",), (1,), True, "", True, False, limit), side=side)
         joined.result = JoinResult(self.membership)
         agent = Agent(joined, SupervisionSettings(15.0, 5.0), held=False, is_starting=True)
-        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        loop = threading.Thread(target=agent.loop.run, daemon=True)
         agent.role.take(self.rank, Register(1000 + self.rank), time.monotonic())
-        agent.ask(self.rank, replace(ready, limit=limit), answers, time.monotonic())
-        loop.start()
-        answer = answers.get(timeout=30)
-        self.ended.wait(20)
-        agent.role.hurry()
-        if isinstance(answer, Failed):
-            raise as_error(answer.problem, "")
-        self.offers = {each.rank: each.offer for each in answer.offers}
+        ours, its = socket.socketpair()
+        agent.serve(its, self.rank)
+
+        def work() -> None:
+            agent.loop.run()
+            agent.close()
+
+        threading.Thread(target=work, daemon=True).start()
+        try:
+            with ours:
+                self.offers = AgentLink(ours).get_ready(replace(ready, limit=limit))
+        finally:
+            self.ended.wait(20)
+            agent.role.hurry()
 
     def membership_size(self) -> int:
         """Number of ranks."""

@@ -202,7 +202,7 @@ def test_ends(end: ExitStatus, is_failure: bool, stopped_by: int | None, said: s
 
 _FAREWELL = """
 import os, sys
-from distboot.agent.exit_hook import report_exit_code
+from distboot.agent.sidecar_start import report_exit_code
 status, answer = os.pipe(), os.pipe()
 report_exit_code(status[1], answer[0])
 os.close(answer[1])
@@ -219,7 +219,6 @@ if os.fork():
     {end}
 os.close(status[1])
 os.set_blocking(status[0], True)
-from distboot.agent import exit_hook as farewell
 print(os.read(status[0], 10), flush=True)
 os._exit(0)
 """

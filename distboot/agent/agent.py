@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import queue
 import socket
 from array import array
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from ..rendezvous.connection_pool import DetachedConnection
 from ..rendezvous.coordinator import Coordinator
@@ -89,7 +87,7 @@ class Agent:
             self.loop.add_reader(server.pool.fileno(), lambda _: server.serve())
         self._sessions: dict[socket.socket, Frames] = {}
         self._rank_of: dict[socket.socket, int] = {}  # of those that have proved that they are our script
-        self._askers: dict[int, tuple[socket.socket | queue.SimpleQueue[Any], Key]] = {}  # who waits, and where
+        self._askers: dict[int, tuple[socket.socket, Key]] = {}  # who waits, and where
         self._door: ScriptListener | None = None
 
     def serve(self, session: socket.socket, rank: int | None = None) -> None:
@@ -117,17 +115,9 @@ class Agent:
         return door
 
     def close(self) -> None:
-        """The loop is over: what waits for an answer is told so."""
+        """The loop is over, and who waits for an answer finds the connection closed."""
         for session in [*self._sessions, *([] if self._door is None else [self._door.socket])]:
             session.close()
-        for asker, key in self._askers.values():
-            if not isinstance(asker, socket.socket):
-                asker.put(Failed(("rank-failed", "failure detection of this rank has ended", ""), key))
-
-    def ask(self, rank: int, message: Arrive | Ready, asker: queue.SimpleQueue[Any], now: float) -> None:
-        """A thread of this process asks as the script of a rank."""
-        self._askers[rank] = asker, key_of(message)
-        self.role.take(rank, message, now)
 
     def _read(self, session: socket.socket, now: float) -> None:
         try:
@@ -212,10 +202,8 @@ class Agent:
         if key is not None and key != asked:  # of a wait that the script has given up
             return
         self._askers.pop(rank, None)
-        if isinstance(asker, socket.socket):
+        if asker is not None:
             _send(asker, message)
-        elif asker is not None:
-            asker.put(message)
 
 
 def _send(session: socket.socket, message: object) -> None:

@@ -23,13 +23,7 @@ if TYPE_CHECKING:
 def start(
     command: Command, mask: set[int | signal.Signals], *, own_group: bool, open_files: int | None
 ) -> subprocess.Popen[bytes]:
-    """Start a command as our child.
-
-    Args:
-        command: what it is.
-        mask: the signals that are blocked in it.
-        own_group: whether it leads a process group of its own.
-        open_files: its soft limit of open files; None: ours.
+    """Start a command as our child, in which the signals in `mask` are blocked.
 
     Raises:
         DistbootError: `command-not-found` or `command-not-executable`; nothing was started.
@@ -61,11 +55,6 @@ def start(
 def become(command: Sequence[str], environ: Mapping[str, str], *, open_files: int | None = None) -> NoReturn:
     """Replace this process by a command.
 
-    Args:
-        command: program and arguments.
-        environ: its environment.
-        open_files: as for `start`.
-
     Raises:
         DistbootError: `command-not-found` or `command-not-executable`.
     """
@@ -81,6 +70,12 @@ def become(command: Sequence[str], environ: Mapping[str, str], *, open_files: in
 def _limit_files(soft: int | None) -> None:
     if soft is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+def with_hooks(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a child, with our `sitecustomize` before all others."""
+    folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "injected")
+    return {**environ, "PYTHONPATH": os.pathsep.join([folder, *filter(None, [environ.get("PYTHONPATH")])])}
 
 
 def not_found(program: str) -> DistbootError:

@@ -45,6 +45,11 @@ class ExitStatus:
     words: str = of(text(_LONGEST_WORDS), default="")  # the last lines of its traceback
     when: float = of(time_or_duration, default=0.0)  # seconds since the epoch
 
+    @classmethod
+    def of_child(cls, code: int) -> ExitStatus:
+        """As `subprocess` has it: exit code, or minus the signal."""
+        return cls(signal=-code) if code < 0 else cls(code=code)
+
     @property
     def succeeded(self) -> bool:
         """Whether the rank was done."""

@@ -21,21 +21,7 @@ from typing import Any
 from ..errors import CODES, DistbootError
 from ..rendezvous.membership import JoinPlan, JoinResult
 from ..rendezvous.messages import Arrive, Failed, Go, Leave, Ready, Release, as_error
-from ..rendezvous.protocol import (
-    Channel,
-    Frame,
-    Frames,
-    ProtocolError,
-    flag,
-    message,
-    nested,
-    number,
-    of,
-    optional,
-    several,
-    text,
-)
-from ..rendezvous.protocol import time_or_duration as duration
+from ..rendezvous.protocol import Channel, Frame, Frames, ProtocolError, message, nested, number, of, several, text
 from ..report import EventLog
 from ..settings import SupervisionSettings
 
@@ -54,26 +40,19 @@ def _row(value: object) -> list[Any]:
     return value
 
 
+def _settings(value: object) -> SupervisionSettings:
+    if not isinstance(value, list) or len(value) != len(SupervisionSettings._fields):
+        raise ValueError("list of settings")
+    return SupervisionSettings(*value)
+
+
 @message
 class Begin:
-    """The first message to the agent of `init`: join, and then watch this process.
-
-    Attributes:
-        pid: of the script.
-        bound, grace, report, detects: of `SupervisionSettings`.
-    """
+    """The first message to the agent of `init`: join, and then watch this process."""
 
     plan: JoinPlan = of(nested(JoinPlan))
     pid: int = of(number)
-    bound: float = of(duration)
-    grace: float = of(duration)
-    report: str | None = of(optional(text(_LONG)))
-    detects: bool = of(flag)
-
-    @property
-    def settings(self) -> SupervisionSettings:
-        """As the agent uses them."""
-        return SupervisionSettings(self.bound, self.grace, self.report, detects=self.detects)
+    settings: SupervisionSettings = of(_settings)
 
 
 @message

@@ -15,8 +15,12 @@ from typing import NamedTuple
 from ..rendezvous.protocol import ProtocolError, decode
 from .crash_hooks import ENDING, EXCEPTION, INTERRUPT, STEPS, TERM, without
 from .exit_status import FATAL, LAST_RESORT, ExitStatus, shown
-from .loop import EventLoop, Participant, StopRequest
+from .loop import StopRequest
 from .messages import Exited, Exiting, Failing, Phases, Terminating
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .agent import Agent
 
 # ioctl_pidfs(2): struct pidfd_info has a mask, the cgroup, eleven ids and the exit code. Since Linux 6.15.
 _INFO = struct.Struct("QQ11Ii")
@@ -43,11 +47,8 @@ class Process:
         self._is_told = self._stat(_START_CODE) not in ("", "0", "1")
 
     def stopped(self) -> str | None:
-        """How long it had run when a signal stopped it, which stays the same while it is; None: it is not stopped.
-
-        What a debugger does is its own matter.
-        """
-        if self._stat(_STATE) != "T":
+        """How long it had run when a signal stopped it, which stays the same while it is; None: it is not stopped."""
+        if self._stat(_STATE) != "T":  # what a debugger does, "t", is its own matter
             return None
         try:
             with open(f"/proc/{self.pid}/schedstat", encoding="ascii") as file:
@@ -105,18 +106,14 @@ class HookReader:
     def __init__(self, pipe: int, secret: str = "") -> None:
         os.set_blocking(pipe, False)
         self.ended = False
-        self._pipe, self._secret, self._buffer = pipe, secret, b""
+        self.pipe, self._secret, self._buffer = pipe, secret, b""
 
     def read(self) -> list[HookEvent]:
         """What has come and is complete."""
         self._fill()
-        found = []
-        for event in _EVENT.finditer(self._buffer):
-            kind, pid, text = event[1].decode(), int(event[2]), self._clean(event[3])[-_LONGEST:]
-            if kind in (ENDING, EXCEPTION, INTERRUPT, STEPS, TERM):
-                found.append(HookEvent(kind, pid, text))
+        events = _EVENT.findall(self._buffer)
         self._buffer = _EVENT.sub(b"", self._buffer)
-        return found
+        return [HookEvent(kind.decode(), int(pid), self._clean(text)[-_LONGEST:]) for kind, pid, text in events]
 
     def take_dump(self) -> bool:
         """Whether a faulthandler has written what the process did when SIGTERM came; said once."""
@@ -135,7 +132,7 @@ class HookReader:
     def _fill(self) -> None:
         while True:
             try:
-                data = os.read(self._pipe, 65536)
+                data = os.read(self.pipe, 65536)
             except BlockingIOError:
                 return
             except OSError:
@@ -150,34 +147,33 @@ class HookReader:
 
 
 class MonitoredProcess:
-    """The process of a rank."""
+    """The process of a rank; how it ends, whoever sees that tells in `ended`.
 
-    def __init__(
-        self,
-        rank: int,
-        process: Process,
-        words: HookReader,  # what it leaves behind
-        file: int,  # the pipe from which those are read
-        *,
-        loop: EventLoop,
-        role: Participant,
-        bound: float,  # seconds for which it may be stopped by a signal
-    ) -> None:
-        self.external_signal: int | None = None  # that has asked it to stop
-        self.stopped_by_us = False  # for the failure of another rank
-        self.done = False  # whether we have ended it, as its work is done
-        self.has_ended = False
+    Attributes:
+        ending: the last signal with which it was made to end; None: it was not.
+        external_signal: that has asked it to stop.
+        stopped_by_us: whether it was stopped for the failure of another rank.
+        done: whether we have ended it, as its work is done.
+    """
+
+    def __init__(self, rank: int, process: Process, hooks: HookReader, agent: Agent, bound: float) -> None:
+        self.ending: int | None = None
+        self.external_signal: int | None = None
+        self.stopped_by_us = self.done = self.has_ended = False
         self.rank, self.process = rank, process
-        self._words, self._file, self._loop, self._role, self._bound = words, file, loop, role, bound
-        self._is_killed = False
+        self._loop, self._role = agent.loop, agent.role
+        self._hooks = hooks
+        self._bound = bound  # seconds for which it may be stopped by a signal
         self._stopped: str | None = None
         self._stopped_since = 0.0
-        self._text = ""  # its traceback
-        self._others_words = (0.0, "")  # when another process of this rank said something, and what
-        loop.add_reader(file, self.hear)
+        self._traceback = ""
+        self._other = (0.0, "")  # when another process of this rank had one, and which
+        self._loop.add_reader(hooks.pipe, self._hear)
+        self._loop.watched[rank] = self
 
     def stop(self, order: StopRequest) -> None:
         """Ask it to end, if it has not, and has not been asked."""
+        self.ending = signal.SIGTERM
         if self.external_signal is None and not self.has_ended:
             self.stopped_by_us, self.done = order.is_failure, order.is_done
             self.external_signal = None if self.stopped_by_us or self.done else int(signal.SIGTERM)
@@ -190,7 +186,7 @@ class MonitoredProcess:
         self._kill()
 
     def _kill(self) -> None:
-        self._is_killed = True
+        self.ending = signal.SIGKILL
         if self.process.file is not None or not self.has_ended:  # else its number may be another's by now
             self.process.send(LAST_RESORT if self.process.pid == 1 else signal.SIGKILL)
 
@@ -207,46 +203,23 @@ class MonitoredProcess:
             self._role.take(self.rank, Failing(ExitStatus(cause=cause, when=time.time())), now)
             self._stopped = None
 
-    def hear(self, now: float) -> None:
-        """Take what it has left behind."""
-        for words in self._words.read():
-            if words.kind == STEPS:  # also of a Python below a shell
-                with suppress(ValueError, RecursionError, ProtocolError):
-                    self._role.take(self.rank, decode(words.text.encode(), Phases), now)
-            elif words.pid == self.process.pid:
-                self._take(words, now)
-            elif words.kind == EXCEPTION:  # of another process, which may fail without it
-                self._others_words = (now, words.text)
-        if self._words.take_dump():
-            self.stopping(now)
-        if self._words.ended:
-            self._loop.remove_reader(self._file)
-
     def stopping(self, now: float) -> None:
         """It got TERM; if not from us, then from outside."""
-        if self.external_signal is None and not self.stopped_by_us and not self.has_ended:
-            self.external_signal = int(signal.SIGTERM)
+        if self._is_asked_first(signal.SIGTERM, now):
             self._loop.kill_after_grace(now, self.kill)
-            self._role.take(self.rank, Terminating(self.external_signal), now)
 
     def ended(self, how: ExitStatus, now: float) -> ExitStatus:
         """It has ended with this exit code or signal."""
-        if not self._words.ended:
-            self.hear(now)
+        if not self._hooks.ended:
+            self._hear(now)
         self.has_ended = True
         how = ExitStatus(code=0) if self.done and how.signal in (signal.SIGTERM, signal.SIGKILL) else how
-        external_signal = None if self.stopped_by_us else self.external_signal
-        # Another signal than ours was there before it.
-        stopped_by_us = self.stopped_by_us and how.signal in (
-            None,
-            signal.SIGTERM,
-            signal.SIGKILL if self._is_killed else None,
-        )
+        ours = (None, signal.SIGTERM, self.ending)  # another signal was there before it
         end = replace(
             how,
-            external_signal=external_signal,
-            stopped_by_us=stopped_by_us,
-            words=self._last_words(how, now),
+            external_signal=None if self.stopped_by_us else self.external_signal,
+            stopped_by_us=self.stopped_by_us and how.signal in ours,
+            words="" if how.code == 0 else self._last_words(now),
             when=time.time(),
         )
         self._role.take(self.rank, Exited(end), now)
@@ -254,25 +227,42 @@ class MonitoredProcess:
             self._role.say(f"{end.describe()}{shown(end.words)}", self.rank)
         return end
 
-    def _take(self, words: HookEvent, now: float) -> None:
-        if words.kind == EXCEPTION:
-            self._text = words.text
-            self._role.take(
-                self.rank,
-                Failing(ExitStatus(words=words.text, stopped_by_us=self.stopped_by_us, when=time.time())),
-                now,
-            )
-        elif words.kind == ENDING:
+    def _hear(self, now: float) -> None:
+        """Take what it has left behind."""
+        for event in self._hooks.read():
+            if event.kind == STEPS:  # also of a Python below a shell
+                with suppress(ValueError, RecursionError, ProtocolError):
+                    self._role.take(self.rank, decode(event.text.encode(), Phases), now)
+            elif event.pid == self.process.pid:
+                self._take(event, now)
+            elif event.kind == EXCEPTION:  # of another process, which may fail without it
+                self._other = (now, event.text)
+        if self._hooks.take_dump():
+            self.stopping(now)
+        if self._hooks.ended:
+            self._loop.remove_reader(self._hooks.pipe)
+
+    def _take(self, event: HookEvent, now: float) -> None:
+        if event.kind == EXCEPTION:
+            self._traceback = event.text
+            end = ExitStatus(words=event.text, stopped_by_us=self.stopped_by_us, when=time.time())
+            self._role.take(self.rank, Failing(end), now)
+        elif event.kind == ENDING:
             self._role.take(self.rank, Exiting(), now)
-        elif words.kind == INTERRUPT and self.external_signal is None and not self.stopped_by_us:
-            self.external_signal = int(signal.SIGINT)
-            self._role.take(self.rank, Terminating(self.external_signal), now)
-        elif words.kind == TERM:
+        elif event.kind == INTERRUPT:
+            self._is_asked_first(signal.SIGINT, now)
+        elif event.kind == TERM:
             self.stopping(now)
 
-    def _last_words(self, how: ExitStatus, now: float) -> str:
-        if how.code == 0:
-            return ""
-        at, text = self._others_words
+    def _is_asked_first(self, number: int, now: float) -> bool:
+        """Whether this signal from outside is the first that asks it to stop; then all ranks are to hear of it."""
+        if self.external_signal is not None or self.stopped_by_us or self.has_ended:
+            return False
+        self.external_signal = int(number)
+        self._role.take(self.rank, Terminating(self.external_signal), now)
+        return True
+
+    def _last_words(self, now: float) -> str:
+        at, text = self._other
         # A shell that runs Python, say, ends with it.
-        return self._words.crash() or self._text or (text if now < at + _JUST_NOW else "")
+        return self._hooks.crash() or self._traceback or (text if now < at + _JUST_NOW else "")

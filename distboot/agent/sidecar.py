@@ -27,17 +27,20 @@ from .local import MOST, OPEN, AskLog, Begin, Finish, Log, Raised
 from .loop import AFTER_THE_FIRST
 from .messages import Register
 from .monitored_process import HookReader, MonitoredProcess, Process
-from .spawn_detached import leave_signals_to_the_job
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred, unix(7): pid, uid, gid
 _HANG_UP = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
 
 
 class ForeignProcess(MonitoredProcess):
-    """The process of the script, which is not our child, and waits for us when it ends."""
+    """The process of the script, which is not our child, and waits for us when it ends.
 
-    def listen(self, status: socket.socket) -> None:
-        """Take the exit status that comes through `status`, and answer it there."""
+    Its exit status comes through the socket `status`, and is answered there.
+    """
+
+    def __init__(self, begin: Begin, process: Process, pipe: int, status: socket.socket, agent: Agent) -> None:
+        hooks = HookReader(pipe, begin.plan.secret)
+        super().__init__(begin.plan.own.rank, process, hooks, agent, begin.settings.bound)
         self._status = status
         if sys.platform == "linux":
             status.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -82,12 +85,7 @@ class ForeignProcess(MonitoredProcess):
     def _end_seen(self, now: float) -> None:
         if not self.has_ended:
             status = self.process.wait_status()
-            if status is None:
-                self._end(ExitStatus(), now)
-            elif os.WIFSIGNALED(status):
-                self._end(ExitStatus(signal=os.WTERMSIG(status)), now)
-            else:
-                self._end(ExitStatus(code=os.waitstatus_to_exitcode(status)), now)
+            self._end(ExitStatus() if status is None else ExitStatus.of_child(os.waitstatus_to_exitcode(status)), now)
 
     def _end(self, how: ExitStatus, now: float) -> None:
         end = self.ended(how, now)
@@ -104,14 +102,15 @@ class _ScriptGoneError(Exception):
     """The script has ended, or does not want to join any more."""
 
 
-def main(control_file: int, words: int, status_file: int) -> None:
+def main(control_file: int, pipe: int, status_file: int) -> None:
     """Join for the script that is at the other end of the control socket, and watch it until it has ended."""
     control, status = (socket.socket(fileno=file) for file in (control_file, status_file))
-    leave_signals_to_the_job()
+    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM"):
+        signal.signal(getattr(signal, name), signal.SIG_IGN)  # a launcher sends them to all processes of the job
     begin = _begun(control)
     if begin is None:
         return
-    process, reader = Process(begin.pid), HookReader(words, begin.plan.secret)
+    process = Process(begin.pid)
     joined = Joined(begin.plan)
     joined.wanted = _watching(control, process, joined)
     try:
@@ -123,9 +122,7 @@ def main(control_file: int, words: int, status_file: int) -> None:
         control.sendall(OPEN.sign(_raised(error, joined)))
         return
     rank = begin.plan.own.rank
-    script = ForeignProcess(rank, process, reader, words, loop=agent.loop, role=agent.role, bound=begin.bound)
-    script.listen(status)
-    agent.loop.watched[rank] = script
+    script = ForeignProcess(begin, process, pipe, status, agent)
     with suppress(OSError):
         control.sendall(OPEN.sign(result))
     agent.serve(control, rank)

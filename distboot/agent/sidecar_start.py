@@ -1,7 +1,13 @@
-"""In the process of the script: starts the agent beside it, and ties the end of this process to that."""
+"""In the process of the script: starts the agent beside it, and ties the end of this process to that.
+
+Python does not say with which code it is about to end: `raise SystemExit(3)` passes no hook. The GNU C library does: it
+calls fputc(status, file) for us, as on_exit(3) has it, and then fgetc(file), which waits until the sidecar has passed
+that on. Also in a container whose process 1 is the script, and where all ends with it.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import socket
@@ -12,12 +18,32 @@ from ..rendezvous.job_info import JobInfo
 from ..rendezvous.membership import JoinPlan
 from ..settings import SupervisionSettings
 from ..text import log_line
-from . import crash_hooks, exit_hook, spawn_detached
+from . import crash_hooks
+from .exit_status import LAST_RESORT
 from .local import AgentLink, Begin
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import subprocess
+
+# The first process ends at once: the script must not find a child that it did not start. The second has a session of
+# its own, as Open MPI kills the script's whole process group before there is time to say what there is to say.
+_PROGRAM = """
+import os, sys
+if os.fork():
+    os._exit(0)
+os.setsid()
+sys.path.append(sys.argv[1])
+from importlib import import_module
+import_module(sys.argv[2]).main(*map(int, sys.argv[3:]))
+"""
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_START_LIMIT = 20  # seconds for the first process to end
 _ANSWER_LIMIT = 15  # seconds; rank 0 waits 5 for the others
+_UNBUFFERED = 2  # _IONBF, stdio.h
 
 _current: Sidecar | None = None  # of this process
+_exit_files: tuple[int, int] | None = None  # that the C library writes the status to, and waits for; of this process
 
 
 class Sidecar:
@@ -37,9 +63,8 @@ class Sidecar:
 
     def begin(self, plan: JoinPlan, settings: SupervisionSettings) -> None:
         """Let it join; see `AgentLink.joined`."""
-        self._settings, self._who = settings, f"rank {plan.own.rank}"
-        report = settings.report
-        self.link.begin(Begin(plan, os.getpid(), settings.bound, settings.grace, report, settings.detects))
+        self._detects, self._who = settings.detects, f"rank {plan.own.rank}"
+        self.link.begin(Begin(plan, os.getpid(), settings))
 
     @property
     def is_current(self) -> bool:
@@ -52,12 +77,12 @@ class Sidecar:
         if _current is not None:
             _current.close()
         _current = self
-        if self._settings.detects and sys.platform == "linux":
+        if self._detects and sys.platform == "linux":
             try:
-                exit_hook.report_exit_code(self._status, self._status)
+                report_exit_code(self._status, self._status)
             except (OSError, AttributeError) as error:
                 log_line(self._who, f"warning: this rank's exit code is not known in time: {error}")
-            crash_hooks.install(self._words, term=True)
+            crash_hooks.install(self._reports, term=True)
             job.is_watched = True
         tell_steps(job)
 
@@ -70,23 +95,88 @@ class Sidecar:
         self._files.clear()
 
     def _start(self) -> None:
+        import subprocess  # here, as a rank below the wrapper has no need of it
+
         control, its_control = socket.socketpair()
         # Both ends stay open here: writing to an agent that was killed must not end the script.
         reading, writing = os.pipe()
-        self._words = crash_hooks.out_of_the_way(writing)
-        os.set_blocking(self._words, False)  # whatever the agent does, the script can end
-        reports, status = socket.socketpair()
+        self._reports = crash_hooks.out_of_the_way(writing)
+        os.set_blocking(self._reports, False)  # whatever the agent does, the script can end
+        its_status, status = socket.socketpair()
         # The C library waits there for the answer, but not for an agent that a user has stopped.
         status.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _ANSWER_LIMIT, 0))
         self._status = status.detach()  # a number, as an object of Python's would be missed at the end of the process
-        self._files += [reading, self._words, self._status]
-        with its_control, reports:
-            started = spawn_detached.start("distboot.agent.sidecar", its_control.fileno(), reading, reports.fileno())
+        self._files += [reading, self._reports, self._status]
+        with its_control, its_status:
+            files = (its_control.fileno(), reading, its_status.fileno())
+            # Isolated, as what lies around in the working directory is not for it; that hides PYTHONDONTWRITEBYTECODE.
+            options = ["-I", "-S", *(["-B"] if sys.dont_write_bytecode else [])]
+            program = ["-c", _PROGRAM, _PACKAGE, "distboot.agent.sidecar", *map(str, files)]
+            command = [sys.executable, *options, *program]
+            started = subprocess.Popen(command, pass_fds=files, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         self.link = AgentLink(socket.socket(fileno=crash_hooks.out_of_the_way(control.detach())))
-        spawn_detached.wait_until_started(started)
+        _wait_until_started(started)
+
+
+def _wait_until_started(first: subprocess.Popen[bytes]) -> None:
+    """Wait for the end of the first process; OSError: that fails, or does not end in time, and is killed."""
+    import subprocess
+
+    try:
+        code = first.wait(_START_LIMIT)
+    except subprocess.TimeoutExpired:
+        first.kill()
+        first.wait()
+        raise OSError(f"it did not start within {_START_LIMIT:g} s") from None
+    if code != 0:
+        raise OSError("its first process failed")
 
 
 def tell_steps(job: JobInfo) -> None:
     """Tell the agent of this process how its beginning went, so far."""
     # A message `Phases`, without the modules of the agent's messages, which no script needs.
     crash_hooks.emit(crash_hooks.STEPS, json.dumps({"kind": "Phases", "times": job.steps}))
+
+
+def report_exit_code(status: int, answer: int) -> None:
+    """At the exit of this process, write its code to `status` as one byte, and wait for a byte or the end of `answer`.
+
+    A second call replaces both. The descriptors stay the caller's.
+
+    Raises:
+        OSError, AttributeError: this C library cannot do it.
+    """
+    global _exit_files  # noqa: PLW0603 - a process ends once
+    if _exit_files is None:
+        files = crash_hooks.out_of_the_way(os.dup(status)), crash_hooks.out_of_the_way(os.dup(answer))
+        _register(*files)
+        os.register_at_fork(after_in_child=_forget_exit)
+        _exit_files = files
+    else:
+        for new, old in zip((status, answer), _exit_files, strict=True):
+            os.dup2(new, old, inheritable=False)
+
+
+def _register(status: int, answer: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    on_exit, at_exit = libc.on_exit, libc["__cxa_atexit"]  # which atexit(3) calls, and which takes an argument
+    libc.fdopen.restype = ctypes.c_void_p
+    libc.fdopen.argtypes = [ctypes.c_int, ctypes.c_char_p]
+    libc.setvbuf.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_size_t]
+    writing, reading = libc.fdopen(status, b"w"), libc.fdopen(answer, b"r")
+    if not writing or not reading:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    libc.setvbuf(writing, None, _UNBUFFERED, 0)
+    # The last to be registered is called first.
+    at_exit(ctypes.cast(libc.fgetc, ctypes.c_void_p), ctypes.c_void_p(reading), None)
+    on_exit(ctypes.cast(libc.fputc, ctypes.c_void_p), ctypes.c_void_p(writing))
+    if os.getpid() == 1:
+        # The kernel keeps SIGKILL away from process 1 of a container, and every signal without a handler. This one is
+        # _exit(2), which takes the number of the signal as its exit code.
+        libc.signal(LAST_RESORT, ctypes.cast(libc._exit, ctypes.c_void_p))  # noqa: SLF001
+
+
+def _forget_exit() -> None:
+    """The exit of a forked process is not that of the rank."""
+    if _exit_files is not None:
+        crash_hooks.quiet(*_exit_files)

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -22,36 +22,8 @@ from .child import start
 
 TYPE_CHECKING = False  # type checkers take the name for typing's, whose import would slow every start
 if TYPE_CHECKING:
-    from typing import Protocol
-
+    from .in_wrapper import WrapperAgent
     from .logs import Logs
-
-    class Watch(Protocol):
-        """Who watches the children with us: failure detection.
-
-        Attributes:
-            is_done: whether it lets us end, once the children have.
-        """
-
-        is_done: bool
-
-        def ending(self, rank: int) -> int | None:
-            """The signal with which it has made a child end; None: it has not."""
-
-        def start(self, pids: Mapping[int, int], done: Callable[[], None]) -> None:
-            """The children run; `done` is to be called when `is_done` comes true."""
-
-        def asked(self, number: int) -> None:
-            """We got this signal, and passed it on."""
-
-        def ended(self, rank: int, code: int) -> None:
-            """A child has ended: exit code, or minus the signal."""
-
-        def hurry(self) -> None:
-            """We were asked to end, although it does not let us yet."""
-
-        def final(self, codes: Mapping[int, int]) -> int:
-            """Our exit code, for those of the children in the order in which they have ended."""
 
 
 class Command(NamedTuple):
@@ -89,14 +61,16 @@ _GROUP_LOOK = 0.02  # seconds
 _ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}  # HUP is "reload" to some
 
 
-def run(commands: Sequence[Command], *, grace: float, open_files: int | None = None, watch: Watch | None = None) -> int:
+def run(
+    commands: Sequence[Command], *, grace: float, open_files: int | None = None, watch: WrapperAgent | None = None
+) -> int:
     """Run commands as children until all have ended: the exit code of the first that failed, 128 + n for signal n.
 
     Args:
         commands: one, or those of all ranks of this node.
         grace: seconds between a TERM for us and KILL for the children.
         open_files: their soft limit of open files, where that is not ours.
-        watch: who watches them with us.
+        watch: who watches them with us: failure detection.
 
     Raises:
         DistbootError: `command-not-found` or `command-not-executable`; nothing is left that was started.
@@ -107,20 +81,20 @@ def run(commands: Sequence[Command], *, grace: float, open_files: int | None = N
         # when they are blocked, the signals that by default are ignored. Starting a program undoes a handler.
         signal.signal(quiet, _nothing)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
-    children: list[_Child] = []
+    children: dict[int, _Child] = {}  # by process id
     try:
-        for one in commands:
-            process = start(one, before, own_group=not shared_group, open_files=open_files)
-            children.append(_Child(process, one.rank, one.logs))
+        for command in commands:
+            process = start(command, before, own_group=not shared_group, open_files=open_files)
+            children[process.pid] = _Child(process, command)
         done = partial(signal.pthread_kill, threading.get_ident(), signal.SIGCHLD)
-        for each in children:
-            if each.logs is not None:
-                each.logs.start(done)
+        for command in commands:
+            if command.logs is not None:
+                command.logs.start(done)
         if watch is not None:
-            watch.start({child.rank: child.process.pid for child in children}, done)
+            watch.start({child.command.rank: pid for pid, child in children.items()}, done)
         return _Supervision(children, grace, watch, shared_group=shared_group).run()
     except DistbootError:  # what had started before
-        for child in children:
+        for child in children.values():
             child.process.kill()
             child.process.wait()
         raise
@@ -130,17 +104,19 @@ def run(commands: Sequence[Command], *, grace: float, open_files: int | None = N
 
 class _Child(NamedTuple):
     process: subprocess.Popen[bytes]
-    rank: int
-    logs: Logs | None
+    command: Command
 
 
 class _Supervision:
     """The loop on signals, from the start of the children until we may end."""
 
-    def __init__(self, children: Sequence[_Child], grace: float, watch: Watch | None, *, shared_group: bool) -> None:
-        self._children = {child.process.pid: child for child in children}
+    def __init__(
+        self, children: dict[int, _Child], grace: float, watch: WrapperAgent | None, *, shared_group: bool
+    ) -> None:
+        self._children = children  # by process id
         self._grace, self._watch, self._shared_group = grace, watch, shared_group
-        self._others = [other for other in (watch, *(child.logs for child in children)) if other is not None]
+        everything = (watch, *(child.command.logs for child in children.values()))
+        self._others = [other for other in everything if other is not None]
         self._ending: int | None = None  # the signal that we passed on, and that asks the children to end
         self._groups_end: float | None = None  # when what is left of their groups is killed
         self._codes: dict[int, int] = {}  # of the children that have ended, by rank: exit code, or minus the signal
@@ -172,16 +148,17 @@ class _Supervision:
 
     def _take(self, child: _Child, code: int) -> None:
         """A child has ended."""
-        self._codes[child.rank] = child.process.returncode = code  # also there, else Popen would wait for it
+        rank, logs = child.command.rank, child.command.logs
+        self._codes[rank] = child.process.returncode = code  # also there, else Popen would wait for it
         if self._watch is not None:
-            self._watch.ended(child.rank, code)
-        ending = self._ending or (None if self._watch is None else self._watch.ending(child.rank))
+            self._watch.ended(rank, code)
+        ending = self._ending or (None if self._watch is None else self._watch.ending(rank))
         if ending is not None and not self._shared_group:
             self._end_group(child.process.pid, ending)
-        if child.logs is not None:
-            child.logs.ended()
+        if logs is not None:
+            logs.ended()
             if self._ending is not None:  # then a reader that has stopped is not waited for
-                child.logs.hurry()
+                logs.hurry()
 
     def _end_group(self, leader: int, number: int) -> None:
         """Pass on a signal that ended a child to what is left of its group: only the child itself got it.

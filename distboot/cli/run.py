@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from .. import frameworks
 from ..agent import child, supervisor
-from ..agent.injected import injected
 from ..detection import arguments
 from ..detection.detect import detect, refuse_unless_rank
 from ..detection.export import for_launcher, merged, of_one_process, variables
@@ -129,7 +128,7 @@ class _Launch(NamedTuple):
         self, environ: dict[str, str], logs: Logs | None, rank: int = 0, file: int | None = None
     ) -> supervisor.Command:
         """The command as a child."""
-        environ = injected(environ)
+        environ = child.with_hooks(environ)
         if logs is not None:  # the output is a pipe, in which Python would else keep it back until it ends
             environ.setdefault("PYTHONUNBUFFERED", "1")
         return supervisor.Command(self.words(environ), environ, rank, file, logs)
@@ -174,7 +173,7 @@ def _together(
         apart=launch.nested.name if launch.nested and apart else "",
         report=None if options.exec else settings.report,
     )
-    from ..agent.in_wrapper import WrapperAgent, WrapperLink
+    from ..agent.in_wrapper import WrapperAgent
     from ..agent.report import StartupReport
     from ..host import network  # here, so that a process that is alone does not pay for them
     from ..rendezvous.plan import join_here
@@ -194,7 +193,7 @@ def _together(
 
         def environ_of(rank: _Rank) -> dict[str, str]:
             one, base = rank
-            one.link = WrapperLink(watch, job, one.placement.rank)
+            one.link = watch.link(one.placement.rank)
             others = frameworks.exports(framework, one, base)
             exports = launch.exports(one.placement, base, others=others, met=True)
             return merged(exports | network.variables(one.interface, base), base)

@@ -2,6 +2,7 @@
 
 It leaves no trace: the script finds sys.path and PYTHONPATH as they were, and its own sitecustomize has run.
 """
+# ruff: noqa: INP001 - a folder of PYTHONPATH, and no package
 
 import contextlib
 import importlib.util
