@@ -114,11 +114,10 @@ class AgentLink:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._inode = connection, os.fstat(connection.fileno()).st_ino
+        self._process, self._lock = os.getpid(), threading.Lock()
         self._frames = Frames(MOST)
-        self._files: list[int] = []
         self._come: deque[Frame] = deque()
-        self._lock = threading.Lock()
-        self._process = os.getpid()
+        self._files: list[int] = []
         self._events: tuple[Any, ...] = ()
         self._ends_with_context = False  # as below the wrapper, whose agent stays
 
@@ -132,11 +131,10 @@ class AgentLink:
         Raises:
             DistbootError: the ranks have not met.
         """
-        answer = self._next(time.monotonic() + limit + 2 * _ATTACH, JoinResult, Raised)
+        answer: JoinResult | Raised = self._next(limit + 2 * _ATTACH, JoinResult, Raised)
         if isinstance(answer, Raised):
             self._events = answer.events
             raise DistbootError(answer.code if answer.code in CODES else "rank-failed", answer.message, answer.hint)
-        assert isinstance(answer, JoinResult)
         return answer
 
     def get_ready(self, ready: Ready) -> dict[int, str]:
@@ -150,7 +148,7 @@ class AgentLink:
         """Wait at a key, or lead there."""
         answer = self._ask(arrive, arrive.limit + _MARGIN, Release, Failed)
         while answer.key != arrive.key:  # of an earlier one, of which this side had given up hope
-            answer = self._next(time.monotonic() + arrive.limit + _MARGIN, Release, Failed)
+            answer = self._next(arrive.limit + _MARGIN, Release, Failed)
         if isinstance(answer, Failed):
             raise as_error(answer.problem, "")
 
@@ -172,7 +170,8 @@ class AgentLink:
     def leave(self) -> None:
         """The context is closed."""
         if self._lock.locked():  # a signal handler does so while the script waits here
-            self._send(Leave())
+            with suppress(OSError):
+                self._send(Leave())
             return
         with suppress(DistbootError):  # it may have ended
             self._ask(Leave(), _ATTACH, Listening)
@@ -187,18 +186,16 @@ class AgentLink:
 
     def attach(self, token: str) -> JoinResult:
         """Be known to the wrapper's agent."""
-        answer = self._ask(Attach(token), _ATTACH, JoinResult)
+        answer: JoinResult = self._ask(Attach(token), _ATTACH, JoinResult)
         self._ends_with_context = True
-        assert isinstance(answer, JoinResult)
         return answer
 
     def _tell(self, content: object) -> None:
-        with self._lock:
+        with self._lock, suppress(OSError):
             self._send(content)
 
     def _send(self, content: object) -> None:
-        with suppress(OSError):
-            self._open(_ATTACH).sendall(OPEN.sign(content))
+        self._open(_ATTACH).sendall(OPEN.sign(content))
 
     def _open(self, limit: float) -> socket.socket:
         """Our socket with this time limit; OSError: the script has closed it, and its number may be another file's."""
@@ -215,41 +212,35 @@ class AgentLink:
     def _ask(self, content: object, limit: float, *kinds: type) -> Any:
         with self._lock:
             try:
-                self._open(_ATTACH).sendall(OPEN.sign(content))
+                self._send(content)
             except OSError as error:
                 raise _gone(error.strerror or str(error)) from None
-            return self._next(time.monotonic() + limit, *kinds)
+            return self._next(limit, *kinds)
 
-    def _next(self, end: float, *kinds: type) -> Any:
-        while not self._come:
-            try:
+    def _next(self, limit: float, *kinds: type) -> Any:
+        end = time.monotonic() + limit
+        try:
+            while not self._come:
                 connection = self._open(max(end - time.monotonic(), 0.01))
                 data, files, _, _ = socket.recv_fds(connection, 1 << 20, 4)
-            except TimeoutError:
-                raise _gone("it does not answer") from None
-            except OSError as error:
-                raise _gone(error.strerror or str(error)) from None
-            for file in files:
-                os.set_inheritable(file, False)
-            self._files += files
-            if not data:
-                raise _gone("it has ended")
-            try:
+                if not data:
+                    raise _gone("it has ended")
+                for file in files:
+                    os.set_inheritable(file, False)
+                self._files += files
                 self._come += self._frames.feed(data)
-            except ProtocolError as error:
-                raise _gone(f"it {error}") from None
-        try:
             return OPEN.verify(self._come.popleft(), self._frames, *kinds)
+        except TimeoutError:
+            raise _gone("it does not answer") from None
+        except OSError as error:
+            raise _gone(error.strerror or str(error)) from None
         except ProtocolError as error:
             raise _gone(f"it {error}") from None
 
 
 def _gone(why: str) -> DistbootError:
-    return DistbootError(
-        "rank-failed",
-        f"the monitor process of this rank cannot be asked: {why}",
-        "look at the lines above; was it killed?",
-    )
+    why = f"the monitor process of this rank cannot be asked: {why}"
+    return DistbootError("rank-failed", why, "look at the lines above; was it killed?")
 
 
 def attached(environ: Mapping[str, str]) -> tuple[AgentLink, JoinResult] | None:
