@@ -1,7 +1,7 @@
 """The wrapper in the trees of processes that containers have, each in a PID namespace that ends with the test.
 
 A mode says what is above the wrapper, and how it was told to run the command. Signals go where a container runtime
-sends them: to process 1, from outside.
+sends them: to process 1, from outside. One mode is without a container, and so needs no namespace.
 """
 
 from __future__ import annotations
@@ -29,25 +29,21 @@ NAMESPACE = [
     "--mount", "--pid", "--fork", "--mount-proc", "--kill-child",
 ]  # fmt: skip
 WRAPPER = [sys.executable, "-m", "distboot", "run"]
+FORWARDED = ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "WINCH", "CONT"]
 
 
 @dataclass(frozen=True)
 class Mode:
-    """What starts the wrapper in the namespace.
+    """What starts the wrapper in the namespace."""
 
-    Attributes:
-        name: as in the name of a test.
-        above: the command that starts it; none: the wrapper is process 1.
-        options: its own options.
-        below: how many processes below process 1 our signals go to.
-    """
-
-    name: str
-    above: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
-    below: int = 0
+    name: str  # as in the name of a test
+    above: tuple[str, ...] = ()  # the command that starts it; none: the wrapper is process 1
+    options: tuple[str, ...] = ()  # its own
+    below: int = 0  # how many processes below process 1 our signals go to
+    is_contained: bool = True
 
 
+BARE = Mode("no container", is_contained=False)
 PROCESS_1 = Mode("process 1")
 # docker run --init is tini, podman run --init is catatonit; -g and dumb-init signal the whole group of the wrapper.
 INITS = (
@@ -88,22 +84,17 @@ needs_namespace = pytest.mark.skipif(no_namespace() is not None, reason=str(no_n
 
 
 def _missing(mode: Mode) -> str | None:
-    if no_namespace() is None and mode.above and shutil.which(mode.above[0]) is None:
-        return f"no {mode.above[0]} (tests/cluster/packages.txt)"
-    return no_namespace()
+    if not mode.is_contained or no_namespace() is not None:
+        return no_namespace() if mode.is_contained else None
+    return None if not mode.above or shutil.which(mode.above[0]) else f"no {mode.above[0]} (tests/cluster/packages.txt)"
 
 
 class Wrapped:
-    """A wrapper that runs.
-
-    Args:
-        process: what was started here.
-        output: what it prints; of a terminal, also what is typed.
-        below: how many processes below it our signals go to.
-    """
+    """A wrapper that runs: the process that was started here, and what it prints; of a terminal, also what is typed."""
 
     def __init__(self, process: subprocess.Popen[bytes], output: int, below: int) -> None:
-        self._process, self._output, self._below = process, output, below
+        self._process, self._output = process, output
+        self._below = below  # how many processes below it our signals go to
         self._text = b""
         self._end = time.monotonic() + LIMIT
 
@@ -131,10 +122,14 @@ class Wrapped:
 
     def send(self, name: str) -> None:
         """Send the signal to process 1, as a container runtime does, or to the wrapper below a shell."""
+        os.kill(self.pid, getattr(signal, f"SIG{name}"))
+
+    @property
+    def pid(self) -> int:
         pid = self._process.pid
         for _ in range(self._below):
             pid = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
-        os.kill(pid, getattr(signal, f"SIG{name}"))
+        return pid
 
     def code(self) -> int:
         """The exit code, once it has ended."""
@@ -157,28 +152,21 @@ def wrapped(
     env: Mapping[str, str],
     *command: str,
     options: Sequence[str] = (),
-    terminal: bool = False,
-    before: Sequence[str] = (),
+    terminal: bool = False,  # as with `docker run -it`
+    before: Sequence[str] = (),  # what prepares the namespace and then starts the rest
 ) -> Iterator[Wrapped]:
-    """The wrapper around a command, ended with everything in its namespace when the block ends, however it ends.
-
-    Args:
-        mode: how it is started.
-        env: its environment.
-        command: what it runs.
-        options: its options besides those of the mode.
-        terminal: whether it has one, as with `docker run -it`.
-        before: what prepares the namespace and then starts the rest.
-    """
+    """The wrapper around a command, ended with everything in its namespace when the block ends, however it ends."""
     ours, theirs = os.openpty() if terminal else os.pipe()
     before = [*before, *(["setsid", "--ctty"] if terminal else [])]
-    whole = [*NAMESPACE, *before, *mode.above, *WRAPPER, *mode.options, *options, "--", *command]
+    before = [*(NAMESPACE if mode.is_contained else []), *before]
+    whole = [*before, *mode.above, *WRAPPER, *mode.options, *options, "--", *command]
     process = subprocess.Popen(
-        whole, env=dict(env), stdin=theirs if terminal else subprocess.DEVNULL, stdout=theirs, stderr=theirs
-    )
+        whole, env=dict(env), stdin=theirs if terminal else subprocess.DEVNULL, stdout=theirs, stderr=theirs,
+        start_new_session=not (mode.is_contained or terminal),
+    )  # fmt: skip
     os.close(theirs)
     try:
-        yield Wrapped(process, ours, 1 + mode.below)
+        yield Wrapped(process, ours, mode.below + mode.is_contained)
     finally:
         process.kill()  # --kill-child: and process 1 with it, and so all of them
         process.wait(LIMIT)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import signal
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import Run
 from process1 import (
+    BARE,
+    FORWARDED,
     IN_CONTAINERS,
     LIMIT,
     NAMESPACE,
@@ -20,7 +21,6 @@ from process1 import (
     PROCESS_1,
     SUPERVISED,
     Mode,
-    Wrapped,
     in_modes,
     needs_namespace,
     python,
@@ -28,7 +28,6 @@ from process1 import (
     wrapped,
 )
 from supervised import until
-from test_wrapper import FORWARDED
 
 # Prints the name of every signal that it gets; the second TERM ends it with 7. By `sigwait`: a handler in Python does
 # not run if the signal comes right before the call that waits for it.
@@ -46,7 +45,7 @@ os._exit(7)
 """
 
 
-@in_modes(*IN_CONTAINERS)
+@in_modes(*IN_CONTAINERS, BARE)
 def test_every_signal_reaches_the_child_once(clean_env: dict[str, str], mode: Mode) -> None:
     with wrapped(mode, clean_env, *python(_PRINTS, *FORWARDED)) as wrapper:
         assert wrapper.line() == "ready"
@@ -57,33 +56,29 @@ def test_every_signal_reaches_the_child_once(clean_env: dict[str, str], mode: Mo
         assert (wrapper.rest(), wrapper.code()) == ("", 7)
 
 
-@contextmanager
-def _in_the_rendezvous(mode: Mode, env: dict[str, str]) -> Iterator[Wrapped]:
-    """Rank 1, once it waits for rank 0, which says nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as rank_0:
-        rank_0.settimeout(LIMIT)
-        port = str(rank_0.getsockname()[1])
-        job = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        with wrapped(mode, {**env, **job}, "true") as wrapper, rank_0.accept()[0]:
-            yield wrapper
+def _assert_ends_in_the_rendezvous(mode: Mode, env: dict[str, str], rank: str, name: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:  # rank 0, which says nothing; to rank 0 a port that is taken
+        other.settimeout(LIMIT)
+        port = str(other.getsockname()[1])
+        job = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        with wrapped(mode, {**env, **job}, "true") as wrapper, other.accept()[0]:
+            if rank == "0":
+                wrapper.read_until("1/2 joined, missing 1")
+            wrapper.send(name)
+            assert "rror" not in wrapper.rest()
+            assert wrapper.code() == 128 + getattr(signal, f"SIG{name}")
 
 
 @in_modes(*IN_CONTAINERS)
 def test_term_in_the_rendezvous(clean_env: dict[str, str], mode: Mode) -> None:
-    with _in_the_rendezvous(mode, clean_env) as wrapper:
-        wrapper.send("TERM")
-        assert "rror" not in wrapper.rest()
-        assert wrapper.code() == 128 + signal.SIGTERM
+    _assert_ends_in_the_rendezvous(mode, clean_env, "1", "TERM")
 
 
-@pytest.mark.parametrize("name", ["INT", "HUP", "QUIT"])
+@pytest.mark.parametrize(("rank", "name"), [("1", "INT"), ("1", "HUP"), ("1", "QUIT"), ("0", "TERM")])
 @in_modes(PROCESS_1)
-def test_other_signals_in_the_rendezvous(clean_env: dict[str, str], mode: Mode, name: str) -> None:
+def test_other_signals_in_the_rendezvous(clean_env: dict[str, str], mode: Mode, rank: str, name: str) -> None:
     # Ctrl-C in `docker run -it`, say: the kernel drops a signal to process 1 that has no handler.
-    with _in_the_rendezvous(mode, clean_env) as wrapper:
-        wrapper.send(name)
-        assert "rror" not in wrapper.rest()
-        assert wrapper.code() == 128 + getattr(signal, f"SIG{name}")
+    _assert_ends_in_the_rendezvous(mode, clean_env, rank, name)
 
 
 @in_modes(PROCESS_1)
@@ -130,25 +125,16 @@ while True:
 _REAPS_NOT = tuple(python("import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)"))
 
 
-@in_modes(*SUPERVISED)
-def test_children_of_the_child_get_term_once_it_has_ended(clean_env: dict[str, str], mode: Mode) -> None:
-    with wrapped(mode, clean_env, *python(_FAMILY, "ends")) as wrapper:
-        assert wrapper.line() == "ready"
-        wrapper.send("TERM")
-        assert (wrapper.rest(), wrapper.code()) == ("child of the child\n", 3)
+_BELOW_ONE_THAT_REAPS_NOT = Mode("below a process 1 that does not reap", _REAPS_NOT, below=1)
 
 
-@in_modes(*SUPERVISED, NOT_PROCESS_1)
-def test_children_of_the_child_that_stay_do_not_change_its_code(clean_env: dict[str, str], mode: Mode) -> None:
-    with wrapped(mode, clean_env, *python(_FAMILY, "stays"), options=["--grace", "0.2"]) as wrapper:
-        assert wrapper.line() == "ready"
-        wrapper.send("TERM")
-        assert (wrapper.rest(), wrapper.code()) == ("child of the child\n", 3)
-
-
-@in_modes(Mode("below a process 1 that does not reap", _REAPS_NOT, below=1))
-def test_zombies_of_the_group_are_not_waited_for(clean_env: dict[str, str], mode: Mode) -> None:
-    with wrapped(mode, clean_env, *python(_FAMILY, "ends"), options=["--grace", "1000"]) as wrapper:
+# What stays is killed after the grace; for what ends, and for zombies, nothing waits.
+@pytest.mark.parametrize(("does", "grace"), [("ends", "1000"), ("stays", "0.2")])
+@in_modes(*SUPERVISED, NOT_PROCESS_1, _BELOW_ONE_THAT_REAPS_NOT, BARE)
+def test_children_of_the_child_get_term_once_it_has_ended(
+    clean_env: dict[str, str], mode: Mode, does: str, grace: str
+) -> None:
+    with wrapped(mode, clean_env, *python(_FAMILY, does), options=["--grace", grace]) as wrapper:
         assert wrapper.line() == "ready"
         wrapper.send("TERM")
         assert (wrapper.rest(), wrapper.code()) == ("child of the child\n", 3)
@@ -243,8 +229,8 @@ print("all")
 """
 
 
-@needs_namespace
-def test_every_exit_code_and_every_signal_that_ends_the_child(run: Run) -> None:
+@pytest.mark.parametrize("before", [[], pytest.param(NAMESPACE, marks=needs_namespace)], ids=["bare", "process 1"])
+def test_every_exit_code_and_every_signal_that_ends_the_child(run: Run, before: Sequence[str]) -> None:
     # One process for all: it would be slow to start one for each.
-    done = run(*NAMESPACE, sys.executable, "-c", _EVERY_CODE)
+    done = run(*before, sys.executable, "-c", _EVERY_CODE)
     assert (done.stdout, done.stderr) == ("all\n", "")

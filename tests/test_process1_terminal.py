@@ -1,8 +1,8 @@
-"""The wrapper in a container with a terminal (`docker run -it`): its keys, and the job control of a shell in it."""
+"""The wrapper with a terminal, in a container (`docker run -it`) and without: its keys, and a shell's job control."""
 
 from __future__ import annotations
 
-from process1 import EXEC_PROCESS_1, SUPERVISED, Mode, in_modes, python, wrapped
+from process1 import BARE, EXEC_PROCESS_1, SUPERVISED, Mode, in_modes, python, wrapped
 
 # Prints the name of the signals of the keys, and every line that is typed; "end" ends it.
 _CHILD = """
@@ -21,7 +21,7 @@ for line in sys.stdin:
 """
 
 
-@in_modes(*SUPERVISED, EXEC_PROCESS_1)
+@in_modes(*SUPERVISED, EXEC_PROCESS_1, BARE)
 def test_keys_reach_the_child_once(clean_env: dict[str, str], mode: Mode) -> None:
     with wrapped(mode, clean_env, *python(_CHILD), terminal=True) as wrapper:
         wrapper.read_until("ready")
@@ -37,7 +37,7 @@ def test_keys_reach_the_child_once(clean_env: dict[str, str], mode: Mode) -> Non
 
 
 # Without the inits that signal the whole group: in a terminal the child is in the wrapper's, and gets theirs, too.
-@in_modes(*(mode for mode in (*SUPERVISED, EXEC_PROCESS_1) if mode.name not in {"tini -g", "dumb-init"}))
+@in_modes(*(mode for mode in (*SUPERVISED, EXEC_PROCESS_1, BARE) if mode.name not in {"tini -g", "dumb-init"}))
 def test_signals_of_the_runtime_reach_the_child_in_a_terminal(clean_env: dict[str, str], mode: Mode) -> None:
     # docker stop with STOPSIGNAL SIGINT, and what tells of a new size of the window: not the keys of the terminal.
     with wrapped(mode, clean_env, *python(_CHILD), terminal=True) as wrapper:
