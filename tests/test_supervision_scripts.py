@@ -208,7 +208,7 @@ def test_stderr_that_nobody_reads_does_not_keep_a_survivor(start: Start) -> None
 
 @in_both_ways
 def test_children_of_a_rank_are_its_own_matter(start: Start, init: bool) -> None:
-    """Forked and other processes end in any way; and the script finds no child that it did not start."""
+    """They end in any way, the hook is called for what goes on; and the script finds no child that it did not start."""
     script = """
 import subprocess, multiprocessing
 def fail():
@@ -223,6 +223,15 @@ subprocess.run([sys.executable, "-c", "raise ValueError"], stderr=subprocess.DEV
 if os.fork() == 0:
     os._exit(5)
 os.wait()
+import ctypes
+libc = ctypes.PyDLL(None)  # which keeps Python's lock: else another thread may have it in the child, for ever
+if libc.fork() == 0:
+    libc.exit(3)
+os.wait()
+try:
+    raise ValueError("shown, and gone on with")
+except ValueError:
+    sys.excepthook(*sys.exc_info())
 try:
     os.wait()
 except ChildProcessError:
@@ -231,6 +240,7 @@ except ChildProcessError:
     running = start(script + DEFAULT, init=init)
     assert running.finish() == [0, 0, 0]
     assert len(list(running.folder.glob("alone-*"))) == 3
+    assert "all ended well" in running.summary()
 
 
 @needs_torch
@@ -255,59 +265,26 @@ if __name__ == "__main__":
     assert running.first(0).startswith("rank 1 failed first: ")
 
 
-def test_own_handlers_of_the_script_stay_in_force(start_init: Start) -> None:
-    script = """
-for number in (signal.SIGUSR1, signal.SIGUSR2):
-    signal.signal(number, lambda n, _: Path(f"got-{n}-{rank}").touch())
-"""
-    running = start_init(script + DEFAULT)
-    running.send(1, signal.SIGUSR1)
-    until((running.folder / f"got-{int(signal.SIGUSR1)}-1").exists)
-    # And those that come to the whole group do not end the guard.
-    os.killpg(running.processes[2].pid, signal.SIGUSR2)
-    until((running.folder / f"got-{int(signal.SIGUSR2)}-2").exists)
-    running.touch("end")
-    assert running.codes() == [0, 0, 0]
-    assert "all ended well" in running.summary()
-
-
-def test_handler_that_the_script_sets_later_is_run_and_what_stopped_it_is_known(start_init: Start) -> None:
+def test_own_handlers_of_the_script_stay_in_force_and_what_stopped_it_is_known(start_init: Start) -> None:
     script = """
 def save(*_):
     Path(f"saved-{rank}").touch()
     sys.exit(7)
 signal.signal(signal.SIGTERM, save)
 assert signal.getsignal(signal.SIGTERM) is save
+for number in (signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, lambda n, _: Path(f"got-{n}-{rank}").touch())
 """
     running = start_init(script + DEFAULT)
-    pids = running.all_ready()
-    os.kill(pids[1], signal.SIGTERM)
+    running.send(1, signal.SIGUSR1)
+    until((running.folder / f"got-{int(signal.SIGUSR1)}-1").exists)
+    # And those that come to the whole group do not end the sidecar.
+    os.killpg(running.processes[2].pid, signal.SIGUSR2)
+    until((running.folder / f"got-{int(signal.SIGUSR2)}-2").exists)
+    running.send(1, signal.SIGTERM)
     assert running.codes() == [7, 7, 7]
     assert len(list(running.folder.glob("saved-*"))) == 3
     assert "stopped by SIGTERM from outside: rank 1 got it first" in running.summary()
-
-
-_CALLS_THE_HOOK = """
-try:
-    raise ValueError("shown, and gone on with")
-except ValueError:
-    sys.excepthook(*sys.exc_info())
-"""
-_FORKS_IN_C = """
-import ctypes
-libc = ctypes.PyDLL(None)  # which keeps Python's lock: else another thread may have it in the child, for ever
-child = libc.fork()
-if child == 0:
-    libc.exit(3)
-os.waitpid(child, 0)
-"""
-
-
-@pytest.mark.parametrize("script", [_CALLS_THE_HOOK, _FORKS_IN_C], ids=["hook", "fork"])
-def test_hook_and_the_end_of_a_process_forked_in_c_are_no_end_of_the_rank(start_init: Start, script: str) -> None:
-    running = start_init(script + DEFAULT, ranks=2)
-    assert running.finish() == [0, 0]
-    assert "all ended well" in running.summary()
 
 
 def test_torchruns_error_file_gets_what_it_expects(start_init: Start) -> None:
