@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -27,21 +27,13 @@ if TYPE_CHECKING:
 
 
 class Command(NamedTuple):
-    """What becomes a child.
+    """What becomes a child."""
 
-    Attributes:
-        words: program and arguments.
-        environ: its environment.
-        rank: its rank.
-        file: a file descriptor for it, under the same number.
-        logs: where its output goes; None: to where ours does.
-    """
-
-    words: Sequence[str]
+    words: Sequence[str]  # program and arguments
     environ: Mapping[str, str]
     rank: int = 0
-    file: int | None = None
-    logs: Logs | None = None
+    file: int | None = None  # a descriptor for it, under the same number
+    logs: Logs | None = None  # where its output goes; None: to where ours does
 
 
 _FORWARDED = {
@@ -125,7 +117,7 @@ class _Supervision:
     def run(self) -> int:
         """Our exit code."""
         while not self._is_over:
-            number, from_kernel = _next_signal(_WAITED_FOR)
+            number, from_kernel = _next_signal()
             if number == signal.SIGCHLD:
                 self._reap()
             elif not self._children:
@@ -136,14 +128,16 @@ class _Supervision:
                 self._forward(number)
         signal.setitimer(signal.ITIMER_REAL, 0)
         while signal.sigpending() & _WAITED_FOR:  # it has come too late; let through, it would decide our exit code
-            _next_signal(_WAITED_FOR)
+            _next_signal()
         codes = {rank: 128 - code if code < 0 else code for rank, code in self._codes.items()}
         return next(filter(None, codes.values()), 0) if self._watch is None else self._watch.final(codes)
 
     def _reap(self) -> None:
-        for pid, code in _ended():
-            if pid in self._children:
-                self._take(self._children.pop(pid), code)
+        with suppress(ChildProcessError):  # there is none left
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                child = self._children.pop(ended[0], None)
+                if child is not None:  # else it is an orphan that has become ours
+                    self._take(child, os.waitstatus_to_exitcode(ended[1]))
         self._is_over = not self._children and all(other.is_done for other in self._others)
 
     def _take(self, child: _Child, code: int) -> None:
@@ -207,19 +201,12 @@ def _nothing(number: int, frame: object) -> None:
     """A handler that is never run: the signal is always blocked."""
 
 
-def _next_signal(waited_for: set[signal.Signals]) -> tuple[int, bool]:
+def _next_signal() -> tuple[int, bool]:
     """The next signal, and whether the kernel sent it, as it does for the keys of a terminal."""
     if hasattr(signal, "sigwaitinfo"):  # not on macOS
-        info = signal.sigwaitinfo(waited_for)
+        info = signal.sigwaitinfo(_WAITED_FOR)
         return info.si_signo, info.si_code > 0  # SI_KERNEL; kill() and its like have 0 and less
-    return signal.sigwait(waited_for), True
-
-
-def _ended() -> Iterator[tuple[int, int]]:
-    """Every child that has ended, with its exit code, or minus the signal; also orphans that have become ours."""
-    with suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            yield found[0], os.waitstatus_to_exitcode(found[1])
+    return signal.sigwait(_WAITED_FOR), True
 
 
 def _on_terminal() -> bool:
