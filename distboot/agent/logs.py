@@ -37,17 +37,10 @@ _BEGINS = re.compile(rb"\n(?=[^\r])|\r+(?=[^\r\n])")
 
 
 class Logs:
-    """Where the output of a rank goes.
-
-    Args:
-        rank: whose output it is.
-        who: this process, as `Placement.who`.
-        prefix: whether each line says its rank and host; not in the file.
-        folder: for the file; None: there is none.
+    """Where the output of a rank goes: each line with a prefix, or to a file in a folder, where it has none, or both.
 
     Attributes:
-        stdout: a file descriptor for the child; None: it inherits ours.
-        stderr: the same.
+        stdout, stderr: a file descriptor for the child; None: it inherits ours.
 
     Raises:
         DistbootError: `output-failed`; the file cannot be written.

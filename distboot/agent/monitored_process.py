@@ -147,19 +147,14 @@ class HookReader:
 
 
 class MonitoredProcess:
-    """The process of a rank; how it ends, whoever sees that tells in `ended`.
-
-    Attributes:
-        ending: the last signal with which it was made to end; None: it was not.
-        external_signal: that has asked it to stop.
-        stopped_by_us: whether it was stopped for the failure of another rank.
-        done: whether we have ended it, as its work is done.
-    """
+    """The process of a rank; its parent, or what else sees it end, says so with `ended`."""
 
     def __init__(self, rank: int, process: Process, hooks: HookReader, agent: Agent, bound: float) -> None:
-        self.ending: int | None = None
-        self.external_signal: int | None = None
-        self.stopped_by_us = self.done = self.has_ended = False
+        self.ending: int | None = None  # the last signal with which it was made to end; None: it was not
+        self.external_signal: int | None = None  # that has asked it to stop
+        self.stopped_by_us = False  # for the failure of another rank
+        self.done = False  # whether we have ended it, as its work is done
+        self.has_ended = False
         self.rank, self.process = rank, process
         self._loop, self._role = agent.loop, agent.role
         self._hooks = hooks

@@ -49,17 +49,16 @@ class ForeignProcess(MonitoredProcess):
             self._loop.add_reader(self.process.file, self._take_end)
 
     def look(self, now: float) -> None:
-        """Whether it has ended, where the kernel does not say so, or has been stopped for too long."""
         if self.process.file is None and self.process.has_ended():
-            self._end_seen(now)
+            self._take_end(now)
         super().look(now)
 
     def let_go(self) -> None:
         """Do not hold up its exit any longer, if it is about to end."""
         if self.has_ended:
-            self._answer_exit()
+            self._answer()
 
-    def _answer_exit(self) -> None:
+    def _answer(self) -> None:
         with suppress(OSError):
             self._status.send(b"\0")
 
@@ -70,7 +69,7 @@ class ForeignProcess(MonitoredProcess):
         if not data:
             self._loop.remove_reader(self._status.fileno())
         elif pids != [self.process.pid]:
-            self._answer_exit()
+            self._answer()
         elif self.stopped_by_us and data == b"\0":  # it had to stop: that is no success
             self._kill()
             self._end(ExitStatus(signal=int(signal.SIGKILL)), now)
@@ -78,11 +77,8 @@ class ForeignProcess(MonitoredProcess):
             self._end(ExitStatus(code=data[0]), now)
 
     def _take_end(self, now: float) -> None:
-        assert self.process.file is not None
-        self._loop.remove_reader(self.process.file)
-        self._end_seen(now)
-
-    def _end_seen(self, now: float) -> None:
+        if self.process.file is not None:
+            self._loop.remove_reader(self.process.file)
         if not self.has_ended:
             status = self.process.wait_status()
             self._end(ExitStatus() if status is None else ExitStatus.of_child(os.waitstatus_to_exitcode(status)), now)
@@ -94,7 +90,6 @@ class ForeignProcess(MonitoredProcess):
             self.let_go()
 
     def decided(self, now: float) -> None:
-        """It is clear now who failed first."""
         self._loop.call_at(now + AFTER_THE_FIRST, self.let_go)
 
 
@@ -110,8 +105,7 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
     begin = _begun(control)
     if begin is None:
         return
-    process = Process(begin.pid)
-    joined = Joined(begin.plan)
+    process, joined = Process(begin.pid), Joined(begin.plan)
     joined.wanted = _watching(control, process, joined)
     try:
         result = joined.join()

@@ -47,11 +47,7 @@ _exit_files: tuple[int, int] | None = None  # that the C library writes the stat
 
 
 class Sidecar:
-    """The agent of this process.
-
-    Raises:
-        OSError: it does not start.
-    """
+    """The agent of this process; `OSError`: it does not start."""
 
     def __init__(self) -> None:
         self._files: list[int] = []
@@ -141,10 +137,7 @@ def tell_steps(job: JobInfo) -> None:
 def report_exit_code(status: int, answer: int) -> None:
     """At the exit of this process, write its code to `status` as one byte, and wait for a byte or the end of `answer`.
 
-    A second call replaces both. The descriptors stay the caller's.
-
-    Raises:
-        OSError, AttributeError: this C library cannot do it.
+    A second call replaces both. `OSError`, `AttributeError`: this C library cannot do it.
     """
     global _exit_files  # noqa: PLW0603 - a process ends once
     if _exit_files is None:
