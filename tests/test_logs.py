@@ -35,29 +35,28 @@ def test_without_the_options_the_child_has_our_own_streams(clean_env: dict[str, 
         assert wrapper.stdout.read() == f"{ours} None\n".encode()
 
 
-def test_line_comes_when_it_is_printed_and_a_prompt_without_its_end(clean_env: dict[str, str], tmp_path: Path) -> None:
-    text = "print('first'); sys.stdin.readline(); name = input('name? '); print('hello', name); input()"
+_PROMPT = "print('first'); sys.stdin.readline(); name = input('name? '); print('hello', name); input()"
+_BAR = "for n in range(3): print(f'\\r{n}0 %', end=''); sys.stdin.readline()\nprint('\\rall ')"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        # After "Ada" a terminal would show that, and its end of the line.
+        (_PROMPT, [(PREFIX + b"first\n", "\n"), (PREFIX + b"name? ", "Ada\n"), (b"hello Ada\n", "\n")]),
+        (_BAR, [*((b"\r" + PREFIX + b"%d0 %%" % n, "\n") for n in range(3)), (b"\r" + PREFIX + b"all \n", "")]),
+    ],
+    ids=["prompt", "progress bar"],
+)
+def test_line_comes_when_it_is_printed_and_its_beginning_too(
+    clean_env: dict[str, str], tmp_path: Path, text: str, shown: list[tuple[bytes, str]]
+) -> None:
     with wrapped(clean_env, tmp_path, *PREFIXED, *python(text)) as wrapper:
-        for expected, answer in (
-            (PREFIX + b"first\n", "\n"),
-            (PREFIX + b"name? ", "Ada\n"),  # a terminal would show that, and its end of the line
-            (b"hello Ada\n", ""),
-        ):
+        for expected, answer in shown:
             assert read_from(wrapper, len(expected)) == expected
             type_in(wrapper, answer)
-        type_in(wrapper)
-        assert wrapper.wait(20) == 0
-
-
-def test_progress_bar_is_shown_step_by_step_and_not_over_the_prefix(clean_env: dict[str, str], tmp_path: Path) -> None:
-    text = "for n in range(3): print(f'\\r{n}0 %', end=''); sys.stdin.readline()\nprint('\\rall ')"
-    with wrapped(clean_env, tmp_path, *PREFIXED, *python(text)) as wrapper:
-        for shown in (b"00 %", b"10 %", b"20 %"):
-            expected = b"\r" + PREFIX + shown
-            assert read_from(wrapper, len(expected)) == expected
-            type_in(wrapper)
         assert wrapper.stdout is not None
-        assert wrapper.stdout.read() == b"\r" + PREFIX + b"all \n"
+        assert (wrapper.stdout.read(), wrapper.wait(20)) == (b"", 0)
 
 
 def test_bytes_pass_unchanged(clean_env: dict[str, str], tmp_path: Path) -> None:

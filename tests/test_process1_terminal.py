@@ -21,8 +21,12 @@ for line in sys.stdin:
 """
 
 
+# In a terminal the child is in the wrapper's group, and gets what these inits send to all of that, too.
+_SIGNAL_THE_GROUP = {"tini -g", "dumb-init"}
+
+
 @in_modes(*SUPERVISED, EXEC_PROCESS_1, BARE)
-def test_keys_reach_the_child_once(clean_env: dict[str, str], mode: Mode) -> None:
+def test_keys_and_signals_of_the_runtime_reach_the_child_once(clean_env: dict[str, str], mode: Mode) -> None:
     with wrapped(mode, clean_env, *python(_CHILD), terminal=True) as wrapper:
         wrapper.read_until("ready")
         wrapper.type("\x03")
@@ -31,21 +35,12 @@ def test_keys_reach_the_child_once(clean_env: dict[str, str], mode: Mode) -> Non
         assert "INT" not in wrapper.read_until("QUIT")
         wrapper.type("hello\n")
         assert "QUIT" not in wrapper.read_until("line hello")
-        wrapper.type("end\n")
-        wrapper.read_until("line end")
-        assert wrapper.code() == 5
-
-
-# Without the inits that signal the whole group: in a terminal the child is in the wrapper's, and gets theirs, too.
-@in_modes(*(mode for mode in (*SUPERVISED, EXEC_PROCESS_1, BARE) if mode.name not in {"tini -g", "dumb-init"}))
-def test_signals_of_the_runtime_reach_the_child_in_a_terminal(clean_env: dict[str, str], mode: Mode) -> None:
-    # docker stop with STOPSIGNAL SIGINT, and what tells of a new size of the window: not the keys of the terminal.
-    with wrapped(mode, clean_env, *python(_CHILD), terminal=True) as wrapper:
-        wrapper.read_until("ready")
-        wrapper.send("INT")
-        wrapper.read_until("INT")
-        wrapper.send("WINCH")
-        assert "INT" not in wrapper.read_until("WINCH")
+        if mode.name not in _SIGNAL_THE_GROUP:
+            # docker stop with STOPSIGNAL SIGINT, and what tells of a new size of the window: not the keys.
+            wrapper.send("INT")
+            wrapper.read_until("INT")
+            wrapper.send("WINCH")
+            assert "INT" not in wrapper.read_until("WINCH")
         wrapper.type("end\n")
         assert "WINCH" not in wrapper.read_until("line end")
         assert wrapper.code() == 5

@@ -152,16 +152,6 @@ def test_script_that_is_process_1_of_a_container_is_stopped(start_init: Start) -
     assert running.first(0).startswith("rank 1 failed first: exit code 3")
 
 
-def test_other_signals_are_for_the_script_alone(start: Start) -> None:
-    script = "signal.signal(signal.SIGUSR1, lambda *_: Path(f'usr1-{rank}').touch())\n" + DEFAULT
-    running = start(script)
-    running.all_ready()
-    running.processes[1].send_signal(signal.SIGUSR1)
-    until((running.folder / "usr1-1").exists)
-    running.touch("end")
-    assert running.codes() == [0, 0, 0]
-
-
 def test_what_a_shell_has_started_does_not_outlive_the_job(start: Start) -> None:
     script = """
 import subprocess
@@ -265,7 +255,8 @@ if __name__ == "__main__":
     assert running.first(0).startswith("rank 1 failed first: ")
 
 
-def test_own_handlers_of_the_script_stay_in_force_and_what_stopped_it_is_known(start_init: Start) -> None:
+@in_both_ways
+def test_own_handlers_of_the_script_stay_in_force_and_what_stopped_it_is_known(start: Start, init: bool) -> None:
     script = """
 def save(*_):
     Path(f"saved-{rank}").touch()
@@ -275,13 +266,14 @@ assert signal.getsignal(signal.SIGTERM) is save
 for number in (signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(number, lambda n, _: Path(f"got-{n}-{rank}").touch())
 """
-    running = start_init(script + DEFAULT)
-    running.send(1, signal.SIGUSR1)
+    running = start(script + DEFAULT, init=init)
+    running.all_ready()
+    running.processes[1].send_signal(signal.SIGUSR1)
     until((running.folder / f"got-{int(signal.SIGUSR1)}-1").exists)
     # And those that come to the whole group do not end the sidecar.
     os.killpg(running.processes[2].pid, signal.SIGUSR2)
     until((running.folder / f"got-{int(signal.SIGUSR2)}-2").exists)
-    running.send(1, signal.SIGTERM)
+    running.processes[1].terminate()
     assert running.codes() == [7, 7, 7]
     assert len(list(running.folder.glob("saved-*"))) == 3
     assert "stopped by SIGTERM from outside: rank 1 got it first" in running.summary()
