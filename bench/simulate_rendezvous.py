@@ -18,9 +18,9 @@ from simulate_costs import Costs
 from simulate_job import Line, Link, Outcome, Setting, lines_of, way
 from simulate_messages import RANKS_A_NODE, membership_bytes
 
-from distboot.rendezvous.membership import with_nodes
 from distboot.rendezvous.messages import Failed
 from distboot.rendezvous.protocol import Channel
+from distboot.text import with_nodes
 
 _BACKLOG = 4096  # connections that wait to be accepted (net.core.somaxconn)
 _SYN_AGAIN = (1.0, 3.0, 7.0)  # seconds after the first, where the queue was full (tcp(7): the timeout doubles)

@@ -1,4 +1,4 @@
-"""Text for people: values quoted, control characters escaped, addresses, and one line on stderr."""
+"""Text for people: values quoted, control characters escaped, ranges of ranks, addresses, and one line on stderr."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import os
 import re
 import select
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 _DIGITS_AND_DOTS = re.compile(r"[0-9.]+", re.ASCII)
 _STDERR_LIMIT = 500  # milliseconds
 _PIPE_BUF = 4096  # bytes
 _LONGEST = 200  # characters of a value that a message shows
+_MOST_SPANS = 20  # ranges in one line
 
 
 def short_repr(value: object) -> str:
@@ -64,6 +65,58 @@ def did_you_mean(word: str, names: Iterable[str], known: Iterable[str] = ()) -> 
 def counted(count: int, what: str) -> str:
     """`"1 rank"`, `"3 ranks"`."""
     return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def runs(numbers: Iterable[int]) -> list[range]:
+    """`[0, 1, 2, 5]` -> `[range(0, 3), range(5, 6)]`."""
+    found: list[range] = []
+    for number in numbers:
+        if found and number == found[-1].stop:
+            found[-1] = range(found[-1].start, number + 1)
+        else:
+            found.append(range(number, number + 1))
+    return found
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """`[0, 1, 2, 5]` -> `"0-2, 5"`; the numbers are in ascending order."""
+    return _joined(runs(numbers))
+
+
+def ranks_said(ranks: Sequence[int]) -> str:
+    """`"rank 3"`, `"ranks 0-2, 5"`, for ranks in ascending order."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}"
+
+
+def with_nodes(ranks: Iterable[int], node_of: Mapping[int, int]) -> str:
+    """`"3 (node 0), 8-31 (nodes 1-3)"`, for ranks in ascending order."""
+    by_node: dict[int, list[int]] = {}
+    for rank in ranks:
+        by_node.setdefault(node_of[rank], []).append(rank)
+    groups: list[tuple[list[int], list[range]]] = []  # nodes, and the runs of their ranks
+    for node, here in by_node.items():
+        found = runs(here)
+        nodes, before = groups[-1] if groups else ([], [])
+        if len(found) == len(before) == 1 and node == nodes[-1] + 1 and found[0].start == before[0].stop:
+            nodes.append(node)
+            before[0] = range(before[0].start, found[0].stop)
+        else:
+            groups.append(([node], found))
+    return _first([f"{_joined(found)} {nodes_said(nodes)}" for nodes, found in groups])
+
+
+def nodes_said(nodes: Sequence[int]) -> str:
+    """`"(node 0)"`, `"(nodes 1-3)"`, for nodes in ascending order."""
+    return f"(node{'s' if len(nodes) > 1 else ''} {ranges(nodes)})"
+
+
+def _joined(found: Sequence[range]) -> str:
+    return _first([str(run.start) if len(run) == 1 else f"{run.start}-{run.stop - 1}" for run in found])
+
+
+def _first(spans: Sequence[str]) -> str:
+    more = f" and {len(spans) - _MOST_SPANS} more" if len(spans) > _MOST_SPANS else ""
+    return ", ".join(spans[:_MOST_SPANS]) + more
 
 
 def first_line(error: BaseException) -> str:

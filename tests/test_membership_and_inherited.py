@@ -17,9 +17,10 @@ from rendezvous_peers import record
 from distboot import DistbootError, detect
 from distboot.detection.export import merged, variables
 from distboot.detection.inherited import VARIABLE
-from distboot.rendezvous.membership import assign_ranks, with_nodes
+from distboot.rendezvous.membership import assign_ranks
 from distboot.rendezvous.messages import WorkerInfo
 from distboot.rendezvous.plan import collect_worker_info
+from distboot.text import with_nodes
 
 
 def _records(nodes: str, **known: Sequence[int | None]) -> list[WorkerInfo]:

@@ -17,9 +17,10 @@ from rendezvous_peers import HELLO, OPEN, OURS, Rank, Rank0, altered, answers, f
 from distboot import DistbootError
 from distboot.rendezvous.coordinator import Coordinator
 from distboot.rendezvous.join_table import JoinTable
-from distboot.rendezvous.membership import Membership, ranges
+from distboot.rendezvous.membership import Membership
 from distboot.rendezvous.messages import Ready, Refused, Welcome, WorkerInfo
 from distboot.rendezvous.protocol import JobCredentials
+from distboot.text import ranges
 
 
 def test_all_ranks_get_the_same_exact_membership(rank0: StartRank0) -> None:

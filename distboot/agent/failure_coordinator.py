@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..rendezvous.keys import Keys
-from ..rendezvous.membership import ranks_said
 from ..rendezvous.messages import Arrive, Detach, Leave, Ready
 from ..rendezvous.protocol import ProtocolError
 from ..report import EventLog, own_steps
 from ..settings import SupervisionSettings
+from ..text import ranks_said
 from .exit_status import ExitStatus
 from .heartbeat import DisconnectedError, HeartbeatConnection, close_gracefully
 from .loop import AFTER_THE_FIRST, Participant, Say, StopRequest

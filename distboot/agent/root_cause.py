@@ -8,13 +8,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ..rendezvous.membership import Membership, ranks_said
 from ..rendezvous.protocol import flag, number, of, several, text, time_or_duration
-from ..text import escape_control
+from ..text import escape_control, ranks_said
 from .exit_status import ExitStatus, shown, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ..rendezvous.membership import Membership
     from .heartbeat import HeartbeatConnection
 
 SETTLING = 0.15  # seconds for a failure to become known to which a signal is the answer; mpirun gives us 0.24 to live

@@ -16,10 +16,10 @@ from ..detection.detect import detect, refuse_unless_rank
 from ..doctor import LONGEST, STATUSES, Check, Finding, Machine, accelerators, rdma, start, unknown
 from ..errors import with_rank
 from ..rendezvous.master import require_master
-from ..rendezvous.membership import Membership, ranks_said
+from ..rendezvous.membership import Membership
 from ..rendezvous.protocol import BEFORE_AUTHENTICATION, Channel, Frames, ProtocolError, message, nested, of, several
 from ..settings import join_timeout_setting
-from ..text import counted, escape_control, first_line
+from ..text import counted, escape_control, first_line, ranks_said
 from .main import Parser, emit
 
 TYPE_CHECKING = False

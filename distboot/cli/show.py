@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from collections.abc import Iterable
 
 from ..detection import inherited
 from ..detection.detect import INNERMOST_FIRST, detect, launcher_of, refuse_unless_rank
@@ -13,7 +14,7 @@ from ..detection.launchers import Launcher
 from ..detection.placement import FIELDS, PLATFORMS, Placement, Platform
 from ..errors import with_rank
 from ..settings import join_timeout_setting
-from ..text import counted, escape_control
+from ..text import counted, escape_control, ranks_said
 from .main import Parser, emit
 
 _OF_THE_JOB = ("launcher", "world_size", "num_nodes", "master_addr", "master_port")
@@ -80,7 +81,6 @@ def _unknown(field: str, placement: Placement) -> str:
 def _show_job(placement: Placement, *, as_json: bool) -> None:
     """Let all ranks meet once, and print where each is; or every rank says who is missing."""
     from ..rendezvous.master import require_master  # here and below, so that a plain `show` does not pay for sockets
-    from ..rendezvous.membership import ranks_said
     from ..rendezvous.plan import join_here
 
     with with_rank(placement.who):
@@ -152,7 +152,7 @@ def launchers(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     if options.json:
-        known = {"launchers": INNERMOST_FIRST, "platforms": PLATFORMS}
+        known: dict[str, Iterable[Launcher | Platform]] = {"launchers": INNERMOST_FIRST, "platforms": PLATFORMS}
         emit(json.dumps({kind: list(map(_as_dict, records)) for kind, records in known.items()}))
         return 0
     lines = ["launchers, the innermost first: the first that claims a process owns its rank"]

@@ -20,8 +20,7 @@ from ..detection.parse import parse_address
 from ..detection.placement import Placement
 from ..errors import DistbootError, rendezvous_needed
 from ..rendezvous.job_info import JobInfo
-from ..rendezvous.membership import ranks_said
-from ..text import format_address, short_repr
+from ..text import format_address, ranks_said, short_repr
 from . import Options
 from ._base import past_proxies
 

@@ -21,9 +21,8 @@ from ..errors import DistbootError, rendezvous_needed
 from ..host import network
 from ..process import start_without_signals
 from ..rendezvous.job_info import JobInfo
-from ..rendezvous.membership import ranks_said
 from ..rendezvous.messages import Ready
-from ..text import first_line, without_mapping
+from ..text import first_line, ranks_said, without_mapping
 from . import Options
 from . import _horovod_build as _build
 from ._base import context, export, imported, limited

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from ..errors import DistbootError
 from ..host import FRAMEWORK
-from ..text import escape_control, short_repr
-from .membership import Membership, ranges, ranks_said, with_nodes
+from ..text import escape_control, nodes_said, ranges, ranks_said, short_repr, with_nodes
+from .membership import Membership
 from .messages import WorkerInfo, as_error
 
 _MOST_LEFT = 8  # ranks that one line names
@@ -210,5 +210,4 @@ def _clocks(skews: Mapping[int, float], node_of: Mapping[int, int]) -> list[str]
 
 
 def _ranks(ranks: list[int], node_of: Mapping[int, int]) -> str:
-    nodes = sorted({node_of[rank] for rank in ranks})
-    return f"{ranks_said(ranks)} (node{'s' if len(nodes) > 1 else ''} {ranges(nodes)})"
+    return f"{ranks_said(ranks)} {nodes_said(sorted({node_of[rank] for rank in ranks}))}"

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..errors import DistbootError
-from ..text import escape_control, short_repr
-from .membership import Membership, ranks_said, with_nodes
+from ..text import escape_control, ranks_said, short_repr, with_nodes
+from .membership import Membership
 from .messages import (
     BARRIER,
     READY,

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from ..errors import DistbootError
-from ..text import short_repr
+from ..text import ranges, runs, short_repr
 from .messages import LONGEST_TEXT, MOST_RANKS_A_NODE, Members, WorkerInfo
 from .protocol import ProtocolError, flag, message, nested, number, of, optional, several, text, time_or_duration
 
 LOOPBACK = "127.0.0.1"
 _line = text(LONGEST_TEXT)
-_MOST_SPANS = 20  # ranges in one line
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,8 @@ class Membership:
         return {rank: node for node, ranks in enumerate(self.nodes) for rank in ranks}
 
     def as_message(self) -> Members:
-        return Members(self.hosts, tuple(tuple(_runs(ranks)) for ranks in self.nodes), self.master_addr, self.by_node)
+        nodes = tuple(tuple((run.start, len(run)) for run in runs(ranks)) for ranks in self.nodes)
+        return Members(self.hosts, nodes, self.master_addr, self.by_node)
 
     @classmethod
     def from_message(cls, message: Members, agents: int) -> Membership:
@@ -106,17 +106,6 @@ class JoinResult:
     store_host: str = of(_line, default=LOOPBACK)  # for the store of a framework, which rank 0 serves at this port
     own_address: str = of(_line, default=LOOPBACK)  # of this host for the ranks of the other nodes, if there are any
     interface: str | None = of(optional(_line), default=None)  # that leads to these, if it is known
-
-
-def _runs(ranks: Iterable[int]) -> list[tuple[int, int]]:
-    """First rank and number of each run of ranks: eight on a node are the usual thing, and take one."""
-    runs: list[tuple[int, int]] = []
-    for rank in ranks:
-        if runs and rank == sum(runs[-1]):
-            runs[-1] = runs[-1][0], runs[-1][1] + 1
-        else:
-            runs.append((rank, 1))
-    return runs
 
 
 def build_membership(records: Sequence[WorkerInfo]) -> Membership:
@@ -191,39 +180,3 @@ def _check(records: Sequence[WorkerInfo], nodes: Iterable[list[int]], placed: li
 def _mismatch(message: str, more: str = "") -> DistbootError:
     hint = f"look for a rank that was started twice, by hand, or with variables left over{more}"
     return DistbootError("membership-mismatch", message, hint)
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """`[0, 1, 2, 5]` -> `"0-2, 5"`; the numbers are in ascending order."""
-    return _spans(_runs(numbers))
-
-
-def _spans(runs: Iterable[tuple[int, int]]) -> str:
-    return _first([str(first) if count == 1 else f"{first}-{first + count - 1}" for first, count in runs])
-
-
-def ranks_said(ranks: Sequence[int]) -> str:
-    """`"rank 3"`, `"ranks 0-2, 5"`, for ranks in ascending order."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}"
-
-
-def with_nodes(ranks: Iterable[int], node_of: Mapping[int, int]) -> str:
-    """`"3 (node 0), 8-31 (nodes 1-3)"`, for ranks in ascending order."""
-    by_node: dict[int, list[int]] = {}
-    for rank in ranks:
-        by_node.setdefault(node_of[rank], []).append(rank)
-    groups: list[tuple[list[int], list[tuple[int, int]]]] = []  # nodes, and the runs of their ranks
-    for node, here in by_node.items():
-        runs = _runs(here)
-        nodes, before = groups[-1] if groups else ([], [])
-        if len(runs) == len(before) == 1 and node == nodes[-1] + 1 and runs[0][0] == sum(before[0]):
-            nodes.append(node)
-            before[0] = before[0][0], before[0][1] + runs[0][1]
-        else:
-            groups.append(([node], runs))
-    return _first([f"{_spans(runs)} (node{'s' if len(nodes) > 1 else ''} {ranges(nodes)})" for nodes, runs in groups])
-
-
-def _first(spans: list[str]) -> str:
-    more = f" and {len(spans) - _MOST_SPANS} more" if len(spans) > _MOST_SPANS else ""
-    return ", ".join(spans[:_MOST_SPANS]) + more

@@ -11,8 +11,8 @@ from typing import Any
 from .. import __version__
 from ..errors import DistbootError
 from ..process import FROM_OUTSIDE
-from ..rendezvous.membership import Membership, ranks_said
-from ..text import counted, first_line, without_secret
+from ..rendezvous.membership import Membership
+from ..text import counted, first_line, ranks_said, without_secret
 from . import CALLED, Event, StartupTimeline, slowest
 
 _LONGEST = 4000  # characters of an error
