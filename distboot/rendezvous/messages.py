@@ -12,7 +12,21 @@ from dataclasses import dataclass
 
 from ..errors import CODES, DistbootError
 from ..text import escape_control, without_secret
-from .protocol import VERSION, flag, integer, message, nested, number, of, optional, several, text, time_or_duration
+from .protocol import (
+    VERSION,
+    both,
+    flag,
+    integer,
+    message,
+    nested,
+    number,
+    of,
+    optional,
+    several,
+    text,
+    time_or_duration,
+    valid,
+)
 
 Problem = tuple[str, str, str]  # code, message and hint of an error
 LONGEST_TEXT = 1000  # characters
@@ -21,33 +35,15 @@ LONGEST_FAILURE = 500  # characters
 BARRIER, MAIN_FIRST, LOCAL_MAIN_FIRST, READY = "barrier()", "main_first()", "local_main_first()", "init()"
 MOST_RANKS_A_NODE = 9999
 ONE_DISTBOOT = "install the same version of distboot on all nodes"  # what to do about another VERSION
-_NONCE = re.compile("[0-9a-f]{32}")
 
 _line = text(LONGEST_TEXT)
 _count = integer(1, what="count")
 _problem = several(_line, 3, least=3, what="error")
 _facts = several(several(_line, 2, least=2, what="list of names and values"), 100)
 _run = several(number, 2, least=2, what="first rank and number of ranks")
-
-
-def _offer(value: object) -> str:
-    found = text(LONGEST_OFFER)(value)
-    if not found.isprintable():
-        raise ValueError("printable text")
-    return found
-
-
-def _key_name(value: object) -> str:
-    if value not in (BARRIER, MAIN_FIRST, LOCAL_MAIN_FIRST, READY):
-        raise ValueError("name of a key")
-    return str(value)
-
-
-def _nonce(value: object) -> str:
-    found = text(32)(value)
-    if not _NONCE.fullmatch(found):
-        raise ValueError("nonce")
-    return found
+_offer = both(text(LONGEST_OFFER), valid(str.isprintable, "printable text"))
+_key_name = valid(lambda value: value in (BARRIER, MAIN_FIRST, LOCAL_MAIN_FIRST, READY), "name of a key")
+_nonce = both(text(32), valid(re.compile("[0-9a-f]{32}").fullmatch, "nonce"))
 
 
 @message

@@ -68,43 +68,37 @@ def of(check: Callable[[Any], object], **more: Any) -> Any:
     return field(metadata={"check": check}, **more)
 
 
-def integer(least: int = 0, most: int = _LARGEST - 1, what: str = "number") -> Callable[[Any], int]:
-    """From `least` to `most`."""
+def valid(holds: Callable[[Any], object], what: str) -> Callable[[Any], Any]:
+    """What this holds for; else it is not a valid `what`."""
 
-    def check(value: Any) -> int:
-        if type(value) is not int or not least <= value <= most:
+    def check(value: Any) -> Any:
+        if not holds(value):
             raise ValueError(what)
         return value
 
     return check
 
 
+def integer(least: int = 0, most: int = _LARGEST - 1, what: str = "number") -> Callable[[Any], int]:
+    """From `least` to `most`."""
+    return valid(lambda value: type(value) is int and least <= value <= most, what)
+
+
+def text(most: int) -> Callable[[Any], str]:
+    """At most so many characters."""
+    return valid(lambda value: isinstance(value, str) and len(value) <= most, f"text of at most {most} characters")
+
+
+def both(first: Callable[[Any], object], second: Callable[[Any], T]) -> Callable[[Any], T]:
+    """What the second check makes of what the first one has let pass."""
+    return lambda value: second(first(value))
+
+
 number = integer()
-
-
-def time_or_duration(value: Any) -> float:
-    """In seconds."""
-    if type(value) not in (int, float) or not 0 <= value < _LARGEST:
-        raise ValueError("number of seconds")
-    return float(value)
-
-
-def flag(value: Any) -> bool:
-    """True or False."""
-    if type(value) is not bool:
-        raise ValueError("truth value")
-    return value
-
-
-def text(most: int, least: int = 0, what: str = "") -> Callable[[Any], str]:
-    """So many characters."""
-
-    def check(value: Any) -> str:
-        if not isinstance(value, str) or not least <= len(value) <= most:
-            raise ValueError(what or f"text of at most {most} characters")
-        return value
-
-    return check
+flag: Callable[[Any], bool] = valid(lambda value: type(value) is bool, "truth value")
+time_or_duration: Callable[[Any], float] = both(
+    valid(lambda value: type(value) in (int, float) and 0 <= value < _LARGEST, "number of seconds"), float
+)
 
 
 def optional(check: Callable[[Any], T]) -> Callable[[Any], T | None]:
@@ -116,25 +110,14 @@ def several(
     check: Callable[[Any], T], most: int = _LARGEST, least: int = 0, what: str = "list"
 ) -> Callable[[Any], tuple[T, ...]]:
     """So many items."""
-
-    def checked(value: Any) -> tuple[T, ...]:
-        if not isinstance(value, list | tuple) or not least <= len(value) <= most:
-            raise ValueError(what)
-        return tuple(map(check, value))
-
-    return checked
+    is_list = valid(lambda value: isinstance(value, list | tuple) and least <= len(value) <= most, what)
+    return lambda value: tuple(map(check, is_list(value)))
 
 
 def table(most: int, check: Callable[[Any], T]) -> Callable[[Any], dict[str, T]]:
     """Of names and values."""
-    name = text(1000)
-
-    def checked(value: Any) -> dict[str, T]:
-        if not isinstance(value, Mapping) or len(value) > most:
-            raise ValueError("table")
-        return {name(key): check(item) for key, item in value.items()}
-
-    return checked
+    name, is_table = text(1000), valid(lambda value: isinstance(value, Mapping) and len(value) <= most, "table")
+    return lambda value: {name(key): check(item) for key, item in is_table(value).items()}
 
 
 def nested(kind: type[T]) -> Callable[[Any], T]:
