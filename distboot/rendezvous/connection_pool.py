@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..text import escape_control, format_address, without_mapping
@@ -31,18 +32,14 @@ class DetachedConnection(NamedTuple):
     channel: Channel
 
 
-def files_allowed() -> int:
-    """The soft limit of this process (getrlimit(2))."""
-    import resource  # not on Windows, where nothing of this runs; here, as elsewhere, so that importing works
+def _files_allowed() -> int:
+    import resource  # not on Windows, where nothing of this runs; here and below, so that importing works
 
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def allow_files(connections: int, say: Callable[[str], None]) -> int | None:
-    """Raise the soft limit for so many connections, `say` it if that does not go far enough, and return what it was.
-
-    None: it stays.
-    """
+    """Raise the soft limit for so many connections, as far as that goes; what it was, or None where it stays."""
     import resource
 
     needed = connections + _OWN
@@ -52,10 +49,10 @@ def allow_files(connections: int, say: Callable[[str], None]) -> int | None:
     reachable = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (reachable, hard))
-    if files_allowed() < needed:
+    if _files_allowed() < needed:
         say(
             f"warning: {needed} open files are needed for the connections of all ranks, and this process may "
-            f"have {files_allowed()}: raise the limit (ulimit -Hn, LimitNOFILE=, docker run --ulimit nofile=…)"
+            f"have {_files_allowed()}: raise the limit (ulimit -Hn, LimitNOFILE=, docker run --ulimit nofile=…)"
         )
     return soft
 
@@ -75,37 +72,30 @@ def send_to_all(outgoing: Mapping[socket.socket, Callable[[], bytes]], limit: fl
                 connection: socket.socket = key.fileobj  # type: ignore[no-redef]
                 # Asked for only now: thousands of copies of a membership would fill the memory.
                 data = left.pop(connection, None) or memoryview(outgoing[connection]())
-                rest = _sent(connection, data)
-                if rest:
-                    left[connection] = rest
+                try:
+                    data = data[connection.send(data) :]
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    data = data[:0]
+                if data:
+                    left[connection] = data
                 else:
                     selector.unregister(connection)
 
 
-def _sent(connection: socket.socket, data: memoryview) -> memoryview:
-    """What is left once the socket has taken what it takes."""
-    try:
-        return data[connection.send(data) :]
-    except BlockingIOError:
-        return data
-    except OSError:
-        return data[:0]
-
-
+@dataclass(slots=True, eq=False)
 class Connection:
-    """One connection."""
+    """One connection, and the peer there."""
 
-    __slots__ = ("at", "born", "challenge", "channel", "frames", "rank", "socket", "welcomed")
-
-    def __init__(self, connection: socket.socket, at: str) -> None:
-        self.socket = connection
-        self.at = at
-        self.born = time.monotonic()
-        self.frames = Frames()
-        self.challenge = random_nonce()
-        self.channel: Channel | None = None  # once it has said hello
-        self.welcomed = 0.0  # seconds since the epoch, when its hello was answered
-        self.rank: int | None = None  # once it has reported
+    socket: socket.socket
+    at: str
+    born: float = field(default_factory=time.monotonic)
+    frames: Frames = field(default_factory=Frames)
+    challenge: str = field(default_factory=random_nonce)
+    channel: Channel = field(default_factory=Channel)  # from its hello on with what authenticates it
+    welcomed: float = 0.0  # seconds since the epoch, when its hello was answered; 0.0: it was not
+    rank: int | None = None  # once it has reported
 
     def own_address(self) -> str:
         try:
@@ -116,7 +106,7 @@ class Connection:
 
 
 class OutOfFilesError(Exception):
-    """A connection cannot be accepted, because this process may open no more files."""
+    """A connection cannot be accepted; the text says how many files this process may open."""
 
 
 class ConnectionPool:
@@ -134,7 +124,6 @@ class ConnectionPool:
         self.room = ranks + _SPARE
         self._take, self._lost, self._say = take, lost, say
         self._peers: dict[socket.socket, Connection] = {}
-        self._unauthenticated: dict[socket.socket, Connection] = {}  # those that have not reported, the oldest first
         self._refused: Counter[str] = Counter()  # why connections were refused
         self._checked = 0.0
         self._selector = selectors.DefaultSelector()
@@ -154,9 +143,10 @@ class ConnectionPool:
         if self._listener in ready:  # last: a connection with something to read is not to make room for a new one
             self._accept()
 
-    def mark_authenticated(self, peer: Connection) -> None:
-        """The peer has reported, and may take its time from now on."""
-        self._unauthenticated.pop(peer.socket, None)
+    @property
+    def unauthenticated(self) -> list[Connection]:
+        """Those that have not reported, the oldest first."""
+        return [peer for peer in self._peers.values() if peer.rank is None]
 
     def send(self, peer: Connection, data: bytes) -> None:
         """Send what fits into an empty socket buffer; a peer that leaves no room for it is dropped."""
@@ -167,7 +157,6 @@ class ConnectionPool:
 
     def drop(self, peer: Connection) -> None:
         if self._peers.pop(peer.socket, None) is not None:
-            self._unauthenticated.pop(peer.socket, None)
             self._selector.unregister(peer.socket)
             peer.socket.close()
             self._lost(peer)
@@ -176,10 +165,6 @@ class ConnectionPool:
         """Leave a connection to the caller, as it is."""
         if self._peers.pop(peer.socket, None) is not None:
             self._selector.unregister(peer.socket)
-
-    def drop_unauthenticated(self) -> None:
-        for peer in list(self._unauthenticated.values()):
-            self.drop(peer)
 
     def refusals(self) -> str:
         """Which connections were refused and why, as the end of a sentence; empty if no one was."""
@@ -203,7 +188,6 @@ class ConnectionPool:
         for peer in self._peers.values():
             peer.socket.close()
         self._peers.clear()
-        self._unauthenticated.clear()
         self._selector.close()
 
     def _accept(self) -> None:
@@ -213,22 +197,22 @@ class ConnectionPool:
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
                     return  # it has gone again
-                if len(self._unauthenticated) > 1:  # with one, the ranks have all files that there are
+                if len(self.unauthenticated) > 1:  # with one, the ranks have all files that there are
                     self._drop_oldest()
                     return
-                raise OutOfFilesError from None
+                raise OutOfFilesError(f"{_files_allowed()} files") from None
             if len(self._peers) >= self.room:
                 self._drop_oldest()
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             peer = Connection(connection, format_address(at[0], at[1]))
-            self._peers[connection] = self._unauthenticated[connection] = peer
+            self._peers[connection] = peer
             self._selector.register(connection, selectors.EVENT_READ)
 
     def _drop_oldest(self) -> None:
-        oldest = next(iter(self._unauthenticated.values()))
+        oldest = self.unauthenticated[0]
         self._read(oldest)  # it may be a rank that has not been heard yet
-        if oldest.socket in self._unauthenticated:
+        if oldest.rank is None:
             self.drop(oldest)
 
     def _read(self, peer: Connection) -> None:
@@ -255,11 +239,10 @@ class ConnectionPool:
             self._refused[why] += 1
         if self._refused[why] in _SAID_OF_A_REASON:
             self._say(f"refused a connection from {peer.at}: the peer {why}; the job goes on")
-        self.send(peer, (peer.channel or Channel()).sign(Refused(f"the peer {why}"[:LONGEST_TEXT])))
+        self.send(peer, peer.channel.sign(Refused(f"the peer {why}"[:LONGEST_TEXT])))
         self.drop(peer)
 
     def _refuse_late(self, now: float) -> None:
-        for peer in list(self._unauthenticated.values()):
-            if now - peer.born <= _REPORT_LIMIT:
-                break  # and all that follow are younger
-            self._refuse(peer, f"did not report within {_REPORT_LIMIT:g} s")
+        for peer in self.unauthenticated:
+            if now - peer.born > _REPORT_LIMIT:
+                self._refuse(peer, f"did not report within {_REPORT_LIMIT:g} s")

@@ -14,15 +14,7 @@ from typing import NoReturn
 from ..errors import DistbootError
 from ..report import JoinLog, StartupTimeline
 from ..text import log_line, short_repr
-from .connection_pool import (
-    Connection,
-    ConnectionPool,
-    DetachedConnection,
-    OutOfFilesError,
-    allow_files,
-    files_allowed,
-    send_to_all,
-)
+from .connection_pool import Connection, ConnectionPool, DetachedConnection, OutOfFilesError, allow_files, send_to_all
 from .join_table import JoinTable, consistency_warnings, refuse_several_frameworks
 from .membership import Membership, build_membership
 from .messages import ONE_DISTBOOT, Failed, Hello, Refused, Welcome, WorkerInfo, as_problem
@@ -84,7 +76,8 @@ class Coordinator:
             self._abort(error)
             raise
         self.log.add("all_joined", findings=self.warnings)
-        self.pool.drop_unauthenticated()  # they come too late for it
+        for peer in self.pool.unauthenticated:  # they come too late for it
+            self.pool.drop(peer)
         self._broadcast(membership.as_message())
         self._has_met = True
         return membership
@@ -98,12 +91,9 @@ class Coordinator:
 
     def detach_all(self) -> list[DetachedConnection]:
         """The connections, which are the caller's now."""
-        detached = []
-        for rank, peer in sorted(self._at.items()):
+        for peer in self._at.values():
             self.pool.detach(peer)
-            if peer.channel is not None:
-                detached.append(DetachedConnection(rank, peer.socket, peer.channel))
-        return detached
+        return [DetachedConnection(rank, peer.socket, peer.channel) for rank, peer in sorted(self._at.items())]
 
     def close(self) -> None:
         self.pool.close()
@@ -133,22 +123,22 @@ class Coordinator:
                 self._say(f"{progress}; waiting for {self._end - now:.0f} s more")
             try:
                 self.pool.poll(min(self._end, next_line) - now)
-            except OutOfFilesError:
+            except OutOfFilesError as error:
                 if self._failure is None:
-                    raise self._too_few_files() from None
+                    raise self._too_few_files(error) from None
                 self.pool.accept_no_more()  # all that are there hear of the failure
 
-    def _too_few_files(self) -> DistbootError:
+    def _too_few_files(self, error: OutOfFilesError) -> DistbootError:
         needed = f"too few for the connections of {self.table.world_size} {self.table.unit}s"
-        why = f"rank 0 may open {files_allowed()} files, {needed}; {len(self.table.records)} of them had joined"
+        why = f"rank 0 may open {error}, {needed}; {len(self.table.records)} of them had joined"
         hint = "raise the limit for rank 0 (ulimit -n, LimitNOFILE=, or docker run --ulimit nofile=…)"
         return DistbootError("too-few-files", why, hint)
 
     def _take(self, peer: Connection, frame: Frame) -> None:
-        if peer.channel is None:
+        if not peer.welcomed:
             self._take_hello(peer, decode(peer.frames.inflated(frame), Hello))
         elif peer.rank is None:
-            self._take_worker(peer, peer.channel, peer.channel.verify(frame, peer.frames, WorkerInfo))
+            self._take_worker(peer, peer.channel.verify(frame, peer.frames, WorkerInfo))
         else:
             raise ProtocolError("reports twice on one connection")
 
@@ -165,20 +155,19 @@ class Coordinator:
         text = f"speaks version {version} of the protocol, and rank 0 {VERSION}"
         if self._credentials.secret or self._has_met:  # it is not proved that it is of this job, or it is too late
             raise ProtocolError(text)
-        self.pool.send(peer, Channel().sign(Refused(f"the peer {text}", incompatible=True)))
+        self.pool.send(peer, peer.channel.sign(Refused(f"the peer {text}", incompatible=True)))
         raise DistbootError("version-mismatch", f"the peer at {peer.at} {text}", ONE_DISTBOOT)
 
-    def _take_worker(self, peer: Connection, channel: Channel, record: WorkerInfo) -> None:
+    def _take_worker(self, peer: Connection, record: WorkerInfo) -> None:
         rank = record.rank
         if self._failure is not None:
-            self.pool.send(peer, channel.sign(self._failure))
+            self.pool.send(peer, peer.channel.sign(self._failure))
             self._told += 1
             return
         if self._has_met:
             first = self.table.records.get(rank, record)
             there = f"is there already, as process {first.pid} on {short_repr(first.host)}"
             raise ProtocolError(f"comes after the roll call, and {self.table.unit} {rank} {there}")
-        self.pool.mark_authenticated(peer)
         self._rejected = peer
         self.table.add(record)
         self._rejected = None
@@ -212,5 +201,4 @@ class Coordinator:
     def _broadcast(self, message: object) -> None:
         broadcast = Broadcast(message)
         told = {*self._at.values(), *([self._rejected] if self._rejected else [])}
-        outgoing = {peer.socket: partial(broadcast.sign, peer.channel) for peer in told if peer.channel is not None}
-        send_to_all(outgoing, _ANSWER_LIMIT)
+        send_to_all({peer.socket: partial(broadcast.sign, peer.channel) for peer in told}, _ANSWER_LIMIT)
