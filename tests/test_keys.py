@@ -244,7 +244,7 @@ def test_failures_of_leaders_are_not_kept_for_ever() -> None:
     for count in range(1, 50):
         job.arrive(0, key=Key(MAIN_FIRST, None, count), leads=True, failure="no disk")
     assert _why(job.arrive(1, key=Key(MAIN_FIRST, None, 49))[1]).endswith("no disk")
-    assert len(job.keys._failures) == 1
+    assert len(job.keys._failed) == 1
 
 
 def test_a_second_context_below_one_wrapper_knows_nothing_of_the_first() -> None:

@@ -33,7 +33,7 @@ FLOORS = (
         {"rendezvous.membership"},
         {"rendezvous.join_table"},
         {"rendezvous.keys", "report"},
-        {"rendezvous.connection_pool", "rendezvous.ports"},
+        {"rendezvous.connection_pool"},
         {"rendezvous.worker"},
         {"rendezvous.coordinator", "rendezvous.master"},
         {"rendezvous.join"},

@@ -17,10 +17,17 @@ from rendezvous_peers import record
 from distboot import DistbootError, detect
 from distboot.detection.export import merged, variables
 from distboot.detection.inherited import VARIABLE
-from distboot.rendezvous.membership import assign_ranks
+from distboot.rendezvous.membership import build_membership
 from distboot.rendezvous.messages import WorkerInfo
 from distboot.rendezvous.plan import collect_worker_info
 from distboot.text import with_nodes
+
+
+def _placed(records: Sequence[WorkerInfo]) -> dict[str, list[int]]:
+    """The numbers of all ranks, by field."""
+    membership = build_membership(records)
+    places = [membership.place(rank) for rank in range(len(records))]
+    return {field: [place[field] for place in places] for field in places[0]}
 
 
 def _records(nodes: str, **known: Sequence[int | None]) -> list[WorkerInfo]:
@@ -44,11 +51,12 @@ def _records(nodes: str, **known: Sequence[int | None]) -> list[WorkerInfo]:
 def test_nodes_are_counted_as_the_ranks_reach_them(
     nodes: str, node_ranks: list[int], local_ranks: list[int], sizes: list[int]
 ) -> None:
-    placed = assign_ranks(_records(nodes))
-    assert [location.node_rank for location in placed] == node_ranks
-    assert [location.local_rank for location in placed] == local_ranks
-    assert [location.local_world_size for location in placed] == sizes
-    assert {location.num_nodes for location in placed} == {len(set(nodes))}
+    assert _placed(_records(nodes)) == {
+        "local_rank": local_ranks,
+        "local_world_size": sizes,
+        "node_rank": node_ranks,
+        "num_nodes": [len(set(nodes))] * len(nodes),
+    }
 
 
 @pytest.mark.parametrize(
@@ -61,14 +69,12 @@ def test_nodes_are_counted_as_the_ranks_reach_them(
 def test_local_ranks_that_are_known_stay(
     nodes: str, known: dict[str, list[int | None]], local_ranks: list[int]
 ) -> None:
-    assert [location.local_rank for location in assign_ranks(_records(nodes, **known))] == local_ranks
+    assert _placed(_records(nodes, **known))["local_rank"] == local_ranks
 
 
 def test_two_agents_on_one_host_are_two_nodes_when_the_launcher_says_so() -> None:
-    placed = assign_ranks(_records("aaaa", local_rank=[0, 1, 0, 1], node_rank=[0, 0, 1, 1]))
-    assert [(location.node_rank, location.local_world_size, location.num_nodes) for location in placed] == [
-        (0, 2, 2), (0, 2, 2), (1, 2, 2), (1, 2, 2),
-    ]  # fmt: skip
+    placed = _placed(_records("aaaa", local_rank=[0, 1, 0, 1], node_rank=[0, 0, 1, 1]))
+    assert (placed["node_rank"], placed["local_world_size"], placed["num_nodes"]) == ([0, 0, 1, 1], [2] * 4, [2] * 4)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +90,7 @@ def test_two_agents_on_one_host_are_two_nodes_when_the_launcher_says_so() -> Non
 )
 def test_ranks_that_contradict_each_other_are_refused(records: list[WorkerInfo], problem: str) -> None:
     with pytest.raises(DistbootError) as refusal:
-        assign_ranks(records)
+        build_membership(records)
     assert refusal.value.code == "membership-mismatch"
     assert problem in refusal.value.message
 
@@ -179,7 +185,7 @@ def test_handoff_needs_no_quoting() -> None:
 
 def test_two_hosts_of_one_name_are_two_nodes() -> None:
     records = [replace(record(rank, 2), node=f"host/boot{rank}") for rank in range(2)]
-    assert [location.node_rank for location in assign_ranks(records)] == [0, 1]
+    assert _placed(records)["node_rank"] == [0, 1]
 
 
 def test_inner_job_of_the_same_launcher_size_and_rank_is_another_job() -> None:

@@ -16,8 +16,8 @@ from conftest import Run
 
 from distboot import DistbootError, detect
 from distboot.host import network
+from distboot.rendezvous.join import PortInUse, PortInUseByThisJob, PortLease, listening
 from distboot.rendezvous.plan import candidate_ports
-from distboot.rendezvous.ports import PortInUse, PortInUseByThisJob, PortLease, listening
 from distboot.rendezvous.protocol import JobCredentials
 
 SHOW_JOB = [sys.executable, "-m", "distboot", "show", "--job"]

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from distboot import DistbootError, Placement, detect
 from distboot.detection.detect import LAUNCHERS
 from distboot.rendezvous.join_table import JoinTable
-from distboot.rendezvous.membership import assign_ranks
+from distboot.rendezvous.membership import build_membership
 from distboot.rendezvous.messages import WorkerInfo
 
 # Rank and size, of which a container has to get both; Slurm has two variables with the size.
@@ -87,7 +87,7 @@ def _when_they_meet(capture: Capture, placements: list[Placement]) -> str:
     try:
         for record in records:
             register.add(record)
-        assign_ranks(records)
+        build_membership(records)
     except DistbootError as error:
         return f"refused when the ranks meet: {error.code}"
     assert shared_local_ranks(placements, capture.processes) == []

@@ -10,11 +10,10 @@ from functools import partial
 
 from ..rendezvous.connection_pool import DetachedConnection
 from ..rendezvous.coordinator import Coordinator
-from ..rendezvous.join import Joined
+from ..rendezvous.join import Joined, PortInUse, listening
 from ..rendezvous.keys import Keys
 from ..rendezvous.membership import Membership
-from ..rendezvous.messages import READY, Arrive, Failed, Go, Key, Leave, Ready, Release, key_of
-from ..rendezvous.ports import PortInUse, listening
+from ..rendezvous.messages import READY, Arrive, Failed, Go, Key, Leave, Ready, Release
 from ..rendezvous.protocol import BEFORE_AUTHENTICATION, Frames, ProtocolError, most_from_rank_0
 from ..report import EventLog
 from ..settings import SupervisionSettings
@@ -168,7 +167,7 @@ class Agent:
                 self._joined.release_port()
             _send(session, Listening())
         else:
-            self._askers[rank] = session, key_of(message)
+            self._askers[rank] = session, message.key
         self.role.take(rank, message, now)
 
     def _attach(self, session: socket.socket, message: Attach) -> None:

@@ -18,7 +18,6 @@ from ..rendezvous.messages import (
     Ready,
     Release,
     as_problem,
-    key_of,
 )
 from ..rendezvous.protocol import ProtocolError
 from ..settings import SupervisionSettings
@@ -166,7 +165,7 @@ class FailureReporter(Participant):
 
     def _ask(self, rank: int, message: Arrive | Ready, now: float) -> None:
         """Pass on that the script of a rank waits, and see that it gets an answer."""
-        key = key_of(message)
+        key = message.key
         self._waiting[rank] = key, now + message.limit + _LATER
         before = self._not_begun.get(rank)
         if before is not None and before.key == key:

@@ -224,13 +224,11 @@ def _base_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _jobs_of(job: JobInfo, ranks: Sequence[int], environ: Mapping[str, str]) -> list[_Rank]:
     """What each rank of this node holds, once the nodes have met, and the environment with its numbers."""
-    from dataclasses import asdict  # here, as a process that is alone does without them
-
     membership = job.membership
     assert membership is not None
     found = []
     for rank in ranks:
-        numbers = {"rank": rank, "world_size": membership.world_size, **asdict(membership.place(rank))}
+        numbers = {"rank": rank, "world_size": membership.world_size, **membership.place(rank)}
         own = {name: str(numbers[field]) for name, field in zip(RANK, NUMBERS, strict=True)}
         where = {"MASTER_ADDR": str(job.placement.master_addr), "MASTER_PORT": str(job.placement.master_port)}
         one = job.of_rank(detect({**environ, **own, **where}, launcher="distboot"))

@@ -7,7 +7,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from ..detection.placement import Placement
@@ -84,7 +84,7 @@ class JobInfo:
             where["master_port"] = result.port
         placement = self.placement.with_fields("roll call: where rank 0 was reached", where)
         if self.joined is None or not self.joined.plan.own.ranks:  # else it is a node's, and not that of a rank
-            exact = asdict(self.membership.place(placement.rank))
+            exact = self.membership.place(placement.rank)
             placement = placement.with_fields("roll call: all ranks together", exact)
         self.placement = placement
 

@@ -12,21 +12,7 @@ from dataclasses import dataclass, field, replace
 from ..errors import DistbootError
 from ..text import escape_control, ranks_said, short_repr, with_nodes
 from .membership import Membership
-from .messages import (
-    BARRIER,
-    READY,
-    Arrive,
-    Failed,
-    Go,
-    Key,
-    Leave,
-    Offer,
-    Ready,
-    Release,
-    as_error,
-    as_problem,
-    key_of,
-)
+from .messages import BARRIER, READY, Arrive, Failed, Go, Key, Leave, Offer, Ready, Release, as_error, as_problem
 from .protocol import ProtocolError
 
 TYPE_CHECKING = False
@@ -59,9 +45,9 @@ class Keys:
         self._membership, self._table, self._say = membership, table, say
         self._node_of = membership.node_of()
         self._waiting: dict[Key, _Waiting] = {}
-        self._released: dict[tuple[str, int | None], int] = {}  # how often a leader has been through
-        self._failures: dict[tuple[str, int | None], tuple[int, str]] = {}  # of leaders: the last one, by place
-        self._aborted: dict[tuple[str, int | None], tuple[Key, DistbootError]] = {}  # the last one, for late ranks
+        # By place, for late ranks: how often a leader has been through; at which count it was in vain the last time.
+        self._released: dict[tuple[str, int | None], int] = {}
+        self._failed: dict[tuple[str, int | None], tuple[int, DistbootError]] = {}
         self._ready: dict[int, Ready] = {}
         self._not_begun: tuple[int, DistbootError] | None = None  # the last round that has not, and why
         self._gone: set[int] = set()  # comes to no key any more
@@ -94,17 +80,12 @@ class Keys:
             raise ProtocolError(f"waits at a key that is not its own: {key.text}")
         if message.leads:
             self._lead(rank, key, message.failure)
-        elif key.name == BARRIER and key.place in self._aborted and self._aborted[key.place][0] == key:
-            self._fail([rank], self._aborted[key.place][1], key)
-        elif key.name != BARRIER and self._released.get(key.place, 0) >= key.count:
-            self._release([rank], key)
-        else:
+        elif not self._answer([rank], key):
             self._wait(rank, key, message.limit, now)
-            self._settle(key)
 
     def get_ready(self, rank: int, message: Ready, now: float) -> None:
         """A rank is ready, or not."""
-        key = key_of(message)
+        key = message.key
         self._gone -= {rank}
         if self._not_begun is not None and key.count <= self._not_begun[0]:
             self._fail([rank], self._not_begun[1], key)
@@ -116,7 +97,6 @@ class Keys:
             self._fail_to_begin(error, key)
             return
         self._wait(rank, key, message.limit, now)
-        self._settle(key)
 
     def leave(self, rank: int, *, has_ended: bool = True) -> None:
         """A rank has closed its context, has ended, or is not connected any more."""
@@ -150,6 +130,7 @@ class Keys:
         first, between = (_READY_LINE, _READY_BETWEEN) if key.name == READY else (_FIRST_LINE, _FIRST_LINE)
         one = self._waiting.setdefault(key, _Waiting(now + first, between))
         one.ends[rank], one.limits[rank] = now + limit, limit
+        self._settle(key)
 
     def _settle(self, key: Key) -> None:
         """Release or fail the ranks at a key, if it is clear by now what becomes of them."""
@@ -157,7 +138,8 @@ class Keys:
         if key.name in (BARRIER, READY):
             missing = self._node_of.keys() - one.ends.keys()
             if not missing:
-                self._release(one.ends, key)
+                answer = self._begin() if key.name == READY else Release(key)
+                self.outbox += [(rank, answer) for rank in one.ends]
                 del self._waiting[key]
             elif one.ends and missing & gone:
                 self._abort(key, 0.0)
@@ -165,20 +147,16 @@ class Keys:
             why = f"rank {self._named([self._leader(key)])} ended, or closed its context, without being through"
             self._fail(list(one.ends), _missing(key, why, "look at its output"), key)
 
-    def _release(self, ranks: Iterable[int], key: Key) -> None:
-        """These may go on, unless their leader has failed."""
-        count, failure = self._failures.get(key.place, (0, ""))
-        if count == key.count:
-            self._fail(list(ranks), leader_failed(key, self._leader_text(key), failure), key)
-        elif key.name == READY:
-            self.has_begun = True
-            for earlier in (self._released, self._failures, self._aborted):  # of a context that all ranks have left
-                earlier.clear()
-            offers = tuple(Offer(rank, one.offer) for rank, one in sorted(self._ready.items()) if one.offer is not None)
-            self.outbox += [(rank, Go(offers)) for rank in ranks]
-            self._ready.clear()
-        else:
+    def _answer(self, ranks: Iterable[int], key: Key) -> bool:
+        """Let ranks on, or fail them, if it is clear by now what becomes of this key; whether it is."""
+        count, error = self._failed.get(key.place, (0, None))
+        if error is not None and count == key.count:
+            self._fail(list(ranks), error, key)
+        elif self._released.get(key.place, 0) >= key.count:
             self.outbox += [(rank, Release(key)) for rank in ranks]
+        else:
+            return False
+        return True
 
     def _lead(self, rank: int, key: Key, failure: str | None) -> None:
         """A leader has been through."""
@@ -186,10 +164,11 @@ class Keys:
             raise ProtocolError(f"leads at a key that is not its own: {key.text}")
         self._released[key.place] = key.count
         if failure is not None:
-            self._failures[key.place] = key.count, escape_control(failure)
+            error = leader_failed(key, self._leader_text(key), escape_control(failure))
+            self._failed[key.place] = key.count, error
         one = self._waiting.pop(key, None)
         if one is not None:
-            self._release(one.ends, key)
+            self._answer(one.ends, key)
         if one is not None and one.timed_out:
             hint = f"give the block more time: {key.name.removesuffix('()')}(timeout=…)"
             self._fail([rank], _not_waited_for(key, one.timed_out, min(one.timed_out.values()), hint), key)
@@ -212,7 +191,7 @@ class Keys:
             error = _missing(key, f"{came} within {limit:g} s, missing {self._named(missing)}", hint)
             hint = "look for what kept this rank, or give it more time: init(timeout=…)"
             too_late = _not_waited_for(key, one.ends, limit, hint)
-        self._aborted[key.place] = key, too_late
+        self._failed[key.place] = key.count, too_late
         self._fail(list(one.ends), error, key)
 
     def _fail(self, ranks: Sequence[int], error: DistbootError, key: Key) -> None:
@@ -223,6 +202,14 @@ class Keys:
                 self._waiting[key].ends.pop(rank, None)
 
     # Getting ready
+
+    def _begin(self) -> Go:
+        """What all ranks are told that are ready."""
+        self.has_begun = True
+        ready = sorted(self._ready.items())
+        for earlier in (self._ready, self._released, self._failed):  # of a context that all ranks have left
+            earlier.clear()
+        return Go(tuple(Offer(rank, one.offer) for rank, one in ready if one.offer is not None))
 
     def _enter(self, rank: int, message: Ready) -> None:
         record = self._table.records[rank]
@@ -254,9 +241,9 @@ class Keys:
         return DistbootError("rank-failed", why, "look at the output of that rank")
 
     def _not_ready(self) -> DistbootError:
-        ended = [rank for rank in self.unready if rank in self._ended]
-        if ended:
-            return self._ended_early(ended[0])
+        for rank in self.unready:
+            if rank in self._ended:
+                return self._ended_early(rank)
         why = f"all ranks joined, and then did not get ready in time: rank {self._named(self.unready)}"
         hint = "look at their output: the import of the framework hangs or is slow there, or their host has gone"
         return DistbootError("missing-rank", why, hint)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -13,16 +13,6 @@ from .protocol import ProtocolError, flag, message, nested, number, of, optional
 
 LOOPBACK = "127.0.0.1"
 _line = text(LONGEST_TEXT)
-
-
-@dataclass(frozen=True, slots=True)
-class LocalPlace:
-    """The exact place of one rank."""
-
-    local_rank: int
-    local_world_size: int
-    node_rank: int
-    num_nodes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +39,11 @@ class Membership:
     def agents(self) -> tuple[tuple[int, ...], ...]:
         return self.nodes if self.by_node else tuple((rank,) for rank in range(self.world_size))
 
-    def place(self, rank: int) -> LocalPlace:
+    def place(self, rank: int) -> dict[str, int]:
+        """The exact numbers of one rank, as a `Placement` calls them."""
         node_rank, here = next((node, ranks) for node, ranks in enumerate(self.nodes) if rank in ranks)
-        return LocalPlace(here.index(rank), len(here), node_rank, len(self.nodes))
+        numbers = {"local_rank": here.index(rank), "local_world_size": len(here)}
+        return {**numbers, "node_rank": node_rank, "num_nodes": len(self.nodes)}
 
     def node_of(self) -> dict[int, int]:
         return {rank: node for node, ranks in enumerate(self.nodes) for rank in ranks}
@@ -111,6 +103,9 @@ class JoinResult:
 def build_membership(records: Sequence[WorkerInfo]) -> Membership:
     """The membership; `records` are in the order of ranks, or in that of nodes, whose ranks follow one another.
 
+    What the launcher said stays. What it left open follows from who shares a node with whom, nodes counted in the
+    order in which the ranks first reach them, and local ranks in the order of ranks.
+
     Raises:
         DistbootError: `membership-mismatch`, the ranks contradict each other.
     """
@@ -118,63 +113,41 @@ def build_membership(records: Sequence[WorkerInfo]) -> Membership:
         firsts = [0, *accumulate(record.ranks for record in records)]
         ranks = tuple(tuple(range(first, end)) for first, end in pairwise(firsts))
         return Membership(tuple(record.host for record in records), ranks, by_node=True)
-    placed = assign_ranks(records)
-    nodes: dict[int, list[int]] = {}
-    for rank in sorted(range(len(records)), key=lambda rank: (placed[rank].node_rank, placed[rank].local_rank)):
-        nodes.setdefault(placed[rank].node_rank, []).append(rank)
-    hosts = tuple(records[ranks[0]].host for ranks in nodes.values())
-    return Membership(hosts, tuple(tuple(ranks) for ranks in nodes.values()))
-
-
-def assign_ranks(records: Sequence[WorkerInfo]) -> list[LocalPlace]:
-    """The exact place of every rank; `records` are in rank order, and so is the result.
-
-    What the launcher said stays. What it left open follows from who shares a node with whom, nodes counted in the
-    order in which the ranks first reach them, and local ranks in the order of ranks.
-
-    Raises:
-        DistbootError: `membership-mismatch`, the ranks contradict each other.
-    """
     node_known = all(record.node_rank is not None for record in records)
     # Two agents on one host are two nodes when the launcher says so.
     members: dict[tuple[str, int | None], list[int]] = {}
     for rank, record in enumerate(records):
         members.setdefault((record.node, record.node_rank if node_known else None), []).append(rank)
-    placed: dict[int, LocalPlace] = {}
-    for index, (key, here) in enumerate(members.items()):
-        known = [records[rank].local_rank for rank in here]
-        left = iter(sorted(set(range(len(here))).difference(known)))  # for those that their launcher has not told
-        for rank, local_rank in zip(here, known, strict=True):
-            node_rank = index if key[1] is None else key[1]
-            place = next(left) if local_rank is None else local_rank
-            placed[rank] = LocalPlace(place, len(here), node_rank, len(members))
-    result = [placed[rank] for rank in range(len(records))]
-    _check(records, members.values(), result)
-    return result
-
-
-def _check(records: Sequence[WorkerInfo], nodes: Iterable[list[int]], placed: list[LocalPlace]) -> None:
-    """Every number that a rank was told must be so, and the numbers of each kind must be all there, once."""
-    node_ranks = []
-    for ranks in nodes:
-        host = short_repr(records[ranks[0]].host)
-        node_ranks.append(placed[ranks[0]].node_rank)
-        local_ranks = sorted(placed[rank].local_rank for rank in ranks)
-        if local_ranks != list(range(len(ranks))):
-            raise _mismatch(f"ranks {ranges(ranks)} on host {host} have the local ranks {ranges(local_ranks)}")
-        for rank in ranks:
-            size = records[rank].local_world_size
-            if size is not None and size != len(ranks):
-                raise _mismatch(
-                    f"rank {rank} was told of {size} processes on its node, but {len(ranks)} are on host {host}: "
-                    f"ranks {ranges(ranks)}",
-                    "; containers of one host need its network and its name: --network=host",
-                )
-    if sorted(node_ranks) != list(range(len(node_ranks))):
-        raise _mismatch(f"{len(node_ranks)} nodes have the node ranks {ranges(sorted(node_ranks))}")
+    nodes = sorted(
+        (index if node_rank is None else node_rank, _by_local_rank(here, records))
+        for index, ((_, node_rank), here) in enumerate(members.items())
+    )
+    node_ranks = [node_rank for node_rank, _ in nodes]
+    if node_ranks != list(range(len(nodes))):
+        raise _mismatch(f"{len(nodes)} nodes have the node ranks {ranges(node_ranks)}")
     for rank, record in enumerate(records):
-        if record.num_nodes is not None and record.num_nodes != len(node_ranks):
-            raise _mismatch(f"rank {rank} was told of {record.num_nodes} nodes, but the ranks are on {len(node_ranks)}")
+        if record.num_nodes is not None and record.num_nodes != len(nodes):
+            raise _mismatch(f"rank {rank} was told of {record.num_nodes} nodes, but the ranks are on {len(nodes)}")
+    return Membership(tuple(records[here[0]].host for _, here in nodes), tuple(here for _, here in nodes))
+
+
+def _by_local_rank(here: Sequence[int], records: Sequence[WorkerInfo]) -> tuple[int, ...]:
+    """The ranks of one node in the order of their local ranks, which must be all there, once."""
+    host, known = short_repr(records[here[0]].host), [records[rank].local_rank for rank in here]
+    left = iter(sorted(set(range(len(here))).difference(known)))  # for those that their launcher has not told
+    placed = sorted((next(left) if own is None else own, rank) for own, rank in zip(known, here, strict=True))
+    local_ranks = [local_rank for local_rank, _ in placed]
+    if local_ranks != list(range(len(here))):
+        raise _mismatch(f"ranks {ranges(here)} on host {host} have the local ranks {ranges(local_ranks)}")
+    for rank in here:
+        size = records[rank].local_world_size
+        if size is not None and size != len(here):
+            raise _mismatch(
+                f"rank {rank} was told of {size} processes on its node, but {len(here)} are on host {host}: "
+                f"ranks {ranges(here)}",
+                "; containers of one host need its network and its name: --network=host",
+            )
+    return tuple(rank for _, rank in placed)
 
 
 def _mismatch(message: str, more: str = "") -> DistbootError:

@@ -149,6 +149,11 @@ class Ready:
     count: int = of(_count, default=1)  # how often it has got ready
     limit: float = of(time_or_duration, default=86400.0)  # seconds that it waits for the others
 
+    @property
+    def key(self) -> Key:
+        """Where it waits."""
+        return Key(READY, None, self.count)
+
 
 @dataclass(frozen=True, slots=True)
 class Offer:
@@ -192,11 +197,6 @@ class Detach:
     """This connection is not used any more, and that is not a failure; `ended`: as rank 0 has ended well."""
 
     ended: bool = of(flag, default=False)
-
-
-def key_of(message: Arrive | Ready) -> Key:
-    """Where a rank waits that says this."""
-    return message.key if isinstance(message, Arrive) else Key(READY, None, message.count)
 
 
 def as_error(problem: Problem, whose: str) -> DistbootError:

@@ -1,7 +1,4 @@
-"""The side of every other rank: it calls rank 0, wherever that may listen, until it answers as rank 0 of this very job.
-
-It reports there, and gets the membership back, or the reason why there is none.
-"""
+"""The side of every other rank: it reports to rank 0, wherever that listens, until it answers with the membership."""
 
 from __future__ import annotations
 
@@ -111,28 +108,37 @@ class Worker:
         while True:
             self._wanted()
             try:
-                return self._try_all(end, limit)
+                return self.try_once(limit, end)
             except NoAnswerError as failure:
                 last = failure
             if not backoff.sleep_or_expire(str(last)):
                 raise self._unanswered(join_timeout, last)
             limit = min(limit * 2, _LAST_LIMIT)
 
-    def try_once(self, limit: float) -> Membership:
-        """Report, within `limit` seconds.
+    def try_once(self, limit: float, end: float | None = None) -> Membership:
+        """Report wherever rank 0 may be, with `limit` seconds for each; `end`: of them all, else after as many.
 
         Raises:
-            NoAnswerError: no process answers as rank 0 of this job.
+            NoAnswerError: why the first of these did not answer as rank 0 of this job, if none did.
             DistbootError: what rank 0 says is wrong with it.
         """
-        return self._try_all(time.monotonic() + limit, limit)
+        end = time.monotonic() + limit if end is None else end
+        failures: list[NoAnswerError] = []
+        for host in self._hosts:
+            for port in self._ports:
+                try:
+                    return self._attempt(host, port, end, limit)
+                except NoAnswerError as failure:  # noqa: PERF203 - what is tried is a connection
+                    failures.append(failure)
+                    if isinstance(failure, _UnreachableError):
+                        break
+        raise failures[0]
 
     def own_address(self) -> str:
         return str(self._open.getsockname()[0])
 
     def address_of_rank_0(self) -> str:
-        """The address at which rank 0 was reached."""
-        # With the scope, without which a link-local address of IPv6 means nothing.
+        """With the scope, without which a link-local address of IPv6 means nothing."""
         return socket.getnameinfo(self._open.getpeername(), socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0]
 
     def detach_all(self) -> list[DetachedConnection]:
@@ -148,19 +154,6 @@ class Worker:
     def _open(self) -> socket.socket:
         assert self._connection is not None
         return self._connection
-
-    def _try_all(self, end: float, limit: float) -> Membership:
-        """Report wherever rank 0 may be; why the first of these did not answer, if none did."""
-        failures: list[NoAnswerError] = []
-        for host in self._hosts:
-            for port in self._ports:
-                try:
-                    return self._attempt(host, port, end, limit)
-                except NoAnswerError as failure:  # noqa: PERF203 - what is tried is a connection
-                    failures.append(failure)
-                    if isinstance(failure, _UnreachableError):
-                        break
-        raise failures[0]
 
     def _attempt(self, host: str, port: int, end: float, limit: float) -> Membership:
         limit = max(min(end - time.monotonic(), limit), 0.1)
