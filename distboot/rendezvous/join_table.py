@@ -9,7 +9,7 @@ from dataclasses import replace
 from ..errors import DistbootError
 from ..host import FRAMEWORK
 from ..text import escape_control, nodes_said, ranges, ranks_said, short_repr, with_nodes
-from .membership import Membership
+from .membership import Membership, node_size
 from .messages import WorkerInfo, as_error
 
 _MOST_LEFT = 8  # ranks that one line names
@@ -109,7 +109,7 @@ class JoinTable:
     def describe_missing(self) -> str:
         """The missing ranks as ranges, with their node where the ranks that are there prove how nodes are filled."""
         missing = [rank for rank in range(self.world_size) if rank not in self.records]
-        here = self._ranks_a_node()
+        here = node_size({rank: (r.local_rank, r.local_world_size, r.node_rank) for rank, r in self.records.items()})
         return ranges(missing) if here is None else with_nodes(missing, {rank: rank // here for rank in missing})
 
     def describe_departed(self) -> str:
@@ -117,17 +117,6 @@ class JoinTable:
         gone = [record for rank, record in sorted(self._left.items()) if rank not in self.records][:_MOST_LEFT]
         departed = [f"{self.unit} {each.rank} (process {each.pid} on {short_repr(each.host)})" for each in gone]
         return f"; there was, and has gone: {', '.join(departed)}" if departed else ""
-
-    def _ranks_a_node(self) -> int | None:
-        """How many ranks each node has, if all that reported agree that the nodes are filled one after the other."""
-        sizes = {record.local_world_size for record in self.records.values()}
-        here = sizes.pop() if len(sizes) == 1 else None
-        if here is None or any(
-            record.local_rank is None or record.node_rank is None or record.node_rank * here + record.local_rank != rank
-            for rank, record in self.records.items()
-        ):
-            return None
-        return here
 
 
 def _unique(device: str, record: WorkerInfo) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -148,6 +148,18 @@ def _by_local_rank(here: Sequence[int], records: Sequence[WorkerInfo]) -> tuple[
                 "; containers of one host need its network and its name: --network=host",
             )
     return tuple(rank for _, rank in placed)
+
+
+def node_size(told: Mapping[int, tuple[int | None, ...]]) -> int | None:
+    """How many ranks each node has, if what ranks were told agrees that the nodes are filled one after the other.
+
+    `told`: local rank, local world size and node rank, by rank.
+    """
+    sizes = {size for _, size, _ in told.values()}
+    here = sizes.pop() if len(sizes) == 1 else None
+    if here is None or any((node, local) != divmod(rank, here) for rank, (local, _, node) in told.items()):
+        return None
+    return here
 
 
 def _mismatch(message: str, more: str = "") -> DistbootError:

@@ -83,25 +83,11 @@ class JoinLog(EventLog):
         # Not the settings: their values are the user's own.
         versions = {name: value for name, value in own.facts if not name.endswith("=")}
         self.add("rendezvous_started", launcher=own.launcher, world_size=own.world_size, versions=versions)
-        self._join(own, ClockOffset())
+        self.joined(own)
 
-    def joined(self, record: WorkerInfo, welcomed: float) -> None:
-        """A rank has sent its record, and read its clock for that between `welcomed` and now."""
-        self._join(record, ClockOffset.read(record.clock, welcomed, time.time()))
-
-    def spread(self, membership: Membership) -> None:
-        """What the agents of nodes have said counts for each of their ranks from now on."""
-        nodes = membership.nodes
-        self[0].details["world_size"] = membership.world_size
-        told = list(self)
-        self.clear()
-        for one in told:
-            ranks = (None,) if one.rank is None else nodes[one.rank]
-            for local_rank, rank in enumerate(ranks):
-                place = {"local_rank": local_rank, "local_world_size": len(ranks), "node_rank": one.rank}
-                self.append(Event(one.time, rank, one.event, one.details | (place if one.event == "joined" else {})))
-
-    def _join(self, record: WorkerInfo, clock: ClockOffset) -> None:
+    def joined(self, record: WorkerInfo, welcomed: float | None = None) -> None:
+        """A rank has sent its record, and read its clock for that between `welcomed` and now; None: on our clock."""
+        clock = ClockOffset() if welcomed is None else ClockOffset.read(record.clock, welcomed, time.time())
         self.add(
             "joined",
             record.rank,
@@ -116,6 +102,18 @@ class JoinLog(EventLog):
             offset=clock.offset,
             uncertainty=clock.uncertainty,
         )
+
+    def spread(self, membership: Membership) -> None:
+        """What the agents of nodes have said counts for each of their ranks from now on."""
+        nodes = membership.nodes
+        self[0].details["world_size"] = membership.world_size
+        told = list(self)
+        self.clear()
+        for one in told:
+            ranks = (None,) if one.rank is None else nodes[one.rank]
+            for local_rank, rank in enumerate(ranks):
+                place = {"local_rank": local_rank, "local_world_size": len(ranks), "node_rank": one.rank}
+                self.append(Event(one.time, rank, one.event, one.details | (place if one.event == "joined" else {})))
 
 
 # What a rank says of itself while it starts, by its own clock.

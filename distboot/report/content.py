@@ -11,7 +11,7 @@ from typing import Any
 from .. import __version__
 from ..errors import DistbootError
 from ..process import FROM_OUTSIDE
-from ..rendezvous.membership import Membership
+from ..rendezvous.membership import Membership, node_size
 from ..text import counted, first_line, ranks_said, without_secret
 from . import CALLED, Event, StartupTimeline, slowest
 
@@ -89,7 +89,7 @@ def summary_line(events: Sequence[Event], membership: Membership, separate_jobs:
     state = JobState(events)
     later = state.later_failures()
     codes = defaultdict(list)
-    for rank in range(_world_size(membership)):
+    for rank in range(membership.world_size):
         codes[state.exit_code(rank)].append(rank)
     if state.root_cause is None:
         well = "all ended well" if codes.keys() == {"0"} else "no failure was seen"
@@ -116,18 +116,12 @@ def job_report(events: Sequence[Event], membership: Membership, separate_jobs: s
         exited = state.exited[first].details if first in state.exited else {}
         said = {"text": text, "code": None, "hint": "", "ranks": state.root_cause["ranks"]}
         cause = {**said, **ranks[first], "traceback": exited.get("traceback", state.root_cause["traceback"])}
-    return {
-        "outcome": "ended" if cause is None else "failed" if state.is_failure else "stopped",
-        "headline": _headline(events, state, membership, separate_jobs),
-        **_begun(events, timeline, now),
-        "hosts": list(membership.hosts),
-        "first_failure": cause if state.is_failure else None,
-        "stopped": None if state.is_failure else cause,
-        "later_failures": state.later_failures(),
-        "unlisted": [],
-        "ranks": ranks,
-        **_all_of_them(events),
-    }
+    outcome = "ended" if cause is None else "failed" if state.is_failure else "stopped"
+    headline = _headline(events, state, membership, separate_jobs)
+    hosts, later = membership.hosts, state.later_failures()
+    return _report(
+        events, timeline, now, outcome, cause, headline=headline, hosts=hosts, later_failures=later, ranks=ranks
+    )
 
 
 def startup_report(
@@ -145,23 +139,36 @@ def startup_report(
     hosts = {one["node_rank"]: one["host"] for _, one in sorted(places.items(), reverse=True) if one["host"]}
     failed = isinstance(error, Exception)  # else it was stopped, with Ctrl-C say
     cause = None if error is None else _error(error, missing if count else sorted(unready))
-    return {
-        "outcome": "started" if error is None else "failed" if failed else "stopped",
-        "headline": _startup_headline(events, missing, count, error),
-        **_begun(events, timeline, now),
-        "hosts": [host for _, host in sorted(hosts.items())],
-        "first_failure": cause if failed else None,
-        "stopped": None if failed else cause,
-        "later_failures": 0,
-        "unlisted": [[run[0], run[-1]] for run in runs if not missing],
-        "ranks": [_rank(rank, places.get(rank, _NOWHERE), state, timeline) for rank, state in sorted(states.items())],
-        **_all_of_them(events),
-    }
+    ranks = [_rank(rank, places.get(rank, _NOWHERE), state, timeline) for rank, state in sorted(states.items())]
+    outcome = "started" if error is None else "failed" if failed else "stopped"
+    headline = _startup_headline(events, missing, count, error)
+    unlisted = [[run[0], run[-1]] for run in runs if not missing]
+    in_order = [host for _, host in sorted(hosts.items())]
+    return _report(
+        events, timeline, now, outcome, cause, headline=headline, hosts=in_order, unlisted=unlisted, ranks=ranks
+    )
 
 
-def _begun(events: Sequence[Event], timeline: StartupTimeline, now: float) -> dict[str, object]:
+def _report(
+    events: Sequence[Event],
+    timeline: StartupTimeline,
+    now: float,
+    outcome: str,
+    cause: Mapping[str, object] | None,
+    *,
+    headline: str,
+    hosts: Sequence[str],
+    ranks: Sequence[Mapping[str, object]],
+    later_failures: int = 0,
+    unlisted: Sequence[Sequence[int]] = (),
+) -> dict[str, object]:
     begun = events[0]
+    # Of very many events the rare ones first.
+    shown = events if len(events) <= _MOST_EVENTS else sorted(events, key=lambda one: one.event in _ROUTINE)
+    in_order = sorted(shown[:_MOST_EVENTS], key=lambda one: one.time)
     return {
+        "outcome": outcome,
+        "headline": headline,
         "world_size": begun.details["world_size"],
         "launcher": begun.details["launcher"],
         "versions": {"distboot": __version__, **begun.details["versions"]},
@@ -169,14 +176,12 @@ def _begun(events: Sequence[Event], timeline: StartupTimeline, now: float) -> di
         "end": utc(now),
         "findings": [text for one in events if one.event == "all_joined" for text in one.details["findings"]],
         "slowest": slowest({rank: timeline.steps(rank) for rank in timeline.joined}),
-    }
-
-
-def _all_of_them(events: Sequence[Event]) -> dict[str, object]:
-    """The events themselves; of very many the rare ones first."""
-    shown = events if len(events) <= _MOST_EVENTS else sorted(events, key=lambda one: one.event in _ROUTINE)
-    in_order = sorted(shown[:_MOST_EVENTS], key=lambda one: one.time)
-    return {
+        "hosts": list(hosts),
+        "first_failure": cause if outcome == "failed" else None,
+        "stopped": cause if outcome == "stopped" else None,
+        "later_failures": later_failures,
+        "unlisted": list(unlisted),
+        "ranks": ranks,
         "events": [{**one._asdict(), "time": utc(one.time)} for one in in_order],
         "events_left_out": len(events) - len(in_order),
     }
@@ -204,12 +209,8 @@ def _rank(
     }
 
 
-def _world_size(membership: Membership) -> int:
-    return sum(map(len, membership.nodes))
-
-
 def _size(membership: Membership) -> str:
-    return f"{counted(_world_size(membership), 'rank')} on {counted(len(membership.nodes), 'node')}"
+    return f"{counted(membership.world_size, 'rank')} on {counted(len(membership.nodes), 'node')}"
 
 
 def _place(host: str | None, node_rank: int | None, local_rank: int | None) -> dict[str, Any]:
@@ -234,7 +235,8 @@ def _places_so_far(joined: Mapping[int, Event], missing: Sequence[int]) -> dict[
     of the ranks.
     """
     there = {rank: joined[rank].details for rank in sorted(joined)}
-    here = _ranks_per_node(there)
+    told = ("local_rank", "local_world_size", "node_rank")
+    here = node_size({rank: tuple(details[name] for name in told) for rank, details in there.items()})
     if here is not None:
         hosts = {rank // here: details["host"] for rank, details in reversed(there.items())}
         return {rank: _place(hosts.get(rank // here), *divmod(rank, here)) for rank in (*there, *missing)}
@@ -245,16 +247,6 @@ def _places_so_far(joined: Mapping[int, Event], missing: Sequence[int]) -> dict[
     return _places(Membership(names, tuple(map(tuple, nodes.values()))))
 
 
-def _ranks_per_node(joined: Mapping[int, Mapping[str, Any]]) -> int | None:
-    """How many ranks each node has, if all that joined agree that the nodes are filled one after the other."""
-    sizes = {details["local_world_size"] for details in joined.values()}
-    here: int | None = sizes.pop() if len(sizes) == 1 else None
-    if here is None:
-        return None
-    places = {rank: (details["node_rank"], details["local_rank"]) for rank, details in joined.items()}
-    return here if all(place == divmod(rank, here) for rank, place in places.items()) else None
-
-
 def _missing(joined: Iterable[int], world_size: int) -> list[range]:
     """The ranks that are missing, of which there may be millions: a WORLD_SIZE is soon mistyped."""
     there = [*sorted(joined), world_size]
@@ -262,7 +254,7 @@ def _missing(joined: Iterable[int], world_size: int) -> list[range]:
 
 
 def _headline(events: Sequence[Event], state: JobState, membership: Membership, separate_jobs: str) -> str:
-    size, cause = _world_size(membership), state.root_cause
+    size, cause = membership.world_size, state.root_cause
     states = Counter(map(state.of_rank, range(size)))
     if cause is None and states["ended"] == size:
         return f"{_size(membership)}: {_apart(events, separate_jobs) or 'all ' * (size > 1) + 'ended well'}"
