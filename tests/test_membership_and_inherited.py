@@ -7,7 +7,6 @@ import json
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from captured import one, refused
@@ -19,7 +18,7 @@ from distboot.detection.export import merged, variables
 from distboot.detection.inherited import VARIABLE
 from distboot.rendezvous.membership import build_membership
 from distboot.rendezvous.messages import WorkerInfo
-from distboot.rendezvous.plan import collect_worker_info
+from distboot.rendezvous.plan import plan_of
 from distboot.text import with_nodes
 
 
@@ -183,11 +182,6 @@ def test_handoff_needs_no_quoting() -> None:
         assert set(_exported(one(name, rank))[VARIABLE]) <= safe
 
 
-def test_two_hosts_of_one_name_are_two_nodes() -> None:
-    records = [replace(record(rank, 2), node=f"host/boot{rank}") for rank in range(2)]
-    assert _placed(records)["node_rank"] == [0, 1]
-
-
 def test_inner_job_of_the_same_launcher_size_and_rank_is_another_job() -> None:
     outer = _exported(one("openmpi-5.0.11/2nodes_1proc", 1))
     inner = one("openmpi-5.0.11/alloc3_used1", 1)  # also rank 1 of 2, both on one node
@@ -248,7 +242,8 @@ def test_containers_of_one_host_are_nodes_of_their_own(monkeypatch: pytest.Monke
     nodes = set()
     for name in ("pod-0", "pod-1"):
         monkeypatch.setattr(socket, "gethostname", lambda name=name: name)
-        nodes.add(collect_worker_info(detect({"RANK": "0", "WORLD_SIZE": "2"}), {}).node)
+        plan, _ = plan_of(detect({"RANK": "0", "WORLD_SIZE": "2"}), {}, 10.0)
+        nodes.add(plan.own.node)
     assert len(nodes) == 2
 
 

@@ -40,14 +40,17 @@ Fake = Callable[..., FakeRank0]
 MEMBERS = Members(("a",), (((0, 2),),), None)
 
 
-def test_record_and_reset_in_one_go_leave_no_dead_rank_behind(rank0: StartRank0) -> None:
-    first = rank0(3, 20)
-    for _ in range(20):
-        gone = peer(first.port, HELLO + OPEN.sign(record(1, 3)))
-        gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        gone.close()  # with a reset
-    ranks = [Rank(first.port, record(rank, 3)) for rank in (1, 2)]
-    assert {each.met() for each in (first, *ranks)} == {Membership(("a",), ((0, 1, 2),))}
+def _saying(*said: bytes, welcomes: bool = True) -> Callable[[socket.socket], None]:
+    """In the place of rank 0: say each of these once something has come, with `welcomes` after the handshake."""
+
+    def talk(connection: socket.socket) -> None:
+        if welcomes:
+            welcome(connection)
+        for data in said:
+            connection.sendall(data)
+            connection.recv(65536)
+
+    return talk
 
 
 @pytest.mark.parametrize("depth", [50, 900, 960, 970, 980, 990, 2000, 30_000])
@@ -94,12 +97,7 @@ def test_mutated_messages_of_a_rank_end_nothing(rank0: StartRank0) -> None:
     ],
 )
 def test_somebody_who_is_not_rank_0_is_not_believed(welcomes: bool, data: bytes, fake: Fake) -> None:
-    def talk(connection: socket.socket) -> None:
-        if welcomes:
-            welcome(connection)
-        connection.sendall(data)
-
-    somebody = fake(talk)
+    somebody = fake(_saying(data, welcomes=welcomes))
     error = Rank(somebody.port, record(1, 2), 0.5).failed()
     assert error.code == "missing-rank"
     assert "who listens there" in error.message
@@ -133,13 +131,8 @@ def test_rank_0_that_has_ended_while_the_ranks_joined_is_said_to_have(fake: Fake
 
 
 def test_membership_and_error_in_one_segment_are_both_read(fake: Fake) -> None:
-    def talk(connection: socket.socket) -> None:
-        welcome(connection)
-        failure = ("framework-not-installed", "rank 0 on 'a': torch is not installed", "hint")
-        connection.sendall(OPEN.sign(MEMBERS) + OPEN.sign(Failed(failure)))
-        connection.recv(65536)
-
-    somebody = fake(talk)
+    failure = ("framework-not-installed", "rank 0 on 'a': torch is not installed", "hint")
+    somebody = fake(_saying(OPEN.sign(MEMBERS) + OPEN.sign(Failed(failure))))
     error = Rank(somebody.port, record(1, 2), ready=Ready()).failed()
     assert (error.code, error.hint) == ("framework-not-installed", "hint")
 
@@ -149,24 +142,13 @@ def test_membership_and_error_in_one_segment_are_both_read(fake: Fake) -> None:
     [None, {}, [[1]], [{"rank": "1", "offer": "x"}], [{"rank": 1, "offer": 2}], [{"rank": 1, "offer": "x" * 301}]],
 )
 def test_broken_word_to_go_is_refused(said: object, fake: Fake) -> None:
-    def talk(connection: socket.socket) -> None:
-        welcome(connection)
-        connection.sendall(OPEN.sign(MEMBERS))
-        connection.recv(65536)
-        connection.sendall(altered(Go(), offers=said))
-        connection.recv(65536)
-
-    somebody = fake(talk)
+    somebody = fake(_saying(OPEN.sign(MEMBERS), altered(Go(), offers=said)))
     error = Rank(somebody.port, record(1, 2), ready=Ready()).failed()
     assert (error.code, "sends a broken Go" in error.message) == ("rank-failed", True)
 
 
 def test_error_with_a_code_of_a_newer_version_is_told_all_the_same(fake: Fake) -> None:
-    def talk(connection: socket.socket) -> None:
-        welcome(connection)
-        connection.sendall(OPEN.sign(Failed(("code-of-tomorrow", "the sky\x1b[2J\nfell", ""))))
-
-    somebody = fake(talk)
+    somebody = fake(_saying(OPEN.sign(Failed(("code-of-tomorrow", "the sky\x1b[2J\nfell", "")))))
     error = Rank(somebody.port, record(1, 2)).failed()
     assert error.code == "rank-failed"
     assert error.message == "rank 0 says: the sky\\x1b[2J\nfell"
@@ -223,8 +205,11 @@ def test_ranks_that_have_gone_are_forgotten(rank0: StartRank0) -> None:
 
     before = there()  # of other tests
     first = rank0(3, 20)
-    for _ in range(50):
-        peer(first.port, HELLO + OPEN.sign(record(1, 3))).close()
+    for reset in (False, True) * 30:
+        gone = peer(first.port, HELLO + OPEN.sign(record(1, 3)))
+        if reset:
+            gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        gone.close()
     ranks = [Rank(first.port, record(rank, 3)) for rank in (1, 2)]
     assert {each.met() for each in (first, *ranks)} == {Membership(("a",), ((0, 1, 2),))}
     assert there() < before + 10
@@ -254,15 +239,7 @@ def _compressed(text: str) -> bytes:
     ],
 )
 def test_long_answers_in_the_place_of_rank_0_are_not_taken(welcomes: bool, data: bytes, why: str, fake: Fake) -> None:
-    def talk(connection: socket.socket) -> None:
-        if welcomes:
-            welcome(connection)
-        else:
-            connection.recv(65536)
-        connection.sendall(data)
-        connection.recv(1)
-
-    somebody = fake(talk)
+    somebody = fake(_saying(data, welcomes=welcomes))
     assert why in Rank(somebody.port, record(1, 2), 2).failed().message
 
 
@@ -324,19 +301,10 @@ def test_who_does_not_report_in_time_is_sent_away(rank0: StartRank0, monkeypatch
     assert Rank(first.port, record(1, 2)).met() == first.met()
 
 
-def test_silent_slow_and_vanishing_peers_hold_up_nobody(rank0: StartRank0) -> None:
-    first = rank0(2)
-    silent = [peer(first.port, b"") for _ in range(20)]
-    slow = peer(first.port, HELLO[:3])
-    peer(first.port, HELLO).close()
-    assert Rank(first.port, record(1, 2), 5).met()
-    for each in (*silent, slow):
-        each.close()
-
-
 def test_more_strangers_than_there_is_room_for_do_not_keep_a_rank_out(rank0: StartRank0) -> None:
     first = rank0(2)
-    strangers = [peer(first.port, b"") for _ in range(100)]
+    strangers = [peer(first.port, data) for data in (HELLO[:3], *[b""] * 100)]
+    peer(first.port, HELLO).close()
     assert Rank(first.port, record(1, 2), 5).met()
     for each in strangers:
         each.close()

@@ -1,7 +1,5 @@
 """The rendezvous: before any framework starts, every rank reports to rank 0 once, and gets the membership back.
 
-It is plain TCP and the standard library, so it works in every image and fails before a slow import.
-
 Where: rank 0 listens at the first free one of five ports, MASTER_PORT and four derived from it and the job id; under
 torchrun, whose agent has MASTER_PORT, all five are derived. The others try all of them in this order, again and again
 with jitter.

@@ -28,23 +28,12 @@ T = TypeVar("T")
 class Link(Protocol):
     """The way to the agent of this rank."""
 
-    def get_ready(self, message: Ready) -> dict[int, str]:
-        """Wait until all ranks are ready: what they offer, by rank."""
-
-    def arrive(self, message: Arrive) -> None:
-        """Wait at a key, or lead there."""
-
-    def listener(self, port: int) -> socket.socket | None:
-        """Rank 0's listening socket at its port, which is the caller's now; None: it is not to be had."""
-
-    def keep(self) -> None:
-        """The listening socket is not needed."""
-
-    def log(self) -> EventLog | None:
-        """What rank 0 has learned of the job; None on all other ranks."""
-
-    def leave(self) -> None:
-        """The context is closed: this rank comes to no key any more, and any process may have its port."""
+    def get_ready(self, message: Ready) -> dict[int, str]: ...  # until all ranks are: what they offer, by rank
+    def arrive(self, message: Arrive) -> None: ...  # wait at a key, or lead there
+    def listener(self, port: int) -> socket.socket | None: ...  # rank 0's, the caller's now; None: not to be had
+    def keep(self) -> None: ...  # the listener is not needed
+    def log(self) -> EventLog | None: ...  # what rank 0 has learned of the job; None on all other ranks
+    def leave(self) -> None: ...  # this rank comes to no key any more, and any process may have its port
 
 
 class JobInfo:
@@ -105,9 +94,16 @@ class JobInfo:
 
         It returns its result, and what the other ranks are to know of it: see `offers`.
         """
-        result, own, failure = _taken(step)
-        if failure is None:
+        failure: DistbootError | None = None
+        try:
+            result, own = step()
             self.mark(IMPORTED)
+        except DistbootError as error:
+            failure = error
+        except Exception as error:  # noqa: BLE001 - whatever a driver says, the other ranks must hear of it
+            failure = DistbootError("device-failed", first_line(error), "look at this rank's device and driver")
+        if failure is not None:
+            own = Ready(problem=as_problem(failure))
         self.offers = {} if own.offer is None else {self.placement.rank: own.offer}
         if self.link is not None:
             left = max(self._met + self.join_timeout - time.monotonic(), 0.5)
@@ -121,7 +117,6 @@ class JobInfo:
             raise failure
         self.mark(ALL_READY)
         self.when_ready()
-        assert result is not None
         return result
 
     def mark(self, step: str) -> None:
@@ -166,16 +161,6 @@ def alone(placement: Placement, join_timeout: float) -> JobInfo:
         hint = "unset DISTBOOT_RENDEZVOUS: the ranks find it out when they meet"
         raise DistbootError("rendezvous-needed", why, hint)
     return JobInfo(placement, join_timeout)
-
-
-def _taken(step: Callable[[], tuple[T, Ready]]) -> tuple[T | None, Ready, DistbootError | None]:
-    try:
-        return *step(), None
-    except DistbootError as error:
-        failure = error
-    except Exception as error:  # noqa: BLE001 - whatever a driver says, the other ranks must hear of it
-        failure = DistbootError("device-failed", first_line(error), "look at this rank's device and driver")
-    return None, Ready(problem=as_problem(failure)), failure
 
 
 class Barriers:

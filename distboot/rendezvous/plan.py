@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 from .. import __version__
 from ..detection import inherited
@@ -65,8 +66,26 @@ def plan_of(
     except DistbootError as error:
         problem = problem or error
     outer = inherited.about(placement, environ)
+    host, ids = socket.gethostname(), accelerators.visible(environ)
+    own = WorkerInfo(
+        rank=placement.rank,
+        launcher=placement.launcher,
+        host=host,
+        node=f"{host}/{_boot_id()}/{_network()}",
+        pid=os.getpid(),
+        process=os.urandom(8).hex(),
+        world_size=placement.world_size,
+        facts=environment_facts(environ, len(ids), framework),
+        device=None if on_cpu or ranks else accelerators.own(ids, environ, placement.local_rank),
+        problem=None if problem is None else as_problem(problem),
+        started=_own_start(),
+        detected=time.time(),
+        ranks=ranks,
+    )
+    if not ranks:  # what an agent of a node knows of itself is not about its ranks
+        own = replace(own, **{name: getattr(placement, name) for name in _PLACE})
     plan = JoinPlan(
-        own=collect_worker_info(placement, environ, framework=framework, on_cpu=on_cpu, problem=problem, ranks=ranks),
+        own=own,
         job=_job(placement, environ),
         secret=secret_setting(environ),
         hosts=tuple(hosts) or (str(placement.master_addr),),
@@ -152,38 +171,6 @@ def _ancestor(module: str) -> int | None:
             with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
                 pid = int(file.read().rpartition(")")[2].split()[1])
     return None
-
-
-def collect_worker_info(
-    placement: Placement,
-    environ: Mapping[str, str],
-    *,
-    framework: str = "torch",
-    on_cpu: bool = False,
-    problem: DistbootError | None = None,
-    ranks: int = 0,
-) -> WorkerInfo:
-    """The record of this very process; the arguments are those of `plan_of`."""
-    host = socket.gethostname()
-    ids = accelerators.visible(environ)
-    # What an agent of a node knows of itself is not about its ranks.
-    where = {name: None if ranks else getattr(placement, name) for name in _PLACE}
-    return WorkerInfo(
-        rank=placement.rank,
-        launcher=placement.launcher,
-        host=host,
-        node=f"{host}/{_boot_id()}/{_network()}",
-        pid=os.getpid(),
-        process=os.urandom(8).hex(),
-        world_size=placement.world_size,
-        **where,  # type: ignore[arg-type]
-        facts=environment_facts(environ, len(ids), framework),
-        device=None if on_cpu or ranks else accelerators.own(ids, environ, placement.local_rank),
-        problem=None if problem is None else as_problem(problem),
-        started=_own_start(),
-        detected=time.time(),
-        ranks=ranks,
-    )
 
 
 def environment_facts(environ: Mapping[str, str], devices: int, framework: str) -> tuple[tuple[str, str], ...]:
