@@ -53,10 +53,9 @@ class Coordinator:
         self._limit = ""  # what ended the waiting for ranks, as the error says it
 
     def wait_for_join(self, join_timeout: float, *, warn: bool = True) -> Membership:
-        """Wait for all ranks and answer them with the membership; `warn` of what they should have alike and have not.
+        """Wait for all ranks and answer them with the membership, or with the `DistbootError` that this raises.
 
-        Raises:
-            DistbootError: `missing-rank`, or what is wrong with the job; every rank that is there gets it, too.
+        `warn` of what they should have alike and have not.
         """
         self._end, self._limit = time.monotonic() + join_timeout, f"within {join_timeout:g} s"
         try:

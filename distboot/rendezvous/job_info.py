@@ -46,7 +46,7 @@ class JobInfo:
 
     def __init__(self, placement: Placement, join_timeout: float) -> None:
         self.placement, self.join_timeout = placement, join_timeout
-        self.membership: Membership | None = None  # None when the ranks have not met
+        self.membership: Membership | None = None  # once the ranks have met
         self.warnings: list[str] = []  # what they should have alike and have not, as rank 0 knows it
         self.interface: str | None = None  # that leads to the other nodes, if there are any, and it is known
         self.own_address = "127.0.0.1"  # of this host for the ranks of the other nodes; loopback when there are none
@@ -149,11 +149,7 @@ class JobInfo:
 
 
 def alone(placement: Placement, join_timeout: float) -> JobInfo:
-    """What a process holds where the rendezvous is off.
-
-    Raises:
-        DistbootError: `rendezvous-needed`, the environment alone leaves something open.
-    """
+    """What a process holds where the rendezvous is off; `rendezvous-needed`: its environment leaves something open."""
     fields = ("local_rank", "local_world_size", "node_rank", "num_nodes")
     unknown = ", ".join(field for field in fields if getattr(placement, field) is None)
     if unknown:
@@ -184,10 +180,7 @@ class Barriers:
         """Wait for a leader at `what`, "main_first()" say, or, `opens`, be it, and let those on that wait, or will.
 
         Rank 0 leads, or the first rank of a node. A `failure` of the leader is why the others are not to go on.
-
-        Raises:
-            DistbootError: `missing-rank`, the leader was not through in time, or a rank has not waited so long;
-                `rank-failed`, the leader has failed.
+        `missing-rank`: it was not through in time, or a rank has not waited so long; `rank-failed`: it has failed.
         """
         self._counts[what, node] += 1
         key = Key(what, node, self._counts[what, node])

@@ -41,12 +41,7 @@ class JoinTable:
         self._facts: dict[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]] = {}
 
     def add(self, record: WorkerInfo) -> None:
-        """Enter one rank.
-
-        Raises:
-            DistbootError: `duplicate-rank`, `membership-mismatch`, `shared-accelerator` or the rank's own problem,
-                which no waiting can mend.
-        """
+        """Enter one rank; `DistbootError`: it does not fit, or has a problem, which no waiting can mend."""
         rank, unit, host = record.rank, self.unit, short_repr(record.host)
         if bool(record.ranks) != self.by_node:
             there, here = ("a rank", "all ranks of its node") if self.by_node else ("all ranks of its node", "a rank")
@@ -141,11 +136,7 @@ def consistency_warnings(
 
 
 def refuse_several_frameworks(records: Sequence[WorkerInfo], membership: Membership) -> None:
-    """Refuse ranks that are about to start different frameworks, or one in different ways: they could not meet there.
-
-    Raises:
-        DistbootError: `membership-mismatch`.
-    """
+    """Refuse ranks that are about to start different frameworks, or one in different ways: they could not meet."""
     chosen = [dict(record.facts).get(FRAMEWORK) for record in records]
     if len(set(chosen)) > 1 and None not in chosen:
         raise DistbootError(

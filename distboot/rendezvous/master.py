@@ -11,11 +11,7 @@ from ..text import is_address
 
 
 def require_master(placement: Placement) -> Placement:
-    """The placement, as detected, with an address of rank 0 and a port.
-
-    Raises:
-        DistbootError: `no-master-addr` or `no-master-port`.
-    """
+    """The placement, as detected, with address and port of rank 0; else `no-master-addr` or `no-master-port`."""
     if placement.master_addr is None:
         raise DistbootError(
             "no-master-addr",
@@ -43,11 +39,7 @@ def _how_to_pass(placement: Placement, name: str, value: str) -> str:
 
 
 def wait_until_resolves(placement: Placement, join_timeout: float) -> None:
-    """Wait until the name of rank 0's host resolves.
-
-    Raises:
-        DistbootError: `unresolvable-address`, it did not within `join_timeout` seconds.
-    """
+    """Wait until the name of rank 0's host resolves; `unresolvable-address`: it did not in time."""
     host = str(placement.master_addr)
     if is_address(host):
         return

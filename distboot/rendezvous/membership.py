@@ -104,10 +104,8 @@ def build_membership(records: Sequence[WorkerInfo]) -> Membership:
     """The membership; `records` are in the order of ranks, or in that of nodes, whose ranks follow one another.
 
     What the launcher said stays. What it left open follows from who shares a node with whom, nodes counted in the
-    order in which the ranks first reach them, and local ranks in the order of ranks.
-
-    Raises:
-        DistbootError: `membership-mismatch`, the ranks contradict each other.
+    order in which the ranks first reach them, and local ranks in the order of ranks. `membership-mismatch`: the ranks
+    contradict each other.
     """
     if records[0].ranks:
         firsts = [0, *accumulate(record.ranks for record in records)]
@@ -157,7 +155,7 @@ def node_size(told: Mapping[int, tuple[int | None, ...]]) -> int | None:
     """
     sizes = {size for _, size, _ in told.values()}
     here = sizes.pop() if len(sizes) == 1 else None
-    if here is None or any((node, local) != divmod(rank, here) for rank, (local, _, node) in told.items()):
+    if not here or any((node, local) != divmod(rank, here) for rank, (local, _, node) in told.items()):
         return None
     return here
 

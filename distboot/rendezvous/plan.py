@@ -112,9 +112,6 @@ def join_here(
     """Meet all other ranks once, with this very process as the agent, whose connections end with the block.
 
     `failed` is called if they do not meet, with what there is of the meeting, and why; the rest is as for `plan_of`.
-
-    Raises:
-        DistbootError: `unknown-interface`, or what `Joined.join` raises.
     """
     from .join import Joined  # here, as a process with a sidecar does not join by itself
 

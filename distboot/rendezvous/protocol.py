@@ -268,11 +268,7 @@ class Channel:
         return Broadcast(content).sign(self, rank)
 
     def verify(self, frame: Frame, frames: Frames, *kinds: type) -> Any:
-        """The message in a frame, which `frames` has given, and which must be one of these kinds.
-
-        Raises:
-            ProtocolError: it is not, or was not sent by a process that knows the secret.
-        """
+        """The message in a frame of `frames`; `ProtocolError`: it is another one, or its sender lacks the secret."""
         if frame.round != self.round:
             raise ProtocolError(f"speaks of round {frame.round} of the job, and this is round {self.round}")
         if frame.mac == _UNPROVED and self.secret:

@@ -98,8 +98,7 @@ class Worker:
     def report(self, join_timeout: float, *, quiet: bool = False) -> Membership:
         """Report to rank 0, again and again until it answers; `quiet`: another rank says what is being waited for.
 
-        Raises:
-            DistbootError: what rank 0 says is wrong with the job, or `missing-rank` for rank 0 itself.
+        `DistbootError`: what rank 0 says is wrong with the job, or `missing-rank` for rank 0 itself.
         """
         end = time.monotonic() + join_timeout
         who = f"{'node' if self._own.ranks else 'rank'} {self._own.rank}"
@@ -118,9 +117,7 @@ class Worker:
     def try_once(self, limit: float, end: float | None = None) -> Membership:
         """Report wherever rank 0 may be, with `limit` seconds for each; `end`: of them all, else after as many.
 
-        Raises:
-            NoAnswerError: why the first of these did not answer as rank 0 of this job, if none did.
-            DistbootError: what rank 0 says is wrong with it.
+        `NoAnswerError`: why the first of these did not answer, if none did; else as for `report`.
         """
         end = time.monotonic() + limit if end is None else end
         failures: list[NoAnswerError] = []

@@ -164,15 +164,12 @@ class StartupTimeline:
                 self._all_joined = one.time
             elif one.rank is not None and one.event == "joined":
                 self.joined[one.rank] = one
-                self._compare(one.details["node"], ClockOffset(one.details["offset"], one.details["uncertainty"]))
+                node, clock = one.details["node"], ClockOffset(one.details["offset"], one.details["uncertainty"])
+                self._clocks[node] = min(self._clocks.get(node, clock), clock, key=lambda each: each.uncertainty)
             elif one.rank is not None and one.event == "left":
                 self.joined.pop(one.rank, None)
             elif one.rank is not None and one.event == "phases":
                 self._own[one.rank].update(one.details)
-
-    def _compare(self, node: int, clock: ClockOffset) -> None:
-        if node not in self._clocks or clock.uncertainty < self._clocks[node].uncertainty:
-            self._clocks[node] = clock
 
     def clock(self, rank: int) -> ClockOffset:
         """The clock of a rank; as rank 0's where nothing is known."""
