@@ -13,6 +13,7 @@ from ranks import BEGIN, Ranks
 from rendezvous_peers import framed
 
 from distboot.agent.local import Attach, attached
+from distboot.errors import DistbootError
 from distboot.rendezvous.protocol import Channel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the abstract namespace of Unix sockets is Linux's")
@@ -47,10 +48,30 @@ def wrapped(ranks: Ranks) -> Ranks:
     return lambda script, count=2, **env: ranks(script, count, "-m", "distboot", **env)
 
 
+def test_strangers_that_fill_the_queue_only_hold_the_script_up(wrapped: Ranks) -> None:
+    script = """
+import signal
+def is_stopped():
+    return ") T " in Path(f"/proc/{os.getppid()}/stat").read_text()
+if os.environ["RANK"] == "1":
+    name = os.environ["DISTBOOT_AGENT"].partition(":")[0]
+    os.kill(os.getppid(), signal.SIGSTOP)
+    while not is_stopped():
+        time.sleep(0.01)
+    strangers, failed = [], 0
+    while not failed:
+        strangers.append(socket.socket(socket.AF_UNIX))
+        strangers[-1].setblocking(False)
+        failed = strangers[-1].connect_ex("\\0" + name)
+    subprocess.Popen(["sh", "-c", f"sleep 2; kill -CONT {os.getppid()}"])
+"""
+    assert wrapped(script + _MEET.replace("60", "20")) == [("", 0)] * 2
+
+
 def test_strangers_and_garbage_are_sent_away_and_the_job_goes_on(wrapped: Ranks) -> None:
     """They get nothing without the token, and take neither memory nor the place of the script, nor hold up anything."""
     garbage = """
-idle = [socket.socket(socket.AF_UNIX) for _ in range(70)]
+idle = [socket.socket(socket.AF_UNIX) for _ in range(300)]
 for one in idle:
     one.connect("\\0" + name)
 say([stranger(*said) for said in (
@@ -93,6 +114,19 @@ def test_script_finds_its_agent_however_it_is_started(wrapped: Ranks, tmp_path: 
 def test_variable_that_is_stale_or_of_nobody_is_not_used() -> None:
     for value in ("", "x", "x:", f"distboot-agent-{os.urandom(4).hex()}:token"):
         assert attached({"DISTBOOT_AGENT": value}) is None
+
+
+@pytest.mark.parametrize("waiting", [0, 9], ids=["full queue", "silence"])
+def test_wrapper_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch, waiting: int) -> None:
+    monkeypatch.setattr("distboot.agent.local._ATTACH", 0.5)
+    name = f"distboot-test-{os.urandom(4).hex()}"
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as stranger:
+        listener.bind(f"\0{name}")
+        listener.listen(waiting)
+        stranger.connect(f"\0{name}")
+        with pytest.raises(DistbootError, match="the wrapper around this process does not answer") as refusal:
+            attached({"DISTBOOT_AGENT": f"{name}:token"})
+    assert refusal.value.code == "rank-failed"
 
 
 def test_agent_that_does_not_answer_as_one_is_not_believed() -> None:

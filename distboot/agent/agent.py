@@ -41,8 +41,8 @@ from .root_cause import locations
 
 _SEND_LIMIT = 1.0  # seconds for a script to take an answer, which it waits for
 _MOST_SESSIONS = 64
-_MOST_STRANGERS = 64
-_STRANGER_LIMIT = 5.0  # seconds to show the token
+_MOST_STRANGERS = 256  # several turns: a script has the time to show its token
+_ACCEPTED_AT_ONCE = 64
 _LEAST_BEATS = 2  # within the bound, however large the job is
 
 
@@ -101,14 +101,14 @@ class Agent:
         """Let the scripts find us."""
         self._door = door = ScriptListener(self.ranks)
 
-        def accept(now: float) -> None:
+        def accept(_now: float) -> None:
             with suppress(OSError):
-                session = door.socket.accept()[0]
-                strangers = [each for each in self._sessions if each not in self._rank_of]
-                if len(strangers) >= _MOST_STRANGERS:  # the oldest one has had most of the time
-                    self._drop(strangers[0])
-                self.serve(session)
-                self.loop.call_at(now + _STRANGER_LIMIT, lambda: self._drop_stranger(session))
+                for _ in range(_ACCEPTED_AT_ONCE):
+                    session = door.socket.accept()[0]
+                    strangers = [each for each in self._sessions if each not in self._rank_of]
+                    if len(strangers) >= _MOST_STRANGERS:  # the oldest one has had most of the time
+                        self._drop(strangers[0])
+                    self.serve(session)
 
         self.loop.add_reader(door.socket.fileno(), accept)
         return door
@@ -127,10 +127,6 @@ class Agent:
         except (OSError, ProtocolError):
             data = b""
         if not data:
-            self._drop(session)
-
-    def _drop_stranger(self, session: socket.socket) -> None:
-        if session not in self._rank_of:
             self._drop(session)
 
     def _drop(self, session: socket.socket) -> None:

@@ -31,6 +31,8 @@ MOST = 1 << 28  # bytes of one message between two processes of one rank
 OPEN = Channel()  # a socket that no other process has needs no proof
 _MARGIN = 5.0  # seconds beyond a limit for the agent to say that it is over
 _ATTACH = 10.0  # seconds for an agent to answer
+_PAUSE = 0.002  # seconds until the queue of an agent is tried again
+_WAITING = 256  # connections that an agent has not accepted yet
 _LONG = 1 << 20  # characters
 
 
@@ -244,19 +246,33 @@ def _gone(why: str) -> DistbootError:
 
 
 def attached(environ: Mapping[str, str]) -> tuple[AgentLink, JoinResult] | None:
-    """The link to the agent of the wrapper around this process; None: there is none, or it is not for this process."""
+    """The link to the agent of the wrapper around this process; None: there is none, or it is not for this process.
+
+    Raises:
+        DistbootError: `rank-failed`; there is one, which does not answer.
+    """
     name, _, token = environ.get(VARIABLE, "").partition(":")
     if not name or not token:
         return None
-    connection = socket.socket(socket.AF_UNIX)
-    try:
-        connection.settimeout(_ATTACH)
-        connection.connect(f"\0{name}")
-        link = AgentLink(connection)
-        return link, link.attach(token)
-    except (OSError, DistbootError):  # of a wrapper that has ended, or in another network namespace
-        connection.close()
-        return None
+    end = time.monotonic() + _ATTACH
+    while True:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.settimeout(_ATTACH)
+            connection.connect(f"\0{name}")
+            link = AgentLink(connection)
+            return link, link.attach(token)
+        except (OSError, DistbootError) as error:
+            connection.close()
+            is_late = time.monotonic() >= end
+            # The wrapper has ended, or is in another network namespace; or it has refused the token, or is none.
+            if isinstance(error, ConnectionRefusedError) or (isinstance(error, DistbootError) and not is_late):
+                return None
+            if is_late or not isinstance(error, BlockingIOError):
+                hint = "look at its output; was it stopped, or is its machine overloaded?"
+                why = "the wrapper around this process does not answer"
+                raise DistbootError("rank-failed", why, hint) from None
+        time.sleep(_PAUSE)  # its queue is full, for which connect(2) does not wait, whatever the timeout is
 
 
 class ScriptListener:
@@ -267,7 +283,7 @@ class ScriptListener:
         self._tokens = {rank: os.urandom(16).hex() for rank in ranks}
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.bind(f"\0{self.name}")
-        self.socket.listen(16)
+        self.socket.listen(_WAITING)
         self.socket.setblocking(False)
 
     def variable(self, rank: int) -> str:
