@@ -93,6 +93,23 @@ def test_folder_that_cannot_be_written_is_an_error_on_all_ranks(
     assert not (tmp_path / "started").exists()
 
 
+def test_folder_of_a_node_that_cannot_be_written_is_an_error_on_all_nodes(
+    clean_env: dict[str, str], tmp_path: Path, port: int
+) -> None:
+    (tmp_path / "file").touch()
+    job = {**clean_env, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    node = ["--nproc-per-node=1", "--join-timeout=60"]
+    with (
+        wrapped({**job, "RANK": "0"}, tmp_path, *node, "--log-dir=logs", "--", "touch", "started") as good,
+        wrapped({**job, "RANK": "1"}, tmp_path, *node, "--log-dir=file/logs", "--", "touch", "started") as bad,
+    ):
+        assert (good.wait(60), bad.wait(60)) == (74, 74)
+    errors = (tmp_path / "stderr").read_text().replace(HOST, "HOST")
+    assert errors.count("log files in 'file/logs' cannot be written: Not a directory") == 2, errors
+    assert not (tmp_path / "started").exists()
+    assert os.listdir(tmp_path / "logs") == []
+
+
 def test_disk_that_fills_up_is_said_once_and_the_command_goes_on(run: Run, tmp_path: Path) -> None:
     wrapper = f"{sys.executable} -m distboot run --log-dir logs -- sh -c 'for n in $(seq 100); do seq 100; done'"
     result = run("bash", "-c", f"ulimit -f 1; exec {wrapper}")  # of a kB: beyond it the kernel says EFBIG

@@ -84,6 +84,23 @@ class Logs:
             os.write(stream.wake, b"h")
 
 
+def folder_problem(folder: str) -> DistbootError | None:
+    """Why no log file can be made in a folder, before the ranks that its files are named after are known; or None."""
+    probe = os.path.join(folder, f".{os.urandom(4).hex()}.log")
+    try:
+        os.makedirs(folder, exist_ok=True)
+        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        os.unlink(probe)
+    except OSError as error:
+        return _unwritable(f"log files in {short_repr(folder)}", error)
+    return None
+
+
+def _unwritable(what: str, error: OSError) -> DistbootError:
+    hint = "let --log-dir name a folder that this host can write to"
+    return DistbootError("output-failed", f"{what} cannot be written: {error.strerror}", hint)
+
+
 class _File:
     """What a rank prints, both streams together."""
 
@@ -102,11 +119,7 @@ class _File:
             again = os.fstat(self._file).st_size > 0
             os.write(self._file, ("\n" * again + header).encode())
         except OSError as error:
-            raise DistbootError(
-                "output-failed",
-                f"the log file {short_repr(path)} cannot be written: {error.strerror}",
-                "let --log-dir name a folder that this host can write to",
-            ) from None
+            raise _unwritable(f"the log file {short_repr(path)}", error) from None
 
     def write(self, data: bytes, stream: str) -> None:
         """Append; a line of one stream does not go on in one of the other."""

@@ -156,7 +156,8 @@ def _of_node(launch: _Launch, placement: Placement) -> int:
     placement = placement._replace(node_level=placement.node_level or "--nproc-per-node")
     with with_rank(placement.who):
         warn_if_bound(placement)
-        return _together(launch, require_master(placement), launch.target.missing(), ranks=ranks)
+        problem = launch.target.missing() or _folder_problem(launch.options)
+        return _together(launch, require_master(placement), problem, ranks=ranks)
 
 
 def _together(
@@ -257,3 +258,12 @@ def _check_local_rank(launch: _Launch, placement: Placement) -> None:
     empty = arguments.empty_local_rank((launch.target.of_python or launch.target.words)[1:])
     if empty is not None and placement.rank == 0:
         log_line(placement.who, f"{empty}: leave it out, and pass it with python -m distboot run --pass-local-rank")
+
+
+def _folder_problem(options: Namespace) -> DistbootError | None:
+    """Why ranks that have no number yet could have no log files; None: nothing."""
+    if options.log_dir is None:
+        return None
+    from ..agent.logs import folder_problem
+
+    return folder_problem(options.log_dir)
