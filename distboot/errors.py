@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ CODES: Mapping[str, tuple[int, str]] = {
     "membership-mismatch": (78, "the ranks that met do not fit together"),
     "shared-accelerator": (78, "two ranks would use the same accelerator"),
     "unknown-interface": (78, "a variable names a network interface that this host does not have"),
-    "too-few-files": (78, "rank 0 may not open a connection for every rank"),
+    "too-few-files": (78, "a process may not open as many files as it needs, on rank 0 one for every connection"),
     "mpi-mismatch": (78, "mpi4py or Horovod uses another MPI than the one that started the process"),
     "rank-mismatch": (78, "the framework has other numbers than the launcher: ranks in worlds of their own"),
     "mpi-failed": (78, "the process ended while MPI was to start"),
@@ -86,6 +87,23 @@ class DistbootError(Exception):
 def rendezvous_needed(why: str) -> DistbootError:
     """The error where the roll call, which is off, is the only way to learn something."""
     return DistbootError("rendezvous-needed", f"DISTBOOT_RENDEZVOUS=0, and {why}", "unset DISTBOOT_RENDEZVOUS")
+
+
+def too_few_files(error: BaseException) -> DistbootError | None:
+    """The error for one that says that this process may open no more files; None: it says something else."""
+    if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+        return None
+    hint = "raise the limit (ulimit -n), or look for files that are left open"
+    return DistbootError("too-few-files", "this process may open no more files", hint)
+
+
+@contextmanager
+def with_too_few_files() -> Iterator[None]:
+    """That this process may open no more files is `too-few-files` in this block."""
+    try:
+        yield
+    except OSError as error:
+        raise too_few_files(error) or error from None
 
 
 @contextmanager

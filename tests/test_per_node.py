@@ -184,3 +184,21 @@ def test_missing_node_and_a_rank_among_nodes_are_named(distboot: Run, run: Run, 
     mixed = f"RANK=1 {python} train.py & {python} --nproc-per-node 2 train.py; wait"
     done = run("sh", "-c", mixed, env=env)
     assert done.stderr.count("give --nproc-per-node to the process of every node, or to none") == 2, done.stderr
+
+
+def test_limit_of_files_is_raised_for_the_ranks_of_each_node_and_not_for_their_commands(run: Run, port: int) -> None:
+    node = f"{sys.executable} -m distboot run --log-dir logs --nproc-per-node"
+    both = f"ulimit -Sn 64; RANK=1 {node} 8 -- sh -c 'ulimit -Sn' & RANK=0 {node} 9 -- sh -c 'ulimit -Sn'; wait $!"
+    env = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    done = run("bash", "-c", both, env=env)
+    assert (done.returncode, done.stdout) == (0, "64\n" * 17), done.stderr
+
+
+def test_limit_of_files_that_is_too_low_for_the_ranks_is_an_error(run: Run) -> None:
+    done = run("bash", "-c", f"ulimit -n 64; exec {sys.executable} -m distboot run --nproc-per-node 8 -- true")
+    assert done.returncode == 78, done.stderr
+    assert (
+        "warning: 209 open files are needed for the 8 ranks of this node, and this process may have 64" in done.stderr
+    )
+    assert "error[too-few-files]: this process may open no more files" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from ..errors import DistbootError
+from ..errors import DistbootError, too_few_files
 from ..text import escape_control, short_repr
 
 TYPE_CHECKING = False
@@ -89,6 +89,9 @@ def not_found(program: str) -> DistbootError:
 
 
 def _error(program: str, error: OSError) -> DistbootError:
+    few = too_few_files(error)
+    if few is not None:
+        return few
     there = os.sep in program and os.path.exists(program)  # then its interpreter is what is missing
     if isinstance(error, FileNotFoundError | NotADirectoryError) and not there:
         return not_found(program)

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from math import inf
 
-from ..errors import DistbootError
+from ..errors import DistbootError, too_few_files
 from ..process import start_without_signals
 from ..text import escape_control, log_line, short_repr
 
@@ -98,7 +98,7 @@ def folder_problem(folder: str) -> DistbootError | None:
 
 def _unwritable(what: str, error: OSError) -> DistbootError:
     hint = "let --log-dir name a folder that this host can write to"
-    return DistbootError("output-failed", f"{what} cannot be written: {error.strerror}", hint)
+    return too_few_files(error) or DistbootError("output-failed", f"{what} cannot be written: {error.strerror}", hint)
 
 
 class _File:

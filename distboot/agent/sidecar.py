@@ -7,7 +7,6 @@ its children. It ends with the script.
 
 from __future__ import annotations
 
-import errno
 import os
 import select
 import signal
@@ -18,7 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from ..errors import DistbootError
+from ..errors import DistbootError, too_few_files
 from ..rendezvous.join import Joined
 from ..rendezvous.protocol import Frames
 from .agent import Agent
@@ -158,10 +157,10 @@ def _watching(control: socket.socket, process: Process, joined: Joined) -> Calla
 
 def _raised(error: DistbootError | OSError, joined: Joined) -> Raised:
     if isinstance(error, OSError):
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
+        few = too_few_files(error)
+        if few is None:
             raise error
-        hint = "raise the limit (ulimit -n), or look for files that are left open"
-        error = DistbootError("too-few-files", "this process may open no more files", hint)
+        error = few
     return Raised(error.code, error.message, error.hint, _events(joined))
 
 

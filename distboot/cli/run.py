@@ -13,7 +13,7 @@ from ..detection.detect import detect, refuse_unless_rank
 from ..detection.export import for_launcher, merged, of_one_process, variables
 from ..detection.launchers.tf_config import has_servers
 from ..detection.placement import NUMBERS, Placement
-from ..errors import DistbootError, rendezvous_needed, with_rank
+from ..errors import DistbootError, rendezvous_needed, with_rank, with_too_few_files
 from ..frameworks import _torch
 from ..rendezvous.master import require_master, wait_until_resolves
 from ..settings import (
@@ -185,6 +185,7 @@ def _together(
         report.despite_signals(placement),
         join_here(placement, os.environ, launch.join_timeout, failed=report.failed, **told) as job,
         report.until_watched(job),
+        with_too_few_files(),
         WrapperAgent(job, settings, secret_setting(os.environ)) as watch,
     ):
         assert job.joined is not None

@@ -17,6 +17,7 @@ from .messages import LONGEST_TEXT, Refused
 from .protocol import Channel, Frame, Frames, ProtocolError, random_nonce
 
 _OWN = 64  # files that the process has open for itself
+_OF_A_RANK = 10  # files that it has open for a rank that it starts: pipes, the log file, the connection of the script
 _REPORT_LIMIT = 10.0  # seconds that a peer has to report
 _SPARE = 64  # connections beyond those of the ranks, for those that have not reported
 _ACCEPTED_AT_ONCE = 64
@@ -38,11 +39,14 @@ def _files_allowed() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def allow_files(connections: int, say: Callable[[str], None]) -> int | None:
-    """Raise the soft limit for so many connections, as far as that goes; what it was, or None where it stays."""
+def allow_files(connections: int, say: Callable[[str], None], ranks: int = 0) -> int | None:
+    """Raise the soft limit for so many connections, `say` it if that does not go far enough, and return what it was.
+
+    Also for the ranks that this process starts. None: it stays.
+    """
     import resource
 
-    needed = connections + _OWN
+    needed = connections + ranks * _OF_A_RANK + _OWN
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return None
@@ -50,8 +54,9 @@ def allow_files(connections: int, say: Callable[[str], None]) -> int | None:
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (reachable, hard))
     if _files_allowed() < needed:
+        what = f"the {ranks} ranks of this node" if ranks else "the connections of all ranks"
         say(
-            f"warning: {needed} open files are needed for the connections of all ranks, and this process may "
+            f"warning: {needed} open files are needed for {what}, and this process may "
             f"have {_files_allowed()}: raise the limit (ulimit -Hn, LimitNOFILE=, docker run --ulimit nofile=…)"
         )
     return soft

@@ -59,7 +59,7 @@ class Coordinator:
         """
         self._end, self._limit = time.monotonic() + join_timeout, f"within {join_timeout:g} s"
         try:
-            self.open_files = allow_files(self.pool.room, self._say)
+            self.open_files = allow_files(self.pool.room, self._say, self._own.ranks)
             self.table.add(self._own)
             self._wait(lambda: self.table.is_complete, self._missing)
             membership = replace(build_membership(self.table.in_order()), master_addr=self._reached())

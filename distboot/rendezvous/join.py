@@ -8,11 +8,13 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from ..errors import DistbootError
 from ..host import network
 from ..report import EventLog
 from ..text import log_line
+from .connection_pool import allow_files
 from .coordinator import Coordinator
 from .membership import LOOPBACK, JoinPlan, JoinResult
 from .protocol import JobCredentials
@@ -30,7 +32,7 @@ class Joined:
     side: Coordinator | Worker | None = None
     listener: socket.socket | None = None  # of rank 0
     lease: PortLease | None = None  # what keeps other jobs from its port
-    open_files: int | None = None  # the soft limit before it was raised for all connections; None: it was not
+    open_files: int | None = None  # the soft limit before it was raised for all that it opens; None: it was not
     wanted: Callable[[], None] = field(default=lambda: None)  # called again and again while they meet; may raise
 
     def join(self) -> JoinResult:
@@ -92,6 +94,8 @@ class Joined:
 
     def _as_another_rank(self) -> JoinResult:
         plan, wanted = self.plan, self.wanted
+        if plan.own.ranks:  # the agent of a node
+            self.open_files = allow_files(1, partial(log_line, f"node {plan.own.rank}"), plan.own.ranks)
         self.side = worker = Worker(
             plan.hosts, plan.ports, plan.own, self._credentials, source=plan.source, wanted=wanted
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import socket
@@ -15,7 +14,7 @@ from dataclasses import replace
 from .. import __version__
 from ..detection import inherited
 from ..detection.placement import Placement
-from ..errors import DistbootError
+from ..errors import DistbootError, with_too_few_files
 from ..host import FRAMEWORK, accelerators, derived_port, network
 from ..settings import secret_setting
 from .job_info import JobInfo
@@ -119,15 +118,13 @@ def join_here(
     job = JobInfo(placement, join_timeout)
     job.joined = Joined(plan)
     try:
-        job.take(job.joined.join())
+        with with_too_few_files():
+            job.take(job.joined.join())
     except BaseException as error:
         failed(job, problem or error)
         job.close()
         if problem is not None and isinstance(error, DistbootError):
             raise problem from None
-        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-            hint = "raise the limit (ulimit -n), or look for files that are left open"
-            raise DistbootError("too-few-files", "this process may open no more files", hint) from None
         raise
     try:
         yield job
