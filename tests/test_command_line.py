@@ -119,6 +119,7 @@ _SECONDS = "is not a number of seconds\nhint: give a number"
         ("run --framework pandas -- true", "usage", "'pandas' is not a valid framework: they are torch, deepspeed, "),
         ("run --pass-local-rank=3 -- true", "usage", "'3' is not a valid name of an option"),
         ("run --pass-local-rank -- torchrun", "usage", "passes the local rank of this process, and torchrun starts"),
+        ("run --nproc-per-node 2 -- torchrun train.py", "usage", "in each of them torchrun would start others"),
     ],
 )
 def test_misuse_is_one_error_with_a_hint_and_its_exit_code(

@@ -121,6 +121,43 @@ def test_script_whose_ranks_would_train_apart_is_warned_of(
     assert (said in ended[0].err) == bool(named)
 
 
+@pytest.mark.parametrize(("count", "is_said"), [("1", False), ("2", True)])
+def test_script_whose_ranks_on_this_node_would_train_apart_is_warned_of(
+    distboot: Run, tmp_path: Path, count: str, is_said: bool
+) -> None:
+    (tmp_path / "train.py").write_text("if False:\n    import horovod.torch as hvd\n")
+    done = distboot("run", "--nproc-per-node", count, "train.py")
+    remedy = f"trains apart: python -m distboot run --framework horovod --nproc-per-node {count} train.py\n"
+    assert (done.returncode, remedy in done.stderr) == (0, is_said), done.stderr
+
+
+def test_launcher_in_the_shell_of_each_rank_is_warned_of(distboot: Run) -> None:
+    command = ["sh", "-c", "torchrun --help >/dev/null 2>&1; true"]
+    done = distboot("run", "--nproc-per-node", "2", "--", *command)
+    assert "warning: each rank of --nproc-per-node 2 starts torchrun, which starts a job of its own" in done.stderr
+    assert "each rank ran torchrun for a job of its own" in done.stderr
+
+
+@pytest.mark.parametrize("node", [[], ["--nproc-per-node", "1"]], ids=["rank", "node"])
+def test_script_for_deepspeed_gets_the_local_rank_that_it_can_take(
+    distboot: Run, tmp_path: Path, node: list[str]
+) -> None:
+    (tmp_path / "train.py").write_text("import sys\noption = '--local_rank'\nprint(sys.argv[1:] == [f'{option}=0'])\n")
+    done = distboot("run", "--framework", "deepspeed", *node, "train.py", env={} if node else ALONE)
+    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
+
+
+@pytest.mark.parametrize("node", [[], ["--nproc-per-node", "1"]], ids=["rank", "node"])
+def test_parameter_servers_for_a_script_that_has_only_workers_are_refused(
+    distboot: Run, tmp_path: Path, node: list[str]
+) -> None:
+    (tmp_path / "train.py").write_text("if False:\n    MultiWorkerMirroredStrategy()\n")
+    cluster = {"chief": ["localhost:2222"], "ps": ["localhost:2223"]}
+    config = json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}})
+    done = distboot("run", "--framework", "tensorflow", *node, "train.py", env={"TF_CONFIG": config})
+    assert (done.returncode, "TF_CONFIG has parameter servers" in done.stderr) == (2, True), done.stderr
+
+
 @pytest.mark.parametrize(
     ("command", "launcher"),
     [

@@ -50,12 +50,13 @@ def run(words: list[str]) -> int:
         target = target_of(given)
         launch = _Launch(options, target, nested_launcher(target, os.environ), grace, join_timeout)
         _check_local_rank(launch, placement)
-        if options.nproc_per_node:
-            return _of_node(launch, placement)
-        if launch.inner is None or not launch.inner.is_told_of_nodes:  # else it starts the ranks of this node
+        starts_ranks_here = options.nproc_per_node or (launch.inner is not None and launch.inner.is_told_of_nodes)
+        if not starts_ranks_here:
             refuse_unless_rank(placement)
         if launch.inner is None:
             fit_to_script(options, target, os.environ)
+        if options.nproc_per_node:
+            return _of_node(launch, placement)
         placement = require_master(placement)
         logs, problem = None, None
         try:
@@ -84,21 +85,23 @@ class _Launch(NamedTuple):
     @property
     def inner(self) -> Nested | None:
         """The launcher where it is the command itself, and so gets nothing that is about this process."""
-        is_itself = self.nested and not self.nested.is_in_shell and not self.options.nproc_per_node
-        return self.nested if is_itself else None
+        return self.nested if self.nested and not self.nested.is_in_shell else None
 
     @property
     def framework(self) -> str:
         """What the processes of this job start."""
         return "none" if self.inner else self.options.framework
 
-    def apart(self, placement: Placement) -> str | None:
-        """Why the processes may train apart; None: they do not."""
-        if self.options.nproc_per_node:
-            return None
+    def apart(self, placement: Placement, ranks: int) -> str | None:
+        """Why the processes, or so many ranks that are started on this node, may train apart; None: they do not."""
+        per_node, environ = self.options.nproc_per_node, dict(os.environ)
+        if per_node:
+            if ranks == placement.world_size == 1:
+                return None
+            placement, environ = placement._replace(launcher="distboot"), _base_environ(environ)
         if self.nested is not None:
-            return self.nested.separate_jobs(placement)
-        return missing_framework_option(self.target, self.framework, placement, os.environ)
+            return self.nested.separate_jobs(placement, per_node)
+        return missing_framework_option(self.target, self.framework, placement, environ, per_node)
 
     def logs(self, rank: int, who: str | None) -> Logs | None:
         """Where the output goes, if not to where ours does."""
@@ -150,6 +153,13 @@ def _alone(launch: _Launch, placement: Placement, logs: Logs | None) -> int:
 
 def _of_node(launch: _Launch, placement: Placement) -> int:
     """For a process that starts the ranks of its node."""
+    if launch.inner is not None:
+        name = launch.inner.name
+        raise DistbootError(
+            "usage",
+            f"--nproc-per-node starts the ranks of this node, and in each of them {name} would start others",
+            f"leave {name} out: python -m distboot --nproc-per-node N script.py …; or leave --nproc-per-node out",
+        )
     ranks = count_of(launch.options.nproc_per_node, placement, os.environ)
     if not rendezvous_setting():
         raise rendezvous_needed("the nodes number their ranks when they meet")
@@ -165,7 +175,7 @@ def _together(
 ) -> int:
     """For a rank among others, which should hear of its problem; or for so many ranks, which are started here."""
     options, framework = launch.options, launch.framework
-    apart = launch.apart(placement)
+    apart = launch.apart(placement, ranks)
     if placement.rank == 0 and apart:
         log_line(placement.who, escape_control(apart))
     settings = supervision_settings(os.environ, launch.grace, options.report)

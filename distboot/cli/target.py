@@ -169,9 +169,15 @@ class Nested(NamedTuple):
             return list(words)
         return [*words[: self.start], f"--master_port={free_port()}", *words[self.start :]]
 
-    def separate_jobs(self, placement: Placement) -> str | None:
-        """A warning where each rank would start a job of its own, or None."""
+    def separate_jobs(self, placement: Placement, per_node: str | None = None) -> str | None:
+        """A warning where each rank would start a job of its own, or None; `per_node`: of --nproc-per-node."""
         count = placement.world_size
+        if per_node and not self.is_told_of_nodes:
+            return (
+                f"warning: each rank of --nproc-per-node {per_node} starts {self.name}, which starts a job of its own: "
+                f"jobs that train apart. Leave {self.name} out (python -m distboot --nproc-per-node {per_node} "
+                "script.py …)"
+            )
         if count == 1 or self.is_told_of_nodes:
             return None
         options = f"; or pass it {_TOGETHER[self.name][1]}" if self.name in _TOGETHER else ""
@@ -239,7 +245,7 @@ def fit_to_script(options: Namespace, target: Target, environ: Mapping[str, str]
 
 
 def missing_framework_option(
-    target: Target, framework: str, placement: Placement, environ: Mapping[str, str]
+    target: Target, framework: str, placement: Placement, environ: Mapping[str, str], per_node: str | None = None
 ) -> str | None:
     """A warning of a script that starts a framework without the option for what that reads, or None.
 
@@ -257,6 +263,8 @@ def missing_framework_option(
     if not found or _KNOWS_US.search(text):
         return None
     command = f"-- python {script}" if target.is_command else script
+    if per_node:
+        command = f"--nproc-per-node {per_node} {command}"
     return (
         f"warning: {script} starts {found[0]}, which reads variables of its own, and without them each rank "
         f"trains apart: python -m distboot run --framework {found[0]} {command}"
