@@ -41,7 +41,6 @@ from distboot.agent.messages import Abort, Register  # noqa: E402
 from distboot.rendezvous.connection_pool import send_to_all  # noqa: E402
 from distboot.rendezvous.coordinator import Coordinator  # noqa: E402
 from distboot.rendezvous.join_table import consistency_warnings, refuse_several_frameworks  # noqa: E402
-from distboot.rendezvous.keys import Keys  # noqa: E402
 from distboot.rendezvous.membership import Membership, build_membership  # noqa: E402
 from distboot.rendezvous.messages import Go, Members, Offer, Ready  # noqa: E402
 from distboot.rendezvous.protocol import Broadcast, Channel, Frames, most_from_rank_0  # noqa: E402
@@ -130,7 +129,6 @@ class _Loop(EventLoop):
     def wake(self) -> None:
         now = time.monotonic()
         self._role.over(now)
-        self._look_at_lines()
         self._selector.select(min(self._due(now) - now, 0.0))
         self._role.turn(now)
 
@@ -170,7 +168,7 @@ def costs(lines: int) -> dict[str, float]:
     coordinator = coordinator_of(server, membership)
 
     def read() -> None:
-        for line in list(coordinator.connections()):
+        for line in list(coordinator.peers):
             coordinator.read(line, time.monotonic())
 
     them.do("ready")
@@ -178,7 +176,7 @@ def costs(lines: int) -> dict[str, float]:
     them.begin("read")
     coordinator.take(0, Ready(), time.monotonic())
     them.done()
-    found |= _answers(them, [line.socket for line in coordinator.connections()])
+    found |= _answers(them, [line.socket for line in coordinator.peers])
     found |= _supervision(them, coordinator, read)
     them.close()
     return found | _by_themselves()
@@ -205,22 +203,20 @@ def _hosts(size: int) -> tuple[str, ...]:
 
 def coordinator_of(server: Coordinator, membership: Membership) -> FailureCoordinator:
     """What rank 0's agent goes on with once all have met."""
-    coordinator = participant_of(
-        0, membership, server.detach_all(), SupervisionSettings(bound=15.0, grace=30.0), held=True
-    )
+    settings = SupervisionSettings(bound=15.0, grace=30.0)
+    coordinator = participant_of(0, membership, server, settings, held=True)
     assert isinstance(coordinator, FailureCoordinator)
-    coordinator.keys, coordinator.is_starting = Keys(membership, server.table, coordinator.say), True
+    coordinator.is_starting = True
     return coordinator
 
 
 def _supervision(them: Peers, coordinator: FailureCoordinator, read: Callable[[], None]) -> dict[str, float]:
     loop = _Loop(coordinator, interval=1.0, grace=30.0)
     coordinator.take(0, Register(os.getpid()), time.monotonic())
-    loop.wake()  # which registers them all
-    lines = len(coordinator.connections())
+    lines = len(coordinator.peers)
 
     def tell() -> None:
-        for line in coordinator.connections():
+        for line in coordinator.peers:
             line.send(Abort(verdict()))
 
     found: dict[str, float] = {}

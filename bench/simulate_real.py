@@ -26,7 +26,7 @@ from simulate_peers import Peers  # noqa: E402
 
 from distboot.agent.failure_coordinator import FailureCoordinator  # noqa: E402
 from distboot.agent.heartbeat import interval_of  # noqa: E402
-from distboot.agent.loop import EventLoop, StopRequest  # noqa: E402
+from distboot.agent.loop import EventLoop  # noqa: E402
 from distboot.agent.messages import Register  # noqa: E402
 from distboot.rendezvous.coordinator import Coordinator  # noqa: E402
 from distboot.rendezvous.messages import Ready  # noqa: E402
@@ -53,18 +53,6 @@ class Measured:
     told: float
 
 
-class _Script:
-    """The process of rank 0, which goes on whatever happens."""
-
-    def stop(self, order: StopRequest) -> None: ...
-
-    def kill(self) -> None: ...
-
-    def decided(self, now: float) -> None: ...
-
-    def look(self, now: float) -> None: ...
-
-
 def real(world_size: int) -> Measured:
     """All of it, in a process of its own."""
     command = [sys.executable, __file__, str(world_size)]
@@ -84,7 +72,7 @@ def _whole(world_size: int) -> Measured:
     coordinator = coordinator_of(server, membership)
     them.do("ready")
     go = time.process_time()
-    for line in list(coordinator.connections()):
+    for line in list(coordinator.peers):
         coordinator.read(line, time.monotonic())
     coordinator.take(0, Ready(), time.monotonic())
     go = time.process_time() - go
@@ -92,7 +80,6 @@ def _whole(world_size: int) -> Measured:
     interval = interval_of(membership)
     loop = EventLoop(coordinator, interval=interval, grace=300.0)
     coordinator.take(0, Register(os.getpid()), time.monotonic())
-    loop.watched[0] = _Script()
     threading.Thread(target=loop.run, daemon=True).start()
     return Measured(cpu, took, memory, go, *_supervision(them, coordinator, interval))
 

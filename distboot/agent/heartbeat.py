@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import select
 import socket
 import struct
 import sys
@@ -34,19 +33,17 @@ class Probe:
         try:
             self._socket = socket.socket(connection.family, socket.SOCK_STREAM)  # there may be no file left for it
             self._socket.setblocking(False)
-            address = connection.getpeername()
-            self._early = self._socket.connect_ex((address[0], _PORT, *address[2:]))
+            host, _, *scope = connection.getpeername()
+            self._address = (host, _PORT, *scope)
+            self._result = self._socket.connect_ex(self._address)
         except OSError as error:
-            self._early = error.errno or errno.EHOSTUNREACH
+            self._result = error.errno or errno.EHOSTUNREACH
 
     def is_answered(self) -> bool:
-        if self._socket is None or self._early != errno.EINPROGRESS:
-            return self._early in _ANSWERS
-        poll = select.poll()
-        poll.register(self._socket, select.POLLOUT)
-        if not poll.poll(0):
-            return False
-        return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in _ANSWERS
+        """Whether the host accepts or refuses by now; asked once."""
+        if self._socket is not None and self._result == errno.EINPROGRESS:
+            self._result = self._socket.connect_ex(self._address)  # what has become of the first one: connect(2)
+        return self._result in _ANSWERS
 
     def close(self) -> None:
         if self._socket is not None:
@@ -70,7 +67,7 @@ _LAST_DATA_RECEIVED = 52  # offset of tcpi_last_data_recv in struct tcp_info, li
 
 
 class DisconnectedError(Exception):
-    """The connection has ended; the text says how."""
+    """The connection has ended; the text says how, if it was not closed."""
 
 
 class LivenessFault(NamedTuple):
@@ -146,7 +143,7 @@ class HeartbeatConnection:
         except OSError as error:
             raise DisconnectedError(error.strerror or str(error)) from None
         if not data:
-            raise DisconnectedError("closed")
+            raise DisconnectedError
         self._heard = now
         if data == self._beat and self._frames.missing == HEADER:  # by far the most
             return []

@@ -1,4 +1,7 @@
-"""The loop of an agent, in a thread of the wrapper or in the sidecar of `init`, and the sides that it drives."""
+"""The loop of an agent, in a thread of the wrapper or in the sidecar of `init`, and what the two sides have in common.
+
+All times are those of `time.monotonic`.
+"""
 
 from __future__ import annotations
 
@@ -6,121 +9,201 @@ import os
 import selectors
 import time
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
+from ..rendezvous.messages import Detach
+from ..rendezvous.protocol import ProtocolError
 from ..settings import SupervisionSettings
 from ..text import first_line
-from .heartbeat import HeartbeatConnection
+from .heartbeat import DisconnectedError, HeartbeatConnection
+from .root_cause import RankLocation, RankState, RootCause
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .root_cause import RootCause
+    from .monitored_process import MonitoredProcess
 
 AFTER_THE_FIRST = 0.15  # seconds; torchrun looks 10 times a second who has ended, and lists them in that order
+ASLEEP = 2.0  # seconds by which we are late when we were stopped ourselves, or starved
 _FINISHING = 5.0  # seconds for the rank that failed first to end by itself, with its own exit code
 _FOLLOWING = 0.6  # seconds for another one that fails, too
-ASLEEP = 2.0  # seconds by which we are late when we were stopped ourselves, or starved
+_LOOKS = 0.1  # seconds between two looks at a connection that is suspect
 
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """That the process of this rank has to stop."""
+    """That the process of a rank has to stop."""
 
-    at: float  # as `time.monotonic` has it
+    at: float
     is_failure: bool  # whether it is for the failure of a rank; else an external signal stops the job
     is_done: bool = False  # whether it is for neither: its work is done, and it has ended well
 
-    @classmethod
-    def after(cls, cause: RootCause, rank: int, failing: bool, now: float, before: StopRequest | None) -> StopRequest:
-        """What a root cause means for a rank, which may be failing by itself, and may have had a request before."""
-        first = rank in cause.ranks
-        delay = (_FINISHING if first else _FOLLOWING) if failing else 0.0 if first else cause.delay
-        return cls(now + delay if before is None else min(now + delay, before.at), cause.is_failure)
-
 
 class Say(Protocol):
-    """Prints a line."""
+    """Prints a line, as the agent or as a rank."""
 
-    def __call__(self, text: str, rank: int | None = None) -> None:
-        """As the agent, or as a rank."""
+    def __call__(self, text: str, rank: int | None = None) -> None: ...
 
 
-class Participant(Protocol):
-    """One side of failure detection, as the loop drives it. All times are those of `time.monotonic`.
+@dataclass
+class Participant:
+    """One side of failure detection, as the loop drives it.
 
     Attributes:
-        settings: of this rank.
-        held: whether the exit of the ranks waits for us, as in the wrapper.
-        root_cause: why the job ends, once that is known.
-        orders: by rank of its own.
-        reply: passes on what is for the script of a rank.
-        is_starting: whether all ranks are to get ready first; until then a failure is that of the start.
+        members: all of these ranks.
+        own: those of this agent.
+        peers: the open connections, and the ranks at the other end of each; none is added later.
     """
 
+    locations: Iterable[RankLocation]  # of the ranks of this agent, and of those at the other ends
+    connection_of: Mapping[int, HeartbeatConnection]  # of the ranks of other agents
     settings: SupervisionSettings
-    held: bool
+    held: bool  # whether the exit of our ranks waits for us, as in the wrapper
     say: Say
-    root_cause: RootCause | None
-    orders: dict[int, StopRequest]
-    reply: Callable[[int, object], None]
-    is_starting: bool
+    reply: Callable[[int, object], None] = lambda _, __: None  # passes on what is for the script of a rank
+    remove_reader: Callable[[HeartbeatConnection], None] = lambda _: None  # of the loop
+    is_starting: bool = False  # whether all ranks are to get ready first; until then a failure is that of the start
+    root_cause: RootCause | None = None  # why the job ends, once that is known
+    orders: dict[int, StopRequest] = field(default_factory=dict)  # by rank of our own
+
+    def __post_init__(self) -> None:
+        self.members = {one.rank: RankState(one, self.connection_of.get(one.rank)) for one in self.locations}
+        self.own = [member for member in self.members.values() if member.is_local]
+        self.peers: dict[HeartbeatConnection, list[RankState]] = {}
+        for member in self.members.values():
+            if member.connection is not None:
+                self.peers.setdefault(member.connection, []).append(member)
+        self._abandoned: list[HeartbeatConnection] = []  # open: their end would be an alarm over there
+        self._has_left = self._hurried = False
+        self._ended_at = self._concluded_at = 0.0
+
+    def take(self, rank: int, message: object, now: float) -> None:
+        """Take what a rank of ours says: any message of a rank, as it is sent to rank 0. Replies go through `reply`."""
+        raise NotImplementedError
+
+    def read(self, connection: HeartbeatConnection, now: float) -> None:
+        """Take what has come on a connection."""
+        try:
+            for rank, message in connection.receive(now):
+                if connection in self.peers:  # else it has detached just now
+                    self._take_from(connection, rank, message, now)
+        except DisconnectedError as error:
+            self._lose(connection, "the connection ended without a word", str(error), now)
+        except ProtocolError as error:
+            self._abandon(connection, str(error), now)
+
+    def tick(self, now: float) -> None:
+        """Once an interval: send heartbeats, and look which have not come."""
+        for connection in list(self.peers):
+            self.read(connection, now)
+            if self._is_running(connection):
+                connection.heartbeat(now)
+                self._check(connection, now)
+
+    def turn(self, now: float) -> None:
+        """Do what is due."""
+        for connection in list(self.peers):
+            if connection.suspect and self._is_running(connection):
+                self._check(connection, now)
+
+    def due(self, now: float) -> float:
+        """When something is."""
+        return now + (_LOOKS if any(connection.suspect for connection in self.peers) else 3600)
+
+    def leave(self) -> None:
+        """The ranks of this agent leave the job, in good order."""
+        self._send(Detach())
+        self._has_left = True
+
+    def hurry(self) -> None:
+        """Do not wait for other ranks any longer."""
+        self._hurried = True
+
+    def over(self, now: float) -> bool:
+        """Whether nothing is left to do."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """The last thing before the end."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End all connections."""
+        for connection in (*self.peers, *self._abandoned):
+            connection.close()
 
     @property
     def _detects(self) -> bool:
         """Whether a failure is to be told to all, now."""
         return self.settings.detects and not self.is_starting
 
-    def connections(self) -> Collection[HeartbeatConnection]:
-        """The open ones; none is added later."""
+    @property
+    def _has_ended(self) -> bool:
+        return all(member.end is not None for member in self.own)
 
-    def take(self, rank: int, message: object, now: float) -> None:
-        """Take what a rank of ours says: any message of a rank, as it is sent to rank 0. Replies go through `reply`."""
+    def _is_own(self, cause: RootCause) -> bool:
+        return any(member.location.rank in cause.ranks for member in self.own)
 
-    def read(self, connection: HeartbeatConnection, now: float) -> None:
-        """Take what has come on a connection."""
+    def _is_running(self, connection: HeartbeatConnection) -> bool:
+        """Whether a connection is ours, and needed."""
+        raise NotImplementedError
 
-    def tick(self, now: float) -> None:
-        """Once a second: send heartbeats, and look which have not come."""
+    def _take_from(self, connection: HeartbeatConnection, rank: int, message: object, now: float) -> None:
+        """Take a message of another agent; `ProtocolError`: it may not send that."""
+        raise NotImplementedError
 
-    def turn(self, now: float) -> None:
-        """Do what is due."""
+    def _lose(self, connection: HeartbeatConnection, why: str, how: str, now: float) -> None:
+        """An agent is unreachable, and its ranks with it; `how` the connection ended, as far as is known."""
+        raise NotImplementedError
 
-    def due(self, now: float) -> float:
-        """When something is."""
+    def _send(self, message: object, rank: int = 0) -> None:
+        """Send to all other agents."""
+        for connection in self.peers:
+            connection.send(message, rank)
 
-    def leave(self) -> None:
-        """The ranks of this agent leave the job, in good order."""
+    def _check(self, connection: HeartbeatConnection, now: float) -> None:
+        fault = connection.liveness_fault(now, self.settings.bound)
+        if fault is not None and fault.is_lost:
+            self._lose(connection, fault.why, fault.why, now)
+        elif fault is not None:
+            self._abandon(connection, fault.why, now)
 
-    def hurry(self) -> None:
-        """Do not wait for other ranks any longer."""
+    def _abandon(self, connection: HeartbeatConnection, why: str, now: float) -> None:  # noqa: ARG002 - said by others
+        """Go on without failure detection to an agent."""
+        connection.send(Detach())
+        self._abandoned.append(connection)
+        self._forget(connection)
 
-    def over(self, now: float) -> bool:
-        """Whether nothing is left to do."""
+    def _forget(self, connection: HeartbeatConnection) -> list[RankState]:
+        """The ranks of an agent, whose connection is not ours any more."""
+        self.remove_reader(connection)
+        members = self.peers.pop(connection)
+        for member in members:
+            member.connection = None
+        return members
 
-    def finish(self) -> None:
-        """The last thing before the end."""
+    def _stop_own(self, cause: RootCause, now: float) -> None:
+        """Let our own ranks stop, and say why, once."""
+        for member in self.own:
+            if member.end is None:
+                rank, before = member.location.rank, self.orders.get(member.location.rank)
+                at = now + _until_stop(cause, member)
+                self.orders[rank] = StopRequest(at if before is None else min(at, before.at), cause.is_failure)
+        if self.root_cause is None:
+            self.root_cause, self._concluded_at = cause, now
+            if len(self.own) > 1 or not self._is_own(cause):  # else its own output says it
+                self.say(cause.text)
 
-    def close(self) -> None:
-        """End all connections."""
 
-
-class Supervised(Protocol):
-    """The process of this rank, as the loop sees it."""
-
-    def stop(self, order: StopRequest) -> None:
-        """Ask it to end, unless it has ended or was asked already."""
-
-    def kill(self) -> None:
-        """End it, if it has not ended."""
-
-    def decided(self, now: float) -> None:
-        """It is clear now who failed first, or who stopped the job."""
-
-    def look(self, now: float) -> None:
-        """Once a second: see what is wrong with it."""
+def _until_stop(cause: RootCause, member: RankState) -> float:
+    """Seconds until a rank has to stop, which may be about to end by itself."""
+    is_first = member.location.rank in cause.ranks
+    if member.failing is not None and not member.failing.cause:
+        return _FINISHING if is_first else _FOLLOWING
+    return 0.0 if is_first else cause.delay
 
 
 class EventLoop:
@@ -133,22 +216,23 @@ class EventLoop:
     """
 
     def __init__(self, role: Participant, *, interval: float, grace: float) -> None:
-        self._role, self._grace = role, grace
-        self._interval = interval
+        self._role, self._interval, self._grace = role, interval, grace
         self._selector = selectors.DefaultSelector()
-        self._watched: set[HeartbeatConnection] = set()
         self._decided = False
         self._obeyed: set[int] = set()
         self._killing: list[Callable[[], None]] = []
         self._timers: list[tuple[float, Callable[[], None]]] = []
-        self.watched: dict[int, Supervised] = {}  # by rank, once it runs
+        self.watched: dict[int, MonitoredProcess] = {}  # by rank, once it runs
+        role.remove_reader = self.remove_reader
+        for connection in role.peers:
+            self.add_reader(connection, partial(role.read, connection))
 
-    def add_reader(self, file: int, ready: Callable[[float], None]) -> None:
-        """Call `ready` with the time when there is something to read from a file descriptor."""
+    def add_reader(self, file: int | HeartbeatConnection, ready: Callable[[float], None]) -> None:
+        """Call `ready` with the time when there is something to read."""
         self._selector.register(file, selectors.EVENT_READ, ready)
 
-    def remove_reader(self, file: int) -> None:
-        """Stop calling for a file descriptor, if we do."""
+    def remove_reader(self, file: int | HeartbeatConnection) -> None:
+        """Stop calling for a file, if we do, before it is closed."""
         with suppress(KeyError):
             self._selector.unregister(file)
 
@@ -167,19 +251,13 @@ class EventLoop:
         beat = time.monotonic() + self._interval
         try:
             while not self._role.over(now := time.monotonic()):
-                self._look_at_lines()
                 ready = self._selector.select(max(min(beat, self._due(now)) - now, 0.0))
                 now = time.monotonic()
                 if now > beat + ASLEEP:
-                    for line in self._role.connections():
-                        line.reset_timers(now)
+                    for connection in self._role.peers:
+                        connection.reset_timers(now)
                 for key, _ in ready:
-                    if isinstance(key.fileobj, HeartbeatConnection):
-                        self._role.read(key.fileobj, now)
-                        self._look_at_lines()  # before the number of one that has ended is that of another file
-                    elif (
-                        key.fd in self._selector.get_map() and key.data is self._selector.get_map()[key.fd].data
-                    ):  # else it has gone in this very round
+                    if self._selector.get_map().get(key.fd) is key:  # else it was removed in this very round
                         key.data(now)
                 if now >= beat:
                     beat = now + self._interval
@@ -199,22 +277,9 @@ class EventLoop:
             self._role.close()
             self._selector.close()
 
-    def _look_at_lines(self) -> None:
-        lines = self._role.connections()
-        if len(lines) == len(self._watched):  # none is ever added
-            return
-        current = set(lines)
-        for line in self._watched - current:
-            with suppress(KeyError, ValueError):
-                self._selector.unregister(line)
-        for line in current - self._watched:
-            self._selector.register(line, selectors.EVENT_READ)
-        self._watched = current
-
     def _due(self, now: float) -> float:
-        times = [self._role.due(now)]
-        times += [order.at for rank, order in self._role.orders.items() if rank in self.watched.keys() - self._obeyed]
-        return min(times + [at for at, _ in self._timers])
+        orders = [order.at for rank, order in self._role.orders.items() if rank in self.watched.keys() - self._obeyed]
+        return min([self._role.due(now), *orders, *(at for at, _ in self._timers)])
 
     def _obey(self, now: float) -> None:
         for rank in self.watched.keys() - self._obeyed:

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 
 from ..errors import DistbootError
 from ..process import FROM_OUTSIDE
-from ..rendezvous.membership import Membership
 from ..text import log_line, short_repr
 
 TYPE_CHECKING = False
@@ -21,15 +20,16 @@ if TYPE_CHECKING:
     from .failure_coordinator import FailureCoordinator
 
 
-def summarize(coordinator: FailureCoordinator, membership: Membership) -> None:
+def summarize(coordinator: FailureCoordinator) -> None:
     """Print one line on how the job ended, and write the report where --report or DISTBOOT_REPORT says."""
     from ..report.content import job_report, summary_line  # here, as an agent needs it at its end only
     from ..report.files import try_to_write
 
-    path, now = coordinator.settings.report, time.time()
-    coordinator.say(summary_line(coordinator.log, membership, coordinator.settings.apart, now))
-    if path is not None and coordinator.log[0].event == "rendezvous_started":
-        problem = try_to_write(path, lambda: job_report(coordinator.log, membership, coordinator.settings.apart, now))
+    log, settings, now = coordinator.log, coordinator.settings, time.time()
+    known = log, coordinator.membership, settings.apart, now
+    coordinator.say(summary_line(*known))
+    if settings.report is not None and log[0].event == "rendezvous_started":
+        problem = try_to_write(settings.report, lambda: job_report(*known))
         if problem is not None:
             coordinator.say(problem)
 
