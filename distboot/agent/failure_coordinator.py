@@ -57,8 +57,9 @@ class FailureCoordinator(Participant):
             self._conclude(report, now)
 
     def due(self, now: float) -> float:
-        reports = self._analysis.due() if self.root_cause is None else []
-        return min([super().due(now), *self.keys.due(), *reports, *([self._limit()] if self._has_ended else [])])
+        times = [report.due for report in self._analysis.reports if self.root_cause is None]
+        times += [self._limit()] if self._has_ended else []
+        return min([super().due(now), *self.keys.due(), *times])
 
     def over(self, now: float) -> bool:
         if self._has_left or self._hurried or (self._has_ended and not self._detects):
@@ -118,7 +119,7 @@ class FailureCoordinator(Participant):
 
     def _take(self, member: RankState, message: object, now: float) -> None:
         """Take what a rank says, whichever agent it has."""
-        rank = member.location.rank
+        rank = member.rank
         if isinstance(message, Arrive | Ready | Leave):
             self.keys.take(rank, message, now)
         elif isinstance(message, Register):
@@ -138,7 +139,7 @@ class FailureCoordinator(Participant):
 
     def _register(self, member: RankState, message: Register) -> None:
         """The process of a rank is watched from now on. It and rank 0's hear of each other, whichever is first."""
-        rank, member.is_watched = member.location.rank, message.detects
+        rank, member.is_watched = member.rank, message.detects
         member.location = replace(member.location, pid=message.pid)
         self.log.add("registered", rank, pid=message.pid)
         answer = Register(self.members[0].location.pid)
@@ -153,7 +154,7 @@ class FailureCoordinator(Participant):
     def _failing(self, member: RankState, end: ExitStatus, now: float) -> None:
         if member.failing is None and self._is_detected(member):
             member.failing = end
-            self.log.add("failing", member.location.rank, text=failure_text(end))
+            self.log.add("failing", member.rank, text=failure_text(end))
             self._analysis.failed(member, end, now)
 
     def _terminating(self, member: RankState, number: int, now: float) -> None:
@@ -171,7 +172,7 @@ class FailureCoordinator(Participant):
     def _exited(self, member: RankState, end: ExitStatus, now: float) -> None:
         if member.failing is not None and not end.words:
             end = replace(end, words=member.failing.words)
-        member.end, rank, cause = end, member.location.rank, self.root_cause
+        member.end, rank, cause = end, member.rank, self.root_cause
         is_first = cause is not None and rank in cause.ranks
         self.log.add("exited", rank, **end.as_details(), **({"traceback": end.words} if is_first else {}))
         self.keys.leave(rank)
@@ -180,7 +181,7 @@ class FailureCoordinator(Participant):
         if rank == 0 and self.is_served and end.succeeded:
             self._send(Done())
             for other in self.own[1:]:
-                self.orders.setdefault(other.location.rank, StopRequest(now, is_failure=False, is_done=True))
+                self.orders.setdefault(other.rank, StopRequest(now, is_failure=False, is_done=True))
         if not self._is_detected(member):
             return
         if cause is not None and is_first:
@@ -196,8 +197,8 @@ class FailureCoordinator(Participant):
         end = first.end or first.failing
         self.log.add(
             "root_cause",
-            first.location.rank,
-            kind="stopped" if report.signal is not None else "lost" if report.is_loss else "failed",
+            first.rank,
+            kind=report.kind,
             ranks=list(cause.ranks),
             text=cause.text.splitlines()[0],
             location=first.location.text,
@@ -224,20 +225,20 @@ class FailureCoordinator(Participant):
                 self._lost(member, why, now)
 
     def _lost(self, member: RankState, why: str, now: float, **more: float) -> None:
-        self.log.add("unreachable", member.location.rank, text=why)
+        self.log.add("unreachable", member.rank, text=why)
         self._analysis.lost(member, why, now, **more)
 
     def _abandon(self, connection: HeartbeatConnection, why: str, now: float) -> None:
         members = self.peers[connection]
         super()._abandon(connection, why, now)
-        where, ranks = members[0].location, ranks_said([member.location.rank for member in members])
+        where, ranks = members[0].location, ranks_said([member.rank for member in members])
         place = where.text if len(members) == 1 else f"on {where.host} (node {where.node_rank})"
         self.say(f"warning: {ranks} {place} {why}; it is not watched any more")
 
     def _forget(self, connection: HeartbeatConnection) -> list[RankState]:
         members = super()._forget(connection)
         for member in members:
-            self.keys.leave(member.location.rank)
+            self.keys.leave(member.rank)
         return members
 
     def _is_detected(self, member: RankState) -> bool:

@@ -116,7 +116,7 @@ class FailureReporter(Participant):
 
     def _exited(self, member: RankState, message: Exited, now: float) -> None:
         member.end, self._ended_at = message.end, now
-        self._send(message, member.location.rank)
+        self._send(message, member.rank)
         if not self._detects or self.root_cause is not None:
             return
         if not self.peers and message.end.is_failure:  # for its neighbours
@@ -136,7 +136,7 @@ class FailureReporter(Participant):
             self._take_answer(rank, message)
         elif isinstance(message, Done):
             for member in self.own:
-                self.orders.setdefault(member.location.rank, StopRequest(now, is_failure=False, is_done=True))
+                self.orders.setdefault(member.rank, StopRequest(now, is_failure=False, is_done=True))
         elif isinstance(message, Detach):
             if message.ended and not self._has_ended:
                 self.say("rank 0 has ended: from now on no rank is told how another one ends")

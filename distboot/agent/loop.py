@@ -145,7 +145,7 @@ class Participant:
         return all(member.end is not None for member in self.own)
 
     def _is_own(self, cause: RootCause) -> bool:
-        return any(member.location.rank in cause.ranks for member in self.own)
+        return any(member.rank in cause.ranks for member in self.own)
 
     def _is_running(self, connection: HeartbeatConnection) -> bool:
         """Whether a connection is ours, and needed."""
@@ -189,7 +189,7 @@ class Participant:
         """Let our own ranks stop, and say why, once."""
         for member in self.own:
             if member.end is None:
-                rank, before = member.location.rank, self.orders.get(member.location.rank)
+                rank, before = member.rank, self.orders.get(member.rank)
                 at = now + _until_stop(cause, member)
                 self.orders[rank] = StopRequest(at if before is None else min(at, before.at), cause.is_failure)
         if self.root_cause is None:
@@ -200,7 +200,7 @@ class Participant:
 
 def _until_stop(cause: RootCause, member: RankState) -> float:
     """Seconds until a rank has to stop, which may be about to end by itself."""
-    is_first = member.location.rank in cause.ranks
+    is_first = member.rank in cause.ranks
     if member.failing is not None and not member.failing.cause:
         return _FINISHING if is_first else _FOLLOWING
     return 0.0 if is_first else cause.delay

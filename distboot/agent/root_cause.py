@@ -21,108 +21,6 @@ SETTLING = 0.15  # seconds for a failure to become known to which a signal is th
 EXPLAINING = 0.5  # seconds for one to become known that explains what a rank says of a peer
 GATHERING = 0.1  # seconds in which the ranks of a host that died are lost
 _LEAVING = 10.0  # seconds for a Python that is about to end to do so, while other ranks have lost it already
-
-
-@dataclass(slots=True, eq=False)
-class RankState:
-    """What rank 0 knows of one rank."""
-
-    location: RankLocation
-    connection: HeartbeatConnection | None = None  # of its agent; None: it is local, or not watched any more
-    failing: ExitStatus | None = None  # how it fails, although it has not ended yet
-    exiting: float | None = None  # since when it is about to end, as `time.monotonic` has it
-    end: ExitStatus | None = None  # how it has ended
-    is_watched: bool = True  # whether its failure is to be told to all
-    is_local: bool = field(init=False)  # whether rank 0's agent is its own
-
-    def __post_init__(self) -> None:
-        self.is_local = self.connection is None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it is to end yet, and we would hear of it."""
-        return self.end is None and (self.connection is not None or self.is_local)
-
-
-@dataclass(slots=True, eq=False)
-class FailureReport:
-    """Something for which the job may have to end."""
-
-    member: RankState
-    due: float  # when it is decided, if nothing comes that explains it
-    end: ExitStatus | None = None  # how the rank failed; None if it was lost, or was asked to stop
-    signal: int | None = None  # from outside, that asked it to stop
-    why: str = ""  # it counts as lost
-
-    @property
-    def is_loss(self) -> bool:
-        return self.end is None and self.signal is None
-
-    @property
-    def is_secondary(self) -> bool:
-        """Whether it only speaks of a peer."""
-        return self.end is not None and self.end.is_secondary
-
-    @property
-    def is_answer(self) -> bool:
-        """Whether something else may have come before it: it speaks of a peer, or is what a launcher does then."""
-        return self.signal is not None or self.is_secondary
-
-
-@dataclass(slots=True)
-class RootCauseAnalysis:
-    """All reports until one of them is the root cause."""
-
-    members: list[RankState]
-    reports: list[FailureReport] = field(default_factory=list)
-
-    def failed(self, member: RankState, end: ExitStatus, now: float) -> None:
-        """A rank has failed, or is about to."""
-        self.reports.append(FailureReport(member, now + (EXPLAINING if end.is_secondary else 0.0), end))
-
-    def lost(self, member: RankState, why: str, now: float, gathering: float = GATHERING) -> None:
-        """A rank is unreachable, perhaps with others."""
-        self.reports.append(FailureReport(member, now + gathering, why=why))
-
-    def terminating(self, member: RankState, number: int, now: float) -> None:
-        """An external signal has asked a rank to stop."""
-        self.reports.append(FailureReport(member, now + SETTLING, signal=number))
-
-    def conclude(self, now: float) -> FailureReport | None:
-        """What came first, once that is clear; None: not yet."""
-        if not self.reports:
-            return None
-        report = min(self.reports, key=lambda one: one.due)
-        # When all have ended there is nothing to wait for.
-        if report.due > now and any(member.is_open for member in self.members):
-            return None
-        if report.is_secondary and self._may_be_explained(report, now):
-            report.due = now + EXPLAINING
-            return None
-        return min(self.reports, key=lambda one: one.is_answer)
-
-    def explain(self, report: FailureReport, delay: float) -> RootCause:
-        """The root cause that a report is: all ranks of a node that were lost are lost together."""
-        member = report.member
-        if report.signal is not None:
-            return from_signal(member.location, report.signal)
-        if report.end is not None:
-            before = [one.location.rank for one in self.members if one.end is not None and one.end.succeeded]
-            return from_exit(member.location, member.end or report.end, delay, before)
-        lost = {one.member.location.rank: one.member.location for one in self.reports if one.is_loss}
-        here = [where for _, where in sorted(lost.items()) if where.node_rank == member.location.node_rank]
-        return from_disconnect(here, report.why)
-
-    def due(self) -> list[float]:
-        """When something is to be decided."""
-        return [report.due for report in self.reports]
-
-    def _may_be_explained(self, report: FailureReport, now: float) -> bool:
-        """Whether another rank is about to end, with an exit code that is not known yet."""
-        others = (member for member in self.members if member is not report.member and member.is_open)
-        return any(member.exiting is not None and now < member.exiting + _LEAVING for member in others)
-
-
 _LONGEST = 200  # characters of an exception in one line
 _LONGEST_DELAY = 10.0  # seconds
 _LONGEST_TEXT = 16384  # characters
@@ -159,6 +57,102 @@ def locations(membership: Membership) -> list[RankLocation]:
     return sorted(found, key=lambda location: location.rank)
 
 
+@dataclass(slots=True, eq=False)
+class RankState:
+    """What an agent knows of one rank."""
+
+    location: RankLocation
+    connection: HeartbeatConnection | None = None  # of its agent; None: it is local, or not watched any more
+    failing: ExitStatus | None = None  # how it fails, although it has not ended yet
+    exiting: float | None = None  # since when it is about to end, as `time.monotonic` has it
+    end: ExitStatus | None = None  # how it has ended
+    is_watched: bool = True  # whether its failure is to be told to all
+    is_local: bool = field(init=False)  # whether this agent is its own
+
+    def __post_init__(self) -> None:
+        self.is_local = self.connection is None
+
+    @property
+    def rank(self) -> int:
+        return self.location.rank
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is to end yet, and we would hear of it."""
+        return self.end is None and (self.connection is not None or self.is_local)
+
+
+@dataclass(slots=True, eq=False)
+class FailureReport:
+    """Something for which the job may have to end."""
+
+    member: RankState
+    due: float  # when it is decided, if nothing comes that explains it
+    end: ExitStatus | None = None  # how the rank failed; None if it was lost, or was asked to stop
+    signal: int | None = None  # from outside, that asked it to stop
+    why: str = ""  # it counts as lost
+
+    @property
+    def kind(self) -> str:
+        return "stopped" if self.signal is not None else "lost" if self.end is None else "failed"
+
+    @property
+    def is_secondary(self) -> bool:
+        """Whether it only speaks of a peer."""
+        return self.end is not None and self.end.is_secondary
+
+
+@dataclass(slots=True)
+class RootCauseAnalysis:
+    """All reports until one of them is the root cause."""
+
+    members: list[RankState]
+    reports: list[FailureReport] = field(default_factory=list)
+
+    def failed(self, member: RankState, end: ExitStatus, now: float) -> None:
+        """A rank has failed, or is about to."""
+        self.reports.append(FailureReport(member, now + (EXPLAINING if end.is_secondary else 0.0), end))
+
+    def lost(self, member: RankState, why: str, now: float, gathering: float = GATHERING) -> None:
+        """A rank is unreachable, perhaps with others."""
+        self.reports.append(FailureReport(member, now + gathering, why=why))
+
+    def terminating(self, member: RankState, number: int, now: float) -> None:
+        """An external signal has asked a rank to stop."""
+        self.reports.append(FailureReport(member, now + SETTLING, signal=number))
+
+    def conclude(self, now: float) -> FailureReport | None:
+        """What came first, once that is clear; None: not yet."""
+        if not self.reports:
+            return None
+        report = min(self.reports, key=lambda one: one.due)
+        # When all have ended there is nothing to wait for.
+        if report.due > now and any(member.is_open for member in self.members):
+            return None
+        if report.is_secondary and self._may_be_explained(report, now):
+            report.due = now + EXPLAINING
+            return None
+        # What only speaks of a peer may have had a cause, and a signal is what a launcher answers to one.
+        return min(self.reports, key=lambda one: one.kind == "stopped" or one.is_secondary)
+
+    def explain(self, report: FailureReport, delay: float) -> RootCause:
+        """The root cause that a report is: all ranks of a node that were lost are lost together."""
+        member = report.member
+        if report.signal is not None:
+            return from_signal(member.location, report.signal)
+        if report.end is not None:
+            before = [one.rank for one in self.members if one.end is not None and one.end.succeeded]
+            return from_exit(member.location, member.end or report.end, delay, before)
+        lost = {one.member.rank: one.member.location for one in self.reports if one.kind == "lost"}
+        here = [where for _, where in sorted(lost.items()) if where.node_rank == member.location.node_rank]
+        return from_disconnect(here, report.why)
+
+    def _may_be_explained(self, report: FailureReport, now: float) -> bool:
+        """Whether another rank is about to end, with an exit code that is not known yet."""
+        others = (member for member in self.members if member is not report.member and member.is_open)
+        return any(member.exiting is not None and now < member.exiting + _LEAVING for member in others)
+
+
 def _delay(value: object) -> float:
     if time_or_duration(value) > _LONGEST_DELAY:
         raise ValueError("delay")
@@ -185,7 +179,8 @@ def from_exit(location: RankLocation, end: ExitStatus, delay: float, before: Seq
     first = "failed first"
     if end.is_secondary:
         first += ", as a peer had gone" + (f" ({ranks_said(before)} had ended with exit code 0)" if before else "")
-    text = f"rank {location.rank} {first}: {failure_text(end)}, {location.text}{_at(end)}{lines}"
+    at = time.strftime("%H:%M:%S", time.gmtime(end.when))
+    text = f"rank {location.rank} {first}: {failure_text(end)}, {location.text}, at {at} UTC{lines}"
     return RootCause((location.rank,), True, text, delay)
 
 
@@ -245,7 +240,3 @@ def _headline(words: Sequence[str]) -> str:
     frames = [number for number, line in enumerate(words) if line.startswith('  File "')]
     after = words[frames[-1] + 1 :] if frames else []
     return next((line for line in after if line and not line.startswith(" ")), words[-1])
-
-
-def _at(end: ExitStatus) -> str:
-    return f", at {time.strftime('%H:%M:%S', time.gmtime(end.when))} UTC"

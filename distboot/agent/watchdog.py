@@ -59,17 +59,15 @@ def _watch(
 ) -> NoReturn:
     """The watcher: print an error, and end the process that it watches, or not."""
     try:
-        (too_late, ended), error = errors, None
-        if not select.select([reading], [], [], limit)[0]:
-            error = too_late
-        elif os.read(reading, 1) != _DONE:
-            error = ended
+        too_late, ended = errors
+        is_late = not select.select([reading], [], [], limit)[0]
+        error = too_late if is_late else ended if os.read(reading, 1) != _DONE else None
         if error is not None:
             with suppress(OSError):
                 os.write(2, f"distboot: {error}\n".encode())
-        if error is too_late and os.getppid() == us:
+        if is_late and os.getppid() == us:
             if say is not None:
-                say(f"distboot.DistbootError: {first_line(error)}")  # as the traceback would end
+                say(f"distboot.DistbootError: {first_line(too_late)}")  # as the traceback would end
             os.kill(us, signal.SIGKILL)
     finally:
         os._exit(0)
