@@ -15,6 +15,11 @@ from ranks import RunRanks
 from supervised import DEFAULT, ENDS, FAILING, FAILING_TORCH, Start, until
 
 UNSEEN = "ended without a word"  # where the kernel is older than 6.15, and the parent was quicker than the guard
+# Of a traceback, or the stack of a crash, what all ranks show.
+SHOWN = {
+    "exception": ["\n  |     raise ValueError('boom')\n"],
+    "SIGSEGV": ["  | Fatal Python error: ", 'train.py", line'],
+}
 EACH_FOR_ITSELF = "ready()\nuntil(f'end-{rank}')\n"
 
 in_both_ways = pytest.mark.parametrize("init", [False, True], ids=["wrapper", "init"])
@@ -32,6 +37,7 @@ def test_first_failure_is_known_to_all_and_all_stop(start: Start, init: bool, en
     (line,) = {running.first(rank) for rank in range(3) if rank != culprit}
     assert line.startswith(f"rank {culprit} failed first: {said}") or (init and UNSEEN in line)
     assert f"(node 0, local rank {culprit}, process {pids[culprit]})" in line
+    assert init or all(text in running.output(1) for text in SHOWN.get(end, []))
     report = running.report()
     assert (report["outcome"], report["first_failure"]["rank"]) == ("failed", culprit)
     assert init or [rank["exit_code"] for rank in report["ranks"]] == codes
@@ -51,20 +57,13 @@ def test_first_failure_while_the_others_are_in_a_collective(start_init: Start, e
     assert running.report()["outcome"] == "failed"
 
 
-def test_traceback_of_an_unmodified_script_reaches_all_and_its_own_output_stays(start: Start) -> None:
-    running = start(FAILING % "raise ValueError('the loss is NaN')", CULPRIT="1")
-    running.fail()
+def test_own_output_of_a_rank_stays_and_the_others_do_not_see_the_secret(start: Start) -> None:
+    running = start(FAILING % "raise ValueError('s3cret-word')", CULPRIT="1", DISTBOOT_SECRET="s3cret-word")
+    assert running.fail() == [143, 1, 143]
     assert running.output(1).startswith("Traceback (most recent call last):\n")
-    assert running.output(1).endswith("ValueError: the loss is NaN\n")
-    for rank in (0, 2):
-        assert "\n  |     raise ValueError('the loss is NaN')\n" in running.output(rank)
-
-
-def test_stack_of_a_crash_reaches_all(start: Start) -> None:
-    running = start(FAILING % "import ctypes; ctypes.string_at(0)", CULPRIT="1")
-    running.fail()
-    assert "  | Fatal Python error: Segmentation fault\n" in running.output(2)
-    assert 'train.py", line' in running.output(2)
+    assert running.output(1).endswith("ValueError: s3cret-word\n")
+    assert "ValueError: ***" in running.first(0)
+    assert "s3cret-word" not in running.output(0) + running.output(2) + str(running.report())
 
 
 @in_both_ways
@@ -174,27 +173,6 @@ def test_two_failures_at_once_have_one_first(start: Start) -> None:
     assert running.report()["later_failures"] == 1
 
 
-def test_what_speaks_of_a_peer_is_not_the_first_failure(start: Start) -> None:
-    # As Gloo says it, on a rank that hears of the end before rank 0 does.
-    script = """
-ready()
-until("fail")
-if rank == 2:
-    raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:3456")
-if rank == 1:
-    until("pid-2.said")
-    os._exit(6)
-until("end")
-"""
-    running = start(script)
-    running.all_ready()
-    running.touch("fail")
-    until(lambda: "Connection closed" in running.output(2))
-    running.touch("pid-2.said")
-    running.codes()
-    assert running.first(0).startswith("rank 1 failed first: exit code 6")
-
-
 def test_supervision_can_be_off(start: Start) -> None:
     running = start(DISTBOOT_FAILURE_DETECTION="0")
     running.send(1, signal.SIGKILL)
@@ -232,13 +210,6 @@ def test_command_that_is_missing_on_one_rank_is_named_on_all(run_ranks: RunRanks
     assert all("error[command-not-found]" in rank.err and "'no-such-command'" in rank.err for rank in ended)
 
 
-def test_secret_is_not_in_what_the_others_are_told(start: Start) -> None:
-    running = start(FAILING % "raise ValueError('s3cret-word')", CULPRIT="1", DISTBOOT_SECRET="s3cret-word")
-    assert running.fail() == [143, 1, 143]
-    assert "ValueError: ***" in running.first(0)
-    assert "s3cret-word" not in running.output(0) + running.output(2) + str(running.report())
-
-
 @pytest.mark.parametrize(
     ("variable", "value"),
     [("DISTBOOT_FAILURE_DETECTION", "yes"), ("DISTBOOT_HEARTBEAT_TIMEOUT", "-1"), ("DISTBOOT_GRACE", "soon")],
@@ -255,19 +226,19 @@ def test_alone_there_is_nobody_to_watch(start_init: Start) -> None:
     assert running.output(0) == ""
 
 
-def test_script_with_init_under_the_wrapper_has_the_wrappers_supervision(start: Start) -> None:
-    script = "import distboot\nctx = distboot.init('none', join_timeout=60)\nassert not ctx.preempted\n"
-    running = start(script + FAILING % "os._exit(4)", CULPRIT="1")
+@pytest.mark.parametrize(
+    ("init", "before"),
+    [
+        (False, "import distboot\nctx = distboot.init('none', join_timeout=60)\nassert not ctx.preempted\n"),
+        (True, "ctx.close()\nctx = distboot.init('none', join_timeout=60)\n"),
+    ],
+    ids=["below-the-wrapper", "once-more"],
+)
+def test_further_init_is_supervised(start: Start, init: bool, before: str) -> None:
+    running = start(before + FAILING % "os._exit(4)", init=init, CULPRIT="1")
     assert running.fail()[1] == 4
     assert running.first(0) == running.first(2)
-    assert running.first(0).startswith("rank 1 failed first: exit code 4")
-
-
-def test_init_once_more_has_a_supervision_of_its_own(start_init: Start) -> None:
-    script = "ctx.close()\nctx = distboot.init('none', join_timeout=60)\n"
-    running = start_init(script + FAILING % "os._exit(4)", CULPRIT="1")
-    assert running.fail()[1] == 4
-    assert running.first(0) == running.first(2)
+    assert running.first(0).startswith("rank 1 failed first: exit code 4") or (init and UNSEEN in running.first(0))
     assert running.output(0).count("summary") <= 1
 
 

@@ -11,8 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,10 +37,17 @@ from distboot.rendezvous.worker import Worker
 DIED = ExitStatus(signal=9, when=1.0)
 
 
-def test_peer_that_is_silent_and_whose_kernel_answers_is_frozen() -> None:
+@contextmanager
+def connected(interval: float = 1.0) -> Iterator[tuple[HeartbeatConnection, socket.socket]]:
+    """A connection, and its raw other end."""
     one, other = pair()
-    line = HeartbeatConnection(one, Channel())
-    try:
+    line = HeartbeatConnection(one, Channel(), interval)
+    with closing(line), other:
+        yield line, other
+
+
+def test_peer_that_is_silent_and_whose_kernel_answers_is_frozen() -> None:
+    with connected() as (line, _):
         start = time.monotonic()
         while (complaint := line.liveness_fault(time.monotonic(), 0.3)) is None:
             line.heartbeat(time.monotonic())
@@ -48,26 +55,20 @@ def test_peer_that_is_silent_and_whose_kernel_answers_is_frozen() -> None:
         assert time.monotonic() > start + 0.3
         assert complaint.is_lost
         assert "stopped or frozen" in complaint.why
-    finally:
-        line.close()
-        other.close()
 
 
 def test_silence_is_noticed_although_no_file_is_left() -> None:
-    one, other = pair()
-    line = HeartbeatConnection(one, Channel(), interval=0.1)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        with open(os.devnull) as next_file:
-            lowest = next_file.fileno()
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
-        while (complaint := line.liveness_fault(time.monotonic(), 0.3)) is None:
-            pass
-        assert complaint.is_lost
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        line.close()
-        other.close()
+    with connected(interval=0.1) as (line, _):
+        try:
+            with open(os.devnull) as next_file:
+                lowest = next_file.fileno()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+            while (complaint := line.liveness_fault(time.monotonic(), 0.3)) is None:
+                pass
+            assert complaint.is_lost
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_old_opinion_on_a_silence_that_ended_well_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,25 +79,23 @@ def test_old_opinion_on_a_silence_that_ended_well_is_not_asked_again(monkeypatch
         return probes[-1]
 
     monkeypatch.setattr("distboot.agent.heartbeat.Probe", probe)
-    one, other = pair()
-    line = HeartbeatConnection(one, Channel(), interval=0.1)
-    try:
+    with connected(interval=0.1) as (line, other):
         for silences in (1, 2):
-            _until_suspect(line)
+            start = time.monotonic()
+            while not line.suspect:
+                time.sleep(0.1)  # the interval
+                line.heartbeat(time.monotonic())
+                assert line.liveness_fault(time.monotonic(), 0.5) is None
+                assert time.monotonic() < start + 10
             assert len(probes) == silences
             other.sendall(Channel().sign(None))
-            one.settimeout(5)
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-            one.recv(1, socket.MSG_PEEK)
-            one.setblocking(False)
+            line.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+            assert select.select([line], [], [], 5)[0]
             time.sleep(0.1)  # the interval, in which the kernel of the peer confirms what it got
             line.receive(time.monotonic())
             line.heartbeat(time.monotonic())
             assert line.liveness_fault(time.monotonic(), 0.5) is None
             assert not line.suspect
-    finally:
-        line.close()
-        other.close()
 
 
 class _Unanswered:
@@ -107,30 +106,31 @@ class _Unanswered:
         pass
 
 
-def _until_suspect(line: HeartbeatConnection) -> None:
-    start = time.monotonic()
-    while not line.suspect:
-        time.sleep(0.1)  # the interval
-        line.heartbeat(time.monotonic())
-        assert line.liveness_fault(time.monotonic(), 0.5) is None
-        assert time.monotonic() < start + 10
-
-
 def test_last_word_arrives_although_something_is_left_unread() -> None:
-    one, other = pair()
-    line = HeartbeatConnection(one, Channel())
-    other.sendall(Channel().sign(None))
-    line.send(Exited(DIED))
-    reader = threading.Timer(0.1, lambda: other.shutdown(socket.SHUT_WR))
-    reader.start()
-    close_gracefully([line], 10)
-    line.close()
-    reader.join()
-    received = b""
-    with other:
+    with connected() as (line, other):
+        other.sendall(Channel().sign(None))
+        line.send(Exited(DIED))
+        reader = threading.Timer(0.1, lambda: other.shutdown(socket.SHUT_WR))
+        reader.start()
+        close_gracefully([line], 10)
+        line.close()
+        reader.join()
+        received = b""
         while data := other.recv(65536):  # and no reset
             received += data
-    assert b'"Exited"' in received
+        assert b'"Exited"' in received
+
+
+@pytest.mark.parametrize(
+    "message", [Exiting(), Leave(), Done(), Detach(), Terminating(15)], ids=lambda one: type(one).__name__
+)
+def test_every_message_but_a_heartbeat_wakes_its_reader(message: object) -> None:
+    with connected() as (line, other):
+        other.sendall(Channel().sign(None))
+        assert select.select([line], [], [], 0.1)[0] == []
+        other.sendall(Channel().sign(message, 3))
+        assert select.select([line], [], [], 5)[0] == [line]
+        assert line.receive(time.monotonic()) == [(3, message)]
 
 
 def test_what_rank_0_says_after_the_membership_is_left_to_the_supervision() -> None:
@@ -167,6 +167,10 @@ def test_whatever_a_peer_sends_is_taken_or_refused(content: object) -> None:
         assert isinstance(taken, kind)
 
 
+_KILLED = "killed by SIGKILL (by the kernel when memory ran out, or by hand)"
+_UNSEEN = "ended without a word: killed (by the kernel when memory ran out, or by hand), or os._exit"
+
+
 @pytest.mark.parametrize(
     ("end", "is_failure", "stopped_by", "said"),
     [
@@ -175,20 +179,10 @@ def test_whatever_a_peer_sends_is_taken_or_refused(content: object) -> None:
         (ExitStatus(signal=15), False, 15, "killed by SIGTERM"),
         (ExitStatus(code=143), False, 15, "exit code 143"),
         (ExitStatus(code=1, external_signal=15), False, 15, "exit code 1"),
-        (
-            ExitStatus(signal=9, stopped_by_us=True),
-            False,
-            None,
-            "killed by SIGKILL (by the kernel when memory ran out, or by hand)",
-        ),
+        (ExitStatus(signal=9, stopped_by_us=True), False, None, _KILLED),
         (ExitStatus(signal=11), True, None, "killed by SIGSEGV"),
         (ExitStatus(signal=40), True, None, "killed by signal 40"),
-        (
-            ExitStatus(),
-            True,
-            None,
-            "ended without a word: killed (by the kernel when memory ran out, or by hand), or os._exit",
-        ),
+        (ExitStatus(), True, None, _UNSEEN),
     ],
 )
 def test_ends(end: ExitStatus, is_failure: bool, stopped_by: int | None, said: str) -> None:
@@ -261,16 +255,19 @@ def test_secret_is_recognised_however_it_is_written(secret: str, writers: list[C
     assert set(without(secret, text)) <= set("<***>'\"\\")  # but for quotes, and what escapes them
 
 
-def test_crash_of_many_threads_begins_with_what_it_is() -> None:
+@pytest.fixture
+def hooks() -> Iterator[tuple[HookReader, int]]:
+    """The reader of a pipe, and where to write into it."""
     reading, writing = os.pipe()
-    try:
-        os.write(writing, b"Fatal Python error: Segmentation fault\n\n" + b'  File "train.py", line 1 in f\n' * 200)
-        reader = HookReader(reading)
-        assert reader.read() == []
-        assert reader.crash().startswith("Fatal Python error: Segmentation fault\n  File")
-    finally:
-        os.close(reading)
-        os.close(writing)
+    with open(reading), open(writing):
+        yield HookReader(reading), writing
+
+
+def test_crash_of_many_threads_begins_with_what_it_is(hooks: tuple[HookReader, int]) -> None:
+    reader, writing = hooks
+    os.write(writing, b"Fatal Python error: Segmentation fault\n\n" + b'  File "train.py", line 1 in f\n' * 200)
+    assert reader.read() == []
+    assert reader.crash().startswith("Fatal Python error: Segmentation fault\n  File")
 
 
 _DEEP = """
@@ -284,23 +281,17 @@ one(int(sys.argv[2]))
 
 
 @pytest.mark.parametrize(("depth", "pad"), [(1, ""), (20, ""), (8, f"{'x' * 800!r};")])
-def test_traceback_that_does_not_begin_with_its_beginning_says_so(tmp_path: Path, depth: int, pad: str) -> None:
+def test_traceback_that_does_not_begin_with_its_beginning_says_so(
+    hooks: tuple[HookReader, int], tmp_path: Path, depth: int, pad: str
+) -> None:
+    reader, writing = hooks
     (tmp_path / "deep.py").write_text(_DEEP.format(pad=pad))
-    reading, writing = os.pipe()
-    try:
-        subprocess.run(
-            [sys.executable, "deep.py", str(writing), str(depth)],
-            stderr=subprocess.DEVNULL, pass_fds=[writing], cwd=tmp_path, timeout=60, check=False,
-        )  # fmt: skip
-        text = next(words.text for words in HookReader(reading).read() if words.kind == EXCEPTION)
-    finally:
-        os.close(reading)
-        os.close(writing)
+    command = [sys.executable, "deep.py", str(writing), str(depth)]
+    subprocess.run(command, stderr=subprocess.DEVNULL, pass_fds=[writing], cwd=tmp_path, timeout=60, check=False)
+    text = next(words.text for words in reader.read() if words.kind == EXCEPTION)
     first, *_, last = text.splitlines()
-    assert (first, last) == (
-        "Traceback (most recent call last):" if depth == 1 else "…",
-        "ZeroDivisionError: division by zero",
-    )
+    begin = "Traceback (most recent call last):" if depth == 1 else "…"
+    assert (first, last) == (begin, "ZeroDivisionError: division by zero")
 
 
 def _frame(file: str) -> str:
@@ -327,20 +318,3 @@ def test_long_crash_shows_the_innermost_calls() -> None:
     words = "Fatal Python error: Aborted\n" + "".join(f'  File "train.py", line {line} in f\n' for line in range(40))
     shown = _shown(words)
     assert (shown[0], shown[-1], len(shown)) == ("Fatal Python error: Aborted", "…", 13)
-
-
-@pytest.mark.parametrize(
-    "message", [Exiting(), Leave(), Done(), Detach(), Terminating(15)], ids=lambda one: type(one).__name__
-)
-def test_every_message_but_a_heartbeat_wakes_its_reader(message: object) -> None:
-    one, other = pair()
-    line = HeartbeatConnection(one, Channel())
-    try:
-        other.sendall(Channel().sign(None))
-        assert select.select([line], [], [], 0.1)[0] == []
-        other.sendall(Channel().sign(message, 3))
-        assert select.select([line], [], [], 5)[0] == [line]
-        assert line.receive(time.monotonic()) == [(3, message)]
-    finally:
-        line.close()
-        other.close()
