@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import faults_inject as do
 from faults_job import Job
@@ -63,11 +64,17 @@ class Fault:
         return do.no_groups() if self.name == "cgroup" else None
 
 
-FAILED = "rank 3 failed first: "
+KILLED = "killed by SIGKILL"
+NO_MEMORY = "(exit code 1|uncaught exception: MemoryError)"
 HOST_GONE = "rank(s 2-3| 2| 3) (lost|failed) first: "
 _B_GONE = "(ranks 2-3|rank [23]) lost first: "
 CUT = {0: _B_GONE, 1: _B_GONE, 2: "rank 0 lost first: ", 3: "rank 0 lost first: "}
 NAN = r"(exit code 1|uncaught exception: RuntimeError: the loss is nan), on nodeb \(node 1, local rank 1, process \d+\)"
+
+
+def _failed(name: str, title: str, how: str, code: int | None, rank: int = 3, **more: Any) -> Fault:
+    """A failure of one rank, which all others name."""
+    return Fault(name, title, all_but([rank], f"rank {rank} failed first: {how}"), code, (rank,), **more)
 
 
 def _cut(name: str, title: str, inject: Callable[[Job], None], after: Callable[[Hosts], object]) -> Fault:
@@ -75,119 +82,63 @@ def _cut(name: str, title: str, inject: Callable[[Job], None], after: Callable[[
     return Fault(name, title, CUT, LOST, (2, 3), inject=inject, env=QUIET, after=after, silence=True, cut=True)
 
 
+B_TO_A, A_TO_B = ("nodeb", "nodea"), ("nodea", "nodeb")
 FAULTS = [
-    Fault("exception", "uncaught exception", all_but([3], FAILED + NAN), 1, act="exception"),
-    Fault("exit", "`sys.exit(3)`", all_but([3], FAILED + "exit code 3"), 3, act="exit"),
-    Fault("system-exit", "`raise SystemExit(3)`", all_but([3], FAILED + "exit code 3"), 3, act="system-exit"),
-    Fault("os-exit", "`os._exit(4)`", all_but([3], FAILED + "exit code 4"), 4, act="os-exit"),
-    Fault("sigkill", "SIGKILL", all_but([3], FAILED + "killed by SIGKILL"), 137, inject=do.kill(signal.SIGKILL, 3)),
-    Fault("segv", "SIGSEGV, of a null pointer", all_but([3], FAILED + "killed by SIGSEGV"), 139, act="segv"),
-    Fault("abort", "`os.abort()`", all_but([3], FAILED + "killed by SIGABRT"), 134, act="abort"),
-    Fault(
-        "ulimit",
-        "out of memory: `ulimit -v`, so MemoryError",
-        all_but([3], FAILED + "(exit code 1|uncaught exception: MemoryError)"),
-        1,
-        act="ulimit",
+    _failed("exception", "uncaught exception", NAN, 1, act="exception"),
+    _failed("exit", "`sys.exit(3)`", "exit code 3", 3, act="exit"),
+    _failed("system-exit", "`raise SystemExit(3)`", "exit code 3", 3, act="system-exit"),
+    _failed("os-exit", "`os._exit(4)`", "exit code 4", 4, act="os-exit"),
+    _failed("sigkill", "SIGKILL", KILLED, 137, inject=do.kill(signal.SIGKILL, 3)),
+    _failed("segv", "SIGSEGV, of a null pointer", "killed by SIGSEGV", 139, act="segv"),
+    _failed("abort", "`os.abort()`", "killed by SIGABRT", 134, act="abort"),
+    _failed("ulimit", "out of memory: `ulimit -v`, so MemoryError", NO_MEMORY, 1, act="ulimit"),
+    _failed(
+        "cgroup", "out of memory: a cgroup's limit, so the kernel kills", KILLED, 137,
+        act="cgroup", inject=do.eat_in_a_group, after=do.remove_group,
     ),
+    _failed("rank-0", "rank 0: SIGKILL", KILLED, 137, 0, inject=do.kill(signal.SIGKILL, 0)),
     Fault(
-        "cgroup",
-        "out of memory: a cgroup's limit, so the kernel kills",
-        all_but([3], FAILED + "killed by SIGKILL"),
-        137,
-        act="cgroup",
-        inject=do.eat_in_a_group,
-        after=do.remove_group,
-    ),
-    Fault(
-        "rank-0",
-        "rank 0: SIGKILL",
-        all_but([0], "rank 0 failed first: killed by SIGKILL"),
-        137,
-        culprits=(0,),
-        inject=do.kill(signal.SIGKILL, 0),
-    ),
-    Fault(
-        "watcher-0",
-        "rank 0: SIGKILL for its wrapper, or the sidecar of `init`",
-        all_but([0], "rank 0 lost first: "),
-        None,
-        culprits=(0,),
-        inject=do.kill_watcher,
+        "watcher-0", "rank 0: SIGKILL for its wrapper, or the sidecar of `init`", all_but([0], "rank 0 lost first: "),
+        culprits=(0,), inject=do.kill_watcher,
     ),
     Fault(
         "host", "nodeb: SIGKILL for all its processes", all_but([2, 3], HOST_GONE), LOST, (2, 3), inject=do.kill_host
     ),
     _cut("link", "nodeb: link down", do.cut_link, do.mend_link),
-    _cut("drop-to-0", "packets from nodeb to nodea dropped", do.drop("nodeb", "nodea"), do.let_pass("nodeb", "nodea")),
-    _cut(
-        "drop-from-0", "packets from nodea to nodeb dropped", do.drop("nodea", "nodeb"), do.let_pass("nodea", "nodeb")
-    ),
+    _cut("drop-to-0", "packets from nodeb to nodea dropped", do.drop(*B_TO_A), do.let_pass(*B_TO_A)),
+    _cut("drop-from-0", "packets from nodea to nodeb dropped", do.drop(*A_TO_B), do.let_pass(*A_TO_B)),
     Fault("stop-5", "SIGSTOP for 5 s, bound 15 s", inject=do.stop_for_a_while),
-    Fault(
-        "stop",
-        "SIGSTOP for ever",
-        all_but([3], FAILED + "stopped by a signal"),
-        143,
-        inject=do.kill(signal.SIGSTOP, 3),
-        env=QUIET,
-        silence=True,
+    _failed(
+        "stop", "SIGSTOP for ever", "stopped by a signal", 143,
+        inject=do.kill(signal.SIGSTOP, 3), env=QUIET, silence=True,
     ),
     Fault(
-        "freeze",
-        "SIGSTOP for ever, also for its wrapper or sidecar",
-        all_but([3], "rank 3 lost first: .*stopped or frozen"),
-        LOST,
-        inject=do.freeze,
-        env=QUIET,
-        silence=True,
+        "freeze", "SIGSTOP for ever, also for its wrapper or sidecar",
+        all_but([3], "rank 3 lost first: .*stopped or frozen"), LOST, inject=do.freeze, env=QUIET, silence=True,
     ),
     Fault("hog", "Python's lock held for 6 s", act="hog", inject=do.hold_the_lock, env=QUIET),
-    Fault(
-        "hog-survivor",
-        "SIGKILL, while rank 1 holds Python's lock for ever",
-        all_but([3], FAILED + "killed by SIGKILL"),
-        137,
-        act="hog-for-ever",
-        actors=(1,),
-        inject=do.kill_beside_a_busy_rank,
+    _failed(
+        "hog-survivor", "SIGKILL, while rank 1 holds Python's lock for ever", KILLED, 137,
+        act="hog-for-ever", actors=(1,), inject=do.kill_beside_a_busy_rank,
     ),
     Fault(
-        "two",
-        "ranks 2 and 3 at once: SIGKILL",
-        all_but([2, 3], "rank [23] failed first: killed by SIGKILL"),
-        137,
-        (2, 3),
+        "two", "ranks 2 and 3 at once: SIGKILL", all_but([2, 3], f"rank [23] failed first: {KILLED}"), 137, (2, 3),
         inject=do.kill(signal.SIGKILL, 2, 3),
     ),
     Fault(
-        "sigterm",
-        "SIGTERM from outside",
-        all_but([3], "stopped by SIGTERM from outside: rank 3 got it first"),
-        143,
+        "sigterm", "SIGTERM from outside", all_but([3], "stopped by SIGTERM from outside: rank 3 got it first"), 143,
         inject=do.stop_politely,
     ),
-    Fault(
-        "full",
-        "`sys.exit(3)`, and the report's disk is full",
-        all_but([3], FAILED + "exit code 3"),
-        None,
-        act="exit",
-        env={"DISTBOOT_REPORT": "/tmp/disk/report.json"},
-        before=do.small_disk("size=4k"),
-        after=do.no_disk,
+    _failed(
+        "full", "`sys.exit(3)`, and the report's disk is full", "exit code 3", None,
+        act="exit", env={"DISTBOOT_REPORT": "/tmp/disk/report.json"}, before=do.small_disk, after=do.no_disk,
         once="warning: the report could not be written: .*No space left",
     ),
     Fault("apart", "rank 3 ends well, 3 s before the others", act="apart", inject=do.end_well),
     Fault("apart-0", "rank 0 ends well, 3 s before the others", act="apart", actors=(0,), inject=do.end_well),
     Fault(
-        "firewall",
-        "a firewall closes the port of failure detection",
-        inject=do.close_port,
-        env=QUIET,
-        after=do.open_port,
-        cut=True,
+        "firewall", "a firewall closes the port of failure detection",
+        inject=do.close_port, env=QUIET, after=do.open_port, cut=True, well=(0, 0, None, None),
         once="rank 3 on nodeb: warning: .* goes on without failure detection",
-        well=(0, 0, None, None),
     ),
-]
+]  # fmt: skip

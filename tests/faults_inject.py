@@ -111,10 +111,9 @@ def remove_group(_: Hosts) -> None:
         _group().rmdir()
 
 
-def small_disk(options: str) -> Callable[[Hosts], object]:
-    command = f"mkdir /tmp/disk && mount -n -t tmpfs -o {options} tmpfs /tmp/disk"
-    fill = "; cat /dev/zero > /tmp/disk/full 2>/dev/null; true"
-    return lambda hosts: hosts.run("nodea", ["sh", "-c", command + fill])
+def small_disk(hosts: Hosts) -> None:
+    command = "mkdir /tmp/disk && mount -n -t tmpfs -o size=4k tmpfs /tmp/disk"
+    hosts.run("nodea", ["sh", "-c", f"{command}; cat /dev/zero > /tmp/disk/full 2>/dev/null; true"])
 
 
 def no_disk(hosts: Hosts) -> None:
