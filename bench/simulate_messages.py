@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from distboot.agent.exit_status import ExitStatus
 from distboot.agent.messages import Exited, Register
-from distboot.agent.root_cause import RootCause, from_disconnect, locations
+from distboot.agent.root_cause import RootCause, from_disconnect, ranks_of
 from distboot.rendezvous.membership import Membership
 from distboot.rendezvous.messages import Hello, Ready, Welcome, WorkerInfo
 from distboot.rendezvous.plan import environment_facts
@@ -52,7 +52,7 @@ def verdict(rank: int = 8) -> RootCause:
     """What all are told when a rank has gone."""
     node = rank - rank % RANKS_A_NODE
     membership = membership_of_nodes(node + RANKS_A_NODE)
-    return from_disconnect(locations(membership)[rank : rank + 1], "the connection ended without a word")
+    return from_disconnect(ranks_of(membership)[rank : rank + 1], "the connection ended without a word")
 
 
 @dataclass(frozen=True)

@@ -65,28 +65,22 @@ ctx.barrier()
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_waiting_inside_main_first_is_refused(ranks: Ranks, count: int) -> None:
+def test_waiting_inside_main_first_and_a_time_limit_that_is_none_are_refused(ranks: Ranks, count: int) -> None:
     script = """
 with distboot.init("none", join_timeout=60) as ctx:
+    for timeout in (-1, 0, float("nan"), float("inf"), None, "x"):
+        attempt(ctx.main_first(timeout=timeout).__enter__)
     with ctx.main_first():
         attempt(ctx.barrier)
         attempt(ctx.local_main_first().__enter__)
     ctx.barrier()
 """
+    begins = ["main_first(timeout="] * 6
+    begins += ["barrier() inside main_first(): ", "local_main_first() inside main_first(): "]
     for output, code in ranks(script, count):
-        said = [line.partition(" inside main_first(): ")[0] for line in output.splitlines() if "usage " in line]
-        assert (said, code) == (["usage barrier()", "usage local_main_first()"], 0), output
-
-
-@pytest.mark.parametrize("timeout", ["-1", "0", "float('nan')", "float('inf')", "None", "'x'"])
-def test_time_limit_that_is_none_costs_nothing(ranks: Ranks, timeout: str) -> None:
-    script = f"""
-with distboot.init("none", join_timeout=60) as ctx:
-    attempt(ctx.main_first(timeout={timeout}).__enter__)
-    ctx.barrier()
-"""
-    for output, code in ranks(script, 2):
-        assert (output.startswith("usage main_first(timeout="), code) == (True, 0), output
+        said = [line.removeprefix("usage ") for line in output.splitlines() if "usage " in line]
+        assert [line[: len(begin)] for line, begin in zip(said, begins, strict=True)] == begins
+        assert code == 0, output
 
 
 def test_alone(run: Run) -> None:

@@ -28,7 +28,7 @@ from distboot.agent.exit_status import ExitStatus
 from distboot.agent.heartbeat import HeartbeatConnection, close_gracefully
 from distboot.agent.messages import Abort, Done, Exited, Exiting, Terminating
 from distboot.agent.monitored_process import HookReader
-from distboot.agent.root_cause import RankLocation, RootCause, from_exit
+from distboot.agent.root_cause import RankState, RootCause, from_exit
 from distboot.rendezvous.membership import Membership
 from distboot.rendezvous.messages import Detach, Leave
 from distboot.rendezvous.protocol import Channel, ProtocolError, decode, encode
@@ -299,7 +299,7 @@ def _frame(file: str) -> str:
 
 
 def _shown(words: str) -> list[str]:
-    lines = from_exit(RankLocation(1, "a", 0, 1), ExitStatus(words=words), 0.0).text.splitlines()[1:]
+    lines = from_exit(RankState(1, "a", 0, 1), ExitStatus(words=words), 0.0).text.splitlines()[1:]
     return [line.removeprefix("  | ") for line in lines]
 
 

@@ -17,7 +17,7 @@ from distboot.agent.failure_reporter import FailureReporter
 from distboot.agent.heartbeat import HeartbeatConnection
 from distboot.agent.loop import Participant
 from distboot.agent.messages import Abort, Exited, Exiting, Failing, Phases, Register, Terminating
-from distboot.agent.root_cause import RankLocation, RootCause
+from distboot.agent.root_cause import RootCause, ranks_of
 from distboot.rendezvous.join_table import JoinTable
 from distboot.rendezvous.keys import Keys
 from distboot.rendezvous.membership import Membership
@@ -28,7 +28,7 @@ from distboot.report.content import JobState
 from distboot.settings import SupervisionSettings
 
 SETTINGS = SupervisionSettings(bound=15, grace=5)
-SEATS = [RankLocation(rank, f"host-{rank // 2}", rank // 2, rank % 2) for rank in range(4)]
+MEMBERSHIP = Membership(("host-0", "host-1"), ((0, 1), (2, 3)))
 DIED = ExitStatus(signal=9, when=1.0)
 OF_A_PEER = ExitStatus(words="RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:3456", when=1.0)
 
@@ -44,13 +44,12 @@ class Job:
         self.now = time.monotonic()
         self.side: Participant
         if 0 in others:
-            self.side = FailureReporter(SEATS[:2], self.lines, SETTINGS, False, self.say)
+            self.side = FailureReporter(ranks_of(MEMBERSHIP)[:2], self.lines, SETTINGS, False, self.say)
             return
-        membership, self.log = Membership(("host-0", "host-1"), ((0, 1), (2, 3))), EventLog()
-        keys = Keys(membership, JoinTable(4), self.say)
+        self.log, keys = EventLog(), Keys(MEMBERSHIP, JoinTable(4), self.say)
         keys.has_begun = True
         self.side = FailureCoordinator(
-            SEATS, self.lines, SETTINGS, False, self.say, membership=membership, keys=keys, log=self.log
+            ranks_of(MEMBERSHIP), self.lines, SETTINGS, False, self.say, membership=MEMBERSHIP, keys=keys, log=self.log
         )
         self.side.take(0, Register(100), self.now)
         for rank in others:

@@ -12,7 +12,7 @@ from ..rendezvous.coordinator import Coordinator
 from ..rendezvous.join import Joined, PortInUse, listening
 from ..rendezvous.keys import Keys
 from ..rendezvous.membership import Membership
-from ..rendezvous.messages import READY, Arrive, Failed, Go, Key, Leave, Ready, Release
+from ..rendezvous.messages import Arrive, Leave, Ready
 from ..rendezvous.protocol import BEFORE_AUTHENTICATION, Frames, ProtocolError, most_from_rank_0
 from ..rendezvous.worker import Worker
 from ..settings import SupervisionSettings
@@ -35,7 +35,7 @@ from .local import (
     ScriptListener,
 )
 from .loop import EventLoop
-from .root_cause import locations
+from .root_cause import ranks_of
 
 _SEND_LIMIT = 1.0  # seconds for a script to take an answer, which it waits for
 _MOST_SESSIONS = 64  # of one rank
@@ -83,13 +83,12 @@ class Agent:
         self._coordinator = joined.side if isinstance(joined.side, Coordinator) else None
         self.ranks = membership.agents[joined.plan.own.rank]
         self.role = participant_of(joined.plan.own.rank, membership, joined.side, settings, held=held)
-        self.role.is_starting, self.role.reply = is_starting, self._reply
+        self.role.is_starting = is_starting
         self.loop = EventLoop(self.role, interval=interval_of(membership), grace=settings.grace)
         if self._coordinator is not None:
             server = self._coordinator
             self.loop.add_reader(server.pool.fileno(), lambda _: server.serve())
         self._sessions: list[_Session] = []
-        self._askers: dict[int, tuple[_Session, Key]] = {}  # who waits, and where
         self._listener: ScriptListener | None = None
 
     def serve(self, connection: socket.socket, rank: int | None = None) -> _Session:
@@ -144,8 +143,7 @@ class Agent:
         elif rank is None:
             raise ProtocolError("says something before it has shown the token")
         elif isinstance(message, Ready | Arrive):
-            self._askers[rank] = session, message.key
-            self.role.take(rank, message, now)
+            self.role.ask(rank, message, session.send, now)
         elif isinstance(message, Leave):
             if rank == self.ranks[0]:
                 self._joined.release_port()
@@ -186,19 +184,6 @@ class Agent:
         if rank == 0 and self._coordinator is not None and self._joined.listener is not None:
             self._coordinator.pool.accept_again()
 
-    def _reply(self, rank: int, message: object) -> None:
-        key = message.key if isinstance(message, Failed | Release) else None
-        is_over = isinstance(message, Go) or (key is not None and key.name == READY)
-        if is_over and self._coordinator is not None:
-            # What comes now may be for a store of the script, or its next attempt.
-            self._coordinator.pool.accept_no_more()
-        asker, asked = self._askers.get(rank, (None, None))
-        if key is not None and key != asked:  # of a wait that the script has given up
-            return
-        self._askers.pop(rank, None)
-        if asker is not None:
-            asker.send(message)
-
 
 def participant_of(
     agent: int, membership: Membership, side: Coordinator | Worker, settings: SupervisionSettings, *, held: bool
@@ -212,7 +197,7 @@ def participant_of(
         settings: of this rank.
         held: whether its exit waits for us, as in the wrapper.
     """
-    interval, agents, places = interval_of(membership), membership.agents, locations(membership)
+    interval, agents, ranks = interval_of(membership), membership.agents, ranks_of(membership)
     settings = settings._replace(bound=max(settings.bound, _LEAST_BEATS * interval))
     most = BEFORE_AUTHENTICATION if agent == 0 else most_from_rank_0(membership.world_size)
     connection_of: dict[int, HeartbeatConnection] = {}
@@ -225,8 +210,9 @@ def participant_of(
 
     if isinstance(side, Coordinator):
         return FailureCoordinator(
-            places, connection_of, settings, held, say,
-            membership=membership, keys=Keys(membership, side.table, say), log=side.log,
+            ranks, connection_of, settings, held, say, membership=membership, log=side.log,
+            keys=Keys(membership, side.table, say),
+            started=side.pool.accept_no_more,  # what comes then may be for a store of the script, or its next attempt
         )  # fmt: skip
-    known = [places[rank] for rank in (0, *agents[agent])]
+    known = [ranks[rank] for rank in (0, *agents[agent])]
     return FailureReporter(known, connection_of, settings, held, say)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from ..rendezvous.keys import Keys
 from ..rendezvous.membership import Membership
-from ..rendezvous.messages import Arrive, Detach, Leave, Ready
+from ..rendezvous.messages import READY, Arrive, Detach, Go, Leave, Ready
 from ..rendezvous.protocol import ProtocolError
 from ..report import EventLog, own_steps
 from ..text import ranks_said
@@ -33,6 +34,7 @@ class FailureCoordinator(Participant):
     membership: Membership = field(kw_only=True)
     keys: Keys = field(kw_only=True)  # where ranks wait for each other
     log: EventLog = field(kw_only=True)  # of the events of the job, which goes on here
+    started: Callable[[], object] = lambda: None  # called when no rank gets ready any more: all are, or cannot be
     is_served: bool = False  # whether the other ranks only serve this one, and end with it
 
     def __post_init__(self) -> None:
@@ -70,7 +72,7 @@ class FailureCoordinator(Participant):
 
     def finish(self) -> None:
         """Let the others end: first the rank that failed, so that the launcher sees its exit code before all others."""
-        if not self._has_left and not any(member.location.pid for member in self.own):
+        if not self._has_left and not any(member.pid for member in self.own):
             return  # nothing was started, which the others are to see as a loss
         if not self._has_left and self._detects:
             summarize(self)
@@ -90,9 +92,6 @@ class FailureCoordinator(Participant):
         patience = self.settings.grace + _LAST_MESSAGE if self.root_cause.is_failure else _LINGER
         return max(self._concluded_at + patience, self._ended_at)
 
-    def _is_running(self, connection: HeartbeatConnection) -> bool:
-        return any(member.end is None for member in self.peers.get(connection, ()))
-
     def _send_replies(self) -> None:
         """Send what the keys have to say."""
         replies, self.keys.outbox = self.keys.outbox, []
@@ -102,7 +101,9 @@ class FailureCoordinator(Participant):
         for rank, message in replies:
             member = self.members[rank]
             if member.is_local:
-                self.reply(rank, message)
+                if isinstance(message, Go) or message.key.name == READY:
+                    self.started()
+                self._answer(rank, message)
             elif member.connection is not None:
                 member.connection.send(message, rank)
         self.is_starting = self.is_starting and not self.keys.has_begun
@@ -139,16 +140,15 @@ class FailureCoordinator(Participant):
 
     def _register(self, member: RankState, message: Register) -> None:
         """The process of a rank is watched from now on. It and rank 0's hear of each other, whichever is first."""
-        rank, member.is_watched = member.rank, message.detects
-        member.location = replace(member.location, pid=message.pid)
-        self.log.add("registered", rank, pid=message.pid)
-        answer = Register(self.members[0].location.pid)
+        member.pid, member.is_watched = message.pid, message.detects
+        self.log.add("registered", member.rank, pid=message.pid)
+        answer = Register(self.members[0].pid)
         if member.connection is not None:
             member.connection.send(answer)
             if self.root_cause is not None:
                 member.connection.send(Abort(self.root_cause))
-        for connection, members in self.peers.items() if rank == 0 else ():
-            if any(other.location.pid for other in members):
+        for connection, members in self.peers.items() if member.rank == 0 else ():
+            if any(other.pid for other in members):
                 connection.send(answer)
 
     def _failing(self, member: RankState, end: ExitStatus, now: float) -> None:
@@ -201,7 +201,7 @@ class FailureCoordinator(Participant):
             kind=report.kind,
             ranks=list(cause.ranks),
             text=cause.text.splitlines()[0],
-            location=first.location.text,
+            location=first.where,
             traceback="" if end is None else end.words,
         )
         self._tell(cause, now)
@@ -231,8 +231,8 @@ class FailureCoordinator(Participant):
     def _abandon(self, connection: HeartbeatConnection, why: str, now: float) -> None:
         members = self.peers[connection]
         super()._abandon(connection, why, now)
-        where, ranks = members[0].location, ranks_said([member.rank for member in members])
-        place = where.text if len(members) == 1 else f"on {where.host} (node {where.node_rank})"
+        first, ranks = members[0], ranks_said([member.rank for member in members])
+        place = first.where if len(members) == 1 else f"on {first.host} (node {first.node_rank})"
         self.say(f"warning: {ranks} {place} {why}; it is not watched any more")
 
     def _forget(self, connection: HeartbeatConnection) -> list[RankState]:

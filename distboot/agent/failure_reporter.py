@@ -13,7 +13,6 @@ from ..rendezvous.messages import (
     Detach,
     Failed,
     Go,
-    Key,
     Ready,
     Release,
     as_problem,
@@ -22,11 +21,10 @@ from ..rendezvous.protocol import ProtocolError
 from .heartbeat import HeartbeatConnection, close_gracefully
 from .loop import AFTER_THE_FIRST, Participant, StopRequest
 from .messages import Abort, Done, Exited, Failing, Register, Terminating
-from .root_cause import RankLocation, RankState, from_disconnect, from_exit
+from .root_cause import RankState, from_disconnect, from_exit
 
 _CAUSE = 1.0  # seconds after our end to hear why
 _GOODBYE = 1.0  # seconds for rank 0 to take our last message
-_LATER = 2.0  # seconds beyond the limit of a key for rank 0 to say what has become of it
 _EXPLANATION = 11.0  # seconds, where a peer that is about to end may be the cause
 _LAST_MESSAGE = 3.0  # seconds beyond the grace for rank 0 to let us out
 _LOOK = "look at the output of rank 0"
@@ -39,13 +37,12 @@ class FailureReporter(Participant):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._gone_at, self._why_gone = 0.0, ""  # when and why rank 0 could not be asked any more
-        self._waiting: dict[int, tuple[Key, float]] = {}  # where the script of each rank waits, and until when
         self._not_begun: dict[int, Failed] = {}  # before the script was ready itself
 
     def take(self, rank: int, message: object, now: float) -> None:
         member = self.members[rank]
         if isinstance(message, Arrive | Ready):
-            self._ask(rank, message, now)
+            self._ask(rank, message)
         elif isinstance(message, Exited):
             self._exited(member, message, now)
         elif isinstance(message, Register):
@@ -62,13 +59,13 @@ class FailureReporter(Participant):
 
     def turn(self, now: float) -> None:
         super().turn(now)
-        for rank in [rank for rank, (_, until) in self._waiting.items() if now >= until]:
+        for rank in [rank for rank, wait in self.waiting.items() if now >= wait.until]:
             self._why_gone = "it does not answer"
             self._answer_for_rank_0(rank)
 
     def due(self, now: float) -> float:
         limits = [max(self._limit(), now)] if self._has_ended else []
-        return min([super().due(now), *limits, *(until for _, until in self._waiting.values())])
+        return min([super().due(now), *limits, *(wait.until for wait in self.waiting.values())])
 
     def over(self, now: float) -> bool:
         return self._has_left or self._hurried or (self._has_ended and now >= self._limit())
@@ -93,21 +90,16 @@ class FailureReporter(Participant):
             return self._ended_at + self.settings.grace + _LAST_MESSAGE
         return self._gone_at + (0.0 if self._is_own(cause) else AFTER_THE_FIRST)
 
-    @property
-    def _rank_0(self) -> RankLocation:
-        return self.members[0].location
-
     def _is_running(self, connection: HeartbeatConnection) -> bool:
-        return connection in self.peers and not self._has_ended
+        return super()._is_running(connection) and not self._has_ended
 
     def _is_silent(self, now: float) -> bool:
         return any(connection.is_unusually_silent(now) for connection in self.peers)
 
-    def _ask(self, rank: int, message: Arrive | Ready, now: float) -> None:
+    def _ask(self, rank: int, message: Arrive | Ready) -> None:
         """Pass on that the script of a rank waits, and see that it gets an answer."""
-        key, before = message.key, self._not_begun.get(rank)
-        self._waiting[rank] = key, now + message.limit + _LATER
-        if before is not None and before.key == key:
+        before = self._not_begun.get(rank)
+        if before is not None and before.key == message.key:
             self._take_answer(rank, before)
         elif self.peers:
             self._send(message, rank)
@@ -120,17 +112,17 @@ class FailureReporter(Participant):
         if not self._detects or self.root_cause is not None:
             return
         if not self.peers and message.end.is_failure:  # for its neighbours
-            self._stop_own(from_exit(member.location, message.end, 0.0), now)
+            self._stop_own(from_exit(member, message.end, 0.0), now)
         elif not message.end.succeeded and self._is_silent(now):  # why we failed, perhaps; rank 0 will not say it
             self._lose_rank_0("nothing was heard of it any more", now)
 
     def _take_from(self, connection: HeartbeatConnection, rank: int, message: object, now: float) -> None:
         if isinstance(message, Register):
-            self.members[0].location = replace(self._rank_0, pid=message.pid)
+            self.members[0].pid = message.pid
         elif isinstance(message, Abort):
             self._stop_own(message.root_cause.escaped(), now)
         elif isinstance(message, Failed) and message.key is None:  # whatever they wait for
-            for each in list(self._waiting):
+            for each in list(self.waiting):
                 self._take_answer(each, message)
         elif isinstance(message, Go | Release | Failed):
             self._take_answer(rank, message)
@@ -145,7 +137,7 @@ class FailureReporter(Participant):
             raise ProtocolError(f"sends {type(message).__name__}, which only another rank may")
 
     def _lose_rank_0(self, why: str, now: float) -> None:
-        self._stop_own(from_disconnect([self._rank_0], why), now)
+        self._stop_own(from_disconnect([self.members[0]], why), now)
 
     def _lose(self, connection: HeartbeatConnection, why: str, how: str, now: float) -> None:
         if self._detects and not self._has_ended and self.root_cause is None:
@@ -153,7 +145,7 @@ class FailureReporter(Participant):
         self._end(connection, how, now)
 
     def _abandon(self, connection: HeartbeatConnection, why: str, now: float) -> None:
-        self.say(f"warning: rank 0 {self._rank_0.text} {why}; this rank goes on without failure detection")
+        self.say(f"warning: rank 0 {self.members[0].where} {why}; this rank goes on without failure detection")
         super()._abandon(connection, why, now)
         self._cannot_ask(why, now)
 
@@ -164,30 +156,26 @@ class FailureReporter(Participant):
 
     def _cannot_ask(self, why: str, now: float) -> None:
         self._gone_at, self._why_gone = now, why
-        self._answer_for_rank_0(*self._waiting)
+        self._answer_for_rank_0(*self.waiting)
 
     def _take_answer(self, rank: int, message: Go | Release | Failed) -> None:
-        key, _ = self._waiting.get(rank, (None, 0.0))
-        if not isinstance(message, Go) and message.key is not None and message.key != key:
-            if isinstance(message, Failed) and message.key.name == READY:
-                self._not_begun[rank] = message
-            return  # else it is of a wait that the script has given up
-        if isinstance(message, Failed) and key is not None and key.name == READY:
+        self.is_starting = self.is_starting and not isinstance(message, Go)
+        if isinstance(message, Failed) and message.key is not None and message.key.name == READY:
+            self._not_begun[rank] = message
+        wait = self.waiting.get(rank)
+        if isinstance(message, Failed) and wait is not None and wait.key.name == READY:
             code, text, hint = message.problem
             message = replace(message, problem=(code, f"rank 0 says: {text}"[:LONGEST_TEXT], hint))
-        self.is_starting = self.is_starting and not isinstance(message, Go)
-        self._waiting.pop(rank, None)
-        self.reply(rank, message)
+        self._answer(rank, message)
 
     def _answer_for_rank_0(self, *ranks: int) -> None:
         """It cannot say any more what becomes of the keys at which these wait."""
-        why = f" ({self._why_gone})" if self._why_gone else ""
+        rank_0, why = self.members[0].where, f" ({self._why_gone})" if self._why_gone else ""
         for rank in ranks:
-            key, _ = self._waiting.pop(rank)
+            key = self.waiting[rank].key
             if self.is_starting:
-                text = f"all ranks joined, and then rank 0 {self._rank_0.text} ended{why}"
-                error = DistbootError("rank-failed", text, _LOOK)
+                error = DistbootError("rank-failed", f"all ranks joined, and then rank 0 {rank_0} ended{why}", _LOOK)
             else:
-                text = f"{key.text}: rank 0 {self._rank_0.text} is not there any more{why}"
-                error = DistbootError("missing-rank", f"{text}: it ended, or closed its context", _LOOK)
-            self.reply(rank, Failed(as_problem(error), key))
+                text = f"{key.text}: rank 0 {rank_0} is not there any more{why}: it ended, or closed its context"
+                error = DistbootError("missing-rank", text, _LOOK)
+            self._answer(rank, Failed(as_problem(error), key))

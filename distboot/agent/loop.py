@@ -1,7 +1,4 @@
-"""The loop of an agent, in a thread of the wrapper or in the sidecar of `init`, and what the two sides have in common.
-
-All times are those of `time.monotonic`.
-"""
+"""The loop of an agent, in a thread of the wrapper or in the sidecar of `init`, and what the two sides have in common."""
 
 from __future__ import annotations
 
@@ -13,23 +10,22 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from ..rendezvous.messages import Detach
+from ..rendezvous.messages import Arrive, Detach, Failed, Go, Key, Ready, Release, key_of
 from ..rendezvous.protocol import ProtocolError
 from ..settings import SupervisionSettings
 from ..text import first_line
 from .heartbeat import DisconnectedError, HeartbeatConnection
-from .root_cause import RankLocation, RankState, RootCause
+from .root_cause import RankState, RootCause
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .monitored_process import MonitoredProcess
 
 AFTER_THE_FIRST = 0.15  # seconds; torchrun looks 10 times a second who has ended, and lists them in that order
-ASLEEP = 2.0  # seconds by which we are late when we were stopped ourselves, or starved
-_FINISHING = 5.0  # seconds for the rank that failed first to end by itself, with its own exit code
-_FOLLOWING = 0.6  # seconds for another one that fails, too
+_ASLEEP = 2.0  # seconds by which we are late when we were stopped ourselves, or starved
+_LATER = 2.0  # seconds beyond the limit of a key for rank 0 to say what has become of it
 _LOOKS = 0.1  # seconds between two looks at a connection that is suspect
 
 
@@ -42,6 +38,14 @@ class StopRequest:
     is_done: bool = False  # whether it is for neither: its work is done, and it has ended well
 
 
+class Wait(NamedTuple):
+    """A script of ours that waits at a key."""
+
+    key: Key
+    until: float  # for rank 0 to answer
+    reply: Callable[[Go | Release | Failed], object]
+
+
 class Say(Protocol):
     """Prints a line, as the agent or as a rank."""
 
@@ -50,39 +54,48 @@ class Say(Protocol):
 
 @dataclass
 class Participant:
-    """One side of failure detection, as the loop drives it.
+    """One side of failure detection, as the loop drives it. All times are those of `time.monotonic`.
 
     Attributes:
-        members: all of these ranks.
+        members: all that it knows, by rank.
         own: those of this agent.
         peers: the open connections, and the ranks at the other end of each; none is added later.
+        waiting: by rank.
     """
 
-    locations: Iterable[RankLocation]  # of the ranks of this agent, and of those at the other ends
+    ranks: Iterable[RankState]  # of this agent, and at the other ends
     connection_of: Mapping[int, HeartbeatConnection]  # of the ranks of other agents
     settings: SupervisionSettings
     held: bool  # whether the exit of our ranks waits for us, as in the wrapper
     say: Say
-    reply: Callable[[int, object], None] = lambda _, __: None  # passes on what is for the script of a rank
     remove_reader: Callable[[HeartbeatConnection], None] = lambda _: None  # of the loop
     is_starting: bool = False  # whether all ranks are to get ready first; until then a failure is that of the start
     root_cause: RootCause | None = None  # why the job ends, once that is known
     orders: dict[int, StopRequest] = field(default_factory=dict)  # by rank of our own
 
     def __post_init__(self) -> None:
-        self.members = {one.rank: RankState(one, self.connection_of.get(one.rank)) for one in self.locations}
-        self.own = [member for member in self.members.values() if member.is_local]
+        self.members = {member.rank: member for member in self.ranks}
         self.peers: dict[HeartbeatConnection, list[RankState]] = {}
-        for member in self.members.values():
-            if member.connection is not None:
-                self.peers.setdefault(member.connection, []).append(member)
+        for rank, connection in self.connection_of.items():
+            if rank in self.members:
+                self.members[rank].connection, self.members[rank].is_local = connection, False
+                self.peers.setdefault(connection, []).append(self.members[rank])
+        self.own = [member for member in self.members.values() if member.is_local]
+        self.waiting: dict[int, Wait] = {}
         self._abandoned: list[HeartbeatConnection] = []  # open: their end would be an alarm over there
         self._has_left = self._hurried = False
         self._ended_at = self._concluded_at = 0.0
 
     def take(self, rank: int, message: object, now: float) -> None:
-        """Take what a rank of ours says: any message of a rank, as it is sent to rank 0. Replies go through `reply`."""
+        """Take what a rank of ours says: any message of a rank, as it is sent to rank 0."""
         raise NotImplementedError
+
+    def ask(
+        self, rank: int, message: Arrive | Ready, reply: Callable[[Go | Release | Failed], object], now: float
+    ) -> None:
+        """Let the script of a rank wait at a key, until it is answered through `reply`."""
+        self.waiting[rank] = Wait(key_of(message), now + message.limit + _LATER, reply)
+        self.take(rank, message, now)
 
     def read(self, connection: HeartbeatConnection, now: float) -> None:
         """Take what has come on a connection."""
@@ -148,8 +161,8 @@ class Participant:
         return any(member.rank in cause.ranks for member in self.own)
 
     def _is_running(self, connection: HeartbeatConnection) -> bool:
-        """Whether a connection is ours, and needed."""
-        raise NotImplementedError
+        """Whether a connection is ours, and has ranks that are to end yet."""
+        return any(member.end is None for member in self.peers.get(connection, ()))
 
     def _take_from(self, connection: HeartbeatConnection, rank: int, message: object, now: float) -> None:
         """Take a message of another agent; `ProtocolError`: it may not send that."""
@@ -163,6 +176,13 @@ class Participant:
         """Send to all other agents."""
         for connection in self.peers:
             connection.send(message, rank)
+
+    def _answer(self, rank: int, message: Go | Release | Failed) -> None:
+        """Answer the script of a rank, unless that has given up the wait that this is for."""
+        wait = self.waiting.get(rank)
+        if wait is not None and (isinstance(message, Go) or message.key in (wait.key, None)):
+            del self.waiting[rank]
+            wait.reply(message)
 
     def _check(self, connection: HeartbeatConnection, now: float) -> None:
         fault = connection.liveness_fault(now, self.settings.bound)
@@ -190,7 +210,7 @@ class Participant:
         for member in self.own:
             if member.end is None:
                 rank, before = member.rank, self.orders.get(member.rank)
-                at = now + _until_stop(cause, member)
+                at = now + cause.until_stop(member)
                 self.orders[rank] = StopRequest(at if before is None else min(at, before.at), cause.is_failure)
         if self.root_cause is None:
             self.root_cause, self._concluded_at = cause, now
@@ -198,22 +218,8 @@ class Participant:
                 self.say(cause.text)
 
 
-def _until_stop(cause: RootCause, member: RankState) -> float:
-    """Seconds until a rank has to stop, which may be about to end by itself."""
-    is_first = member.rank in cause.ranks
-    if member.failing is not None and not member.failing.cause:
-        return _FINISHING if is_first else _FOLLOWING
-    return 0.0 if is_first else cause.delay
-
-
 class EventLoop:
-    """Drives one side of failure detection until nothing is left to do.
-
-    Args:
-        role: that side.
-        interval: seconds between two beats.
-        grace: seconds between TERM and KILL.
-    """
+    """Drives one side of failure detection; in seconds, `interval` is between two beats, `grace` from TERM to KILL."""
 
     def __init__(self, role: Participant, *, interval: float, grace: float) -> None:
         self._role, self._interval, self._grace = role, interval, grace
@@ -253,7 +259,7 @@ class EventLoop:
             while not self._role.over(now := time.monotonic()):
                 ready = self._selector.select(max(min(beat, self._due(now)) - now, 0.0))
                 now = time.monotonic()
-                if now > beat + ASLEEP:
+                if now > beat + _ASLEEP:
                     for connection in self._role.peers:
                         connection.reset_timers(now)
                 for key, _ in ready:

@@ -21,6 +21,8 @@ SETTLING = 0.15  # seconds for a failure to become known to which a signal is th
 EXPLAINING = 0.5  # seconds for one to become known that explains what a rank says of a peer
 GATHERING = 0.1  # seconds in which the ranks of a host that died are lost
 _LEAVING = 10.0  # seconds for a Python that is about to end to do so, while other ranks have lost it already
+_FINISHING = 5.0  # seconds for the rank that failed first to end by itself, with its own exit code
+_FOLLOWING = 0.6  # seconds for another one that fails, too
 _LONGEST = 200  # characters of an exception in one line
 _LONGEST_DELAY = 10.0  # seconds
 _LONGEST_TEXT = 16384  # characters
@@ -30,56 +32,42 @@ _FRAME = re.compile(r'  File ".*/distboot/([^"]+)", line ')
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
-@dataclass(frozen=True, slots=True)
-class RankLocation:
-    """Where a rank is."""
+@dataclass(slots=True, eq=False)
+class RankState:
+    """What an agent knows of one rank: where it is, and what has become of it."""
 
     rank: int
     host: str
     node_rank: int
     local_rank: int
-    pid: int = 0
-
-    @property
-    def text(self) -> str:
-        """`"on node-a (node 1, local rank 0, process 4711)"`."""
-        process = f", process {self.pid}" if self.pid else ""
-        return f"on {escape_control(self.host)} (node {self.node_rank}, local rank {self.local_rank}{process})"
-
-
-def locations(membership: Membership) -> list[RankLocation]:
-    """Where each rank of a job is, by rank."""
-    found = [
-        RankLocation(rank, membership.hosts[node], node, local_rank)
-        for node, ranks in enumerate(membership.nodes)
-        for local_rank, rank in enumerate(ranks)
-    ]
-    return sorted(found, key=lambda location: location.rank)
-
-
-@dataclass(slots=True, eq=False)
-class RankState:
-    """What an agent knows of one rank."""
-
-    location: RankLocation
-    connection: HeartbeatConnection | None = None  # of its agent; None: it is local, or not watched any more
+    pid: int = 0  # 0: it is not watched yet
+    connection: HeartbeatConnection | None = None  # of its agent; None: it is our own, or not watched any more
     failing: ExitStatus | None = None  # how it fails, although it has not ended yet
     exiting: float | None = None  # since when it is about to end, as `time.monotonic` has it
     end: ExitStatus | None = None  # how it has ended
     is_watched: bool = True  # whether its failure is to be told to all
-    is_local: bool = field(init=False)  # whether this agent is its own
-
-    def __post_init__(self) -> None:
-        self.is_local = self.connection is None
+    is_local: bool = True  # whether this agent is its own
 
     @property
-    def rank(self) -> int:
-        return self.location.rank
+    def where(self) -> str:
+        """`"on node-a (node 1, local rank 0, process 4711)"`."""
+        process = f", process {self.pid}" if self.pid else ""
+        return f"on {escape_control(self.host)} (node {self.node_rank}, local rank {self.local_rank}{process})"
 
     @property
     def is_open(self) -> bool:
         """Whether it is to end yet, and we would hear of it."""
         return self.end is None and (self.connection is not None or self.is_local)
+
+
+def ranks_of(membership: Membership) -> list[RankState]:
+    """All ranks of a job."""
+    found = [
+        RankState(rank, membership.hosts[node], node, local_rank)
+        for node, ranks in enumerate(membership.nodes)
+        for local_rank, rank in enumerate(ranks)
+    ]
+    return sorted(found, key=lambda member: member.rank)
 
 
 @dataclass(slots=True, eq=False)
@@ -139,12 +127,12 @@ class RootCauseAnalysis:
         """The root cause that a report is: all ranks of a node that were lost are lost together."""
         member = report.member
         if report.signal is not None:
-            return from_signal(member.location, report.signal)
+            return from_signal(member, report.signal)
         if report.end is not None:
             before = [one.rank for one in self.members if one.end is not None and one.end.succeeded]
-            return from_exit(member.location, member.end or report.end, delay, before)
-        lost = {one.member.rank: one.member.location for one in self.reports if one.kind == "lost"}
-        here = [where for _, where in sorted(lost.items()) if where.node_rank == member.location.node_rank]
+            return from_exit(member, member.end or report.end, delay, before)
+        lost = {one.member.rank: one.member for one in self.reports if one.kind == "lost"}
+        here = [other for _, other in sorted(lost.items()) if other.node_rank == member.node_rank]
         return from_disconnect(here, report.why)
 
     def _may_be_explained(self, report: FailureReport, now: float) -> bool:
@@ -168,20 +156,27 @@ class RootCause:
     text: str = of(text(_LONGEST_TEXT))  # what all ranks print
     delay: float = of(_delay, default=0.0)  # seconds before the others stop, so that their launcher sees it first
 
+    def until_stop(self, member: RankState) -> float:
+        """Seconds until a rank has to stop for it, which may be about to end by itself."""
+        is_first = member.rank in self.ranks
+        if member.failing is not None and not member.failing.cause:
+            return _FINISHING if is_first else _FOLLOWING
+        return 0.0 if is_first else self.delay
+
     def escaped(self) -> RootCause:
         """The same, as it may be printed; another process has sent it."""
         return replace(self, text="\n".join(map(escape_control, self.text.split("\n"))))
 
 
-def from_exit(location: RankLocation, end: ExitStatus, delay: float, before: Sequence[int] = ()) -> RootCause:
+def from_exit(member: RankState, end: ExitStatus, delay: float, before: Sequence[int] = ()) -> RootCause:
     """A rank ended in failure, when the ranks `before` had ended well."""
     lines = shown("\n".join(_excerpt(end.words.splitlines(), innermost_first=end.is_crash)))
     first = "failed first"
     if end.is_secondary:
         first += ", as a peer had gone" + (f" ({ranks_said(before)} had ended with exit code 0)" if before else "")
     at = time.strftime("%H:%M:%S", time.gmtime(end.when))
-    text = f"rank {location.rank} {first}: {failure_text(end)}, {location.text}, at {at} UTC{lines}"
-    return RootCause((location.rank,), True, text, delay)
+    text = f"rank {member.rank} {first}: {failure_text(end)}, {member.where}, at {at} UTC{lines}"
+    return RootCause((member.rank,), True, text, delay)
 
 
 def failure_text(end: ExitStatus) -> str:
@@ -193,18 +188,17 @@ def failure_text(end: ExitStatus) -> str:
     return end.describe()
 
 
-def from_disconnect(gone: Sequence[RankLocation], why: str) -> RootCause:
+def from_disconnect(gone: Sequence[RankState], why: str) -> RootCause:
     """Ranks of one node are unreachable, and have not said anything."""
-    first = gone[0]
-    where = first.text if len(gone) == 1 else f"on {escape_control(first.host)} (node {first.node_rank})"
-    ranks = [location.rank for location in gone]
+    first, ranks = gone[0], [member.rank for member in gone]
+    where = first.where if len(gone) == 1 else f"on {escape_control(first.host)} (node {first.node_rank})"
     return RootCause(tuple(ranks), True, f"{ranks_said(ranks)} lost first: {why}, {where}")
 
 
-def from_signal(location: RankLocation, number: int) -> RootCause:
+def from_signal(member: RankState, number: int) -> RootCause:
     """An external signal stopped a rank, and so the job."""
-    text = f"stopped by {signal_name(number)} from outside: rank {location.rank} got it first, {location.text}"
-    return RootCause((location.rank,), False, text)
+    text = f"stopped by {signal_name(number)} from outside: rank {member.rank} got it first, {member.where}"
+    return RootCause((member.rank,), False, text)
 
 
 def _excerpt(words: Sequence[str], *, innermost_first: bool) -> Sequence[str]:
