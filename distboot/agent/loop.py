@@ -1,4 +1,4 @@
-"""The loop of an agent, in a thread of the wrapper or in the sidecar of `init`, and what the two sides have in common."""
+"""The loop of an agent, in a thread of the wrapper or in the sidecar of `init`, and what both sides of it share."""
 
 from __future__ import annotations
 
