@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -59,16 +60,8 @@ class FailureCoordinator(Participant):
             self._conclude(report, now)
 
     def due(self, now: float) -> float:
-        times = [report.due for report in self._analysis.reports if self.root_cause is None]
-        times += [self._limit()] if self._has_ended else []
-        return min([super().due(now), *self.keys.due(), *times])
-
-    def over(self, now: float) -> bool:
-        if self._has_left or self._hurried or (self._has_ended and not self._detects):
-            return True
-        if not self._has_ended or (self._analysis.reports and self.root_cause is None):
-            return False
-        return now >= self._limit() or not any(member.is_open for member in self.members.values())
+        reports = [report.due for report in self._analysis.reports if self.root_cause is None]
+        return min([super().due(now), *self.keys.due(), *reports])
 
     def finish(self) -> None:
         """Let the others end: first the rank that failed, so that the launcher sees its exit code before all others."""
@@ -86,7 +79,12 @@ class FailureCoordinator(Participant):
             time.sleep(0.0 if self._is_own(self.root_cause) else AFTER_THE_FIRST)
 
     def _limit(self) -> float:
-        """When we stop waiting for the others, once we have ended ourselves."""
+        if not self._detects:
+            return self._ended_at
+        if self._analysis.reports and self.root_cause is None:
+            return math.inf
+        if not any(member.is_open for member in self.members.values()):
+            return self._ended_at
         if self.root_cause is None:
             return self._ended_at + _LINGER
         patience = self.settings.grace + _LAST_MESSAGE if self.root_cause.is_failure else _LINGER

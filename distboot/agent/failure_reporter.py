@@ -64,11 +64,7 @@ class FailureReporter(Participant):
             self._answer_for_rank_0(rank)
 
     def due(self, now: float) -> float:
-        limits = [max(self._limit(), now)] if self._has_ended else []
-        return min([super().due(now), *limits, *(wait.until for wait in self.waiting.values())])
-
-    def over(self, now: float) -> bool:
-        return self._has_left or self._hurried or (self._has_ended and now >= self._limit())
+        return min([super().due(now), *(wait.until for wait in self.waiting.values())])
 
     def finish(self) -> None:
         """See that our last message arrives, if rank 0 is there."""
@@ -76,7 +72,6 @@ class FailureReporter(Participant):
             close_gracefully(self.peers, _GOODBYE)
 
     def _limit(self) -> float:
-        """When we need not wait for rank 0 any more, once we have ended."""
         ends = [member.end for member in self.own if member.end is not None]
         if all(end.succeeded for end in ends) or not self._detects:
             return self._ended_at

@@ -124,7 +124,8 @@ class Participant:
 
     def due(self, now: float) -> float:
         """When something is."""
-        return now + (_LOOKS if any(connection.suspect for connection in self.peers) else 3600)
+        look = now + (_LOOKS if any(connection.suspect for connection in self.peers) else 3600)
+        return min(look, max(self._limit(), now)) if self._has_ended else look
 
     def leave(self) -> None:
         """The ranks of this agent leave the job, in good order."""
@@ -137,7 +138,7 @@ class Participant:
 
     def over(self, now: float) -> bool:
         """Whether nothing is left to do."""
-        raise NotImplementedError
+        return self._has_left or self._hurried or (self._has_ended and now >= self._limit())
 
     def finish(self) -> None:
         """The last thing before the end."""
@@ -156,6 +157,10 @@ class Participant:
     @property
     def _has_ended(self) -> bool:
         return all(member.end is not None for member in self.own)
+
+    def _limit(self) -> float:
+        """When we stop waiting for other ranks, once our own have ended."""
+        raise NotImplementedError
 
     def _is_own(self, cause: RootCause) -> bool:
         return any(member.rank in cause.ranks for member in self.own)
