@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from ..rendezvous.keys import Keys
 from ..rendezvous.membership import Membership
-from ..rendezvous.messages import READY, Arrive, Detach, Go, Leave, Ready
+from ..rendezvous.messages import READY, Arrive, Detach, Failed, Go, Leave, Ready, Release
 from ..rendezvous.protocol import ProtocolError
 from ..report import EventLog, own_steps
 from ..text import ranks_said
@@ -99,7 +99,8 @@ class FailureCoordinator(Participant):
         for rank, message in replies:
             member = self.members[rank]
             if member.is_local:
-                if isinstance(message, Go) or message.key.name == READY:
+                assert isinstance(message, Go | Release | Failed)
+                if isinstance(message, Go) or (message.key is not None and message.key.name == READY):
                     self.started()
                 self._answer(rank, message)
             elif member.connection is not None:

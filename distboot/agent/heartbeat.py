@@ -89,9 +89,8 @@ class HeartbeatConnection:
         self, connection: socket.socket, channel: Channel, interval: float = INTERVAL, most: int = BEFORE_AUTHENTICATION
     ) -> None:
         self.socket = connection
-        self.suspect = False  # silent for so long that it is looked at more often
         self._channel, self._interval = channel, interval
-        self._probe: Probe | None = None
+        self._probe: Probe | None = None  # while it is suspect
         self._frames = Frames(most)
         self._beat = channel.sign(None)
         self._heard = self._sent = self._acknowledged = self._since = time.monotonic()
@@ -102,8 +101,12 @@ class HeartbeatConnection:
             with suppress(OSError):
                 connection.setsockopt(socket.IPPROTO_TCP, _THIN_LINEAR_TIMEOUTS, 1)
 
+    @property
+    def suspect(self) -> bool:
+        """Whether it is silent for so long that it is looked at more often."""
+        return self._probe is not None
+
     def fileno(self) -> int:
-        """For selectors."""
         return self.socket.fileno()
 
     def send(self, message: object, rank: int = 0) -> None:
@@ -171,17 +174,16 @@ class HeartbeatConnection:
         if now - min(self._heard, self._acknowledged) < 1.5 * self._interval and not self.suspect:  # by far the most
             return None
         silence = self.silence(now)
-        self.suspect = silence > bound - _PROBING * self._interval
-        if not self.suspect:
+        if silence <= bound - _PROBING * self._interval:
             self._forget_probe()
-        elif self._probe is None:
+            return None
+        if self._probe is None:
             self._probe = Probe(self.socket)
         if silence < bound + _SLACK * self._interval:
             return None
-        self.suspect = False
         if now - self._acknowledged < _RECENT * self._interval:
             return LivenessFault(True, f"no answer for {bound:g} s, though the host answers: stopped or frozen")
-        if self._probe is not None and self._probe.is_answered():
+        if self._probe.is_answered():
             return LivenessFault(False, f"was not heard for {bound:g} s, though its host answers (a firewall?)")
         return LivenessFault(True, f"nothing heard for {bound:g} s: the host, or the network to it, has gone")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from contextlib import suppress
+from functools import partial
 from types import FrameType
 
 from . import crash_hooks
@@ -18,22 +19,17 @@ def preempted() -> bool:
     A script that never asks is ended by SIGTERM as any other process is, also inside a collective operation, where no
     handler written in Python would run.
     """
+    global _listening  # noqa: PLW0603 - a process has one handler
     if not _listening:
         with suppress(ValueError):  # not the main thread, which alone may say it
-            _listen()
+            signal.signal(signal.SIGTERM, partial(_take, signal.getsignal(signal.SIGTERM)))
+            _listening = True
     return _asked
 
 
-def _listen() -> None:
-    global _listening  # noqa: PLW0603 - a process has one handler
-    before = signal.getsignal(signal.SIGTERM)
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        global _asked  # noqa: PLW0603 - set once
-        _asked = True
-        crash_hooks.emit(crash_hooks.TERM)
-        if callable(before):
-            before(number, frame)
-
-    signal.signal(signal.SIGTERM, handler)
-    _listening = True
+def _take(before: object, number: int, frame: FrameType | None) -> None:
+    global _asked  # noqa: PLW0603 - set once
+    _asked = True
+    crash_hooks.emit(crash_hooks.TERM)
+    if callable(before):
+        before(number, frame)
