@@ -17,23 +17,10 @@ from ..rendezvous.protocol import BEFORE_AUTHENTICATION, Frames, ProtocolError, 
 from ..rendezvous.worker import Worker
 from ..settings import SupervisionSettings
 from ..text import log_line
+from . import local
 from .failure_coordinator import FailureCoordinator
 from .failure_reporter import FailureReporter
 from .heartbeat import HeartbeatConnection, interval_of
-from .local import (
-    FROM_SCRIPT,
-    FROM_STRANGERS,
-    MOST,
-    OPEN,
-    AskLog,
-    Attach,
-    Finish,
-    Keep,
-    Listen,
-    Listening,
-    Log,
-    ScriptListener,
-)
 from .loop import EventLoop
 from .root_cause import ranks_of
 
@@ -54,7 +41,7 @@ class _Session:
 
     def send(self, message: object) -> None:
         try:
-            self.socket.sendall(OPEN.sign(message))
+            self.socket.sendall(local.OPEN.sign(message))
         except OSError:  # it has ended, or does not read: half an answer is of no use
             with suppress(OSError):
                 self.socket.shutdown(socket.SHUT_RDWR)
@@ -89,19 +76,19 @@ class Agent:
             server = self._coordinator
             self.loop.add_reader(server.pool.fileno(), lambda _: server.serve())
         self._sessions: list[_Session] = []
-        self._listener: ScriptListener | None = None
+        self._listener: local.ScriptListener | None = None
 
     def serve(self, connection: socket.socket, rank: int | None = None) -> _Session:
         """Take what the script of a rank says on this socket; None: it has to show its token first."""
-        session = _Session(connection, Frames(FROM_STRANGERS if rank is None else MOST), rank)
+        session = _Session(connection, Frames(local.FROM_STRANGERS if rank is None else local.MOST), rank)
         self._sessions.append(session)
         connection.settimeout(_SEND_LIMIT)  # no script holds up the loop
         self.loop.add_reader(connection.fileno(), partial(self._read, session))
         return session
 
-    def open(self) -> ScriptListener:
+    def open(self) -> local.ScriptListener:
         """Let the scripts find us."""
-        self._listener = ScriptListener(self.ranks)
+        self._listener = local.ScriptListener(self.ranks)
         self.loop.add_reader(self._listener.socket.fileno(), partial(self._accept, self._listener.socket))
         return self._listener
 
@@ -124,7 +111,7 @@ class Agent:
         try:
             data = session.socket.recv(1 << 16)
             for frame in session.frames.feed(data):
-                self._take(session, OPEN.verify(frame, session.frames, *FROM_SCRIPT), now)
+                self._take(session, local.OPEN.verify(frame, session.frames, *local.FROM_SCRIPT), now)
         except (OSError, ProtocolError):
             data = b""
         if not data:
@@ -138,7 +125,7 @@ class Agent:
 
     def _take(self, session: _Session, message: object, now: float) -> None:
         rank = session.rank
-        if isinstance(message, Attach):
+        if isinstance(message, local.Attach):
             self._attach(session, message)
         elif rank is None:
             raise ProtocolError("says something before it has shown the token")
@@ -147,25 +134,25 @@ class Agent:
         elif isinstance(message, Leave):
             if rank == self.ranks[0]:
                 self._joined.release_port()
-            session.send(Listening())
+            session.send(local.Listening())
             self.role.take(rank, message, now)
-        elif isinstance(message, Listen):
+        elif isinstance(message, local.Listen):
             self._give_listener(session, message.port if rank == 0 else None)
-        elif isinstance(message, Keep):
+        elif isinstance(message, local.Keep):
             self._keep_listener(rank)
-        elif isinstance(message, AskLog):
-            session.send(Log(tuple(list(event) for event in self._joined.log() or ())))
-        elif isinstance(message, Finish):
+        elif isinstance(message, local.AskLog):
+            session.send(local.Log(tuple(list(event) for event in self._joined.log() or ())))
+        elif isinstance(message, local.Finish):
             self.role.leave()
             self.role.turn(now)
 
-    def _attach(self, session: _Session, message: Attach) -> None:
+    def _attach(self, session: _Session, message: local.Attach) -> None:
         rank = None if self._listener is None else self._listener.rank_of(message)
         if rank is None:
             raise ProtocolError("is not the script of a rank of this agent")
         if sum(other.rank == rank for other in self._sessions) >= _MOST_SESSIONS:
             raise ProtocolError("has too many connections")
-        session.rank, session.frames.most = rank, MOST
+        session.rank, session.frames.most = rank, local.MOST
         session.send(self._result)
 
     def _give_listener(self, session: _Session, port: int | None) -> None:
@@ -175,7 +162,7 @@ class Agent:
                 listener = listening(port)
         files = [] if listener is None else [listener.fileno()]
         with suppress(OSError):
-            data = OPEN.sign(Listening())
+            data = local.OPEN.sign(local.Listening())
             session.socket.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", files))] if files else [])
         if listener is not None:
             listener.close()

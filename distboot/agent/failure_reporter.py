@@ -6,17 +6,7 @@ import time
 from dataclasses import dataclass, replace
 
 from ..errors import DistbootError
-from ..rendezvous.messages import (
-    LONGEST_TEXT,
-    READY,
-    Arrive,
-    Detach,
-    Failed,
-    Go,
-    Ready,
-    Release,
-    as_problem,
-)
+from ..rendezvous.messages import LONGEST_TEXT, READY, Arrive, Detach, Failed, Go, Ready, Release, as_problem
 from ..rendezvous.protocol import ProtocolError
 from .heartbeat import HeartbeatConnection, close_gracefully
 from .loop import AFTER_THE_FIRST, Participant, StopRequest
