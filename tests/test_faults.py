@@ -27,7 +27,9 @@ from launched import MPIRUN, needs_torch
 _SAID = re.compile(r"distboot: rank (\d) on \w+: (.*)")
 _FIRST = re.compile(r"ranks? \S+ (failed|lost) first: |stopped by \w+ from outside: ")
 _SLACK = 10  # seconds, for a machine that is busy with other things
-_GUARD = 10.0  # seconds for the sidecar of `init`, which ends after its script, to write the report, or why it did not
+_SIDECAR = (
+    10.0  # seconds for the sidecar of `init`, which ends after its script, to write the report, or why it did not
+)
 # What torch 2.13 does now and then when Python ends while one of Gloo's threads is running.
 _IS_TORCHS = "terminate called without an active exception"
 _LAUNCHER = 8  # seconds for a launcher to end after the ranks
@@ -84,8 +86,8 @@ def run(hosts: Hosts, fault: Fault, way: str, launcher: str, index: int) -> Outc
             undo.close()
         one.kill_stopped()
         outcome.exits = one.exits(_LAUNCHER)
-        outcome.report = one.report(_GUARD if fault.code is not None or not fault.says else 0.0)
-        outcome.output = one.output(fault.once, _GUARD)
+        outcome.report = one.report(_SIDECAR if fault.code is not None or not fault.says else 0.0)
+        outcome.output = one.output(fault.once, _SIDECAR)
     outcome.lines = [(int(rank), text) for rank, text in _SAID.findall(outcome.output)]
     return outcome
 

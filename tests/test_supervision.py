@@ -14,7 +14,7 @@ from launched import needs_torch
 from ranks import RunRanks
 from supervised import DEFAULT, ENDS, FAILING, FAILING_TORCH, Start, until
 
-UNSEEN = "ended without a word"  # where the kernel is older than 6.15, and the parent was quicker than the guard
+UNSEEN = "ended without a word"  # where the kernel is older than 6.15, and the parent was quicker than the sidecar
 # Of a traceback, or the stack of a crash, what all ranks show.
 SHOWN = {
     "exception": ["\n  |     raise ValueError('boom')\n"],
@@ -189,7 +189,9 @@ def test_supervision_that_is_off_on_one_rank_is_no_failure(start: Start, rank: i
 
 
 @either
-def test_guard_that_cannot_start_is_said_and_the_training_goes_on(start_init: Start, tmp_path: Path, rank: int) -> None:
+def test_sidecar_that_cannot_start_is_said_and_the_training_goes_on(
+    start_init: Start, tmp_path: Path, rank: int
+) -> None:
     begin = f"import os, sys\nif os.environ['RANK'] == '{rank}': sys.executable = '/nonexistent'\n"
     (tmp_path / "sitecustomize.py").write_text(begin)
     running = start_init(EACH_FOR_ITSELF, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")

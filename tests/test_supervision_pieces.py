@@ -49,12 +49,12 @@ def connected(interval: float = 1.0) -> Iterator[tuple[HeartbeatConnection, sock
 def test_peer_that_is_silent_and_whose_kernel_answers_is_frozen() -> None:
     with connected() as (line, _):
         start = time.monotonic()
-        while (complaint := line.liveness_fault(time.monotonic(), 0.3)) is None:
+        while (fault := line.liveness_fault(time.monotonic(), 0.3)) is None:
             line.heartbeat(time.monotonic())
             assert time.monotonic() < start + 10
         assert time.monotonic() > start + 0.3
-        assert complaint.is_lost
-        assert "stopped or frozen" in complaint.why
+        assert fault.is_lost
+        assert "stopped or frozen" in fault.why
 
 
 def test_silence_is_noticed_although_no_file_is_left() -> None:
@@ -64,9 +64,9 @@ def test_silence_is_noticed_although_no_file_is_left() -> None:
             with open(os.devnull) as next_file:
                 lowest = next_file.fileno()
             resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
-            while (complaint := line.liveness_fault(time.monotonic(), 0.3)) is None:
+            while (fault := line.liveness_fault(time.monotonic(), 0.3)) is None:
                 pass
-            assert complaint.is_lost
+            assert fault.is_lost
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
@@ -194,7 +194,7 @@ def test_ends(end: ExitStatus, is_failure: bool, stopped_by: int | None, said: s
         decode(encode(Exited(replace(end, words="x" * 5000))), Exited)
 
 
-_FAREWELL = """
+_AT_EXIT = """
 import os, sys
 from distboot.agent.sidecar_start import report_exit_code
 status, answer = os.pipe(), os.pipe()
@@ -218,13 +218,13 @@ os._exit(0)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the guard needs Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="the sidecar needs Linux")
 @pytest.mark.parametrize(
     ("end", "code"), [("raise SystemExit(7)", 7), ("sys.exit()", 0), ("1 / 0", 1), ("raise SystemExit('no')", 1)]
 )
 def test_exit_code_is_known_before_the_process_has_ended(end: str, code: int) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _FAREWELL.format(end=end)],
+        [sys.executable, "-c", _AT_EXIT.format(end=end)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         timeout=60,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from ..rendezvous.messages import Arrive, Detach, Failed, Go, Key, Ready, Release, key_of
+from ..rendezvous.messages import Arrive, Detach, Failed, Go, Key, Ready, Release
 from ..rendezvous.protocol import ProtocolError
 from ..settings import SupervisionSettings
 from ..text import first_line
@@ -94,7 +94,7 @@ class Participant:
         self, rank: int, message: Arrive | Ready, reply: Callable[[Go | Release | Failed], object], now: float
     ) -> None:
         """Let the script of a rank wait at a key, until it is answered through `reply`."""
-        self.waiting[rank] = Wait(key_of(message), now + message.limit + _LATER, reply)
+        self.waiting[rank] = Wait(message.key, now + message.limit + _LATER, reply)
         self.take(rank, message, now)
 
     def read(self, connection: HeartbeatConnection, now: float) -> None:
