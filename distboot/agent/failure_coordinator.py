@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 
 from ..rendezvous.keys import Keys
 from ..rendezvous.membership import Membership
-from ..rendezvous.messages import READY, Arrive, Detach, Failed, Go, Leave, Ready, Release
+from ..rendezvous.messages import READY, Arrive, Detach, Go, Leave, Ready
 from ..rendezvous.protocol import ProtocolError
 from ..report import EventLog, own_steps
 from ..text import ranks_said
 from .exit_status import ExitStatus
 from .heartbeat import HeartbeatConnection, close_gracefully
-from .loop import AFTER_THE_FIRST, Participant, StopRequest
+from .loop import AFTER_THE_FIRST, Answer, Participant, StopRequest
 from .messages import Abort, Done, Exited, Exiting, Failing, Phases, Register, Terminating
 from .report import summarize
 from .root_cause import FailureReport, RankState, RootCause, RootCauseAnalysis, failure_text
@@ -99,7 +99,7 @@ class FailureCoordinator(Participant):
         for rank, message in replies:
             member = self.members[rank]
             if member.is_local:
-                assert isinstance(message, Go | Release | Failed)
+                assert isinstance(message, Answer)
                 if isinstance(message, Go) or (message.key is not None and message.key.name == READY):
                     self.started()
                 self._answer(rank, message)

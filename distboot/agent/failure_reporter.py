@@ -6,10 +6,10 @@ import time
 from dataclasses import dataclass, replace
 
 from ..errors import DistbootError
-from ..rendezvous.messages import LONGEST_TEXT, READY, Arrive, Detach, Failed, Go, Ready, Release, as_problem
+from ..rendezvous.messages import LONGEST_TEXT, READY, Arrive, Detach, Failed, Go, Ready, as_problem
 from ..rendezvous.protocol import ProtocolError
 from .heartbeat import HeartbeatConnection, close_gracefully
-from .loop import AFTER_THE_FIRST, Participant, StopRequest
+from .loop import AFTER_THE_FIRST, Answer, Participant, StopRequest
 from .messages import Abort, Done, Exited, Failing, Register, Terminating
 from .root_cause import RankState, from_disconnect, from_exit
 
@@ -109,7 +109,7 @@ class FailureReporter(Participant):
         elif isinstance(message, Failed) and message.key is None:  # whatever they wait for
             for each in list(self.waiting):
                 self._take_answer(each, message)
-        elif isinstance(message, Go | Release | Failed):
+        elif isinstance(message, Answer):
             self._take_answer(rank, message)
         elif isinstance(message, Done):
             for member in self.own:
@@ -143,14 +143,16 @@ class FailureReporter(Participant):
         self._gone_at, self._why_gone = now, why
         self._answer_for_rank_0(*self.waiting)
 
-    def _take_answer(self, rank: int, message: Go | Release | Failed) -> None:
+    def _take_answer(self, rank: int, message: Answer) -> None:
         self.is_starting = self.is_starting and not isinstance(message, Go)
-        if isinstance(message, Failed) and message.key is not None and message.key.name == READY:
-            self._not_begun[rank] = message
-        wait = self.waiting.get(rank)
-        if isinstance(message, Failed) and wait is not None and wait.key.name == READY:
-            code, text, hint = message.problem
-            message = replace(message, problem=(code, f"rank 0 says: {text}"[:LONGEST_TEXT], hint))
+        waits_at = self.waiting[rank].key if rank in self.waiting else None
+        if isinstance(message, Failed):
+            key = message.key
+            if key is not None and key != waits_at and key.name == READY:
+                self._not_begun[rank] = message
+            elif waits_at is not None and waits_at.name == READY:
+                code, text, hint = message.problem
+                message = replace(message, problem=(code, f"rank 0 says: {text}"[:LONGEST_TEXT], hint))
         self._answer(rank, message)
 
     def _answer_for_rank_0(self, *ranks: int) -> None:

@@ -27,6 +27,7 @@ AFTER_THE_FIRST = 0.15  # seconds; torchrun looks 10 times a second who has ende
 _ASLEEP = 2.0  # seconds by which we are late when we were stopped ourselves, or starved
 _LATER = 2.0  # seconds beyond the limit of a key for rank 0 to say what has become of it
 _LOOKS = 0.1  # seconds between two looks at a connection that is suspect
+Answer = Go | Release | Failed  # to a script that waits at a key
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Wait(NamedTuple):
 
     key: Key
     until: float  # for rank 0 to answer
-    reply: Callable[[Go | Release | Failed], object]
+    reply: Callable[[Answer], object]
 
 
 class Say(Protocol):
@@ -90,9 +91,7 @@ class Participant:
         """Take what a rank of ours says: any message of a rank, as it is sent to rank 0."""
         raise NotImplementedError
 
-    def ask(
-        self, rank: int, message: Arrive | Ready, reply: Callable[[Go | Release | Failed], object], now: float
-    ) -> None:
+    def ask(self, rank: int, message: Arrive | Ready, reply: Callable[[Answer], object], now: float) -> None:
         """Let the script of a rank wait at a key, until it is answered through `reply`."""
         self.waiting[rank] = Wait(message.key, now + message.limit + _LATER, reply)
         self.take(rank, message, now)
@@ -182,7 +181,7 @@ class Participant:
         for connection in self.peers:
             connection.send(message, rank)
 
-    def _answer(self, rank: int, message: Go | Release | Failed) -> None:
+    def _answer(self, rank: int, message: Answer) -> None:
         """Answer the script of a rank, unless that has given up the wait that this is for."""
         wait = self.waiting.get(rank)
         if wait is not None and (isinstance(message, Go) or message.key in (wait.key, None)):
