@@ -26,7 +26,7 @@ from supervised import pair
 from distboot.agent.crash_hooks import EXCEPTION, without
 from distboot.agent.exit_status import ExitStatus
 from distboot.agent.heartbeat import HeartbeatConnection, close_gracefully
-from distboot.agent.messages import Abort, Done, Exited, Exiting, Terminating
+from distboot.agent.messages import KINDS, Abort, Done, Exited, Exiting, Terminating
 from distboot.agent.monitored_process import HookReader
 from distboot.agent.root_cause import RankState, RootCause, from_exit
 from distboot.rendezvous.membership import Membership
@@ -130,7 +130,7 @@ def test_every_message_but_a_heartbeat_wakes_its_reader(message: object) -> None
         assert select.select([line], [], [], 0.1)[0] == []
         other.sendall(Channel().sign(message, 3))
         assert select.select([line], [], [], 5)[0] == [line]
-        assert line.receive(time.monotonic()) == [(3, message)]
+        assert line.receive(time.monotonic(), *KINDS) == [(3, message)]
 
 
 def test_what_rank_0_says_after_the_membership_is_left_to_the_supervision() -> None:

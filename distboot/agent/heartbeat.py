@@ -13,9 +13,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
-from ..rendezvous.messages import Arrive, Detach, Failed, Go, Leave, Ready, Release
 from ..rendezvous.protocol import BEFORE_AUTHENTICATION, HEADER, Channel, Frames
-from .messages import Abort, Done, Exited, Exiting, Failing, Phases, Register, Terminating
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,11 +47,6 @@ class Probe:
         if self._socket is not None:
             self._socket.close()
 
-
-KINDS = (
-    *(type(None), Register, Phases, Failing, Exiting, Terminating, Exited, Abort, Done, Detach),
-    *(Arrive, Ready, Leave, Release, Go, Failed),
-)
 
 INTERVAL = 1.0  # seconds between two beats
 _MOST_BEATS = 2000  # a second, that rank 0 answers for: with more agents each beats less often
@@ -132,12 +125,12 @@ class HeartbeatConnection:
         self._sent = now
         self._send(self._beat)
 
-    def receive(self, now: float) -> list[tuple[int, object]]:
-        """Every message that has come, without heartbeats, each with the rank that it is from or for.
+    def receive(self, now: float, *kinds: type) -> list[tuple[int, object]]:
+        """Every message of these kinds that has come, without heartbeats, each with the rank that it is from or for.
 
         Raises:
             DisconnectedError: the connection has ended.
-            ProtocolError: the peer sends garbage.
+            ProtocolError: the peer sends something else.
         """
         try:
             data = self.socket.recv(65536)
@@ -151,7 +144,8 @@ class HeartbeatConnection:
         if data == self._beat and self._frames.missing == HEADER:  # by far the most
             return []
         messages = [
-            (frame.rank, self._channel.verify(frame, self._frames, *KINDS)) for frame in self._frames.feed(data)
+            (frame.rank, self._channel.verify(frame, self._frames, type(None), *kinds))
+            for frame in self._frames.feed(data)
         ]
         # Beats do not wake us up: they are read when we are awake anyway. The rest of a longer message does.
         self._wake_for(len(self._beat) + 1 if self._frames.missing == HEADER else 1)

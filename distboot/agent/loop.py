@@ -17,6 +17,7 @@ from ..rendezvous.protocol import ProtocolError
 from ..settings import SupervisionSettings
 from ..text import first_line
 from .heartbeat import DisconnectedError, HeartbeatConnection
+from .messages import KINDS
 from .root_cause import RankState, RootCause
 
 TYPE_CHECKING = False
@@ -99,7 +100,7 @@ class Participant:
     def read(self, connection: HeartbeatConnection, now: float) -> None:
         """Take what has come on a connection."""
         try:
-            for rank, message in connection.receive(now):
+            for rank, message in connection.receive(now, *KINDS):
                 if connection in self.peers:  # else it has detached just now
                     self._take_from(connection, rank, message, now)
         except DisconnectedError as error:

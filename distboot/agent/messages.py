@@ -7,6 +7,7 @@ other side's kernel takes what we send tells a host that has gone from a process
 
 from __future__ import annotations
 
+from ..rendezvous.messages import Arrive, Detach, Failed, Go, Leave, Ready, Release
 from ..rendezvous.protocol import flag, integer, message, nested, number, of, table, time_or_duration
 from .exit_status import ExitStatus
 from .root_cause import RootCause
@@ -69,3 +70,9 @@ class Abort:
 @message
 class Done:
     """From rank 0: its script has ended well, which this rank only serves, and so this one ends, too."""
+
+
+KINDS = (
+    *(Register, Phases, Failing, Exiting, Terminating, Exited, Abort, Done, Detach),
+    *(Arrive, Ready, Leave, Release, Go, Failed),
+)
