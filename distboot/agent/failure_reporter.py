@@ -84,7 +84,7 @@ class FailureReporter(Participant):
     def _ask(self, rank: int, message: Arrive | Ready) -> None:
         """Pass on that the script of a rank waits, and see that it gets an answer."""
         before = self._not_begun.get(rank)
-        if before is not None and before.key == message.key:
+        if before is not None and before.key in (None, message.key):
             self._take_answer(rank, before)
         elif self.peers:
             self._send(message, rank)
@@ -106,7 +106,8 @@ class FailureReporter(Participant):
             self.members[0].pid = message.pid
         elif isinstance(message, Abort):
             self._stop_own(message.root_cause.escaped(), now)
-        elif isinstance(message, Failed) and message.key is None:  # whatever they wait for
+        elif isinstance(message, Failed) and message.key is None:  # whatever they wait for, now or later
+            self._not_begun = {member.rank: message for member in self.own}
             for each in list(self.waiting):
                 self._take_answer(each, message)
         elif isinstance(message, Answer):

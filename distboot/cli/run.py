@@ -105,11 +105,12 @@ class _Launch(NamedTuple):
 
     def logs(self, rank: int, who: str | None) -> Logs | None:
         """Where the output goes, if not to where ours does."""
-        if not self.options.log_prefix and self.options.log_dir is None:
+        options = self.options
+        if not (options.log_prefix or options.nproc_per_node or options.log_dir is not None):  # of ranks line by line
             return None
         from ..agent.logs import Logs
 
-        return Logs(rank, who, prefix=self.options.log_prefix, folder=self.options.log_dir)
+        return Logs(rank, who, prefix=options.log_prefix, folder=options.log_dir)
 
     def exports(self, placement: Placement, environ: Mapping[str, str], **more: Any) -> dict[str, str | None]:
         """The variables to set for the command, starting from `environ`."""
