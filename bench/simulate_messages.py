@@ -52,7 +52,7 @@ def verdict(rank: int = 8) -> RootCause:
     """What all are told when a rank has gone."""
     node = rank - rank % RANKS_A_NODE
     membership = membership_of_nodes(node + RANKS_A_NODE)
-    return from_disconnect(ranks_of(membership)[rank : rank + 1], "the connection ended without a word")
+    return from_disconnect(ranks_of(membership)[rank : rank + 1], "its connection closed without an exit report")
 
 
 @dataclass(frozen=True)

@@ -205,7 +205,7 @@ def _refuse_process(placement: Placement, outer: inherited.InheritedEnv | None) 
         )
     launcher = launcher_of(placement)
     if launcher.unsupported_reason:
-        problem = f"this process was started by {launcher.title}, whose first process is alone when it calls init"
+        problem = f"distboot.init() does not work under {launcher.title}: the other processes do not exist yet"
         raise DistbootError("unsupported-launcher", problem, launcher.unsupported_reason)
     refuse_unless_rank(placement)
 

@@ -67,8 +67,8 @@ class Fault:
 KILLED = "killed by SIGKILL"
 NO_MEMORY = "(exit code 1|uncaught exception: MemoryError)"
 HOST_GONE = "rank(s 2-3| 2| 3) (lost|failed) first: "
-_B_GONE = "(ranks 2-3|rank [23]) lost first: "
-CUT = {0: _B_GONE, 1: _B_GONE, 2: "rank 0 lost first: ", 3: "rank 0 lost first: "}
+_B_GONE = "(ranks 2-3|rank [23]) became unreachable first: "
+CUT = {0: _B_GONE, 1: _B_GONE, 2: "rank 0 became unreachable first: ", 3: "rank 0 became unreachable first: "}
 NAN = r"(exit code 1|uncaught exception: RuntimeError: the loss is nan), on nodeb \(node 1, local rank 1, process \d+\)"
 
 
@@ -98,8 +98,8 @@ FAULTS = [
     ),
     _failed("rank-0", "rank 0: SIGKILL", KILLED, 137, 0, inject=do.kill(signal.SIGKILL, 0)),
     Fault(
-        "watcher-0", "rank 0: SIGKILL for its wrapper, or the sidecar of `init`", all_but([0], "rank 0 lost first: "),
-        culprits=(0,), inject=do.kill_watcher,
+        "watcher-0", "rank 0: SIGKILL for its wrapper, or the sidecar of `init`",
+        all_but([0], "rank 0 became unreachable first: "), culprits=(0,), inject=do.kill_watcher,
     ),
     Fault(
         "host", "nodeb: SIGKILL for all its processes", all_but([2, 3], HOST_GONE), LOST, (2, 3), inject=do.kill_host
@@ -114,7 +114,8 @@ FAULTS = [
     ),
     Fault(
         "freeze", "SIGSTOP for ever, also for its wrapper or sidecar",
-        all_but([3], "rank 3 lost first: .*stopped or frozen"), LOST, inject=do.freeze, env=QUIET, silence=True,
+        all_but([3], "rank 3 became unreachable first: .*stopped or frozen"), LOST,
+        inject=do.freeze, env=QUIET, silence=True,
     ),
     Fault("hog", "Python's lock held for 6 s", act="hog", inject=do.hold_the_lock, env=QUIET),
     _failed(
@@ -126,7 +127,7 @@ FAULTS = [
         inject=do.kill(signal.SIGKILL, 2, 3),
     ),
     Fault(
-        "sigterm", "SIGTERM from outside", all_but([3], "stopped by SIGTERM from outside: rank 3 got it first"), 143,
+        "sigterm", "SIGTERM from outside", all_but([3], "stopped by an external SIGTERM: rank 3 got it first"), 143,
         inject=do.stop_politely,
     ),
     _failed(

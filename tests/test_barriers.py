@@ -239,7 +239,7 @@ touch(f"second-{ctx.rank}")
     came = "barrier(): 2 of 3 ranks came within 1 s, missing 2 (node 0)"
     late = "barrier(): 2 of 3 ranks came within 1 s, missing 0 (node 0)"
     assert found == [
-        [f"missing-rank {came}", "missing-rank barrier(): ranks 1-2 did not wait longer than 1 s for this one"],
+        [f"missing-rank {came}", "missing-rank barrier(): ranks 1-2 timed out after 1 s waiting for this one"],
         [f"missing-rank {came}", f"missing-rank {late}"],
         [f"missing-rank {late}"],
     ]
@@ -297,7 +297,7 @@ def test_block_that_takes_too_long_is_an_error_on_all(ranks: Ranks) -> None:
         f"missing-rank main_first(): rank 0 was not through within 0.5 s | look at its output, or {_HINT}\n",
         0,
     )
-    said = "missing-rank main_first(): rank 1 did not wait longer than 0.5 s for this one | "
+    said = "missing-rank main_first(): rank 1 timed out after 0.5 s waiting for this one | "
     assert first == (f"{said}give the block more time: main_first(timeout=…)\n", 0)
 
 

@@ -144,7 +144,7 @@ def test_lines_go_up_with_their_values_and_their_names_do_not_cover_each_other(*
 @pytest.mark.parametrize(
     ("case", "line", "named"),
     [
-        ("missing", "distboot: rank 0 on nodea: 3/4 joined, missing 2 (node 1); waiting for 298 s more", True),
+        ("missing", "distboot: rank 0 on nodea: 3/4 ranks joined, missing 2 (node 1); giving up in 298 s", True),
         ("missing", "[W1122 06:41:00 TCPStore.cpp:294] [c10d] 3/4 clients joined.", False),
         ("missing", "[rank2]: still importing", False),
         ("dead", "distboot: rank 3 on nodeb: rank 2 failed first: killed by SIGKILL, on nodeb (node 1)", True),
@@ -153,7 +153,7 @@ def test_lines_go_up_with_their_values_and_their_names_do_not_cover_each_other(*
         ("dead", "  rank      : 2 (local_rank: 0)", True),
         ("dead", "srun: error: nodeb: task 2: Killed", True),
         ("dead", "  rank      : 20 (local_rank: 2)", False),
-        ("lost", "distboot: rank 0 on nodea: ranks 2-3 lost first: nothing heard for 15 s", True),
+        ("lost", "distboot: rank 0 on nodea: ranks 2-3 became unreachable first: no heartbeat for 15 s", True),
         ("lost", "srun: error: Node failure on nodeb", True),
         ("lost", "[rank0]: RuntimeError: Connection closed by peer [10.77.0.12]:1234", False),
     ],

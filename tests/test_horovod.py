@@ -31,7 +31,8 @@ from launched import MPI_ENV, MPICH, MPIRUN, TWO_OF_MPIRUN, needs, needs_hosts, 
 pytestmark = [pytest.mark.all, needs_horovod, pytest.mark.usefixtures("horovod_scripts")]
 needs_tensorflow = needs("tensorflow")
 
-UNSEEN = "ended without a word"  # where the kernel is older than 6.15, and the parent was quicker than the guard
+# Where the kernel is older than 6.15, and the parent was quicker than the sidecar.
+UNSEEN = "exited without reporting a status"
 
 
 GLOO_ONLY = Path(sys.prefix, "horovod-gloo")

@@ -179,7 +179,9 @@ def test_container_that_is_killed_is_named_in_all_others(podman: Podman, image: 
         podman("kill", "--signal=KILL", nodes[2].name)
         for rank, node in enumerate(nodes[:2]):
             assert node.exit_code() != 0
-            assert re.search(rf"distboot: rank {rank} on node{rank}: rank 2 lost first: .*, on node2 ", node.logs())
+            assert re.search(
+                rf"distboot: rank {rank} on node{rank}: rank 2 became unreachable first: .*, on node2 ", node.logs()
+            )
 
 
 def test_container_of_two_ranks_that_is_killed_is_named_by_the_other_two(podman: Podman, image: str) -> None:
@@ -189,7 +191,9 @@ def test_container_of_two_ranks_that_is_killed_is_named_by_the_other_two(podman:
             node.wait_for("READY")
         podman("kill", "--signal=KILL", nodes[1].name)
         assert nodes[0].exit_code() != 0
-        assert re.search(r"distboot: node 0 on node0: ranks 2-3 lost first: .*, on node1 ", nodes[0].logs())
+        assert re.search(
+            r"distboot: node 0 on node0: ranks 2-3 became unreachable first: .*, on node1 ", nodes[0].logs()
+        )
 
 
 def test_compose_file_builds_and_trains(podman: Podman, tmp_path: Path) -> None:

@@ -294,7 +294,7 @@ def test_ctrl_c_while_the_ranks_meet_is_the_scripts_own_interrupt(clean_env: dic
     command = [sys.executable, "-c", "import distboot; distboot.init('none', join_timeout=60)"]
     with subprocess.Popen(command, env={**clean_env, **env}, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        while "joined, missing" not in (line := process.stderr.readline()):
+        while "ranks joined, missing" not in (line := process.stderr.readline()):
             assert line, "it has ended"
         process.send_signal(signal.SIGINT)
         output = process.stderr.read()

@@ -73,7 +73,7 @@ _ENDS = {
     "exception in with": (0, "with ctx: raise ValueError('boom')", 1, "rank 0 failed first: uncaught exc", True),
     "sys.exit": (1, "sys.exit(3)", 3, "rank 1 failed first: exit code 3", False),
     "sys.exit of rank 0": (0, "sys.exit(3)", 3, "rank 0 failed first: exit code 3", True),
-    "SIGTERM": (1, "os.kill(os.getpid(), 15)", -15, "stopped by SIGTERM from outside: rank 1 got it first", False),
+    "SIGTERM": (1, "os.kill(os.getpid(), 15)", -15, "stopped by an external SIGTERM: rank 1 got it first", False),
 }
 
 

@@ -82,7 +82,7 @@ def test_who_is_missing_at_a_barrier_is_named_and_told() -> None:
         "barrier(): 2 of 4 ranks came within 5 s, missing 1 (node 0), 3 (node 1)"
     }
     assert sent.keys() == {0, 2}
-    assert _why(job.arrive(1)[1]) == "barrier(): ranks 0, 2 did not wait longer than 5 s for this one"
+    assert _why(job.arrive(1)[1]) == "barrier(): ranks 0, 2 timed out after 5 s waiting for this one"
 
 
 def test_rank_that_has_ended_is_not_waited_for() -> None:
@@ -102,8 +102,8 @@ def test_those_that_are_waited_for_are_said_now_and_then() -> None:
     for now in (9.9, 10.0, 15.0, 20.0):
         job.keys.expire(now)
     assert job.said == [
-        "barrier(): 1/4 ranks are here, missing 1-3 (nodes 0-1); waiting for 90 s more",
-        "barrier(): 1/4 ranks are here, missing 1-3 (nodes 0-1); waiting for 80 s more",
+        "barrier(): 1/4 ranks are here, missing 1-3 (nodes 0-1); giving up in 90 s",
+        "barrier(): 1/4 ranks are here, missing 1-3 (nodes 0-1); giving up in 80 s",
     ]
     assert min(job.keys.due()) == 40.0
 
@@ -134,7 +134,7 @@ def test_leader_hears_of_ranks_that_have_not_waited_so_long() -> None:
     job.keys.expire(1.0)
     assert _why(job.sent()[1]) == "main_first(): rank 0 was not through within 1 s"
     said = job.arrive(0, key=FIRST, leads=True)[0]
-    assert _why(said) == "main_first(): rank 1 did not wait longer than 1 s for this one"
+    assert _why(said) == "main_first(): rank 1 timed out after 1 s waiting for this one"
 
 
 def test_nodes_have_leaders_of_their_own() -> None:

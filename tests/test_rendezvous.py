@@ -115,7 +115,7 @@ def test_rank_that_was_there_and_has_gone_is_said(rank0: StartRank0) -> None:
     gone = peer(first.port, HELLO + OPEN.sign(record(1, 3, "b")))
     gone.recv(100)
     gone.close()
-    assert "missing 1-2; there was, and has gone: rank 1 (process 1001 on 'b')" in first.failed().message
+    assert "missing 1-2; joined and disconnected: rank 1 (process 1001 on 'b')" in first.failed().message
 
 
 def test_rank_that_lost_its_connection_may_report_again(rank0: StartRank0) -> None:
@@ -153,9 +153,9 @@ def test_missing_ranks_are_said_as_ranges_with_their_node_where_it_is_proved() -
     for rank in range(96):
         placed = {"local_rank": rank % 8, "local_world_size": 8, "node_rank": rank // 8, "num_nodes": 13}
         register.add(record(rank, 104, f"n{rank // 8}", **placed))
-    assert register.progress() == "96/104 joined, missing 96-103 (node 12)"
+    assert register.progress() == "96/104 ranks joined, missing 96-103 (node 12)"
     register.add(record(97, 104, "n12", local_rank=1, local_world_size=1, node_rank=12, num_nodes=13))
-    assert register.progress() == "97/104 joined, missing 96, 98-103", "not every node has eight"
+    assert register.progress() == "97/104 ranks joined, missing 96, 98-103", "not every node has eight"
 
 
 def test_file_limit_is_raised_where_it_may_be(rank0: StartRank0) -> None:

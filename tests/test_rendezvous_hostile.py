@@ -100,7 +100,7 @@ def test_somebody_who_is_not_rank_0_is_not_believed(welcomes: bool, data: bytes,
     somebody = fake(_saying(data, welcomes=welcomes))
     error = Rank(somebody.port, record(1, 2), 0.5).failed()
     assert error.code == "missing-rank"
-    assert "who listens there" in error.message
+    assert "the process that listens there" in error.message
     assert error.message.isprintable()
 
 
@@ -119,7 +119,7 @@ def test_silence_and_a_trickle_do_not_outlast_the_join_timeout(says: str, fake: 
     somebody = fake(talk)
     error = Rank(somebody.port, record(1, 2), 0.5).failed()
     assert error.code == "missing-rank"
-    assert "somebody listens there, and does not answer as rank 0" in error.message
+    assert "a process listens there, and does not answer as rank 0" in error.message
 
 
 def test_rank_0_that_has_ended_while_the_ranks_joined_is_said_to_have(fake: Fake) -> None:
@@ -160,7 +160,7 @@ def test_reason_for_a_refusal_is_not_forgotten(fake: Fake) -> None:
     rank.join(0.3)
     somebody.close()  # and from now on nobody listens
     message = rank.failed().message
-    assert "who listens there refused this rank: 'the peer belongs to another job'" in message
+    assert "the process that listens there refused this rank: 'the peer belongs to another job'" in message
 
 
 @pytest.mark.parametrize("stderr", ["2>&-", "2>/dev/full", "2>&1 | true"])
@@ -330,7 +330,7 @@ def test_secret_is_needed_on_both_sides(rank0: StartRank0, capfd: pytest.Capture
         (OURS, "has a DISTBOOT_SECRET, and this rank has none"),
     ):
         error = Rank(first.port, record(1, 2), 0.3, wrong).failed()
-        assert f"who listens there {why}" in error.message
+        assert f"the process that listens there {why}" in error.message
     assert Rank(first.port, record(1, 2), 20, ours).met()
     said = capfd.readouterr().err
     assert "the peer has another DISTBOOT_SECRET" in said
@@ -343,5 +343,5 @@ def test_secret_is_needed_on_both_sides(rank0: StartRank0, capfd: pytest.Capture
 def test_rank_0_without_the_secret_is_not_believed(rank0: StartRank0) -> None:
     first = rank0(2, 2.0)
     error = Rank(first.port, record(1, 2), 0.5, JobCredentials(OURS.job, "correct horse")).failed()
-    assert "who listens there has no DISTBOOT_SECRET" in error.message
+    assert "the process that listens there has no DISTBOOT_SECRET" in error.message
     assert "refused: the peer has a DISTBOOT_SECRET, and rank 0 has none" in first.failed().message

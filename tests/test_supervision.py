@@ -14,7 +14,8 @@ from launched import needs_torch
 from ranks import RunRanks
 from supervised import DEFAULT, ENDS, FAILING, FAILING_TORCH, Start, until
 
-UNSEEN = "ended without a word"  # where the kernel is older than 6.15, and the parent was quicker than the sidecar
+# Where the kernel is older than 6.15, and the parent was quicker than the sidecar.
+UNSEEN = "exited without reporting a status"
 # Of a traceback, or the stack of a crash, what all ranks show.
 SHOWN = {
     "exception": ["\n  |     raise ValueError('boom')\n"],
@@ -75,7 +76,7 @@ def test_early_end_of_rank_0_is_no_failure(start: Start, init: bool) -> None:
         running.touch(f"end-{rank}")
         assert running.processes[rank].wait(30) == 0
     for rank in (1, 2):
-        assert running.first(rank) == "rank 0 has ended: from now on no rank is told how another one ends"
+        assert running.first(rank) == "rank 0 has exited; failures of other ranks are no longer reported"
     assert init or "no failure was seen; exit codes: 0 (rank 0), not known (ranks 1-2)" in running.summary()
 
 
@@ -138,7 +139,7 @@ def test_script_that_is_stopped_for_ever_is_a_failure(start: Start, init: bool, 
     ("number", "said"),
     [
         (signal.SIGSTOP, "no answer for 2 s, though the host answers: stopped or frozen"),
-        (signal.SIGKILL, "the connection ended without a word, on "),
+        (signal.SIGKILL, "its connection closed without an exit report, on "),
     ],
 )
 def test_wrapper_that_is_frozen_or_killed_is_a_lost_rank(start: Start, rank: int, number: int, said: str) -> None:
@@ -146,7 +147,7 @@ def test_wrapper_that_is_frozen_or_killed_is_a_lost_rank(start: Start, rank: int
     running.all_ready()
     running.processes[rank].send_signal(number)
     assert running.processes[2].wait(30) == 143
-    assert running.first(2).startswith(f"rank {rank} lost first: {said}")
+    assert running.first(2).startswith(f"rank {rank} became unreachable first: {said}")
     running.processes[rank].send_signal(signal.SIGCONT)
     running.codes()
 
@@ -159,7 +160,9 @@ def test_rank_that_freezes_before_its_supervision_begins_is_lost(start: Start) -
     running.touch("met")
     assert [running.processes[rank].wait(30) for rank in (0, 2)] == [143, 143]
     for rank in (0, 2):
-        assert running.first(rank).startswith("rank 1 lost first: no answer for 2 s, though the host answers: ")
+        assert running.first(rank).startswith(
+            "rank 1 became unreachable first: no answer for 2 s, though the host answers: "
+        )
 
 
 def test_two_failures_at_once_have_one_first(start: Start) -> None:

@@ -168,7 +168,7 @@ def test_whatever_a_peer_sends_is_taken_or_refused(content: object) -> None:
 
 
 _KILLED = "killed by SIGKILL (by the kernel when memory ran out, or by hand)"
-_UNSEEN = "ended without a word: killed (by the kernel when memory ran out, or by hand), or os._exit"
+_UNSEEN = "exited without reporting a status: killed by SIGKILL (out of memory?) or called os._exit"
 
 
 @pytest.mark.parametrize(

@@ -74,8 +74,8 @@ signal.signal(signal.SIGTERM, stop)
     running.processes[1].terminate()
     assert running.codes() == [0, 9, 9]
     assert [running.output(rank).count("TERM\n") for rank in range(3)] == [1, 1, 1]
-    assert running.first(2).startswith("stopped by SIGTERM from outside: rank 1 got it first, on ")
-    assert "stopped by SIGTERM from outside" in running.summary()
+    assert running.first(2).startswith("stopped by an external SIGTERM: rank 1 got it first, on ")
+    assert "stopped by an external SIGTERM" in running.summary()
     assert running.report()["outcome"] == "stopped"
 
 
@@ -93,14 +93,14 @@ def test_term_from_outside_ends_all_at_once_and_is_no_failure(start_init: Start)
     pids = running.all_ready()
     os.kill(pids[0], signal.SIGTERM)  # blocked in a collective operation
     assert running.codes() == [143, 143]
-    assert running.first(1).startswith("stopped by SIGTERM from outside: rank 0 got it first, on ")
+    assert running.first(1).startswith("stopped by an external SIGTERM: rank 0 got it first, on ")
     assert running.report()["outcome"] == "stopped"
 
 
 def test_uncaught_keyboard_interrupt_is_from_outside(start_init: Start) -> None:
     running = start_init(FAILING % "raise KeyboardInterrupt", CULPRIT="1")
     running.fail()
-    assert running.first(2).startswith("stopped by SIGINT from outside: rank 1 got it first, on ")
+    assert running.first(2).startswith("stopped by an external SIGINT: rank 1 got it first, on ")
     assert running.report()["outcome"] == "stopped"
 
 
@@ -118,7 +118,7 @@ sys.exit(0 if rank else 12)
     os.kill(pids[2], signal.SIGTERM)
     assert running.codes() == [12, 0, 0]
     assert len(list(running.folder.glob("saved-*"))) == 3
-    assert "stopped by SIGTERM from outside: rank 2 got it first" in running.summary()
+    assert "stopped by an external SIGTERM: rank 2 got it first" in running.summary()
 
 
 def test_success_after_the_failure_of_another_rank_is_none(start_init: Start) -> None:
@@ -276,7 +276,7 @@ for number in (signal.SIGUSR1, signal.SIGUSR2):
     running.processes[1].terminate()
     assert running.codes() == [7, 7, 7]
     assert len(list(running.folder.glob("saved-*"))) == 3
-    assert "stopped by SIGTERM from outside: rank 1 got it first" in running.summary()
+    assert "stopped by an external SIGTERM: rank 1 got it first" in running.summary()
 
 
 def test_torchruns_error_file_gets_what_it_expects(start_init: Start) -> None:

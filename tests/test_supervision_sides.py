@@ -138,7 +138,7 @@ SPEAKS_OF_A_PEER = (3, Failing(OF_A_PEER))
 # What happens, also seconds that go by; who is named then, and how that begins; how many fail later.
 ORDERS = {
     "cause-before-consequence": ([SPEAKS_OF_A_PEER, OPEN, (2, Exited(DIED)), 1], "rank 2 failed first: killed by", 1),
-    "consequence-alone": ([SPEAKS_OF_A_PEER, 1], "rank 3 failed first, as a peer had gone: ", 0),
+    "consequence-alone": ([SPEAKS_OF_A_PEER, 1], "rank 3 failed first, because a peer disconnected: ", 0),
     "about-to-end": (
         [(2, Exiting()), SPEAKS_OF_A_PEER, 1, OPEN, (2, Exited(ExitStatus(code=3, when=1.0))), 1],
         "rank 2 failed first: exit code 3",
@@ -148,17 +148,17 @@ ORDERS = {
     "signal-answers-a-failure": ([(1, Terminating(15)), OPEN, (2, Exited(DIED))], "rank 2 failed first: killed by", 0),
     "signal-before-its-consequence": (
         [(1, Terminating(15)), SPEAKS_OF_A_PEER, 1],
-        "stopped by SIGTERM from outside: rank 1 ",
+        "stopped by an external SIGTERM: rank 1 ",
         1,
     ),
     "signal-alone": (
         [(1, Terminating(15)), OPEN, 1],
-        "stopped by SIGTERM from outside: rank 1 got it first, on host-0",
+        "stopped by an external SIGTERM: rank 1 got it first, on host-0",
         0,
     ),
     "host": (
         [(3, LOST), (2, LOST), 1],
-        "ranks 2-3 lost first: the connection ended without a word, on host-1 (node 1)",
+        "ranks 2-3 became unreachable first: its connection closed without an exit report, on host-1 (node 1)",
         0,
     ),
 }
@@ -230,5 +230,5 @@ def test_what_rank_0_says_is_shown_without_control_characters(reporter: Job) -> 
 
 def test_rank_0_that_goes_without_a_word_is_lost(reporter: Job) -> None:
     reporter.end(0)
-    gone = "rank 0 lost first: the connection ended without a word, on host-0 (node 0, local rank 0)"
+    gone = "rank 0 became unreachable first: its connection closed without an exit report, on host-0 (node 0, "
     assert reporter.said[0].startswith(gone)

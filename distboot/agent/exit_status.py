@@ -95,7 +95,7 @@ class ExitStatus:
             return f"killed by {name}" + (f" ({_KILLED})" if self.signal == signal.SIGKILL else "")
         if self.code is not None:
             return f"exit code {self.code}"
-        return f"ended without a word: killed ({_KILLED}), or os._exit"
+        return "exited without reporting a status: killed by SIGKILL (out of memory?) or called os._exit"
 
     def as_details(self) -> dict[str, object]:
         return {

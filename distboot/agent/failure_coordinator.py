@@ -165,7 +165,7 @@ class FailureCoordinator(Participant):
             for other in self.members.values():  # what is silent just then may be what the launcher answers
                 if other.is_open and other.connection is not None and other.connection.is_unusually_silent(now):
                     # mpirun gives us 0.24 s to live
-                    self._lost(other, "nothing was heard of it any more when SIGTERM came", now, gathering=0.0)
+                    self._lost(other, "it sent no heartbeat any more when SIGTERM arrived", now, gathering=0.0)
         self._analysis.terminating(member, number, now)
 
     def _exited(self, member: RankState, end: ExitStatus, now: float) -> None:

@@ -44,7 +44,7 @@ class FailureReporter(Participant):
                 member.failing = message.end
             if self._detects:
                 if isinstance(message, Terminating) and self._is_silent(now):  # then it may be the launcher's answer
-                    self._lose_rank_0("nothing was heard of it any more when SIGTERM came", now)
+                    self._lose_rank_0("it sent no heartbeat any more when SIGTERM arrived", now)
                 self._send(message, rank)
 
     def turn(self, now: float) -> None:
@@ -99,7 +99,7 @@ class FailureReporter(Participant):
         if not self.peers and message.end.is_failure:  # for its neighbours
             self._stop_own(from_exit(member, message.end, 0.0), now)
         elif not message.end.succeeded and self._is_silent(now):  # why we failed, perhaps; rank 0 will not say it
-            self._lose_rank_0("nothing was heard of it any more", now)
+            self._lose_rank_0("it sent no heartbeat any more", now)
 
     def _take_from(self, connection: HeartbeatConnection, rank: int, message: object, now: float) -> None:
         if isinstance(message, Register):
@@ -117,7 +117,7 @@ class FailureReporter(Participant):
                 self.orders.setdefault(member.rank, StopRequest(now, is_failure=False, is_done=True))
         elif isinstance(message, Detach):
             if message.ended and not self._has_ended:
-                self.say("rank 0 has ended: from now on no rank is told how another one ends")
+                self.say("rank 0 has exited; failures of other ranks are no longer reported")
             self._end(connection, self._why_gone, now)
         else:
             raise ProtocolError(f"sends {type(message).__name__}, which only another rank may")

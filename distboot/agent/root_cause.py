@@ -173,7 +173,8 @@ def from_exit(member: RankState, end: ExitStatus, delay: float, before: Sequence
     lines = shown("\n".join(_excerpt(end.words.splitlines(), innermost_first=end.is_crash)))
     first = "failed first"
     if end.is_secondary:
-        first += ", as a peer had gone" + (f" ({ranks_said(before)} had ended with exit code 0)" if before else "")
+        earlier = f" ({ranks_said(before)} had already exited with code 0)" if before else ""
+        first += f", because a peer disconnected{earlier}"
     at = time.strftime("%H:%M:%S", time.gmtime(end.when))
     text = f"rank {member.rank} {first}: {failure_text(end)}, {member.where}, at {at} UTC{lines}"
     return RootCause((member.rank,), True, text, delay)
@@ -192,12 +193,12 @@ def from_disconnect(gone: Sequence[RankState], why: str) -> RootCause:
     """Ranks of one node are unreachable, and have not said anything."""
     first, ranks = gone[0], [member.rank for member in gone]
     where = first.where if len(gone) == 1 else f"on {escape_control(first.host)} (node {first.node_rank})"
-    return RootCause(tuple(ranks), True, f"{ranks_said(ranks)} lost first: {why}, {where}")
+    return RootCause(tuple(ranks), True, f"{ranks_said(ranks)} became unreachable first: {why}, {where}")
 
 
 def from_signal(member: RankState, number: int) -> RootCause:
     """An external signal stopped a rank, and so the job."""
-    text = f"stopped by {signal_name(number)} from outside: rank {member.rank} got it first, {member.where}"
+    text = f"stopped by an external {signal_name(number)}: rank {member.rank} got it first, {member.where}"
     return RootCause((member.rank,), False, text)
 
 

@@ -173,7 +173,9 @@ class ConnectionPool:
 
     def refusals(self) -> str:
         """Which connections were refused and why, as the end of a sentence; empty if no one was."""
-        return "".join(f"; {count} refused: the peer {why}" for why, count in self._refused.most_common(3))
+        return "".join(
+            f"; {count} refused: the connecting process {why}" for why, count in self._refused.most_common(3)
+        )
 
     def fileno(self) -> int:
         """What is readable when `poll` has something to do."""
@@ -243,8 +245,8 @@ class ConnectionPool:
         if why in self._refused or len(self._refused) < _MOST_REASONS:
             self._refused[why] += 1
         if self._refused[why] in _SAID_OF_A_REASON:
-            self._say(f"refused a connection from {peer.at}: the peer {why}; the job goes on")
-        self.send(peer, peer.channel.sign(Refused(f"the peer {why}"[:LONGEST_TEXT])))
+            self._say(f"refused a connection from {peer.at}: the connecting process {why}; the job goes on")
+        self.send(peer, peer.channel.sign(Refused(f"the connecting process {why}"[:LONGEST_TEXT])))
         self.drop(peer)
 
     def _refuse_late(self, now: float) -> None:

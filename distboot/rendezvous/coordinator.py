@@ -154,8 +154,8 @@ class Coordinator:
         text = f"speaks version {version} of the protocol, and rank 0 {VERSION}"
         if self._credentials.secret or self._has_met:  # it is not proved that it is of this job, or it is too late
             raise ProtocolError(text)
-        self.pool.send(peer, peer.channel.sign(Refused(f"the peer {text}", incompatible=True)))
-        raise DistbootError("version-mismatch", f"the peer at {peer.at} {text}", ONE_DISTBOOT)
+        self.pool.send(peer, peer.channel.sign(Refused(f"the connecting process {text}", incompatible=True)))
+        raise DistbootError("version-mismatch", f"the connecting process at {peer.at} {text}", ONE_DISTBOOT)
 
     def _take_worker(self, peer: Connection, record: WorkerInfo) -> None:
         rank = record.rank

@@ -98,8 +98,8 @@ class JoinTable:
         return [record for _, record in sorted(self.records.items())]
 
     def progress(self) -> str:
-        """`6/8 joined, missing 3 (node 0), 7 (node 1)`."""
-        return f"{len(self.records)}/{self.world_size} joined, missing {self.describe_missing()}"
+        """`6/8 ranks joined, missing 3 (node 0), 7 (node 1)`."""
+        return f"{len(self.records)}/{self.world_size} {self.unit}s joined, missing {self.describe_missing()}"
 
     def describe_missing(self) -> str:
         """The missing ranks as ranges, with their node where the ranks that are there prove how nodes are filled."""
@@ -111,7 +111,7 @@ class JoinTable:
         """Which ranks were there and are not any more, as the end of a sentence; empty if none."""
         gone = [record for rank, record in sorted(self._left.items()) if rank not in self.records][:_MOST_LEFT]
         departed = [f"{self.unit} {each.rank} (process {each.pid} on {short_repr(each.host)})" for each in gone]
-        return f"; there was, and has gone: {', '.join(departed)}" if departed else ""
+        return f"; joined and disconnected: {', '.join(departed)}" if departed else ""
 
 
 def _unique(device: str, record: WorkerInfo) -> str:

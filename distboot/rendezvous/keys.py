@@ -124,7 +124,7 @@ class Keys:
             elif one.ends and now >= one.next_line:
                 one.next_line, one.between = now + one.between, min(one.between * 2, _MOST_BETWEEN)
                 left = max(one.ends.values()) - now
-                self._say(f"{self._progress(key)}; waiting for {left:.0f} s more")
+                self._say(f"{self._progress(key)}; giving up in {left:.0f} s")
 
     def _wait(self, rank: int, key: Key, limit: float, now: float) -> None:
         first, between = (_READY_LINE, _READY_BETWEEN) if key.name == READY else (_FIRST_LINE, _FIRST_LINE)
@@ -245,17 +245,18 @@ class Keys:
             if rank in self._ended:
                 return self._ended_early(rank)
         why = f"all ranks joined, and then did not get ready in time: rank {self._named(self.unready)}"
-        hint = "look at their output: the import of the framework hangs or is slow there, or their host has gone"
+        hint = "look at their output: the import of the framework hangs or is slow there, or their host is down"
         return DistbootError("missing-rank", why, hint)
 
     # Texts
 
     def _progress(self, key: Key) -> str:
         if key.name == READY:
-            return f"all ranks are there; waiting for rank {self._named(self.unready)} to be ready"
+            return f"all ranks are there, and rank {self._named(self.unready)} is not ready yet"
         here = self._waiting[key].ends
         if key.name != BARRIER:
-            return f"{key.text}: {self._leader_text(key)} is not through yet"
+            waiting = ranks_said(sorted(self._waiting[key].ends))
+            return f"{key.text}: {waiting} waiting for {self._leader_text(key)} to leave its block"
         missing = self._named(self._node_of.keys() - here.keys())
         return f"{key.text}: {len(here)}/{len(self._node_of)} ranks are here, missing {missing}"
 
@@ -274,7 +275,7 @@ def _missing(key: Key, why: str, hint: str) -> DistbootError:
 
 
 def _not_waited_for(key: Key, ranks: Iterable[int], limit: float, hint: str) -> DistbootError:
-    return _missing(key, f"{ranks_said(sorted(ranks))} did not wait longer than {limit:g} s for this one", hint)
+    return _missing(key, f"{ranks_said(sorted(ranks))} timed out after {limit:g} s waiting for this one", hint)
 
 
 def not_opened(key: Key, leader: str, limit: float) -> DistbootError:

@@ -166,10 +166,10 @@ class Worker:
             self.close()
             if isinstance(error, ProtocolError | RecursionError):
                 self._is_lost = False
-                self._refusal = f"who listens there {error}"
+                self._refusal = f"the process that listens there {error}"
                 raise NoAnswerError(self._refusal) from None
             if isinstance(error, TimeoutError):
-                raise NoAnswerError("somebody listens there, and does not answer as rank 0") from None
+                raise NoAnswerError("a process listens there, and does not answer as rank 0") from None
             if isinstance(error, OSError):
                 raise NoAnswerError(error.strerror or str(error)) from None
             raise

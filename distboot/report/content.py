@@ -299,6 +299,6 @@ def _text(error: BaseException) -> str:
         return without_secret(error.message)[:_LONGEST]
     code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else getattr(error, "code", None)
     if isinstance(code, int) and code in _STOPS:
-        return f"stopped by {_STOPS[code]} from outside"
+        return f"stopped by an external {_STOPS[code]}"
     said = type(error).__name__
     return without_secret(f"{said}: {first_line(error)}")[:_LONGEST] if str(error) else said

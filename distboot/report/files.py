@@ -16,7 +16,7 @@ from ..errors import DistbootError
 from ..text import escape_control, first_line, short_repr
 
 _TEMPLATE = os.path.join(os.path.dirname(__file__), "page.html")
-_OUTCOMES = {"ended": "ended", "failed": "failed", "stopped": "stopped from outside", "started": "started"}
+_OUTCOMES = {"ended": "ended", "failed": "failed", "stopped": "stopped by an external signal", "started": "started"}
 _OWN_OUTPUT = ("/dev/std", "/dev/fd/", "/proc/")  # the sidecar's is not the script's, and a log is not to be replaced
 
 
