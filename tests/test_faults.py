@@ -25,7 +25,7 @@ from hosts import Hosts, missing_for_hosts, missing_for_slurm
 from launched import MPIRUN, needs_torch
 
 _SAID = re.compile(r"distboot: rank (\d) on \w+: (.*)")
-_FIRST = re.compile(r"ranks? \S+ (failed|lost) first: |stopped by \w+ from outside: ")
+_FIRST = re.compile(r"ranks? \S+ (failed|became unreachable) first|stopped by an external \w+: ")
 _SLACK = 10  # seconds, for a machine that is busy with other things
 _SIDECAR = (
     10.0  # seconds for the sidecar of `init`, which ends after its script, to write the report, or why it did not

@@ -227,7 +227,7 @@ def test_rank_0_that_is_stopped_while_it_waits_for_the_others(start: Start, way:
     assert running.processes[0].wait(60) == -number  # as without a report
     report = running.report()
     assert (report["outcome"], report["headline"]) == ("stopped", "The job was stopped while rank 1 was missing")
-    assert report["stopped"]["text"] == f"stopped by {number.name} from outside"
+    assert report["stopped"]["text"] == f"stopped by an external {number.name}"
 
 
 def test_world_size_that_is_mistyped_makes_no_large_report(tmp_path: Path) -> None:
