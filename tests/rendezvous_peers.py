@@ -70,7 +70,7 @@ class Process(threading.Thread):
     def get_ready(self, side: Coordinator | Worker, ready: Ready, limit: float) -> None:
         """What the agent of the rank does once all have met."""
         assert self.membership is not None
-        own = WorkerInfo(self.rank, "openmpi", "a", "a/boot", 1, "1", self.membership_size())
+        own = WorkerInfo(self.rank, "openmpi", "a", "a/boot", 1, "1", self.membership.world_size)
         joined = Joined(JoinPlan(own, "", "", ("",), (1,), True, "", True, False, limit), side=side)
         joined.result = JoinResult(self.membership)
         agent = Agent(joined, SupervisionSettings(15.0, 5.0), held=False, is_starting=True)
@@ -89,11 +89,6 @@ class Process(threading.Thread):
         finally:
             self.ended.wait(20)
             agent.role.hurry()
-
-    def membership_size(self) -> int:
-        """Number of ranks."""
-        assert self.membership is not None
-        return self.membership.world_size
 
     def met(self) -> Membership:
         """The membership, once it is there; fails if there is an error instead."""

@@ -19,7 +19,6 @@ from rendezvous_peers import altered
 from distboot import detect
 from distboot.cli.doctor import Findings, examine, gathered, grouped, text
 from distboot.doctor import Finding, Machine
-from distboot.rendezvous.connection_pool import DetachedConnection
 from distboot.rendezvous.job_info import JobInfo
 from distboot.rendezvous.protocol import Channel
 
@@ -179,7 +178,7 @@ def _sent(data: bytes) -> list[Finding]:
     """What rank 0 makes of a rank that sends this."""
     here, there = socket.socketpair()
     job = JobInfo(detect({"RANK": "0", "WORLD_SIZE": "2"}), 10.0)
-    job.detach_all = lambda: [DetachedConnection(1, here, Channel())]  # type: ignore[method-assign]
+    job.detach_all = lambda: [(1, here, Channel())]  # type: ignore[method-assign]
     with there:
         there.sendall(data)
         there.shutdown(socket.SHUT_WR)

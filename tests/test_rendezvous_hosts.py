@@ -5,6 +5,7 @@ The hosts are network namespaces (see cluster/README.md); each test sets up the 
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 import subprocess
@@ -98,22 +99,22 @@ EXACT = {
     NEAR_AND_FAR: [("nodea", 0, 0, 2), ("nodeb", 1, 0, 1), ("nodea", 0, 1, 2)],
 }
 # With Gloo; and without a framework, where it is about who is where.
+GLOO = [pytest.mark.all, needs_torch]
 WITH_GLOO = pytest.mark.parametrize("command", [("who.py",), (*WRAPPER, "plain.py")], ids=["init", "wrapper"])
 WITHOUT = [("where.py",), (*WRAPPER, "environment.py")]
 
 
-@pytest.mark.parametrize("layout", EXACT, ids=["uneven", "cyclic", "reversed", "near and far"])
-@pytest.mark.parametrize("command", WITHOUT, ids=["init", "wrapper"])
+@pytest.mark.parametrize(
+    ("layout", "command"),
+    [
+        *itertools.product(EXACT, WITHOUT),
+        *(pytest.param(CYCLIC, command, marks=GLOO) for command in (("who.py",), (*WRAPPER, "plain.py"))),
+    ],
+    ids="-".join,
+)
 def test_three_hosts_are_exact(hosts3: Hosts, layout: tuple[str, ...], command: tuple[str, ...]) -> None:
     done = _job(hosts3, layout, *command, MASTER_ADDR=layout[0])
     assert _places(done) == EXACT[layout]
-
-
-@pytest.mark.all
-@needs_torch
-@WITH_GLOO
-def test_gloo_on_three_hosts(hosts3: Hosts, command: tuple[str, ...]) -> None:
-    assert _places(_job(hosts3, CYCLIC, *command)) == EXACT[CYCLIC]
 
 
 @pytest.mark.all
@@ -141,9 +142,9 @@ def test_hosts_without_any_names(three: Hosts) -> None:
     [
         (("where.py",), "fd77::11"),
         ((*WRAPPER, "environment.py"), "[fd77::11]"),
-        pytest.param(("who.py",), "nodea", marks=[pytest.mark.all, needs_torch]),
-        pytest.param((*WRAPPER, "plain.py"), "fd77::11", marks=[pytest.mark.all, needs_torch]),
-        pytest.param(("who.py",), "[fd77::11]", marks=[pytest.mark.all, needs_torch]),
+        pytest.param(("who.py",), "nodea", marks=GLOO),
+        pytest.param((*WRAPPER, "plain.py"), "fd77::11", marks=GLOO),
+        pytest.param(("who.py",), "[fd77::11]", marks=GLOO),
     ],
     ids=lambda value: value if isinstance(value, str) else value[-1],
 )
@@ -270,7 +271,7 @@ def test_port_that_a_stranger_has_is_left_to_him(three: Hosts) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [*WITHOUT, pytest.param(("who.py",), marks=[pytest.mark.all, needs_torch])],
+    [*WITHOUT, pytest.param(("who.py",), marks=GLOO)],
     ids=["init", "wrapper", "Gloo"],
 )
 def test_two_jobs_with_one_port_on_the_same_hosts_both_come_up(hosts3: Hosts, command: tuple[str, ...]) -> None:
@@ -324,16 +325,10 @@ def test_wrapper_and_the_init_inside_it_say_it_once(hosts3: Hosts) -> None:
 
 def test_exports_of_env_do_not_pass_for_a_rendezvous(hosts3: Hosts) -> None:
     script = f'eval "$({sys.executable} -m distboot env)" && {sys.executable} where.py'
-    base = {"MASTER_ADDR": "nodea", "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
-
-    def start(rank: int) -> Done:
-        env = {**base, "RANK": str(rank), **({"NCCL_IB_DISABLE": "1"} if rank else {})}
-        return hosts3.run(("nodea", "nodeb")[rank], ["sh", "-c", script], env, timeout=90)
-
-    with ThreadPoolExecutor(2) as pool:
-        done = list(pool.map(start, range(2)))
+    shell = f"import os; os.execlp('sh', 'sh', '-c', {script!r})"
+    done = _job(hosts3, ("nodea", "nodeb"), "-c", shell, each={1: {"NCCL_IB_DISABLE": "1"}})
     assert "NCCL_IB_DISABLE" in done[0].stderr
-    assert [each.returncode for each in done] == [0, 0]
+    assert [each.returncode for each in done.values()] == [0, 0]
 
 
 @pytest.mark.all

@@ -58,19 +58,6 @@ def _overflow(page: Browser) -> int:
     return pixels
 
 
-def test_map_has_a_cell_for_each_rank_with_its_state(show: Callable[..., Browser]) -> None:
-    page = show(content())
-    cells = page.run(
-        "return [...document.querySelectorAll('.cell[data-rank]')].map(one => [+one.dataset.rank, one.dataset.state])"
-    )
-    assert cells == [[rank, "missing" if rank == 5 else "joined"] for rank in range(16)]
-    assert page.texts(".node h3") == ["node-0", "node-1"]
-    # Not by colour alone.
-    assert page.texts('[data-rank="5"]') == ["5\n○"]
-    assert page.texts('[data-rank="6"]') == ["6\n•"]
-    assert page.complaints() == []
-
-
 def test_page_says_what_happened_and_needs_nothing_else(show: Callable[..., Browser]) -> None:
     page = show(content(findings=["ranks 8-15 (node 1): torch 2.12.0, others 2.13.0"]))
     assert page.texts("h1") == ["The job did not start: some ranks are missing"]
@@ -78,7 +65,14 @@ def test_page_says_what_happened_and_needs_nothing_else(show: Callable[..., Brow
     for said in ("look at their output", "ranks 8-15 (node 1): torch 2.12.0", "to within 4 ms (rank 8)"):
         assert said in text
     assert "Slowest: Rank 3 took 4.00 s to be launched" in text
-    assert page.requests() == [page.run("return document.URL")]
+    cells = page.run(
+        "return [...document.querySelectorAll('.cell[data-rank]')].map(one => [+one.dataset.rank, one.dataset.state])"
+    )
+    assert cells == [[rank, "missing" if rank == 5 else "joined"] for rank in range(16)]
+    assert page.texts(".node h3") == ["node-0", "node-1"]
+    # Not by colour alone.
+    assert [page.texts(f'[data-rank="{rank}"]') for rank in (5, 6)] == [["5\n○"], ["6\n•"]]
+    assert (page.complaints(), page.requests()) == ([], [page.run("return document.URL")])
     assert page.run("return document.querySelectorAll('link[rel=stylesheet], img, iframe, object').length") == 0
     assert page.run("return [...document.scripts].map(one => one.type + one.src)") == ["application/json", ""]
 
@@ -91,13 +85,10 @@ def test_what_is_usual_is_said_where_there_are_enough_ranks_to_say_it(show: Call
     assert f"Slowest: Rank 1 took 5.00 s to reach rank 0{said}.\n" in text
 
 
-def test_missing_ranks_without_a_cell_are_named(show: Callable[..., Browser]) -> None:
-    (text,) = show(content(unlisted=[[1, 1], [3, (1 << 24) - 1]])).texts("main")
+def test_missing_ranks_without_a_cell_are_named_and_events_are_in_their_order(show: Callable[..., Browser]) -> None:
+    page = show(content(2, frozenset(), unlisted=[[1, 1], [3, (1 << 24) - 1]]))
+    (text,) = page.texts("main")
     assert "16777214 ranks are missing, and not in the map: 1, 3-16777215." in text
-
-
-def test_events_are_listed_in_their_order(show: Callable[..., Browser]) -> None:
-    page = show(content(2, frozenset()))
     assert page.texts("details:last-of-type summary") == ["All events"]
     events = "return [...document.querySelectorAll('details:last-of-type td:nth-child(3)')].map(one => one.textContent)"
     assert page.run(events) == ["rendezvous started", "joined", "joined"]

@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from ..text import escape_control, format_address, without_mapping
 from .messages import LONGEST_TEXT, Refused
 from .protocol import Channel, Frame, Frames, ProtocolError, random_nonce
 
+# The rank at its other end, and what its messages are authenticated with.
+DetachedConnection = tuple[int, socket.socket, Channel]
 _OWN = 64  # files that the process has open for itself
 _OF_A_RANK = 10  # files that it has open for a rank that it starts: pipes, the log file, the connection of the script
 _REPORT_LIMIT = 10.0  # seconds that a peer has to report
@@ -23,14 +24,6 @@ _SPARE = 64  # connections beyond those of the ranks, for those that have not re
 _ACCEPTED_AT_ONCE = 64
 _MOST_REASONS = 100  # for refusing a connection, that are counted
 _SAID_OF_A_REASON = (1, 10, 100, 1000)  # which refusals for one reason get a line
-
-
-class DetachedConnection(NamedTuple):
-    """An open connection, with the rank at its other end, and what its messages are authenticated with."""
-
-    rank: int
-    connection: socket.socket
-    channel: Channel
 
 
 def _files_allowed() -> int:

@@ -92,7 +92,7 @@ class Coordinator:
         """The connections, which are the caller's now."""
         for peer in self._at.values():
             self.pool.detach(peer)
-        return [DetachedConnection(rank, peer.socket, peer.channel) for rank, peer in sorted(self._at.items())]
+        return [(rank, peer.socket, peer.channel) for rank, peer in sorted(self._at.items())]
 
     def close(self) -> None:
         self.pool.close()

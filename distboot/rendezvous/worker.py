@@ -141,7 +141,7 @@ class Worker:
     def detach_all(self) -> list[DetachedConnection]:
         """The connection, which is the caller's now."""
         connection, self._connection = self._connection, None
-        return [] if connection is None else [DetachedConnection(0, connection, self._channel)]
+        return [] if connection is None else [(0, connection, self._channel)]
 
     def close(self) -> None:
         if self._connection is not None:
