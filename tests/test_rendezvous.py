@@ -274,7 +274,7 @@ def test_nonsense_from_a_rank_is_the_end_of_all(rank0: StartRank0, said: bytes) 
     with peer(first.port, HELLO + OPEN.sign(record(2, 3))) as strange:
         while b"Members" not in strange.recv(65536):
             pass
-        strange.sendall(said)
+        strange.sendall(said[:8] + (2).to_bytes(4, "big") + said[12:])  # in the name of rank 2
         for error in (patient.failed(), first.failed()):
             assert error.code == "rank-failed"
             assert "ended before the framework could start" in error.message
