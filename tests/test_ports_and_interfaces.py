@@ -42,19 +42,14 @@ def test_port_of_the_agent_of_torchrun_is_left_to_it() -> None:
     assert len(candidate_ports(placement)) == 5
 
 
-def test_port_that_was_just_left_can_be_had_again(port: int) -> None:
+def test_listener_answers_both_families_and_its_port_can_be_had_again_at_once(port: int) -> None:
     with listening(port) as listener:
-        client = socket.create_connection(("127.0.0.1", port))
-        connection, _ = listener.accept()
-        connection.close()  # the side that closes first waits in TIME_WAIT
-        client.close()
-    listening(port).close()
-
-
-def test_listener_answers_both_families(port: int) -> None:
-    with listening(port):
         for host in ("127.0.0.1", "::1"):
-            socket.create_connection((host, port)).close()
+            client = socket.create_connection((host, port))
+            connection, _ = listener.accept()
+            connection.close()  # the side that closes first waits in TIME_WAIT
+            client.close()
+    listening(port).close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the names are Linux's")
