@@ -41,17 +41,17 @@ def test_rank_0_may_come_last() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "limit", "others", "patience", "said"),
+    ("size", "others", "limits", "said"),
     [
-        (8, 1.0, (1, 2, 4, 5, 6), 1.5, "6 of 8 ranks joined within 1 s, missing 3, 7"),
-        (3, 600, (1,), 0.5, "2 of 3 ranks joined within the join timeout of rank 1, which was over first, missing 2"),
+        (8, (1, 2, 4, 5, 6), (1.0, 1.5), "6 of 8 ranks joined within 1 s, missing 3, 7"),
+        (3, (1,), (600, 0.5), "2 of 3 ranks joined within the join timeout of rank 1, which was over first, missing 2"),
     ],
 )
 def test_missing_ranks_are_named_on_every_rank_when_the_first_has_waited_long_enough(
-    rank0: StartRank0, size: int, limit: float, others: tuple[int, ...], patience: float, said: str
+    rank0: StartRank0, size: int, others: tuple[int, ...], limits: tuple[float, float], said: str
 ) -> None:
-    first = rank0(size, limit)
-    ranks = [Rank(first.port, record(rank, size), patience) for rank in others]
+    first = rank0(size, limits[0])
+    ranks = [Rank(first.port, record(rank, size), limits[1]) for rank in others]
     for error in [rank.failed() for rank in (first, *ranks)]:
         assert (error.code, said in error.message) == ("missing-rank", True), error.message
 
