@@ -198,7 +198,7 @@ def _excepthook(before: Hook) -> Hook:
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         with suppress(Exception):
             if _pipe is not None and _is_the_end():
-                _leave_words(kind, error, trace)
+                _emit_exception(kind, error, trace)
         before(kind, error, trace)
 
     return excepthook
@@ -216,7 +216,7 @@ def _is_the_end() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _leave_words(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _emit_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if issubclass(kind, KeyboardInterrupt):
         emit(INTERRUPT)
         return
