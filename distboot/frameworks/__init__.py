@@ -48,11 +48,11 @@ class Options(NamedTuple):
 
     def differences(self, earlier: Options) -> list[str]:
         """What is chosen here, and was not before, for example `backend='gloo' after backend=None`."""
-        pairs = ((name, getattr(self, name), default) for name, default in self._field_defaults.items())
+        rows = zip(self._fields, self, earlier, Options(), strict=True)
         return [
-            f"{name}={short_repr(value)} after {name}={short_repr(getattr(earlier, name))}"
-            for name, value, default in pairs
-            if value not in (default, getattr(earlier, name))
+            f"{name}={short_repr(value)} after {name}={short_repr(before)}"
+            for name, value, before, default in rows
+            if value not in (default, before)
         ]
 
     @property
