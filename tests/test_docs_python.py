@@ -6,15 +6,13 @@ from __future__ import annotations
 import ast
 import builtins
 import importlib.util
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from captured import without_launchers
+from conftest import Run
 from launched import needs_torch
-from pages import ROOT, Block, blocks
+from pages import Block, blocks
 from tensorflows import QUIET
 
 # Those that are not run, by page: only their names are looked at.
@@ -69,36 +67,21 @@ def _asked_for(block: Block) -> set[str]:
     return {"horovod"} if "horovod" in block.text else {"deepspeed"} if '"deepspeed"' in block.text else set()
 
 
-def _absent(block: Block) -> list[str]:
-    return sorted(name for name in _modules(block) if importlib.util.find_spec(name) is None)
-
-
-@pytest.fixture(scope="module")
-def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with what each piece that is chosen has printed, and its exit code."""
-    folder = tmp_path_factory.mktemp("snippets")
-    chosen = {item.callspec.params.get("number") for item in request.session.items if hasattr(item, "callspec")}
-    for number, block in enumerate(RUN):
-        if number in chosen and not _absent(block):
-            (folder / f"{number}.py").write_text(_code(block))
-    env = {**without_launchers(os.environ), **QUIET, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    env |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi"}
-    subprocess.run([sys.executable, str(ROOT / "tests" / "snippets.py"), str(folder)], env=env, timeout=300, check=True)
-    return folder
-
-
-def _param(number: int, block: Block) -> object:
+def _param(block: Block) -> object:
     """A piece; those with a framework are for `make test-all`, but for the README's."""
     others = _modules(block) - {"distboot"} - sys.stdlib_module_names
-    return pytest.param(number, id=str(block), marks=pytest.mark.all if others and block.page != "README.md" else ())
+    return pytest.param(block, id=str(block), marks=pytest.mark.all if others and block.page != "README.md" else ())
 
 
 @needs_torch
-@pytest.mark.parametrize("number", [_param(number, block) for number, block in enumerate(RUN)])
-def test_piece_runs(outcomes: Path, number: int) -> None:
-    if absent := _absent(RUN[number]):
+@pytest.mark.parametrize("block", [_param(block) for block in RUN])
+def test_piece_runs(run: Run, tmp_path: Path, block: Block) -> None:
+    if absent := sorted(name for name in _modules(block) if importlib.util.find_spec(name) is None):
         pytest.skip(f"not installed: {', '.join(absent)}")
-    assert (outcomes / f"{number}.code").read_text() == "0", (outcomes / f"{number}.out").read_text()
+    (tmp_path / "piece.py").write_text(_code(block))
+    env = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi"}
+    done = run(sys.executable, "piece.py", env={**QUIET, **env})
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("block", PIECES, ids=str)
