@@ -166,22 +166,9 @@ class Container:
 
     def wait_for(self, text: str) -> None:
         """Return as soon as it has written this; it may not end before."""
-        follow = subprocess.Popen(
-            ["podman", "logs", "--follow", self.name], env=self._podman.environ, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
-        assert follow.stdout is not None
-        try:
-            lines = []
-            for line in follow.stdout:  # ends with the container, which has a time limit
-                lines.append(line)
-                if text in line:
-                    return
-            raise AssertionError(f"{self.name} has ended without {text!r}:\n{''.join(lines)}")
-        finally:
-            follow.kill()
-            follow.wait()
-            follow.stdout.close()
+        while text not in self.logs():
+            is_running = self._podman("inspect", "--format={{.State.Running}}", self.name).stdout.strip() == "true"
+            assert is_running, f"{self.name} has ended without {text!r}:\n{self.logs()}"  # it has a time limit
 
     def exit_code(self) -> int:
         return int(self._podman("wait", self.name, timeout=180).stdout)
