@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Run
 from ranks import RunRanks
-from recorded import FOLDER, NAMES, READY, Get, bad, one_of
+from recorded import FOLDER, NAMES, Get, one_of
 from rendezvous_peers import altered
 
 from distboot import detect
@@ -31,10 +31,6 @@ def test_machines(name: str, get: Get) -> None:
     if os.environ.get("DISTBOOT_WRITE_MACHINES"):
         file.write_text(said)
     assert said == file.read_text()
-
-
-def test_container_that_has_all_it_needs(get: Get) -> None:
-    assert bad(get("azure-nd-h100", files=READY)) == {}
 
 
 @pytest.mark.parametrize(

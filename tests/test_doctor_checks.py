@@ -247,6 +247,7 @@ def test_accelerator_that_this_user_may_not_open(get: Get, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
+        ({}, {}),  # it has all that it needs
         ({"dev/infiniband/uverbs{0-7}": None, "dev/infiniband/uverbs{0-5}": ""}, {"rdma-devices": "problem"}),
         ({"etc/ld.so.cache": None}, {"rdma-libraries": "problem"}),
         ({"etc/libibverbs.d/mlx5.driver": None}, {"rdma-libraries": "problem"}),
