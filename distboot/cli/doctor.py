@@ -53,15 +53,19 @@ def doctor(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     environ = {**os.environ, "DISTBOOT_LAUNCHER": options.launcher} if options.launcher else os.environ
     machine = Machine(environ)
-    if options.job:
-        return _of_all_ranks(machine, as_json=options.json)
+    told = _of_job(machine) if options.job else _of_host(machine)
+    if told is None:
+        return 0  # rank 0 speaks for all of them; many launchers would kill it if another one failed first
+    report, for_people = told
+    emit(json.dumps(report) if options.json else for_people)
+    return 0 if report["ready"] else _NOT_READY
+
+
+def _of_host(machine: Machine) -> tuple[dict[str, object], str]:
+    """What is found here, as JSON and for people."""
     found = examine(machine)
-    ready = _is_ready(found)
-    if options.json:
-        emit(json.dumps({"host": machine.host, "ready": ready, "findings": [asdict(finding) for finding in found]}))
-    else:
-        emit(text(found, machine.host))
-    return 0 if ready else _NOT_READY
+    report = {"host": machine.host, "ready": _is_ready(found), "findings": [asdict(finding) for finding in found]}
+    return report, text(found, machine.host)
 
 
 def examine(machine: Machine, checks: tuple[Check, ...] | None = None) -> list[Finding]:
@@ -81,7 +85,8 @@ def _found(check: Check, machine: Machine) -> list[Finding]:
     return [replace(finding, name=check.__name__.replace("_", "-")) for finding in found]
 
 
-def _of_all_ranks(machine: Machine, *, as_json: bool) -> int:
+def _of_job(machine: Machine) -> tuple[dict[str, object], str] | None:
+    """The same of all ranks, at rank 0."""
     from ..rendezvous.plan import join_here  # only here, so that a plain `doctor` does not pay for it
 
     own = examine(machine)
@@ -91,20 +96,15 @@ def _of_all_ranks(machine: Machine, *, as_json: bool) -> int:
         # An interface that is not there is a finding here, and must not keep the ranks from meeting.
         environ = {name: value for name, value in machine.environ.items() if not name.endswith("_SOCKET_IFNAME")}
         with join_here(require_master(placement), environ, join_timeout_setting(None)) as job:
-            found = gathered(job, own)
-    if placement.rank != 0:
-        return 0  # rank 0 speaks for all of them; many launchers would kill it if another one failed first
-    membership = job.membership
-    assert membership is not None
-    groups = grouped(found)
+            groups = grouped(gathered(job, own))
+    if placement.rank != 0 or job.membership is None:
+        return None
     ready = _is_ready(finding for finding, _ in groups)
-    if as_json:
-        findings = [{**asdict(finding), "ranks": ranks} for finding, ranks in groups]
-        emit(json.dumps({"hosts": job.hosts, "ready": ready, "findings": findings, "warnings": job.warnings}))
-    else:
-        where = f"{counted(placement.world_size, 'rank')} on {counted(len(job.hosts), 'node')}"
-        emit(_text([(finding, f"{finding.name}: {_whose(ranks, membership)}") for finding, ranks in groups], where))
-    return 0 if ready else _NOT_READY
+    findings = [{**asdict(finding), "ranks": ranks} for finding, ranks in groups]
+    titled = [(finding, f"{finding.name}: {_whose(ranks, job.membership)}") for finding, ranks in groups]
+    where = f"{counted(placement.world_size, 'rank')} on {counted(len(job.hosts), 'node')}"
+    report = {"hosts": job.hosts, "ready": ready, "findings": findings, "warnings": job.warnings}
+    return report, _text(titled, where)
 
 
 def gathered(job: JobInfo, own: list[Finding]) -> dict[int, list[Finding]]:

@@ -127,9 +127,10 @@ def visible_devices(machine: Machine) -> Finding:
         return ok(f"{given}, and no device here whose id is known" if given else "none")
     if not variables:
         return _enough(machine, left, f"all {len(everything)}")
-    if len([each for each in left if each.startswith("MIG-")]) > 1:
+    mig = [each for each in left if each.startswith("MIG-")]
+    if len(mig) > 1:
         return warning(f"{given}: CUDA shows a process the first MIG device only", "show each rank one of them")
-    if any(each.startswith("MIG-") for each in left):
+    if mig:
         return unknown(f"{given}: only the driver's library could say whether this host has such a MIG device")
     if fault := _first_fault(environ, variables, everything):
         return problem(f"{fault}: {len(left)} of the {len(everything)} here are left", f"mend or unset {variables[0]}")
