@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterable
 
 from ..detection import inherited
 from ..detection.detect import INNERMOST_FIRST, detect, launcher_of, refuse_unless_rank
@@ -152,7 +151,7 @@ def launchers(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     if options.json:
-        known: dict[str, Iterable[Launcher | Platform]] = {"launchers": INNERMOST_FIRST, "platforms": PLATFORMS}
+        known: dict[str, tuple[Launcher | Platform, ...]] = {"launchers": INNERMOST_FIRST, "platforms": PLATFORMS}
         emit(json.dumps({kind: list(map(_as_dict, records)) for kind, records in known.items()}))
         return 0
     lines = ["launchers, the innermost first: the first that claims a process owns its rank"]
