@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distboot import DistbootError, Placement, detect
+from distboot.detection.placement import NUMBERS as _FIELDS
 
 _FOLDER = Path(__file__).parent / "captures"
 
@@ -20,14 +21,7 @@ _LAUNCHER_PREFIXES = (
 )  # fmt: skip
 
 # field of Placement -> name in a capture's `expected`
-NUMBERS = {
-    "rank": "rank",
-    "world_size": "size",
-    "local_rank": "local_rank",
-    "local_world_size": "local_size",
-    "node_rank": "node_rank",
-    "num_nodes": "nnodes",
-}
+NUMBERS = dict(zip(_FIELDS, ("rank", "size", "local_rank", "local_size", "node_rank", "nnodes"), strict=True))
 
 
 @dataclass(frozen=True)
