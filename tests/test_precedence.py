@@ -105,6 +105,7 @@ def test_launcher_inside_a_slurm_step_wins_and_the_step_is_noted(inner: str, lau
         ("slurm-srun-22.05.8/2nodes_2procs", {"SLURM_NTASKS": "1"}, "left over from the step"),
         ("slurm-srun-22.05.8/2nodes_2procs", {"MASTER_ADDR": "127.0.0.1"}, "is a loopback address"),
         (UNEVEN_STEP, {"SLURM_GTIDS": "2"}, "SLURM_GTIDS"),
+        (UNEVEN_STEP, {"SLURM_GTIDS": "9" * 5000}, "SLURM_GTIDS"),
         (UNEVEN_STEP, {"SLURM_STEP_TASKS_PER_NODE": "2,1"}, "SLURM_STEP_TASKS_PER_NODE"),
         (UNEVEN_STEP, {"SLURM_NODEID": "2"}, "SLURM_NODEID"),
         (OPENMPI, {"PMIX_RANK": "1"}, "PMIX_RANK='1' contradicts OMPI_COMM_WORLD_RANK='3'"),
