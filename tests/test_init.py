@@ -289,8 +289,8 @@ def test_import_that_fails_while_the_ranks_meet_is_told_as_it_failed_first(
             imported("fragile")
 
 
-def test_ctrl_c_while_the_ranks_meet_is_the_scripts_own_interrupt(clean_env: dict[str, str], free_port: int) -> None:
-    env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
+def test_ctrl_c_while_the_ranks_meet_is_the_scripts_own_interrupt(clean_env: dict[str, str], port: int) -> None:
+    env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     command = [sys.executable, "-c", "import distboot; distboot.init('none', join_timeout=60)"]
     with subprocess.Popen(command, env={**clean_env, **env}, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
