@@ -116,7 +116,7 @@ ELSEWHERE = {
 }
 # Blocks that are not run, by page and first line.
 NOT_RUN = {
-    ("docs/tutorial.md", "$ python3 -m venv .venv-tutorial"): "a download of some 100 MB: CI installs the same with make",
+    ("docs/tutorial.md", "$ python3 -m venv .venv-tutorial"): "a download of 100 MB: CI installs the same with make",
     ("docs/how-to/doctor.md", "$ python -m distboot doctor"): "another machine's: test_doctor.py compares the text",
     ("docs/how-to/doctor.md", "$ mpirun -n 16 … python -m distboot doctor --job"): (
         "two machines, one with too little shared memory: test_doctor.py has such a job"
