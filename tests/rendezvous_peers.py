@@ -13,6 +13,7 @@ from typing import Any
 
 from distboot import DistbootError
 from distboot.agent.agent import Agent
+from distboot.agent.failure_coordinator import FailureCoordinator
 from distboot.agent.local import AgentLink
 from distboot.agent.messages import Register
 from distboot.rendezvous.coordinator import Coordinator
@@ -53,6 +54,7 @@ class Process(threading.Thread):
         super().__init__(daemon=True)
         self.membership: Membership | None = None
         self.offers: dict[int, str] = {}
+        self.agent: Agent | None = None  # once it gets ready
         self.rank = 0
         self.ended = threading.Event()  # set where a test wants the agents to go on for a while
         self.ended.set()
@@ -73,7 +75,7 @@ class Process(threading.Thread):
         own = WorkerInfo(self.rank, "openmpi", "a", "a/boot", 1, "1", self.membership.world_size)
         joined = Joined(JoinPlan(own, "", "", ("",), (1,), True, "", True, False, limit), side=side)
         joined.result = JoinResult(self.membership)
-        agent = Agent(joined, SupervisionSettings(15.0, 5.0), held=False, is_starting=True)
+        self.agent = agent = Agent(joined, SupervisionSettings(15.0, 5.0), held=False, is_starting=True)
         agent.role.take(self.rank, Register(1000 + self.rank), time.monotonic())
         ours, its = socket.socketpair()
         agent.serve(its, self.rank)
@@ -89,6 +91,11 @@ class Process(threading.Thread):
         finally:
             self.ended.wait(20)
             agent.role.hurry()
+
+    def is_ready(self) -> bool:
+        """Whether rank 0, which this is, has got ready by now."""
+        role = None if self.agent is None else self.agent.role
+        return isinstance(role, FailureCoordinator) and 0 not in role.keys.unready
 
     def met(self) -> Membership:
         """The membership, once it is there; fails if there is an error instead."""

@@ -174,7 +174,7 @@ class Job(Started):
 
     def first(self, rank: int) -> str:
         """What a rank says of the first failure, without its own name, and without lines of a traceback."""
-        others = r"summary|warning|the script has not ended|\d+/\d+ joined|all ranks are there"
+        others = r"summary|warning|the script has not ended|\d+/\d+ (?:rank|node)s joined|all ranks are there"
         said = re.findall(rf"^distboot: rank {rank} on \S+: (?!{others})(.*)$", self.output(rank), re.MULTILINE)
         assert len(said) == 1, self.output(rank)
         return str(said[0])

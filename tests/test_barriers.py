@@ -183,7 +183,7 @@ say("end")
 
 def test_block_of_rank_0_may_be_long_or_fail(ranks: Ranks) -> None:
     first, second = ranks(_DOOR, 2, DISTBOOT_SECRET="swordfish")
-    refused = [line.rpartition("the peer ")[2] for line in first[0].splitlines() if "refused" in line]
+    refused = [line.rpartition("the connecting process ")[2] for line in first[0].splitlines() if "refused" in line]
     assert refused == [
         "sends no JSON; the job goes on",
         "does not send Hello where that is due; the job goes on",

@@ -280,7 +280,7 @@ def test_other_version_ends_the_job_at_once(rank0: StartRank0) -> None:
     first = rank0(3, 600)
     early = Rank(first.port, record(1, 3))
     (said,) = answers(peer(first.port, OPEN.sign(Hello(OURS.job, NONCE, 99))))
-    assert said == Refused("the peer speaks version 99 of the protocol, and rank 0 2", incompatible=True)
+    assert said == Refused("the connecting process speaks version 99 of the protocol, and rank 0 2", incompatible=True)
     for error in (first.failed(), early.failed()):
         assert (error.code, "speaks version 99" in error.message) == ("version-mismatch", True)
 
@@ -333,8 +333,8 @@ def test_secret_is_needed_on_both_sides(rank0: StartRank0, capfd: pytest.Capture
         assert f"the process that listens there {why}" in error.message
     assert Rank(first.port, record(1, 2), 20, ours).met()
     said = capfd.readouterr().err
-    assert "the peer has another DISTBOOT_SECRET" in said
-    assert "the peer has no DISTBOOT_SECRET" in said
+    assert "the connecting process has another DISTBOOT_SECRET" in said
+    assert "the connecting process has no DISTBOOT_SECRET" in said
     said += repr(ours) + repr(Channel("correct horse"))
     assert "horse" not in said
     assert "staple" not in said
@@ -344,4 +344,4 @@ def test_rank_0_without_the_secret_is_not_believed(rank0: StartRank0) -> None:
     first = rank0(2, 2.0)
     error = Rank(first.port, record(1, 2), 0.5, JobCredentials(OURS.job, "correct horse")).failed()
     assert "the process that listens there has no DISTBOOT_SECRET" in error.message
-    assert "refused: the peer has a DISTBOOT_SECRET, and rank 0 has none" in first.failed().message
+    assert "refused: the connecting process has a DISTBOOT_SECRET, and rank 0 has none" in first.failed().message

@@ -146,7 +146,7 @@ def test_job_whose_ranks_do_not_meet_says_who_is_there(start: Start, way: str) -
 def test_rank_that_does_not_get_ready_is_told_apart() -> None:
     first = Rank0(record(0, 3, local_rank=0, node_rank=0, local_world_size=3), ready=Ready())
     problem = ("framework-not-installed", "torch is not installed in this Python", "pip install torch")
-    others = [Rank(first.port, record(1, 3), ready=Ready(problem=problem))]
+    others = [Rank(first.port, record(1, 3), ready=Ready(problem=problem), gate=lambda _: until(first.is_ready))]
     others += [Rank(first.port, record(2, 3), gate=lambda _: others[0].join(30))]
     error = first.failed()
     report = startup_report(first.server.log, None, error, 0.0)
@@ -222,7 +222,7 @@ def test_secret_is_passed_on_to_nobody(start: Start) -> None:
 )
 def test_rank_0_that_is_stopped_while_it_waits_for_the_others(start: Start, way: str, number: signal.Signals) -> None:
     running = start("", 1, init=way == "init", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
-    until(lambda: "1/2 joined" in running.output(0))
+    until(lambda: "1/2 ranks joined" in running.output(0))
     running.processes[0].send_signal(number)
     assert running.processes[0].wait(60) == -number  # as without a report
     report = running.report()

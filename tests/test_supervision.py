@@ -155,7 +155,7 @@ def test_wrapper_that_is_frozen_or_killed_is_a_lost_rank(start: Start, rank: int
 def test_rank_that_freezes_before_its_supervision_begins_is_lost(start: Start) -> None:
     last_comes_late = 'until [ "$RANK" != 2 ] || [ -e met ]; do sleep 0.02; done; exec "$@"'
     running = start(before=["sh", "-c", last_comes_late, "sh"], DISTBOOT_HEARTBEAT_TIMEOUT="2")
-    until(lambda: "2/3 joined" in running.output(0))
+    until(lambda: "2/3 ranks joined" in running.output(0))
     os.kill(running.processes[1].pid, signal.SIGSTOP)
     running.touch("met")
     assert [running.processes[rank].wait(30) for rank in (0, 2)] == [143, 143]

@@ -144,7 +144,11 @@ ORDERS = {
         "rank 2 failed first: exit code 3",
         1,
     ),
-    "about-to-end-for-ever": ([(2, Exiting()), SPEAKS_OF_A_PEER, 1, OPEN, 15], "rank 3 failed first, as a peer ", 0),
+    "about-to-end-for-ever": (
+        [(2, Exiting()), SPEAKS_OF_A_PEER, 1, OPEN, 15],
+        "rank 3 failed first, because ",
+        0,
+    ),
     "signal-answers-a-failure": ([(1, Terminating(15)), OPEN, (2, Exited(DIED))], "rank 2 failed first: killed by", 0),
     "signal-before-its-consequence": (
         [(1, Terminating(15)), SPEAKS_OF_A_PEER, 1],

@@ -119,7 +119,7 @@ class Coordinator:
             if now >= next_line:
                 next_line = now + _PROGRESS
                 progress = f"{self.table.progress()}{self.table.describe_departed()}{self.reachability_hint}"
-                self._say(f"{progress}; waiting for {self._end - now:.0f} s more")
+                self._say(f"{progress}; giving up in {self._end - now:.0f} s")
             try:
                 self.pool.poll(min(self._end, next_line) - now)
             except OutOfFilesError as error:
