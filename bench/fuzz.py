@@ -18,6 +18,7 @@ import atheris
 with atheris.instrument_imports(include=["distboot", "json"]):
     import json  # noqa: F401 - TF_CONFIG's reader imports it when it is called
 
+    from distboot.detection.detect import read_placement
     from distboot.detection.launchers.tf_config import TF_CONFIG
     from distboot.detection.parse import (
         expand_counts,
@@ -54,7 +55,7 @@ def _json(text: str) -> None:
 
 def _tf_config(text: str) -> None:
     with suppress(DistbootError):
-        placement = TF_CONFIG.read({"TF_CONFIG": text})
+        placement = read_placement(TF_CONFIG, {"TF_CONFIG": text})
         assert placement is not None
         assert 0 <= placement.rank < placement.world_size
 

@@ -168,3 +168,33 @@ def test_public_names_are_there(run: Run) -> None:
     result = run(sys.executable, "-c", check)
     assert result.stdout == "True\n"
     assert "AttributeError: module 'distboot' has no attribute 'nothing'" in result.stderr
+
+
+def _imported(path: Path) -> set[Path]:
+    """The files of ours that one imports when it is loaded, not for types, and not in a function."""
+    files = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.level:
+            folder = path.parents[node.level - 1]
+            base = folder.joinpath(*node.module.split(".")) if node.module else folder
+            for name in (alias.name for alias in node.names):
+                tried = (
+                    base / f"{name}.py",
+                    base / name / "__init__.py",
+                    base.with_suffix(".py"),
+                    base / "__init__.py",
+                )
+                files.add(next(each for each in tried if each.exists()))
+    return files - {path}
+
+
+def test_longest_chain_of_imports_is_bounded() -> None:
+    length: dict[Path, int] = {}
+
+    def of(path: Path) -> int:
+        if path not in length:
+            length[path] = 1 + max(map(of, _imported(path)), default=0)
+        return length[path]
+
+    assert max(map(of, FILES)) <= 9
+    assert len(FILES) <= 95

@@ -11,7 +11,7 @@ from ..errors import DistbootError
 from ..settings import launcher_setting
 from ..text import did_you_mean, short_repr
 from . import inherited
-from .env_reader import container_env_hint
+from .env_reader import EnvReader, container_env_hint
 from .inherited import InheritedEnv
 from .launchers import Launcher
 from .launchers.frameworks import DEEPSPEED, HOROVODRUN, LIGHTNING, TORCH, TORCHRUN
@@ -131,10 +131,31 @@ def traces(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: _identity(placement) for name, placement in found if placement is not None}
 
 
+def read_placement(launcher: Launcher, environ: Mapping[str, str]) -> Placement:
+    """The placement of a process that a launcher started, by its claim or because the user says so.
+
+    Raises:
+        DistbootError: rank or size is missing, or what is there is broken.
+    """
+    reader = EnvReader(environ, launcher.name, launcher.in_order, nodes_are_hosts=launcher.nodes_are_hosts)
+    names = (name and reader.first(name, launcher.instead.get(name, name)) for name in launcher.numbers)
+    reader.integers(*names, optional=launcher.optional)
+    launcher.more(reader)
+    for name, own in launcher.same.items():
+        reader.agree(name, reader.number(NUMBERS[launcher.numbers.index(own)]), own)
+    reader.job_id(*launcher.job_id)
+    return reader.placement()
+
+
+def _found(launcher: Launcher, environ: Mapping[str, str]) -> Placement | None:
+    """The placement of a process that a launcher started; None if it did not."""
+    return read_placement(launcher, environ) if launcher.claims(environ) else None
+
+
 def _found_whole(launcher: Launcher, environ: Mapping[str, str]) -> Placement | None:
     """The placement of a process that a launcher started; None also where there is only half of the launcher."""
     with suppress(DistbootError):
-        return launcher.found(environ)
+        return _found(launcher, environ)
     return None
 
 
@@ -173,7 +194,7 @@ def _innermost(environ: Mapping[str, str], without_ours: Mapping[str, str], oute
     notes: list[str] = []
     candidates = _candidates(environ, outer)
     for candidate in candidates:
-        placement = candidate.found(_view(candidate, environ, without_ours))
+        placement = _found(candidate, _view(candidate, environ, without_ours))
         if placement is None:
             names = _markers_present(without_ours, candidate)
             notes += [f"{names} ignored: they are not about this very process"] if names else []
@@ -215,7 +236,7 @@ def _as_exported(environ: Mapping[str, str], outer: InheritedEnv) -> Placement:
 def _named(environ: Mapping[str, str], without_ours: Mapping[str, str], name: str, option: str) -> Placement:
     """What the launcher says that the user names, with the `option` that names it for messages."""
     if name in (SINGLE.name, OFF):
-        return SINGLE.read(without_ours)  # whatever else the environment says
+        return read_placement(SINGLE, without_ours)  # whatever else the environment says
     word = str(name)
     candidate = LAUNCHERS.get(word)
     if candidate is None:
@@ -229,7 +250,7 @@ def _named(environ: Mapping[str, str], without_ours: Mapping[str, str], name: st
     is_claimed, problem = candidate.claims(environ), "its variables are not as it sets them"
     if is_claimed or not candidate.needs_claim:
         try:
-            return candidate.read(environ)  # also one that it does not claim: the user says that it is so
+            return read_placement(candidate, environ)  # also one that it does not claim: the user says that it is so
         except DistbootError as error:
             if is_claimed:
                 raise
@@ -278,7 +299,7 @@ def _check_generic_vars(
     for other in others:
         ignored = [name for name in other.markers if name in environ]
         try:
-            theirs = other.found(environ) if ignored else None
+            theirs = _found(other, environ) if ignored else None
         except DistbootError:  # half of a launcher, or broken: clearly a left-over
             if not noted.issuperset(ignored):
                 notes.append(f"{', '.join(ignored)} ignored: {placement.launcher} owns the rank")

@@ -1,6 +1,6 @@
 """`EnvReader`: one launcher's reading of one environment. It gathers values, their sources and *every* problem.
 
-`Launcher.read` makes one, takes the variables of its record from it, and ends with `placement()`, which checks that the
+`detect` makes one, takes the variables of a record from it, and ends with `placement()`, which checks that the
 numbers fit together, derives what follows from them, finds the address of rank 0, and raises a single error when
 anything was wrong. Rank and size have to be there. What else is missing is None, and one note names it: a container has
 only the variables that were passed to it.

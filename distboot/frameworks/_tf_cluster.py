@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..detection import inherited
+from ..detection.detect import read_placement
 from ..detection.launchers.tf_config import TF_CONFIG, corrected
 from ..detection.parse import parse_address
 from ..detection.placement import Placement
@@ -130,7 +131,7 @@ def _kinds(world_size: int, options: Options) -> list[str]:
 def _given(environ: Mapping[str, str], placement: Placement) -> str:
     """The text of TF_CONFIG, as its launcher corrects it, which must be that of this rank."""
     text = corrected(environ).get(VARIABLE, environ[VARIABLE])
-    found = TF_CONFIG.read({VARIABLE: text})
+    found = read_placement(TF_CONFIG, {VARIABLE: text})
     assert found is not None
     if (found.rank, found.world_size) != (placement.rank, placement.world_size):
         raise DistbootError(

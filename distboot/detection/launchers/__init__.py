@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from ..env_reader import EnvReader
-from ..placement import NUMBERS, Placement
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..env_reader import EnvReader
 
 
 class Launcher(NamedTuple):
@@ -52,25 +53,6 @@ class Launcher(NamedTuple):
     def claims(self, environ: Mapping[str, str]) -> bool:
         """Whether it started this process, by what its variables say."""
         return has_any(environ, self.markers) if self.claim is None else self.claim(environ)
-
-    def read(self, environ: Mapping[str, str]) -> Placement:
-        """The placement of a process that it started, by its claim or because the user says so.
-
-        Raises:
-            DistbootError: rank or size is missing, or what is there is broken.
-        """
-        reader = EnvReader(environ, self.name, self.in_order, nodes_are_hosts=self.nodes_are_hosts)
-        names = (name and reader.first(name, self.instead.get(name, name)) for name in self.numbers)
-        reader.integers(*names, optional=self.optional)
-        self.more(reader)
-        for variable, own in self.same.items():
-            reader.agree(variable, reader.number(NUMBERS[self.numbers.index(own)]), own)
-        reader.job_id(*self.job_id)
-        return reader.placement()
-
-    def found(self, environ: Mapping[str, str]) -> Placement | None:
-        """The placement of a process that it started; None if it did not."""
-        return self.read(environ) if self.claims(environ) else None
 
 
 def has_any(environ: Mapping[str, str], names: tuple[str, ...]) -> bool:
