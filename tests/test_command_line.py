@@ -139,6 +139,7 @@ def test_misspelled_setting_is_said_once_and_its_value_is_not(distboot: Run) -> 
     env = {"DISTBOOT_SECRTE": "much to hide", "DISTBOOT_OURS": "1"}
     script = "import distboot; distboot.init('none')"
     assert distboot("run", "--", sys.executable, "-c", script, env=env).stderr == said
+    assert distboot("show", env=env).stderr == said
     rank_1 = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     assert distboot("run", "--", "true", env={**env, **rank_1, "DISTBOOT_RENDEZVOUS": "0"}).stderr == ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -153,10 +154,12 @@ def test_exit_code_is_that_of_the_rank_that_failed_first(two_nodes: Callable[...
     assert f"node 0 on {os.uname().nodename}: rank 2 failed first: exit code 7" in stderr
 
 
-def test_unmodified_script_is_watched_too(two_nodes: Callable[..., tuple[list[str], str]]) -> None:
-    lines, stderr = two_nodes("import os, time\nos.environ['RANK'] == '1' and os._exit(4)\ntime.sleep(100)\n")
+def test_unmodified_script_is_watched_too(two_nodes: Callable[..., tuple[list[str], str]], tmp_path: Path) -> None:
+    script = "import os, time\nos.environ['RANK'] == '1' and os._exit(4)\ntime.sleep(100)\n"
+    lines, stderr = two_nodes(script, DISTBOOT_REPORT="job.json")
     assert lines[-1] == "4 143"
     assert "rank 1 failed first: exit code 4" in stderr
+    assert json.loads((tmp_path / "job.json").read_text())["launcher"] == "distboot"
 
 
 def test_lines_of_the_ranks_stay_whole_and_have_their_prefix(two_nodes: Callable[..., tuple[list[str], str]]) -> None:

@@ -12,7 +12,7 @@ from ..detection.export import variables
 from ..detection.launchers import Launcher
 from ..detection.placement import FIELDS, PLATFORMS, Placement, Platform
 from ..errors import with_rank
-from ..settings import join_timeout_setting
+from ..settings import join_timeout_setting, warn_of_unknown
 from ..text import counted, escape_control, ranks_said
 from .main import Parser, emit
 
@@ -30,6 +30,7 @@ def show(arguments: list[str]) -> int:
     )
     options = parser.parse_args(arguments)
     placement = detect(launcher=options.launcher)
+    warn_of_unknown(os.environ, placement.rank, placement.who)
     if options.job:
         _show_job(placement, as_json=options.json)
         return 0

@@ -68,7 +68,7 @@ def plan_of(
     host, ids = socket.gethostname(), accelerators.visible(environ)
     own = WorkerInfo(
         rank=placement.rank,
-        launcher=placement.launcher,
+        launcher="distboot" if ranks else placement.launcher,
         host=host,
         node=f"{host}/{_boot_id()}/{_network()}",
         pid=os.getpid(),
