@@ -293,7 +293,7 @@ def test_what_differs_between_the_ranks_is_said_once(hosts3: Hosts) -> None:
 
 def test_rank_0_on_another_host_than_the_others_look_for_it_is_said(hosts3: Hosts) -> None:
     done = _job(hosts3, ("nodea", "nodeb"), *SHOW_JOB, MASTER_ADDR="nodec", DISTBOOT_JOIN_TIMEOUT="3")
-    assert "they look for rank 0 at nodec, 10.77.0.13, which is no address of this host" in done[0].stderr
+    assert "they look for rank 0 at nodec, 10.77.0.13, which is not an address of this host" in done[0].stderr
     assert "rank 0 did not answer at nodec:29500 (from MASTER_ADDR) within 3 s: Connection refused" in done[1].stderr
 
 

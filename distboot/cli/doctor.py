@@ -171,7 +171,7 @@ def _text(titled: Sequence[tuple[Finding, str]], where: str) -> str:
     counts = {status: statuses.count(status) for status in ("problem", "warning")}
     listed = ", ".join(counted(count, what) for what, count in counts.items() if count)
     verdict = "Not ready" if counts["problem"] else "Ready"
-    headline = f"{verdict}: {listed or 'nothing found'} ({escape_control(where)})."
+    headline = f"{verdict}: {listed or 'no problems found'} ({escape_control(where)})."
     return "\n".join([headline, "", *lines] if lines else [headline])
 
 

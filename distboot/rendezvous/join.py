@@ -168,7 +168,7 @@ def _hint_at_unreachable(coordinator: Coordinator, given: str, addresses: networ
     elif elsewhere:  # as with a Service of Kubernetes, whose address no host has
         address = addresses[0][1][0]
         where = given if address == given else f"{given}, {address}"
-        why = f"they look for rank 0 at {where}, which is no address of this host"
+        why = f"they look for rank 0 at {where}, which is not an address of this host"
     if why:
         coordinator.reachability_hint = f"; {why}"
         first = f"set MASTER_ADDR to the host of rank 0, which is {socket.gethostname()}"
