@@ -6,6 +6,7 @@ Interleaving lets whatever else the machine does fall on all sides alike. What c
 from __future__ import annotations
 
 import os
+import random
 import re
 import statistics
 import subprocess
@@ -90,11 +91,11 @@ class Contender:
 
 
 def interleaved(contenders: Sequence[Contender], rounds: int, *, warm: bool = True) -> dict[str, Series]:
-    """What each took, in turn; one round before counts for nothing. One that fails is dropped, with the reason."""
+    """What each took, in rounds of random order; the one before counts for nothing. A failing one is dropped: why."""
     values: dict[str, list[float]] = {each.name: [] for each in contenders}
     why: dict[str, str] = {}
     for number in range(-1 if warm else 0, rounds):
-        for each in contenders:
+        for each in random.sample(contenders, len(contenders)):
             if each.name in why:
                 continue
             try:

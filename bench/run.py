@@ -4,8 +4,8 @@
     make bench ARGS="--only start"      one part (may be given again), shown and not written down
     make bench ARGS=--quick             fewer rounds: that every row still works, not figures; not written down
 
-Every comparison takes its sides in turn, in one run, so that what else the machine does falls on all alike. A side that
-fails, or whose program is not there, is a row that says so. The exit code is 1 when a limit was missed.
+Every comparison takes its sides in random order, in one run, so that what else the machine does falls on all alike. A
+side that fails, or whose program is not there, is a row that says so. The exit code is 1 when a limit was missed.
 """
 
 from __future__ import annotations
