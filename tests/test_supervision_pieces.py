@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,8 +30,8 @@ from distboot.agent.messages import KINDS, Abort, Done, Exited, Exiting, Termina
 from distboot.agent.monitored_process import HookReader
 from distboot.agent.root_cause import RankState, RootCause, from_exit
 from distboot.rendezvous.membership import Membership
-from distboot.rendezvous.messages import Detach, Leave
-from distboot.rendezvous.protocol import Channel, ProtocolError, decode, encode
+from distboot.rendezvous.messages import Detach, Go, Leave, Offer
+from distboot.rendezvous.protocol import Broadcast, Channel, Frames, ProtocolError, decode, encode
 from distboot.rendezvous.worker import Worker
 
 DIED = ExitStatus(signal=9, when=1.0)
@@ -119,6 +119,27 @@ def test_last_word_arrives_although_something_is_left_unread() -> None:
         while data := other.recv(65536):  # and no reset
             received += data
         assert b'"Exited"' in received
+
+
+def test_what_the_kernel_does_not_take_at_once_is_sent_later_and_whole() -> None:
+    with connected() as (line, other):
+        line.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        go = Go(tuple(Offer(rank, os.urandom(100).hex()) for rank in range(2000)))
+        received: list[object] = []
+        line.send(Broadcast(go), 1)
+        line.heartbeat(time.monotonic())
+        line.send(Detach(), 1)
+        other.settimeout(0.05)
+        frames = Frames(1 << 20)
+        while len(received) < 2:
+            line.heartbeat(time.monotonic())
+            with suppress(TimeoutError):
+                received += [
+                    Channel().verify(each, frames, Go, type(None), *KINDS) for each in frames.feed(other.recv(1 << 20))
+                ]
+            received = [each for each in received if each is not None]
+        assert received == [go, Detach()]
 
 
 @pytest.mark.parametrize(

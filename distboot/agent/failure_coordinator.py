@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from ..rendezvous.keys import Keys
 from ..rendezvous.membership import Membership
 from ..rendezvous.messages import READY, Arrive, Detach, Go, Leave, Ready
-from ..rendezvous.protocol import ProtocolError
+from ..rendezvous.protocol import Broadcast, ProtocolError
 from ..report import EventLog, own_steps
 from ..text import ranks_said
 from .exit_status import ExitStatus
@@ -96,6 +96,8 @@ class FailureCoordinator(Participant):
         if self.keys.not_ready is not None:
             self.log.add("not_ready", ranks=self.keys.not_ready)
             self.keys.not_ready = None
+        begun: set[HeartbeatConnection] = set()  # to which Go was sent, once for all ranks of an agent
+        go = next((Broadcast(message) for _, message in replies if isinstance(message, Go)), None)
         for rank, message in replies:
             member = self.members[rank]
             if member.is_local:
@@ -103,8 +105,11 @@ class FailureCoordinator(Participant):
                 if isinstance(message, Go) or (message.key is not None and message.key.name == READY):
                     self.started()
                 self._answer(rank, message)
-            elif member.connection is not None:
+            elif member.connection is not None and not isinstance(message, Go):
                 member.connection.send(message, rank)
+            elif member.connection is not None and member.connection not in begun:
+                begun.add(member.connection)
+                member.connection.send(go, rank)
         self.is_starting = self.is_starting and not self.keys.has_begun
 
     def _take_from(self, connection: HeartbeatConnection, rank: int, message: object, now: float) -> None:

@@ -106,12 +106,8 @@ class FailureReporter(Participant):
             self.members[0].pid = message.pid
         elif isinstance(message, Abort):
             self._stop_own(message.root_cause.escaped(), now)
-        elif isinstance(message, Failed) and message.key is None:  # whatever they wait for, now or later
-            self._not_begun = {member.rank: message for member in self.own}
-            for each in list(self.waiting):
-                self._take_answer(each, message)
         elif isinstance(message, Answer):
-            self._take_answer(rank, message)
+            self._take_answers(rank, message)
         elif isinstance(message, Done):
             for member in self.own:
                 self.orders.setdefault(member.rank, StopRequest(now, is_failure=False, is_done=True))
@@ -143,6 +139,14 @@ class FailureReporter(Participant):
     def _cannot_ask(self, why: str, now: float) -> None:
         self._gone_at, self._why_gone = now, why
         self._answer_for_rank_0(*self.waiting)
+
+    def _take_answers(self, rank: int, message: Answer) -> None:
+        """One that names no key is for all ranks of this agent; a failure also for those that wait later."""
+        names_key = not isinstance(message, Go) and message.key is not None
+        if isinstance(message, Failed) and not names_key:
+            self._not_begun = {member.rank: message for member in self.own}
+        for each in [rank] if names_key else {rank, *self.waiting}:
+            self._take_answer(each, message)
 
     def _take_answer(self, rank: int, message: Answer) -> None:
         self.is_starting = self.is_starting and not isinstance(message, Go)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
-from ..rendezvous.protocol import BEFORE_AUTHENTICATION, HEADER, Channel, Frames
+from ..rendezvous.protocol import BEFORE_AUTHENTICATION, HEADER, Broadcast, Channel, Frames
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ _PROBING = 1.0  # before the bound, to have a second opinion by then
 _RECENT = 3.5  # within which a kernel that is there acknowledges what it got
 _UNUSUAL = 3.0  # of silence
 _THIN_LINEAR_TIMEOUTS = 16  # tcp(7): a lost packet is sent again soon, also when several were lost
+_MOST_UNSENT = 1 << 20  # bytes that wait until the peer's kernel takes more; they are tried again with each heartbeat
 _LAST_DATA_RECEIVED = 52  # offset of tcpi_last_data_recv in struct tcp_info, linux/tcp.h
 
 
@@ -86,6 +87,7 @@ class HeartbeatConnection:
         self._probe: Probe | None = None  # while it is suspect
         self._frames = Frames(most)
         self._beat = channel.sign(None)
+        self._unsent = bytearray()
         self._heard = self._sent = self._acknowledged = self._since = time.monotonic()
         self._wakes = 0  # bytes that must be there before we wake up
         connection.setblocking(False)
@@ -103,20 +105,24 @@ class HeartbeatConnection:
         return self.socket.fileno()
 
     def send(self, message: object, rank: int = 0) -> None:
-        """Send a message from or for a rank. That the peer has gone is said by reading."""
-        self._send(self._channel.sign(message, rank))
+        """Send a message, or a `Broadcast`, from or for a rank. That the peer has gone is said by reading."""
+        if isinstance(message, Broadcast):
+            self._send(message.sign(self._channel, rank))
+        else:
+            self._send(self._channel.sign(message, rank))
 
     def _send(self, data: bytes) -> None:
+        if not self._unsent or data is not self._beat:  # else what waits says as much
+            self._unsent += data
         try:
-            sent = self.socket.send(data)
+            while self._unsent:
+                del self._unsent[: self.socket.send(self._unsent)]
         except BlockingIOError:
-            sent = 0
+            if len(self._unsent) > _MOST_UNSENT:  # the peer has not read for very long, and a missing message is worse
+                with suppress(OSError):
+                    self.socket.shutdown(socket.SHUT_RDWR)
         except OSError:  # it has ended, which reading will say
-            return
-        if sent != len(data) and (sent or data is not self._beat):
-            # The peer has not read for very long. Half a message is garbage, and a missing one is worse: an end it is.
-            with suppress(OSError):
-                self.socket.shutdown(socket.SHUT_RDWR)
+            self._unsent.clear()
 
     def heartbeat(self, now: float) -> None:
         """Say that we are here; called once an interval."""
