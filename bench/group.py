@@ -159,7 +159,12 @@ def section(effort: Effort) -> Section:
         "`accelerate launch --cpu --num_processes 2` starts one process and says nothing."
     )
     head = ("way, launcher", *(f"{ranks} rank{'s' * (ranks > 1)}" for ranks in _SIZES))
-    limits = [*against_hand(effort), *(_limit(*each, found) for each in _LIMITS), _rendezvous(effort)]
+    limits = [
+        *against_hand(1, effort),
+        *against_hand(4, effort),
+        *(_limit(*each, found) for each in _LIMITS),
+        _rendezvous(effort),
+    ]
     return Section([Table("Time to a ready group", head, rows, meaning, ("group.svg", _plot(found)))], limits)
 
 
@@ -195,24 +200,23 @@ def _ratio(what: str, one: Series, other: Series, most: float) -> Limit:
     return Limit(what, f"{ratio:.3f} ×: {one.said()} against {other.said()}", limit, ratio <= most)
 
 
-def against_hand(effort: Effort) -> list[Limit]:
-    """`init` against the mapping by hand, alternating: until the first barrier, and until mpirun has ended."""
-    limits = []
-    for ranks in (1, 4):
-        ends: dict[str, list[float]] = {OURS.name: [], HAND.name: []}
+def against_hand(ranks: int, effort: Effort) -> list[Limit]:
+    """`init` against the mapping by hand, in random order: until the first barrier, and until mpirun has ended."""
+    ends: dict[str, list[float]] = {OURS.name: [], HAND.name: []}
 
-        def measure(way: Way, ranks: int = ranks, ends: dict[str, list[float]] = ends) -> float:
-            until_ready, until_end = started(way, ranks)
-            ends[way.name].append(until_end)
-            return until_ready
+    def measure(way: Way) -> float:
+        until_ready, until_end = started(way, ranks)
+        ends[way.name].append(until_end)
+        return until_ready
 
-        found = interleaved([Contender(way.name, partial(measure, way)) for way in (OURS, HAND)], effort.rounds(15))
-        rounds = len(found[OURS.name].values)  # the one before them counts for nothing
-        to_end = {name: Series(tuple(values[-rounds:]), found[name].why) for name, values in ends.items()}
-        for until, series in (("the first barrier", found), ("the end of mpirun", to_end)):
-            what = f"{OURS.name}, over {HAND.name}, {ranks} rank{'s' * (ranks > 1)}, until {until}"
-            limits.append(_ratio(what, series[OURS.name], series[HAND.name], 1.0))
-    return limits
+    found = interleaved([Contender(way.name, partial(measure, way)) for way in (OURS, HAND)], effort.rounds(15))
+    rounds = len(found[OURS.name].values)  # the one before them counts for nothing
+    to_end = {name: Series(tuple(values[-rounds:]), found[name].why) for name, values in ends.items()}
+    what = f"{OURS.name}, over {HAND.name}, {ranks} rank{'s' * (ranks > 1)}, until"
+    return [
+        _ratio(f"{what} the first barrier", found[OURS.name], found[HAND.name], 1.0),
+        _ratio(f"{what} the end of mpirun", to_end[OURS.name], to_end[HAND.name], 1.0),
+    ]
 
 
 def _plot(found: dict[int, dict[str, Series]]) -> str:

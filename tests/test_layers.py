@@ -170,22 +170,17 @@ def test_public_names_are_there(run: Run) -> None:
     assert "AttributeError: module 'distboot' has no attribute 'nothing'" in result.stderr
 
 
+NAMES = {".".join(("distboot", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in FILES}
+FILE_OF = {name.removesuffix(".__init__"): path for name, path in NAMES.items()}
+
+
 def _imported(path: Path) -> set[Path]:
     """The files of ours that one imports when it is loaded, not for types, and not in a function."""
-    files = set()
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.ImportFrom) and node.level:
-            folder = path.parents[node.level - 1]
-            base = folder.joinpath(*node.module.split(".")) if node.module else folder
-            for name in (alias.name for alias in node.names):
-                tried = (
-                    base / f"{name}.py",
-                    base / name / "__init__.py",
-                    base.with_suffix(".py"),
-                    base / "__init__.py",
-                )
-                files.add(next(each for each in tried if each.exists()))
-    return files - {path}
+    tree = ast.parse(path.read_text())
+    loaded = ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
+    # What is imported is a module, or a name in one.
+    files = (FILE_OF.get(name) or FILE_OF.get(name.rpartition(".")[0]) for _, name in _imports(path, loaded))
+    return {file for file in files if file is not None} - {path}
 
 
 def test_longest_chain_of_imports_is_bounded() -> None:

@@ -96,8 +96,9 @@ class FailureCoordinator(Participant):
         if self.keys.not_ready is not None:
             self.log.add("not_ready", ranks=self.keys.not_ready)
             self.keys.not_ready = None
-        begun: set[HeartbeatConnection] = set()  # to which Go was sent, once for all ranks of an agent
-        go = next((Broadcast(message) for _, message in replies if isinstance(message, Go)), None)
+        go = next((message for _, message in replies if isinstance(message, Go)), None)
+        if go is not None:  # all ranks get it: once for those of an agent
+            self._send(Broadcast(go))
         for rank, message in replies:
             member = self.members[rank]
             if member.is_local:
@@ -107,9 +108,6 @@ class FailureCoordinator(Participant):
                 self._answer(rank, message)
             elif member.connection is not None and not isinstance(message, Go):
                 member.connection.send(message, rank)
-            elif member.connection is not None and member.connection not in begun:
-                begun.add(member.connection)
-                member.connection.send(go, rank)
         self.is_starting = self.is_starting and not self.keys.has_begun
 
     def _take_from(self, connection: HeartbeatConnection, rank: int, message: object, now: float) -> None:

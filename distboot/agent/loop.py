@@ -230,7 +230,7 @@ class EventLoop:
         self._role, self._interval, self._grace = role, interval, grace
         self._selector = selectors.DefaultSelector()
         self._decided = False
-        self._obeyed: set[int] = set()
+        self._stopped: set[int] = set()
         self._killing: list[Callable[[], None]] = []
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self.watched: dict[int, MonitoredProcess] = {}  # by rank, once it runs
@@ -276,7 +276,7 @@ class EventLoop:
                         watched.look(now)
                     self._role.tick(now)
                 self._role.turn(now)
-                self._obey(now)
+                self._execute_stops(now)
             self._role.finish()
         except Exception as error:  # noqa: BLE001 - a defect of ours must not end the training
             frames = traceback.extract_tb(error.__traceback__)
@@ -289,14 +289,14 @@ class EventLoop:
             self._selector.close()
 
     def _due(self, now: float) -> float:
-        orders = [order.at for rank, order in self._role.orders.items() if rank in self.watched.keys() - self._obeyed]
+        orders = [order.at for rank, order in self._role.orders.items() if rank in self.watched.keys() - self._stopped]
         return min([self._role.due(now), *orders, *(at for at, _ in self._timers)])
 
-    def _obey(self, now: float) -> None:
-        for rank in self.watched.keys() - self._obeyed:
+    def _execute_stops(self, now: float) -> None:
+        for rank in self.watched.keys() - self._stopped:
             order, watched = self._role.orders.get(rank), self.watched[rank]
             if order is not None and now >= order.at:
-                self._obeyed.add(rank)
+                self._stopped.add(rank)
                 watched.stop(order)
                 self.kill_after_grace(now, watched.kill)
         if self._role.root_cause is not None and self.watched and not self._decided:

@@ -26,6 +26,7 @@ _LOOK = 0.2  # seconds between two looks at whether the call is still wanted
 _GRACE = 0.8  # seconds beyond the join timeout for rank 0 to say who is missing
 _PROGRESS = 5.0  # seconds between two lines that say what is being waited for, at first
 _LEAST_PROGRESS = 60.0  # and later: a thousand ranks may say the same
+_LOST = "rank 0 was there, and disconnected before all ranks had joined"
 
 
 class NoAnswerError(Exception):
@@ -88,8 +89,7 @@ class Worker:
         self._hosts, self._ports, self._own = hosts, ports, own
         self._credentials, self._wanted = credentials, wanted
         self._where = format_address(hosts[0], ports[0]) + (f" (from {source})" if source else "")
-        self._refusal = ""  # why a process that listens there has sent us away, the last time
-        self._is_lost = False  # whether rank 0 had admitted us, the last time, and then disconnected
+        self._refusal = ""  # why a process that listens there has not kept us, the last time
         self._frames, self._channel = Frames(), Channel()
         self._connection: socket.socket | None = None
         self.host, self.port = hosts[0], ports[0]
@@ -165,7 +165,6 @@ class Worker:
         except BaseException as error:
             self.close()
             if isinstance(error, ProtocolError | RecursionError):
-                self._is_lost = False
                 self._refusal = f"the process that listens there {error}"
                 raise NoAnswerError(self._refusal) from None
             if isinstance(error, TimeoutError):
@@ -223,8 +222,8 @@ class Worker:
         try:
             frame = self._next_frame(end)
         except (ConnectionError, _ClosedError):
-            self._is_lost, self._refusal = True, "rank 0 was there, and disconnected before all ranks had joined"
-            raise NoAnswerError(self._refusal) from None
+            self._refusal = _LOST
+            raise NoAnswerError(_LOST) from None
         answer: Any = self._channel.verify(frame, self._frames, Members, Failed, Refused)
         if isinstance(answer, Refused):
             raise _refused(answer)
@@ -261,7 +260,7 @@ class Worker:
         hint = "look at the output of rank 0: it ended early, never started, is on another host, or behind a firewall"
         if isinstance(why, _UnresolvedError):
             code, hint = "unresolvable-address", "check the name, or give an address that this host can look up"
-        elif self._is_lost:
+        elif self._refusal == _LOST:
             hint = "look at the output of rank 0: it ended, or was stopped, while the ranks joined"
         elif self._refusal:
             hint = "all ranks need the same job, the same distboot and the same DISTBOOT_SECRET, or all of them none"
