@@ -26,6 +26,7 @@ import diagnosis  # noqa: E402
 import group  # noqa: E402
 import join  # noqa: E402
 import start  # noqa: E402
+import stopping  # noqa: E402
 import supervision  # noqa: E402
 from measure import Effort  # noqa: E402
 from page import Limit, Section, gpu_part, limits_table, page, section_text, with_gpu  # noqa: E402
@@ -36,6 +37,7 @@ PARTS: dict[str, Callable[[Effort], Section]] = {
     "join": join.section,
     "diagnosis": diagnosis.section,
     "supervision": supervision.section,
+    "stopping": stopping.section,
     "container": container.section,
 }
 

@@ -14,6 +14,10 @@ from .rendezvous.messages import LONGEST_FAILURE
 from .settings import seconds
 from .text import escape_control, first_line, short_repr, without_secret
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .agent.preemption import Preemption
+
 _AFTER_A_FAILURE = 1.0  # seconds for the same when its block has failed
 
 
@@ -69,6 +73,7 @@ class Context:
     _wait_for: Callable[..., None] = field(repr=False)  # as `Barriers.wait_for`
     _stop: Callable[[], None] = field(repr=False)
     _is_up: Callable[[], bool] = field(repr=False)
+    _preemption: Preemption = field(repr=False)
     device: Any = None
     hvd: Any = None
     strategy: Any = None
@@ -96,14 +101,20 @@ class Context:
 
     @property
     def preempted(self) -> bool:
-        """Whether this rank was asked to stop: by SIGTERM, from outside or because another rank failed.
+        """Whether the job is to stop: true at the same read on all ranks, whichever of them was asked, and how.
 
-        From the first time that it is read, in the main thread, SIGTERM does not end this process by itself: save what
-        there is to save, and end, before the grace (DISTBOOT_GRACE) is over.
+        Read it once a step, at the same place on all ranks. From the first time that it is read, in the main thread,
+        SIGTERM does not end this process by itself: save what there is to save, and end, before the grace
+        (DISTBOOT_GRACE) is over.
         """
-        from .agent.preemption import preempted  # here, as most scripts never ask
+        return self._preemption.read()
 
-        return preempted()
+    def request_stop(self) -> None:
+        """Let all ranks stop, as if the platform had asked: `preempted` turns true, at the same read on all.
+
+        For what one rank alone finds out: a loss that has stopped falling, a budget that is spent.
+        """
+        self._preemption.request("ctx.request_stop()", lasts=False)
 
     def barrier(self) -> None:
         """Wait until all ranks are here: as long as for any collective operation, see `timeout` of `init`.
@@ -151,6 +162,7 @@ class Context:
         """Leave the process group. A second call does nothing."""
         if not self._ended:
             self._ended = True
+            self._preemption.detach()
             self._stop()
 
     def __enter__(self) -> Context:  # noqa: PYI034 - typing.Self needs Python 3.11

@@ -84,6 +84,15 @@ class DistbootError(Exception):
         return "\n".join([*lines, f"hint: {whose}{self.hint}"] if self.hint else lines)
 
 
+def printed(error: DistbootError) -> str:
+    """An error as distboot prints it: its lines, or one object of JSON."""
+    from .text import as_json  # here, as most processes print none
+
+    lines = (line if line.startswith("hint: ") else f"distboot: {line}" for line in str(error).split("\n"))
+    plain = "\n".join(lines) + "\n"
+    return as_json(error.who, error.message, event="error", code=error.code, hint=error.hint) or plain
+
+
 def rendezvous_needed(why: str) -> DistbootError:
     """The error where the roll call, which is off, is the only way to learn something."""
     return DistbootError("rendezvous-needed", f"DISTBOOT_RENDEZVOUS=0, and {why}", "unset DISTBOOT_RENDEZVOUS")

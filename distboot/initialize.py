@@ -25,6 +25,7 @@ from .report import ALL_CALLED, CALLED, GROUP
 from .settings import (
     SupervisionSettings,
     join_timeout_setting,
+    refuse_log,
     rendezvous_setting,
     seconds,
     supervision_settings,
@@ -109,6 +110,7 @@ def init(
         with _lock:
             return _the_one(options, launcher, join_timeout_setting(join_timeout), pass_local_rank)
     except DistbootError as error:
+        _leave_at_end(error)
         # What is wrong is in the script or outside, and not in the lines of ours that found it.
         raise error.with_traceback(None) from None
 
@@ -148,6 +150,18 @@ def _the_one(
     return held.context
 
 
+def _leave_at_end(error: DistbootError) -> None:
+    """Let the platform show this error if the script ends with it, and does not call `init` again, say."""
+    from .agent.termination_log import leave  # here, as most scripts start
+    from .frameworks._base import at_end
+
+    def leave_it() -> None:
+        if _current is None:  # else its agent knows why it ends
+            leave(str(error))
+
+    at_end(exited=leave_it, failed=leave_it)
+
+
 def _refuse_another(held: _Current, options: frameworks.Options) -> None:
     """Refuse another framework, and say what has no effect any more."""
     if held.options.framework != options.framework:
@@ -177,6 +191,7 @@ def _started(call: _Call) -> Context:
     with with_rank(placement.who):
         outer = inherited.about(placement, os.environ)
         _refuse_process(placement, outer)
+        refuse_log(os.environ)
         warn_of_unknown(os.environ, placement.rank, placement.who)
         found = None
         if outer is not None and outer.met:
@@ -190,6 +205,9 @@ def _started(call: _Call) -> Context:
                 exported.write(thread_variables(job.placement, os.environ))
                 context = frameworks.start(job, exported, call.options)
                 job.mark(GROUP)
+            preemption = context._preemption  # noqa: SLF001 - of this package
+            preemption.listen(call.settings.stop_signals)
+            preemption.request_at(call.settings.stop_at, "the job ends soon")
             return context
 
 

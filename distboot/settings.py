@@ -19,9 +19,13 @@ DEFAULTS: Mapping[str, str] = {
     "DISTBOOT_LAUNCHER": "",
     "DISTBOOT_FAILURE_DETECTION": "1",
     "DISTBOOT_HEARTBEAT_TIMEOUT": "15",  # seconds
+    "DISTBOOT_LOG": "text",
     "DISTBOOT_REPORT": "",
     "DISTBOOT_RENDEZVOUS": "1",
     "DISTBOOT_SECRET": "",
+    "DISTBOOT_STOP_SIGNALS": "",
+    "DISTBOOT_STOP_BEFORE_END": "",
+    "DISTBOOT_JOB_END_TIME": "",
 }
 # What one process of distboot leaves for another.
 RANK = (  # by the agent of a node, for each rank of its own
@@ -35,6 +39,7 @@ RANK = (  # by the agent of a node, for each rank of its own
 INTERNAL = ("DISTBOOT_AGENT", "DISTBOOT_CRASH_HOOKS", "DISTBOOT_PLACEMENT", *RANK)
 KNOWN = (*DEFAULTS, *INTERNAL)
 
+_STOP_SIGNALS = ("USR1", "USR2", "INT", "HUP", "XCPU")
 _LEAST_BOUND = 2.0  # seconds
 _ALIKE = 0.85  # of 1, the beginning that they have in common included
 
@@ -47,6 +52,8 @@ class SupervisionSettings(NamedTuple):
     report: str | None = None  # file for the report of the job, absolute
     apart: str = ""  # the launcher of which each rank starts a job of its own, as far as the wrapper knows
     detects: bool = True  # whether the failure of a rank is told to all others
+    stop_signals: tuple[int, ...] = ()  # that ask the script to stop, besides SIGTERM
+    stop_at: float | None = None  # when the job is asked to stop, as its end is known; in seconds since the epoch
 
 
 def supervision_settings(
@@ -62,7 +69,47 @@ def supervision_settings(
             f"DISTBOOT_HEARTBEAT_TIMEOUT={bound:g} is shorter than {_LEAST_BOUND:g} s",
             "give 2 to 86400; ranks are heard of once a second, and 15 is a bound that a busy machine can keep",
         )
-    return SupervisionSettings(bound, grace_setting(environ, grace), report_setting(environ, report), detects=is_on)
+    return SupervisionSettings(
+        bound,
+        grace_setting(environ, grace),
+        report_setting(environ, report),
+        detects=is_on,
+        stop_signals=_stop_signals(environ),
+        stop_at=_stop_at(environ),
+    )
+
+
+def _stop_signals(environ: Mapping[str, str]) -> tuple[int, ...]:
+    """`"USR1,SIGUSR2"` -> the numbers of these signals."""
+    import signal  # here, as most do without
+
+    names = [name.strip().removeprefix("SIG") for name in environ.get("DISTBOOT_STOP_SIGNALS", "").split(",")]
+    for name in names:
+        if name not in ("", *_STOP_SIGNALS):
+            raise DistbootError(
+                "broken-environment",
+                f"DISTBOOT_STOP_SIGNALS: {short_repr(name)} is not a signal that can ask a script to stop",
+                f"give some of {', '.join(_STOP_SIGNALS)}, with commas; SIGTERM always asks",
+            )
+    return tuple(sorted(int(signal.Signals[f"SIG{name}"]) for name in names if name))
+
+
+def _stop_at(environ: Mapping[str, str]) -> float | None:
+    """When the job is to be asked to stop; None: only when someone asks."""
+    if not environ.get("DISTBOOT_STOP_BEFORE_END"):
+        return None
+    before = _seconds(environ, "DISTBOOT_STOP_BEFORE_END")
+    # Slurm, from 23.02 on (its NEWS): SLURM_JOB_END_TIME=1763888400
+    name = next((name for name in ("DISTBOOT_JOB_END_TIME", "SLURM_JOB_END_TIME") if environ.get(name)), None)
+    if name is None:
+        hint = "DISTBOOT_JOB_END_TIME=$(( $(date +%s) + 86400 )) for a day from now, or unset it"
+        what = "DISTBOOT_STOP_BEFORE_END is set, and nothing says when the job ends: SLURM_JOB_END_TIME is missing"
+        raise DistbootError("broken-environment", what, hint)
+    end = environ[name]
+    if not (end.isascii() and end.isdigit() and len(end) < 12):
+        problem = f"{name}={short_repr(end)} is not a time in seconds since 1970"
+        raise DistbootError("broken-environment", problem, "date +%s prints the time now")
+    return float(end) - before
 
 
 def warn_of_unknown(environ: Mapping[str, str], rank: int, who: str | None) -> None:
@@ -102,6 +149,11 @@ def report_setting(environ: Mapping[str, str], given: str | None = None) -> str 
     return os.path.abspath(path) if path else None  # now, as a script may change its directory
 
 
+def refuse_log(environ: Mapping[str, str]) -> None:
+    """Refuse what says neither that our lines are text nor that they are JSON."""
+    _switch(environ, "DISTBOOT_LOG", choices=("text", "json"))
+
+
 def launcher_setting(environ: Mapping[str, str]) -> str | None:
     """The launcher that the user names; None: the innermost one is to be found."""
     return environ.get("DISTBOOT_LAUNCHER") or None
@@ -128,10 +180,9 @@ def _seconds(environ: Mapping[str, str], name: str) -> float:
     return seconds(f"{name}={short_repr(text)}", text, "broken-environment")
 
 
-def _switch(environ: Mapping[str, str], name: str, hint: str = "") -> bool:
-    text = environ.get(name) or DEFAULTS[name]
-    if text not in ("0", "1"):
-        raise DistbootError(
-            "broken-environment", f"{name}={short_repr(text)} is neither 0 nor 1", f"unset it, or set it to 0{hint}"
-        )
-    return text == "1"
+def _switch(environ: Mapping[str, str], name: str, hint: str = "", choices: tuple[str, str] = ("0", "1")) -> bool:
+    text, (off, on) = environ.get(name) or DEFAULTS[name], choices
+    if text not in choices:
+        said = f"{name}={short_repr(text)} is neither {off} nor {on}"
+        raise DistbootError("broken-environment", said, f"unset it, or set it to {off}{hint}")
+    return text == on

@@ -14,6 +14,7 @@ _STDERR_LIMIT = 500  # milliseconds
 _PIPE_BUF = 4096  # bytes
 _LONGEST = 200  # characters of a value that a message shows
 _MOST_SPANS = 20  # ranges in one line
+_BEGINNINGS = ("summary", "warning")  # of a text that are events
 
 
 def short_repr(value: object) -> str:
@@ -29,13 +30,28 @@ def escape_control(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def log_line(who: str | None, text: str) -> None:
+def as_json(who: str | None, text: str, event: str = "", **more: object) -> str:
+    """A line as one object of JSON, where DISTBOOT_LOG asks for it; else nothing."""
+    if os.environ.get("DISTBOOT_LOG") != "json":
+        return ""
+    import json  # here and below, as few want it
+    import time
+
+    begin, _, rest = text.partition(": ")
+    event, text = (begin, rest) if begin in _BEGINNINGS else (event or "note", text)
+    unit, _, number = (who or "rank").partition(" ")
+    whose = {"rank": None, unit: int(number) if number.isdigit() else None, "host": os.uname().nodename}
+    return json.dumps({"event": event, "time": round(time.time(), 3), **whose, "message": text, **more}) + "\n"
+
+
+def log_line(who: str | None, text: str, event: str = "", **more: object) -> None:
     """Print a line about this process on stderr; in one piece, because other ranks may write there too.
 
     It says `who` this is and the host, to be found in a log of many ranks; None: this process is alone.
+    The event that it is about, and `more` fields, are for JSON.
     """
     whose = "" if who is None else f"{who} on {os.uname().nodename}: "
-    line = f"distboot: {whose}{text}\n"
+    line = as_json(who, text, event, **more) or f"distboot: {whose}{text}\n"
     with suppress(OSError, ValueError, AttributeError):  # closed: a line is not worth the job
         sys.stderr.flush()
         try:

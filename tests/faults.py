@@ -33,6 +33,8 @@ class Fault:
         says: what each rank that is left prints of the first failure; empty: the training goes on.
         code: what the report says of the ranks that failed: their exit code, `LOST`, or None for no report at all.
         culprits: the ranks that fail.
+        exit_code: of the job.
+        killed: the ranks whose process that the launcher started the fault, or the end of the test, kills.
         act: what the script of the `actors` does by itself; see `faults_worker.py`.
         inject: makes it happen.
         env: further variables of the job.
@@ -58,6 +60,8 @@ class Fault:
     silence: bool = False
     cut: bool = False
     well: tuple[int | None, ...] = (0, 0, 0, 0)
+    exit_code: int = 143
+    killed: tuple[int, ...] = ()
 
     @property
     def missing(self) -> str | None:
@@ -74,6 +78,7 @@ NAN = r"(exit code 1|uncaught exception: RuntimeError: the loss is nan), on node
 
 def _failed(name: str, title: str, how: str, code: int | None, rank: int = 3, **more: Any) -> Fault:
     """A failure of one rank, which all others name."""
+    more.setdefault("exit_code", code)
     return Fault(name, title, all_but([rank], f"rank {rank} failed first: {how}"), code, (rank,), **more)
 
 
@@ -99,10 +104,11 @@ FAULTS = [
     _failed("rank-0", "rank 0: SIGKILL", KILLED, 137, 0, inject=do.kill(signal.SIGKILL, 0)),
     Fault(
         "watcher-0", "rank 0: SIGKILL for its wrapper, or the sidecar of `init`",
-        all_but([0], "rank 0 became unreachable first: "), culprits=(0,), inject=do.kill_watcher,
+        all_but([0], "rank 0 became unreachable first: "), culprits=(0,), inject=do.kill_watcher, killed=(0,),
     ),
     Fault(
-        "host", "nodeb: SIGKILL for all its processes", all_but([2, 3], HOST_GONE), LOST, (2, 3), inject=do.kill_host
+        "host", "nodeb: SIGKILL for all its processes", all_but([2, 3], HOST_GONE), LOST, (2, 3),
+        inject=do.kill_host, killed=(2, 3),
     ),
     _cut("link", "nodeb: link down", do.cut_link, do.mend_link),
     _cut("drop-to-0", "packets from nodeb to nodea dropped", do.drop(*B_TO_A), do.let_pass(*B_TO_A)),
@@ -115,7 +121,7 @@ FAULTS = [
     Fault(
         "freeze", "SIGSTOP for ever, also for its wrapper or sidecar",
         all_but([3], "rank 3 became unreachable first: .*stopped or frozen"), LOST,
-        inject=do.freeze, env=QUIET, silence=True,
+        inject=do.freeze, env=QUIET, silence=True, killed=(3,),
     ),
     Fault("hog", "Python's lock held for 6 s", act="hog", inject=do.hold_the_lock, env=QUIET),
     _failed(
@@ -124,7 +130,7 @@ FAULTS = [
     ),
     Fault(
         "two", "ranks 2 and 3 at once: SIGKILL", all_but([2, 3], f"rank [23] failed first: {KILLED}"), 137, (2, 3),
-        inject=do.kill(signal.SIGKILL, 2, 3),
+        inject=do.kill(signal.SIGKILL, 2, 3), exit_code=137,
     ),
     Fault(
         "sigterm", "SIGTERM from outside", all_but([3], "stopped by an external SIGTERM: rank 3 got it first"), 143,
@@ -133,7 +139,7 @@ FAULTS = [
     _failed(
         "full", "`sys.exit(3)`, and the report's disk is full", "exit code 3", None,
         act="exit", env={"DISTBOOT_REPORT": "/tmp/disk/report.json"}, before=do.small_disk, after=do.no_disk,
-        once="warning: the report could not be written: .*No space left",
+        once="warning: the report could not be written: .*No space left", exit_code=3,
     ),
     Fault("apart", "rank 3 ends well, 3 s before the others", act="apart", inject=do.end_well),
     Fault("apart-0", "rank 0 ends well, 3 s before the others", act="apart", actors=(0,), inject=do.end_well),

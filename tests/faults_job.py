@@ -22,6 +22,8 @@ from typing import Any
 from hosts import Hosts, _end
 from launched import MPI_ENV, MPIRUN
 
+from distboot.agent.monitored_process import Process as Watched
+
 WAYS = ("init", "wrapper")
 LAUNCHERS = ("torchrun", "mpirun", "srun", "plain")
 RANKS = (0, 1, 2, 3)
@@ -89,6 +91,7 @@ class Job:
 
     Attributes:
         scripts: the processes of the scripts, by rank.
+        ranks: those that the launcher has started: the same, or their wrappers.
         began: when the fault came, as `time.monotonic` has it.
     """
 
@@ -96,6 +99,7 @@ class Job:
         self.hosts, self.folder, self.way, self.launcher = hosts, folder, way, launcher
         self.started: list[Popen] = []
         self.scripts: list[Process] = []
+        self.ranks: list[Watched] = []
         self.began = 0.0
 
     def start(
@@ -133,6 +137,8 @@ class Job:
         self.await_(lambda: all(file.exists() for file in files), 90, "the ranks to train")
         ids = {host: processes(self.hosts, host) for host in set(HOST_OF)}
         self.scripts = [Process(ids[host][int(file.read_text())]) for host, file in zip(HOST_OF, files, strict=True)]
+        wrappers = [self.watcher_of(rank) for rank in RANKS] if self.way == "wrapper" else self.scripts
+        self.ranks = [Watched(each.pid) for each in wrappers]
 
     def await_(self, condition: Callable[[], bool], limit: float, what: str) -> None:
         """Wait for a condition; TimeoutError with the job's output when it does not come, or the launcher has gone."""
@@ -206,6 +212,12 @@ class Job:
             code = process.returncode
             codes.append(128 - code if code is not None and code < 0 else code)
         return codes
+
+    def ended(self) -> list[int | None]:
+        """The exit codes of what the launcher started, by rank; None: it has not ended, or the kernel does not say."""
+        statuses = [process.wait_status() for process in self.ranks]
+        codes = [None if status is None else os.waitstatus_to_exitcode(status) for status in statuses]
+        return [128 - code if code is not None and code < 0 else code for code in codes]
 
     def output(self, awaited: str = "", limit: float = 0.0) -> str:
         """All that was printed; what is awaited, a pattern, may take so many seconds to come."""

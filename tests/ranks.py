@@ -51,7 +51,7 @@ sys.modules["{module}"], find = None, u.find_spec
 u.find_spec = lambda name, *a: None if name == "{module}" else find(name, *a)
 """
 # What rank 0 says at the end of a job, and while it waits on a busy machine.
-_BY_THE_WAY = re.compile(r"distboot: rank \d+ on .*(: summary: |; giving up in \d+ s).*\n")
+_BY_THE_WAY = re.compile(r"distboot: rank \d+ on .*(: summary: |; giving up in \d+ s|; trying for \d+ s more).*\n")
 
 
 @dataclass(frozen=True)

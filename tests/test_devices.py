@@ -117,7 +117,7 @@ def test_oneccl_is_told_the_local_rank(environ: dict[str, str], expected: dict[s
 def test_oneccl_is_told_where_there_is_a_gpu_of_intel(monkeypatch: pytest.MonkeyPatch) -> None:
     environ = one("openmpi-5.0.11/1node_4procs", 1)
     for there in (True, False):
-        monkeypatch.setattr("distboot.frameworks._torch.has_intel_gpu", lambda there=there: there)
+        monkeypatch.setattr("distboot.host.accelerators.has_intel_gpu", lambda there=there: there)
         exported = frameworks.exports("torch", alone(detect(environ), 1.0), environ)
         assert ("CCL_LOCAL_RANK" in exported) is there
 

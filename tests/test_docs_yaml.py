@@ -59,8 +59,9 @@ DOCUMENTS: list[tuple[str, dict[str, Any]]] = [
         for each in yaml.safe_load_all(block.text)
         if "$schema" not in each  # Azure's
     ),
-    *((block.page, json.loads(block.text)) for block in blocks("json")),
+    *((block.page, json.loads(block.text)) for block in blocks("json") if '"event"' not in block.text),  # of a log
 ]
+RETRIES = "docs/reference/exit-codes.md"  # has only what is added there to the others
 # What is different here: nodes of four CPUs. Containers are container_stub.py's.
 SMALLER = {"--ntasks-per-node=8": "--ntasks-per-node=2", "#SBATCH --gpus-per-node=8\n": ""}
 
@@ -69,8 +70,8 @@ def _kind(document: dict[str, Any]) -> str:
     return str(document.get("kind") or document["type"])
 
 
-def _of_kind(kind: str) -> dict[str, Any]:
-    (found,) = [document for _, document in DOCUMENTS if _kind(document) == kind]
+def _of_kind(kind: str, *, retries: bool = False) -> dict[str, Any]:
+    (found,) = [one for page, one in DOCUMENTS if _kind(one) == kind and (page == RETRIES) is retries]
     return found
 
 
@@ -88,7 +89,7 @@ def _fields(document: Any, path: str = "") -> Iterator[str]:
 
 def _pods(document: Any) -> Iterator[dict[str, Any]]:
     if isinstance(document, dict):
-        if "template" in document:
+        if "containers" in document.get("template", {}).get("spec", {}):
             yield document["template"]["spec"]
         for value in document.values():
             yield from _pods(value)
@@ -178,6 +179,35 @@ def test_mpijob() -> None:
     assert given == "MASTER_ADDR=$(awk 'NR == 1 {print $1}' /etc/mpi/hostfile)"
     environ = {**one("openmpi-4.1.4/2nodes_2procs", 3), "MASTER_ADDR": "train-worker-0.train.default.svc"}
     refuse_unless_rank(detect(environ))
+
+
+def _is_final(policy: dict[str, Any], code: int) -> bool:
+    """Whether a pod that ends with this code fails the whole Job, as the API of batch/v1 explains its policy."""
+    for rule in policy["rules"]:
+        exits = rule.get("onExitCodes")
+        if exits and (code in exits["values"]) is (exits["operator"] == "In"):
+            return bool(rule["action"] == "FailJob")
+    return False
+
+
+def test_policies_try_again_what_is_worth_it() -> None:
+    job, jobset, pytorch = (_of_kind(kind, retries=True) for kind in ("Job", "JobSet", "PyTorchJob"))
+    (one,) = jobset["spec"]["replicatedJobs"]
+    (container,) = _of_kind("Job")["spec"]["template"]["spec"]["containers"]
+    for spec in (job["spec"], one["template"]["spec"]):
+        policy = spec["podFailurePolicy"]
+        (exits,) = [rule["onExitCodes"] for rule in policy["rules"] if "onExitCodes" in rule]
+        assert exits["containerName"] == container["name"]
+        assert exits["values"] == sorted(set(exits["values"]))
+        assert all(_is_final(policy, code) for code in (1, 2, 3, 74, 78, 126, 127))
+        assert not any(_is_final(policy, code) for code in (75, *(128 + number for number in range(1, 16))))
+    assert job["spec"]["backoffLimit"] % _of_kind("Job")["spec"]["completions"] == 0
+    (rule,) = jobset["spec"]["failurePolicy"]["rules"]
+    assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
+    assert one["template"]["spec"]["backoffLimit"] == 0, "any other failure is the set's to restart"
+    replicas = pytorch["spec"]["pytorchReplicaSpecs"]
+    assert {each["restartPolicy"] for each in replicas.values()} == {"ExitCode"}
+    assert replicas.keys() == _of_kind("PyTorchJob")["spec"]["pytorchReplicaSpecs"].keys()
 
 
 def test_pods_have_shared_memory_and_time_to_stop() -> None:

@@ -44,6 +44,7 @@ class Outcome:
         lines: all that distboot said: the rank, and the text.
         seconds: from the fault to the end of the last script that is left; None: not all of them ended.
         report: what DISTBOOT_REPORT holds; None for no report.
+        ended: the exit codes of what the launcher started, by rank; None for one that is not known.
         exits: of what was started by hand, 128 + n for signal n; None for what did not end.
         output: all that was printed.
     """
@@ -51,6 +52,7 @@ class Outcome:
     lines: list[tuple[int, str]] = field(default_factory=list)
     seconds: float | None = None
     report: dict[str, Any] | None = None
+    ended: list[int | None] = field(default_factory=list)
     exits: list[int | None] = field(default_factory=list)
     output: str = ""
 
@@ -86,6 +88,7 @@ def run(hosts: Hosts, fault: Fault, way: str, launcher: str, index: int) -> Outc
             undo.close()
         one.kill_stopped()
         outcome.exits = one.exits(_LAUNCHER)
+        outcome.ended = one.ended()
         outcome.report = one.report(_SIDECAR if fault.code is not None or not fault.says else 0.0)
         outcome.output = one.output(fault.once, _SIDECAR)
     outcome.lines = [(int(rank), text) for rank, text in _SAID.findall(outcome.output)]
@@ -96,7 +99,7 @@ def run(hosts: Hosts, fault: Fault, way: str, launcher: str, index: int) -> Outc
 EXCEPTIONS, STOPPED = ("exception", "ulimit"), 143
 
 
-def check(outcome: Outcome, fault: Fault, launcher: str) -> None:
+def check(outcome: Outcome, fault: Fault, way: str, launcher: str) -> None:
     assert "Exception in thread" not in outcome.output
     assert "/distboot/agent/" not in outcome.output
     # Where a Python takes longer than three seconds to end, the others are stopped first, and so is mpirun, which then
@@ -107,6 +110,7 @@ def check(outcome: Outcome, fault: Fault, launcher: str) -> None:
         assert not any(outcome.first.values())
         assert outcome.codes == list(fault.well)
         assert set(outcome.exits) == {0}
+        assert {*outcome.ended} <= {0, None}
         return
     bound = (SHORT + 1) if fault.silence else 1
     assert outcome.seconds is not None, "a rank that is left did not stop"
@@ -132,13 +136,27 @@ def check(outcome: Outcome, fault: Fault, launcher: str) -> None:
             expected += (134,) if _IS_TORCHS in outcome.output else ()
             assert code in expected if rank in fault.culprits else code not in (0, LOST), outcome.codes
     assert 0 not in outcome.exits
+    _check_exit_codes(outcome, fault, way, launcher)
     if launcher == "mpirun" and isinstance(fault.code, int):
         # Of two failures on its own host mpirun (Open MPI 5) keeps the later one, with and without distboot.
-        assert outcome.exits == [fault.code] or (0 in fault.culprits and outcome.exits == [143])
+        assert outcome.exits == [fault.code] or (way == "init" and 0 in fault.culprits and outcome.exits == [143])
     if launcher == "plain" and isinstance(fault.code, int):
         codes: tuple[int, ...] = (fault.code, STOPPED) if is_stopped else (fault.code,)
         codes += (134,) if _IS_TORCHS in outcome.output else ()
         assert all(outcome.exits[rank] in codes for rank in fault.culprits), outcome.exits
+
+
+def _check_exit_codes(outcome: Outcome, fault: Fault, way: str, launcher: str) -> None:
+    """The job has one, but for what a signal has ended."""
+    for rank, code in enumerate(outcome.ended):
+        expected = {None, fault.exit_code}
+        if way == "init":  # the scripts have no handler; and torch may end one that has
+            expected |= {STOPPED, *({134} if _IS_TORCHS in outcome.output else ())}
+        if rank in fault.killed or (launcher == "mpirun" and (way == "init" or fault.cut or fault.killed)):
+            expected.add(137)  # mpirun kills what it has told to end 0.2 s before
+        assert code in expected, f"rank {rank}: {outcome.ended}"
+    if way == "wrapper" and launcher in ("mpirun", "srun") and not (fault.killed or fault.cut):
+        assert outcome.exits == [fault.exit_code]
 
 
 def _speaking(outcome: Outcome, fault: Fault, launcher: str) -> dict[int, str]:
@@ -151,7 +169,8 @@ def _speaking(outcome: Outcome, fault: Fault, launcher: str) -> dict[int, str]:
 def text(outcome: Outcome, fault: Fault) -> str:
     exits = "/".join("-" if code is None else str(code) for code in outcome.exits)
     codes = " ".join("?" if code is None else str(code) for code in outcome.codes or [])
-    parts = [f"codes {codes}" if codes else "no report", f"exit {exits}"]
+    ended = " ".join("?" if code is None else str(code) for code in outcome.ended)
+    parts = [f"codes {codes}" if codes else "no report", f"ended {ended}", f"exit {exits}"]
     named = _named(outcome, fault)
     if named or fault.says:
         seconds = "not stopped" if outcome.seconds is None else f"{max(outcome.seconds, 0.1):.1f} s"
@@ -247,7 +266,7 @@ def test_fault(hosts: Hosts, request: pytest.FixtureRequest, fault: Fault, way: 
     key = (fault.name, way, launcher)
     _texts[key] = f"**{text(outcome, fault)}**"  # unless it is as it should be
     sys.stdout.write(f"{outcome.output[-8000:]}\n{_texts[key]}\n")
-    check(outcome, fault, launcher)
+    check(outcome, fault, way, launcher)
     _texts[key] = text(outcome, fault)
 
 

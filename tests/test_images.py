@@ -55,7 +55,8 @@ def _nodes(
         for node in range(count):
             name = [f"--hostname=node{node}", f"--network-alias=node{node}"]
             own = [f"--network={network}", *name, f"--env=RANK={node}"]
-            nodes.append(stack.enter_context(podman.container(image, *command, options=[*given, *own])))
+            of_node = [option.replace("{node}", str(node)) for option in [*given, *own]]
+            nodes.append(stack.enter_context(podman.container(image, *command, options=of_node)))
         yield nodes
 
 
@@ -121,7 +122,7 @@ def test_mpirun_starts_ranks_in_an_image_with_an_mpi_library(podman: Podman) -> 
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["rank 0 of 2", "rank 1 of 2"]), done.stderr
 
 
-@pytest.mark.parametrize(("handler", "code"), [("lambda *_: sys.exit(7)", 7), ("signal.SIG_IGN", 137)])
+@pytest.mark.parametrize(("handler", "code"), [("lambda *_: sys.exit(7)", 7), ("signal.SIG_IGN", 143)])
 def test_stop_reaches_the_command_which_is_killed_after_the_grace(
     podman: Podman, image: str, handler: str, code: int
 ) -> None:
@@ -194,6 +195,45 @@ def test_container_of_two_ranks_that_is_killed_is_named_by_the_other_two(podman:
         assert re.search(
             r"distboot: node 0 on node0: ranks 2-3 became unreachable first: .*, on node1 ", nodes[0].logs()
         )
+
+
+_FAILS = """
+import os, signal, sys
+if sys.argv[1:]:
+    import distboot
+    distboot.init("none")
+if os.environ["RANK"] == "2":
+    open("/dev/termination-log", "w").write("mine")
+def fail(*_):
+    raise ValueError("boom")
+signal.signal(signal.SIGUSR1, fail)
+print("READY", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("init", [False, True], ids=["ENTRYPOINT", "init"])
+def test_first_failure_is_in_the_termination_log_of_every_container(
+    podman: Podman, image: str, tmp_path: Path, init: bool
+) -> None:
+    files = [tmp_path / f"log{node}" for node in range(3)]
+    for file in files:
+        file.touch()
+        file.chmod(0o666)  # as the kubelet does it: the user in the container is another one
+    command = ["-c", _FAILS, "init"] if init else ["python", "-c", _FAILS]
+    mounted = f"--volume={tmp_path}/log{{node}}:/dev/termination-log"
+    with _nodes(podman, image, 3, *command, options=(mounted, *(["--entrypoint=python"] if init else []))) as nodes:
+        for node in nodes:
+            node.wait_for("READY")
+        podman("kill", "--signal=USR1", nodes[1].name)
+        assert [node.exit_code() for node in nodes][1] == 1
+        logs = "".join(node.logs() for node in nodes)
+    first, second, third = (file.read_text() for file in files)
+    assert first.startswith("distboot: rank 1 failed first: uncaught exception: ValueError: boom, on node1 "), logs
+    assert first.endswith("\n  | ValueError: boom")
+    assert second.partition(", on node1 ")[0] == first.partition(", on node1 ")[0]
+    assert third == "mine"
 
 
 def test_compose_file_builds_and_trains(podman: Podman, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ class Job:
         register = JoinTable(4)
         for rank in range(4):
             register.add(record(rank, 4, "ab"[rank // 2]))
-        self.keys = Keys(Membership(("a", "b"), ((0, 1), (2, 3))), register, self.said.append)
+        self.keys = Keys(Membership(("a", "b"), ((0, 1), (2, 3))), register, lambda text, **_: self.said.append(text))
 
     def sent(self) -> dict[int, Any]:
         """What was sent since, by rank; a rank gets one answer at a time."""

@@ -15,7 +15,7 @@ from ranks import RunRanks
 # own only. A part is a module, a folder, or, where that has an order of its own, what is in it.
 FLOORS = (
     # 1: the exception, the settings, and texts
-    ({"text", "errors"}, {"settings", "process"}),
+    ({"text"}, {"errors"}, {"settings", "process"}),
     # 2: this host; the environment of this process
     (
         {"host"},

@@ -133,7 +133,7 @@ def test_supervision_ends_a_rank_whose_reader_has_stopped(clean_env: dict[str, s
         child = int((tmp_path / "pid").read_text())
         until(lambda: not alive(child))
         survivor.terminate()
-        assert (survivor.wait(20), culprit.wait(20)) == (128 + signal.SIGTERM, 1)
+        assert (survivor.wait(20), culprit.wait(20)) == (1, 1)
     os.close(reader)
     os.close(writer)
     said = f"rank 1 on {HOST}: rank 0 failed first: uncaught exception: ValueError: boom"

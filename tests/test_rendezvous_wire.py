@@ -14,6 +14,7 @@ from distboot.rendezvous.messages import Detach, Failed, Members, Ready, Refused
 from distboot.rendezvous.protocol import Broadcast, Channel, Frames, ProtocolError, decode, encode
 
 CHANNEL = Channel("secret", "rank 0", "challenge", "nonce")
+RANK = replace(CHANNEL, us="this rank")
 
 
 def _taken(channel: Channel, data: bytes, *kinds: type) -> Any:
@@ -23,8 +24,10 @@ def _taken(channel: Channel, data: bytes, *kinds: type) -> Any:
 
 
 def test_what_was_said_once_proves_nothing_anywhere_else() -> None:
-    data = CHANNEL.sign(record(1, 2))
+    data = RANK.sign(record(1, 2))
     assert _taken(CHANNEL, data, WorkerInfo) == record(1, 2)
+    with pytest.raises(ProtocolError, match="has another DISTBOOT_SECRET"):
+        _taken(RANK, data, WorkerInfo)  # which it has sent itself
     others: list[dict[str, Any]] = [{"challenge": "2"}, {"nonce": "2"}, {"secret": "2"}, {"round": 1}, {"secret": ""}]
     for other in others:
         with pytest.raises(ProtocolError):
@@ -43,7 +46,7 @@ def test_broadcast_is_authenticated_for_each_alone(length: int) -> None:
     for channel, stranger in ((one, other), (other, one), (Channel(), one)):
         data = broadcast.sign(channel)
         assert len(data) < 5000, "it is compressed"
-        assert _taken(channel, data, Members).hosts == hosts
+        assert _taken(replace(channel, us="this rank"), data, Members).hosts == hosts
         with pytest.raises(ProtocolError):
             _taken(stranger, data, Members)
 

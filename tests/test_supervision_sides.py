@@ -55,7 +55,7 @@ class Job:
         for rank in others:
             self.send(rank, Register(100 + rank))
 
-    def say(self, text: str, rank: int | None = None) -> None:  # noqa: ARG002 - as Say has it
+    def say(self, text: str, *_: object, **__: object) -> None:
         self.said.append(text)
 
     def send(self, rank: int, message: object) -> None:
@@ -139,6 +139,11 @@ SPEAKS_OF_A_PEER = (3, Failing(OF_A_PEER))
 ORDERS = {
     "cause-before-consequence": ([SPEAKS_OF_A_PEER, OPEN, (2, Exited(DIED)), 1], "rank 2 failed first: killed by", 1),
     "consequence-alone": ([SPEAKS_OF_A_PEER, 1], "rank 3 failed first, because a peer disconnected: ", 0),
+    "consequences-alone": (  # none of which ends before it has heard what the other one may explain
+        [SPEAKS_OF_A_PEER, (3, Exiting()), (2, Failing(OF_A_PEER)), (2, Exiting()), 1],
+        "rank 3 failed first, because a peer disconnected: ",
+        1,
+    ),
     "about-to-end": (
         [(2, Exiting()), SPEAKS_OF_A_PEER, 1, OPEN, (2, Exited(ExitStatus(code=3, when=1.0))), 1],
         "rank 2 failed first: exit code 3",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import time
 from array import array
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,7 +14,7 @@ from ..rendezvous.coordinator import Coordinator
 from ..rendezvous.join import Joined, PortInUse, listening
 from ..rendezvous.keys import Keys
 from ..rendezvous.membership import Membership
-from ..rendezvous.messages import Arrive, Leave, Ready
+from ..rendezvous.messages import Arrive, Go, Leave, Ready, RequestStop
 from ..rendezvous.protocol import BEFORE_AUTHENTICATION, Frames, ProtocolError, most_from_rank_0
 from ..rendezvous.worker import Worker
 from ..settings import SupervisionSettings
@@ -21,7 +23,7 @@ from . import local
 from .failure_coordinator import FailureCoordinator
 from .failure_reporter import FailureReporter
 from .heartbeat import HeartbeatConnection, interval_of
-from .loop import EventLoop
+from .loop import Answer, EventLoop
 from .root_cause import ranks_of
 
 _SEND_LIMIT = 1.0  # seconds for a script to take an answer, which it waits for
@@ -39,9 +41,13 @@ class _Session:
     frames: Frames
     rank: int | None
 
-    def send(self, message: object) -> None:
+    def send(self, message: object, *files: int) -> None:
+        """Send a message, with open files."""
         try:
-            self.socket.sendall(local.OPEN.sign(message))
+            data, sent = local.OPEN.sign(message), 0
+            if files:
+                sent = self.socket.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", files))])
+            self.socket.sendall(data[sent:])
         except OSError:  # it has ended, or does not read: half an answer is of no use
             with suppress(OSError):
                 self.socket.shutdown(socket.SHUT_RDWR)
@@ -75,6 +81,8 @@ class Agent:
         if self._coordinator is not None:
             server = self._coordinator
             self.loop.add_reader(server.pool.fileno(), lambda _: server.serve())
+        if settings.stop_at is not None:
+            self.loop.call_at(time.monotonic() + max(settings.stop_at - time.time(), 0.0), self._request_stop)
         self._sessions: list[_Session] = []
         self._listener: local.ScriptListener | None = None
 
@@ -97,6 +105,9 @@ class Agent:
         listeners = [] if self._listener is None else [self._listener.socket]
         for each in [*listeners, *(session.socket for session in self._sessions)]:
             each.close()
+
+    def _request_stop(self) -> None:
+        self.role.take(self.ranks[0], RequestStop("the job ends soon"), time.monotonic())
 
     def _accept(self, listener: socket.socket, _now: float) -> None:
         with suppress(OSError):
@@ -130,11 +141,10 @@ class Agent:
         elif rank is None:
             raise ProtocolError("says something before it has shown the token")
         elif isinstance(message, Ready | Arrive):
-            self.role.ask(rank, message, session.send, now)
-        elif isinstance(message, Leave):
-            if rank == self.ranks[0]:
-                self._joined.release_port()
-            session.send(local.Listening())
+            self.role.ask(rank, message, partial(self._answer, session), now)
+        elif isinstance(message, Leave | RequestStop):
+            if isinstance(message, Leave):
+                self._leave(session, rank)
             self.role.take(rank, message, now)
         elif isinstance(message, local.Listen):
             self._give_listener(session, message.port if rank == 0 else None)
@@ -146,6 +156,15 @@ class Agent:
             self.role.leave()
             self.role.turn(now)
 
+    def _answer(self, session: _Session, message: Answer) -> None:
+        """Answer a script; one that begins gets the page in which it says how far it is."""
+        page = self.role.stops.new(session.rank or 0) if isinstance(message, Go) else None
+        if page is None:
+            session.send(message)
+        else:
+            session.send(message, page)
+            os.close(page)
+
     def _attach(self, session: _Session, message: local.Attach) -> None:
         rank = None if self._listener is None else self._listener.rank_of(message)
         if rank is None:
@@ -155,15 +174,18 @@ class Agent:
         session.rank, session.frames.most = rank, local.MOST
         session.send(self._result)
 
+    def _leave(self, session: _Session, rank: int) -> None:
+        """A script has closed its context: its port is free."""
+        if rank == self.ranks[0]:
+            self._joined.release_port()
+        session.send(local.Listening())
+
     def _give_listener(self, session: _Session, port: int | None) -> None:
         listener = None if port is None else self._joined.take_listener()
         if listener is None and port is not None:  # the wrapper has left the port to its script
             with suppress(PortInUse):
                 listener = listening(port)
-        files = [] if listener is None else [listener.fileno()]
-        with suppress(OSError):
-            data = local.OPEN.sign(local.Listening())
-            session.socket.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", files))] if files else [])
+        session.send(local.Listening(), *([] if listener is None else [listener.fileno()]))
         if listener is not None:
             listener.close()
 
@@ -192,8 +214,8 @@ def participant_of(
         connection_of |= dict.fromkeys(agents[other], HeartbeatConnection(link, channel, interval, most))
     unit = f"{'node' if membership.by_node else 'rank'} {agent}"
 
-    def say(text: str, rank: int | None = None) -> None:
-        log_line(unit if rank is None else f"rank {rank}", text)
+    def say(text: str, rank: int | None = None, event: str = "", **more: object) -> None:
+        log_line(unit if rank is None else f"rank {rank}", text, event, **more)
 
     if isinstance(side, Coordinator):
         return FailureCoordinator(

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 MOST = 3500  # bytes of a traceback; a write to a pipe of up to 4096 is all or nothing (pipe(7))
 _LINES, _WIDEST = 40, 300  # and characters of each: no more is shown
-EXCEPTION, INTERRUPT, TERM, ENDING, STEPS = "exception", "interrupt", "term", "ending", "steps"
+EXCEPTION, INTERRUPT, TERM, ENDING, STEPS, ASK = "exception", "interrupt", "term", "ending", "steps", "ask"
+JOB_ENDS = os.O_APPEND  # that flag of the pipe, which its reader sets: no message, so that a good end asks for none
 INJECTED = "_distboot_crash_hooks"  # this file as a module, where the wrapper has had it loaded
 
 _pipe: tuple[int, int] | None = None  # where words go: file descriptor, inode; None: nothing listens

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from ..rendezvous.keys import Keys
 from ..rendezvous.membership import Membership
-from ..rendezvous.messages import READY, Arrive, Detach, Go, Leave, Ready
+from ..rendezvous.messages import READY, Arrive, Detach, Go, Leave, Ready, RequestStop
 from ..rendezvous.protocol import Broadcast, ProtocolError
 from ..report import EventLog, own_steps
-from ..text import ranks_said
-from .exit_status import ExitStatus
+from ..text import escape_control, ranks_said
+from .exit_status import ExitStatus, signal_name
 from .heartbeat import HeartbeatConnection, close_gracefully
 from .loop import AFTER_THE_FIRST, Answer, Participant, StopRequest
-from .messages import Abort, Done, Exited, Exiting, Failing, Phases, Register, Terminating
+from .messages import Abort, CountReads, Done, Exited, Exiting, Failing, Phases, Reads, Register, StopAt, Terminating
 from .report import summarize
-from .root_cause import FailureReport, RankState, RootCause, RootCauseAnalysis, failure_text
+from .root_cause import FailureReport, RankState, RootCause, RootCauseAnalysis, exit_code_of, failure_text
+from .stop_agreement import StopAgreement
 
 _LINGER = 5.0  # seconds after rank 0 has ended well, for the others to end, too
 _LAST_MESSAGE = 2.0  # seconds beyond the grace for ranks that were told to stop
@@ -41,6 +43,7 @@ class FailureCoordinator(Participant):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._analysis = RootCauseAnalysis(list(self.members.values()))
+        self._agreement, self._why_stop = StopAgreement(self.members, self.settings.grace / 3), ""
         self._was_stopped = False
 
     def take(self, rank: int, message: object, now: float) -> None:
@@ -58,10 +61,13 @@ class FailureCoordinator(Participant):
         report = self._analysis.conclude(now) if self.root_cause is None else None
         if report is not None:
             self._conclude(report, now)
+        # What a script does once it is told to stop is no failure: why it is has to be known before.
+        if (self.root_cause is not None or not self._analysis.reports) and self._agreement.decide(now):
+            self._stop_at()
 
     def due(self, now: float) -> float:
         reports = [report.due for report in self._analysis.reports if self.root_cause is None]
-        return min([super().due(now), *self.keys.due(), *reports])
+        return min([super().due(now), *self.keys.due(), *reports, self._agreement.due])
 
     def finish(self) -> None:
         """Let the others end: first the rank that failed, so that the launcher sees its exit code before all others."""
@@ -109,6 +115,8 @@ class FailureCoordinator(Participant):
             elif member.connection is not None and not isinstance(message, Go):
                 member.connection.send(message, rank)
         self.is_starting = self.is_starting and not self.keys.has_begun
+        if go is not None and self._agreement.begin():
+            self._stop_at()
 
     def _take_from(self, connection: HeartbeatConnection, rank: int, message: object, now: float) -> None:
         member = self.members.get(rank)
@@ -134,7 +142,11 @@ class FailureCoordinator(Participant):
         elif isinstance(message, Failing):
             self._failing(member, message.end, now)
         elif isinstance(message, Terminating):
+            if message.signal == signal.SIGTERM:
+                self._request_stop(member, signal_name(message.signal), now)
             self._terminating(member, message.signal, now)
+        elif isinstance(message, RequestStop | Reads):
+            self._take_of_stop(member, message, now)
         elif isinstance(message, Exited):
             self._exited(member, message.end, now)
         else:
@@ -177,7 +189,7 @@ class FailureCoordinator(Participant):
         member.end, rank, cause = end, member.rank, self.root_cause
         is_first = cause is not None and rank in cause.ranks
         self.log.add("exited", rank, **end.as_details(), **({"traceback": end.words} if is_first else {}))
-        self.keys.leave(rank)
+        self._leave(rank)
         if member.is_local:
             self._ended_at = now
         if rank == 0 and self.is_served and end.succeeded:
@@ -187,7 +199,8 @@ class FailureCoordinator(Participant):
         if not self._is_detected(member):
             return
         if cause is not None and is_first:
-            self._tell(replace(cause, delay=self._delay(member)), now)
+            code = exit_code_of(end) if end.is_failure else cause.exit_code
+            self._tell(replace(cause, delay=self._delay(member), exit_code=code), now)
         if end.terminated_by is not None and not end.stopped_by_us:
             self._analysis.terminating(member, end.terminated_by, now)
         elif end.is_failure and member.failing is None:
@@ -212,6 +225,36 @@ class FailureCoordinator(Participant):
         """Tell all; a second time with a shorter delay, once the rank that failed has ended."""
         self._send(Abort(cause))
         self._stop_own(cause, now)
+
+    def _take_of_stop(self, member: RankState, message: RequestStop | Reads, now: float) -> None:
+        if isinstance(message, Reads):
+            self._agreement.count(member.rank, message.count)
+        else:
+            self._request_stop(member, escape_control(message.why), now, lasts=message.lasts)
+
+    def _request_stop(self, member: RankState, why: str, now: float, *, lasts: bool = True) -> None:
+        """A rank is asked to stop, and all with it."""
+        if self._agreement.ask(now, lasts=lasts):
+            self.log.add("stop_requested", member.rank, text=why)
+            self._why_stop = f"rank {member.rank} was asked to stop ({why})"
+            self.stops.ask(now)
+            self._send(CountReads())
+
+    def _stop_at(self) -> None:
+        """Tell all at which read they stop."""
+        read, missing = self._agreement.read or 1, self._agreement.missing
+        self._send(StopAt(read))
+        self.stops.stop_at(read)
+        self.log.add("stop_agreed", read=read, missing=missing)
+        is_said = self.root_cause is not None and self.root_cause.is_failure  # why all stop
+        if self._agreement.is_read and not is_said:
+            without = f"; without {ranks_said(missing)}, which did not say how far it is" if missing else ""
+            self.say(f"{self._why_stop}: all ranks stop at read {read} of ctx.preempted{without}")
+
+    def _leave(self, rank: int) -> None:
+        """A rank has ended, or is not connected any more: the others do not wait for it."""
+        self.keys.leave(rank)
+        self._agreement.leave(rank)
 
     def _delay(self, member: RankState) -> float:
         """Seconds for which the others wait before they stop, so that their launcher sees first who failed."""
@@ -240,7 +283,7 @@ class FailureCoordinator(Participant):
     def _forget(self, connection: HeartbeatConnection) -> list[RankState]:
         members = super()._forget(connection)
         for member in members:
-            self.keys.leave(member.rank)
+            self._leave(member.rank)
         return members
 
     def _is_detected(self, member: RankState) -> bool:

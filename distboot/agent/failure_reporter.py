@@ -6,11 +6,11 @@ import time
 from dataclasses import dataclass, replace
 
 from ..errors import DistbootError
-from ..rendezvous.messages import LONGEST_TEXT, READY, Arrive, Detach, Failed, Go, Ready, as_problem
+from ..rendezvous.messages import LONGEST_TEXT, READY, Arrive, Detach, Failed, Go, Ready, RequestStop, as_problem
 from ..rendezvous.protocol import ProtocolError
 from .heartbeat import HeartbeatConnection, close_gracefully
 from .loop import AFTER_THE_FIRST, Answer, Participant, StopRequest
-from .messages import Abort, Done, Exited, Failing, Register, Terminating
+from .messages import Abort, CountReads, Done, Exited, Failing, Register, StopAt, Terminating
 from .root_cause import RankState, from_disconnect, from_exit
 
 _CAUSE = 1.0  # seconds after our end to hear why
@@ -37,6 +37,8 @@ class FailureReporter(Participant):
             self._exited(member, message, now)
         elif isinstance(message, Register):
             self._send(replace(message, detects=self.settings.detects), rank)
+        elif isinstance(message, RequestStop) and (not self.peers or self._is_silent(now)):
+            self.stops.stop_at(1)
         elif not isinstance(message, Failing | Terminating):
             self._send(message, rank)
         else:
@@ -108,6 +110,10 @@ class FailureReporter(Participant):
             self._stop_own(message.root_cause.escaped(), now)
         elif isinstance(message, Answer):
             self._take_answers(rank, message)
+        elif isinstance(message, CountReads):
+            self.stops.ask(now)
+        elif isinstance(message, StopAt):
+            self.stops.stop_at(message.read)
         elif isinstance(message, Done):
             for member in self.own:
                 self.orders.setdefault(member.rank, StopRequest(now, is_failure=False, is_done=True))
@@ -138,6 +144,7 @@ class FailureReporter(Participant):
 
     def _cannot_ask(self, why: str, now: float) -> None:
         self._gone_at, self._why_gone = now, why
+        self.stops.release()
         self._answer_for_rank_0(*self.waiting)
 
     def _take_answers(self, rank: int, message: Answer) -> None:

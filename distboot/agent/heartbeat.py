@@ -87,6 +87,7 @@ class HeartbeatConnection:
         self._probe: Probe | None = None  # while it is suspect
         self._frames = Frames(most)
         self._beat = channel.sign(None)
+        self._peers_beat = Broadcast(None).sign(channel, theirs=True)
         self._unsent = bytearray()
         self._heard = self._sent = self._acknowledged = self._since = time.monotonic()
         self._wakes = 0  # bytes that must be there before we wake up
@@ -147,7 +148,7 @@ class HeartbeatConnection:
         if not data:
             raise DisconnectedError
         self._heard = now
-        if data == self._beat and self._frames.missing == HEADER:  # by far the most
+        if data == self._peers_beat and self._frames.missing == HEADER:  # by far the most
             return []
         messages = [
             (frame.rank, self._channel.verify(frame, self._frames, type(None), *kinds))

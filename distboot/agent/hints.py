@@ -29,10 +29,21 @@ def install() -> None:
         before(kind, error, trace)
         with suppress(Exception):
             hint = _hint(trace)
-            who = "" if _is_alone() else f"rank {os.environ['RANK']} on {os.uname().nodename}: "
-            sys.stderr.write(f"distboot: {who}hint: {hint}\n" if hint else "")
+            sys.stderr.write(_line(hint) if hint else "")
 
     sys.excepthook = excepthook
+
+
+def _line(hint: str) -> str:
+    """As `log_line` has it."""
+    rank, host = None if _is_alone() else os.environ["RANK"], os.uname().nodename
+    if os.environ.get("DISTBOOT_LOG") == "json":
+        import json
+        import time
+
+        whose = {"rank": rank and int(rank), "host": host}
+        return json.dumps({"event": "hint", "time": round(time.time(), 3), **whose, "message": hint}) + "\n"
+    return f"distboot: {'' if rank is None else f'rank {rank} on {host}: '}hint: {hint}\n"
 
 
 def _hint(trace: TracebackType | None) -> str | None:

@@ -152,12 +152,7 @@ class WrapperAgent:
             self._role.take(rank, Phases(dict(self._job.steps)), now)
 
     def _final(self, rank: int, code: int) -> int:
-        """Who was stopped for a failure has no success."""
-        child = self._children.get(rank)
-        if child is None:  # the loop has ended before it had begun
+        end, cause = self._role.members[rank].end, self._role.root_cause
+        if end is None:  # the loop has ended before
             return code
-        if child.done and code in (128 + signal.SIGTERM, 128 + signal.SIGKILL):
-            return 0
-        cause = self._role.root_cause
-        was_stopped = child.stopped_by_us or child.external_signal is not None
-        return 128 + signal.SIGTERM if code == 0 and was_stopped and cause and cause.is_failure else code
+        return (0 if cause is None else cause.exit_code_for(end)) or end.status or 0

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..errors import CODES, DistbootError
 from ..rendezvous.membership import JoinPlan, JoinResult
-from ..rendezvous.messages import Arrive, Failed, Go, Leave, Ready, Release, as_error
+from ..rendezvous.messages import Arrive, Failed, Go, Leave, Ready, Release, RequestStop, as_error
 from ..rendezvous.protocol import Channel, Frame, Frames, ProtocolError, message, nested, number, of, several, text
 from ..report import EventLog
 from ..settings import SupervisionSettings
@@ -108,7 +108,7 @@ class Log:
     events: tuple[Any, ...] = of(several(_row), default=())
 
 
-FROM_SCRIPT = (Attach, Ready, Arrive, Leave, Listen, Keep, AskLog, Finish)
+FROM_SCRIPT = (Attach, Ready, Arrive, RequestStop, Leave, Listen, Keep, AskLog, Finish)
 
 
 class AgentLink:
@@ -122,6 +122,7 @@ class AgentLink:
         self._files: list[int] = []
         self._events: tuple[Any, ...] = ()
         self._ends_with_context = False  # as below the wrapper, whose agent stays
+        self.page: int | None = None  # that came with the last Go, for `ctx.preempted`; a file descriptor
 
     def begin(self, begin: Begin) -> None:
         """Let the agent join."""
@@ -144,6 +145,7 @@ class AgentLink:
         answer = self._ask(ready, ready.limit + _MARGIN, Go, Failed)
         if isinstance(answer, Failed):
             raise as_error(answer.problem, "")
+        self.page, self._files = (self._files[0] if self._files else None), self._files[1:]
         return {each.rank: each.offer for each in answer.offers}
 
     def arrive(self, arrive: Arrive) -> None:
@@ -158,6 +160,11 @@ class AgentLink:
         """Rank 0's listening socket at its port; None: it is not to be had."""
         self._ask(Listen(port), _ATTACH, Listening)
         return socket.socket(fileno=self._files.pop()) if self._files else None
+
+    def request_stop(self, why: str, *, lasts: bool) -> None:
+        """Let all ranks stop; also in a signal handler, while the script waits here for an answer."""
+        with suppress(OSError):
+            self._send(RequestStop(why, lasts))
 
     def keep(self) -> None:
         """The listening socket is not needed."""

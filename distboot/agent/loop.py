@@ -17,8 +17,10 @@ from ..rendezvous.protocol import ProtocolError
 from ..settings import SupervisionSettings
 from ..text import first_line
 from .heartbeat import DisconnectedError, HeartbeatConnection
-from .messages import KINDS
+from .messages import KINDS, Reads
 from .root_cause import RankState, RootCause
+from .stop_agreement import StopPages
+from .termination_log import leave
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ class Wait(NamedTuple):
 class Say(Protocol):
     """Prints a line, as the agent or as a rank."""
 
-    def __call__(self, text: str, rank: int | None = None) -> None: ...
+    def __call__(self, text: str, rank: int | None = None, event: str = "", **more: object) -> None: ...
 
 
 @dataclass
@@ -84,6 +86,7 @@ class Participant:
                 self.peers.setdefault(connection, []).append(self.members[rank])
         self.own = [member for member in self.members.values() if member.is_local]
         self.waiting: dict[int, Wait] = {}
+        self.stops = StopPages(self.settings.grace / 3)
         self._abandoned: list[HeartbeatConnection] = []  # open: their end would be an alarm over there
         self._has_left = self._hurried = False
         self._ended_at = self._concluded_at = 0.0
@@ -121,10 +124,15 @@ class Participant:
         for connection in list(self.peers):
             if connection.suspect and self._is_running(connection):
                 self._check(connection, now)
+        for rank, reads in self.stops.counted((member.rank for member in self.own), now).items():
+            self.take(rank, Reads(reads), now)
+        for rank, text in self.stops.late([member.rank for member in self.own if member.end is None], now).items():
+            self.say(text, rank)
 
     def due(self, now: float) -> float:
         """When something is."""
         look = now + (_LOOKS if any(connection.suspect for connection in self.peers) else 3600)
+        look = min(look, self.stops.due)
         return min(look, max(self._limit(), now)) if self._has_ended else look
 
     def leave(self) -> None:
@@ -218,9 +226,12 @@ class Participant:
                 at = now + cause.until_stop(member)
                 self.orders[rank] = StopRequest(at if before is None else min(at, before.at), cause.is_failure)
         if self.root_cause is None:
-            self.root_cause, self._concluded_at = cause, now
+            self._concluded_at = now
             if len(self.own) > 1 or not self._is_own(cause):  # else its own output says it
-                self.say(cause.text)
+                self.say(cause.text, event="root_cause", ranks=cause.ranks, is_failure=cause.is_failure)
+            if cause.is_failure:
+                leave(cause.text, replaces=True)
+        self.root_cause = cause  # also again: with the exit code, once that is known
 
 
 class EventLoop:
@@ -277,6 +288,7 @@ class EventLoop:
                     self._role.tick(now)
                 self._role.turn(now)
                 self._execute_stops(now)
+                self._role.stops.publish()
             self._role.finish()
         except Exception as error:  # noqa: BLE001 - a defect of ours must not end the training
             frames = traceback.extract_tb(error.__traceback__)
@@ -293,16 +305,16 @@ class EventLoop:
         return min([self._role.due(now), *orders, *(at for at, _ in self._timers)])
 
     def _execute_stops(self, now: float) -> None:
+        if self._role.root_cause is not None and self.watched and not self._decided:
+            self._decided = True
+            for watched in self.watched.values():
+                watched.decided(now)
         for rank in self.watched.keys() - self._stopped:
             order, watched = self._role.orders.get(rank), self.watched[rank]
             if order is not None and now >= order.at:
                 self._stopped.add(rank)
                 watched.stop(order)
                 self.kill_after_grace(now, watched.kill)
-        if self._role.root_cause is not None and self.watched and not self._decided:
-            self._decided = True
-            for watched in self.watched.values():
-                watched.decided(now)
         for timer in [timer for timer in self._timers if now >= timer[0]]:
             self._timers.remove(timer)
             timer[1]()

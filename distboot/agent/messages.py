@@ -7,7 +7,7 @@ other side's kernel takes what we send tells a host that has gone from a process
 
 from __future__ import annotations
 
-from ..rendezvous.messages import Arrive, Detach, Failed, Go, Leave, Ready, Release
+from ..rendezvous.messages import Arrive, Detach, Failed, Go, Leave, Ready, Release, RequestStop
 from ..rendezvous.protocol import flag, integer, message, nested, number, of, table, time_or_duration
 from .exit_status import ExitStatus
 from .root_cause import RootCause
@@ -72,7 +72,27 @@ class Done:
     """From rank 0: its script has ended well, which this rank only serves, and so this one ends, too."""
 
 
+@message
+class CountReads:
+    """From rank 0, as a rank is asked to stop: how far is each script?"""
+
+
+@message
+class Reads:
+    """The script of this rank has begun so many reads of `ctx.preempted`."""
+
+    count: int = of(integer(most=(1 << 64) - 1))
+
+
+@message
+class StopAt:
+    """From rank 0: the read of `ctx.preempted` from which on it is true."""
+
+    read: int = of(integer(1, 1 << 64))
+
+
 KINDS = (
     *(Register, Phases, Failing, Exiting, Terminating, Exited, Abort, Done, Detach),
+    *(RequestStop, CountReads, Reads, StopAt),
     *(Arrive, Ready, Leave, Release, Go, Failed),
 )

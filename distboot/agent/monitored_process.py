@@ -17,6 +17,8 @@ from .crash_hooks import ENDING, EXCEPTION, INTERRUPT, STEPS, TERM, without
 from .exit_status import FATAL, LAST_RESORT, ExitStatus, shown
 from .loop import StopRequest
 from .messages import Exited, Exiting, Failing, Phases, Terminating
+from .root_cause import from_exit
+from .termination_log import leave
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -152,7 +154,7 @@ class MonitoredProcess:
     def __init__(self, rank: int, process: Process, hooks: HookReader, agent: Agent, bound: float) -> None:
         self.ending: int | None = None  # the last signal with which it was made to end; None: it was not
         self.external_signal: int | None = None  # that has asked it to stop
-        self.stopped_by_us = False  # for the failure of another rank
+        self._is_stopped = False  # by us, for the failure of another rank
         self.done = False  # whether we have ended it, as its work is done
         self.has_ended = False
         self.rank, self.process = rank, process
@@ -166,18 +168,25 @@ class MonitoredProcess:
         self._loop.add_reader(hooks.pipe, self._hear)
         self._loop.watched[rank] = self
 
+    @property
+    def stopped_by_us(self) -> bool:
+        """Whether it had to stop for the failure of another rank, or was told so by `ctx.preempted`."""
+        cause = self._role.root_cause
+        return self._is_stopped or (cause is not None and cause.is_failure and self._role.stops.is_told(self.rank))
+
     def stop(self, order: StopRequest) -> None:
         """Ask it to end, if it has not, and has not been asked."""
         self.ending = signal.SIGTERM
         if self.external_signal is None and not self.has_ended:
-            self.stopped_by_us, self.done = order.is_failure, order.is_done
-            self.external_signal = None if self.stopped_by_us or self.done else int(signal.SIGTERM)
+            self._is_stopped, self.done = order.is_failure, order.is_done
+            self.external_signal = None if self._is_stopped or self.done else int(signal.SIGTERM)
             self.process.send(signal.SIGTERM)
             self.process.send(signal.SIGCONT)
 
     def kill(self) -> None:
         if not self.has_ended:
-            self._role.say("the script has not ended within the grace after TERM (DISTBOOT_GRACE): killed", self.rank)
+            said = "the script has not ended within the grace after TERM (DISTBOOT_GRACE): killed"
+            self._role.say(said, self.rank, event="killed")
         self._kill()
 
     def _kill(self) -> None:
@@ -208,7 +217,7 @@ class MonitoredProcess:
         if not self._hooks.ended:
             self._hear(now)
         self.has_ended = True
-        how = ExitStatus(code=0) if self.done and how.signal in (signal.SIGTERM, signal.SIGKILL) else how
+        how = ExitStatus(code=0) if self.done and how.status in (128 + signal.SIGTERM, 128 + signal.SIGKILL) else how
         ours = (None, signal.SIGTERM, self.ending)  # another signal was there before it
         end = replace(
             how,
@@ -218,8 +227,11 @@ class MonitoredProcess:
             when=time.time(),
         )
         self._role.take(self.rank, Exited(end), now)
+        role, is_first = self._role, end.is_failure and not end.is_secondary  # as far as is known
+        if is_first and role.root_cause is None and role.settings.detects and not role.is_starting:
+            leave(from_exit(role.members[self.rank], end, 0.0).text)  # now: with process 1 of a container we end, too
         if end.is_crash:  # which it would have printed itself, had it been asked to
-            self._role.say(f"{end.describe()}{shown(end.words)}", self.rank)
+            self._role.say(f"{end.describe()}{shown(end.words)}", self.rank, event="crash")
         return end
 
     def _hear(self, now: float) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ..rendezvous.protocol import flag, number, of, several, text, time_or_duration
+from ..rendezvous.protocol import flag, integer, number, of, several, text, time_or_duration
 from ..text import escape_control, ranks_said
 from .exit_status import ExitStatus, shown, signal_name
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..rendezvous.membership import Membership
     from .heartbeat import HeartbeatConnection
 
+STOPPED = 143  # the exit code of a job that no failure gives one: 128 + SIGTERM, which platforms take for "try again"
 SETTLING = 0.15  # seconds for a failure to become known to which a signal is the answer; mpirun gives us 0.24 to live
 EXPLAINING = 0.5  # seconds for one to become known that explains what a rank says of a peer
 GATHERING = 0.1  # seconds in which the ranks of a host that died are lost
@@ -137,7 +138,7 @@ class RootCauseAnalysis:
 
     def _may_be_explained(self, report: FailureReport, now: float) -> bool:
         """Whether another rank is about to end, with an exit code that is not known yet."""
-        others = (member for member in self.members if member is not report.member and member.is_open)
+        others = (one for one in self.members if one is not report.member and one.is_open and one.failing is None)
         return any(member.exiting is not None and now < member.exiting + _LEAVING for member in others)
 
 
@@ -155,6 +156,7 @@ class RootCause:
     is_failure: bool = of(flag)  # else an external signal stopped the job
     text: str = of(text(_LONGEST_TEXT))  # what all ranks print
     delay: float = of(_delay, default=0.0)  # seconds before the others stop, so that their launcher sees it first
+    exit_code: int = of(integer(1, 255), default=STOPPED)  # of the job
 
     def until_stop(self, member: RankState) -> float:
         """Seconds until a rank has to stop for it, which may be about to end by itself."""
@@ -162,6 +164,22 @@ class RootCause:
         if member.failing is not None and not member.failing.cause:
             return _FINISHING if is_first else _FOLLOWING
         return 0.0 if is_first else self.delay
+
+    def exit_code_for(self, end: ExitStatus) -> int:
+        """With what the process of a rank has to end that has ended so, as a job has one exit code; 0: with its own.
+
+        | the job ends for   | a rank                              | exit code        |
+        |--------------------|-------------------------------------|------------------|
+        | a failure          | that ended well, and was not asked  | 0                |
+        |                    | of any other end                    | that of the job  |
+        | an external signal | that ended by itself                | its own          |
+        |                    | that was killed, or missed a peer   | that of the job  |
+        """
+        if self.is_failure:
+            keeps_own = end.succeeded and end.external_signal is None
+        else:
+            keeps_own = end.signal is None and not end.is_secondary
+        return 0 if keeps_own else self.exit_code
 
     def escaped(self) -> RootCause:
         """The same, as it may be printed; another process has sent it."""
@@ -177,16 +195,26 @@ def from_exit(member: RankState, end: ExitStatus, delay: float, before: Sequence
         first += f", because a peer disconnected{earlier}"
     at = time.strftime("%H:%M:%S", time.gmtime(end.when))
     text = f"rank {member.rank} {first}: {failure_text(end)}, {member.where}, at {at} UTC{lines}"
-    return RootCause((member.rank,), True, text, delay)
+    return RootCause((member.rank,), True, text, delay, exit_code_of(end))
 
 
 def failure_text(end: ExitStatus) -> str:
     """`"uncaught exception: ValueError: …"`, `"exit code 3"`."""
-    # It is still about to end, or ended as Python does then: the text is the same, whichever was known first.
-    if end.words and not end.cause and not end.is_crash and end.status in (None, 1):
+    if _is_exception(end):
         message = escape_control(_headline(end.words.splitlines()))
         return "uncaught exception: " + (message if len(message) <= _LONGEST else message[:_LONGEST] + "…")
     return end.describe()
+
+
+def exit_code_of(end: ExitStatus) -> int:
+    """Of a job in which a rank failed first, so."""
+    code = 1 if _is_exception(end) else end.status or 0
+    return code if 0 < code < 256 else STOPPED
+
+
+def _is_exception(end: ExitStatus) -> bool:
+    """Whether it is about to end of an uncaught exception, or ended as Python does then: it reads the same."""
+    return bool(end.words) and not end.cause and not end.is_crash and end.status in (None, 1)
 
 
 def from_disconnect(gone: Sequence[RankState], why: str) -> RootCause:
@@ -199,7 +227,7 @@ def from_disconnect(gone: Sequence[RankState], why: str) -> RootCause:
 def from_signal(member: RankState, number: int) -> RootCause:
     """An external signal stopped a rank, and so the job."""
     text = f"stopped by an external {signal_name(number)}: rank {member.rank} got it first, {member.where}"
-    return RootCause((member.rank,), False, text)
+    return RootCause((member.rank,), False, text, exit_code=128 + number)
 
 
 def _excerpt(words: Sequence[str], *, innermost_first: bool) -> Sequence[str]:

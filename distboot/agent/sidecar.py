@@ -7,6 +7,7 @@ its children. It ends with the script.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
@@ -21,11 +22,12 @@ from ..errors import DistbootError, too_few_files
 from ..rendezvous.join import Joined
 from ..rendezvous.protocol import Frames
 from .agent import Agent
+from .crash_hooks import ASK, JOB_ENDS
 from .exit_status import ExitStatus
 from .local import MOST, OPEN, AskLog, Begin, Finish, Log, Raised
 from .loop import AFTER_THE_FIRST
 from .messages import Register
-from .monitored_process import HookReader, MonitoredProcess, Process
+from .monitored_process import HookEvent, HookReader, MonitoredProcess, Process
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred, unix(7): pid, uid, gid
 _HANG_UP = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
@@ -41,6 +43,8 @@ class ForeignProcess(MonitoredProcess):
         hooks = HookReader(pipe, begin.plan.secret)
         super().__init__(begin.plan.own.rank, process, hooks, agent, begin.settings.bound)
         self._status = status
+        self._asks = False  # whether the script, about to end, waits to hear with which exit code
+        self._given = 0  # what it has heard: that of the job; 0: its own
         if sys.platform == "linux":
             status.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._loop.add_reader(status.fileno(), self._take_status)
@@ -69,7 +73,7 @@ class ForeignProcess(MonitoredProcess):
             self._loop.remove_reader(self._status.fileno())
         elif pids != [self.process.pid]:
             self._answer()
-        elif self.stopped_by_us and data == b"\0":  # it had to stop: that is no success
+        elif data == b"\0" and not self._given and self._instead(code=0):  # it had to stop: that is no success
             self._kill()
             self._end(ExitStatus(signal=int(signal.SIGKILL)), now)
         elif not self.has_ended:
@@ -89,7 +93,27 @@ class ForeignProcess(MonitoredProcess):
             self.let_go()
 
     def decided(self, now: float) -> None:
+        fcntl.fcntl(self._hooks.pipe, fcntl.F_SETFL, JOB_ENDS | os.O_NONBLOCK)
+        self._tell_code()
         self._loop.call_at(now + AFTER_THE_FIRST, self.let_go)
+
+    def _take(self, event: HookEvent, now: float) -> None:
+        self._asks = self._asks or event.kind == ASK
+        self._tell_code()
+        super()._take(event, now)
+
+    def _tell_code(self) -> None:
+        """Tell the script that asks the exit code of the job, once it is known whether that is its own."""
+        is_known = self._role.root_cause is not None or not ExitStatus(words=self._traceback).is_secondary
+        if self._asks and (is_known or (self.rank > 0 and not self._role.peers)):  # which alone would say it
+            self._asks, self._given = False, self._instead(code=1 if self._traceback else 0)
+            with suppress(OSError):
+                self._status.send(bytes([self._given]))
+
+    def _instead(self, code: int) -> int:
+        """The exit code of the job, where the script must not end with this one; 0: it may."""
+        end = ExitStatus(code, None, self.external_signal, self.stopped_by_us, words=self._traceback)
+        return 0 if self._role.root_cause is None else self._role.root_cause.exit_code_for(end)
 
 
 class _ScriptGoneError(Exception):

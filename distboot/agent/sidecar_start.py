@@ -7,19 +7,22 @@ that on. Also in a container whose process 1 is the script, and where all ends w
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import fcntl
 import json
 import os
+import signal
 import socket
 import struct
 import sys
+from contextlib import suppress
 
 from ..rendezvous.job_info import JobInfo
 from ..rendezvous.membership import JoinPlan
 from ..settings import SupervisionSettings
 from ..text import log_line
 from . import crash_hooks
-from .exit_status import LAST_RESORT
 from .local import AgentLink, Begin
 
 TYPE_CHECKING = False
@@ -82,6 +85,13 @@ class Sidecar:
             job.is_watched = True
         tell_steps(job)
 
+    def exit_code(self, answer: int) -> int:
+        """That of the job, where this process, about to end, is not to end with its own; 0: it may."""
+        if not hasattr(sys, "last_type") and not fcntl.fcntl(self._files[0], fcntl.F_GETFL) & crash_hooks.JOB_ENDS:
+            return 0
+        crash_hooks.emit(crash_hooks.ASK)
+        return int.from_bytes(os.read(answer, 1), "big")
+
     def close(self) -> None:
         """End the agent of a rank that has left the job; or one that is not needed."""
         if hasattr(self, "link"):
@@ -143,6 +153,7 @@ def report_exit_code(status: int, answer: int) -> None:
     if _exit_files is None:
         files = crash_hooks.out_of_the_way(os.dup(status)), crash_hooks.out_of_the_way(os.dup(answer))
         _register(*files)
+        atexit.register(_end_with_job)
         os.register_at_fork(after_in_child=_forget_exit)
         _exit_files = files
     else:
@@ -150,7 +161,18 @@ def report_exit_code(status: int, answer: int) -> None:
             os.dup2(new, old, inheritable=False)
 
 
-def _register(status: int, answer: int) -> None:
+def _end_with_job() -> None:
+    """At the exit of this process: let the C library call _exit with the code of the job at its end, if it has to."""
+    if _current is None or _exit_files is None:
+        return
+    with suppress(OSError, IndexError):  # the agent was killed, or has been closed
+        code = _current.exit_code(_exit_files[1])
+        if code:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which comes to a rank that fails for a peer
+            _register(*_exit_files, instead=code)
+
+
+def _register(status: int, answer: int, instead: int = 0) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     on_exit, at_exit = libc.on_exit, libc["__cxa_atexit"]  # which atexit(3) calls, and which takes an argument
     libc.fdopen.restype = ctypes.c_void_p
@@ -161,9 +183,14 @@ def _register(status: int, answer: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     libc.setvbuf(writing, None, _UNBUFFERED, 0)
     # The last to be registered is called first.
+    if instead:
+        at_exit(ctypes.cast(libc._exit, ctypes.c_void_p), ctypes.c_void_p(instead), None)  # noqa: SLF001
+        at_exit(ctypes.cast(libc.fflush, ctypes.c_void_p), None, None)
     at_exit(ctypes.cast(libc.fgetc, ctypes.c_void_p), ctypes.c_void_p(reading), None)
     on_exit(ctypes.cast(libc.fputc, ctypes.c_void_p), ctypes.c_void_p(writing))
     if os.getpid() == 1:
+        from .exit_status import LAST_RESORT
+
         # The kernel keeps SIGKILL away from process 1 of a container, and every signal without a handler. This one is
         # _exit(2), which takes the number of the signal as its exit code.
         libc.signal(LAST_RESORT, ctypes.cast(libc._exit, ctypes.c_void_p))  # noqa: SLF001

@@ -130,7 +130,11 @@ class _Supervision:
         while signal.sigpending() & _WAITED_FOR:  # it has come too late; let through, it would decide our exit code
             _next_signal()
         codes = {rank: 128 - code if code < 0 else code for rank, code in self._codes.items()}
-        return next(filter(None, codes.values()), 0) if self._watch is None else self._watch.final(codes)
+        if self._watch is not None:
+            return self._watch.final(codes)
+        code = next(filter(None, codes.values()), 0)
+        # KILL after the grace is but the end of what was asked for.
+        return 128 + self._ending if self._ending is not None and code == 128 + signal.SIGKILL else code
 
     def _reap(self) -> None:
         with suppress(ChildProcessError):  # there is none left

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
-from ..errors import DistbootError
+from ..errors import DistbootError, printed
 from ..text import first_line
 
 _DONE = b"\n"
@@ -64,7 +64,7 @@ def _watch(
         error = too_late if is_late else ended if os.read(reading, 1) != _DONE else None
         if error is not None:
             with suppress(OSError):
-                os.write(2, f"distboot: {error}\n".encode())
+                os.write(2, printed(error).encode())
         if is_late and os.getppid() == us:
             if say is not None:
                 say(f"distboot.DistbootError: {first_line(too_late)}")  # as the traceback would end

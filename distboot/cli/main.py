@@ -17,7 +17,7 @@ from typing import NoReturn, TextIO
 
 from .. import __version__
 from ..detection.arguments import without_local_rank
-from ..errors import DistbootError
+from ..errors import DistbootError, printed
 from ..text import did_you_mean, escape_control
 
 _HELP = """\
@@ -57,6 +57,9 @@ def main(arguments: list[str] | None = None) -> int:
         return _dispatch(arguments)
     except DistbootError as error:
         emit_error(error)
+        from ..agent.termination_log import leave  # here, as it is rarely needed
+
+        leave(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -141,8 +144,7 @@ def emit(text: str) -> None:
 def emit_error(error: DistbootError) -> None:
     """Print an error on standard error, if that is there."""
     with suppress(OSError, AttributeError):  # full or closed: the exit code has to do
-        lines = (line if line.startswith("hint: ") else f"distboot: {line}" for line in str(error).split("\n"))
-        _write(sys.stderr, "\n".join(lines) + "\n")
+        _write(sys.stderr, printed(error))
 
 
 def _write(stream: TextIO, text: str) -> None:

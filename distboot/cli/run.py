@@ -20,6 +20,7 @@ from ..settings import (
     RANK,
     grace_setting,
     join_timeout_setting,
+    refuse_log,
     rendezvous_setting,
     secret_setting,
     supervision_settings,
@@ -45,6 +46,7 @@ def run(words: list[str]) -> int:
     placement = detect(launcher=options.launcher)
     warn_of_unknown(os.environ, placement.rank, placement.who)
     with with_rank(placement.who):
+        refuse_log(os.environ)
         join_timeout = join_timeout_setting(options.join_timeout, "--join-timeout")
         grace = grace_setting(os.environ, options.grace)
         target = target_of(given)

@@ -29,6 +29,8 @@ def parse(words: list[str]) -> tuple[Namespace, list[str]]:
     """Our own options, and the target."""
     parser = _parser()
     start = _start_of_target(words, parser)
+    if "--log-json" in words[:start]:  # for what we start, too, and for what is wrong with the other options
+        os.environ["DISTBOOT_LOG"] = "json"
     options, target = parser.parse_args(words[:start]), words[start:]
     if not target:
         parser.error("no script, module or command to run")
@@ -117,6 +119,9 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--log-prefix", action="store_true", help="begin each line of the output with its rank and host"
+    )
+    parser.add_argument(
+        "--log-json", action="store_true", help="write each line of distboot's own as JSON, like DISTBOOT_LOG=json"
     )
     parser.add_argument(
         "--log-dir",

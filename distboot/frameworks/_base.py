@@ -12,12 +12,13 @@ from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from ..agent import crash_hooks, hints
+from ..agent import crash_hooks, hints, workers
+from ..agent.preemption import Preemption
 from ..context import Context
 from ..detection import inherited
 from ..detection.export import EnvTransaction, variables
 from ..detection.placement import FIELDS
-from ..errors import DistbootError
+from ..errors import DistbootError, printed
 from ..host.network import NO_PROXIES, PROXIES
 from ..process import EXCEPTION, EXIT, WELL, exit_outcome, watch_exit
 from ..rendezvous.job_info import Barriers, JobInfo
@@ -99,7 +100,7 @@ def limited(job: JobInfo, what: str) -> Iterator[None]:
     ).of(job.placement.who)
 
     def end() -> None:
-        os.write(2, f"distboot: {late}\n".encode())
+        os.write(2, printed(late).encode())
         crash_hooks.emit(crash_hooks.EXCEPTION, f"distboot.DistbootError: {first_line(late)}")  # as a traceback ends
         os._exit(late.exit_code)
 
@@ -136,6 +137,7 @@ def context(
     `barrier` is the framework's own, if it has one; `leave` ends the framework, if it is up; `adds` are fields.
     """
     hints.install()
+    workers.install(os.environ.get("DISTBOOT_STOP_SIGNALS", ""))
     if meets is None:
         barriers = Barriers(job)
         barrier = barrier or partial(barriers.barrier, options.timeout or _BARRIER_LIMIT)
@@ -158,6 +160,7 @@ def context(
         _wait_for=meets.wait_for,
         _stop=stop,
         _is_up=is_up,
+        _preemption=Preemption(job.link),
     )
 
 

@@ -12,7 +12,6 @@ from typing import Any
 from ..detection.detect import NODE_LEVEL_HINT
 from ..detection.placement import Placement
 from ..errors import DistbootError
-from ..host.accelerators import has_intel_gpu, own_index
 from ..text import short_repr
 
 TYPE_CHECKING = False
@@ -82,6 +81,8 @@ def set_device(
 
 def own_device(placement: Placement, environ: Mapping[str, str], count: int, kind: str, on_cpu: str) -> int:
     """The index of this rank's own device among so many visible ones; `on_cpu` as above."""
+    from ..host.accelerators import own_index  # here and below: pathlib would slow every start of the wrapper
+
     index = own_index(count, environ, placement.local_rank)
     if index is None:
         where = f"local rank {placement.local_rank} of {placement.local_world_size}"
@@ -132,6 +133,8 @@ def torchelastic_variables(placement: Placement, environ: Mapping[str, str]) -> 
 
 def exports(job: JobInfo, environ: Mapping[str, str]) -> dict[str, str]:
     """What an unmodified script needs: what PyTorch Lightning reads, and oneCCL on a host where torch may use it."""
+    from ..host.accelerators import has_intel_gpu
+
     ours = oneccl_variables(job.placement, environ) if has_intel_gpu() else {}
     return torchelastic_variables(job.placement, environ) | ours
 

@@ -189,7 +189,7 @@ def _see_off(jax: Any, placement: Placement) -> None:
             return
         left, pause = left - min(left, pause), pause * 2
         said = "the script has ended, and this rank stays for the others: JAX would end them with it"
-        log_line(placement.who, f"{said}; giving up in {left:.0f} s")
+        log_line(placement.who, f"{said}; giving up in {left:.0f} s", event="waiting")
 
 
 def _leave_at_once(jax: Any) -> None:

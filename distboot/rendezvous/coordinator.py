@@ -42,7 +42,7 @@ class Coordinator:
         self.reachability_hint = ""  # why ranks may be missing, to be said with them
         self.hint = "look at the output of the missing ranks: they ended early, never started, or cannot reach rank 0"
         self._own, self._credentials, self._wanted = own, credentials, wanted
-        self._say: Callable[[str], None] = partial(log_line, f"{self.table.unit} 0")
+        self._say: Callable[..., None] = partial(log_line, f"{self.table.unit} 0")
         self.pool = ConnectionPool(listener, own.world_size, self._take, self._lost, self._say)
         self._at: dict[int, Connection] = {}  # by rank
         self._rejected: Connection | None = None  # whose record ended the rendezvous
@@ -119,7 +119,7 @@ class Coordinator:
             if now >= next_line:
                 next_line = now + _PROGRESS
                 progress = f"{self.table.progress()}{self.table.describe_departed()}{self.reachability_hint}"
-                self._say(f"{progress}; giving up in {self._end - now:.0f} s")
+                self._say(f"{progress}; giving up in {self._end - now:.0f} s", event="waiting")
             try:
                 self.pool.poll(min(self._end, next_line) - now)
             except OutOfFilesError as error:

@@ -28,8 +28,11 @@ T = TypeVar("T")
 class Link(Protocol):
     """The way to the agent of this rank."""
 
+    page: int | None  # that the script shares with it once all are ready, for `ctx.preempted`; a file descriptor
+
     def get_ready(self, message: Ready) -> dict[int, str]: ...  # until all ranks are: what they offer, by rank
     def arrive(self, message: Arrive) -> None: ...  # wait at a key, or lead there
+    def request_stop(self, why: str, *, lasts: bool) -> None: ...  # let all ranks stop
     def listener(self, port: int) -> socket.socket | None: ...  # rank 0's, the caller's now; None: not to be had
     def keep(self) -> None: ...  # the listener is not needed
     def log(self) -> EventLog | None: ...  # what rank 0 has learned of the job; None on all other ranks

@@ -18,7 +18,10 @@ from .connection_pool import allow_files
 from .coordinator import Coordinator
 from .membership import LOOPBACK, JoinPlan, JoinResult
 from .protocol import JobCredentials
-from .worker import NoAnswerError, Worker
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .worker import Worker
 
 _CALL = 1.0  # seconds for what has our port, or our address, to say that it is rank 0 of this very job
 
@@ -93,6 +96,8 @@ class Joined:
         )
 
     def _as_another_rank(self) -> JoinResult:
+        from .worker import Worker  # here and below, as rank 0 needs it rarely
+
         plan, wanted = self.plan, self.wanted
         if plan.own.ranks:  # the agent of a node
             self.open_files = allow_files(1, partial(log_line, f"node {plan.own.rank}"), plan.own.ranks)
@@ -143,6 +148,8 @@ class Joined:
 
     def _refuse_second_rank_0(self, host: str, port: int) -> None:
         """Report to what listens there: if it is rank 0 of this very job, there are two of us, and it will say so."""
+        from .worker import NoAnswerError, Worker
+
         with suppress(NoAnswerError):
             Worker([host], [port], self.plan.own, self._credentials).try_once(_CALL)
 

@@ -38,7 +38,7 @@ class _Waiting:
 class Keys:
     """All keys of a job."""
 
-    def __init__(self, membership: Membership, table: JoinTable, say: Callable[[str], None]) -> None:
+    def __init__(self, membership: Membership, table: JoinTable, say: Callable[..., None]) -> None:
         self.outbox: list[tuple[int, object]] = []  # what is to be sent to which rank
         self.has_begun = False  # whether all ranks have once been ready
         self.not_ready: list[int] | None = None  # the ranks that are not, when it is clear that they never will be
@@ -124,7 +124,7 @@ class Keys:
             elif one.ends and now >= one.next_line:
                 one.next_line, one.between = now + one.between, min(one.between * 2, _MOST_BETWEEN)
                 left = max(one.ends.values()) - now
-                self._say(f"{self._progress(key)}; giving up in {left:.0f} s")
+                self._say(f"{self._progress(key)}; giving up in {left:.0f} s", event="waiting")
 
     def _wait(self, rank: int, key: Key, limit: float, now: float) -> None:
         first, between = (_READY_LINE, _READY_BETWEEN) if key.name == READY else (_FIRST_LINE, _FIRST_LINE)

@@ -193,6 +193,14 @@ class Leave:
 
 
 @message
+class RequestStop:
+    """A rank is asked to stop, and all with it, at the same read of `ctx.preempted`."""
+
+    why: str = of(_line)  # for example "SIGUSR1"
+    lasts: bool = of(flag, default=True)  # whether it is also one for the next context
+
+
+@message
 class Detach:
     """This connection is not used any more, and that is not a failure; `ended`: as rank 0 has ended well."""
 

@@ -3,9 +3,9 @@
 A frame is a header and a body. The header has the length of the body in 4 bytes, most significant first, whose highest
 bit says that the body is compressed with zlib; the round of the job in 4 bytes; in 4 bytes the rank that the message is
 from or for, as an agent may have several; and 32 bytes that authenticate it. With DISTBOOT_SECRET they are HMAC-SHA256
-over the challenge of rank 0, the nonce of the other side, the round, the rank and the SHA-256 of the body as it is
-sent: no process without the secret can join, pose as rank 0, or send again what was said on another connection or in
-another round. Without a secret they are zeros. Nothing is encrypted.
+over the challenge of rank 0, the nonce of the other side, the round, the rank, the side that sends it and the SHA-256
+of the body as it is sent: no process without it can join, pose as rank 0, or send again what was said on another
+connection, in another round, or by the other side. Without a secret they are zeros. Nothing is encrypted.
 
 The body is a JSON object: the kind of the message, and its fields. A message is a dataclass under `message`, whose
 fields say what they accept; `decode` takes nothing else. An empty body is a heartbeat.
@@ -275,15 +275,16 @@ class Channel:
             raise ProtocolError("has no DISTBOOT_SECRET")
         if frame.mac != _UNPROVED and not self.secret:
             raise ProtocolError(f"has a DISTBOOT_SECRET, and {self.us} has none")
-        if not hmac.compare_digest(frame.mac, self.mac(hashlib.sha256(frame.body).digest(), frame.rank)):
+        if not hmac.compare_digest(frame.mac, self.mac(hashlib.sha256(frame.body).digest(), frame.rank, theirs=True)):
             raise ProtocolError("has another DISTBOOT_SECRET")
         return decode(frames.inflated(frame), *kinds)
 
-    def mac(self, digest: bytes, rank: int = 0) -> bytes:
-        """What proves that we know the secret, if there is one, and have sent a body with this digest for the rank."""
+    def mac(self, digest: bytes, rank: int = 0, *, theirs: bool = False) -> bytes:
+        """What proves that we, or they, know the secret, and have sent a body with this digest for the rank."""
         if not self.secret:
             return _UNPROVED
-        signed = f"{self.challenge}/{self.nonce}/{self.round}/{rank}/".encode() + digest
+        is_of_rank_0 = (self.us == "rank 0") is not theirs  # else what we have sent could come back as theirs
+        signed = f"{self.challenge}/{self.nonce}/{self.round}/{rank}/{is_of_rank_0}/".encode() + digest
         return hmac.digest(self.secret.encode(errors="surrogateescape"), signed, "sha256")
 
 
@@ -298,9 +299,10 @@ class Broadcast:
             body, flag_of_length = zlib.compress(body, 1), _COMPRESSED
         self._length, self._body, self._digest = flag_of_length | len(body), body, hashlib.sha256(body).digest()
 
-    def sign(self, channel: Channel, rank: int = 0) -> bytes:
-        """The frame for one of them."""
-        return _HEADER.pack(self._length, channel.round, rank, channel.mac(self._digest, rank)) + self._body
+    def sign(self, channel: Channel, rank: int = 0, *, theirs: bool = False) -> bytes:
+        """The frame for one of them; or, `theirs`, as the other side would send it."""
+        mac = channel.mac(self._digest, rank, theirs=theirs)
+        return _HEADER.pack(self._length, channel.round, rank, mac) + self._body
 
 
 def random_nonce() -> str:

@@ -65,7 +65,7 @@ class Backoff:
         if now >= self._next_line and not self._quiet:
             self._next_line = now + self._between
             self._between = min(self._between * 2, _LEAST_PROGRESS)
-            log_line(self._who, f"{self._what} ({cause}); trying for {self.left():.0f} s more")
+            log_line(self._who, f"{self._what} ({cause}); trying for {self.left():.0f} s more", event="waiting")
         # Soon at first, for ranks that start together; then with jitter and less often, because a thousand of them
         # ask the same name server or call the same port.
         time.sleep(min(self.left(), self._pause * (0.5 + os.urandom(1)[0] / 255)))

@@ -29,6 +29,8 @@ Kind = Literal[
     "failing",  # text: it is about to fail, or cannot go on
     "exited",  # exit_code, signal, stopped_by_us, external_signal, at, traceback (of a root cause)
     "unreachable",  # text
+    "stop_requested",  # text
+    "stop_agreed",  # read, missing
     "root_cause",  # kind, ranks, text, location, traceback
 ]
 _MOST_OF_A_KIND = 100  # of one rank: what a rank may send again and again is bounded

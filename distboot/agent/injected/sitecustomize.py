@@ -30,6 +30,7 @@ def _begin() -> None:
         sys.modules.setdefault("sitecustomize", ours)
     with contextlib.suppress(Exception):  # an old Python does without
         _loaded(here, "hints").install()
+        _loaded(here, "workers").install(os.environ.get("DISTBOOT_STOP_SIGNALS", ""))
     with contextlib.suppress(Exception):  # and one that has closed the pipe, or has none
         _listen(here, *map(int, said.split(":")))
 

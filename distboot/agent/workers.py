@@ -1,0 +1,239 @@
+"""The workers of a script, of a data loader say, outlive the signal that asks all processes of a job to stop.
+
+Slurm, torchrun and mpirun send SIGTERM to every process, and a script needs its workers until its checkpoint is
+written. In what `multiprocessing` starts the signal is blocked, as torch has a handler of its own there, and a thread
+takes it: from the process that started the worker it is obeyed, from others dropped. When that process has ended, the
+worker ends.
+
+This file is also read by the Python of an unmodified script, and of its workers, without the rest of the package: it
+imports nothing but the standard library, and that late.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager, suppress
+from functools import cache, wraps
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import Any
+
+_METHODS = ("fork", "spawn", "forkserver")  # of others, as joblib's, the workers have no such thread
+_INTERVAL = 1.0  # seconds between two looks at who has started this
+_TERM_TOO = 57  # of `Process.terminate`: its SIGTERM is lost while another one waits, and real-time signals queue
+_WAKE = 56  # what the main thread is doing ends with EINTR
+_PIDFD_OPEN, _PIDFD_SEND_SIGNAL = 434, 424  # asm-generic/unistd.h
+# In a worker that is a new program, before it imports the script.
+_LOAD = """
+import importlib.util, signal, sys
+path, signals, starter = {!r}
+try:
+    spec = importlib.util.spec_from_file_location("_distboot_workers", path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.shield(signals, starter)
+except Exception:
+    signal.signal({}, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+"""
+
+_signals = {_TERM_TOO}
+_worker = 0  # the process that is shielded: this one, or that which has forked it
+
+
+class _WhenImported:
+    """In `sys.meta_path` until the script imports multiprocessing, which takes 15 ms."""
+
+    def __init__(self, more: str) -> None:
+        self._more = more
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == "multiprocessing.reduction":  # which comes after multiprocessing.process
+            sys.meta_path = [finder for finder in sys.meta_path if finder is not self]  # the list is being read
+            _patch(self._more)
+
+
+@cache
+def install(more: str = "") -> None:
+    """Shield workers from SIGTERM, and from the signals in a list such as "SIGUSR1,USR2"."""
+    if "multiprocessing.reduction" in sys.modules:
+        _patch(more)
+    else:
+        sys.meta_path.insert(0, _WhenImported(more))
+
+
+def _patch(more: str = "") -> None:
+    global signal  # noqa: PLW0603 - late: it takes 2 ms
+    import signal
+
+    base = sys.modules["multiprocessing.process"].BaseProcess
+    start, bootstrap = base.start, base._bootstrap  # noqa: SLF001
+    if sys.platform != "linux" or hasattr(start, "of_distboot"):  # the wrapper has done it
+        return
+    names = {"SIG" + name.strip().upper().removeprefix("SIG") for name in ("TERM", *more.split(","))}
+    _signals.update(int(number) for number in signal.Signals if number.name in names)
+
+    @wraps(start)
+    def start_shielded(process: Any) -> None:
+        from multiprocessing import get_start_method
+
+        method = getattr(process, "_start_method", None) or get_start_method()
+        if method not in _METHODS:
+            _unshielded(start)(process)
+            return
+        with _masked(signal.SIG_BLOCK):  # it is born with them blocked
+            _prepare(method)
+            start(process)
+        process._popen.is_shielded = True  # noqa: SLF001
+
+    @wraps(bootstrap)
+    def bootstrap_shielded(process: Any, *args: Any, **more: Any) -> object:
+        if _worker != os.getpid():
+            shield(_signals, process._parent_pid)  # noqa: SLF001
+        try:
+            return bootstrap(process, *args, **more)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _signals)  # our thread stops before Python does
+
+    base.start, base._bootstrap = start_shielded, bootstrap_shielded  # noqa: SLF001
+    base.start.of_distboot = True
+
+
+def _prepare(method: str) -> None:
+    """Let this process end its workers, and those that are new programs be shielded by what they read first."""
+    from multiprocessing import popen_fork, resource_tracker, spawn
+
+    terminate, preparation_data = popen_fork.Popen.terminate, spawn.get_preparation_data
+
+    def terminate_twice(popen: Any) -> None:  # also of the other two methods
+        terminate(popen)
+        if hasattr(popen, "is_shielded"):
+            popen._send_signal(_TERM_TOO)  # noqa: SLF001
+
+    def with_shield(name: str) -> dict[str, Any]:
+        return {**preparation_data(name), "distboot": _Shield()}
+
+    if not hasattr(popen_fork, "of_distboot"):
+        popen_fork.of_distboot = True  # type: ignore[attr-defined]
+        popen_fork.Popen.terminate = terminate_twice  # type: ignore[method-assign, assignment]
+        spawn.get_preparation_data = with_shield
+    if method != "fork":
+        resource_tracker.ensure_running()  # now, as that unblocks SIGTERM in this thread (bpo-33613)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _signals)
+
+
+class _Shield:
+    """Once unpickled, it is there; a worker that does not find this file is as it was without us."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return exec, (_LOAD.format((os.path.abspath(__file__), _signals, os.getpid()), _TERM_TOO), {})
+
+
+def shield(signals: Iterable[int], starter: int) -> None:
+    """Shield this process, a worker of another one."""
+    global _worker  # noqa: PLW0603 - as a process has one starter
+    _signals.update(signals)
+    _patch()
+    import threading
+
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _signals)
+        for number in _signals:
+            if callable(signal.getsignal(number)):  # the script's own is not for its workers
+                signal.signal(number, signal.SIG_DFL)
+        signal.signal(_TERM_TOO, signal.SIG_IGN)
+        signal.signal(_WAKE, lambda *_: None)
+        threading.Thread(target=_watch, args=(starter, os.getppid()), name="distboot-shield", daemon=True).start()
+        _worker = os.getpid()
+        _wrap()
+    except Exception:  # noqa: BLE001 - no thread could be started, say: a worker without a shield
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _signals)
+
+
+def _watch(starter: int, parent: int) -> None:
+    while True:
+        found = signal.sigtimedwait(_signals, _INTERVAL)
+        if found is None:
+            if _has_ended(starter, parent):
+                _obey(signal.SIGTERM, os.getpid())
+            continue
+        number = signal.SIGTERM if found.si_signo == _TERM_TOO else found.si_signo
+        has_handler = callable(signal.getsignal(number))  # of the worker's own, which takes all, and each of them once
+        if number == found.si_signo if has_handler else found.si_pid in (starter, os.getpid()):
+            _obey(number, found.si_pid)
+
+
+def _obey(number: int, sender: int) -> None:
+    """Let this process have a signal as from its sender: torch's handler looks who that is."""
+    import threading
+
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    if callable(signal.getsignal(number)):
+        signal.raise_signal(number)
+        signal.pthread_kill(threading.main_thread().ident or 0, _WAKE)  # where Python's handlers run
+        return
+    with suppress(Exception):
+        import ctypes
+        import struct
+
+        call = ctypes.CDLL(None).syscall
+        this = call(_PIDFD_OPEN, os.getpid(), 0)
+        # Anything goes as SI_QUEUE, which is -1 (rt_sigqueueinfo(2)).
+        info = struct.pack("iii0PiI", number, 0, -1, sender, os.getuid()).ljust(128, b"\0")
+        failed = call(_PIDFD_SEND_SIGNAL, this, number, info, 0)
+        os.close(this)
+        if not failed:
+            return
+    os.kill(os.getpid(), number)  # before Linux 5.3
+
+
+def _has_ended(starter: int, parent: int) -> bool:
+    """A forkserver, the parent of workers that another process has started, ends after them."""
+    try:
+        with open(f"/proc/{starter}/stat", "rb") as file:
+            return os.getppid() != parent or file.read().rpartition(b") ")[2][:1] in b"ZX"
+    except OSError:
+        return os.getppid() != parent or os.path.exists("/proc/self")
+
+
+@cache  # a fork has it, too
+def _wrap() -> None:
+    """Let the programs that this worker starts have the signals as ever."""
+    import subprocess
+
+    subprocess.Popen._execute_child = _unshielded(subprocess.Popen._execute_child)  # type: ignore[attr-defined]  # noqa: SLF001
+    for name in ("execv", "execve", "posix_spawn", "posix_spawnp", "system"):
+        setattr(os, name, _unshielded(getattr(os, name)))
+    os.register_at_fork(after_in_child=_forget)
+
+
+def _unshielded(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def call(*args: Any, **more: Any) -> Any:
+        if _worker != os.getpid():
+            return function(*args, **more)
+        with _masked(signal.SIG_UNBLOCK):
+            return function(*args, **more)
+
+    return call
+
+
+def _forget() -> None:
+    """What a worker forks is not shielded, unless it is a worker itself."""
+    global _worker  # noqa: PLW0603
+    if _worker:
+        _worker = 0
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _signals)
+
+
+@contextmanager
+def _masked(how: int) -> Iterator[None]:
+    before = signal.pthread_sigmask(how, _signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,120 @@
+"""What distboot says as JSON, for programs: DISTBOOT_LOG=json, or --log-json."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import PACKAGE, ROOT, Run
+from launched import MPI_ENV, TWO_OF_MPIRUN, needs_mpirun
+from supervised import FAILING, Start, until
+
+HOST = os.uname().nodename
+_FAILS = """
+import os, sys, time
+rank = os.environ.get("OMPI_COMM_WORLD_RANK")
+if {init}:
+    import distboot
+    distboot.init("none", join_timeout=60)
+if rank == "1":
+    raise ValueError("boom " + os.environ["DISTBOOT_SECRET"])
+time.sleep(60)
+"""
+
+
+def _said(stderr: str) -> list[dict[str, Any]]:
+    """What distboot says, all of it as JSON."""
+    assert not re.findall("^distboot: .*", stderr, re.MULTILINE)
+    return [json.loads(line) for line in stderr.splitlines() if line.startswith("{")]
+
+
+def _only(said: list[dict[str, Any]], event: str) -> dict[str, Any]:
+    (found,) = [line for line in said if line["event"] == event]
+    return found
+
+
+@needs_mpirun
+@pytest.mark.parametrize("init", [False, True], ids=["wrapper", "init"])
+def test_every_line_of_a_job_that_fails_is_an_object(run: Run, tmp_path: Path, port: int, init: bool) -> None:
+    (tmp_path / "train.py").write_text(_FAILS.format(init=init))
+    secret = "s3cr\"et'\\word"
+    env = {**MPI_ENV, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "DISTBOOT_SECRET": secret}
+    command = [sys.executable, *([] if init else ["-m", "distboot", "--log-json"]), "train.py"]
+    before = time.time()
+    done = run(*TWO_OF_MPIRUN, *command, env={**env, **({"DISTBOOT_LOG": "json"} if init else {})})
+    assert done.returncode != 0
+    said = _said(done.stderr)
+    assert {line["host"] for line in said} == {HOST}
+    assert all(before - 1 < line["time"] < time.time() + 1 for line in said)
+    cause = _only(said, "root_cause")
+    assert (cause["rank"], cause["ranks"], cause["is_failure"]) == (0, [1], True)
+    assert cause["message"].startswith(f"rank 1 failed first: uncaught exception: ValueError: boom ***, on {HOST} ")
+    assert cause["message"].endswith("\n  | ValueError: boom ***")
+    assert "s3cr" not in json.dumps(said)
+    if not init:  # else mpirun has ended before it comes
+        assert _only(said, "summary")["message"].startswith("2 ranks on 1 node, ")
+
+
+def test_node_says_which_it_is(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os\nos.abort()")
+    done = run(sys.executable, "-m", "distboot", "--log-json", "--nproc-per-node=2", "train.py")
+    said = _said(done.stderr)
+    assert (_only(said, "root_cause")["rank"], _only(said, "root_cause")["node"]) == (None, 0)
+    crashes = [line for line in said if line["event"] == "crash"]
+    assert crashes
+    assert {line["rank"] for line in crashes} <= {0, 1}
+
+
+def test_ranks_that_are_waited_for(start: Start) -> None:
+    more = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "DISTBOOT_LOG": "json"}
+    running = start("", 1, init=True, **more)
+    until(lambda: "waiting" in running.output(0))
+    running.processes[0].send_signal(signal.SIGKILL)
+    assert _said(running.output(0))[0]["message"].startswith("1/2 ranks joined, missing 1")
+
+
+def test_script_that_is_killed_after_the_grace(start: Start) -> None:
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    running = start(deaf + FAILING % "os._exit(5)", 2, CULPRIT="1", DISTBOOT_GRACE="0.1", DISTBOOT_LOG="json")
+    running.fail()
+    assert _only(_said(running.output(0)), "killed")["rank"] == 0
+
+
+def test_error_has_its_code_and_its_hint(distboot: Run) -> None:
+    for arguments, code in ((("--log-json", "train.py"), 127), (("--log-json", "--grace=soon", "train.py"), 2)):
+        done = distboot(*arguments)
+        (error,) = _said(done.stderr)
+        assert (done.returncode, error["event"], error["rank"]) == (code, "error", None)
+        assert error.keys() == {"event", "time", "rank", "host", "message", "code", "hint"}
+        assert error["code"] == ("command-not-found" if code == 127 else "usage")
+        assert not error["message"].startswith("error[")
+
+
+def test_hint_after_a_traceback(run: Run, tmp_path: Path) -> None:
+    # As DeepSpeed's own check does, by the names of the module and of the function.
+    script = (
+        "def _do_args_sanity_check():\n    raise AssertionError\n"
+        "__name__ = 'deepspeed.runtime.engine'\n_do_args_sanity_check()\n"
+    )
+    (tmp_path / "train.py").write_text(script)
+    env = {"RANK": "1", "WORLD_SIZE": "2", "DISTBOOT_LOG": "json", "PYTHONPATH": str(PACKAGE / "agent" / "injected")}
+    done = run(sys.executable, "train.py", env=env)
+    hint = _only(_said(done.stderr), "hint")
+    assert (hint["rank"], hint["host"]) == (1, HOST)
+    assert hint["message"].startswith("python -m distboot run --pass-local-rank passes ")
+
+
+def test_events_on_the_page_are_those_in_the_code() -> None:
+    page = (ROOT / "docs" / "reference" / "environment.md").read_text().partition("## Lines as JSON")[2]
+    shown = re.findall(r"^\| `(\w+)` \|", page.partition("\n## ")[0], re.MULTILINE)
+    source = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    named = re.findall(r'\bevent(?:=|": )"(\w+)"', source)
+    begin = re.findall(r'"(\w+)"', source.partition("_BEGINNINGS = ")[2].partition("\n")[0])
+    assert sorted(shown) == sorted({*named, *begin, "note"})
