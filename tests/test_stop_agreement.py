@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections import deque
 
 import pytest
 
-from distboot.agent.preemption import ASKED, READS, STOP, Page, answer
+from distboot.agent.preemption import ASKED, READS, STOP, Page, answer, mapped
 from distboot.agent.stop_agreement import StopAgreement, StopPages
 
 SCHEDULES = int(os.environ.get("SCHEDULES", "3000"))  # 1,000,000 take 10 minutes of CPU
@@ -164,6 +165,29 @@ def test_stop_that_lasts_is_for_the_first_read_of_the_next_context() -> None:
     assert not agreement.ask(now=3.0), "all are being counted already"
     assert agreement.begin()
     assert agreement.read == 1
+
+
+def test_what_was_read_in_the_context_before_does_not_count() -> None:
+    agreement = StopAgreement(range(2), limit=10.0)
+    agreement.ask(now=1.0, lasts=False)
+    assert not agreement.begin()
+    agreement.count(1, 40)  # under way when the ranks got ready
+    agreement.ask(now=3.0, lasts=False)
+    agreement.count(0, 2)
+    assert not agreement.decide(now=4.0)
+    agreement.count(1, 3)
+    assert agreement.decide(now=4.0)
+    assert agreement.read == 4
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_stop_that_is_left_is_in_the_page_before_the_script_has_it(stops: bool) -> None:
+    pages = StopPages(limit=60.0)
+    file = pages.new(0, stops=stops)
+    assert file is not None
+    page = mapped(file)
+    assert (page[ASKED] != 0) == stops
+    assert not stops or answer(page, 1, time.monotonic_ns())
 
 
 def test_agent_names_a_script_that_does_not_come_to_its_read() -> None:

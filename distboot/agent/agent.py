@@ -158,7 +158,7 @@ class Agent:
 
     def _answer(self, session: _Session, message: Answer) -> None:
         """Answer a script; one that begins gets the page in which it says how far it is."""
-        page = self.role.stops.new(session.rank or 0) if isinstance(message, Go) else None
+        page = self.role.stops.new(session.rank or 0, stops=message.stops) if isinstance(message, Go) else None
         if page is None:
             session.send(message)
         else:

@@ -104,9 +104,10 @@ class FailureCoordinator(Participant):
             self.keys.not_ready = None
         go = next((message for _, message in replies if isinstance(message, Go)), None)
         if go is not None:  # all ranks get it: once for those of an agent
+            go = replace(go, stops=self._agreement.begin())
             self._send(Broadcast(go))
-        for rank, message in replies:
-            member = self.members[rank]
+        for rank, reply in replies:
+            member, message = self.members[rank], go if isinstance(reply, Go) else reply
             if member.is_local:
                 assert isinstance(message, Answer)
                 if isinstance(message, Go) or (message.key is not None and message.key.name == READY):
@@ -115,8 +116,6 @@ class FailureCoordinator(Participant):
             elif member.connection is not None and not isinstance(message, Go):
                 member.connection.send(message, rank)
         self.is_starting = self.is_starting and not self.keys.has_begun
-        if go is not None and self._agreement.begin():
-            self._stop_at()
 
     def _take_from(self, connection: HeartbeatConnection, rank: int, message: object, now: float) -> None:
         member = self.members.get(rank)

@@ -31,11 +31,17 @@ class StopPages:
     def due(self) -> float:
         return min(self._count_at, self._late_at)
 
-    def new(self, rank: int) -> int | None:
-        """The file of a page for a script that begins to read, as all do; None: there is none to be had."""
+    def new(self, rank: int, *, stops: bool) -> int | None:
+        """The file of a page for a script that begins to read, as all do; None: there is none to be had.
+
+        Args:
+            rank: of the script.
+            stops: whether its first read is true.
+        """
         self._forget()
         with suppress(OSError):
-            file, self._pages[rank] = new_page()
+            file, page = new_page()
+            self._pages[rank], page[STOP], page[ASKED] = page, int(stops), time.monotonic_ns() if stops else 0
             return file
         return None
 
@@ -102,7 +108,8 @@ class StopAgreement:
         self.read: int | None = None
         self.missing: list[int] = []
         self._ranks, self._limit = frozenset(ranks), limit
-        self._awaited = set(self._ranks)
+        self._awaited: set[int] = set()  # once a stop is asked for
+        self._gone: set[int] = set()
         self._most = 0  # reads of any rank
         self._end = inf
         self._lasts = False  # whether the stop is also one for the next context
@@ -123,6 +130,8 @@ class StopAgreement:
     def ask(self, now: float, *, lasts: bool = True) -> bool:
         """A rank is asked to stop: whether all are to be counted, as it is the first."""
         is_first = not self.is_asked
+        if is_first:  # what has come until now is of the context before
+            self._awaited, self._most = set(self._ranks - self._gone), 0
         self._end, self._lasts = min(self._end, now + self._limit), self._lasts or lasts
         return is_first
 
@@ -134,10 +143,11 @@ class StopAgreement:
     def leave(self, rank: int) -> None:
         """A rank has ended, or its agent is not connected any more."""
         self._awaited -= {rank}
+        self._gone.add(rank)
 
     def begin(self) -> bool:
         """All ranks have got ready, and begin to count anew: whether a stop is left, which is for the first read."""
-        self._awaited, self._most, self.missing = set(self._ranks), 0, []
+        self._gone, self._most, self.missing = set(), 0, []
         self.read = 1 if self._lasts else None
         self._end = self._end if self._lasts else inf
         return self._lasts

@@ -168,6 +168,7 @@ class Go:
     """All ranks are ready."""
 
     offers: tuple[Offer, ...] = of(several(nested(Offer)), default=())
+    stops: bool = of(flag, default=False)  # whether they are to stop at their first read of `ctx.preempted`
 
 
 @message
