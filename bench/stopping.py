@@ -1,9 +1,10 @@
 """A stop that all ranks agree on: what a read of `ctx.preempted` costs, how soon all know, and that they agree.
 
-    python bench/stopping.py runs 200 torchrun mpirun srun plain   so many jobs under each of these launchers
+    python bench/stopping.py runs 200 torchrun mpirun srun plain podman   so many jobs under each of these launchers
 
-A job of `runs` has four ranks on two hosts (tests/hosts.py), DDP on Gloo, and the code of the page on PyTorch. SIGTERM
-comes to one rank or to all of them at a random moment. The next job loads its checkpoint. The figures: `make bench`.
+A job of `runs` has four ranks on two hosts (tests/hosts.py), or in two containers of the image of docker/Dockerfile,
+DDP on Gloo, and the code of the page on PyTorch. SIGTERM comes to one rank or to all of them at a random moment. The
+next job loads its checkpoint. The figures: `make bench`.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -27,6 +29,7 @@ from hosts import Hosts, Slurm, side_by_side  # noqa: E402 - shared with the tes
 from measure import PYTHON, Effort, Series, UnmeasuredError, clean_environ, last_line  # noqa: E402
 from page import Section, Table, promise  # noqa: E402
 from pages import blocks  # noqa: E402
+from podman import Podman  # noqa: E402
 
 from distboot.host import free_port  # noqa: E402
 
@@ -132,44 +135,84 @@ def _plain(port: str, script: str) -> Sequence[tuple[str, Sequence[str]]]:
 
 _LAUNCHERS = {way.name.rpartition(" ")[2]: way.commands for way in jobs.WAYS if way.name.startswith("distboot")}
 _LAUNCHERS["plain"] = _plain
+_ALL = [*_LAUNCHERS, "podman"]
 
 
-def _run(hosts: Hosts, launcher: str, before: list[object]) -> list[object]:
+_Commands = Sequence[tuple[Sequence[str], Mapping[str, str]]]  # of a job, each with its environment
+
+
+@contextmanager
+def _on_hosts(*, slurm: bool) -> Iterator[tuple[Path, Callable[[str, Path], _Commands]]]:
+    """A folder for scripts, and what starts one under a launcher: on two hosts."""
+    with ExitStack() as stack:
+        hosts = stack.enter_context(Hosts.up())
+        if slurm:
+            stack.enter_context(Slurm.up(hosts))
+        environ = hosts.environment(clean_environ(OMPI_MCA_btl="^ofi", OMPI_MCA_mtl="^ofi", BENCH_CASE=""))
+
+        def commands(launcher: str, script: Path) -> _Commands:
+            given = _LAUNCHERS[launcher](str(free_port()), str(script))
+            return [(hosts.command(*each), environ) for each in given]
+
+        yield hosts.shared, commands
+
+
+@contextmanager
+def _in_containers() -> Iterator[tuple[Path, Callable[[str, Path], _Commands]]]:
+    """The same in two containers, which start two ranks each."""
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+        folder = Path(scratch, "job")
+        folder.mkdir()
+        folder.chmod(0o777)  # the user in the image is another one
+        Path(scratch).chmod(0o755)
+        podman = Podman(Path(tempfile.mkdtemp(dir=scratch)))
+        image, network = podman.build("Dockerfile", PACKAGES=""), stack.enter_context(podman.network())
+        of_job = {"WORLD_SIZE": "2", "MASTER_ADDR": "node0", "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1"}
+
+        def command(node: int, script: Path) -> Sequence[str]:
+            own = [f"--env={name}={value}" for name, value in {**of_job, "RANK": str(node)}.items()]
+            own += [f"--network={network}", f"--hostname=node{node}", f"--network-alias=node{node}"]
+            own += [f"--volume={mount}" for mount in [*podman.mounts, f"{folder}:{folder}"]]
+            options = ["--rm", f"--timeout={_LIMIT}", f"--workdir={folder}", *own]
+            entry = '--entrypoint=["python", "-m", "distboot", "run", "--nproc-per-node=2", "--"]'
+            return ["podman", "run", *options, entry, image, "python", str(script)]
+
+        yield folder, lambda _, script: [(command(node, script), podman.environ) for node in range(2)]
+
+
+def _run(folder: Path, commands: Callable[[Path], _Commands], before: list[object]) -> list[object]:
     """One job, which must begin with step and weights of the one before: its own; empty: it did not end well."""
     told, name = random.choice([[random.randrange(4)], [0, 1, 2, 3]]), f"end-{random.randrange(10**9)}"
     (shown,) = (block.text for block in blocks("python") if "dcp.load" in block.text)
-    script = hosts.shared / "train.py"
+    script = folder / "train.py"
     script.write_text(f"told, after, name = {told}, {random.random() * 2}, {name!r}\n{_JOB}{shown}{_SAY}")
-    environ = hosts.environment(clean_environ(OMPI_MCA_btl="^ofi", OMPI_MCA_mtl="^ofi", BENCH_CASE=""))
-    commands = [(hosts.command(*each), environ) for each in _LAUNCHERS[launcher](str(free_port()), str(script))]
     try:
-        ended = side_by_side(commands, _LIMIT)
+        ended = side_by_side(commands(script), _LIMIT)
     except subprocess.TimeoutExpired:
         ended = [(-1, f"not done after {_LIMIT} s")]
-    seen = [json.loads(file.read_text()) for file in sorted(hosts.shared.glob(f"{name}-*"))]
+    seen = [json.loads(file.read_text()) for file in sorted(folder.glob(f"{name}-*"))]
     if seen and not any(code for code, _ in ended) and seen == [[*(before or seen[0][:2]), *seen[0][2:]]] * 4:
         return list(seen[0][2:])
-    print(f"{launcher}, {told} told:", before, seen, *ended, sep="\n", file=sys.stderr, flush=True)
+    print(f"{told} told:", before, seen, *ended, sep="\n", file=sys.stderr, flush=True)
     return []
 
 
 def _runs(count: int, launchers: Sequence[str]) -> None:
-    with ExitStack() as stack:
-        hosts = stack.enter_context(Hosts.up())
-        if "srun" in launchers:
-            stack.enter_context(Slurm.up(hosts))
-        found: list[object] = []
-        for launcher in launchers:
-            start = time.monotonic()
-            well = sum(bool(found := _run(hosts, launcher, found)) for _ in range(count))
+    for launcher in launchers:
+        with _in_containers() if launcher == "podman" else _on_hosts(slurm=launcher == "srun") as (folder, commands):
+            found: list[object] = []
+            start, well = time.monotonic(), 0
+            for _ in range(count):
+                found = _run(folder, partial(commands, launcher), found)
+                well += bool(found)
             took = (time.monotonic() - start) / count
-            print(f"{launcher}: {well} of {count} ended at one step, exit codes 0; {took:.1f} s a job", flush=True)
+        print(f"{launcher}: {well} of {count} ended at one step, exit codes 0; {took:.1f} s a job", flush=True)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["runs"])
     parser.add_argument("count", type=int)
-    parser.add_argument("launchers", nargs="*", default=list(_LAUNCHERS), help=", ".join(_LAUNCHERS))
+    parser.add_argument("launchers", nargs="*", default=_ALL, help=", ".join(_ALL))
     options = parser.parse_args()
     _runs(options.count, options.launchers)
