@@ -116,6 +116,13 @@ class Context:
         """
         self._preemption.request("ctx.request_stop()", lasts=False)
 
+    def step(self) -> None:
+        """Say that a step begins, where nothing else tells that this rank goes on: see `DISTBOOT_LATE_AFTER`.
+
+        Collective operations of torch are counted without it, and so are reads of `preempted`.
+        """
+        self._preemption.step()
+
     def barrier(self) -> None:
         """Wait until all ranks are here: as long as for any collective operation, see `timeout` of `init`.
 

@@ -14,6 +14,9 @@ from .text import escape_control, log_line, short_repr
 
 # What users set; empty: it has no default.
 DEFAULTS: Mapping[str, str] = {
+    "DISTBOOT_HANG": "warn",
+    "DISTBOOT_HANG_AFTER": "1800",  # seconds; torch's own time limit of a collective operation on Gloo
+    "DISTBOOT_LATE_AFTER": "60",  # seconds
     "DISTBOOT_GRACE": "30",  # seconds; Kubernetes, torchrun and Slurm (KillWait) wait as long by default
     "DISTBOOT_JOIN_TIMEOUT": "300",  # seconds; torch's own default for its store
     "DISTBOOT_LAUNCHER": "",
@@ -54,6 +57,13 @@ class SupervisionSettings(NamedTuple):
     detects: bool = True  # whether the failure of a rank is told to all others
     stop_signals: tuple[int, ...] = ()  # that ask the script to stop, besides SIGTERM
     stop_at: float | None = None  # when the job is asked to stop, as its end is known; in seconds since the epoch
+    late_after: float = 0.0  # seconds for which others wait for a rank before it is said; 0: never
+    hang_after: float | None = None  # seconds without any movement after which the job ends; None: it does not
+
+    @property
+    def stalls_after(self) -> float:
+        """Seconds without movement after which a rank is looked at; 0: it is not."""
+        return min(filter(None, (self.late_after, self.hang_after)), default=0.0)
 
 
 def supervision_settings(
@@ -76,7 +86,18 @@ def supervision_settings(
         detects=is_on,
         stop_signals=_stop_signals(environ),
         stop_at=_stop_at(environ),
+        late_after=_late_after(environ),
+        hang_after=_hang_after(environ),
     )
+
+
+def _late_after(environ: Mapping[str, str]) -> float:
+    return 0.0 if environ.get("DISTBOOT_LATE_AFTER") == "0" else _seconds(environ, "DISTBOOT_LATE_AFTER")
+
+
+def _hang_after(environ: Mapping[str, str]) -> float | None:
+    after = _seconds(environ, "DISTBOOT_HANG_AFTER")
+    return after if _switch(environ, "DISTBOOT_HANG", choices=("warn", "stop")) else None
 
 
 def _stop_signals(environ: Mapping[str, str]) -> tuple[int, ...]:

@@ -45,7 +45,9 @@ def install(pipe: int, *, term: bool = False) -> None:
     atexit.unregister(_say_ending)
     atexit.register(_say_ending)
     import faulthandler
+    import signal
 
+    faulthandler.register(signal.SIGURG, pipe, all_threads=True)  # see `stack_reader`
     if not faulthandler.is_enabled():  # else the user has said where its dumps are to go
         faulthandler.enable(pipe)
     if term:
@@ -187,6 +189,7 @@ def _forget() -> None:
         import signal
 
         faulthandler.unregister(signal.SIGTERM)
+        faulthandler.unregister(signal.SIGURG)
         pipe, inode = _pipe
         _pipe = None
         with suppress(OSError):

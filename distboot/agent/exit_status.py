@@ -77,6 +77,12 @@ class ExitStatus:
         return any(phrase in message for phrase in _OF_A_PEER)
 
     @property
+    def has_waited(self) -> bool:
+        """Whether it may have failed as it waited for others for too long."""
+        aborted = self.signal == signal.SIGABRT or (self.is_crash and "Aborted" in self.words.partition("\n")[0])
+        return aborted or "timed out waiting" in self.words.lower() or "timeout" in self.words.lower()
+
+    @property
     def is_crash(self) -> bool:
         """Whether the words are those of `faulthandler`."""
         return self.words.startswith(FATAL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from ..rendezvous.keys import Keys
@@ -16,8 +16,24 @@ from ..report import EventLog, own_steps
 from ..text import escape_control, ranks_said
 from .exit_status import ExitStatus, signal_name
 from .heartbeat import HeartbeatConnection, close_gracefully
+from .late import LateWatch
 from .loop import AFTER_THE_FIRST, Answer, Participant, StopRequest
-from .messages import Abort, CountReads, Done, Exited, Exiting, Failing, Phases, Reads, Register, StopAt, Terminating
+from .messages import (
+    Abort,
+    CountReads,
+    Done,
+    Exited,
+    Exiting,
+    Failing,
+    Locate,
+    Phases,
+    Position,
+    Reads,
+    Register,
+    Stalled,
+    StopAt,
+    Terminating,
+)
 from .report import summarize
 from .root_cause import FailureReport, RankState, RootCause, RootCauseAnalysis, exit_code_of, failure_text
 from .stop_agreement import StopAgreement
@@ -45,6 +61,7 @@ class FailureCoordinator(Participant):
         self._analysis = RootCauseAnalysis(list(self.members.values()))
         self._agreement, self._why_stop = StopAgreement(self.members, self.settings.grace / 3), ""
         self._was_stopped = False
+        self._late = LateWatch(self, self._locate, lambda cause: self._tell(cause, time.monotonic()))
 
     def take(self, rank: int, message: object, now: float) -> None:
         self._take(self.members[rank], message, now)
@@ -58,8 +75,11 @@ class FailureCoordinator(Participant):
         super().turn(now)
         self.keys.expire(now)
         self._send_replies()
+        self._late.turn(now)
         report = self._analysis.conclude(now) if self.root_cause is None else None
-        if report is not None:
+        if report is not None and (
+            report.end is None or self._late.explains(report.member.rank, report.end, now) is False
+        ):
             self._conclude(report, now)
         # What a script does once it is told to stop is no failure: why it is has to be known before.
         if (self.root_cause is not None or not self._analysis.reports) and self._agreement.decide(now):
@@ -67,7 +87,7 @@ class FailureCoordinator(Participant):
 
     def due(self, now: float) -> float:
         reports = [report.due for report in self._analysis.reports if self.root_cause is None]
-        return min([super().due(now), *self.keys.due(), *reports, self._agreement.due])
+        return min([super().due(now), *self.keys.due(), *reports, self._agreement.due, self._late.due])
 
     def finish(self) -> None:
         """Let the others end: first the rank that failed, so that the launcher sees its exit code before all others."""
@@ -129,27 +149,34 @@ class FailureCoordinator(Participant):
 
     def _take(self, member: RankState, message: object, now: float) -> None:
         """Take what a rank says, whichever agent it has."""
-        rank = member.rank
         if isinstance(message, Arrive | Ready | Leave):
-            self.keys.take(rank, message, now)
+            self.keys.take(member.rank, message, now)
         elif isinstance(message, Register):
             self._register(member, message)
-        elif isinstance(message, Phases):
-            self.log.add("phases", rank, **own_steps(message.times))
-        elif isinstance(message, Exiting):
-            member.exiting = now
-        elif isinstance(message, Failing):
-            self._failing(member, message.end, now)
-        elif isinstance(message, Terminating):
-            if message.signal == signal.SIGTERM:
-                self._request_stop(member, signal_name(message.signal), now)
-            self._terminating(member, message.signal, now)
+        elif isinstance(message, Exiting | Failing | Terminating | Exited):
+            self._take_end(member, message, now)
         elif isinstance(message, RequestStop | Reads):
             self._take_of_stop(member, message, now)
+        elif isinstance(message, Stalled | Position):
+            self._late.take(member.rank, message, now)
+        elif isinstance(message, Phases):
+            self.log.add("phases", member.rank, **own_steps(message.times))
+        else:
+            raise ProtocolError(f"sends {type(message).__name__}, which only rank 0 may")
+
+    def _take_end(self, member: RankState, message: Exiting | Failing | Terminating | Exited, now: float) -> None:
+        """A rank ends, or is to."""
+        if isinstance(message, Exiting):
+            member.exiting = now
+            self._leave_late(member.rank)
+        elif isinstance(message, Failing):
+            self._failing(member, message.end, now)
         elif isinstance(message, Exited):
             self._exited(member, message.end, now)
         else:
-            raise ProtocolError(f"sends {type(message).__name__}, which only rank 0 may")
+            if message.signal == signal.SIGTERM:
+                self._request_stop(member, signal_name(message.signal), now)
+            self._terminating(member, message.signal, now)
 
     def _register(self, member: RankState, message: Register) -> None:
         """The process of a rank is watched from now on. It and rank 0's hear of each other, whichever is first."""
@@ -169,6 +196,7 @@ class FailureCoordinator(Participant):
             member.failing = end
             self.log.add("failing", member.rank, text=failure_text(end))
             self._analysis.failed(member, end, now)
+            self._late.fails(end, now)
 
     def _terminating(self, member: RankState, number: int, now: float) -> None:
         """An external signal has asked a rank to stop."""
@@ -250,10 +278,23 @@ class FailureCoordinator(Participant):
             without = f"; without {ranks_said(missing)}, which did not say how far it is" if missing else ""
             self.say(f"{self._why_stop}: all ranks stop at read {read} of ctx.preempted{without}")
 
+    def _locate(self, question: Locate, ranks: Collection[int]) -> None:
+        """Ask the agents of these ranks how far they are."""
+        for connection, members in self.peers.items():
+            if any(member.rank in ranks for member in members):
+                connection.send(question)
+        if any(member.rank in ranks for member in self.own):
+            self.locate(question, time.monotonic())
+
     def _leave(self, rank: int) -> None:
         """A rank has ended, or is not connected any more: the others do not wait for it."""
         self.keys.leave(rank)
         self._agreement.leave(rank)
+        self._leave_late(rank)
+
+    def _leave_late(self, rank: int) -> None:
+        if not self._analysis.reports:  # else why a rank fails may be for whom it has waited
+            self._late.leave(rank)
 
     def _delay(self, member: RankState) -> float:
         """Seconds for which the others wait before they stop, so that their launcher sees first who failed."""

@@ -10,7 +10,7 @@ from ..rendezvous.messages import LONGEST_TEXT, READY, Arrive, Detach, Failed, G
 from ..rendezvous.protocol import ProtocolError
 from .heartbeat import HeartbeatConnection, close_gracefully
 from .loop import AFTER_THE_FIRST, Answer, Participant, StopRequest
-from .messages import Abort, CountReads, Done, Exited, Failing, Register, StopAt, Terminating
+from .messages import Abort, CountReads, Done, Exited, Failing, Locate, Register, StopAt, Terminating
 from .root_cause import RankState, from_disconnect, from_exit
 
 _CAUSE = 1.0  # seconds after our end to hear why
@@ -110,10 +110,8 @@ class FailureReporter(Participant):
             self._stop_own(message.root_cause.escaped(), now)
         elif isinstance(message, Answer):
             self._take_answers(rank, message)
-        elif isinstance(message, CountReads):
-            self.stops.ask(now)
-        elif isinstance(message, StopAt):
-            self.stops.stop_at(message.read)
+        elif isinstance(message, CountReads | StopAt | Locate):
+            self._take_question(message, now)
         elif isinstance(message, Done):
             for member in self.own:
                 self.orders.setdefault(member.rank, StopRequest(now, is_failure=False, is_done=True))
@@ -123,6 +121,14 @@ class FailureReporter(Participant):
             self._end(connection, self._why_gone, now)
         else:
             raise ProtocolError(f"sends {type(message).__name__}, which only another rank may")
+
+    def _take_question(self, message: CountReads | StopAt | Locate, now: float) -> None:
+        if isinstance(message, CountReads):
+            self.stops.ask(now)
+        elif isinstance(message, StopAt):
+            self.stops.stop_at(message.read)
+        else:
+            self.locate(message, now)
 
     def _lose_rank_0(self, why: str, now: float) -> None:
         self._stop_own(from_disconnect([self.members[0]], why), now)

@@ -17,7 +17,7 @@ from ..rendezvous.protocol import ProtocolError
 from ..settings import SupervisionSettings
 from ..text import first_line
 from .heartbeat import DisconnectedError, HeartbeatConnection
-from .messages import KINDS, Reads
+from .messages import KINDS, Locate, Reads
 from .root_cause import RankState, RootCause
 from .stop_agreement import StopPages
 from .termination_log import leave
@@ -73,6 +73,7 @@ class Participant:
     held: bool  # whether the exit of our ranks waits for us, as in the wrapper
     say: Say
     remove_reader: Callable[[HeartbeatConnection], None] = lambda _: None  # of the loop
+    locate: Callable[[Locate, float], object] = lambda *_: None  # lets our ranks say where they are; of the loop
     is_starting: bool = False  # whether all ranks are to get ready first; until then a failure is that of the start
     root_cause: RootCause | None = None  # why the job ends, once that is known
     orders: dict[int, StopRequest] = field(default_factory=dict)  # by rank of our own
@@ -173,6 +174,11 @@ class Participant:
     def _is_own(self, cause: RootCause) -> bool:
         return any(member.rank in cause.ranks for member in self.own)
 
+    def _says_itself(self, cause: RootCause) -> bool:
+        """Whether the output of our rank says it."""
+        first = [member for member in self.own if member.rank in cause.ranks]
+        return any(not cause.is_failure or member.failing or member.end for member in first)
+
     def _is_running(self, connection: HeartbeatConnection) -> bool:
         """Whether a connection is ours, and has ranks that are to end yet."""
         return any(member.end is None for member in self.peers.get(connection, ()))
@@ -227,7 +233,7 @@ class Participant:
                 self.orders[rank] = StopRequest(at if before is None else min(at, before.at), cause.is_failure)
         if self.root_cause is None:
             self._concluded_at = now
-            if len(self.own) > 1 or not self._is_own(cause):  # else its own output says it
+            if len(self.own) > 1 or not self._says_itself(cause):
                 self.say(cause.text, event="root_cause", ranks=cause.ranks, is_failure=cause.is_failure)
             if cause.is_failure:
                 leave(cause.text, replaces=True)
@@ -245,7 +251,7 @@ class EventLoop:
         self._killing: list[Callable[[], None]] = []
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self.watched: dict[int, MonitoredProcess] = {}  # by rank, once it runs
-        role.remove_reader = self.remove_reader
+        role.remove_reader, role.locate = self.remove_reader, self._locate
         for connection in role.peers:
             self.add_reader(connection, partial(role.read, connection))
 
@@ -299,6 +305,10 @@ class EventLoop:
         finally:
             self._role.close()
             self._selector.close()
+
+    def _locate(self, question: Locate, now: float) -> None:
+        for watched in self.watched.values():
+            watched.locate(question, now)
 
     def _due(self, now: float) -> float:
         orders = [order.at for rank, order in self._role.orders.items() if rank in self.watched.keys() - self._stopped]

@@ -8,15 +8,20 @@ other side's kernel takes what we send tells a host that has gone from a process
 from __future__ import annotations
 
 from ..rendezvous.messages import Arrive, Detach, Failed, Go, Leave, Ready, Release, RequestStop
-from ..rendezvous.protocol import flag, integer, message, nested, number, of, table, time_or_duration
+from ..rendezvous.protocol import flag, integer, message, nested, number, of, optional, table, time_or_duration
 from .exit_status import ExitStatus
+from .progress import MOST_GROUPS
 from .root_cause import RootCause
+from .stacks import Stacks
 
 
 def _time(value: object) -> float:
     if not time_or_duration(value):
         raise ValueError("time")
     return time_or_duration(value)
+
+
+_count = integer(most=(1 << 64) - 1)
 
 
 @message
@@ -81,7 +86,7 @@ class CountReads:
 class Reads:
     """The script of this rank has begun so many reads of `ctx.preempted`."""
 
-    count: int = of(integer(most=(1 << 64) - 1))
+    count: int = of(_count)
 
 
 @message
@@ -91,8 +96,39 @@ class StopAt:
     read: int = of(integer(1, 1 << 64))
 
 
+@message
+class Stalled:
+    """This rank has not moved for as long as DISTBOOT_LATE_AFTER says."""
+
+
+@message
+class Locate:
+    """From rank 0: how far are the ranks of this agent, and, with `stacks`, where in their scripts?"""
+
+    number: int = of(number)  # of the question; 0: whose answer is not awaited
+    stacks: bool = of(flag, default=False)
+
+
+@message
+class Position:
+    """How far a rank is, as its agent knows."""
+
+    number: int = of(number)  # of the question
+    since: float = of(time_or_duration)  # seconds for which it has not moved
+    counts: dict[str, int] = of(table(MOST_GROUPS, _count))  # collective operations begun, by process group
+    reads: int = of(_count)  # of `ctx.preempted`
+    steps: int = of(_count)  # calls of `ctx.step()`
+    stacks: Stacks | None = of(optional(nested(Stacks)), default=None)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it has a number that grows as it moves."""
+        return bool(self.counts or self.reads or self.steps)
+
+
 KINDS = (
     *(Register, Phases, Failing, Exiting, Terminating, Exited, Abort, Done, Detach),
     *(RequestStop, CountReads, Reads, StopAt),
+    *(Stalled, Locate, Position),
     *(Arrive, Ready, Leave, Release, Go, Failed),
 )

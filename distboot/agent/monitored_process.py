@@ -16,8 +16,11 @@ from ..rendezvous.protocol import ProtocolError, decode
 from .crash_hooks import ENDING, EXCEPTION, INTERRUPT, STEPS, TERM, without
 from .exit_status import FATAL, LAST_RESORT, ExitStatus, shown
 from .loop import StopRequest
-from .messages import Exited, Exiting, Failing, Phases, Terminating
+from .messages import Exited, Exiting, Failing, Locate, Phases, Position, Stalled, Terminating
+from .progress import KIND as PROGRESS
+from .progress import Movement
 from .root_cause import from_exit
+from .stacks import StackReader, Stacks
 from .termination_log import leave
 
 TYPE_CHECKING = False
@@ -31,6 +34,8 @@ _GET_INFO = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11
 # proc_pid_stat(5), counted from the state, which is the third field.
 _STATE, _START_CODE, _EXIT_CODE = 0, 23, 49
 
+_MOST_STACKS = 1 << 21  # bytes: what a faulthandler writes of a hundred threads
+_ONE_THREAD = b"Stack (most recent call first):"  # how it begins
 _MOST_KEPT = 16384  # bytes: what a faulthandler writes of many threads
 _EVENT = re.compile(rb"\0(\w{1,20}) (\d{1,10})\n([^\0]*)\0")
 _LONGEST = 3500  # characters
@@ -107,7 +112,7 @@ class HookReader:
 
     def __init__(self, pipe: int, secret: str = "") -> None:
         os.set_blocking(pipe, False)
-        self.ended = False
+        self.ended = self.expects_stacks = False
         self.pipe, self._secret, self._buffer = pipe, secret, b""
 
     def read(self) -> list[HookEvent]:
@@ -121,8 +126,21 @@ class HookReader:
         """Whether a faulthandler has written what the process did when SIGTERM came; said once."""
         begin = self._buffer.find(FATAL.encode())
         dump = self._buffer if begin < 0 else self._buffer[:begin]
-        self._buffer = self._buffer[len(dump) :]
-        return bool(dump.strip())
+        is_there = _ONE_THREAD in dump
+        left = dump.replace(_ONE_THREAD, b"") if self.expects_stacks else b""
+        self._buffer = left + self._buffer[len(dump) :]
+        return is_there
+
+    def stacks(self) -> str:
+        """What a faulthandler has written of all threads until now, while that is expected."""
+        if not self.ended:
+            self._fill()
+        return self._clean(self._buffer)
+
+    def forget_stacks(self) -> None:
+        """They have been read."""
+        self.expects_stacks = False
+        self.take_dump()
 
     def crash(self) -> str:
         """What a faulthandler has written about a crash, the innermost call first; empty if it has not."""
@@ -142,7 +160,8 @@ class HookReader:
             if not data:
                 self.ended = True
                 return
-            self._buffer = (self._buffer + data)[:_MOST_KEPT]
+            kept = _MOST_STACKS if self.expects_stacks else _MOST_KEPT
+            self._buffer = (self._buffer + data)[:kept]
 
     def _clean(self, data: bytes) -> str:
         return without(self._secret, data.decode(errors="replace"))
@@ -165,6 +184,9 @@ class MonitoredProcess:
         self._stopped_since = 0.0
         self._traceback = ""
         self._other = (0.0, "")  # when another process of this rank had one, and which
+        settings, now = self._role.settings, time.monotonic()
+        self._stacks = StackReader(process, hooks, self._loop)
+        self._movement = Movement(process.pid, settings.stalls_after, now)
         self._loop.add_reader(hooks.pipe, self._hear)
         self._loop.watched[rank] = self
 
@@ -198,7 +220,9 @@ class MonitoredProcess:
         """It is clear now who failed first, or who stopped the job."""
 
     def look(self, now: float) -> None:
-        """Whether it has been stopped for too long; once a second."""
+        """Whether it has been stopped for too long, or has stalled; once a second."""
+        if not self.has_ended and self._movement.stalled(self._role.stops.numbers(self.rank), now):
+            self._role.take(self.rank, Stalled(), now)
         stopped = None if self.has_ended else self.process.stopped()
         if stopped is None or stopped != self._stopped:  # else it has not run since we looked
             self._stopped, self._stopped_since = stopped, now
@@ -206,6 +230,20 @@ class MonitoredProcess:
             cause = f"stopped by a signal (SIGSTOP?) for {self._bound:g} s"
             self._role.take(self.rank, Failing(ExitStatus(cause=cause, when=time.time())), now)
             self._stopped = None
+
+    def locate(self, question: Locate, now: float) -> None:
+        """Say how far it is, and where."""
+        reads, steps = self._role.stops.numbers(self.rank)
+        since = max(now - self._movement.since, 0.0)
+        position = Position(question.number, since, self._movement.counts, reads, steps)
+
+        def reply(stacks: Stacks | None = None) -> None:
+            self._role.take(self.rank, replace(position, stacks=stacks), time.monotonic())
+
+        if question.stacks and not self.has_ended:
+            self._stacks.read(reply, now)
+        else:
+            reply()
 
     def stopping(self, now: float) -> None:
         """It got TERM; if not from us, then from outside."""
@@ -256,6 +294,8 @@ class MonitoredProcess:
             self._role.take(self.rank, Failing(end), now)
         elif event.kind == ENDING:
             self._role.take(self.rank, Exiting(), now)
+        elif event.kind == PROGRESS:
+            self._movement.take(event.text, now)
         elif event.kind == INTERRUPT:
             self._is_asked_first(signal.SIGINT, now)
         elif event.kind == TERM:

@@ -21,7 +21,7 @@ from typing import Protocol, TypeAlias
 
 from . import crash_hooks
 
-READS, ASKED, STOP = range(3)  # the numbers of a page; ASKED is a time of `time.monotonic_ns`
+READS, ASKED, STOP, STEPS = range(4)  # the numbers of a page; ASKED is a time of `time.monotonic_ns`
 _SIZE = 4096  # bytes
 _PAUSE = 0.001  # seconds between two looks for the answer
 _AGENT_LIMIT = 10.0  # seconds for an agent that has ended without our knowledge; else it says itself until when
@@ -47,7 +47,7 @@ class Preemption:
     def __init__(self, agent: Agent | None) -> None:
         global _current  # noqa: PLW0603 - a process has one context
         self._agent, self._process, self._is_true, self._count = agent, os.getpid(), False, 0
-        self._page: Page = [0, 0, 0]
+        self._page: Page = [0, 0, 0, 0]
         if agent is not None and agent.page is not None:
             self._page, agent.page = mapped(agent.page), None
         else:
@@ -65,6 +65,10 @@ class Preemption:
         if count == 1:
             self.listen([signal.SIGTERM])
         return self._page[ASKED] != 0 and self._is_agreed(count)
+
+    def step(self) -> None:
+        """The script has come to its next step."""
+        self._page[STEPS] += 1
 
     def request(self, why: str, *, lasts: bool = True) -> None:
         """Let all ranks stop at one of their next reads; `lasts`: those of the next context, too."""
@@ -86,7 +90,7 @@ class Preemption:
     def detach(self) -> None:
         """The context is closed: from now on no other rank is asked."""
         self._agent = None
-        self._page = [*self._page[:STOP], self._page[STOP] or int(self._page[ASKED] != 0)]
+        self._page = [*self._page[:STOP], self._page[STOP] or int(self._page[ASKED] != 0), 0]
 
     def request_at(self, at: float | None, why: str) -> None:
         """The same at a time in seconds since the epoch, where no agent does it."""

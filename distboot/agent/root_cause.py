@@ -224,6 +224,13 @@ def from_disconnect(gone: Sequence[RankState], why: str) -> RootCause:
     return RootCause(tuple(ranks), True, f"{ranks_said(ranks)} became unreachable first: {why}, {where}")
 
 
+def from_late(member: RankState, ranks: Sequence[int], text: str, end: ExitStatus | None) -> RootCause:
+    """Others have waited in vain for ranks, the first of which is this; `end`: how one of these others has failed."""
+    gave_up = "" if end is None else f"; then one of those that waited failed: {failure_text(end)}"
+    code = STOPPED if end is None else exit_code_of(end)
+    return RootCause(tuple(ranks), True, f"{text}, {member.where}{gave_up}", exit_code=code)
+
+
 def from_signal(member: RankState, number: int) -> RootCause:
     """An external signal stopped a rank, and so the job."""
     text = f"stopped by an external {signal_name(number)}: rank {member.rank} got it first, {member.where}"

@@ -22,7 +22,7 @@ from ..rendezvous.job_info import JobInfo
 from ..rendezvous.membership import JoinPlan
 from ..settings import SupervisionSettings
 from ..text import log_line
-from . import crash_hooks
+from . import crash_hooks, progress
 from .local import AgentLink, Begin
 
 TYPE_CHECKING = False
@@ -82,6 +82,7 @@ class Sidecar:
             except (OSError, AttributeError) as error:
                 log_line(self._who, f"warning: this rank's exit code is not known in time: {error}")
             crash_hooks.install(self._reports, term=True)
+            progress.install(crash_hooks.emit)
             job.is_watched = True
         tell_steps(job)
 

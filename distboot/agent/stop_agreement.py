@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from math import inf
 
-from .preemption import ASKED, READS, STOP, Page, new_page
+from .preemption import ASKED, READS, STEPS, STOP, Page, new_page
 
 # Seconds. What a script has written before it looked is seen by then: a store waits in a processor for microseconds.
 _SETTLING = 0.01
@@ -82,6 +82,11 @@ class StopPages:
         """Whether the script has come to the read that is true."""
         page = self._pages.get(rank)
         return page is not None and 0 < page[STOP] <= page[READS]
+
+    def numbers(self, rank: int) -> tuple[int, int]:
+        """How many reads and steps the script has begun."""
+        page = self._pages.get(rank)
+        return (0, 0) if page is None else (page[READS], page[STEPS])
 
     def late(self, ranks: Iterable[int], now: float) -> dict[int, str]:
         """What is said of those of these ranks that have not come to their read in time; once."""

@@ -31,6 +31,8 @@ Kind = Literal[
     "unreachable",  # text
     "stop_requested",  # text
     "stop_agreed",  # read, missing
+    "late",  # ranks, waiting, text, stacks
+    "late_over",
     "root_cause",  # kind, ranks, text, location, traceback
 ]
 _MOST_OF_A_KIND = 100  # of one rank: what a rank may send again and again is bounded

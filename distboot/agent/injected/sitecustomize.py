@@ -38,7 +38,9 @@ def _begin() -> None:
 def _listen(here: str, pipe: int, inode: int) -> None:
     if os.fstat(pipe).st_ino == inode:
         os.set_inheritable(pipe, False)
-        _loaded(here, "crash_hooks").install(pipe)
+        hooks = _loaded(here, "crash_hooks")
+        hooks.install(pipe)
+        _loaded(here, "progress").install(hooks.emit)
 
 
 def _loaded(here: str, name: str) -> ModuleType:

@@ -1,0 +1,296 @@
+"""Which ranks are late: others wait for them at a collective operation to which they do not come. Rank 0 names them.
+
+An agent says that a rank of its own has stalled. Rank 0 asks all agents how far their ranks are, and where. As long as
+no rank stalls nothing is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from math import inf
+from typing import NamedTuple, Protocol
+
+from ..report import EventLog
+from ..settings import SupervisionSettings
+from ..text import escape_control, ranks_said
+from .exit_status import ExitStatus, shown
+from .messages import Locate, Position, Stalled
+from .root_cause import RankState, RootCause, from_late
+from .stacks import fold, lines, waits, where
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .loop import Say
+
+_TOLERANCE = 2.5  # seconds: agents look once a second, and scripts say once a second how far they are
+_ANSWERING = 8.0  # seconds for all agents to answer; a stack takes up to 6
+_ASKED_A_SECOND = 2000  # ranks
+_POLLING = 1.0  # seconds between two looks whether it is over
+_SECOND_LOOK = 3.0  # seconds; where no numbers tell that a rank does not move, its stack is the same then
+_MOST_PLACES = 4  # in one line
+
+
+class Late(NamedTuple):
+    """What holds up a job.
+
+    Attributes:
+        ranks: those that are late; empty: all wait, and none of them can be said to be late.
+        waiting: those that wait, for these or for each other.
+        group: the process group whose collective operations say so; empty: only the stacks do.
+    """
+
+    ranks: list[int]
+    waiting: list[int]
+    group: str = ""
+
+
+def find_late(positions: Mapping[int, Position], before: Mapping[int, Position], after: float) -> Late | None:
+    """Who is late, once others have waited so many seconds; None: nobody, as far as is known.
+
+    Args:
+        positions: of all ranks that have answered.
+        before: the same, some seconds ago.
+        after: seconds.
+    """
+    return _by_numbers(positions, after) or _by_stacks(positions, before, after)
+
+
+def may_be_late(positions: Mapping[int, Position], after: float) -> bool:
+    """Whether it is worth to look at the stacks, which disturbs the scripts a little."""
+    stalled = [not position.is_counted or _is_long(position, after) for position in positions.values()]
+    return _by_numbers(positions, after) is not None or all(stalled)
+
+
+def _by_numbers(positions: Mapping[int, Position], after: float) -> Late | None:
+    for group in sorted({group for position in positions.values() for group in position.counts}):
+        counts = {rank: position.counts[group] for rank, position in positions.items() if group in position.counts}
+        most = max(counts.values())
+        waiting = [rank for rank in counts if counts[rank] == most and _is_long(positions[rank], after)]
+        behind = [rank for rank in counts if counts[rank] < most]
+        if behind and waiting:
+            return Late(sorted(behind), sorted(waiting), group)
+    return None
+
+
+def _by_stacks(positions: Mapping[int, Position], before: Mapping[int, Position], after: float) -> Late | None:
+    waited = [
+        rank
+        for rank, position in positions.items()
+        if _is_long(position, after) or (rank in before and _is_at_rest(before[rank], position))
+    ]
+    waiting = sorted(rank for rank in waited if _waits(positions[rank]))
+    others = sorted(positions.keys() - set(waiting))
+    is_known = all(positions[rank].stacks is not None and not _waits(positions[rank]) for rank in others)
+    return Late(others, waiting) if waiting and is_known and len(positions) > 1 else None
+
+
+def text_of(late: Late, positions: Mapping[int, Position], members: Mapping[int, RankState], begin: str) -> str:
+    """`"waiting for rank 3 (node-1) for 60 s: it is in load (data.py:41); ranks 0-2 wait in step (train.py:84)"`.
+
+    Args:
+        late: who is.
+        positions: of all ranks.
+        members: the ranks.
+        begin: `"waiting for {} for 60 s"`, say.
+    """
+    waiting, who = _places(late.waiting, positions), ranks_said(late.ranks)
+    if not late.ranks and len(waiting) == 1:
+        what = f"all {len(late.waiting)} wait{waiting[0][1]}"
+        return f"{begin.format('each other')}: {what}; the network between them, or a device, may not answer"
+    if not late.ranks:
+        return f"{begin.format('each other')}: {_listed(waiting, 'wait')}"
+    hosts = sorted({escape_control(members[rank].host) for rank in late.ranks})
+    place, places = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts", _places(late.ranks, positions)
+    there = f"it is{places[0][1] or ' there'}" if len(late.ranks) == 1 else _listed(places, "are")
+    said = f"{begin.format(f'{who} ({place})')}: {there}; {_listed(waiting, 'wait')}"
+    if not late.group:
+        return said
+    most = positions[late.waiting[0]].counts[late.group]
+    least = min(positions[rank].counts[late.group] for rank in late.ranks)
+    return f"{said}, collective operation {most:,}, {who} {'has' if len(late.ranks) == 1 else 'have'} begun {least:,}"
+
+
+def _is_long(position: Position, after: float) -> bool:
+    """Whether it has not moved for so many seconds."""
+    return position.since >= after - min(_TOLERANCE, after / 2)
+
+
+def _waited_for(late: Late, positions: Mapping[int, Position]) -> float:
+    """Seconds for which others have waited."""
+    return max((positions[rank].since for rank in late.waiting if rank in positions), default=0.0)
+
+
+def _is_at_rest(before: Position, position: Position) -> bool:
+    """Whether its stack has not changed, where it has no numbers that would tell."""
+    return not position.is_counted and position.stacks is not None and position.stacks == before.stacks
+
+
+def _waits(position: Position) -> bool:
+    return position.stacks is not None and waits(position.stacks)
+
+
+def _places(ranks: Iterable[int], positions: Mapping[int, Position]) -> list[tuple[list[int], str]]:
+    """Where ranks are, as far as is known, those of fewest ranks first: `" in load (data.py:41)"`."""
+    found: dict[str, list[int]] = {}
+    for rank in ranks:
+        stacks = positions[rank].stacks
+        found.setdefault("" if stacks is None else f" {where(stacks)}", []).append(rank)
+    return sorted(((ranks, place) for place, ranks in found.items()), key=lambda each: (len(each[0]), each[0]))
+
+
+def _listed(places: Sequence[tuple[Sequence[int], str]], verb: str) -> str:
+    """`"rank 1 waits in a (x.py:3), ranks 0, 2 wait in b (x.py:4)"`."""
+    one = {"wait": "waits", "are": "is"}[verb]
+    shown = [f"{ranks_said(ranks)} {one if len(ranks) == 1 else verb}{place}" for ranks, place in places]
+    more = [f"{len(shown) - _MOST_PLACES} other places"] if len(shown) > _MOST_PLACES else []
+    return ", ".join([*shown[:_MOST_PLACES], *more])
+
+
+class Job(Protocol):
+    """Rank 0's side of failure detection, as far as it is used here."""
+
+    members: dict[int, RankState]
+    settings: SupervisionSettings
+    say: Say
+    log: EventLog
+    root_cause: RootCause | None
+
+
+class LateWatch:
+    """Rank 0's: when to ask, and what follows. All times are those of `time.monotonic`.
+
+    Args:
+        job: rank 0's side of failure detection.
+        ask: asks the agents of some ranks.
+        blame: ends the job.
+
+    Attributes:
+        late: who is, as far as is known.
+    """
+
+    def __init__(
+        self, job: Job, ask: Callable[[Locate, Collection[int]], object], blame: Callable[[RootCause], object]
+    ) -> None:
+        self.late: Late | None = None
+        self._positions: dict[int, Position] = {}  # of all ranks, as they were answered last
+        self._before: dict[int, Position] = {}  # the same, with the stacks before
+        self._job, self._ask, self._blame = job, ask, blame
+        self._after, self._hang_after = job.settings.stalls_after, job.settings.hang_after or inf
+        self._again = max(1.0, len(job.members) / _ASKED_A_SECOND)  # seconds between two questions to all
+        self._question, self._asked_at = Locate(0, stacks=False), -inf  # the last one to all
+        self._awaited: set[int] = set()
+        self._end = self._next = self._poll = inf
+        self._is_told = True  # whether it was said that they are late
+        self._has_failed = False  # whether a rank has waited for too long
+
+    @property
+    def due(self) -> float:
+        return min(self._end, self._next, self._poll)
+
+    def take(self, rank: int, message: Stalled | Position, now: float) -> None:
+        """A rank has not moved for long, or says where it is."""
+        if isinstance(message, Stalled):
+            self._next = min(self._next, max(now, self._asked_at + self._again)) if self.late is None else self._next
+        elif message.number and message.number == self._question.number and rank in self._awaited:
+            self._positions[rank] = message
+            self._awaited -= {rank}
+        elif not message.number and self.late is not None and rank == self.late.waiting[0]:
+            if message.since < now - self._asked_at:  # who has waited has gone on
+                self._over()
+            elif not self._is_told:
+                self._is_told = True
+                self._tell(self.late, now)
+
+    def leave(self, rank: int) -> None:
+        """A rank ends, or its agent is not connected any more."""
+        self._awaited -= {rank}
+        if self.late is not None and rank in self.late.waiting:
+            self._over()
+
+    def fails(self, end: ExitStatus, now: float) -> None:
+        """A rank fails: if it has waited for too long, it is to be known for whom."""
+        if self.late is None and end.has_waited and not self._has_failed:
+            self._has_failed, self._after = True, 0.0
+            self._ask_all(now, stacks=False)
+
+    def explains(self, rank: int, end: ExitStatus, now: float) -> bool | None:
+        """Whether a rank has failed as it waited for others that live, for which the job then ends; None: not yet."""
+        if not end.has_waited or (self.late is not None and rank not in self.late.waiting):
+            return False
+        if self._end < inf:
+            return None
+        if self.late is None or not self.late.ranks:
+            return False
+        self._end_job(self.late, end, now)
+        return True
+
+    def turn(self, now: float) -> None:
+        """Do what is due."""
+        if self._end < inf and (not self._awaited or now >= self._end):
+            self._end = inf
+            if self._question.stacks:
+                self._judge(now)
+            elif may_be_late(self._positions, self._after):
+                self._ask_all(now, stacks=True)
+        if now >= self._next and self._end == inf:
+            self._ask_all(now, stacks=self.late is not None)
+        if now >= self._poll and self.late is not None:
+            self._poll = now + _POLLING
+            self._ask(Locate(0, stacks=False), self.late.waiting[:1])
+
+    def _ask_all(self, now: float, *, stacks: bool) -> None:
+        self._question, self._asked_at = Locate(self._question.number + 1, stacks), now
+        self._next, self._end = inf, now + _ANSWERING
+        self._positions = dict(self._positions) if stacks else {}  # a rank that ends meanwhile has said how far it is
+        for rank, member in self._job.members.items():
+            if member.is_open and member.pid and (member.exiting is None or member.failing is not None):
+                self._awaited.add(rank)
+        self._ask(self._question, self._awaited)
+
+    def _judge(self, now: float) -> None:
+        before, self._before = self._before, self._positions
+        late = find_late(self._positions, before, self._after)
+        if late is not None:
+            # What a script says of itself is up to a second old: they may have gone on just now.
+            self.late, self._is_told, self._poll = late, False, now + _POLLING
+            seconds = max(_waited_for(late, self._positions), 1.0)
+            self._next = now + min(at - seconds for at in (2 * seconds, self._hang_after) if at > seconds)
+        elif self.late is not None:
+            self._over()
+        elif not before and any(map(_waits, self._positions.values())):
+            self._next = now + _SECOND_LOOK
+        else:
+            self._before = {}
+
+    def _over(self) -> None:
+        late, self.late = self.late, None
+        self._next, self._poll, self._before = inf, inf, {}
+        if late is not None and self._job.root_cause is None:
+            who = ranks_said(late.ranks) if late.ranks else "the ranks"
+            self._job.log.add("late_over", (late.ranks or [0])[0])
+            self._job.say(f"{who} {'goes' if len(late.ranks) == 1 else 'go'} on", event="late_over", ranks=late.ranks)
+
+    def _tell(self, late: Late, now: float) -> None:
+        if self._job.root_cause is not None:
+            return
+        said = self._text(late, now, "waiting for {} for ")
+        stacks = {rank: one.stacks for rank, one in self._positions.items() if one.stacks is not None}
+        places, first = lines(fold(stacks)), (late.ranks or late.waiting)[0]
+        self._job.log.add("late", first, ranks=late.ranks, waiting=late.waiting, text=said, stacks=places)
+        self._job.say(said + shown("\n".join(places)), event="late", ranks=late.ranks)
+        at_rest = min((one.since for one in self._positions.values() if one.is_counted), default=0.0)
+        if at_rest + now - self._asked_at >= self._hang_after:
+            self._end_job(late, None, now)
+
+    def _end_job(self, late: Late, end: ExitStatus | None, now: float) -> None:
+        ranks = late.ranks or late.waiting
+        said = self._text(late, now, "{} held up the job for ")
+        first = self._job.members[ranks[0]]
+        self._job.log.add(
+            "root_cause", first.rank, kind="late", ranks=ranks, text=said, location=first.where, traceback=""
+        )
+        self._blame(from_late(first, ranks, said, end))
+
+    def _text(self, late: Late, now: float, begin: str) -> str:
+        seconds = _waited_for(late, self._positions) + now - self._asked_at
+        return text_of(late, self._positions, self._job.members, f"{begin}{seconds:.0f} s")

@@ -1,0 +1,135 @@
+"""How far a script is: in its process, a thread that says so; and its agent, which notes since when it has not moved.
+
+A rank moves when one of its numbers grows: the collective operations that torch counts for each process group, those of
+DistributedDataParallel too, and says so also while the script waits in one; its reads of `ctx.preempted`; its calls of
+`ctx.step()`. Where it has none of these it moves while its process uses a processor.
+
+This file is also read by the Python of an unmodified script, without the rest of the package: it imports nothing but
+the standard library, and that late.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+KIND = "progress"  # of what is emitted: "name count", a line for each process group
+INJECTED = "_distboot_progress"  # this file as a module, where the wrapper has had it loaded
+_MODULE = "torch.distributed.distributed_c10d"
+_INTERVAL = 1.0  # seconds between two looks
+MOST_GROUPS = 32
+_LONGEST_NAME = 60
+_BUSY = 0.02  # of a processor: less is used by threads that only wait
+_USER_TIME = 11  # proc_pid_stat(5), counted from the state; the next one is that of the kernel
+
+_process = 0  # which has the thread; a fork is not the rank
+
+
+class _WhenImported:
+    """In `sys.meta_path` until the script imports torch.distributed: a thread is of no use before."""
+
+    def __init__(self, emit: Callable[[str, str], object]) -> None:
+        self._emit = emit
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == _MODULE:
+            sys.meta_path = [finder for finder in sys.meta_path if finder is not self]  # the list is being read
+            _start(self._emit)
+
+
+def install(emit: Callable[[str, str], object]) -> None:
+    """Say through `emit` how far this process is, once a second, if that has changed."""
+    if INJECTED in sys.modules and __name__ != INJECTED:
+        return
+    if _MODULE in sys.modules:
+        _start(emit)
+    else:
+        sys.meta_path.insert(0, _WhenImported(emit))
+
+
+def counts() -> dict[str, int]:
+    """The collective operations that were begun, by the name of the process group, which is the same on all ranks."""
+    world: Any = getattr(sys.modules.get(_MODULE), "_world", None)
+    found = {}
+    for group in list(getattr(world, "pg_map", ()))[:MOST_GROUPS]:
+        with suppress(Exception):  # a backend that does not count, or a group that is being destroyed
+            found[str(world.pg_names[group])[:_LONGEST_NAME]] = int(group._get_sequence_number_for_group())  # noqa: SLF001
+    return found
+
+
+def _start(emit: Callable[[str, str], object]) -> None:
+    global _process  # noqa: PLW0603 - one thread a process
+    if _process != os.getpid():
+        _process = os.getpid()
+        import threading
+
+        threading.Thread(target=_watch, args=[emit], name="distboot-progress", daemon=True).start()
+
+
+def _watch(emit: Callable[[str, str], object]) -> None:
+    before: dict[str, int] = {}
+    while True:
+        time.sleep(_INTERVAL)
+        found = counts()
+        if found != before:
+            before = found
+            emit(
+                KIND, "\n".join(f"{name.split()[0] if name.split() else '-'} {count}" for name, count in found.items())
+            )
+
+
+class Movement:
+    """Of one rank. All times are those of `time.monotonic`.
+
+    Args:
+        pid: of its process.
+        after: the seconds without movement after which it has stalled; that is said again after twice as many.
+        now: when it began.
+    """
+
+    def __init__(self, pid: int, after: float, now: float) -> None:
+        self.counts: dict[str, int] = {}  # of collective operations, by the name of the process group
+        self._pid, self._after = pid, after or float("inf")
+        self._numbers: tuple[int, ...] = (0, 0)
+        self._used, self._looked = 0.0, now
+        self._move(now)
+
+    def take(self, text: str, now: float) -> None:
+        """What the script has said: a line "name count" for each process group."""
+        with suppress(ValueError):
+            self.counts = {name: int(count) for name, count in (line.split(" ") for line in text.splitlines())}
+            self._move(now)
+
+    def stalled(self, numbers: tuple[int, ...], now: float) -> bool:
+        """Whether it is time to say that it has stalled; `numbers` are what else it counts. Asked once a second."""
+        if any(numbers) or self.counts:
+            is_moving = numbers != self._numbers
+            self._numbers = numbers
+        else:
+            used = self._processor_time()
+            is_moving = used - self._used > _BUSY * (now - self._looked)
+            self._used, self._looked = used, now
+        if is_moving:
+            self._move(now)
+        if now < self.since + self._next:
+            return False
+        self._next *= 2
+        return True
+
+    def _move(self, now: float) -> None:
+        self.since, self._next = now, self._after
+
+    def _processor_time(self) -> float:
+        try:
+            with open(f"/proc/{self._pid}/stat", encoding="ascii", errors="replace") as file:
+                fields = file.read().rpartition(")")[2].split()
+            return (int(fields[_USER_TIME]) + int(fields[_USER_TIME + 1])) / os.sysconf("SC_CLK_TCK")
+        except (OSError, IndexError, ValueError):  # it has ended
+            return 0.0

@@ -1,0 +1,290 @@
+"""Python stacks: how an agent reads those of a process, what is said of one, and those of many ranks, folded.
+
+They are read from outside with py-spy where it can; else faulthandler writes them, which the hooks have registered for
+a signal (see `crash_hooks`), and which answers also while C code holds Python's lock. The signal may cut a `sleep` in C
+short, so it is sent only when a rank is late, or somebody asks.
+
+A frame is a text, `"load_batch (/job/data.py:41)"`, and a stack a tuple of them, the innermost first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from ..rendezvous.protocol import of, several, text
+from ..text import escape_control, ranks_said
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .loop import EventLoop
+    from .monitored_process import HookReader, Process
+
+SIGNAL = signal.SIGURG  # which is ignored where nothing is registered for it
+_LIMIT = 1.0  # seconds for the process to write
+_QUIET = 0.05  # seconds without more, and it has written all
+_PY_SPY_LIMIT = 5.0  # seconds
+_TOO_MANY = "in a process of more than 100 threads, whose stacks only py-spy shows"
+_MOST = 1 << 22  # bytes of py-spy's output
+_STATES = {"D": "in the kernel, where no signal reaches it", "T": "stopped by a signal", "t": "stopped by a debugger"}
+# A collective operation of mpi4py has no frame of its own: the line of the script that calls it shows it.
+_MPI_CALL = re.compile(
+    r"\.(Barrier|[Ii]?(?:[Aa]ll)?(?:[Rr]educe|[Gg]ather|[Tt]oall)v?|[Bb]cast|[Ss]catterv?|[Rr]ecv|Wait(?:all)?)\("
+)
+MOST_FRAMES = 48
+LONGEST_FRAME = 400  # characters
+MOST_THREADS = 4  # besides the main one
+_MOST_GROUPS = 20  # of ranks, in the log
+_MOST_CALLS = 6  # of the user's own code, in a line
+
+_FRAME = re.compile(r"(.*) \((.*):(\d+)\)", re.DOTALL)
+_DUMPED = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_BEGIN = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+", re.MULTILINE)
+# What is not the user's own code: packages, the standard library, what has no file, and this package.
+_FOREIGN = re.compile(
+    r"/(site|dist)-packages/|/lib(64)?/python3\.\d+t?/|^<frozen |/distboot/(agent|frameworks|rendezvous)/"
+    r"|/distboot/(context|initialize)\.py"
+)
+# Functions between the user's code and what it has called.
+_WRAPPERS = frozenset({"wrapper", "inner", "_fn", "decorate_context", "_wrapped_call_impl", "_call_impl", "__call__"})
+# Where a process waits for others: torch, Horovod, what mpi4py is called with, JAX, TensorFlow, and our own keys.
+_WAITS = re.compile(
+    r"/torch/distributed/(?!run|launch|elastic)|/horovod/|^mpi4py$|/jax/experimental/multihost_utils|/jax/_src/array"
+    r"|/tensorflow/python/eager/execute|/distboot/(context|rendezvous/job_info)\.py"
+)
+_OF_NO_INTEREST = re.compile(r"/tqdm/|distboot/agent/progress\.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Stacks:
+    """Where a process is. `state` is what the kernel says of it, where it has no stack to show."""
+
+    main: tuple[str, ...] = of(several(text(LONGEST_FRAME), MOST_FRAMES), default=())
+    others: tuple[tuple[str, ...], ...] = of(
+        several(several(text(LONGEST_FRAME), MOST_FRAMES), MOST_THREADS), default=()
+    )
+    state: str = of(text(200), default="")
+
+
+def frame(function: str, file: str, line: int) -> str:
+    """The text for a frame."""
+    return f"{function[:100]} ({file[-LONGEST_FRAME + 120 :]}:{line})"
+
+
+def from_dump(dump: str) -> Stacks | None:
+    """What faulthandler has written of all threads; None: it is not there, or not whole."""
+    begins = [*_BEGIN.finditer(dump)]
+    ends = [*(begin.start() for begin in begins), len(dump)][1:]
+    main: tuple[str, ...] | None = None
+    others = []
+    for begin, end in zip(begins, ends, strict=True):
+        found = [_DUMPED.match(line) for line in dump[begin.start() : end].splitlines()]
+        stack = shortened([frame(one[3], one[1], int(one[2])) for one in found if one])
+        if begin[1] != "Thread":  # the one that has taken the signal, which the kernel gives to the main thread
+            main = stack
+        else:
+            others.append(stack)
+    return None if main is None else of_threads(main, others)
+
+
+def of_threads(main: tuple[str, ...], others: Iterable[tuple[str, ...]]) -> Stacks:
+    """The stacks of the threads that matter."""
+    return Stacks(main, tuple(stack for stack in others if _matters(stack))[:MOST_THREADS])
+
+
+def shortened(stack: Sequence[str]) -> tuple[str, ...]:
+    """The innermost frames of a deep stack, and some of the outermost."""
+    outermost = MOST_FRAMES // 3
+    return (*stack[: MOST_FRAMES - outermost], *stack[-outermost:]) if len(stack) > MOST_FRAMES else tuple(stack)
+
+
+def where(stacks: Stacks) -> str:
+    """`"in all_reduce (train.py:84)"`: what the user's own code has called, or its own function; and where that is."""
+    if not stacks.main:
+        return escape_control(stacks.state)
+    called, frames = _called(stacks.main)
+    function, file, line = parts((frames or stacks.main)[0])
+    return escape_control(f"in {called or function} ({file.rpartition('/')[2]}:{line})")
+
+
+def waits(stacks: Stacks) -> bool:
+    """Whether the main thread waits for other processes, in what the user's own code has called."""
+    inner = stacks.main[: len(stacks.main) - len(_called(stacks.main)[1])]
+    return any(_WAITS.search(parts(one)[1]) for one in inner)
+
+
+def fold(stacks: Mapping[int, Stacks]) -> list[tuple[list[int], Stacks]]:
+    """Equal stacks once, with their ranks; those of fewest ranks first."""
+    found: dict[Stacks, list[int]] = {}
+    for rank, one in sorted(stacks.items()):
+        found.setdefault(one, []).append(rank)
+    return sorted(((ranks, one) for one, ranks in found.items()), key=lambda each: (len(each[0]), each[0]))
+
+
+def lines(folded: Sequence[tuple[Sequence[int], Stacks]]) -> list[str]:
+    """A line for each group: `"ranks 0-2: all_reduce < train (train.py:84) < <module> (train.py:99)"`."""
+    shown = []
+    for ranks, stacks in folded[:_MOST_GROUPS]:
+        shown.append(f"{ranks_said(ranks)}: {_calls(stacks.main) or escape_control(stacks.state)}")
+        shown += [f"  another thread: {_calls(other)}" for other in stacks.others]
+    left = sum(len(ranks) for ranks, _ in folded[_MOST_GROUPS:])
+    return [*shown, *([f"{left} more ranks, at other places"] if left else [])]
+
+
+def _calls(stack: Sequence[str]) -> str:
+    called, frames = _called(stack)
+    own = [one for one in frames if not _FOREIGN.search(parts(one)[1])] or list(stack[:_MOST_CALLS])
+    names = [f"{function} ({file.rpartition('/')[2]}:{line})" for function, file, line in map(parts, own)]
+    more = ["…"] if len(names) > _MOST_CALLS else []
+    return escape_control(" < ".join([*([called] if called else []), *names[:_MOST_CALLS], *more]))
+
+
+def _called(stack: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """What the innermost frame of the user's own code has called, if anything; and the stack from that frame on."""
+    called = ""
+    for number, one in enumerate(stack):
+        function, file, _ = parts(one)
+        if not _FOREIGN.search(file) and file != "mpi4py":
+            return called, stack[number:]
+        called = called if function.rpartition(".")[2] in _WRAPPERS else function
+    return "", ()
+
+
+def _matters(stack: Sequence[str]) -> bool:
+    files = [parts(one)[1] for one in stack]
+    foreign = [file for file in files if "/lib/python3" in file and "-packages/" not in file]
+    return len(foreign) < len(files) and not any(map(_OF_NO_INTEREST.search, files))
+
+
+def parts(one: str) -> tuple[str, str, str]:
+    """Function, file and line of a frame."""
+    found = _FRAME.fullmatch(one)
+    return (found[1], found[2], found[3]) if found else (one, "", "")
+
+
+class StackReader:
+    """Of one process."""
+
+    def __init__(self, process: Process, hooks: HookReader, loop: EventLoop) -> None:
+        self._process, self._hooks, self._loop = process, hooks, loop
+        self._replies: list[Callable[[Stacks], object]] = []
+        self._until, self._seen = 0.0, -1
+
+    def read(self, reply: Callable[[Stacks], object], now: float) -> None:
+        """Call `reply` with its stacks, within seconds."""
+        self._replies.append(reply)
+        if len(self._replies) == 1 and not self._begin_py_spy(now):
+            self._begin_signal(now)
+
+    def _reply(self, stacks: Stacks) -> None:
+        replies, self._replies = self._replies, []
+        for reply in replies:
+            reply(stacks)
+
+    def _begin_signal(self, now: float) -> None:
+        if not self._catches():
+            self._reply(Stacks(state=self._state()))
+            return
+        self._until, self._seen, self._hooks.expects_stacks = now + _LIMIT, -1, True
+        self._process.send(SIGNAL)
+        self._loop.call_at(now + _QUIET, self._look)
+
+    def _look(self) -> None:
+        now, dump = time.monotonic(), self._hooks.stacks()
+        found = from_dump(dump) if len(dump) == self._seen else None
+        self._seen = len(dump)
+        if found is None and now < self._until:
+            self._loop.call_at(now + _QUIET, self._look)
+            return
+        found = found or from_dump(dump)
+        self._hooks.forget_stacks()
+        if found is None:  # of more than 100 threads faulthandler shows the newest ones
+            found = Stacks(state=_TOO_MANY if dump else self._state())
+        self._reply(_with_mpi(found))
+
+    def _begin_py_spy(self, now: float) -> bool:
+        """Whether py-spy runs, whose output is then taken."""
+        import subprocess  # late, as few need it
+
+        command = ["py-spy", "dump", "--json", "--pid", str(self._process.pid)]
+        quiet: Any = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+        try:
+            run = subprocess.Popen(command, stdout=subprocess.PIPE, **quiet)
+        except OSError:
+            return False
+        assert run.stdout is not None
+        output, file = bytearray(), run.stdout
+
+        def take(now: float) -> None:
+            data = os.read(file.fileno(), 1 << 16)
+            output.extend(data[: _MOST - len(output)])
+            if not data:
+                end(now)
+
+        def end(now: float) -> None:
+            if not file.closed:
+                self._loop.remove_reader(file.fileno())
+                file.close()
+                run.kill()  # what it traces goes on then
+                run.wait()
+                found = from_py_spy(bytes(output))
+                self._begin_signal(now) if found is None else self._reply(_with_mpi(found))
+
+        self._loop.add_reader(file.fileno(), take)
+        self._loop.call_at(now + _PY_SPY_LIMIT, lambda: end(time.monotonic()))
+        return True
+
+    def _catches(self) -> bool:
+        """Whether something is registered for the signal, and nothing keeps the process from running it."""
+        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", self._file("status"), re.MULTILINE)
+        return caught is not None and bool(int(caught[1], 16) >> (SIGNAL - 1) & 1) and self._letter() not in _STATES
+
+    def _letter(self) -> str:
+        return self._file("stat").rpartition(")")[2].strip()[:1]
+
+    def _state(self) -> str:
+        """What the kernel says of it."""
+        letter, place = self._letter(), self._file("wchan").strip()
+        inside = f" ({place})" if place and place != "0" else ""
+        return _STATES.get(letter, "at a place where it has no Python stack to show") + inside
+
+    def _file(self, name: str) -> str:
+        with suppress(OSError), open(f"/proc/{self._process.pid}/{name}", encoding="ascii", errors="replace") as file:
+            return file.read()
+        return ""
+
+
+def from_py_spy(output: bytes) -> Stacks | None:
+    """What `py-spy dump --json` has written; None: it could not, or was not allowed to."""
+    main: tuple[str, ...] | None = None
+    others = []
+    try:
+        for thread in json.loads(output):
+            frames = [
+                frame(str(each["name"]).rpartition("<locals>.")[2], str(each["filename"]), int(each["line"]))
+                for each in thread["frames"]
+            ]
+            if thread["thread_name"] == "MainThread" or thread["os_thread_id"] == thread["pid"]:
+                main = shortened(frames)
+            else:
+                others.append(shortened(frames))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return None if main is None else of_threads(main, others)
+
+
+def _with_mpi(stacks: Stacks) -> Stacks:
+    """The same, with a frame for what mpi4py is called with."""
+    _, file, line = parts(stacks.main[0]) if stacks.main else ("", "", "")
+    with suppress(OSError, ValueError), open(file, encoding="utf-8", errors="replace") as source:
+        called = _MPI_CALL.search(next(islice(source, int(line) - 1, None), ""))
+        return stacks if called is None else replace(stacks, main=(frame(called[1], "mpi4py", 0), *stacks.main))
+    return stacks

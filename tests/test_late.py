@@ -1,0 +1,240 @@
+"""Ranks for which others wait at a collective operation are named, with where they are; and nobody else is."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping
+
+import pytest
+from supervised import Job, Start
+
+from distboot.agent.late import Late, find_late, may_be_late, text_of
+from distboot.agent.messages import Position
+from distboot.agent.progress import Movement
+from distboot.agent.root_cause import RankState
+from distboot.agent.stacks import Stacks, frame
+
+AFTER = 60.0
+LOADS = Stacks((frame("load_batch", "/job/data.py", 41), frame("train", "/job/train.py", 80)))
+_C10D = "/opt/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+REDUCES = Stacks((frame("all_reduce", _C10D, 3252), frame("wrapper", _C10D, 83), frame("train", "/job/train.py", 84)))
+SENDS = Stacks((frame("broadcast", _C10D, 2000), frame("train", "/job/train.py", 90)))
+MEMBERS = {rank: RankState(rank, f"node-{rank // 2}", rank // 2, rank % 2) for rank in range(4)}
+
+
+def at(count: int, stacks: Stacks | None, since: float = AFTER, group: str = "0") -> Position:
+    return Position(1, since, {group: count} if count else {}, 0, 0, stacks)
+
+
+@pytest.mark.parametrize(
+    ("positions", "late"),
+    [
+        ([at(8, REDUCES), at(8, REDUCES), at(8, REDUCES), at(7, LOADS)], Late([3], [0, 1, 2], "0")),
+        ([at(8, REDUCES), at(7, None), at(8, REDUCES), at(7, LOADS)], Late([1, 3], [0, 2], "0")),
+        # It is late for its own group, and the other group waits for nobody.
+        ([at(5, REDUCES, group="1"), at(4, LOADS, group="1"), at(9, REDUCES, group="2"), at(9, REDUCES, group="2")],
+         Late([1], [0], "1")),
+        # Just now; and all at the same collective operation, at which nobody waits, or all.
+        ([at(8, REDUCES, 10), at(8, REDUCES, 10), at(8, REDUCES, 10), at(7, LOADS, 70)], None),
+        ([at(8, LOADS), at(8, LOADS), at(8, LOADS), at(8, LOADS)], None),
+        ([at(8, REDUCES), at(8, REDUCES), at(8, REDUCES), at(8, REDUCES)], Late([], [0, 1, 2, 3])),
+        # Another one, of the same number.
+        ([at(8, REDUCES), at(8, SENDS), at(8, REDUCES), at(8, REDUCES)], Late([], [0, 1, 2, 3])),
+        # Nothing is counted: only the stacks say it, and a rank without one says nothing.
+        ([at(0, REDUCES), at(0, LOADS), at(0, REDUCES), at(0, REDUCES)], Late([1], [0, 2, 3])),
+        ([at(0, REDUCES), at(0, None), at(0, REDUCES), at(0, REDUCES)], None),
+        ([at(0, LOADS), at(0, LOADS), at(0, LOADS), at(0, LOADS)], None),
+    ],
+)  # fmt: skip
+def test_ranks_that_do_not_come_are_late(positions: list[Position], late: Late | None) -> None:
+    assert find_late(dict(enumerate(positions)), {}, AFTER) == late
+
+
+def test_busy_rank_without_numbers_waits_if_its_stack_stays_the_same() -> None:
+    spins = {0: at(0, REDUCES, 0.0), 1: at(0, LOADS)}
+    assert find_late(spins, {}, AFTER) is None
+    assert find_late(spins, spins, AFTER) == Late([1], [0])
+    assert find_late(spins, {**spins, 0: at(0, SENDS)}, AFTER) is None
+
+
+@pytest.mark.parametrize(
+    ("positions", "expected"),
+    [
+        ([at(8, None), at(7, None, 1.0)], True),
+        ([at(8, None), at(8, None, 1.0)], False),
+        ([at(8, None), at(8, None)], True),
+        ([at(0, None, 0.0), at(0, None)], True),
+    ],
+    ids=["behind", "moving", "equal", "not-counted"],
+)
+def test_stacks_are_read_only_where_they_may_tell_something(positions: list[Position], expected: bool) -> None:
+    assert may_be_late(dict(enumerate(positions)), AFTER) == expected
+
+
+@pytest.mark.parametrize(
+    ("positions", "said"),
+    [
+        (
+            [at(1968, REDUCES), at(1968, REDUCES), at(1968, REDUCES), at(1967, LOADS)],
+            """
+            waiting for rank 3 (node-1) for 60 s: it is in load_batch (data.py:41);
+            ranks 0-2 wait in all_reduce (train.py:84), collective operation 1,968, rank 3 has begun 1,967
+            """,
+        ),
+        (
+            [at(9, REDUCES), at(8, LOADS), at(9, None), at(8, Stacks(state="stopped by a signal"))],
+            """
+            waiting for ranks 1, 3 (2 hosts) for 60 s: rank 1 is in load_batch (data.py:41), rank 3 is stopped by a
+            signal; rank 0 waits in all_reduce (train.py:84), rank 2 waits, collective operation 9, ranks 1, 3 have
+            begun 8
+            """,
+        ),
+        (
+            [at(9, REDUCES), at(9, SENDS), at(9, REDUCES), at(9, REDUCES)],
+            """
+            waiting for each other for 60 s: rank 1 waits in broadcast (train.py:90),
+            ranks 0, 2-3 wait in all_reduce (train.py:84)
+            """,
+        ),
+        (
+            [at(9, REDUCES)] * 4,
+            """
+            waiting for each other for 60 s: all 4 wait in all_reduce (train.py:84);
+            the network between them, or a device, may not answer
+            """,
+        ),
+    ],
+    ids=["one", "two", "different-operations", "all-alike"],
+)
+def test_line_names_who_is_late_and_where(positions: list[Position], said: str) -> None:
+    found = dict(enumerate(positions))
+    late = find_late(found, {}, AFTER)
+    assert late is not None
+    assert text_of(late, found, MEMBERS, "waiting for {} for 60 s") == " ".join(said.split())
+
+
+def test_rank_moves_while_a_number_grows_or_without_numbers_while_it_works() -> None:
+    movement = Movement(os.getpid(), 10.0, now=0.0)
+    movement.take("0 5\n1 7", now=5.0)
+    assert movement.counts == {"0": 5, "1": 7}
+    assert not movement.stalled((0, 0), now=14.0)
+    assert movement.stalled((0, 0), now=15.0)
+    assert [movement.stalled((0, 0), now=float(now)) for now in (24, 25, 44, 45)] == [False, True, False, True]
+    assert not movement.stalled((0, 1), now=46.0), "it has begun a step"
+    assert movement.since == 46.0
+    movement.take("garbage", now=50.0)
+    assert movement.since == 46.0
+    idle = Movement(os.getppid(), 10.0, now=0.0)
+    idle.stalled((0, 0), now=1.0)
+    assert idle.stalled((0, 0), now=1000.0), "the process that started this one only waits"
+    busy = Movement(os.getpid(), 0.5, now=time.monotonic())
+    for _ in range(3):
+        end = time.process_time() + 0.2
+        while time.process_time() < end:
+            pass
+        assert not busy.stalled((0, 0), now=time.monotonic())
+    assert not Movement(os.getppid(), 0.0, now=0.0).stalled((0, 0), now=1e9), "0 is never"
+
+
+# Rank 1 does something else from its sixth step on, until the file is there.
+TRAIN = """
+import torch, torch.distributed as dist
+if not dist.is_initialized():
+    dist.init_process_group("gloo")
+def load_batch(step):
+    if step == 5 and rank == 1:
+        ready()
+        {does}
+def train(step):
+    load_batch(step)
+    dist.all_reduce(torch.ones(1))
+for step in range(10):
+    train(step)
+    if step == 3:
+        rank == 1 or ready()
+"""
+SLEEPS = "until('end')"
+LATE = {"DISTBOOT_LATE_AFTER": "2"}
+
+
+def notices(job: Job) -> str:
+    return "\n".join(re.findall(r"^distboot: .*|^  \| .*", job.output(0), re.MULTILINE))
+
+
+def wait_for(job: Job, text: str) -> None:
+    end = time.monotonic() + 60
+    while text not in job.output(0):
+        assert time.monotonic() < end, job.output(0)
+        assert job.processes[0].poll() is None, job.output(0)
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("init", [True, False], ids=["init", "below-the-wrapper"])
+def test_rank_that_is_late_is_named_until_it_goes_on(start: Start, init: bool) -> None:
+    job = start(TRAIN.format(does=SLEEPS), ranks=3, init=init, framework="torch", **LATE)
+    wait_for(job, "distboot: rank 0 on " + os.uname().nodename + ": waiting for rank 1 (")
+    assert job.finish() == [0, 0, 0]
+    said = notices(job)
+    assert re.search(
+        r"waiting for rank 1 \(\S+\) for \d+ s: it is in until \(train.py:\d+\); ranks 0, 2 wait in all_reduce "
+        r"\(train.py:\d+\), collective operation \d+, rank 1 has begun \d+\n"
+        r"  \| rank 1: until \(train.py:\d+\) < load_batch \(train.py:\d+\) < train \(train.py:\d+\) < <module> .*\n"
+        r"  \| ranks 0, 2: all_reduce < train \(train.py:\d+\) < <module> \(train.py:\d+\)\n",
+        said,
+    ), said
+    assert "rank 1 goes on" in said
+    events = [one for one in job.report()["events"] if one["event"].startswith("late")]
+    assert events[0]["details"]["ranks"] == [1]
+    assert events[-1]["event"] == "late_over"
+
+
+@pytest.mark.parametrize(
+    ("does", "expected"),
+    [
+        (
+            "import re; re.match('(a+)+b', 'a' * 99)",
+            r"for rank 1 .* it is in match \(train.py:\d+\); ranks 0, 2 wait in all_r",
+        ),
+        ("os.kill(os.getpid(), signal.SIGSTOP)", r"for rank 1 .* it is stopped by a signal"),
+        ("dist.broadcast(torch.ones(1), src=1)", r"for \S+ .* wait"),
+    ],
+    ids=["holds-the-lock", "stopped", "another-collective"],
+)
+def test_where_a_rank_is_that_runs_no_python(start: Start, does: str, expected: str) -> None:
+    job = start(TRAIN.format(does=does), ranks=3, framework="torch", **LATE)
+    job.all_ready()
+    wait_for(job, ": waiting for ")
+    assert re.search("waiting " + expected, notices(job)), notices(job)
+
+
+def test_collective_that_times_out_is_the_fault_of_whom_it_waited_for(start: Start) -> None:
+    script = "import datetime\n" + TRAIN.replace('"gloo"', '"gloo", timeout=datetime.timedelta(seconds=4)')
+    job = start(script.format(does="until('never')"), ranks=3, framework="torch", DISTBOOT_GRACE="2")
+    assert job.codes() == [1, 1, 1]
+    for rank in range(3):
+        assert re.search(r"rank 1 \(\S+\) held up the job for \d+ s: it is in until \(", job.output(rank)), job.output(
+            rank
+        )
+    assert "then one of those that waited failed: uncaught exception: " in job.output(0)
+
+
+def test_job_that_hangs_ends_where_the_user_wants_it(start: Start) -> None:
+    hangs = {**LATE, "DISTBOOT_HANG": "stop", "DISTBOOT_HANG_AFTER": "4", "DISTBOOT_GRACE": "2"}
+    job = start(TRAIN.format(does="until('never')"), ranks=3, framework="torch", **hangs)
+    assert job.codes() == [143, 143, 143]
+    assert "held up the job for " in job.first(2)
+    (cause,) = [one["details"] for one in job.report()["events"] if one["event"] == "root_cause"]
+    assert (cause["kind"], cause["ranks"]) == ("late", [1])
+
+
+@pytest.mark.parametrize("env", [{"DISTBOOT_LATE_AFTER": "0"}, LATE], ids=["off", "all-alike"])
+def test_nothing_is_said_where_nobody_waits_for_others(start: Start, env: Mapping[str, str]) -> None:
+    does = SLEEPS if env["DISTBOOT_LATE_AFTER"] == "0" else "pass"
+    script = TRAIN.format(does=does) + "ready()\nimport time\ntime.sleep(6)\n"
+    job = start(script, ranks=2, framework="torch", **env)
+    job.all_ready()
+    time.sleep(5 if does == SLEEPS else 0)  # nothing else tells that nothing comes
+    assert job.finish() == [0, 0]
+    assert "waiting for " not in notices(job), notices(job)

@@ -1,0 +1,287 @@
+"""The Python stacks of a process: how they are read, shortened and folded."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from distboot.agent.monitored_process import HookReader, Process
+from distboot.agent.stacks import (
+    MOST_FRAMES,
+    StackReader,
+    Stacks,
+    fold,
+    frame,
+    from_dump,
+    from_py_spy,
+    lines,
+    waits,
+    where,
+)  # fmt: skip
+
+_C10D = "/env/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py"
+_TORCH = "/env/lib/python3.12/site-packages/torch"
+REDUCES = (frame("all_reduce", _C10D, 3252), frame("wrapper", _C10D, 83), frame("train", "/job/train.py", 84))
+LOADS = (
+    frame("wait", "/usr/lib/python3.12/selectors.py", 415),
+    frame("_try_get_data", f"{_TORCH}/utils/data/dataloader.py", 1131),
+    frame("__next__", f"{_TORCH}/utils/data/dataloader.py", 630),
+    frame("train", "/job/train.py", 80),
+    frame("<module>", "/job/train.py", 99),
+)
+# In FSDP, and not in a collective operation: the user's own code was called by it.
+COMPUTES = (frame("forward", "/job/model.py", 7), frame("forward", f"{_TORCH}/distributed/fsdp/api.py", 9), *LOADS[3:])
+
+
+class Loop:
+    """Stands in for that of an agent."""
+
+    def __init__(self) -> None:
+        self._selector, self._timers = selectors.DefaultSelector(), list[tuple[float, Callable[[], None]]]()
+
+    def add_reader(self, file: int, ready: Callable[[float], None]) -> None:
+        self._selector.register(file, selectors.EVENT_READ, ready)
+
+    def remove_reader(self, file: int) -> None:
+        self._selector.unregister(file)
+
+    def call_at(self, at: float, call: Callable[[], None]) -> None:
+        self._timers.append((at, call))
+
+    def run(self, is_over: Callable[[], object], seconds: float = 30) -> None:
+        end = time.monotonic() + seconds
+        while not is_over():
+            now = time.monotonic()
+            assert now < end
+            for key, _ in self._selector.select(0.01) if self._selector.get_map() else []:
+                key.data(now)
+            for timer in [timer for timer in self._timers if now >= timer[0]]:
+                self._timers.remove(timer)
+                timer[1]()
+
+
+class Watched:
+    """A process that runs a script, with the hooks in it."""
+
+    def __init__(self, script: str, secret: str = "") -> None:
+        reading, writing = os.pipe()
+        begin = f"import os, sys, time\nfrom distboot.agent import crash_hooks\ncrash_hooks.install({writing})\n"
+        said = "def ready():\n    print('ready', flush=True)\n"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", begin + said + script], pass_fds=[writing], stdout=subprocess.PIPE, text=True
+        )
+        os.close(writing)
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "ready\n"
+        self.loop, self._pipe = Loop(), reading
+        self.reader = StackReader(Process(self.process.pid), HookReader(reading, secret), self.loop)  # type: ignore[arg-type]
+
+    def read(self) -> Stacks:
+        found: list[Stacks] = []
+        self.reader.read(found.append, time.monotonic())
+        self.loop.run(lambda: found)
+        return found[0]
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+        os.close(self._pipe)
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., Watched]]:
+    monkeypatch.setenv("PATH", str(tmp_path))  # without py-spy
+    started: list[Watched] = []
+
+    def start(*arguments: str) -> Watched:
+        started.append(Watched(*arguments))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.end()
+
+
+def test_stack_of_a_process_is_read_again_and_again(watch: Callable[..., Watched]) -> None:
+    watched = watch("def load():\n    ready()\n    time.sleep(60)\ndef train():\n    load()\ntrain()")
+    for _ in range(3):
+        stacks = watched.read()
+        assert [one.partition(" ")[0] for one in stacks.main] == ["load", "train", "<module>"]
+    assert watched.process.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("import re\nready()\nre.match('(a+)+b', 'a' * 99)", "in match (<string>:8)"),
+        ("import signal\nready()\nos.kill(os.getpid(), signal.SIGSTOP)", "stopped by a signal"),
+        ("import signal\nsignal.signal(signal.SIGURG, signal.SIG_DFL)\nready()\ntime.sleep(60)", "at a place"),
+        ("ready()\nos.execvp('/bin/sleep', ['sleep', '60'])", "at a place"),
+    ],
+    ids=["holds-the-lock", "stopped", "own-handler", "another-program"],
+)  # fmt: skip
+def test_where_a_process_is_that_runs_no_python(watch: Callable[..., Watched], script: str, expected: str) -> None:
+    watched = watch(script)
+    end = time.monotonic() + 20
+    while not where(found := watched.read()).startswith(expected):
+        assert time.monotonic() < end, found
+    assert watched.process.poll() is None, "the signal has not ended it"
+
+
+@pytest.mark.parametrize(("threads", "expected"), [(90, "in deep ("), (300, "in a process of more than 100 threads, ")])
+def test_many_threads_and_a_deep_stack(watch: Callable[..., Watched], threads: int, expected: str) -> None:
+    script = """
+import threading
+sys.setrecursionlimit(10**7)
+threading.stack_size(1 << 16)
+for number in range(THREADS):
+    threading.Thread(target=time.sleep, args=[60], daemon=True).start()
+def deep(number):
+    if number:
+        return deep(number - 1)
+    ready()
+    time.sleep(60)
+deep(20_000)
+"""
+    stacks = watch(script.replace("THREADS", str(threads))).read()
+    assert len(stacks.main) == (0 if threads > 100 else MOST_FRAMES)
+    assert where(stacks).startswith(expected)
+    assert stacks.others == ()
+
+
+def test_process_that_ends_while_it_is_read(watch: Callable[..., Watched]) -> None:
+    watched = watch("ready()\ntime.sleep(60)")
+    found: list[Stacks] = []
+    watched.reader.read(found.append, time.monotonic())
+    watched.process.kill()
+    watched.process.wait()
+    watched.loop.run(lambda: found)
+    assert len(found) == 1
+    assert watched.read() == Stacks(state="at a place where it has no Python stack to show")
+
+
+def test_sigterm_is_told_also_while_the_stacks_are_read() -> None:
+    reading, writing = os.pipe()
+    hooks = HookReader(reading)
+    hooks.expects_stacks = True
+    os.write(writing, b'Thread 0x1 (most recent call first):\n  File "a.py", line 1 in f\n\n')
+    os.write(writing, b'Stack (most recent call first):\n  File "b.py", line 2 in g\n')
+    os.write(writing, b'Current thread 0x2 (most recent call first):\n  File "c.py", line 3 in h\n')
+    assert hooks.read() == []
+    assert hooks.take_dump()
+    assert not hooks.take_dump(), "said once"
+    found = from_dump(hooks.stacks())
+    assert found is not None
+    assert found.main == (frame("h", "c.py", 3),)
+    hooks.forget_stacks()
+    assert hooks.stacks() == ""
+    os.close(writing)
+    os.close(reading)
+
+
+def test_secret_of_the_job_is_in_no_stack(watch: Callable[..., Watched]) -> None:
+    script = "exec(compile('ready()\\ntime.sleep(60)', '/job/top-secret/train.py', 'exec'))"
+    assert "secret" not in str(watch(script, "top-secret").read())
+
+
+_FRAME = '{"name": "f", "filename": "/a.py", "line": 3}'
+_WRITTEN = '[{"pid": 1, "os_thread_id": 1, "thread_name": "x", "frames": [' + _FRAME + "]}]"
+_FAKE = f"""#!{sys.executable}
+import sys, time
+"""
+
+
+@pytest.mark.parametrize(
+    ("does", "expected"),
+    [
+        (f"print({_WRITTEN!r})", "in f (a.py:3)"),
+        ("time.sleep(60)", "in <module> (<string>:7)"),
+        ("print('nonsense')", "in <module> (<string>:7)"),
+        ("sys.exit('Permission Denied: Try running again with elevated permissions')", "in <module> (<string>:7)"),
+    ],
+    ids=["answers", "hangs", "nonsense", "may-not"],
+)  # fmt: skip
+def test_py_spy_is_asked_first_and_not_waited_for(
+    watch: Callable[..., Watched], tmp_path: Path, does: str, expected: str
+) -> None:
+    fake = tmp_path / "py-spy"  # what it writes is as version 0.4.1 does
+    fake.write_text(_FAKE + does)
+    fake.chmod(0o755)
+    watched = watch("ready()\ntime.sleep(60)")
+    assert where(watched.read()) == expected
+
+
+@pytest.mark.parametrize("output", ["", "[]", "{", "[1]", '[{"frames": 1}]', "[" * 10**5, '[{"thread_name": "x"}]'])
+def test_nonsense_of_py_spy_is_none(output: str) -> None:
+    assert from_py_spy(output.encode()) is None
+
+
+@pytest.mark.parametrize(
+    ("stack", "expected", "is_waiting"),
+    [
+        (REDUCES, "in all_reduce (train.py:84)", True),
+        (LOADS, "in __next__ (train.py:80)", False),
+        (COMPUTES, "in forward (model.py:7)", False),
+        ((frame("Barrier", "mpi4py", 0), frame("main", "/job/a.py", 3)), "in Barrier (a.py:3)", True),
+        ((frame("load\x1b[2J\n", "/job/\x07da\nta.py", 3),), "in load", False),
+        ((frame("main", "/env/lib/python3.12/site-packages/tool/cli.py", 3),), "in main (cli.py:3)", False),
+        (("no frame at all",), "in no frame at all", False),
+    ],
+)
+def test_where_is_in_the_code_of_the_user(stack: tuple[str, ...], expected: str, is_waiting: bool) -> None:
+    stacks = Stacks(stack)
+    assert where(stacks).startswith(expected)
+    assert where(stacks).isprintable()
+    assert waits(stacks) == is_waiting
+
+
+def test_only_threads_that_matter_are_kept() -> None:
+    dump = f"""Thread 0x00007f01 (most recent call first):
+  File "/usr/lib/python3.12/threading.py", line 331 in wait
+  File "/env/lib/python3.12/site-packages/tqdm/_monitor.py", line 60 in run
+
+Thread 0x00007f02 [Thread-3] (most recent call first):
+  File "/usr/lib/python3.12/queue.py", line 180 in get
+  File "/usr/lib/python3.12/concurrent/futures/thread.py", line 80 in _worker
+
+Thread 0x00007f03 (most recent call first):
+  File "{_TORCH}/utils/data/_utils/pin_memory.py", line 36 in do_one_step
+  ...
+
+Current thread 0x00007f04 (most recent call first):
+  File "/job/a "b", line 3 in c.py", line 84 in train
+  File "/job/train.py", line 99 in <module>
+"""
+    found = from_dump(dump)
+    assert found is not None
+    assert found.main == (frame("train", '/job/a "b", line 3 in c.py', 84), frame("<module>", "/job/train.py", 99))
+    assert found.others == ((frame("do_one_step", f"{_TORCH}/utils/data/_utils/pin_memory.py", 36),),)
+    assert from_dump(dump.partition("Current")[0]) is None
+
+
+def test_equal_stacks_are_folded_those_of_fewest_ranks_first() -> None:
+    job = {rank: Stacks(LOADS if rank == 95 else REDUCES) for rank in range(104)}
+    assert lines(fold(job)) == [
+        "rank 95: __next__ < train (train.py:80) < <module> (train.py:99)",
+        "ranks 0-94, 96-103: all_reduce < train (train.py:84)",
+    ]
+    each = {rank: Stacks((frame("f", "/job/train.py", rank),)) for rank in range(30)}
+    assert lines(fold(each))[-1] == "10 more ranks, at other places"
+    assert lines(fold({0: Stacks(state="stopped by a signal")})) == ["rank 0: stopped by a signal"]
+    long = Stacks(tuple(frame("f" * 1000, "/" + "d" * 5000, 1) for _ in range(10**4)))
+    assert len(lines(fold({0: long}))[0]) < 5000
+
+
+def test_signal_is_one_that_is_ignored_where_nothing_is_registered() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        process.send_signal(signal.SIGURG)
+        process.communicate(b"\n")
+        assert process.returncode == 0
