@@ -28,8 +28,10 @@ OTHER_TEXTS = {
     ("docs/how-to/infiniband.md", "NCCL_IB_PCI_RELAXED_ORDERING=1"): "NCCL's own file, from Azure/azhpc-images",
     (
         "docs/how-to/late-ranks.md",
-        "distboot: rank 0 on node-0: waiting for rank 3 (node-1) for 60 s: it is in load_batch (data.py:41); ranks 0-2 "
-        "wait in all_reduce (train.py:84), collective operation 1,968, rank 3 has begun 1,967",
+        (
+            "distboot: rank 0 on node-0: waiting for rank 3 (node-1) for 60 s: it is in load_batch (data.py:41); "
+            "ranks 0-2 wait in all_reduce (train.py:84), collective operation 1,968, rank 3 has begun 1,967"
+        ),
     ): "values for the most part: test_late.py has all of its words",
     (
         "docs/explanation/failure-detection.md",
