@@ -162,6 +162,18 @@ def _leave_at_end(error: DistbootError) -> None:
     at_end(exited=leave_it, failed=leave_it)
 
 
+def _leave_uncaught_at_end() -> None:
+    """The same for what the script of a process that is alone ends with."""
+    from .frameworks._base import at_end
+
+    def leave_it() -> None:
+        from .agent.termination_log import leave_uncaught  # here, as most scripts end well
+
+        leave_uncaught()
+
+    at_end(failed=leave_it)
+
+
 def _refuse_another(held: _Current, options: frameworks.Options) -> None:
     """Refuse another framework, and say what has no effect any more."""
     if held.options.framework != options.framework:
@@ -205,6 +217,8 @@ def _started(call: _Call) -> Context:
                 exported.write(thread_variables(job.placement, os.environ))
                 context = frameworks.start(job, exported, call.options)
                 job.mark(GROUP)
+            if placement.world_size == 1:
+                _leave_uncaught_at_end()
             preemption = context._preemption  # noqa: SLF001 - of this package
             preemption.listen(call.settings.stop_signals)
             preemption.request_at(call.settings.stop_at, "the job ends soon")

@@ -170,6 +170,14 @@ def report_setting(environ: Mapping[str, str], given: str | None = None) -> str 
     return os.path.abspath(path) if path else None  # now, as a script may change its directory
 
 
+def refuse_invalid(environ: Mapping[str, str]) -> None:
+    """Refuse every setting that a job would refuse."""
+    supervision_settings(environ)
+    _seconds(environ, "DISTBOOT_JOIN_TIMEOUT")
+    _switch(environ, "DISTBOOT_RENDEZVOUS")
+    refuse_log(environ)
+
+
 def refuse_log(environ: Mapping[str, str]) -> None:
     """Refuse what says neither that our lines are text nor that they are JSON."""
     _switch(environ, "DISTBOOT_LOG", choices=("text", "json"))

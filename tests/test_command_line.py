@@ -134,6 +134,18 @@ def test_misuse_is_one_error_with_a_hint_and_its_exit_code(
     assert (result.returncode, result.stdout) == (CODES[code][0], "")
 
 
+@pytest.mark.parametrize("command", ["show", "env", "doctor"])
+@pytest.mark.parametrize(
+    "setting",
+    ["LOG=xml", "JOIN_TIMEOUT=abc", "RENDEZVOUS=yes", "HEARTBEAT_TIMEOUT=1", "STOP_SIGNALS=KILL", "HANG=kill"],
+)
+def test_every_command_refuses_what_a_job_would(distboot: Run, command: str, setting: str) -> None:
+    name, _, value = setting.partition("=")
+    result = distboot(command, env={f"DISTBOOT_{name}": value})
+    assert result.returncode == 78
+    assert result.stderr.startswith(f"distboot: error[broken-environment]: DISTBOOT_{name}")
+
+
 def test_misspelled_setting_is_said_once_and_its_value_is_not(distboot: Run) -> None:
     said = "distboot: warning: unknown variable DISTBOOT_SECRTE is ignored; did you mean DISTBOOT_SECRET?\n"
     env = {"DISTBOOT_SECRTE": "much to hide", "DISTBOOT_OURS": "1"}

@@ -76,6 +76,18 @@ def test_every_container_has_the_first_failure_where_the_platform_looks(
 
 
 @needs_namespace
+@in_both_ways
+def test_process_that_is_alone_leaves_its_failure_there(start: Start, logs: list[Path], init: bool) -> None:
+    job = start(_BOOM, 1, init=init, before=_CONTAINER, DISTBOOT_SECRET=_SECRET, DISTBOOT_REPORT="")
+    assert job.codes() == [1]
+    text = logs[0].read_text()
+    if init:
+        assert text.startswith("distboot: uncaught exception: ValueError: boom ***\n  | Traceback ")
+    else:
+        assert text == "distboot: exit code 1: the output of the script says why"
+
+
+@needs_namespace
 def test_agent_that_ends_with_its_rank_does_not_wait_for_the_root_cause(start_init: Start, logs: list[Path]) -> None:
     # Where rank 0 has no failure detection, it never says one.
     before = (*_CONTAINER, "sh", "-c", '[ $RANK = 1 ] || export DISTBOOT_FAILURE_DETECTION=0; exec "$@"', "sh")

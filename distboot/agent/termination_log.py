@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+import sys
 from contextlib import suppress
 
 from .crash_hooks import without
@@ -32,6 +33,17 @@ def leave(text: str, *, replaces: bool = False) -> None:
         platform = recognise(os.environ)
         if platform is not None and platform.name == "sagemaker":
             _leave(_SAGEMAKER, os.O_CREAT, data, replaces=replaces)
+
+
+def leave_uncaught() -> None:
+    """Leave the uncaught exception with which this process ends, which is alone: no agent knows of it."""
+    import traceback  # here and below, as it is rarely needed
+
+    from .exit_status import ExitStatus, shown
+    from .root_cause import failure_text
+
+    words = "".join(traceback.format_exception(sys.last_value))[-_MOST:]
+    leave(failure_text(ExitStatus(words=words)) + shown(words))
 
 
 def _shortened(text: str) -> bytes:

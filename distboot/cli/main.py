@@ -90,6 +90,10 @@ def _dispatch(arguments: list[str]) -> int:
         emit(f"distboot {__version__}")
         return 0
     command, rest = (first, arguments[1:]) if first in _COMMANDS else ("run", arguments)
+    if command in ("show", "env", "doctor"):
+        from ..settings import refuse_invalid  # here, as --version needs none
+
+        refuse_invalid(os.environ)
     code: int = getattr(import_module(f".{_COMMANDS[command]}", __package__), command)(rest)
     return code
 

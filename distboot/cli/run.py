@@ -151,7 +151,12 @@ def _alone(launch: _Launch, placement: Placement, logs: Logs | None) -> int:
     environ = merged(launch.exports(placement, os.environ, others=others), os.environ)
     if launch.options.exec:
         child.become(launch.words(environ), environ)
-    return supervisor.run([launch.command(environ, logs)], grace=launch.grace)
+    code = supervisor.run([launch.command(environ, logs)], grace=launch.grace)
+    if code:
+        from ..agent.termination_log import leave  # here, as most end well
+
+        leave(f"exit code {code}: the output of the script says why")
+    return code
 
 
 def _of_node(launch: _Launch, placement: Placement) -> int:
