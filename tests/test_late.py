@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import time
 from collections.abc import Mapping
 
 import pytest
+from conftest import Run
 from supervised import Job, Start
 
 from distboot.agent.late import Late, find_late, may_be_late, text_of
@@ -15,6 +17,7 @@ from distboot.agent.messages import Position
 from distboot.agent.progress import Movement
 from distboot.agent.root_cause import RankState
 from distboot.agent.stacks import Stacks, frame
+from distboot.cli import show
 
 AFTER = 60.0
 LOADS = Stacks((frame("load_batch", "/job/data.py", 41), frame("train", "/job/train.py", 80)))
@@ -238,3 +241,35 @@ def test_nothing_is_said_where_nobody_waits_for_others(start: Start, env: Mappin
     time.sleep(5 if does == SLEEPS else 0)  # nothing else tells that nothing comes
     assert job.finish() == [0, 0]
     assert "waiting for " not in notices(job), notices(job)
+
+
+@pytest.mark.parametrize("init", [True, False], ids=["init", "below-the-wrapper"])
+def test_stacks_of_all_ranks_are_shown_on_request(start: Start, distboot: Run, init: bool) -> None:
+    # Each rank has an agent of its own: whichever is asked, rank 0's asks all.
+    job = start("def load():\n    ready()\n    until('end')\nload()", ranks=3, init=init)
+    pids = job.all_ready()
+    for pid in (pids[2], pids[0]):
+        shown = distboot("stacks", "--pid", str(pid)).stdout
+        assert re.fullmatch(r"ranks 0-2: until \(\S+:\d+\) < load \(\S+\) < <module> \(\S+\)\n", shown), shown
+    os.kill(pids[1], signal.SIGSTOP)
+    shown = distboot("stacks", "--pid", str(pids[2])).stdout
+    assert re.match(r"rank 1: stopped by a signal.*\nranks 0, 2: until ", shown), shown
+    os.kill(pids[1], signal.SIGCONT)
+    assert job.finish() == [0, 0, 0]
+    refused = distboot("stacks", "--pid", str(pids[2]))
+    assert refused.returncode == 2
+    assert "no agent " in refused.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+def test_stacks_are_not_for_another_user(start: Start) -> None:
+    job = start(ranks=2)
+    pid = job.all_ready()[0]
+    asked = [name for names in show._agents().values() for name in names]
+    (own,) = [name for name in asked if show._ask(name, pid) is not None]
+    child = os.fork()
+    if not child:
+        os.setuid(65534)
+        os._exit(0 if show._ask(own, pid) is None else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert job.finish() == [0, 0]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
+import struct
 import time
 from array import array
 from contextlib import suppress
@@ -24,12 +26,14 @@ from .failure_coordinator import FailureCoordinator
 from .failure_reporter import FailureReporter
 from .heartbeat import HeartbeatConnection, interval_of
 from .loop import Answer, EventLoop
+from .messages import AskStacks, ShowStacks
 from .root_cause import ranks_of
 
 _SEND_LIMIT = 1.0  # seconds for a script to take an answer, which it waits for
 _MOST_SESSIONS = 64  # of one rank
 _MOST_STRANGERS = 256  # several turns: a script has the time to show its token
 _ACCEPTED_AT_ONCE = 64
+_CREDENTIALS = struct.Struct("3i")  # struct ucred, unix(7): pid, uid, gid
 _LEAST_BEATS = 2  # within the bound, however large the job is
 
 
@@ -96,7 +100,9 @@ class Agent:
 
     def open(self) -> local.ScriptListener:
         """Let the scripts find us."""
-        self._listener = local.ScriptListener(self.ranks)
+        mark = f"{self._joined.plan.job}:{self._result.port}"
+        job = hashlib.sha256(mark.encode()).hexdigest()[:8]
+        self._listener = local.ScriptListener(self.ranks, job)
         self.loop.add_reader(self._listener.socket.fileno(), partial(self._accept, self._listener.socket))
         return self._listener
 
@@ -138,9 +144,15 @@ class Agent:
         rank = session.rank
         if isinstance(message, local.Attach):
             self._attach(session, message)
+        elif isinstance(message, AskStacks):
+            self._ask_stacks(session, message, now)
         elif rank is None:
             raise ProtocolError("says something before it has shown the token")
-        elif isinstance(message, Ready | Arrive):
+        else:
+            self._take_from(rank, session, message, now)
+
+    def _take_from(self, rank: int, session: _Session, message: object, now: float) -> None:
+        if isinstance(message, Ready | Arrive):
             self.role.ask(rank, message, partial(self._answer, session), now)
         elif isinstance(message, Leave | RequestStop):
             if isinstance(message, Leave):
@@ -173,6 +185,16 @@ class Agent:
             raise ProtocolError("has too many connections")
         session.rank, session.frames.most = rank, local.MOST
         session.send(self._result)
+
+    def _ask_stacks(self, session: _Session, message: AskStacks, now: float) -> None:
+        """Say where all ranks are, to a process of the same user."""
+        _, user, _ = _CREDENTIALS.unpack(
+            session.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+        pids = {0, os.getpid(), *(member.pid for member in self.role.own)}
+        if user not in (0, os.geteuid()) or message.pid not in pids:
+            raise ProtocolError("wants to know what is not for it")
+        self.role.ask_stacks(lambda lines: session.send(ShowStacks(tuple(lines))), now)
 
     def _leave(self, session: _Session, rank: int) -> None:
         """A script has closed its context: its port is free."""

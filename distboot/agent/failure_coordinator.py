@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from ..rendezvous.keys import Keys
 from ..rendezvous.membership import Membership
@@ -20,6 +21,7 @@ from .late import LateWatch
 from .loop import AFTER_THE_FIRST, Answer, Participant, StopRequest
 from .messages import (
     Abort,
+    AskStacks,
     CountReads,
     Done,
     Exited,
@@ -30,6 +32,7 @@ from .messages import (
     Position,
     Reads,
     Register,
+    ShowStacks,
     Stalled,
     StopAt,
     Terminating,
@@ -70,6 +73,9 @@ class FailureCoordinator(Participant):
     def read(self, connection: HeartbeatConnection, now: float) -> None:
         super().read(connection, now)
         self._send_replies()
+
+    def ask_stacks(self, reply: Callable[[Sequence[str]], object], now: float) -> None:
+        self._late.show(reply, now)
 
     def turn(self, now: float) -> None:
         super().turn(now)
@@ -159,6 +165,8 @@ class FailureCoordinator(Participant):
             self._take_of_stop(member, message, now)
         elif isinstance(message, Stalled | Position):
             self._late.take(member.rank, message, now)
+        elif isinstance(message, AskStacks) and member.connection is not None:
+            self._late.show(partial(_show, member.connection), now)
         elif isinstance(message, Phases):
             self.log.add("phases", member.rank, **own_steps(message.times))
         else:
@@ -328,3 +336,7 @@ class FailureCoordinator(Participant):
 
     def _is_detected(self, member: RankState) -> bool:
         return self._detects and member.is_watched
+
+
+def _show(connection: HeartbeatConnection, lines: Sequence[str]) -> None:
+    connection.send(ShowStacks(tuple(lines)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import DistbootError
@@ -10,7 +11,19 @@ from ..rendezvous.messages import LONGEST_TEXT, READY, Arrive, Detach, Failed, G
 from ..rendezvous.protocol import ProtocolError
 from .heartbeat import HeartbeatConnection, close_gracefully
 from .loop import AFTER_THE_FIRST, Answer, Participant, StopRequest
-from .messages import Abort, CountReads, Done, Exited, Failing, Locate, Register, StopAt, Terminating
+from .messages import (
+    Abort,
+    AskStacks,
+    CountReads,
+    Done,
+    Exited,
+    Failing,
+    Locate,
+    Register,
+    ShowStacks,
+    StopAt,
+    Terminating,
+)
 from .root_cause import RankState, from_disconnect, from_exit
 
 _CAUSE = 1.0  # seconds after our end to hear why
@@ -28,6 +41,7 @@ class FailureReporter(Participant):
         super().__post_init__()
         self._gone_at, self._why_gone = 0.0, ""  # when and why rank 0 could not be asked any more
         self._not_begun: dict[int, Failed] = {}  # before the script was ready itself
+        self._shows: list[Callable[[Sequence[str]], object]] = []  # what waits for the stacks of all ranks
 
     def take(self, rank: int, message: object, now: float) -> None:
         member = self.members[rank]
@@ -36,6 +50,7 @@ class FailureReporter(Participant):
         elif isinstance(message, Exited):
             self._exited(member, message, now)
         elif isinstance(message, Register):
+            member.pid = message.pid
             self._send(replace(message, detects=self.settings.detects), rank)
         elif isinstance(message, RequestStop) and (not self.peers or self._is_silent(now)):
             self.stops.stop_at(1)
@@ -48,6 +63,17 @@ class FailureReporter(Participant):
                 if isinstance(message, Terminating) and self._is_silent(now):  # then it may be the launcher's answer
                     self._lose_rank_0("it sent no heartbeat any more when SIGTERM arrived", now)
                 self._send(message, rank)
+
+    def ask_stacks(self, reply: Callable[[Sequence[str]], object], now: float) -> None:  # noqa: ARG002 - rank 0 does
+        self._shows.append(reply)
+        self._send(AskStacks(), self.own[0].rank)
+        if not self.peers:
+            self._show(["rank 0, which would ask all ranks, is not there any more"])
+
+    def _show(self, lines: Sequence[str]) -> None:
+        shows, self._shows = self._shows, []
+        for reply in shows:
+            reply(lines)
 
     def turn(self, now: float) -> None:
         super().turn(now)
@@ -110,7 +136,7 @@ class FailureReporter(Participant):
             self._stop_own(message.root_cause.escaped(), now)
         elif isinstance(message, Answer):
             self._take_answers(rank, message)
-        elif isinstance(message, CountReads | StopAt | Locate):
+        elif isinstance(message, CountReads | StopAt | Locate | ShowStacks):
             self._take_question(message, now)
         elif isinstance(message, Done):
             for member in self.own:
@@ -122,11 +148,13 @@ class FailureReporter(Participant):
         else:
             raise ProtocolError(f"sends {type(message).__name__}, which only another rank may")
 
-    def _take_question(self, message: CountReads | StopAt | Locate, now: float) -> None:
+    def _take_question(self, message: CountReads | StopAt | Locate | ShowStacks, now: float) -> None:
         if isinstance(message, CountReads):
             self.stops.ask(now)
         elif isinstance(message, StopAt):
             self.stops.stop_at(message.read)
+        elif isinstance(message, ShowStacks):
+            self._show(message.lines)
         else:
             self.locate(message, now)
 
@@ -150,6 +178,7 @@ class FailureReporter(Participant):
 
     def _cannot_ask(self, why: str, now: float) -> None:
         self._gone_at, self._why_gone = now, why
+        self._show(["rank 0, which has asked all ranks, is not there any more"])
         self.stops.release()
         self._answer_for_rank_0(*self.waiting)
 

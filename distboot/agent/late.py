@@ -182,6 +182,7 @@ class LateWatch:
         self._end = self._next = self._poll = inf
         self._is_told = True  # whether it was said that they are late
         self._has_failed = False  # whether a rank has waited for too long
+        self._shows: list[Callable[[Sequence[str]], object]] = []
 
     @property
     def due(self) -> float:
@@ -200,6 +201,14 @@ class LateWatch:
             elif not self._is_told:
                 self._is_told = True
                 self._tell(self.late, now)
+
+    def show(self, reply: Callable[[Sequence[str]], object], now: float) -> None:
+        """Call `reply` with lines that say where all ranks are."""
+        self._shows.append(reply)
+        if self._end == inf:
+            self._ask_all(now, stacks=True)
+        else:
+            self._next = now  # once the answers to another question are there
 
     def leave(self, rank: int) -> None:
         """A rank ends, or its agent is not connected any more."""
@@ -229,11 +238,12 @@ class LateWatch:
         if self._end < inf and (not self._awaited or now >= self._end):
             self._end = inf
             if self._question.stacks:
+                self._show()
                 self._judge(now)
             elif may_be_late(self._positions, self._after):
                 self._ask_all(now, stacks=True)
         if now >= self._next and self._end == inf:
-            self._ask_all(now, stacks=self.late is not None)
+            self._ask_all(now, stacks=self.late is not None or bool(self._shows))
         if now >= self._poll and self.late is not None:
             self._poll = now + _POLLING
             self._ask(Locate(0, stacks=False), self.late.waiting[:1])
@@ -274,13 +284,22 @@ class LateWatch:
         if self._job.root_cause is not None:
             return
         said = self._text(late, now, "waiting for {} for ")
-        stacks = {rank: one.stacks for rank, one in self._positions.items() if one.stacks is not None}
-        places, first = lines(fold(stacks)), (late.ranks or late.waiting)[0]
+        places, first = self._places(), (late.ranks or late.waiting)[0]
         self._job.log.add("late", first, ranks=late.ranks, waiting=late.waiting, text=said, stacks=places)
         self._job.say(said + shown("\n".join(places)), event="late", ranks=late.ranks)
         at_rest = min((one.since for one in self._positions.values() if one.is_counted), default=0.0)
         if at_rest + now - self._asked_at >= self._hang_after:
             self._end_job(late, None, now)
+
+    def _places(self) -> list[str]:
+        return lines(fold({rank: one.stacks for rank, one in self._positions.items() if one.stacks is not None}))
+
+    def _show(self) -> None:
+        silent = [rank for rank, member in self._job.members.items() if member.is_open and rank not in self._positions]
+        said = [*self._places(), *([f"{ranks_said(silent)}: no answer"] if silent else [])]
+        shows, self._shows = self._shows, []
+        for reply in shows:
+            reply(said)
 
     def _end_job(self, late: Late, end: ExitStatus | None, now: float) -> None:
         ranks = late.ranks or late.waiting

@@ -24,8 +24,10 @@ from ..rendezvous.messages import Arrive, Failed, Go, Leave, Ready, Release, Req
 from ..rendezvous.protocol import Channel, Frame, Frames, ProtocolError, message, nested, number, of, several, text
 from ..report import EventLog
 from ..settings import SupervisionSettings
+from .messages import AskStacks
 
 VARIABLE = "DISTBOOT_AGENT"
+PREFIX = "distboot-agent-"  # of the name of a socket; a mark of the job, and a random number, follow
 FROM_STRANGERS = 1000  # bytes of a message before it is known who says it
 MOST = 1 << 28  # bytes of one message between two processes of one rank
 OPEN = Channel()  # a socket that no other process has needs no proof
@@ -108,7 +110,7 @@ class Log:
     events: tuple[Any, ...] = of(several(_row), default=())
 
 
-FROM_SCRIPT = (Attach, Ready, Arrive, RequestStop, Leave, Listen, Keep, AskLog, Finish)
+FROM_SCRIPT = (Attach, AskStacks, Ready, Arrive, RequestStop, Leave, Listen, Keep, AskLog, Finish)
 
 
 class AgentLink:
@@ -285,8 +287,8 @@ def attached(environ: Mapping[str, str]) -> tuple[AgentLink, JoinResult] | None:
 class ScriptListener:
     """Where the wrapper's agent listens for the scripts of its ranks."""
 
-    def __init__(self, ranks: Iterable[int]) -> None:
-        self.name = f"distboot-agent-{os.urandom(8).hex()}"
+    def __init__(self, ranks: Iterable[int], job: str) -> None:
+        self.name = f"{PREFIX}{job}-{os.urandom(8).hex()}"
         self._tokens = {rank: os.urandom(16).hex() for rank in ranks}
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.bind(f"\0{self.name}")

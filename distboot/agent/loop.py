@@ -6,7 +6,7 @@ import os
 import selectors
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -135,6 +135,10 @@ class Participant:
         look = now + (_LOOKS if any(connection.suspect for connection in self.peers) else 3600)
         look = min(look, self.stops.due)
         return min(look, max(self._limit(), now)) if self._has_ended else look
+
+    def ask_stacks(self, reply: Callable[[Sequence[str]], object], now: float) -> None:
+        """Call `reply` with lines that say where all ranks are."""
+        raise NotImplementedError
 
     def leave(self) -> None:
         """The ranks of this agent leave the job, in good order."""

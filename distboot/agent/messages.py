@@ -8,7 +8,19 @@ other side's kernel takes what we send tells a host that has gone from a process
 from __future__ import annotations
 
 from ..rendezvous.messages import Arrive, Detach, Failed, Go, Leave, Ready, Release, RequestStop
-from ..rendezvous.protocol import flag, integer, message, nested, number, of, optional, table, time_or_duration
+from ..rendezvous.protocol import (
+    flag,
+    integer,
+    message,
+    nested,
+    number,
+    of,
+    optional,
+    several,
+    table,
+    text,
+    time_or_duration,
+)
 from .exit_status import ExitStatus
 from .progress import MOST_GROUPS
 from .root_cause import RootCause
@@ -21,6 +33,7 @@ def _time(value: object) -> float:
     return time_or_duration(value)
 
 
+_LONGEST_LINE, _MOST_LINES = 4000, 200
 _count = integer(most=(1 << 64) - 1)
 
 
@@ -126,9 +139,23 @@ class Position:
         return bool(self.counts or self.reads or self.steps)
 
 
+@message
+class AskStacks:
+    """Somebody wants to know where all ranks are; `pid`: of the job that has this process. Rank 0 answers."""
+
+    pid: int = of(number, default=0)
+
+
+@message
+class ShowStacks:
+    """The answer: lines of text."""
+
+    lines: tuple[str, ...] = of(several(text(_LONGEST_LINE), _MOST_LINES))
+
+
 KINDS = (
     *(Register, Phases, Failing, Exiting, Terminating, Exited, Abort, Done, Detach),
     *(RequestStop, CountReads, Reads, StopAt),
-    *(Stalled, Locate, Position),
+    *(Stalled, Locate, Position, AskStacks, ShowStacks),
     *(Arrive, Ready, Leave, Release, Go, Failed),
 )

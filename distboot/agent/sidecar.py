@@ -143,6 +143,8 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
     with suppress(OSError):
         control.sendall(OPEN.sign(result))
     agent.serve(control, rank)
+    if sys.platform == "linux":
+        agent.open()
     agent.role.take(rank, Register(begin.pid), time.monotonic())
     agent.loop.run()
     script.let_go()

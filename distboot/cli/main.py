@@ -27,6 +27,7 @@ usage: python -m distboot [run] [options] script.py [arguments …]
        python -m distboot show [--job] [--json]
        python -m distboot env [--format shell|dotenv|docker] [--json]
        python -m distboot doctor [--job] [--json]
+       python -m distboot stacks [--pid PID] [--job MARK]
        python -m distboot launchers [--json]
 
 Finds out which process of a distributed training job this is, whatever launched it.
@@ -39,13 +40,14 @@ commands:
   env        print the variables that `run` exports, for a shell, an env file or docker run
   doctor     look for what will make a job fail, hang or be slow in this container, each with its remedy; with --job
              on all ranks; exit code 78 if there is a problem
+  stacks     print where all ranks of a job on this host are: their Python stacks, equal ones once
   launchers  print the table of all launchers and platforms that can be recognised
 
 `python -m distboot COMMAND --help` tells the options of each.
 """
 
 # Each is a function in a module beside this one, which is imported only when it is asked for.
-_COMMANDS = {"run": "run", "show": "show", "env": "show", "doctor": "doctor", "launchers": "show"}
+_COMMANDS = {"run": "run", "show": "show", "env": "show", "doctor": "doctor", "launchers": "show", "stacks": "show"}
 
 
 def main(arguments: list[str] | None = None) -> int:

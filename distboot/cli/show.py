@@ -1,21 +1,27 @@
-"""The commands that only print: `show`, `env` and `launchers`."""
+"""The commands that only print: `show`, `env`, `launchers` and `stacks`."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
+from collections.abc import Sequence
+from contextlib import suppress
 
 from ..detection import inherited
 from ..detection.detect import INNERMOST_FIRST, detect, launcher_of, refuse_unless_rank
 from ..detection.export import variables
 from ..detection.launchers import Launcher
 from ..detection.placement import FIELDS, PLATFORMS, Placement, Platform
-from ..errors import with_rank
+from ..errors import DistbootError, with_rank
 from ..settings import join_timeout_setting, warn_of_unknown
 from ..text import counted, escape_control, ranks_said
 from .main import Parser, emit
 
+_LIMIT = 20.0  # seconds for an agent to answer, which asks all others
+_SOCKETS = "/proc/net/unix"
+_HERE = "run it on a host of the job, in the container or the network namespace of a rank, as its user or root"
 _OF_THE_JOB = ("launcher", "world_size", "num_nodes", "master_addr", "master_port")
 
 
@@ -170,3 +176,56 @@ def _as_dict(known: Launcher | Platform) -> dict[str, object]:
 def _recognised(known: Launcher | Platform) -> str:
     markers = ", ".join(known.markers) or "when nothing above claims the process"
     return f"  {known.name:<11} {known.title}\n  {'':<11}   {markers}"
+
+
+def stacks(arguments: list[str]) -> int:
+    """`stacks`: print the Python stacks of all ranks, equal ones once, those of fewest ranks first."""
+    parser = Parser("stacks", "Print where all ranks of a job on this host are: their Python stacks, folded.")
+    parser.add_argument("--pid", type=int, default=0, help="of a wrapper, a sidecar or a script of the job")
+    parser.add_argument("--job", default="", help="the mark of the job, where several are here")
+    options = parser.parse_args(arguments)
+    found = {job: names for job, names in _agents().items() if options.job in ("", job)}
+    if not found:
+        raise DistbootError("usage", "no agent of a job is here", _HERE)
+    if len(found) > 1 and not options.pid:
+        raise DistbootError("usage", f"{len(found)} jobs are here", f"give one: --job {', --job '.join(sorted(found))}")
+    for name in (name for names in found.values() for name in names):
+        said = _ask(name, options.pid)
+        if said is not None:
+            emit("\n".join(map(escape_control, said)))
+            return 0
+    of = f" for --pid {options.pid}" if options.pid else ""
+    raise DistbootError("usage", f"no agent that is here answers{of}", _HERE)
+
+
+def _agents() -> dict[str, list[str]]:
+    """The names of the sockets of the agents in this network namespace, by the mark of their job."""
+    from ..agent.local import PREFIX
+
+    found: dict[str, list[str]] = {}
+    with suppress(OSError), open(_SOCKETS, encoding="ascii", errors="replace") as file:
+        for line in file:
+            name = re.search(rf"@({PREFIX}([0-9a-f]+)-[0-9a-f]+)$", line.rstrip())
+            if name is not None and name[1] not in found.get(name[2], ()):
+                found.setdefault(name[2], []).append(name[1])
+    return found
+
+
+def _ask(name: str, pid: int) -> Sequence[str] | None:
+    """What an agent says; None: it has ended, or it is not that of this process."""
+    import socket
+
+    from ..agent.local import MOST, OPEN
+    from ..agent.messages import AskStacks, ShowStacks
+    from ..rendezvous.protocol import Frames, ProtocolError
+
+    frames = Frames(MOST)
+    with socket.socket(socket.AF_UNIX) as connection, suppress(OSError, ProtocolError):
+        connection.settimeout(_LIMIT)
+        connection.connect(f"\0{name}")
+        connection.sendall(OPEN.sign(AskStacks(pid)))
+        while data := connection.recv(1 << 16):
+            for frame in frames.feed(data):
+                answer: ShowStacks = OPEN.verify(frame, frames, ShowStacks)
+                return answer.lines
+    return None
