@@ -121,6 +121,7 @@ NOT_RUN = {
     ("docs/how-to/doctor.md", "$ mpirun -n 16 … python -m distboot doctor --job"): (
         "two machines, one with too little shared memory: test_doctor.py has such a job"
     ),
+    ("docs/how-to/late-ranks.md", "$ python -m distboot stacks"): "a job of 104 ranks: test_late.py has one of three",
     ("docs/explanation/scale.md", "$ python bench/simulate.py"): "minutes: the figures of that page are made by it",
 }
 # What is different here from what a user types: as many ranks as the machine bears, and hosts that exist.

@@ -64,6 +64,11 @@ def counts() -> dict[str, int]:
     return found
 
 
+def is_our_thread(dump: str) -> bool:
+    """Whether faulthandler speaks of the thread that watches here."""
+    return f'{os.path.join("agent", "progress.py")}", line' in dump
+
+
 def _start(emit: Callable[[str, str], object]) -> None:
     global _process  # noqa: PLW0603 - one thread a process
     if _process != os.getpid():
