@@ -9,8 +9,10 @@ from collections import deque
 
 import pytest
 
-from distboot.agent.preemption import ASKED, READS, STOP, Page, answer, mapped
+from distboot.agent.messages import StopAt
+from distboot.agent.preemption import ASKED, LARGEST, READS, STOP, Page, answer, mapped
 from distboot.agent.stop_agreement import StopAgreement, StopPages
+from distboot.rendezvous.protocol import decode, encode
 
 SCHEDULES = int(os.environ.get("SCHEDULES", "3000"))  # 1,000,000 take 10 minutes of CPU
 IN_TIME = 0  # as `now` of a read: before any limit
@@ -213,3 +215,13 @@ def test_reads_go_on_when_rank_0_has_gone() -> None:
     pages.ask(now=0.0)
     pages.release()
     assert answer(pages.page, 1, IN_TIME)
+
+
+def test_answer_to_nonsense_in_a_page_fits_into_all_pages() -> None:
+    pages, rank_0 = Pages(), StopAgreement([0], limit=60.0)
+    pages.page[READS] = LARGEST
+    pages.ask(0.0)
+    rank_0.ask(0.0)
+    rank_0.count(0, pages.counted([0], 1.0)[0])
+    assert rank_0.decide(1.0)
+    assert StopAt(rank_0.read or 0) == decode(encode(StopAt(LARGEST)), StopAt)

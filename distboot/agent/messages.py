@@ -22,6 +22,7 @@ from ..rendezvous.protocol import (
     time_or_duration,
 )
 from .exit_status import ExitStatus
+from .preemption import LARGEST
 from .progress import MOST_GROUPS
 from .root_cause import RootCause
 from .stacks import Stacks
@@ -34,7 +35,7 @@ def _time(value: object) -> float:
 
 
 _LONGEST_LINE, _MOST_LINES = 4000, 200
-_count = integer(most=(1 << 64) - 1)
+_count = integer(most=LARGEST)
 
 
 @message
@@ -106,7 +107,7 @@ class Reads:
 class StopAt:
     """From rank 0: the read of `ctx.preempted` from which on it is true."""
 
-    read: int = of(integer(1, 1 << 64))
+    read: int = of(integer(1, LARGEST))
 
 
 @message

@@ -22,6 +22,7 @@ from typing import Protocol, TypeAlias
 from . import crash_hooks
 
 READS, ASKED, STOP, STEPS = range(4)  # the numbers of a page; ASKED is a time of `time.monotonic_ns`
+LARGEST = (1 << 64) - 1  # of them: a script may write there what it likes
 _SIZE = 4096  # bytes
 _PAUSE = 0.001  # seconds between two looks for the answer
 _AGENT_LIMIT = 10.0  # seconds for an agent that has ended without our knowledge; else it says itself until when

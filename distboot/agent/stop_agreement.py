@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from math import inf
 
-from .preemption import ASKED, READS, STEPS, STOP, Page, new_page
+from .preemption import ASKED, LARGEST, READS, STEPS, STOP, Page, new_page
 
 # Seconds. What a script has written before it looked is seen by then: a store waits in a processor for microseconds.
 _SETTLING = 0.01
@@ -161,5 +161,5 @@ class StopAgreement:
         """Whether the answer is known just now."""
         if self.read is not None or not self.is_asked or (self._awaited and now < self._end):
             return False
-        self.read, self.missing = self._most + 1, sorted(self._awaited)
+        self.read, self.missing = min(self._most + 1, LARGEST), sorted(self._awaited)
         return True
