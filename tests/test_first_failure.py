@@ -163,3 +163,11 @@ def test_termination_log_has_the_headline_and_the_end_of_what_is_too_long(log: P
     first, mark, *_, last = log.read_text().split("\n")
     assert (first, mark, last) == (f"distboot: {headline[:900]}", "…", "the end")
     assert 4000 < log.stat().st_size <= 4096
+
+
+def test_termination_log_on_a_full_disk_has_what_there_was_room_for(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log.touch()
+    write = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, data, at: write(file, data[:14], at))
+    termination_log.leave("rank 1 failed first")
+    assert log.read_bytes() == b"distboot: rank"

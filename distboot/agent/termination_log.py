@@ -62,7 +62,6 @@ def _leave(path: str, more: int, data: bytes, *, replaces: bool) -> None:
         if stat.S_ISREG(os.fstat(file).st_mode):
             before = os.read(file, len(_OURS))
             if not before or (replaces and before == _OURS):
-                os.pwrite(file, data, 0)
-                os.ftruncate(file, len(data))
+                os.ftruncate(file, os.pwrite(file, data, 0))  # a disk may be full
     finally:
         os.close(file)
