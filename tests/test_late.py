@@ -129,6 +129,9 @@ def test_rank_moves_while_a_number_grows_or_without_numbers_while_it_works() -> 
     assert movement.since == 46.0
     movement.take("garbage", now=50.0)
     assert movement.since == 46.0
+    movement.take("\n".join(f"{'n' * 999}{number} {10**40}" for number in range(99)), now=51.0)
+    assert len(movement.counts) == 1
+    assert max(movement.counts.values()) < 1 << 64, "else rank 0 would not take it"
     idle = Movement(os.getppid(), 10.0, now=0.0)
     idle.stalled((0, 0), now=1.0)
     assert idle.stalled((0, 0), now=1000.0), "the process that started this one only waits"

@@ -291,6 +291,35 @@ def test_crash_of_many_threads_begins_with_what_it_is(hooks: tuple[HookReader, i
     assert reader.crash().startswith("Fatal Python error: Segmentation fault\n  File")
 
 
+def test_thread_that_crashed_is_shown_first_and_our_own_not_at_all(hooks: tuple[HookReader, int]) -> None:
+    reader, writing = hooks
+    crash = """Fatal Python error: Segmentation fault
+
+Thread 0x00007f01 (most recent call first):
+  File "/env/distboot/agent/progress.py", line 79 in _watch
+  File "/usr/lib/python3.11/threading.py", line 982 in run
+
+Thread 0x00007f02 (most recent call first):
+  File "queue.py", line 180 in get
+
+Current thread 0x00007f03 (most recent call first):
+  File "train.py", line 3 in load
+  File "train.py", line 9 in <module>
+
+Extension modules: numpy.core (total: 1)
+"""
+    os.write(writing, crash.encode())
+    assert reader.read() == []
+    assert reader.crash().splitlines() == [
+        "Fatal Python error: Segmentation fault",
+        "Current thread 0x00007f03 (most recent call first):",
+        '  File "train.py", line 3 in load',
+        '  File "train.py", line 9 in <module>',
+        "Thread 0x00007f02 (most recent call first):",
+        '  File "queue.py", line 180 in get',
+    ]
+
+
 _DEEP = """
 import sys
 from distboot.agent.crash_hooks import install

@@ -26,6 +26,7 @@ _MODULE = "torch.distributed.distributed_c10d"
 _INTERVAL = 1.0  # seconds between two looks
 MOST_GROUPS = 32
 _LONGEST_NAME = 60
+_LARGEST = (1 << 63) - 1
 _BUSY = 0.02  # of a processor: less is used by threads that only wait
 _USER_TIME = 11  # proc_pid_stat(5), counted from the state; the next one is that of the kernel
 
@@ -109,7 +110,8 @@ class Movement:
     def take(self, text: str, now: float) -> None:
         """What the script has said: a line "name count" for each process group."""
         with suppress(ValueError):
-            self.counts = {name: int(count) for name, count in (line.split(" ") for line in text.splitlines())}
+            counts = [line.split(" ") for line in text.splitlines()[:MOST_GROUPS]]
+            self.counts = {name[:_LONGEST_NAME]: min(int(count), _LARGEST) for name, count in counts}
             self._move(now)
 
     def stalled(self, numbers: tuple[int, ...], now: float) -> bool:
