@@ -16,7 +16,7 @@ from ..rendezvous.coordinator import Coordinator
 from ..rendezvous.join import Joined, PortInUse, listening
 from ..rendezvous.keys import Keys
 from ..rendezvous.membership import Membership
-from ..rendezvous.messages import Arrive, Go, Leave, Ready, RequestStop
+from ..rendezvous.messages import Arrive, AskStacks, Go, Leave, Ready, RequestStop, ShowStacks
 from ..rendezvous.protocol import BEFORE_AUTHENTICATION, Frames, ProtocolError, most_from_rank_0
 from ..rendezvous.worker import Worker
 from ..settings import SupervisionSettings
@@ -26,7 +26,6 @@ from .failure_coordinator import FailureCoordinator
 from .failure_reporter import FailureReporter
 from .heartbeat import HeartbeatConnection, interval_of
 from .loop import Answer, EventLoop
-from .messages import AskStacks, ShowStacks
 from .root_cause import ranks_of
 
 _SEND_LIMIT = 1.0  # seconds for a script to take an answer, which it waits for

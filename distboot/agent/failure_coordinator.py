@@ -11,7 +11,7 @@ from functools import partial
 
 from ..rendezvous.keys import Keys
 from ..rendezvous.membership import Membership
-from ..rendezvous.messages import READY, Arrive, Detach, Go, Leave, Ready, RequestStop
+from ..rendezvous.messages import READY, Arrive, AskStacks, Detach, Go, Leave, Ready, RequestStop, ShowStacks
 from ..rendezvous.protocol import Broadcast, ProtocolError
 from ..report import EventLog, own_steps
 from ..text import escape_control, ranks_said
@@ -21,7 +21,6 @@ from .late import LateWatch
 from .loop import AFTER_THE_FIRST, Answer, Participant, StopRequest
 from .messages import (
     Abort,
-    AskStacks,
     CountReads,
     Done,
     Exited,
@@ -32,7 +31,6 @@ from .messages import (
     Position,
     Reads,
     Register,
-    ShowStacks,
     Stalled,
     StopAt,
     Terminating,

@@ -7,20 +7,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import DistbootError
-from ..rendezvous.messages import LONGEST_TEXT, READY, Arrive, Detach, Failed, Go, Ready, RequestStop, as_problem
+from ..rendezvous.messages import (
+    LONGEST_TEXT,
+    READY,
+    Arrive,
+    AskStacks,
+    Detach,
+    Failed,
+    Go,
+    Ready,
+    RequestStop,
+    ShowStacks,
+    as_problem,
+)  # fmt: skip
 from ..rendezvous.protocol import ProtocolError
 from .heartbeat import HeartbeatConnection, close_gracefully
 from .loop import AFTER_THE_FIRST, Answer, Participant, StopRequest
 from .messages import (
     Abort,
-    AskStacks,
     CountReads,
     Done,
     Exited,
     Failing,
     Locate,
     Register,
-    ShowStacks,
     StopAt,
     Terminating,
 )

@@ -20,11 +20,10 @@ from typing import Any
 
 from ..errors import CODES, DistbootError
 from ..rendezvous.membership import JoinPlan, JoinResult
-from ..rendezvous.messages import Arrive, Failed, Go, Leave, Ready, Release, RequestStop, as_error
+from ..rendezvous.messages import Arrive, AskStacks, Failed, Go, Leave, Ready, Release, RequestStop, as_error
 from ..rendezvous.protocol import Channel, Frame, Frames, ProtocolError, message, nested, number, of, several, text
 from ..report import EventLog
 from ..settings import SupervisionSettings
-from .messages import AskStacks
 
 VARIABLE = "DISTBOOT_AGENT"
 PREFIX = "distboot-agent-"  # of the name of a socket; a mark of the job, and a random number, follow

@@ -7,7 +7,18 @@ other side's kernel takes what we send tells a host that has gone from a process
 
 from __future__ import annotations
 
-from ..rendezvous.messages import Arrive, Detach, Failed, Go, Leave, Ready, Release, RequestStop
+from ..rendezvous.messages import (
+    Arrive,
+    AskStacks,
+    Detach,
+    Failed,
+    Go,
+    Leave,
+    Ready,
+    Release,
+    RequestStop,
+    ShowStacks,
+)  # fmt: skip
 from ..rendezvous.protocol import (
     flag,
     integer,
@@ -16,9 +27,7 @@ from ..rendezvous.protocol import (
     number,
     of,
     optional,
-    several,
     table,
-    text,
     time_or_duration,
 )
 from .exit_status import ExitStatus
@@ -34,7 +43,6 @@ def _time(value: object) -> float:
     return time_or_duration(value)
 
 
-_LONGEST_LINE, _MOST_LINES = 4000, 200
 _count = integer(most=LARGEST)
 
 
@@ -138,20 +146,6 @@ class Position:
     def is_counted(self) -> bool:
         """Whether it has a number that grows as it moves."""
         return bool(self.counts or self.reads or self.steps)
-
-
-@message
-class AskStacks:
-    """Somebody wants to know where all ranks are; `pid`: of the job that has this process. Rank 0 answers."""
-
-    pid: int = of(number, default=0)
-
-
-@message
-class ShowStacks:
-    """The answer: lines of text."""
-
-    lines: tuple[str, ...] = of(several(text(_LONGEST_LINE), _MOST_LINES))
 
 
 KINDS = (

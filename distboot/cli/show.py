@@ -216,7 +216,7 @@ def _ask(name: str, pid: int) -> Sequence[str] | None:
     import socket
 
     from ..agent.local import MOST, OPEN
-    from ..agent.messages import AskStacks, ShowStacks
+    from ..rendezvous.messages import AskStacks, ShowStacks
     from ..rendezvous.protocol import Frames, ProtocolError
 
     frames = Frames(MOST)

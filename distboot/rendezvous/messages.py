@@ -32,6 +32,7 @@ Problem = tuple[str, str, str]  # code, message and hint of an error
 LONGEST_TEXT = 1000  # characters
 LONGEST_OFFER = 300  # characters
 LONGEST_FAILURE = 500  # characters
+_LONGEST_LINE, _MOST_LINES = 4000, 200  # characters; of stacks
 BARRIER, MAIN_FIRST, LOCAL_MAIN_FIRST, READY = "barrier()", "main_first()", "local_main_first()", "init()"
 MOST_RANKS_A_NODE = 9999
 ONE_DISTBOOT = "install the same version of distboot on all nodes"  # what to do about another VERSION
@@ -191,6 +192,20 @@ class Release:
 @message
 class Leave:
     """The script of a rank has closed its context, and comes to no key any more."""
+
+
+@message
+class AskStacks:
+    """Somebody wants to know where all ranks are; `pid`: of the job that has this process. Rank 0 answers."""
+
+    pid: int = of(number, default=0)
+
+
+@message
+class ShowStacks:
+    """The answer: lines of text."""
+
+    lines: tuple[str, ...] = of(several(text(_LONGEST_LINE), _MOST_LINES))
 
 
 @message
