@@ -6,18 +6,23 @@ import os
 import re
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import pytest
 from conftest import Run
 from supervised import Job, Start
 
-from distboot.agent.late import Late, find_late, may_be_late, text_of
-from distboot.agent.messages import Position
+from distboot.agent.exit_status import ExitStatus
+from distboot.agent.late import Late, LateWatch, find_late, may_be_late, text_of
+from distboot.agent.loop import Say
+from distboot.agent.messages import Locate, Position, Stalled
 from distboot.agent.progress import Movement
-from distboot.agent.root_cause import RankState
+from distboot.agent.root_cause import RankState, RootCause
 from distboot.agent.stacks import Stacks, frame
 from distboot.cli import show
+from distboot.report import EventLog
+from distboot.settings import SupervisionSettings
 
 AFTER = 60.0
 LOADS = Stacks((frame("load_batch", "/job/data.py", 41), frame("train", "/job/train.py", 80)))
@@ -144,6 +149,61 @@ def test_rank_moves_while_a_number_grows_or_without_numbers_while_it_works() -> 
     assert not Movement(os.getppid(), 0.0, now=0.0).stalled((0, 0), now=1e9), "0 is never"
 
 
+class Job0:
+    """Stands in for rank 0's side of failure detection, with ranks that are where a test says."""
+
+    def __init__(self, positions: list[Position], **settings: float) -> None:
+        self.members = {rank: RankState(rank, "node-0", 0, rank, pid=7) for rank in range(len(positions))}
+        self.settings = SupervisionSettings(15.0, 30.0, late_after=AFTER)._replace(**settings)
+        self.log = EventLog()
+        self.root_cause: RootCause | None = None
+        self.said: list[str] = []
+        self.say: Say = lambda text, *_, **__: self.said.append(text)
+        self.blamed: list[RootCause] = []
+        self.watch = LateWatch(self, self._ask, self.blamed.append)
+        self._positions = positions
+
+    def _ask(self, question: Locate, ranks: Collection[int]) -> None:
+        for rank in ranks:
+            stacks = self._positions[rank].stacks if question.stacks else None
+            answer = replace(self._positions[rank], number=question.number, stacks=stacks)
+            self.watch.take(rank, answer, 100.0)
+
+
+TIMED_OUT = ExitStatus(
+    words="RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 4000ms for recv"
+)
+HTTP = ExitStatus(words="requests.exceptions.ReadTimeout: HTTPSConnectionPool: Read timed out. (read timeout=5)")
+ABORT = ExitStatus(signal=signal.SIGABRT)
+
+
+@pytest.mark.parametrize(
+    ("end", "since", "is_told_before", "blamed"),
+    [
+        (TIMED_OUT, 30.0, False, [1]),
+        (TIMED_OUT, 90.0, True, [1]),
+        (TIMED_OUT, 1.0, False, None),  # the others have not said since how far they are
+        (HTTP, 30.0, False, None),
+        (ABORT, 30.0, False, None),
+        (ABORT, 90.0, True, [1]),
+    ],
+)
+def test_first_failure_is_the_rank_that_did_not_come(
+    end: ExitStatus, since: float, is_told_before: bool, blamed: list[int] | None
+) -> None:
+    job = Job0([at(8, REDUCES, since), at(7, LOADS, 200.0), at(8, REDUCES, since)])
+    if is_told_before:
+        job.watch.take(0, Stalled(), 98.0)
+        for now in (98.0, 98.5, 99.0, 100.0, 101.0):
+            job.watch.turn(now)
+        assert "waiting for rank 1 " in job.said[0]
+    job.watch.fails(end, 102.0)
+    job.watch.turn(102.0)
+    job.watch.turn(102.0)
+    assert job.watch.explains(0, end, 102.0) == (blamed is not None)
+    assert [list(cause.ranks) for cause in job.blamed] == ([blamed] if blamed else [])
+
+
 # Rank 1 does something else from its sixth step on, until the file is there.
 TRAIN = """
 import torch, torch.distributed as dist
@@ -216,7 +276,7 @@ def test_where_a_rank_is_that_runs_no_python(start: Start, does: str, expected: 
 
 
 def test_collective_that_times_out_is_the_fault_of_whom_it_waited_for(start: Start) -> None:
-    script = "import datetime\n" + TRAIN.replace('"gloo"', '"gloo", timeout=datetime.timedelta(seconds=4)')
+    script = "import datetime\n" + TRAIN.replace('"gloo"', '"gloo", timeout=datetime.timedelta(seconds=9)')
     job = start(script.format(does="until('never')"), ranks=3, framework="torch", DISTBOOT_GRACE="2")
     assert job.codes() == [1, 1, 1]
     for rank in range(3):

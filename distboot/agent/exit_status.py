@@ -31,6 +31,8 @@ _OF_A_PEER = (
     "error[rank-failed]",
     "ended, or closed its context",  # at a key of ours
 )
+# How it speaks of a collective operation to which others did not come: Gloo; torch of NCCL, twice.
+_HAS_WAITED = ("timed out waiting", "collective operation timeout", "wait timeout after")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +80,13 @@ class ExitStatus:
 
     @property
     def has_waited(self) -> bool:
-        """Whether it may have failed as it waited for others for too long."""
-        aborted = self.signal == signal.SIGABRT or (self.is_crash and "Aborted" in self.words.partition("\n")[0])
-        return aborted or "timed out waiting" in self.words.lower() or "timeout" in self.words.lower()
+        """Whether it says itself that it has waited for others for too long."""
+        return any(phrase in self.words.lower() for phrase in _HAS_WAITED)
+
+    @property
+    def is_abort(self) -> bool:
+        """Whether C code has ended it, as NCCL's watchdog does, too."""
+        return self.signal == signal.SIGABRT or (self.is_crash and "Aborted" in self.words.partition("\n")[0])
 
     @property
     def is_crash(self) -> bool:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .loop import Say
 
 _TOLERANCE = 2.5  # seconds: agents look once a second, and scripts say once a second how far they are
+_UP_TO_DATE = 6.0  # seconds: of a rank that has waited so long the others have said since how far they are
 _ANSWERING = 8.0  # seconds for all agents to answer; a stack takes up to 6
 _ASKED_A_SECOND = 2000  # ranks
 _POLLING = 1.0  # seconds between two looks whether it is over
@@ -219,12 +220,15 @@ class LateWatch:
     def fails(self, end: ExitStatus, now: float) -> None:
         """A rank fails: if it has waited for too long, it is to be known for whom."""
         if self.late is None and end.has_waited and not self._has_failed:
-            self._has_failed, self._after = True, 0.0
+            self._has_failed, self._after = True, _UP_TO_DATE
             self._ask_all(now, stacks=False)
 
     def explains(self, rank: int, end: ExitStatus, now: float) -> bool | None:
         """Whether a rank has failed as it waited for others that live, for which the job then ends; None: not yet."""
-        if not end.has_waited or (self.late is not None and rank not in self.late.waiting):
+        is_known = self.late is not None and rank in self.late.waiting
+        if not is_known and (self.late is not None or not end.has_waited):
+            return False
+        if not end.has_waited and not end.is_abort:
             return False
         if self._end < inf:
             return None
@@ -255,7 +259,7 @@ class LateWatch:
         for rank, member in self._job.members.items():
             if member.is_open and member.pid and (member.exiting is None or member.failing is not None):
                 self._awaited.add(rank)
-        self._ask(self._question, self._awaited)
+        self._ask(self._question, frozenset(self._awaited))  # some answer at once
 
     def _judge(self, now: float) -> None:
         before, self._before = self._before, self._positions
