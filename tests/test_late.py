@@ -152,9 +152,9 @@ def test_rank_moves_while_a_number_grows_or_without_numbers_while_it_works() -> 
 class Job0:
     """Stands in for rank 0's side of failure detection, with ranks that are where a test says."""
 
-    def __init__(self, positions: list[Position], **settings: float) -> None:
+    def __init__(self, positions: list[Position]) -> None:
         self.members = {rank: RankState(rank, "node-0", 0, rank, pid=7) for rank in range(len(positions))}
-        self.settings = SupervisionSettings(15.0, 30.0, late_after=AFTER)._replace(**settings)
+        self.settings = SupervisionSettings(15.0, 30.0, late_after=AFTER)
         self.log = EventLog()
         self.root_cause: RootCause | None = None
         self.said: list[str] = []
