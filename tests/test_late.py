@@ -44,6 +44,13 @@ def at(count: int, stacks: Stacks | None, since: float = AFTER, group: str = "0"
         # It is late for its own group, and the other group waits for nobody.
         ([at(5, REDUCES, group="1"), at(4, LOADS, group="1"), at(9, REDUCES, group="2"), at(9, REDUCES, group="2")],
          Late([1], [0], "1")),
+        # Rank 2 waits for rank 3 in their group, and rank 0 for rank 2 in another one.
+        ([replace(at(5, REDUCES, group="a"), counts={"a": 5, "b": 3}), at(5, LOADS, 10.0, group="c"),
+          replace(at(4, REDUCES, group="a"), counts={"a": 4, "d": 9}), at(8, LOADS, group="d")],
+         Late([3], [2], "d")),
+        # Two wait for each other, each in another group.
+        ([replace(at(5, REDUCES), counts={"a": 5, "b": 3}), replace(at(5, SENDS), counts={"a": 4, "b": 4})],
+         Late([], [0, 1])),
         # Just now; and all at the same collective operation, at which nobody waits, or all.
         ([at(8, REDUCES, 10), at(8, REDUCES, 10), at(8, REDUCES, 10), at(7, LOADS, 70)], None),
         ([at(8, LOADS), at(8, LOADS), at(8, LOADS), at(8, LOADS)], None),
@@ -109,7 +116,7 @@ def test_stacks_are_read_only_where_they_may_tell_something(positions: list[Posi
         (
             [at(9, REDUCES)] * 4,
             """
-            waiting for each other for 60 s: all 4 wait in all_reduce (train.py:84);
+            waiting for each other for 60 s: ranks 0-3 wait in all_reduce (train.py:84);
             the network between them, or a device, may not answer
             """,
         ),
@@ -161,13 +168,49 @@ class Job0:
         self.say: Say = lambda text, *_, **__: self.said.append(text)
         self.blamed: list[RootCause] = []
         self.watch = LateWatch(self, self._ask, self.blamed.append)
-        self._positions = positions
+        self._positions, self.silent = positions, set[int]()
 
     def _ask(self, question: Locate, ranks: Collection[int]) -> None:
-        for rank in ranks:
+        for rank in set(ranks) - self.silent:
             stacks = self._positions[rank].stacks if question.stacks else None
             answer = replace(self._positions[rank], number=question.number, stacks=stacks)
             self.watch.take(rank, answer, 100.0)
+
+
+def test_agent_that_does_not_answer_has_the_rank_that_is_late() -> None:
+    job = Job0([at(8, REDUCES), at(8, REDUCES), at(8, REDUCES)])
+    job.silent = {1}
+    job.watch.take(0, Stalled(), 98.0)
+    for now in (98.0, 107.0, 107.0, 116.0, 118.0):
+        job.watch.turn(now)
+    (said,) = job.said
+    assert "waiting for rank 1 (node-0) for " in said
+    assert ": it is at a place that its agent does not tell; ranks 0, 2 wait in all_reduce" in said
+
+
+def test_rank_that_has_ended_is_said_where_the_others_wait_for_it() -> None:
+    job = Job0([at(8, REDUCES), at(7, None), at(8, REDUCES)])
+    job.members[1].end = ExitStatus(code=0)
+    job.watch.take(0, Stalled(), 98.0)
+    for now in (98.0, 98.0, 98.0, 99.0, 100.0):
+        job.watch.turn(now)
+    assert "ranks 0, 2 wait in all_reduce (train.py:84); rank 1 ended before" in job.said[0]
+    job.watch.take(0, Position(0, 0.1, {"0": 9}, 0, 0), 101.0)
+    assert job.said[1] == "the ranks go on"
+    job.watch.turn(500.0)
+    assert len(job.said) == 2
+
+
+def test_nothing_is_said_of_ranks_that_went_on_just_then() -> None:
+    job = Job0([at(8, REDUCES), at(7, LOADS), at(8, REDUCES)])
+    job.watch.take(0, Stalled(), 98.0)
+    job.watch.turn(98.0)
+    job.watch.turn(98.0)
+    job._positions = [at(9, LOADS, 0.0)] * 3
+    job.watch.turn(98.0)
+    job.watch.turn(99.5)
+    assert job.said == []
+    assert job.watch.due > 500.0
 
 
 TIMED_OUT = ExitStatus(

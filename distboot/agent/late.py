@@ -16,7 +16,7 @@ from ..text import escape_control, ranks_said
 from .exit_status import ExitStatus, shown
 from .messages import Locate, Position, Stalled
 from .root_cause import RankState, RootCause, from_late
-from .stacks import fold, lines, waits, where
+from .stacks import Stacks, fold, lines, waits, where
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ _ASKED_A_SECOND = 2000  # ranks
 _POLLING = 1.0  # seconds between two looks whether it is over
 _SECOND_LOOK = 3.0  # seconds; where no numbers tell that a rank does not move, its stack is the same then
 _MOST_PLACES = 4  # in one line
+_SILENT = "at a place that its agent does not tell"
 
 
 class Late(NamedTuple):
@@ -59,18 +60,25 @@ def find_late(positions: Mapping[int, Position], before: Mapping[int, Position],
 def may_be_late(positions: Mapping[int, Position], after: float) -> bool:
     """Whether it is worth to look at the stacks, which disturbs the scripts a little."""
     stalled = [not position.is_counted or _is_long(position, after) for position in positions.values()]
-    return _by_numbers(positions, after) is not None or all(stalled)
+    return _by_numbers(positions, after) is not None or (len(stalled) > 1 and all(stalled))
 
 
 def _by_numbers(positions: Mapping[int, Position], after: float) -> Late | None:
+    found = []
     for group in sorted({group for position in positions.values() for group in position.counts}):
         counts = {rank: position.counts[group] for rank, position in positions.items() if group in position.counts}
         most = max(counts.values())
-        waiting = [rank for rank in counts if counts[rank] == most and _is_long(positions[rank], after)]
-        behind = [rank for rank in counts if counts[rank] < most]
+        waiting = sorted(rank for rank in counts if counts[rank] == most and _is_long(positions[rank], after))
+        behind = sorted(rank for rank in counts if counts[rank] < most)
         if behind and waiting:
-            return Late(sorted(behind), sorted(waiting), group)
-    return None
+            found.append(Late(behind, waiting, group))
+    # Who waits in another group is held up himself.
+    held_up = {rank for late in found for rank in late.waiting}
+    for late in found:
+        ranks = [rank for rank in late.ranks if rank not in held_up]
+        if ranks:
+            return late._replace(ranks=ranks)
+    return Late([], sorted(held_up)) if held_up else None
 
 
 def _by_stacks(positions: Mapping[int, Position], before: Mapping[int, Position], after: float) -> Late | None:
@@ -95,11 +103,11 @@ def text_of(late: Late, positions: Mapping[int, Position], members: Mapping[int,
         begin: `"waiting for {} for 60 s"`, say.
     """
     waiting, who = _places(late.waiting, positions), ranks_said(late.ranks)
-    if not late.ranks and len(waiting) == 1:
-        what = f"all {len(late.waiting)} wait{waiting[0][1]}"
-        return f"{begin.format('each other')}: {what}; the network between them, or a device, may not answer"
     if not late.ranks:
-        return f"{begin.format('each other')}: {_listed(waiting, 'wait')}"
+        ended = [member.rank for member in members.values() if member.end is not None]
+        why = "; the network between them, or a device, may not answer" if len(waiting) == 1 else ""
+        why = f"; {ranks_said(ended)} ended before" if ended else why
+        return f"{begin.format('each other')}: {_listed(waiting, 'wait')}{why}"
     hosts = sorted({escape_control(members[rank].host) for rank in late.ranks})
     place, places = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts", _places(late.ranks, positions)
     there = f"it is{places[0][1] or ' there'}" if len(late.ranks) == 1 else _listed(places, "are")
@@ -181,7 +189,8 @@ class LateWatch:
         self._question, self._asked_at = Locate(0, stacks=False), -inf  # the last one to all
         self._awaited: set[int] = set()
         self._end = self._next = self._poll = inf
-        self._is_told = True  # whether it was said that they are late
+        self._is_new = False  # whether it is to be said that they are late
+        self._named: list[int] | None = None  # who was said to be late
         self._has_failed = False  # whether a rank has waited for too long
         self._shows: list[Callable[[Sequence[str]], object]] = []
 
@@ -199,8 +208,7 @@ class LateWatch:
         elif not message.number and self.late is not None and rank == self.late.waiting[0]:
             if message.since < now - self._asked_at:  # who has waited has gone on
                 self._over()
-            elif not self._is_told:
-                self._is_told = True
+            elif self._is_new:
                 self._tell(self.late, now)
 
     def show(self, reply: Callable[[Sequence[str]], object], now: float) -> None:
@@ -239,11 +247,16 @@ class LateWatch:
 
     def turn(self, now: float) -> None:
         """Do what is due."""
+        if self._job.root_cause is not None:
+            self._awaited, self._next, self._poll = set(), inf, inf
         if self._end < inf and (not self._awaited or now >= self._end):
             self._end = inf
+            silent = Position(self._question.number, 0.0, {}, 0, 0, Stacks(state=_SILENT))
+            self._positions |= dict.fromkeys(self._awaited, silent)
             if self._question.stacks:
                 self._show()
-                self._judge(now)
+                if self._job.root_cause is None:
+                    self._judge(now)
             elif may_be_late(self._positions, self._after):
                 self._ask_all(now, stacks=True)
         if now >= self._next and self._end == inf:
@@ -266,7 +279,7 @@ class LateWatch:
         late = find_late(self._positions, before, self._after)
         if late is not None:
             # What a script says of itself is up to a second old: they may have gone on just now.
-            self.late, self._is_told, self._poll = late, False, now + _POLLING
+            self.late, self._is_new, self._poll = late, True, now + _POLLING
             seconds = max(_waited_for(late, self._positions), 1.0)
             self._next = now + min(at - seconds for at in (2 * seconds, self._hang_after) if at > seconds)
         elif self.late is not None:
@@ -277,16 +290,15 @@ class LateWatch:
             self._before = {}
 
     def _over(self) -> None:
-        late, self.late = self.late, None
+        named, self.late, self._named = self._named, None, None
         self._next, self._poll, self._before = inf, inf, {}
-        if late is not None and self._job.root_cause is None:
-            who = ranks_said(late.ranks) if late.ranks else "the ranks"
-            self._job.log.add("late_over", (late.ranks or [0])[0])
-            self._job.say(f"{who} {'goes' if len(late.ranks) == 1 else 'go'} on", event="late_over", ranks=late.ranks)
+        if named is not None:
+            who = ranks_said(named) if named else "the ranks"
+            self._job.log.add("late_over", (named or [0])[0])
+            self._job.say(f"{who} {'goes' if len(named) == 1 else 'go'} on", event="late_over", ranks=named)
 
     def _tell(self, late: Late, now: float) -> None:
-        if self._job.root_cause is not None:
-            return
+        self._is_new, self._named = False, late.ranks
         said = self._text(late, now, "waiting for {} for ")
         places, first = self._places(), (late.ranks or late.waiting)[0]
         self._job.log.add("late", first, ranks=late.ranks, waiting=late.waiting, text=said, stacks=places)
@@ -299,11 +311,9 @@ class LateWatch:
         return lines(fold({rank: one.stacks for rank, one in self._positions.items() if one.stacks is not None}))
 
     def _show(self) -> None:
-        silent = [rank for rank, member in self._job.members.items() if member.is_open and rank not in self._positions]
-        said = [*self._places(), *([f"{ranks_said(silent)}: no answer"] if silent else [])]
         shows, self._shows = self._shows, []
         for reply in shows:
-            reply(said)
+            reply(self._places())
 
     def _end_job(self, late: Late, end: ExitStatus | None, now: float) -> None:
         ranks = late.ranks or late.waiting
