@@ -1,10 +1,11 @@
 """A stop that all ranks agree on: what a read of `ctx.preempted` costs, how soon all know, and that they agree.
 
-    python bench/stopping.py runs 200 torchrun mpirun srun plain podman   so many jobs under each of these launchers
+    python bench/stopping.py runs 200 torchrun mpirun srun plain podman slow   so many jobs under each of these
 
-A job of `runs` has four ranks on two hosts (tests/hosts.py), or in two containers of the image of docker/Dockerfile,
-DDP on Gloo, and the code of the page on PyTorch. SIGTERM comes to one rank or to all of them at a random moment. The
-next job loads its checkpoint. The figures: `make bench`.
+A job of `runs` has four ranks on two hosts (tests/hosts.py; `slow`: by hand, and a packet from one to the other takes
+100 ms, so that there and back are 200), or in two containers of the image of docker/Dockerfile, DDP on Gloo, and the
+code of the page on PyTorch. SIGTERM comes to one rank or to all of them at a random moment. The next job loads its
+checkpoint. The figures: `make bench`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import jobs  # noqa: E402
+from delay import slow_host  # noqa: E402
 from hosts import Hosts, Slurm, side_by_side  # noqa: E402 - shared with the tests
 from measure import PYTHON, Effort, Series, UnmeasuredError, clean_environ, last_line  # noqa: E402
 from page import Section, Table, promise  # noqa: E402
@@ -135,19 +137,23 @@ def _plain(port: str, script: str) -> Sequence[tuple[str, Sequence[str]]]:
 
 _LAUNCHERS = {way.name.rpartition(" ")[2]: way.commands for way in jobs.WAYS if way.name.startswith("distboot")}
 _LAUNCHERS["plain"] = _plain
+_LAUNCHERS["slow"] = _plain
 _ALL = [*_LAUNCHERS, "podman"]
+_DELAY = 0.1  # seconds, each way
 
 
 _Commands = Sequence[tuple[Sequence[str], Mapping[str, str]]]  # of a job, each with its environment
 
 
 @contextmanager
-def _on_hosts(*, slurm: bool) -> Iterator[tuple[Path, Callable[[str, Path], _Commands]]]:
+def _on_hosts(launcher: str) -> Iterator[tuple[Path, Callable[[str, Path], _Commands]]]:
     """A folder for scripts, and what starts one under a launcher: on two hosts."""
     with ExitStack() as stack:
         hosts = stack.enter_context(Hosts.up())
-        if slurm:
+        if launcher == "srun":
             stack.enter_context(Slurm.up(hosts))
+        if launcher == "slow":
+            stack.enter_context(slow_host(hosts, "nodeb", _DELAY))
         environ = hosts.environment(clean_environ(OMPI_MCA_btl="^ofi", OMPI_MCA_mtl="^ofi", BENCH_CASE=""))
 
         def commands(launcher: str, script: Path) -> _Commands:
@@ -199,7 +205,7 @@ def _run(folder: Path, commands: Callable[[Path], _Commands], before: list[objec
 
 def _runs(count: int, launchers: Sequence[str]) -> None:
     for launcher in launchers:
-        with _in_containers() if launcher == "podman" else _on_hosts(slurm=launcher == "srun") as (folder, commands):
+        with _in_containers() if launcher == "podman" else _on_hosts(launcher) as (folder, commands):
             found: list[object] = []
             start, well = time.monotonic(), 0
             for _ in range(count):
