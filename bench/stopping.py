@@ -94,8 +94,8 @@ def weights_now():
 def train(step):
     if not seen:
         seen.extend([step - 1, weights_now()])
-        if ctx.rank in told:
-            threading.Timer(after, os.kill, [os.getpid(), signal.SIGTERM]).start()
+    elif step == seen[0] + 2 and ctx.rank in told:  # it has read `ctx.preempted` once: before, SIGTERM ends it
+        threading.Timer(after, os.kill, [os.getpid(), signal.SIGTERM]).start()
     time.sleep(random.random() / 50)
     optimizer.zero_grad()
     (model(torch.full((8, 64), float(step % 7 + ctx.rank))) - 1).square().mean().backward()
