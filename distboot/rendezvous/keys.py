@@ -6,7 +6,7 @@ rank of a node, for whom the others wait. In `init()` each rank gets ready and p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..errors import DistbootError
@@ -184,7 +184,7 @@ class Keys:
         missing = self._node_of.keys() - one.ends.keys()
         hint = "look at the output of the missing ranks: they ended early, hang, or do not come here"
         if missing & self._gone:
-            why = f"rank {self._named(missing & self._gone)} ended, or closed its context, without coming here"
+            why = f"{self._ranks(missing & self._gone)} ended, or closed its context, without coming here"
             error = too_late = _missing(key, why, hint)
         else:
             came = f"{len(one.ends)} of {len(self._node_of)} ranks came"
@@ -244,7 +244,7 @@ class Keys:
         for rank in self.unready:
             if rank in self._ended:
                 return self._ended_early(rank)
-        why = f"all ranks joined, and then did not get ready in time: rank {self._named(self.unready)}"
+        why = f"all ranks joined, and then did not get ready in time: {self._ranks(self.unready)}"
         hint = "look at their output: the import of the framework hangs or is slow there, or their host is down"
         return DistbootError("missing-rank", why, hint)
 
@@ -252,7 +252,7 @@ class Keys:
 
     def _progress(self, key: Key) -> str:
         if key.name == READY:
-            return f"all ranks are there, and rank {self._named(self.unready)} is not ready yet"
+            return f"all ranks are there, and not yet ready: {self._ranks(self.unready)}"
         here = self._waiting[key].ends
         if key.name != BARRIER:
             waiting = ranks_said(sorted(self._waiting[key].ends))
@@ -268,6 +268,9 @@ class Keys:
 
     def _named(self, ranks: Iterable[int]) -> str:
         return with_nodes(sorted(ranks), self._node_of)
+
+    def _ranks(self, ranks: Collection[int]) -> str:
+        return f"rank{'s' if len(ranks) > 1 else ''} {self._named(ranks)}"
 
 
 def _missing(key: Key, why: str, hint: str) -> DistbootError:
