@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -42,6 +43,7 @@ _MPI_CALL = re.compile(
 MOST_FRAMES = 48
 LONGEST_FRAME = 400  # characters
 MOST_THREADS = 4  # besides the main one
+_REMEMBERED = 256  # stacks: those of thousands of ranks are alike
 _MOST_GROUPS = 20  # of ranks, in the log
 _MOST_CALLS = 6  # of the user's own code, in a line
 
@@ -106,6 +108,7 @@ def shortened(stack: Sequence[str]) -> tuple[str, ...]:
     return (*stack[: MOST_FRAMES - outermost], *stack[-outermost:]) if len(stack) > MOST_FRAMES else tuple(stack)
 
 
+@lru_cache(_REMEMBERED)
 def where(stacks: Stacks) -> str:
     """`"in all_reduce (train.py:84)"`: what the user's own code has called, or its own function; and where that is."""
     if not stacks.main:
@@ -115,6 +118,7 @@ def where(stacks: Stacks) -> str:
     return escape_control(f"in {called or function} ({file.rpartition('/')[2]}:{line})")
 
 
+@lru_cache(_REMEMBERED)
 def waits(stacks: Stacks) -> bool:
     """Whether the main thread waits for other processes, in what the user's own code has called."""
     inner = stacks.main[: len(stacks.main) - len(_called(stacks.main)[1])]
