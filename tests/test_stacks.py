@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,14 @@ deep(20_000)
     assert stacks.others == ()
 
 
+def test_process_that_is_just_reading_a_disk_is_asked(
+    watch: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = watch("ready()\ntime.sleep(60)")
+    monkeypatch.setattr(watched.reader, "_letter", lambda: "D")
+    assert where(watched.read()) == "in <module> (<string>:7)"
+
+
 def test_process_that_ends_while_it_is_read(watch: Callable[..., Watched]) -> None:
     watched = watch("ready()\ntime.sleep(60)")
     found: list[Stacks] = []
@@ -185,6 +194,30 @@ def test_sigterm_is_told_also_while_the_stacks_are_read() -> None:
     assert hooks.stacks() == ""
     os.close(writing)
     os.close(reading)
+
+
+@pytest.mark.parametrize("source", ["file", "pipe", "endless", "another-library"])
+def test_call_of_mpi_is_read_in_the_source_if_it_is_a_file(
+    watch: Callable[..., Watched], tmp_path: Path, source: str
+) -> None:
+    path = Path("/dev/zero") if source == "endless" else tmp_path / "a.py"
+    library = tmp_path / ("other.so" if source == "another-library" else "mpi4py.so")
+    library.write_bytes(bytes(4096))
+    if source in ("file", "another-library"):
+        path.write_text("ready()\nMPI.Barrier(60)")
+    elif source == "pipe":
+        os.mkfifo(path)
+    script = f"""
+import mmap
+class MPI:
+    Barrier = time.sleep
+with open({str(library)!r}) as file:
+    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+exec(compile("ready()\\nMPI.Barrier(60)", {str(path)!r}, "exec"))
+"""
+    stacks = watch(script).read()
+    assert where(stacks) == f"in {'Barrier' if source == 'file' else '<module>'} ({path.name}:2)"
+    assert waits(stacks) == (source == "file")
 
 
 def test_secret_of_the_job_is_in_no_stack(watch: Callable[..., Watched]) -> None:
@@ -219,9 +252,27 @@ def test_py_spy_is_asked_first_and_not_waited_for(
     assert where(watched.read()) == expected
 
 
-@pytest.mark.parametrize("output", ["", "[]", "{", "[1]", '[{"frames": 1}]', "[" * 10**5, '[{"thread_name": "x"}]'])
+def test_py_spy_reads_a_stopped_process_and_passes_no_secret_on(watch: Callable[..., Watched], tmp_path: Path) -> None:
+    fake = tmp_path / "py-spy"
+    fake.write_text(f"{_FAKE}assert '--nonblocking' in sys.argv\nprint({_WRITTEN.replace('a.py', 'top-secret.py')!r})")
+    fake.chmod(0o755)
+    watched = watch("ready()\ntime.sleep(60)", "top-secret")
+    watched.process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, watched.process.pid, os.WSTOPPED)
+    stacks = watched.read()
+    assert where(stacks).startswith("in f (***.py:3), stopped by a signal")
+    assert lines(fold({0: stacks}))[0].startswith("rank 0: f (***.py:3), stopped by a signal")
+    assert not waits(replace(stacks, main=REDUCES))
+
+
+_INFINITE = _WRITTEN.replace("3}", "Infinity}")
+
+
+@pytest.mark.parametrize(
+    "output", ["", "[]", "{", "[1]", '[{"frames": 1}]', "[" * 10**5, '[{"thread_name": "x"}]', _INFINITE]
+)
 def test_nonsense_of_py_spy_is_none(output: str) -> None:
-    assert from_py_spy(output.encode()) is None
+    assert from_py_spy(output) is None
 
 
 @pytest.mark.parametrize(

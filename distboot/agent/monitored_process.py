@@ -121,7 +121,7 @@ class HookReader:
         self._fill()
         events = _EVENT.findall(self._buffer)
         self._buffer = _EVENT.sub(b"", self._buffer)
-        return [HookEvent(kind.decode(), int(pid), self._clean(text)[-_LONGEST:]) for kind, pid, text in events]
+        return [HookEvent(kind.decode(), int(pid), self.clean(text)[-_LONGEST:]) for kind, pid, text in events]
 
     def take_dump(self) -> bool:
         """Whether a faulthandler has written what the process did when SIGTERM came; said once."""
@@ -136,7 +136,7 @@ class HookReader:
         """What a faulthandler has written of all threads until now, while that is expected."""
         if not self.ended:
             self._fill()
-        return self._clean(self._buffer)
+        return self.clean(self._buffer)
 
     def forget_stacks(self) -> None:
         """They have been read."""
@@ -147,7 +147,7 @@ class HookReader:
         """What a faulthandler has written about a crash, the thread that crashed first; empty if it has not."""
         if not self._buffer.startswith(FATAL.encode()):
             return ""
-        first, *threads = _THREAD.split(self._clean(self._buffer).partition("Extension modules")[0])
+        first, *threads = _THREAD.split(self.clean(self._buffer).partition("Extension modules")[0])
         threads = sorted((one for one in threads if not is_our_thread(one)), key=lambda one: one.startswith("Thread"))
         return "\n".join(line for line in (first + "".join(threads))[:_LONGEST].splitlines() if line)
 
@@ -165,7 +165,8 @@ class HookReader:
             kept = _MOST_STACKS if self.expects_stacks else _MOST_KEPT
             self._buffer = (self._buffer + data)[:kept]
 
-    def _clean(self, data: bytes) -> str:
+    def clean(self, data: bytes) -> str:
+        """Text without the secret."""
         return without(self._secret, data.decode(errors="replace"))
 
 

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import islice
 from typing import Any
 
 from ..rendezvous.protocol import of, several, text
@@ -34,7 +33,7 @@ _LIMIT = 1.0  # seconds for the process to write
 _QUIET = 0.05  # seconds without more, and it has written all
 _PY_SPY_LIMIT = 5.0  # seconds
 _TOO_MANY = "in a process of more than 100 threads, whose stacks only py-spy shows"
-_MOST = 1 << 22  # bytes of py-spy's output
+_MOST = 1 << 22  # bytes of py-spy's output, and of a source
 _STATES = {"D": "in the kernel, where no signal reaches it", "T": "stopped by a signal", "t": "stopped by a debugger"}
 # A collective operation of mpi4py has no frame of its own: the line of the script that calls it shows it.
 _MPI_CALL = re.compile(
@@ -67,7 +66,7 @@ _OF_NO_INTEREST = re.compile(r"/tqdm/|distboot/agent/progress\.py")
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """Where a process is. `state` is what the kernel says of it, where it has no stack to show."""
+    """Where a process is. `state` is what the kernel says of it: where it has no stack to show, or cannot go on."""
 
     main: tuple[str, ...] = of(several(text(LONGEST_FRAME), MOST_FRAMES), default=())
     others: tuple[tuple[str, ...], ...] = of(
@@ -115,14 +114,14 @@ def where(stacks: Stacks) -> str:
         return escape_control(stacks.state)
     called, frames = _called(stacks.main)
     function, file, line = parts((frames or stacks.main)[0])
-    return escape_control(f"in {called or function} ({file.rpartition('/')[2]}:{line})")
+    return escape_control(f"in {called or function} ({file.rpartition('/')[2]}:{line}){_and(stacks.state)}")
 
 
 @lru_cache(_REMEMBERED)
 def waits(stacks: Stacks) -> bool:
-    """Whether the main thread waits for other processes, in what the user's own code has called."""
+    """Whether the main thread waits for other processes, in what the user's own code has called, and can go on."""
     inner = stacks.main[: len(stacks.main) - len(_called(stacks.main)[1])]
-    return any(_WAITS.search(parts(one)[1]) for one in inner)
+    return not stacks.state and any(_WAITS.search(parts(one)[1]) for one in inner)
 
 
 def fold(stacks: Mapping[int, Stacks]) -> list[tuple[list[int], Stacks]]:
@@ -137,10 +136,15 @@ def lines(folded: Sequence[tuple[Sequence[int], Stacks]]) -> list[str]:
     """A line for each group: `"ranks 0-2: all_reduce < train (train.py:84) < <module> (train.py:99)"`."""
     shown = []
     for ranks, stacks in folded[:_MOST_GROUPS]:
-        shown.append(f"{ranks_said(ranks)}: {_calls(stacks.main) or escape_control(stacks.state)}")
+        place = escape_control(_and(stacks.state) if stacks.main else stacks.state)
+        shown.append(f"{ranks_said(ranks)}: {_calls(stacks.main)}{place}")
         shown += [f"  another thread: {_calls(other)}" for other in stacks.others]
     left = sum(len(ranks) for ranks, _ in folded[_MOST_GROUPS:])
     return [*shown, *([f"{left} more ranks, at other places"] if left else [])]
+
+
+def _and(state: str) -> str:
+    return f", {state}" if state else ""
 
 
 def _calls(stack: Sequence[str]) -> str:
@@ -212,13 +216,15 @@ class StackReader:
         self._hooks.forget_stacks()
         if found is None:  # of more than 100 threads faulthandler shows the newest ones
             found = Stacks(state=_TOO_MANY if dump else self._state())
-        self._reply(_with_mpi(found))
+        self._reply(self._with_mpi(found))
 
     def _begin_py_spy(self, now: float) -> bool:
         """Whether py-spy runs, whose output is then taken."""
         import subprocess  # late, as few need it
 
-        command = ["py-spy", "dump", "--json", "--pid", str(self._process.pid)]
+        # Without stopping the process: that waits for a thread in state D, and fails for one that is stopped. Where
+        # Python runs, it may fail, too, and the signal is sent.
+        command = ["py-spy", "dump", "--json", "--nonblocking", "--pid", str(self._process.pid)]
         quiet: Any = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
         try:
             run = subprocess.Popen(command, stdout=subprocess.PIPE, **quiet)
@@ -237,10 +243,13 @@ class StackReader:
             if not file.closed:
                 self._loop.remove_reader(file.fileno())
                 file.close()
-                run.kill()  # what it traces goes on then
+                run.kill()
                 run.wait()
-                found = from_py_spy(bytes(output))
-                self._begin_signal(now) if found is None else self._reply(_with_mpi(found))
+                found = from_py_spy(self._hooks.clean(bytes(output)))
+                if found is None:
+                    self._begin_signal(now)
+                else:
+                    self._reply(self._with_mpi(replace(found, state=self._held())))
 
         self._loop.add_reader(file.fileno(), take)
         self._loop.call_at(now + _PY_SPY_LIMIT, lambda: end(time.monotonic()))
@@ -249,16 +258,31 @@ class StackReader:
     def _catches(self) -> bool:
         """Whether something is registered for the signal, and nothing keeps the process from running it."""
         caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", self._file("status"), re.MULTILINE)
-        return caught is not None and bool(int(caught[1], 16) >> (SIGNAL - 1) & 1) and self._letter() not in _STATES
+        return caught is not None and bool(int(caught[1], 16) >> (SIGNAL - 1) & 1) and self._letter() not in "Tt"
 
     def _letter(self) -> str:
         return self._file("stat").rpartition(")")[2].strip()[:1]
 
     def _state(self) -> str:
         """What the kernel says of it."""
-        letter, place = self._letter(), self._file("wchan").strip()
-        inside = f" ({place})" if place and place != "0" else ""
-        return _STATES.get(letter, "at a place where it has no Python stack to show") + inside
+        return self._held() or "at a place where it has no Python stack to show" + self._place()
+
+    def _held(self) -> str:
+        """The same, if it cannot go on."""
+        state = _STATES.get(self._letter(), "")
+        return state and state + self._place()
+
+    def _place(self) -> str:
+        place = self._file("wchan").strip()
+        return f" ({place})" if place and place != "0" else ""
+
+    def _with_mpi(self, stacks: Stacks) -> Stacks:
+        """The same, with a frame for what mpi4py is called with."""
+        _, file, line = parts(stacks.main[0]) if stacks.main else ("", "", "")
+        if stacks.state or not line or "mpi4py" not in self._file("maps"):
+            return stacks
+        called = _MPI_CALL.search(_line(file, int(line)))
+        return stacks if called is None else replace(stacks, main=(frame(called[1], "mpi4py", 0), *stacks.main))
 
     def _file(self, name: str) -> str:
         with suppress(OSError), open(f"/proc/{self._process.pid}/{name}", encoding="ascii", errors="replace") as file:
@@ -266,7 +290,7 @@ class StackReader:
         return ""
 
 
-def from_py_spy(output: bytes) -> Stacks | None:
+def from_py_spy(output: str) -> Stacks | None:
     """What `py-spy dump --json` has written; None: it could not, or was not allowed to."""
     main: tuple[str, ...] | None = None
     others = []
@@ -280,15 +304,18 @@ def from_py_spy(output: bytes) -> Stacks | None:
                 main = shortened(frames)
             else:
                 others.append(shortened(frames))
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
     return None if main is None else of_threads(main, others)
 
 
-def _with_mpi(stacks: Stacks) -> Stacks:
-    """The same, with a frame for what mpi4py is called with."""
-    _, file, line = parts(stacks.main[0]) if stacks.main else ("", "", "")
-    with suppress(OSError, ValueError), open(file, encoding="utf-8", errors="replace") as source:
-        called = _MPI_CALL.search(next(islice(source, int(line) - 1, None), ""))
-        return stacks if called is None else replace(stacks, main=(frame(called[1], "mpi4py", 0), *stacks.main))
-    return stacks
+def _line(path: str, number: int) -> str:
+    """Of a source. A stack may name a pipe, or a device without an end."""
+    with suppress(OSError, ValueError, IndexError):
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        try:
+            source = os.read(file, _MOST)
+        finally:
+            os.close(file)
+        return source.decode(errors="replace").splitlines()[number - 1]
+    return ""
