@@ -220,6 +220,25 @@ exec(compile("ready()\\nMPI.Barrier(60)", {str(path)!r}, "exec"))
     assert waits(stacks) == (source == "file")
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_handler_of_the_script_for_the_signal_stays_also_in_a_fork(before: bool) -> None:
+    sets = "signal.signal(signal.SIGURG, lambda *_: print('own', flush=True))"
+    script = f"""
+import os, signal
+from distboot.agent import crash_hooks
+{sets if before else ""}
+crash_hooks.install(os.pipe()[1])
+{"" if before else sets}
+signal.raise_signal(signal.SIGURG)
+if not os.fork():
+    signal.raise_signal(signal.SIGURG)
+    os._exit(0)
+os.wait()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "own\n" * 2
+
+
 def test_secret_of_the_job_is_in_no_stack(watch: Callable[..., Watched]) -> None:
     script = "exec(compile('ready()\\ntime.sleep(60)', '/job/top-secret/train.py', 'exec'))"
     assert "secret" not in str(watch(script, "top-secret").read())

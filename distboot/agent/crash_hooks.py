@@ -47,7 +47,8 @@ def install(pipe: int, *, term: bool = False) -> None:
     import faulthandler
     import signal
 
-    faulthandler.register(signal.SIGURG, pipe, all_threads=True)  # see `stack_reader`
+    if signal.getsignal(signal.SIGURG) == signal.SIG_DFL:  # else the script has use for it
+        faulthandler.register(signal.SIGURG, pipe, all_threads=True)  # see `stacks`
     if not faulthandler.is_enabled():  # else the user has said where its dumps are to go
         faulthandler.enable(pipe)
     if term:
@@ -189,7 +190,8 @@ def _forget() -> None:
         import signal
 
         faulthandler.unregister(signal.SIGTERM)
-        faulthandler.unregister(signal.SIGURG)
+        if signal.getsignal(signal.SIGURG) == signal.SIG_DFL:  # else it would take away the handler of the script
+            faulthandler.unregister(signal.SIGURG)
         pipe, inode = _pipe
         _pipe = None
         with suppress(OSError):
