@@ -94,7 +94,7 @@ def weights_now():
 def train(step):
     if not seen:
         seen.extend([step - 1, weights_now()])
-    elif step == seen[0] + 2 and ctx.rank in told:  # it has read `ctx.preempted` once: before, SIGTERM ends it
+    elif step == seen[0] + 3 and ctx.rank in told:  # all have read `ctx.preempted` once: before, SIGTERM ends a script
         threading.Timer(after, os.kill, [os.getpid(), signal.SIGTERM]).start()
     time.sleep(random.random() / 50)
     optimizer.zero_grad()
