@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -199,6 +199,33 @@ def test_rank_that_has_ended_is_said_where_the_others_wait_for_it() -> None:
     assert job.said[1] == "the ranks go on"
     job.watch.turn(500.0)
     assert len(job.said) == 2
+
+
+def test_rank_that_has_ended_since_is_late_no_more() -> None:
+    job = Job0([at(8, REDUCES), at(7, LOADS), at(8, REDUCES)])
+    job.watch.take(0, Stalled(), 98.0)
+    for now in (98.0, 98.0, 98.0):
+        job.watch.turn(now)
+    assert job.watch.late == Late([1], [0, 2], "0")
+    job.members[1].end = ExitStatus(code=0)
+    job.watch.leave(1)
+    for now in (500.0, 500.0):
+        job.watch.turn(now)
+    assert job.watch.late == Late([], [0, 2])
+
+
+def test_question_of_a_user_does_not_disturb_what_is_about_to_be_said() -> None:
+    job = Job0([at(8, REDUCES), at(7, LOADS), at(8, REDUCES)])
+    job.watch.take(0, Stalled(), 98.0)
+    for now in (98.0, 98.0, 98.0):
+        job.watch.turn(now)
+    job.silent = {1}
+    shown: list[Sequence[str]] = []
+    job.watch.show(shown.append, 98.5)
+    job.watch.turn(99.5)
+    assert "waiting for rank 1 (node-0) for " in job.said[0]
+    job.watch.turn(107.0)
+    assert len(shown) == 1
 
 
 def test_nothing_is_said_of_ranks_that_went_on_just_then() -> None:

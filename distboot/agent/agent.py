@@ -32,7 +32,7 @@ _SEND_LIMIT = 1.0  # seconds for a script to take an answer, which it waits for
 _MOST_SESSIONS = 64  # of one rank
 _MOST_STRANGERS = 256  # several turns: a script has the time to show its token
 _ACCEPTED_AT_ONCE = 64
-_CREDENTIALS = struct.Struct("3i")  # struct ucred, unix(7): pid, uid, gid
+CREDENTIALS = struct.Struct("3i")  # struct ucred, unix(7): pid, uid, gid
 _LEAST_BEATS = 2  # within the bound, however large the job is
 
 
@@ -187,9 +187,8 @@ class Agent:
 
     def _ask_stacks(self, session: _Session, message: AskStacks, now: float) -> None:
         """Say where all ranks are, to a process of the same user."""
-        _, user, _ = _CREDENTIALS.unpack(
-            session.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        )
+        peer = session.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        _, user, _ = CREDENTIALS.unpack(peer)
         pids = {0, os.getpid(), *(member.pid for member in self.role.own)}
         if user not in (0, os.geteuid()) or message.pid not in pids:
             raise ProtocolError("wants to know what is not for it")

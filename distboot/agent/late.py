@@ -47,7 +47,7 @@ class Late(NamedTuple):
 
 
 def find_late(positions: Mapping[int, Position], before: Mapping[int, Position], after: float) -> Late | None:
-    """Who is late, once others have waited so many seconds; None: nobody, as far as is known.
+    """Who is late, once others have waited so many seconds; None: no rank is, as far as is known.
 
     Args:
         positions: of all ranks that have answered.
@@ -140,11 +140,8 @@ def _waits(position: Position) -> bool:
 
 def _places(ranks: Iterable[int], positions: Mapping[int, Position]) -> list[tuple[list[int], str]]:
     """Where ranks are, as far as is known, those of fewest ranks first: `" in load (data.py:41)"`."""
-    found: dict[str, list[int]] = {}
-    for rank in ranks:
-        stacks = positions[rank].stacks
-        found.setdefault("" if stacks is None else f" {where(stacks)}", []).append(rank)
-    return sorted(((ranks, place) for place, ranks in found.items()), key=lambda each: (len(each[0]), each[0]))
+    stacks = {rank: positions[rank].stacks for rank in ranks}
+    return fold({rank: "" if one is None else f" {where(one)}" for rank, one in stacks.items()})
 
 
 def _listed(places: Sequence[tuple[Sequence[int], str]], verb: str) -> str:
@@ -181,12 +178,14 @@ class LateWatch:
         self, job: Job, ask: Callable[[Locate, Collection[int]], object], blame: Callable[[RootCause], object]
     ) -> None:
         self.late: Late | None = None
-        self._positions: dict[int, Position] = {}  # of all ranks, as they were answered last
+        self._answers: dict[int, Position] = {}  # to the question under way
+        self._positions: dict[int, Position] = {}  # of all ranks, from the question before
         self._before: dict[int, Position] = {}  # the same, with the stacks before
         self._job, self._ask, self._blame = job, ask, blame
         self._after, self._hang_after = job.settings.stalls_after, job.settings.hang_after or inf
         self._again = max(1.0, len(job.members) / _ASKED_A_SECOND)  # seconds between two questions to all
         self._question, self._asked_at = Locate(0, stacks=False), -inf  # the last one to all
+        self._as_of = -inf  # when that was asked from which the positions are
         self._awaited: set[int] = set()
         self._end = self._next = self._poll = inf
         self._is_new = False  # whether it is to be said that they are late
@@ -203,10 +202,10 @@ class LateWatch:
         if isinstance(message, Stalled):
             self._next = min(self._next, max(now, self._asked_at + self._again)) if self.late is None else self._next
         elif message.number and message.number == self._question.number and rank in self._awaited:
-            self._positions[rank] = message
+            self._answers[rank] = message
             self._awaited -= {rank}
         elif not message.number and self.late is not None and rank == self.late.waiting[0]:
-            if message.since < now - self._asked_at:  # who has waited has gone on
+            if message.since < now - self._as_of:  # who has waited has gone on
                 self._over()
             elif self._is_new:
                 self._tell(self.late, now)
@@ -233,10 +232,9 @@ class LateWatch:
 
     def explains(self, rank: int, end: ExitStatus, now: float) -> bool | None:
         """Whether a rank has failed as it waited for others that live, for which the job then ends; None: not yet."""
-        is_known = self.late is not None and rank in self.late.waiting
-        if not is_known and (self.late is not None or not end.has_waited):
+        if self.late is not None and rank not in self.late.waiting:
             return False
-        if not end.has_waited and not end.is_abort:
+        if not end.has_waited and (self.late is None or not end.is_abort):
             return False
         if self._end < inf:
             return None
@@ -252,23 +250,24 @@ class LateWatch:
         if self._end < inf and (not self._awaited or now >= self._end):
             self._end = inf
             silent = Position(self._question.number, 0.0, {}, 0, 0, Stacks(state=_SILENT))
-            self._positions |= dict.fromkeys(self._awaited, silent)
+            self._positions, self._as_of = self._answers | dict.fromkeys(self._awaited, silent), self._asked_at
             if self._question.stacks:
                 self._show()
                 if self._job.root_cause is None:
                     self._judge(now)
             elif may_be_late(self._positions, self._after):
-                self._ask_all(now, stacks=True)
+                known = self._positions  # a rank that ends meanwhile has said how far it is
+                self._ask_all(now, stacks=True, known=known)
         if now >= self._next and self._end == inf:
             self._ask_all(now, stacks=self.late is not None or bool(self._shows))
         if now >= self._poll and self.late is not None:
             self._poll = now + _POLLING
             self._ask(Locate(0, stacks=False), self.late.waiting[:1])
 
-    def _ask_all(self, now: float, *, stacks: bool) -> None:
+    def _ask_all(self, now: float, *, stacks: bool, known: Mapping[int, Position] = {}) -> None:
         self._question, self._asked_at = Locate(self._question.number + 1, stacks), now
         self._next, self._end = inf, now + _ANSWERING
-        self._positions = dict(self._positions) if stacks else {}  # a rank that ends meanwhile has said how far it is
+        self._answers = dict(known)
         for rank, member in self._job.members.items():
             if member.is_open and member.pid and (member.exiting is None or member.failing is not None):
                 self._awaited.add(rank)
@@ -304,7 +303,7 @@ class LateWatch:
         self._job.log.add("late", first, ranks=late.ranks, waiting=late.waiting, text=said, stacks=places)
         self._job.say(said + shown("\n".join(places)), event="late", ranks=late.ranks)
         at_rest = min((one.since for one in self._positions.values() if one.is_counted), default=0.0)
-        if at_rest + now - self._asked_at >= self._hang_after:
+        if at_rest + now - self._as_of >= self._hang_after:
             self._end_job(late, None, now)
 
     def _places(self) -> list[str]:
@@ -325,5 +324,5 @@ class LateWatch:
         self._blame(from_late(first, ranks, said, end))
 
     def _text(self, late: Late, now: float, begin: str) -> str:
-        seconds = _waited_for(late, self._positions) + now - self._asked_at
+        seconds = _waited_for(late, self._positions) + now - self._as_of
         return text_of(late, self._positions, self._job.members, f"{begin}{seconds:.0f} s")

@@ -20,7 +20,7 @@ from .messages import Exited, Exiting, Failing, Locate, Phases, Position, Stalle
 from .progress import KIND as PROGRESS
 from .progress import Movement, is_our_thread
 from .root_cause import from_exit
-from .stacks import StackReader, Stacks
+from .stacks import ANOTHER, StackReader, Stacks, by_thread
 from .termination_log import leave
 
 TYPE_CHECKING = False
@@ -39,7 +39,6 @@ _ONE_THREAD = b"Stack (most recent call first):"  # how it begins
 _MOST_KEPT = 16384  # bytes: what a faulthandler writes of many threads
 _EVENT = re.compile(rb"\0(\w{1,20}) (\d{1,10})\n([^\0]*)\0")
 _LONGEST = 3500  # characters
-_THREAD = re.compile(r"^(?=Thread 0x|Current thread 0x)", re.MULTILINE)  # how faulthandler begins with one
 _JUST_NOW = 2.0  # seconds
 
 
@@ -147,8 +146,8 @@ class HookReader:
         """What a faulthandler has written about a crash, the thread that crashed first; empty if it has not."""
         if not self._buffer.startswith(FATAL.encode()):
             return ""
-        first, *threads = _THREAD.split(self.clean(self._buffer).partition("Extension modules")[0])
-        threads = sorted((one for one in threads if not is_our_thread(one)), key=lambda one: one.startswith("Thread"))
+        first, *threads = by_thread(self.clean(self._buffer).partition("Extension modules")[0])
+        threads = sorted((one for one in threads if not is_our_thread(one)), key=lambda one: one.startswith(ANOTHER))
         return "\n".join(line for line in (first + "".join(threads))[:_LONGEST].splitlines() if line)
 
     def _fill(self) -> None:

@@ -12,7 +12,6 @@ import os
 import select
 import signal
 import socket
-import struct
 import sys
 import time
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from contextlib import suppress
 from ..errors import DistbootError, too_few_files
 from ..rendezvous.join import Joined
 from ..rendezvous.protocol import Frames
-from .agent import Agent
+from .agent import CREDENTIALS, Agent
 from .crash_hooks import ASK, JOB_ENDS
 from .exit_status import ExitStatus
 from .local import MOST, OPEN, AskLog, Begin, Finish, Log, Raised
@@ -29,7 +28,6 @@ from .loop import AFTER_THE_FIRST
 from .messages import Register
 from .monitored_process import HookEvent, HookReader, MonitoredProcess, Process
 
-_CREDENTIALS = struct.Struct("3i")  # struct ucred, unix(7): pid, uid, gid
 _HANG_UP = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
 
 
@@ -66,9 +64,9 @@ class ForeignProcess(MonitoredProcess):
             self._status.send(b"\0")
 
     def _take_status(self, now: float) -> None:
-        data, notes, _, _ = self._status.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
+        data, notes, _, _ = self._status.recvmsg(1, socket.CMSG_SPACE(CREDENTIALS.size))
         # The kernel says whose it is: what the script forks in C ends as it ends.
-        pids = [_CREDENTIALS.unpack(note)[0] for _, kind, note in notes if kind == socket.SCM_CREDENTIALS]
+        pids = [CREDENTIALS.unpack(note)[0] for _, kind, note in notes if kind == socket.SCM_CREDENTIALS]
         if not data:
             self._loop.remove_reader(self._status.fileno())
         elif pids != [self.process.pid]:

@@ -14,11 +14,11 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from ..rendezvous.protocol import of, several, text
 from ..text import escape_control, ranks_said
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .loop import EventLoop
     from .monitored_process import HookReader, Process
 
+T = TypeVar("T", bound=Hashable)
 SIGNAL = signal.SIGURG  # which is ignored where nothing is registered for it
 _LIMIT = 1.0  # seconds for the process to write
 _QUIET = 0.05  # seconds without more, and it has written all
@@ -48,7 +49,8 @@ _MOST_CALLS = 6  # of the user's own code, in a line
 
 _FRAME = re.compile(r"(.*) \((.*):(\d+)\)", re.DOTALL)
 _DUMPED = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-_BEGIN = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+", re.MULTILINE)
+ANOTHER = "Thread"  # how one begins that is not the current one
+_THREAD = re.compile(r"^(?=Thread 0x|Current thread 0x)", re.MULTILINE)
 # What is not the user's own code: packages, the standard library, what has no file, and this package.
 _FOREIGN = re.compile(
     r"/(site|dist)-packages/|/lib(64)?/python3\.\d+t?/|^<frozen |/distboot/(agent|frameworks|rendezvous)/"
@@ -80,19 +82,22 @@ def frame(function: str, file: str, line: int) -> str:
     return f"{function[:100]} ({file[-LONGEST_FRAME + 120 :]}:{line})"
 
 
+def by_thread(dump: str) -> list[str]:
+    """What faulthandler has written, cut where each thread begins; what stands before them comes first."""
+    return _THREAD.split(dump)
+
+
 def from_dump(dump: str) -> Stacks | None:
     """What faulthandler has written of all threads; None: it is not there, or not whole."""
-    begins = [*_BEGIN.finditer(dump)]
-    ends = [*(begin.start() for begin in begins), len(dump)][1:]
     main: tuple[str, ...] | None = None
     others = []
-    for begin, end in zip(begins, ends, strict=True):
-        found = [_DUMPED.match(line) for line in dump[begin.start() : end].splitlines()]
+    for thread in by_thread(dump)[1:]:
+        found = [_DUMPED.match(line) for line in thread.splitlines()]
         stack = shortened([frame(one[3], one[1], int(one[2])) for one in found if one])
-        if begin[1] != "Thread":  # the one that has taken the signal, which the kernel gives to the main thread
-            main = stack
-        else:
+        if thread.startswith(ANOTHER):
             others.append(stack)
+        else:  # the one that has taken the signal, which the kernel gives to the main thread
+            main = stack
     return None if main is None else of_threads(main, others)
 
 
@@ -124,11 +129,11 @@ def waits(stacks: Stacks) -> bool:
     return not stacks.state and any(_WAITS.search(parts(one)[1]) for one in inner)
 
 
-def fold(stacks: Mapping[int, Stacks]) -> list[tuple[list[int], Stacks]]:
-    """Equal stacks once, with their ranks; those of fewest ranks first."""
-    found: dict[Stacks, list[int]] = {}
-    for rank, one in sorted(stacks.items()):
-        found.setdefault(one, []).append(rank)
+def fold(places: Mapping[int, T]) -> list[tuple[list[int], T]]:
+    """Equal stacks, say, once, with their ranks; those of fewest ranks first."""
+    found: dict[T, list[int]] = {}
+    for rank in sorted(places):
+        found.setdefault(places[rank], []).append(rank)
     return sorted(((ranks, one) for one, ranks in found.items()), key=lambda each: (len(each[0]), each[0]))
 
 

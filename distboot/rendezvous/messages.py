@@ -196,7 +196,7 @@ class Leave:
 
 @message
 class AskStacks:
-    """Somebody wants to know where all ranks are; `pid`: of the job that has this process. Rank 0 answers."""
+    """A user on this host asks where all ranks are; `pid`: of the job that has this process. Rank 0 answers."""
 
     pid: int = of(number, default=0)
 
