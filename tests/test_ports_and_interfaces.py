@@ -119,7 +119,8 @@ def test_all_ports_taken(run: Run) -> None:
             each.close()
     assert result.returncode == 75
     assert "error[port-taken]" in result.stderr
-    assert f"{port}: Address already in use" in result.stderr
+    assert f"{port}: Address already in use; " in result.stderr
+    assert result.stderr.count(str(port)) == 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux's kernel is asked")

@@ -254,4 +254,5 @@ def listening(port: int) -> socket.socket:
             ("", port), family=family, backlog=socket.SOMAXCONN, dualstack_ipv6=family == socket.AF_INET6
         )
     except OSError as error:
-        raise PortInUse(str(error.strerror or error)) from None
+        # Its own text names the port once more: "Address already in use (while attempting to bind on address …)".
+        raise PortInUse(os.strerror(error.errno) if error.errno else str(error)) from None
