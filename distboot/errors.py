@@ -41,6 +41,7 @@ CODES: Mapping[str, tuple[int, str]] = {
     "too-few-accelerators": (78, "a node has fewer visible accelerators than local ranks"),
     "device-failed": (78, "a rank could not set up its accelerator"),
     "already-joined": (78, "this process was started by a rank that has joined the job, and would be that rank again"),
+    "spawned-process": (78, "multiprocessing started the process, and nothing says which rank it is"),
     "already-initialized": (78, "a process group exists already, or init was called for another framework"),
     "usage": (2, "the command line or an argument is wrong"),
     "output-failed": (74, "standard output, the log file of a rank, or the report, cannot be written to"),

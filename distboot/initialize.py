@@ -16,6 +16,7 @@ from .context import Context, who_of
 from .detection import inherited
 from .detection.detect import detect, launcher_of, refuse_unless_rank
 from .detection.export import EnvTransaction, thread_variables
+from .detection.launchers.slurm import SINGLE
 from .detection.placement import Placement
 from .errors import DistbootError, with_rank
 from .rendezvous.job_info import JobInfo, alone
@@ -25,6 +26,7 @@ from .report import ALL_CALLED, CALLED, GROUP
 from .settings import (
     SupervisionSettings,
     join_timeout_setting,
+    launcher_setting,
     refuse_log,
     rendezvous_setting,
     seconds,
@@ -141,6 +143,8 @@ def _the_one(
     is_new = held is None
     if held is None:
         placement = detect(os.environ, launcher=launcher)
+        if launcher is None and launcher_setting(os.environ) is None:
+            _refuse_spawned(placement)
         context = _started(_Call(placement, options, join_timeout, supervision_settings(os.environ)))
         held = _current = _Current(os.getpid(), context, options, os.environ["LOCAL_RANK"])
     else:
@@ -240,6 +244,19 @@ def _refuse_process(placement: Placement, outer: inherited.InheritedEnv | None) 
         problem = f"distboot.init() does not work under {launcher.title}: the other processes do not exist yet"
         raise DistbootError("unsupported-launcher", problem, launcher.unsupported_reason)
     refuse_unless_rank(placement)
+
+
+def _refuse_spawned(placement: Placement) -> None:
+    """Refuse a child of multiprocessing that nothing numbers: each of its siblings would be rank 0 of 1, too."""
+    multiprocessing = sys.modules.get("multiprocessing")
+    if placement.launcher == SINGLE.name and multiprocessing is not None and multiprocessing.parent_process():
+        raise DistbootError(
+            "spawned-process",
+            "multiprocessing started this process, and nothing says which rank it is: it would be rank 0 of 1",
+            "start the ranks with python -m distboot --nproc-per-node N script.py, without mp.spawn; or set RANK, "
+            "WORLD_SIZE, MASTER_ADDR and MASTER_PORT in each process before init(); or DISTBOOT_LAUNCHER=none where "
+            "each is to be alone",
+        )
 
 
 @contextmanager

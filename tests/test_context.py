@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import Run
@@ -193,3 +194,59 @@ def test_stranger_that_never_answers_where_torch_looks_for_its_store(run: Run) -
         script = "try: distboot.init(join_timeout=1)\nexcept distboot.DistbootError as error: print(error.code)"
         result = run(sys.executable, "-c", BEGIN + script, env=env, timeout=60)
     assert result.stdout == "join-timeout\n"
+
+
+_SPAWNING = """
+import multiprocessing, os, sys
+import distboot
+N = "2"
+def train(rank):
+    {first}
+    try:
+        with distboot.init("none", join_timeout=60) as ctx:
+            os.write(1, f"{{ctx.rank}} {{ctx.world_size}}\\n".encode())
+    except distboot.DistbootError as error:
+        os.write(1, f"{{error.code}}\\n".encode())
+if __name__ == "__main__":
+    if sys.argv[1] == "torch":
+        import torch.multiprocessing as mp
+        mp.spawn(train, nprocs=2)
+    else:
+        context = multiprocessing.get_context(sys.argv[1])
+        children = [context.Process(target=train, args=(rank,)) for rank in range(2)]
+        [child.start() for child in children]
+        [child.join() for child in children]
+"""
+_NUMBERS = "os.environ.update(RANK=str(rank), WORLD_SIZE=N, MASTER_ADDR='127.0.0.1', MASTER_PORT=os.environ['PORT'])"
+_STARTS = [(), ("-m", "distboot")]
+
+
+@pytest.mark.parametrize(
+    ("method", "before"),
+    [("fork", _STARTS[0]), ("forkserver", _STARTS[0]), *(("spawn", start) for start in _STARTS), ("torch", _STARTS[0])],
+)
+def test_process_of_multiprocessing_is_no_world_of_its_own(
+    run: Run, tmp_path: Path, port: int, method: str, before: tuple[str, ...]
+) -> None:
+    def printed(first: str = "pass", **env: str) -> list[str]:
+        (tmp_path / "train.py").write_text(_SPAWNING.format(first=first))
+        result = run(sys.executable, *before, "train.py", method, env={"PORT": str(port), **env})
+        assert result.returncode == 0, result.stderr
+        return sorted(result.stdout.splitlines())
+
+    assert printed() == ["spawned-process"] * 2
+    assert printed(_NUMBERS) == ["0 2", "1 2"]
+    assert printed(DISTBOOT_LAUNCHER="none") == ["0 1"] * 2
+
+
+@pytest.mark.parametrize(
+    ("launcher", "env"), [("'none'", {}), ("None", {"RANK": "0", "WORLD_SIZE": "1"})], ids=["script", "environment"]
+)
+def test_process_of_multiprocessing_is_alone_if_something_says_so(run: Run, launcher: str, env: dict[str, str]) -> None:
+    script = f"""
+import multiprocessing, distboot
+def train():
+    print(distboot.init("none", launcher={launcher}).rank, flush=True)
+multiprocessing.get_context("fork").Process(target=train).start()
+"""
+    assert run(sys.executable, "-c", script, env=env).stdout == "0\n"
