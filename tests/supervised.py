@@ -58,6 +58,8 @@ ENDS = {
     "exception": ("raise ValueError('boom')", 1, "uncaught exception: ValueError: boom"),
     "sys.exit": ("sys.exit(3)", 3, "exit code 3"),
     "SystemExit": ("raise SystemExit(7)", 7, "exit code 7"),
+    "text": ("sys.exit('no dataset\\x07')", 1, "exited: no dataset\\x07, on "),
+    "text of SystemExit": ("raise SystemExit('no dataset')", 1, "exited: no dataset, on "),
     "os._exit": ("os._exit(4)", 4, "exit code 4"),
     "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", 137, "killed by SIGKILL (by the kernel when memory ran out, "),
     "SIGSEGV": ("import ctypes; ctypes.string_at(0)", 139, "killed by SIGSEGV"),

@@ -17,13 +17,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import PACKAGE
+from conftest import PACKAGE, ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from rendezvous_peers import OURS, FakeRank0, record, welcome
 from supervised import pair
 
-from distboot.agent.crash_hooks import EXCEPTION, without
+from distboot.agent.crash_hooks import EXCEPTION, EXITED, without
 from distboot.agent.exit_status import ExitStatus
 from distboot.agent.heartbeat import HeartbeatConnection, close_gracefully
 from distboot.agent.messages import KINDS, Abort, Done, Exited, Exiting, Terminating
@@ -342,6 +342,62 @@ def test_traceback_that_does_not_begin_with_its_beginning_says_so(
     first, *_, last = text.splitlines()
     begin = "Traceback (most recent call last):" if depth == 1 else "…"
     assert (first, last) == (begin, "ZeroDivisionError: division by zero")
+
+
+_EXITS = """
+import atexit, os, sys, threading
+from distboot.agent.crash_hooks import install
+os.environ["DISTBOOT_SECRET"] = "s3cret-word"
+install({pipe})
+class Both:
+    def __init__(self, other): self.other = other
+    def write(self, text): return self.other.write(text)
+    def flush(self): pass
+class Fails:
+    def __del__(self): raise ValueError("deleted")
+{script}
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("sys.exit('no data')", ["no data"]),
+        ("def main(): raise SystemExit(f'{1 + 1} files')\nmain()", ["2 files"]),
+        ("sys.exit(OSError(2, 'no data'))", ["[Errno 2] no data"]),
+        ("sys.stderr = Both(sys.stderr)\nsys.exit('no data')", ["no data"]),
+        ("sys.exit('of s3cret-word')", ["of ***"]),
+        ("sys.exit('1\\n2\\n3\\n4')", ["1", "2", "3"]),
+        ("sys.exit('€' * 5000)", ["€" * (300 - len(EXITED)) + "…"]),
+        ("atexit.register(print, 'saved', file=sys.stderr)\nsys.exit('no data')", ["no data"]),
+        ("atexit.register(print, 'saved', file=sys.stderr)\nsys.exit(1)", None),
+        ("try: sys.exit('caught')\nexcept SystemExit: print('gone on', file=sys.stderr)\nsys.exit(1)", None),
+        ("one = threading.Thread(target=sys.exit, args=['ended'])\none.start()\none.join()\nsys.exit(1)", None),
+        ("def main():\n  fails = Fails()\n  sys.exit(1)\nmain()", None),
+        ("if os.fork() == 0: sys.exit('not the rank')\nos.wait()\nsys.exit(1)", None),
+        ("sys.exit()", None),
+        ("sys.exit('')", None),
+    ],
+)
+def test_text_with_which_a_script_exits_is_sent(
+    hooks: tuple[HookReader, int], script: str, said: list[str] | None
+) -> None:
+    reader, writing = hooks
+    command = [sys.executable, "-c", _EXITS.format(pipe=writing, script=script)]
+    subprocess.run(command, stderr=subprocess.DEVNULL, pass_fds=[writing], cwd=ROOT, timeout=60, check=False)
+    texts = [words.text.splitlines() for words in reader.read() if words.kind == EXCEPTION]
+    assert texts == ([] if said is None else [[EXITED + said[0], *said[1:]]])
+
+
+def test_text_of_an_exit_is_in_the_headline_and_below_it_only_if_there_is_more() -> None:
+    def said(words: str) -> str:
+        return from_exit(RankState(1, "a", 0, 1), ExitStatus(words=EXITED + words), 0.0).text
+
+    assert said("no data").startswith("rank 1 failed first: exited: no data, on a (")
+    assert "\n" not in said("no data")
+    assert said("no data\nin /data").splitlines()[1:] == ["  | SystemExit: no data", "  | in /data"]
+    assert f"exited: {'x' * 200}…, on a" in said("x" * 250)
+    assert "failed first, because a peer disconnected" in said("Connection closed by peer")
 
 
 def _frame(file: str) -> str:

@@ -1,8 +1,8 @@
 """In the process of the script: what it leaves behind for its agent when it fails.
 
-An uncaught exception goes through `sys.excepthook`, and a crash through `faulthandler`, both to a pipe. The process
-prints what it prints without us. This file is also read by the Python of an unmodified script, without the rest of the
-package: it imports nothing but the standard library, and that late.
+An uncaught exception goes through `sys.excepthook`, the text of `sys.exit` through `sys.stderr`, and a crash through
+`faulthandler`, all to a pipe. The process prints what it prints without us. This file is also read by the Python of an
+unmodified script, without the rest of the package: it imports nothing but the standard library, and that late.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 MOST = 3500  # bytes of a traceback; a write to a pipe of up to 4096 is all or nothing (pipe(7))
 _LINES, _WIDEST = 40, 300  # and characters of each: no more is shown
+_LINES_OF_EXIT = 3  # of the text of `sys.exit`, so that its beginning is within MOST
+EXITED = "SystemExit: "  # how that begins: no exception that comes through the hook does
 EXCEPTION, INTERRUPT, TERM, ENDING, STEPS, ASK = "exception", "interrupt", "term", "ending", "steps", "ask"
 JOB_ENDS = os.O_APPEND  # that flag of the pipe, which its reader sets: no message, so that a good end asks for none
 INJECTED = "_distboot_crash_hooks"  # this file as a module, where the wrapper has had it loaded
@@ -39,6 +41,7 @@ def install(pipe: int, *, term: bool = False) -> None:
     _secret = os.environ.get("DISTBOOT_SECRET", "")  # now: the script may remove it
     if _pipe is None:
         sys.excepthook = _excepthook(sys.excepthook)
+        _watch_stderr()
         os.register_at_fork(before=_hold_term, after_in_parent=_release_term, after_in_child=_forget)
     _pipe = pipe, os.fstat(pipe).st_ino
     # Also again: of what is registered the last runs first, and the frameworks end their groups in such functions.
@@ -228,7 +231,36 @@ def _emit_exception(kind: type[BaseException], error: BaseException, trace: Trac
         return
     import traceback
 
-    lines = without(_secret, "".join(traceback.format_exception(kind, error, trace))).splitlines()
+    _emit_lines(without(_secret, "".join(traceback.format_exception(kind, error, trace))).splitlines())
+
+
+def _watch_stderr() -> None:
+    """Send the text of `sys.exit("text")` and `raise SystemExit("text")`, once that is the end.
+
+    Python calls no hook for it: with no frame left it writes the text to `sys.stderr`, and then the end of the line.
+    What is registered with `atexit` may write so, too, but later; and of a `__del__` that fails more is written.
+    """
+    import threading  # now: only then does Python tell it that the main thread has ended
+
+    written: list[str] = []
+
+    def write(text: str) -> int:
+        frame: FrameType | None = sys._getframe()  # noqa: SLF001
+        while frame is not None and frame.f_code.co_name == "write":  # also that of a script's class, which writes here
+            frame = frame.f_back
+        if frame is None and len(written) < 2 and threading.main_thread().is_alive():
+            written.append(text)
+            if text == "\n" and written[0].strip():
+                with suppress(Exception):
+                    _emit_lines(without(_secret, EXITED + written[0]).splitlines()[:_LINES_OF_EXIT])
+        return before(text)
+
+    with suppress(AttributeError):  # there is none, or one of the script's own
+        before = sys.stderr.write
+        sys.stderr.write = write  # type: ignore[method-assign]
+
+
+def _emit_lines(lines: list[str]) -> None:
     shown = [line if len(line) <= _WIDEST else line[:_WIDEST] + "…" for line in lines[-_LINES:]]
     emit(EXCEPTION, "\n".join(shown if len(lines) == len(shown) else ["…", *shown]))
     _write_error_file(lines)

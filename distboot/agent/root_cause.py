@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from ..rendezvous.protocol import flag, integer, number, of, several, text, time_or_duration
 from ..text import escape_control, ranks_said
+from .crash_hooks import EXITED
 from .exit_status import ExitStatus, shown, signal_name
 
 TYPE_CHECKING = False
@@ -188,7 +189,9 @@ class RootCause:
 
 def from_exit(member: RankState, end: ExitStatus, delay: float, before: Sequence[int] = ()) -> RootCause:
     """A rank ended in failure, when the ranks `before` had ended well."""
-    lines = shown("\n".join(_excerpt(end.words.splitlines(), innermost_first=end.is_crash)))
+    words = end.words.splitlines()
+    is_said = len(words) == 1 and words[0].startswith(EXITED)  # by the headline
+    lines = "" if is_said else shown("\n".join(_excerpt(words, innermost_first=end.is_crash)))
     first = "failed first"
     if end.is_secondary:
         earlier = f" ({ranks_said(before)} had already exited with code 0)" if before else ""
@@ -199,11 +202,14 @@ def from_exit(member: RankState, end: ExitStatus, delay: float, before: Sequence
 
 
 def failure_text(end: ExitStatus) -> str:
-    """`"uncaught exception: ValueError: …"`, `"exit code 3"`."""
-    if _is_exception(end):
-        message = escape_control(_headline(end.words.splitlines()))
-        return "uncaught exception: " + (message if len(message) <= _LONGEST else message[:_LONGEST] + "…")
-    return end.describe()
+    """`"uncaught exception: ValueError: …"`, `"exited: no dataset"`, `"exit code 3"`."""
+    if not _is_exception(end):
+        return end.describe()
+    headline = escape_control(_headline(end.words.splitlines()))
+    exited = headline.startswith(EXITED)
+    message = headline.removeprefix(EXITED)
+    cut = message if len(message) <= _LONGEST else message[:_LONGEST] + "…"
+    return ("exited: " if exited else "uncaught exception: ") + cut
 
 
 def exit_code_of(end: ExitStatus) -> int:
@@ -266,7 +272,9 @@ def _is_ours(line: str) -> bool:
 
 
 def _headline(words: Sequence[str]) -> str:
-    """The first line of the exception itself in a traceback: what it says may have several."""
+    """The first line of the exception itself in a traceback, or of an exit: what it says may have several."""
+    if words[0].startswith(EXITED):
+        return words[0]
     frames = [number for number, line in enumerate(words) if line.startswith('  File "')]
     after = words[frames[-1] + 1 :] if frames else []
     return next((line for line in after if line and not line.startswith(" ")), words[-1])
