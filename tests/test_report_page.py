@@ -11,7 +11,7 @@ from browser import Browser, browser, missing_for_browser
 from reported import NOON, begun
 
 from distboot.errors import DistbootError
-from distboot.report.content import startup_report
+from distboot.report.content import startup_report, utc
 from distboot.report.files import write
 
 pytestmark = [
@@ -105,6 +105,39 @@ def test_bars_are_where_the_steps_were_and_what_is_not_known_is_not_drawn(show: 
     assert rows[3] == [["start", 80, 90], ["join", 90, 100]]
     assert rows[5] == []
     assert rows[8] == rows[0]  # on one clock
+
+
+def test_whole_job_is_in_one_line_with_what_went_wrong(show: Callable[..., Browser]) -> None:
+    def event(after: float, kind: str, rank: int | None, **details: object) -> dict[str, object]:
+        return {"time": utc(NOON + after), "rank": rank, "event": kind, "details": details}
+
+    events = [
+        event(5, "joined", 0),
+        event(60, "late", None, text=HOSTILE),
+        event(150, "failing", 3, text="uncaught exception: ValueError"),
+        event(150, "root_cause", 3, text="rank 3 failed first"),
+        event(300, "exited", 0),
+    ]
+    page = show(content(events=events))
+    marks = page.run(
+        "return [...document.querySelectorAll('.whole .mark')].map(one => "
+        "[one.textContent, Math.round(parseFloat(one.style.left)), one.title])"
+    )
+    assert marks == [
+        ["!", 50, "2 min 30 s: rank 3: uncaught exception: ValueError"],
+        ["…", 20, f"1 min 0 s: {HOSTILE}"],
+        ["✕", 50, "2 min 30 s: rank 3: rank 3 failed first"],
+    ]
+    assert page.texts(".whole .last") == ["5 min 0 s"]
+    assert page.run("return document.querySelector('.whole .track i').style.width") == "1.67%"  # the 5 s below it
+    assert page.texts(".legend .mark") == ["!", "…", "✕"]
+    heads = page.texts("h2")
+    assert heads.index("The whole job") + 1 == heads.index("How each rank started")
+    assert _overflow(show(content(events=events), 390)) <= 0
+
+
+def test_job_without_a_timeline_has_no_strip(show: Callable[..., Browser]) -> None:
+    assert "The whole job" not in show(content(2, frozenset({0, 1}))).texts("h2")
 
 
 def test_process_that_is_older_than_the_job_does_not_hide_the_rest(show: Callable[..., Browser]) -> None:
