@@ -277,12 +277,20 @@ for number in (signal.SIGUSR1, signal.SIGUSR2):
     assert "stopped by an external SIGTERM: rank 1 got it first" in running.summary()
 
 
-def test_torchruns_error_file_gets_what_it_expects(start_init: Start) -> None:
-    running = start_init(FAILING % "raise ValueError('boom')", CULPRIT="1", TORCHELASTIC_ERROR_FILE="error.json")
+@pytest.mark.parametrize(
+    ("end", "message", "begin"),
+    [
+        ("raise ValueError('boom')", "ValueError: boom", "Traceback (most recent call last):"),
+        ("sys.exit('no dataset')", "SystemExit: no dataset", "SystemExit: no dataset"),
+    ],
+    ids=["exception", "exit"],
+)
+def test_torchruns_error_file_gets_what_it_expects(start_init: Start, end: str, message: str, begin: str) -> None:
+    running = start_init(FAILING % end, CULPRIT="1", TORCHELASTIC_ERROR_FILE="error.json")
     running.fail()
     written = json.loads((running.folder / "error.json").read_text())["message"]
-    assert written["message"] == "ValueError: boom"
-    assert written["extraInfo"]["py_callstack"].startswith("Traceback (most recent call last):")
+    assert written["message"] == message
+    assert written["extraInfo"]["py_callstack"].startswith(begin)
     assert written["extraInfo"]["timestamp"].isdigit()
 
 
