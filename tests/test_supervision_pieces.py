@@ -262,6 +262,20 @@ def test_tensorflow_speaks_of_a_peer() -> None:
     assert not ExitStatus(code=1, words=words.replace("Unavailable", "InvalidArgument")).is_secondary
 
 
+def test_death_of_a_worker_of_a_data_loader_is_not_that_of_a_peer() -> None:
+    """torch 2.13: what it read of the worker is what the exception was raised from."""
+    words = "ConnectionResetError: [Errno 104] Connection reset by peer\n\nDuring handling of the above exception, …\n"
+    died = "RuntimeError: DataLoader worker (pid 851) is killed by signal: Killed. "
+    assert not ExitStatus(code=1, words=words + died).is_secondary
+    assert ExitStatus(code=1, words=f"{words}RuntimeError: no step").is_secondary
+    read = (
+        '  File "/usr/lib/python3.12/multiprocessing/connection.py", line 395, in _recv\n    chunk = read(handle, 4)\n'
+    )
+    assert not ExitStatus(
+        code=1, words=f"{read}ConnectionResetError: [Errno 104] Connection reset by peer"
+    ).is_secondary
+
+
 WRITERS = (repr, ascii, json.dumps, lambda text: json.dumps(text, ensure_ascii=False))
 
 
@@ -342,6 +356,29 @@ def test_traceback_that_does_not_begin_with_its_beginning_says_so(
     first, *_, last = text.splitlines()
     begin = "Traceback (most recent call last):" if depth == 1 else "…"
     assert (first, last) == (begin, "ZeroDivisionError: division by zero")
+
+
+_INTERRUPTED = """
+import signal, sys, traceback
+from distboot.agent.crash_hooks import install
+install(int(sys.argv[1]))
+def fail(*_): raise RuntimeError("a worker has died")
+def formatted(*arguments, before=traceback.format_exception):
+    traceback.format_exception = before
+    signal.raise_signal(signal.SIGCHLD)
+signal.signal(signal.SIGCHLD, fail)
+traceback.format_exception = formatted
+1 / 0
+"""
+
+
+def test_exception_is_told_where_a_signal_handler_raises_meanwhile(hooks: tuple[HookReader, int]) -> None:
+    reader, writing = hooks
+    command = [sys.executable, "-c", _INTERRUPTED, str(writing)]
+    subprocess.run(command, stderr=subprocess.DEVNULL, pass_fds=[writing], timeout=60, check=False)
+    assert [words.text.splitlines()[-1] for words in reader.read() if words.kind == EXCEPTION] == [
+        "ZeroDivisionError: division by zero"
+    ]
 
 
 _EXITS = """

@@ -205,9 +205,11 @@ def _forget() -> None:
 
 def _excepthook(before: Hook) -> Hook:
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        with suppress(Exception):
-            if _pipe is not None and _is_the_end():
-                _emit_exception(kind, error, trace)
+        for _ in range(2):  # a signal handler may raise meanwhile, as torch's for SIGCHLD does
+            with suppress(Exception):
+                if _pipe is not None and _is_the_end():
+                    _emit_exception(kind, error, trace)
+                break
         before(kind, error, trace)
 
     return excepthook

@@ -31,6 +31,8 @@ _OF_A_PEER = (
     "error[rank-failed]",
     "ended, or closed its context",  # at a key of ours
 )
+# What is in it where it was a process of its own that closed a connection, a data loader's worker say.
+_OF_ITS_WORKER = ("dataloader worker (pid", "/multiprocessing/connection.py")
 # How it speaks of a collective operation to which others did not come: Gloo; torch of NCCL, twice.
 _HAS_WAITED = ("timed out waiting", "collective operation timeout", "wait timeout after")
 
@@ -75,8 +77,9 @@ class ExitStatus:
     @property
     def is_secondary(self) -> bool:
         """Whether it says itself that a peer had gone before."""
-        message = " ".join(line for line in self.words.splitlines() if not line.startswith(" ")).lower()
-        return any(phrase in message for phrase in _OF_A_PEER)
+        words = self.words.lower()
+        message = " ".join(line for line in words.splitlines() if not line.startswith(" "))
+        return any(phrase in message for phrase in _OF_A_PEER) and not any(one in words for one in _OF_ITS_WORKER)
 
     @property
     def has_waited(self) -> bool:

@@ -64,7 +64,10 @@ class ForeignProcess(MonitoredProcess):
             self._status.send(b"\0")
 
     def _take_status(self, now: float) -> None:
-        data, notes, _, _ = self._status.recvmsg(1, socket.CMSG_SPACE(CREDENTIALS.size))
+        try:
+            data, notes, _, _ = self._status.recvmsg(1, socket.CMSG_SPACE(CREDENTIALS.size))
+        except ConnectionResetError:  # it has ended with an answer unread; what it had sent comes next
+            return
         # The kernel says whose it is: what the script forks in C ends as it ends.
         pids = [CREDENTIALS.unpack(note)[0] for _, kind, note in notes if kind == socket.SCM_CREDENTIALS]
         if not data:
