@@ -78,6 +78,18 @@ def test_state_of_a_rank_follows_from_the_events(
     assert job.of_rank(1) == {"failed": "failed first", "lost": "lost", "stopped": "not known"}[kind]
 
 
+@pytest.mark.parametrize("kind", ["late", "failed", ""])
+def test_rank_for_which_the_others_waited_to_the_end_is_late(kind: str) -> None:
+    log = Log().at(NOON, "late", 0, ranks=[0], text="once", stacks=[]).at(NOON, "late_over", 0)
+    log.at(NOON, "late", 1, ranks=[1, 2], text="waiting for ranks 1-2", stacks=[])
+    for rank, more in {0: {"exit_code": 1}, 1: {"exit_code": 143, "external_signal": 15}, 2: {"exit_code": 0}}.items():
+        log.at(NOON, "exited", rank, **{**EXIT, **more})
+    job = JobState(log.at(NOON, "root_cause", 1, kind=kind, **CAUSE) if kind else log)
+    assert [job.of_rank(rank) for rank in range(3)] == [
+        "failed later", "failed first" if kind == "failed" else "late", "ended",
+    ]  # fmt: skip
+
+
 def test_rank_that_left_before_all_had_joined_is_missing() -> None:
     log = JoinLog(record(0, 3))
     for rank in (1, 2):

@@ -11,7 +11,8 @@ from browser import Browser, browser, missing_for_browser
 from reported import NOON, begun
 
 from distboot.errors import DistbootError
-from distboot.report.content import startup_report, utc
+from distboot.rendezvous.membership import Membership
+from distboot.report.content import job_report, startup_report, utc
 from distboot.report.files import write
 
 pytestmark = [
@@ -77,6 +78,22 @@ def test_page_says_what_happened_and_needs_nothing_else(show: Callable[..., Brow
     assert page.run("return [...document.scripts].map(one => one.type + one.src)") == ["application/json", ""]
 
 
+def test_ranks_that_were_late_are_marked_and_shown_with_where_all_were(show: Callable[..., Browser]) -> None:
+    said, places = "waiting for rank 1 (node-0) for 60 s: it is in load", ["rank 1: load (a.py:3)", HOSTILE]
+    log = begun(2, {}).at(NOON + 60, "late", 1, ranks=[1], text=said, stacks=places)
+    for rank, code in enumerate((1, 143)):
+        exit_ = {"signal": None, "stopped_by_us": rank == 1, "external_signal": None, "at": NOON + 90}
+        log.at(NOON + 1, "registered", rank, pid=7).at(NOON + 90, "exited", rank, exit_code=code, **exit_)
+    page = show(job_report(log, Membership(("node-0",), ((0, 1),)), "", NOON + 99))
+    assert page.run("return [...document.querySelectorAll('.cell[data-rank]')].map(one => one.dataset.state)") == [
+        "failed later", "late",
+    ]  # fmt: skip
+    (text,) = page.texts("main")
+    assert said in text
+    assert page.texts("pre")[-1] == "\n".join(places)
+    assert page.complaints() == []
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_what_is_usual_is_said_where_there_are_enough_ranks_to_say_it(show: Callable[..., Browser], size: int) -> None:
     step = {"step": "joined", "rank": 1, "seconds": 5.0, "median": 0.0, "said": "to reach rank 0"}
@@ -125,12 +142,12 @@ def test_whole_job_is_in_one_line_with_what_went_wrong(show: Callable[..., Brows
     )
     assert marks == [
         ["!", 50, "2 min 30 s: rank 3: uncaught exception: ValueError"],
-        ["…", 20, f"1 min 0 s: {HOSTILE}"],
+        ["⧗", 20, f"1 min 0 s: {HOSTILE}"],
         ["✕", 50, "2 min 30 s: rank 3: rank 3 failed first"],
     ]
     assert page.texts(".whole .last") == ["5 min 0 s"]
     assert page.run("return document.querySelector('.whole .track i').style.width") == "1.67%"  # the 5 s below it
-    assert page.texts(".legend .mark") == ["!", "…", "✕"]
+    assert page.texts(".legend .mark") == ["!", "⧗", "✕"]
     heads = page.texts("h2")
     assert heads.index("The whole job") + 1 == heads.index("How each rank started")
     assert _overflow(show(content(events=events), 390)) <= 0

@@ -31,6 +31,7 @@ class JobState:
         self.exited: dict[int, Event] = {}
         self.root_cause: dict[str, Any] | None = None  # the details of that event; None: nothing has gone wrong
         self.failed: set[int] = set()  # the ranks of which a failure is known
+        self.late: set[int] = set()  # the ranks for which others waited to the end
         for one in events:
             if one.rank is None:
                 continue
@@ -40,6 +41,8 @@ class JobState:
                 self.registered[one.rank] = one
             elif one.event == "exited":
                 self.exited[one.rank] = one
+            elif one.event in ("late", "late_over"):
+                self.late = set(one.details.get("ranks", ()))
             if one.event == "failing" or (one.event == "unreachable" and self.root_cause is None):
                 self.failed.add(one.rank)
         self.failed |= {rank for rank, one in self.exited.items() if _outcome_of(one) == "failed later"}
@@ -63,8 +66,9 @@ class JobState:
         if self.is_lost(rank):
             return "lost"
         if self.root_cause is not None and self.is_failure and rank in self.root_cause["ranks"]:
-            return "failed first"
-        return _outcome_of(self.exited[rank]) if rank in self.exited else "not known"
+            return "late" if self.root_cause["kind"] == "late" else "failed first"
+        outcome = _outcome_of(self.exited[rank]) if rank in self.exited else "not known"
+        return "late" if rank in self.late and outcome in ("stopped", "not known") else outcome
 
     def exit_code(self, rank: int) -> str:
         """The exit code of a rank, for people."""
