@@ -26,6 +26,7 @@ DEFAULTS: Mapping[str, str] = {
     "DISTBOOT_REPORT": "",
     "DISTBOOT_RENDEZVOUS": "1",
     "DISTBOOT_SECRET": "",
+    "DISTBOOT_SIGQUIT": "forward",
     "DISTBOOT_STOP_SIGNALS": "",
     "DISTBOOT_STOP_BEFORE_END": "",
     "DISTBOOT_JOB_END_TIME": "",
@@ -60,6 +61,8 @@ class SupervisionSettings(NamedTuple):
     late_after: float = 0.0  # seconds for which others wait for a rank before it is said; 0: never
     hang_after: float | None = None  # seconds without any movement after which the job ends; None: it does not
 
+    quit_shows: bool = False  # whether SIGQUIT lets the wrapper say where all ranks are
+
     @property
     def stalls_after(self) -> float:
         """Seconds without movement after which a rank is looked at; 0: it is not."""
@@ -88,6 +91,7 @@ def supervision_settings(
         stop_at=_stop_at(environ),
         late_after=_late_after(environ),
         hang_after=_hang_after(environ),
+        quit_shows=_switch(environ, "DISTBOOT_SIGQUIT", choices=("forward", "stacks")),
     )
 
 

@@ -137,7 +137,15 @@ def test_misuse_is_one_error_with_a_hint_and_its_exit_code(
 @pytest.mark.parametrize("command", ["show", "env", "doctor"])
 @pytest.mark.parametrize(
     "setting",
-    ["LOG=xml", "JOIN_TIMEOUT=abc", "RENDEZVOUS=yes", "HEARTBEAT_TIMEOUT=1", "STOP_SIGNALS=KILL", "HANG=kill"],
+    [
+        "LOG=xml",
+        "JOIN_TIMEOUT=abc",
+        "RENDEZVOUS=yes",
+        "HEARTBEAT_TIMEOUT=1",
+        "STOP_SIGNALS=KILL",
+        "HANG=kill",
+        "SIGQUIT=dump",
+    ],
 )
 def test_every_command_refuses_what_a_job_would(distboot: Run, command: str, setting: str) -> None:
     name, _, value = setting.partition("=")

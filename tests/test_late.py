@@ -6,12 +6,12 @@ import os
 import re
 import signal
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import pytest
 from conftest import Run
-from supervised import Job, Start
+from supervised import Job, Start, until
 
 from distboot.agent.exit_status import ExitStatus
 from distboot.agent.late import Late, LateWatch, find_late, may_be_late, text_of
@@ -21,6 +21,7 @@ from distboot.agent.progress import Movement
 from distboot.agent.root_cause import RankState, RootCause
 from distboot.agent.stacks import Stacks, frame
 from distboot.cli import show
+from distboot.host import free_port
 from distboot.report import EventLog
 from distboot.settings import SupervisionSettings
 
@@ -29,6 +30,7 @@ LOADS = Stacks((frame("load_batch", "/job/data.py", 41), frame("train", "/job/tr
 _C10D = "/opt/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 REDUCES = Stacks((frame("all_reduce", _C10D, 3252), frame("wrapper", _C10D, 83), frame("train", "/job/train.py", 84)))
 SENDS = Stacks((frame("broadcast", _C10D, 2000), frame("train", "/job/train.py", 90)))
+COMPUTES = Stacks((frame("step", "/job/train.py", 9),))
 MEMBERS = {rank: RankState(rank, f"node-{rank // 2}", rank // 2, rank % 2) for rank in range(4)}
 
 
@@ -57,6 +59,12 @@ def at(count: int, stacks: Stacks | None, since: float = AFTER, group: str = "0"
         ([at(8, REDUCES), at(8, REDUCES), at(8, REDUCES), at(8, REDUCES)], Late([], [0, 1, 2, 3])),
         # Another one, of the same number.
         ([at(8, REDUCES), at(8, SENDS), at(8, REDUCES), at(8, REDUCES)], Late([], [0, 1, 2, 3])),
+        # Another one, which another rank has left already.
+        ([at(9, REDUCES), at(8, SENDS), at(8, REDUCES), at(8, REDUCES)], Late([], [0, 1, 2, 3])),
+        ([at(9, REDUCES), at(8, SENDS), at(8, LOADS), at(8, SENDS)], Late([2], [0, 1, 3], "0")),
+        # None waits for another, and none does anything.
+        ([replace(at(8, LOADS), idle=AFTER)] * 4, Late([0, 1, 2, 3], [])),
+        ([replace(at(8, LOADS), idle=AFTER)] * 3 + [at(8, LOADS)], None),
         # Nothing is counted: only the stacks say it, and a rank without one says nothing.
         ([at(0, REDUCES), at(0, LOADS), at(0, REDUCES), at(0, REDUCES)], Late([1], [0, 2, 3])),
         ([at(0, REDUCES), at(0, None), at(0, REDUCES), at(0, REDUCES)], None),
@@ -72,6 +80,19 @@ def test_busy_rank_without_numbers_waits_if_its_stack_stays_the_same() -> None:
     assert find_late(spins, {}, AFTER) is None
     assert find_late(spins, spins, AFTER) == Late([1], [0])
     assert find_late(spins, {**spins, 0: at(0, SENDS)}, AFTER) is None
+
+
+def test_ranks_without_numbers_do_not_move_if_they_are_idle_at_the_same_places() -> None:
+    idle = {0: replace(at(0, LOADS), idle=AFTER), 1: replace(at(0, COMPUTES), idle=AFTER)}
+    assert find_late(idle, {}, AFTER) is None
+    late = find_late(idle, idle, AFTER)
+    assert late == Late([0, 1], [])
+    assert text_of(late, idle, MEMBERS, "", 60) == (
+        "no rank has moved for 60 s, to judge by the stacks: rank 0 is in load_batch (data.py:41), "
+        "rank 1 is in step (train.py:9)"
+    )
+    assert find_late({**idle, 1: at(0, COMPUTES)}, idle, AFTER) is None
+    assert find_late(idle, {**idle, 0: at(0, COMPUTES)}, AFTER) is None
 
 
 @pytest.mark.parametrize(
@@ -120,14 +141,18 @@ def test_stacks_are_read_only_where_they_may_tell_something(positions: list[Posi
             the network between them, or a device, may not answer
             """,
         ),
+        (
+            [replace(at(9, LOADS), idle=AFTER)] * 4,
+            "no rank has moved for 60 s: ranks 0-3 are in load_batch (data.py:41)",
+        ),
     ],
-    ids=["one", "two", "different-operations", "all-alike"],
+    ids=["one", "two", "different-operations", "all-alike", "idle"],
 )
 def test_line_names_who_is_late_and_where(positions: list[Position], said: str) -> None:
     found = dict(enumerate(positions))
     late = find_late(found, {}, AFTER)
     assert late is not None
-    assert text_of(late, found, MEMBERS, "waiting for {} for 60 s") == " ".join(said.split())
+    assert text_of(late, found, MEMBERS, "waiting for {}", 60) == " ".join(said.split())
 
 
 def test_rank_moves_while_a_number_grows_or_without_numbers_while_it_works() -> None:
@@ -365,15 +390,25 @@ def test_job_that_hangs_ends_where_the_user_wants_it(start: Start) -> None:
     assert (cause["kind"], cause["ranks"]) == ("late", [1])
 
 
-@pytest.mark.parametrize("env", [{"DISTBOOT_LATE_AFTER": "0"}, LATE], ids=["off", "all-alike"])
-def test_nothing_is_said_where_nobody_waits_for_others(start: Start, env: Mapping[str, str]) -> None:
-    does = SLEEPS if env["DISTBOOT_LATE_AFTER"] == "0" else "pass"
-    script = TRAIN.format(does=does) + "ready()\nimport time\ntime.sleep(6)\n"
-    job = start(script, ranks=2, framework="torch", **env)
+def test_nothing_is_said_where_that_is_off(start: Start) -> None:
+    job = start(TRAIN.format(does=SLEEPS), ranks=2, framework="torch", DISTBOOT_LATE_AFTER="0")
     job.all_ready()
-    time.sleep(5 if does == SLEEPS else 0)  # nothing else tells that nothing comes
-    assert job.finish() == [0, 0]
+    time.sleep(5)  # nothing else tells that nothing comes
+    assert job.finish() == [0, 0], job.output(0)
     assert "waiting for " not in notices(job), notices(job)
+
+
+@pytest.mark.parametrize("is_busy", [True, False], ids=["busy", "idle"])
+def test_all_ranks_outside_of_a_collective_operation_are_named_if_none_of_them_works(
+    start: Start, is_busy: bool
+) -> None:
+    does = "pass" if is_busy else "time.sleep(0.1)"
+    evaluates = f"import time\nend = time.monotonic() + 8\nwhile time.monotonic() < end:\n    {does}\ntrain(99)\n"
+    job = start(TRAIN.format(does="pass") + evaluates, ranks=2, framework="torch", **LATE)
+    assert job.finish() == [0, 0], job.output(0)
+    assert "waiting for " not in notices(job), notices(job)
+    assert is_busy != bool(re.search(r"no rank has moved for \d s: ranks 0-1 are in <module> \(", notices(job)))
+    assert is_busy != ("ranks 0-1 go on" in notices(job)), notices(job)
 
 
 @pytest.mark.parametrize("init", [True, False], ids=["init", "below-the-wrapper"])
@@ -394,11 +429,35 @@ def test_stacks_of_all_ranks_are_shown_on_request(start: Start, distboot: Run, i
     assert "no agent " in refused.stderr
 
 
+def test_sigquit_to_a_wrapper_shows_the_stacks_where_the_user_wants_it(start: Start) -> None:
+    job = start("def load():\n    ready()\n    until('end')\nload()", ranks=2, init=False, DISTBOOT_SIGQUIT="stacks")
+    job.all_ready()
+    os.kill(job.processes[1].pid, signal.SIGQUIT)
+    where = r"rank 1 on \S+: where all ranks are:\n  \| ranks 0-1: until \(\S+\) < load \(\S+\) < <module> \(\S+\)\n"
+    until(lambda: re.search(where, job.output(1)))
+    assert job.finish() == [0, 0]
+
+
+def test_jobs_on_a_host_are_told_apart_by_the_id_that_their_launcher_gave(start: Start, distboot: Run) -> None:
+    job = f"job/{os.getpid()}"  # other tests have jobs, too
+    for step in ("0", "1"):
+        one = start("Path(f'ready-{rank}-STEP').touch()\nuntil('end')".replace("STEP", step), ranks=2,
+                    AZUREML_RUN_ID=f"{job}.{step}", MASTER_PORT=str(free_port()))  # fmt: skip
+        until(lambda: len(list(one.folder.glob(f"ready-?-{step}"))) == 2)  # noqa: B023 - it is called here
+    several = distboot("stacks", "--job", job)
+    listed = re.search(r"2 jobs are here\s+hint: give one: --job (\S+\.0-[0-9a-f]{8}), --job \S+\.1-", several.stderr)
+    assert listed, several.stderr
+    assert several.returncode == 2
+    for name in (f"{job}.1", listed[1]):
+        assert re.match("ranks 0-1: until", distboot("stacks", "--job", name).stdout)
+    assert "no agent of a job is here" in distboot("stacks", "--job", job[:-1]).stderr
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
 def test_stacks_are_not_for_another_user(start: Start) -> None:
     job = start(ranks=2)
     pid = job.all_ready()[0]
-    asked = [name for names in show._agents().values() for name in names]
+    asked = [name for names in show._agents("").values() for name in names]
     (own,) = [name for name in asked if show._ask(name, pid) is not None]
     child = os.fork()
     if not child:

@@ -99,9 +99,10 @@ class Agent:
 
     def open(self) -> local.ScriptListener:
         """Let the scripts find us."""
-        mark = f"{self._joined.plan.job}:{self._result.port}"
-        job = hashlib.sha256(mark.encode()).hexdigest()[:8]
-        self._listener = local.ScriptListener(self.ranks, job)
+        plan = self._joined.plan
+        mark = hashlib.sha256(f"{plan.job}:{self._result.port}".encode()).hexdigest()[:8]
+        name = local.socket_name(plan.name)
+        self._listener = local.ScriptListener(self.ranks, f"{name}-{mark}" if name else mark)
         self.loop.add_reader(self._listener.socket.fileno(), partial(self._accept, self._listener.socket))
         return self._listener
 

@@ -7,7 +7,7 @@ import queue
 import signal
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from ..process import start_without_signals
@@ -16,7 +16,7 @@ from ..report import COMMAND
 from ..settings import SupervisionSettings
 from .agent import Agent
 from .crash_hooks import out_of_the_way
-from .exit_status import ExitStatus
+from .exit_status import ExitStatus, shown
 from .failure_coordinator import FailureCoordinator
 from .local import VARIABLE, AgentLink
 from .messages import Phases, Register
@@ -90,6 +90,12 @@ class WrapperAgent:
         if number == _ASKS_TO_STOP:
             self._call(self._stopping)
 
+    def shows_stacks(self) -> bool:
+        """SIGQUIT came: whether it is ours, and we say where all ranks are."""
+        if self._settings.quit_shows:
+            self._call(lambda now: self._role.ask_stacks(self._show_stacks, now))
+        return self._settings.quit_shows
+
     def ended(self, rank: int, code: int) -> None:
         """A child has ended: exit code, or minus the signal."""
         self._call(lambda now: self._children[rank].ended(ExitStatus.of_child(code), now))
@@ -137,6 +143,9 @@ class WrapperAgent:
         with suppress(queue.Empty):
             while True:
                 self._events.get_nowait()(now)
+
+    def _show_stacks(self, lines: Sequence[str]) -> None:
+        self._role.say("where all ranks are:" + shown("\n".join(lines)), event="stacks")
 
     def _stopping(self, now: float) -> None:
         for child in self._children.values():

@@ -16,7 +16,7 @@ from ..text import escape_control, ranks_said
 from .exit_status import ExitStatus, shown
 from .messages import Locate, Position, Stalled
 from .root_cause import RankState, RootCause, from_late
-from .stacks import Stacks, fold, lines, waits, where
+from .stacks import Stacks, fold, lines, may_compute, waits, where
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Late(NamedTuple):
 
     Attributes:
         ranks: those that are late; empty: all wait, and none of them can be said to be late.
-        waiting: those that wait, for these or for each other.
+        waiting: those that wait, for these or for each other; empty: no rank does anything.
         group: the process group whose collective operations say so; empty: only the stacks do.
     """
 
@@ -54,7 +54,7 @@ def find_late(positions: Mapping[int, Position], before: Mapping[int, Position],
         before: the same, some seconds ago.
         after: seconds.
     """
-    return _by_numbers(positions, after) or _by_stacks(positions, before, after)
+    return _by_numbers(positions, after) or _by_stacks(positions, before, after) or _all_idle(positions, before, after)
 
 
 def may_be_late(positions: Mapping[int, Position], after: float) -> bool:
@@ -67,17 +67,23 @@ def _by_numbers(positions: Mapping[int, Position], after: float) -> Late | None:
     found = []
     for group in sorted({group for position in positions.values() for group in position.counts}):
         counts = {rank: position.counts[group] for rank, position in positions.items() if group in position.counts}
-        most = max(counts.values())
-        waiting = sorted(rank for rank in counts if counts[rank] == most and _is_long(positions[rank], after))
-        behind = sorted(rank for rank in counts if counts[rank] < most)
+        held = {rank for rank in counts if positions[rank].is_held}
+        most = max((count for rank, count in counts.items() if rank not in held), default=0)
+        there = {rank for rank in counts.keys() - held if counts[rank] == most}
+        waiting, behind = (
+            sorted(rank for rank in there if _is_long(positions[rank], after)),
+            sorted(counts.keys() - there),
+        )
         if behind and waiting:
             found.append(Late(behind, waiting, group))
-    # Who waits in another group is held up himself.
+    # A rank that waits in another group, or in another operation, is held up itself.
     held_up = {rank for late in found for rank in late.waiting}
+    held_up |= {rank for late in found for rank in late.ranks if _waits(positions[rank], after)}
     for late in found:
         ranks = [rank for rank in late.ranks if rank not in held_up]
+        too = [rank for rank in late.ranks if _waits(positions[rank], after)]
         if ranks:
-            return late._replace(ranks=ranks)
+            return late._replace(ranks=ranks, waiting=sorted({*late.waiting, *too}))
     return Late([], sorted(held_up)) if held_up else None
 
 
@@ -90,19 +96,39 @@ def _by_stacks(positions: Mapping[int, Position], before: Mapping[int, Position]
     waiting = sorted(rank for rank in waited if _waits(positions[rank]))
     others = sorted(positions.keys() - set(waiting))
     is_known = all(positions[rank].stacks is not None and not _waits(positions[rank]) for rank in others)
+    if not others:  # or they compute there
+        is_known = all(one.idle >= _least(after) or not may_compute(one.stacks) for one in positions.values())
     return Late(others, waiting) if waiting and is_known and len(positions) > 1 else None
 
 
-def text_of(late: Late, positions: Mapping[int, Position], members: Mapping[int, RankState], begin: str) -> str:
+def _all_idle(positions: Mapping[int, Position], before: Mapping[int, Position], after: float) -> Late | None:
+    """All ranks, if none of them moves or uses a processor."""
+    at_rest = [
+        one.stacks is not None and bool(one.stacks.main) and min(one.since, one.idle) >= _least(after)
+        and (one.is_counted or (rank in before and _is_at_rest(before[rank], one)))
+        for rank, one in positions.items()
+    ]  # fmt: skip
+    return Late(sorted(positions), []) if len(at_rest) > 1 and all(at_rest) else None
+
+
+def text_of(
+    late: Late, positions: Mapping[int, Position], members: Mapping[int, RankState], begin: str, seconds: float
+) -> str:
     """`"waiting for rank 3 (node-1) for 60 s: it is in load (data.py:41); ranks 0-2 wait in step (train.py:84)"`.
 
     Args:
         late: who is.
         positions: of all ranks.
         members: the ranks.
-        begin: `"waiting for {} for 60 s"`, say.
+        begin: `"waiting for {}"`, say.
+        seconds: for how long.
     """
+    is_certain = bool(late.group) or all(positions[rank].is_counted for rank in late.waiting or late.ranks)
+    length = f"{seconds:.0f} s" + ("" if is_certain else ", to judge by the stacks")
+    begin = f"{begin} for {length}"
     waiting, who = _places(late.waiting, positions), ranks_said(late.ranks)
+    if not late.waiting:
+        return f"no rank has moved for {length}: {_listed(_places(late.ranks, positions), 'are')}"
     if not late.ranks:
         ended = [member.rank for member in members.values() if member.end is not None]
         why = "; the network between them, or a device, may not answer" if len(waiting) == 1 else ""
@@ -112,21 +138,27 @@ def text_of(late: Late, positions: Mapping[int, Position], members: Mapping[int,
     place, places = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts", _places(late.ranks, positions)
     there = f"it is{places[0][1] or ' there'}" if len(late.ranks) == 1 else _listed(places, "are")
     said = f"{begin.format(f'{who} ({place})')}: {there}; {_listed(waiting, 'wait')}"
-    if not late.group:
+    most = max(positions[rank].counts.get(late.group, 0) for rank in late.waiting)
+    least = min(positions[rank].counts.get(late.group, most) for rank in late.ranks)
+    if least >= most:
         return said
-    most = positions[late.waiting[0]].counts[late.group]
-    least = min(positions[rank].counts[late.group] for rank in late.ranks)
     return f"{said}, collective operation {most:,}, {who} {'has' if len(late.ranks) == 1 else 'have'} begun {least:,}"
 
 
 def _is_long(position: Position, after: float) -> bool:
     """Whether it has not moved for so many seconds."""
-    return position.since >= after - min(_TOLERANCE, after / 2)
+    return position.since >= _least(after)
+
+
+def _least(after: float) -> float:
+    return after - min(_TOLERANCE, after / 2)
 
 
 def _waited_for(late: Late, positions: Mapping[int, Position]) -> float:
-    """Seconds for which others have waited."""
-    return max((positions[rank].since for rank in late.waiting if rank in positions), default=0.0)
+    """Seconds for which others have waited, or none has moved."""
+    # One that waits may use a processor: then there is only since when the others are at rest.
+    ranks = late.waiting if late.group else [*late.waiting, *late.ranks]
+    return max(positions[rank].since for rank in ranks)
 
 
 def _is_at_rest(before: Position, position: Position) -> bool:
@@ -134,14 +166,19 @@ def _is_at_rest(before: Position, position: Position) -> bool:
     return not position.is_counted and position.stacks is not None and position.stacks == before.stacks
 
 
-def _waits(position: Position) -> bool:
-    return position.stacks is not None and waits(position.stacks)
+def _waits(position: Position, after: float = 0.0) -> bool:
+    return position.stacks is not None and waits(position.stacks) and position.since >= _least(after)
 
 
 def _places(ranks: Iterable[int], positions: Mapping[int, Position]) -> list[tuple[list[int], str]]:
     """Where ranks are, as far as is known, those of fewest ranks first: `" in load (data.py:41)"`."""
     stacks = {rank: positions[rank].stacks for rank in ranks}
     return fold({rank: "" if one is None else f" {where(one)}" for rank, one in stacks.items()})
+
+
+def _witness(late: Late) -> int:
+    """A rank that moves when it is over."""
+    return (late.waiting or late.ranks)[0]
 
 
 def _listed(places: Sequence[tuple[Sequence[int], str]], verb: str) -> str:
@@ -204,8 +241,8 @@ class LateWatch:
         elif message.number and message.number == self._question.number and rank in self._awaited:
             self._answers[rank] = message
             self._awaited -= {rank}
-        elif not message.number and self.late is not None and rank == self.late.waiting[0]:
-            if message.since < now - self._as_of:  # who has waited has gone on
+        elif not message.number and self.late is not None and rank == _witness(self.late):
+            if self._has_gone_on(self._positions[rank], message, now):
                 self._over()
             elif self._is_new:
                 self._tell(self.late, now)
@@ -221,7 +258,7 @@ class LateWatch:
     def leave(self, rank: int) -> None:
         """A rank ends, or its agent is not connected any more."""
         self._awaited -= {rank}
-        if self.late is not None and rank in self.late.waiting:
+        if self.late is not None and rank in (self.late.waiting or self.late.ranks):
             self._over()
 
     def fails(self, end: ExitStatus, now: float) -> None:
@@ -261,8 +298,10 @@ class LateWatch:
         if now >= self._next and self._end == inf:
             self._ask_all(now, stacks=self.late is not None or bool(self._shows))
         if now >= self._poll and self.late is not None:
-            self._poll = now + _POLLING
-            self._ask(Locate(0, stacks=False), self.late.waiting[:1])
+            witness = _witness(self.late)
+            is_busy = self._is_busy(self._positions[witness])
+            self._poll = now + (_SECOND_LOOK if is_busy else _POLLING)
+            self._ask(Locate(0, stacks=is_busy), [witness])
 
     def _ask_all(self, now: float, *, stacks: bool, known: Mapping[int, Position] = {}) -> None:
         self._question, self._asked_at = Locate(self._question.number + 1, stacks), now
@@ -283,10 +322,19 @@ class LateWatch:
             self._next = now + min(at - seconds for at in (2 * seconds, self._hang_after) if at > seconds)
         elif self.late is not None:
             self._over()
-        elif not before and any(map(_waits, self._positions.values())):
+        elif not before and not all(one.is_counted for one in self._positions.values()):
             self._next = now + _SECOND_LOOK
         else:
             self._before = {}
+
+    def _is_busy(self, position: Position) -> bool:
+        """Whether a rank uses a processor while it waits, so that only its stack tells that it has gone on."""
+        return not position.is_counted and not _is_long(position, self._after)
+
+    def _has_gone_on(self, before: Position, position: Position, now: float) -> bool:
+        if self._is_busy(before):
+            return position.stacks is not None and position.stacks != before.stacks
+        return position.since < now - self._as_of
 
     def _over(self) -> None:
         named, self.late, self._named = self._named, None, None
@@ -298,11 +346,11 @@ class LateWatch:
 
     def _tell(self, late: Late, now: float) -> None:
         self._is_new, self._named = False, late.ranks
-        said = self._text(late, now, "waiting for {} for ")
+        said = self._text(late, now, "waiting for {}")
         places, first = self._places(), (late.ranks or late.waiting)[0]
         self._job.log.add("late", first, ranks=late.ranks, waiting=late.waiting, text=said, stacks=places)
         self._job.say(said + shown("\n".join(places)), event="late", ranks=late.ranks)
-        at_rest = min((one.since for one in self._positions.values() if one.is_counted), default=0.0)
+        at_rest = min(one.since for one in self._positions.values())
         if at_rest + now - self._as_of >= self._hang_after:
             self._end_job(late, None, now)
 
@@ -316,7 +364,7 @@ class LateWatch:
 
     def _end_job(self, late: Late, end: ExitStatus | None, now: float) -> None:
         ranks = late.ranks or late.waiting
-        said = self._text(late, now, "{} held up the job for ")
+        said = self._text(late, now, "{} held up the job")
         first = self._job.members[ranks[0]]
         self._job.log.add(
             "root_cause", first.rank, kind="late", ranks=ranks, text=said, location=first.where, traceback=""
@@ -325,4 +373,4 @@ class LateWatch:
 
     def _text(self, late: Late, now: float, begin: str) -> str:
         seconds = _waited_for(late, self._positions) + now - self._as_of
-        return text_of(late, self._positions, self._job.members, f"{begin}{seconds:.0f} s")
+        return text_of(late, self._positions, self._job.members, begin, seconds)

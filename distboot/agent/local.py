@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import hmac
 import os
+import re
 import socket
 import threading
 import time
@@ -26,7 +27,7 @@ from ..report import EventLog
 from ..settings import SupervisionSettings
 
 VARIABLE = "DISTBOOT_AGENT"
-PREFIX = "distboot-agent-"  # of the name of a socket; a mark of the job, and a random number, follow
+PREFIX = "distboot-agent-"  # of the name of a socket; the name of the job, a mark of it, and a random number follow
 FROM_STRANGERS = 1000  # bytes of a message before it is known who says it
 MOST = 1 << 28  # bytes of one message between two processes of one rank
 OPEN = Channel()  # a socket that no other process has needs no proof
@@ -35,6 +36,11 @@ _ATTACH = 10.0  # seconds for an agent to answer
 _PAUSE = 0.002  # seconds until the queue of an agent is tried again
 _WAITING = 256  # connections that an agent has not accepted yet
 _LONG = 1 << 20  # characters
+
+
+def socket_name(job: str) -> str:
+    """What the launcher calls a job, as it stands in the name of a socket, which has at most 107 characters."""
+    return re.sub(r"[^\w.-]", "_", job, flags=re.ASCII)[:60]
 
 
 def _row(value: object) -> list[Any]:

@@ -141,11 +141,17 @@ class Position:
     reads: int = of(_count)  # of `ctx.preempted`
     steps: int = of(_count)  # calls of `ctx.step()`
     stacks: Stacks | None = of(optional(nested(Stacks)), default=None)
+    idle: float = of(time_or_duration, default=0.0)  # seconds for which it has not used a processor
 
     @property
     def is_counted(self) -> bool:
         """Whether it has a number that grows as it moves."""
-        return bool(self.counts or self.reads or self.steps)
+        return any((*self.counts.values(), self.reads, self.steps))
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it cannot go on, as far as is known: stopped, or in the kernel."""
+        return self.stacks is not None and bool(self.stacks.state)
 
 
 KINDS = (

@@ -237,7 +237,8 @@ class MonitoredProcess:
         """Say how far it is, and where."""
         reads, steps = self._role.stops.numbers(self.rank)
         since = max(now - self._movement.since, 0.0)
-        position = Position(question.number, since, self._movement.counts, reads, steps)
+        idle = max(now - self._movement.used_at, 0.0)
+        position = Position(question.number, since, self._movement.counts, reads, steps, idle=idle)
 
         def reply(stacks: Stacks | None = None) -> None:
             self._role.take(self.rank, replace(position, stacks=stacks), time.monotonic())

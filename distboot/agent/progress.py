@@ -2,7 +2,8 @@
 
 A rank moves when one of its numbers grows: the collective operations that torch counts for each process group, those of
 DistributedDataParallel too, and says so also while the script waits in one; its reads of `ctx.preempted`; its calls of
-`ctx.step()`. Where it has none of these it moves while its process uses a processor.
+`ctx.step()`. Where it has none of these it moves while its main thread uses a processor; other threads, of Horovod say,
+always do.
 
 This file is also read by the Python of an unmodified script, without the rest of the package: it imports nothing but
 the standard library, and that late.
@@ -98,13 +99,19 @@ class Movement:
         pid: of its process.
         after: the seconds without movement after which it has stalled; that is said again after twice as many.
         now: when it began.
+
+    Attributes:
+        counts: of collective operations, by the name of the process group.
+        since: when it has moved last.
+        used_at: when a thread of it has used a processor last.
     """
 
     def __init__(self, pid: int, after: float, now: float) -> None:
-        self.counts: dict[str, int] = {}  # of collective operations, by the name of the process group
+        self.counts: dict[str, int] = {}
         self._pid, self._after = pid, after or float("inf")
         self._numbers: tuple[int, ...] = (0, 0)
-        self._used, self._looked = 0.0, now
+        self._used = {"": 0.0, f"/task/{pid}": 0.0}  # seconds of a processor, of all threads and of the main thread
+        self._looked = self.used_at = now
         self._move(now)
 
     def take(self, text: str, now: float) -> None:
@@ -116,13 +123,10 @@ class Movement:
 
     def stalled(self, numbers: tuple[int, ...], now: float) -> bool:
         """Whether it is time to say that it has stalled; `numbers` are what else it counts. Asked once a second."""
-        if any(numbers) or self.counts:
-            is_moving = numbers != self._numbers
-            self._numbers = numbers
-        else:
-            used = self._processor_time()
-            is_moving = used - self._used > _BUSY * (now - self._looked)
-            self._used, self._looked = used, now
+        uses, of_main = (self._uses(threads, now) for threads in self._used)
+        self.used_at = now if uses else self.used_at
+        is_moving = numbers != self._numbers if any(numbers) or self.counts else of_main
+        self._looked, self._numbers = now, numbers
         if is_moving:
             self._move(now)
         if now < self.since + self._next:
@@ -133,10 +137,12 @@ class Movement:
     def _move(self, now: float) -> None:
         self.since, self._next = now, self._after
 
-    def _processor_time(self) -> float:
-        try:
-            with open(f"/proc/{self._pid}/stat", encoding="ascii", errors="replace") as file:
+    def _uses(self, threads: str, now: float) -> bool:
+        """Whether they have used a processor since they were looked at last."""
+        used = 0.0
+        with suppress(OSError, IndexError, ValueError):  # it has ended
+            with open(f"/proc/{self._pid}{threads}/stat", encoding="ascii", errors="replace") as file:
                 fields = file.read().rpartition(")")[2].split()
-            return (int(fields[_USER_TIME]) + int(fields[_USER_TIME + 1])) / os.sysconf("SC_CLK_TCK")
-        except (OSError, IndexError, ValueError):  # it has ended
-            return 0.0
+            used = (int(fields[_USER_TIME]) + int(fields[_USER_TIME + 1])) / os.sysconf("SC_CLK_TCK")
+        before, self._used[threads] = self._used[threads], used
+        return used - before > _BUSY * (now - self._looked)

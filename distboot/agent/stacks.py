@@ -60,7 +60,7 @@ _FOREIGN = re.compile(
 _WRAPPERS = frozenset({"wrapper", "inner", "_fn", "decorate_context", "_wrapped_call_impl", "_call_impl", "__call__"})
 # Where a process waits for others: torch, Horovod, what mpi4py is called with, JAX, TensorFlow, and our own keys.
 _WAITS = re.compile(
-    r"/torch/distributed/(?!run|launch|elastic)|/horovod/|^mpi4py$|/jax/experimental/multihost_utils|/jax/_src/array"
+    r"/torch/distributed/(distributed_c10d|_functional_collectives|rendezvous|rpc/)|/horovod/|^mpi4py$|/jax/experimental/multihost_utils|/jax/_src/array"
     r"|/tensorflow/python/eager/execute|/distboot/(context|rendezvous/job_info)\.py"
 )
 _OF_NO_INTEREST = re.compile(r"/tqdm/|distboot/agent/progress\.py")
@@ -129,6 +129,11 @@ def waits(stacks: Stacks) -> bool:
     return not stacks.state and any(_WAITS.search(parts(one)[1]) for one in inner)
 
 
+def may_compute(stacks: Stacks | None) -> bool:
+    """Whether it waits, as far as `waits` tells, in what also computes: a function that TensorFlow has compiled."""
+    return stacks is not None and "/tensorflow/" in parts(stacks.main[0])[1]
+
+
 def fold(places: Mapping[int, T]) -> list[tuple[list[int], T]]:
     """Equal stacks, say, once, with their ranks; those of fewest ranks first."""
     found: dict[T, list[int]] = {}
@@ -167,7 +172,7 @@ def _called(stack: Sequence[str]) -> tuple[str, Sequence[str]]:
         function, file, _ = parts(one)
         if not _FOREIGN.search(file) and file != "mpi4py":
             return called, stack[number:]
-        called = called if function.rpartition(".")[2] in _WRAPPERS else function
+        called = called if function in _WRAPPERS else function
     return "", ()
 
 
@@ -302,7 +307,7 @@ def from_py_spy(output: str) -> Stacks | None:
     try:
         for thread in json.loads(output):
             frames = [
-                frame(str(each["name"]).rpartition("<locals>.")[2], str(each["filename"]), int(each["line"]))
+                frame(str(each["name"]).rpartition(".")[2], str(each["filename"]), int(each["line"]))
                 for each in thread["frames"]
             ]
             if thread["thread_name"] == "MainThread" or thread["os_thread_id"] == thread["pid"]:

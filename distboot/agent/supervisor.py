@@ -176,6 +176,8 @@ class _Supervision:
             os.killpg(leader, signal.SIGKILL)
 
     def _forward(self, number: int) -> None:
+        if number == signal.SIGQUIT and self._watch is not None and self._watch.shows_stacks():
+            return
         if number in _ENDING:
             self._ending = self._ending or number
         if number == signal.SIGTERM and (self._watch is None or self._watch.is_done):  # else it counts for itself

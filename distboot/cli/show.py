@@ -182,9 +182,9 @@ def stacks(arguments: list[str]) -> int:
     """`stacks`: print the Python stacks of all ranks, equal ones once, those of fewest ranks first."""
     parser = Parser("stacks", "Print where all ranks of a job on this host are: their Python stacks, folded.")
     parser.add_argument("--pid", type=int, default=0, help="of a wrapper, a sidecar or a script of the job")
-    parser.add_argument("--job", default="", help="the mark of the job, where several are here")
+    parser.add_argument("--job", default="", help="the launcher's id of it, where several jobs are here")
     options = parser.parse_args(arguments)
-    found = {job: names for job, names in _agents().items() if options.job in ("", job)}
+    found = _agents(options.job)
     if not found:
         raise DistbootError("usage", "no agent of a job is here", _HERE)
     if len(found) > 1 and not options.pid:
@@ -198,15 +198,16 @@ def stacks(arguments: list[str]) -> int:
     raise DistbootError("usage", f"no agent that is here answers{of}", _HERE)
 
 
-def _agents() -> dict[str, list[str]]:
-    """The names of the sockets of the agents in this network namespace, by the mark of their job."""
-    from ..agent.local import PREFIX
+def _agents(job: str) -> dict[str, list[str]]:
+    """The names of the sockets of the agents of a job, or of all jobs, in this network namespace, by job."""
+    from ..agent.local import PREFIX, socket_name
 
+    wanted = tuple(socket_name(job) + end for end in (".", "-")) if job else ("",)  # 4711 is that of step 4711.0
     found: dict[str, list[str]] = {}
     with suppress(OSError), open(_SOCKETS, encoding="ascii", errors="replace") as file:
         for line in file:
-            name = re.search(rf"@({PREFIX}([0-9a-f]+)-[0-9a-f]+)$", line.rstrip())
-            if name is not None and name[1] not in found.get(name[2], ()):
+            name = re.search(rf"@({PREFIX}([\w.-]+)-[0-9a-f]+)$", line.rstrip())
+            if name is not None and f"{name[2]}-".startswith(wanted) and name[1] not in found.get(name[2], ()):
                 found.setdefault(name[2], []).append(name[1])
     return found
 

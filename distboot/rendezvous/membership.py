@@ -85,6 +85,7 @@ class JoinPlan:
     quiet: bool = of(flag)  # whether another rank of this node says what is being waited for
     again: bool = of(flag)  # whether an agent around this one has met the others, and keeps other jobs from the port
     join_timeout: float = of(time_or_duration)
+    name: str = of(text(1 << 16), default="")  # the job's, for users: what the launcher or the platform calls it
 
 
 @message

@@ -95,6 +95,7 @@ def plan_of(
         quiet=bool(placement.local_rank) and placement.rank != 1 and not ranks,
         again=outer is not None and outer.met,
         join_timeout=join_timeout if problem is None else min(join_timeout, _PATIENCE_WITH_A_PROBLEM),
+        name=placement.job_id or "",
     )
     return plan, problem
 
