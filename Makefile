@@ -15,7 +15,7 @@ RUN = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python
 SIDE_BY_SIDE = -n auto
 
 .DEFAULT_GOAL = help
-.PHONY: help demo test test-all matrix faults pythons lowest newest lint format docs bench gpu clean
+.PHONY: help demo test test-all matrix faults hangs pythons lowest newest lint format docs bench gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -34,6 +34,9 @@ matrix: $(VENV)/test-all.stamp ## every framework under every launcher, for docs
 
 faults: $(VENV)/test.stamp ## every fault under every launcher, for docs/faults.md (ARGS as above)
 	DISTBOOT_WRITE_FAULTS=1 $(RUN) -m pytest tests/test_faults.py $(ARGS)
+
+hangs: $(VENV)/test-all.stamp ## every hang under every launcher, and of every framework, for docs/hangs.md (ARGS as above)
+	DISTBOOT_WRITE_HANGS=1 $(RUN) -m pytest tests/test_hangs.py $(ARGS)
 
 pythons: $(VENV)/test.stamp ## the tests that need no framework, on the other Pythons from 3.10 to 3.13 that are here
 	$(BIN)/python tests/environments.py pythons $(ARGS)

@@ -122,14 +122,14 @@ def no_disk(hosts: Hosts) -> None:
 
 def close_port(job: Job) -> None:
     """Let the hosts drop what goes over the port at which the ranks met; the others stay open."""
-    port = _supervision_port(job)
+    port = supervision_port(job)
     job.send(0)
     job.shell("nodea", f"ip rule add pref 1 ipproto tcp sport {port} to {ADDRESSES['nodeb']} blackhole")
     job.shell("nodeb", f"ip rule add pref 1 ipproto tcp dport {port} to {ADDRESSES['nodea']} blackhole")
     _goes_on(job, SHORT + 3)
 
 
-def _supervision_port(job: Job) -> int:
+def supervision_port(job: Job) -> int:
     shown = job.hosts.run("nodeb", ["ss", "-Htnp", "dst", ADDRESSES["nodea"]]).stdout
     loop = {own for own, pid in processes(job.hosts, "nodeb").items() if pid == job.watcher_of(3).pid}
     lines = [line for line in shown.splitlines() if any(f"pid={own}," in line for own in loop)]

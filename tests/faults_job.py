@@ -92,12 +92,14 @@ class Job:
     Attributes:
         scripts: the processes of the scripts, by rank.
         ranks: those that the launcher has started: the same, or their wrappers.
+        beside: what a test has started for it.
         began: when the fault came, as `time.monotonic` has it.
     """
 
     def __init__(self, hosts: Hosts, folder: Path, way: str, launcher: str) -> None:
         self.hosts, self.folder, self.way, self.launcher = hosts, folder, way, launcher
         self.started: list[Popen] = []
+        self.beside: list[Popen] = []
         self.scripts: list[Process] = []
         self.ranks: list[Watched] = []
         self.began = 0.0
@@ -235,7 +237,7 @@ class Job:
         return dict(json.loads(path.read_text())) if path.exists() else None
 
     def end(self) -> None:
-        for process in self.started:
+        for process in (*self.started, *self.beside):
             if process.poll() is None:
                 _end(process)
         left = self.members()

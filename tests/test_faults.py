@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from faults_inject import SHORT
 from faults_job import GRACE, HOST_OF, LAUNCHERS, RANKS, WAYS, job
 from hosts import Hosts, missing_for_hosts, missing_for_slurm
 from launched import MPIRUN, needs_torch
+from page_of_cells import Tables
 
 _SAID = re.compile(r"distboot: rank (\d) on \w+: (.*)")
 _FIRST = re.compile(r"ranks? \S+ (failed|became unreachable) first|stopped by an external \w+: ")
@@ -192,36 +193,6 @@ def _named(outcome: Outcome, fault: Fault) -> str:
     return "; ".join(f"{', '.join(map(str, ranks))} name {who}" for who, ranks in groups.items())
 
 
-_TABLE = re.compile(r"^\| fault \|.*?\n(?=\n)", re.MULTILINE | re.DOTALL)
-
-
-def page(old: str, texts: Mapping[tuple[str, str, str], str]) -> str:
-    """The page with these cells in its tables, one for each way."""
-    tables = iter(_table(way, texts) for way in WAYS)
-    return _TABLE.sub(lambda _: next(tables), old)
-
-
-def _table(way: str, texts: Mapping[tuple[str, str, str], str]) -> str:
-    rows = [f"| fault | {' | '.join(LAUNCHERS)} |", "|---" * (len(LAUNCHERS) + 1) + "|"]
-    for fault in FAULTS:
-        cells = [texts.get((fault.name, way, launcher), "n/a") for launcher in LAUNCHERS]
-        rows.append(f"| {fault.title} | {' | '.join(cells)} |")
-    return "\n".join(rows) + "\n"
-
-
-def cells(text: str) -> dict[tuple[str, str, str], str]:
-    names = {fault.title: fault.name for fault in FAULTS}
-    found = {}
-    for way, table in zip(WAYS, _TABLE.findall(text), strict=True):
-        for line in table.splitlines():
-            title, *texts = line.strip("| ").split(" | ")
-            if title in names:
-                found.update(
-                    {(names[title], way, launcher): one for launcher, one in zip(LAUNCHERS, texts, strict=True)}
-                )
-    return found
-
-
 pytestmark = [pytest.mark.skipif(missing_for_hosts() is not None, reason=str(missing_for_hosts())), needs_torch]
 
 DOCS = Path(__file__).parent.parent / "docs" / "faults.md"
@@ -231,6 +202,7 @@ EVERY = [(fault, way, launcher) for way in WAYS for launcher in LAUNCHERS for fa
 UNDER_EACH = ("sigkill", "rank-0")  # with `init` and torch, too
 WITH_TORCHRUN = ("exception", "sigkill", "rank-0", "watcher-0", "host", "sigterm")  # whose agents take torch, too
 
+_TABLES = Tables("fault", {fault.name: fault.title for fault in FAULTS}, WAYS, LAUNCHERS)
 _index = itertools.count()
 _texts: dict[tuple[str, str, str], str] = {}
 
@@ -275,9 +247,9 @@ def test_fault(hosts: Hosts, request: pytest.FixtureRequest, fault: Fault, way: 
 def test_page_has_all_faults() -> None:
     if WRITE:  # what was not run now stays as it is
         old = DOCS.read_text()
-        DOCS.write_text(page(old, {**cells(old), **_texts}))
+        DOCS.write_text(_TABLES.page(old, {**_TABLES.cells(old), **_texts}))
     text = DOCS.read_text()
-    assert page(text, cells(text)) == text
+    assert _TABLES.page(text, _TABLES.cells(text)) == text
     assert f"`DISTBOOT_GRACE` is {GRACE}." in text
     assert f"(`DISTBOOT_HEARTBEAT_TIMEOUT`) is {SHORT} where" in text
     assert f"less than the grace of {GRACE} s and one more" in text

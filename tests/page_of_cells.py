@@ -1,0 +1,56 @@
+"""Tables of a page in docs/ that tests write: one for each way, a row for each case, a column for each launcher."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+Cells = Mapping[tuple[str, str, str], str]  # by the name of the case, way and launcher
+
+
+class Tables(NamedTuple):
+    """How they look.
+
+    Attributes:
+        word: the head of the first column.
+        titles: of the cases, by name.
+        ways: one table for each.
+        launchers: the heads of the other columns.
+    """
+
+    word: str
+    titles: Mapping[str, str]
+    ways: Sequence[str]
+    launchers: Sequence[str]
+
+    def page(self, old: str, texts: Cells) -> str:
+        """The page with these cells in its tables."""
+        tables = iter(self._table(way, texts) for way in self.ways)
+        return self._pattern.sub(lambda _: next(tables), old)
+
+    def cells(self, page: str) -> Cells:
+        names = {title: name for name, title in self.titles.items()}
+        found = {}
+        for way, table in zip(self.ways, self._pattern.findall(page), strict=True):
+            for line in table.splitlines():
+                title, *texts = line.strip("| ").split(" | ")
+                if title in names:
+                    found.update(
+                        {
+                            (names[title], way, launcher): one
+                            for launcher, one in zip(self.launchers, texts, strict=True)
+                        }
+                    )
+        return found
+
+    @property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile(rf"^\| {self.word} \|.*?\n(?=\n)", re.MULTILINE | re.DOTALL)
+
+    def _table(self, way: str, texts: Cells) -> str:
+        rows = [f"| {self.word} | {' | '.join(self.launchers)} |", "|---" * (len(self.launchers) + 1) + "|"]
+        for name, title in self.titles.items():
+            found = [texts.get((name, way, launcher), "n/a") for launcher in self.launchers]
+            rows.append(f"| {title} | {' | '.join(found)} |")
+        return "\n".join(rows) + "\n"
