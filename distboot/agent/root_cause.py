@@ -131,8 +131,11 @@ class RootCauseAnalysis:
         if report.signal is not None:
             return from_signal(member, report.signal)
         if report.end is not None:
-            before = [one.rank for one in self.members if one.end is not None and one.end.succeeded]
-            return from_exit(member, member.end or report.end, delay, before)
+            done = [one for one in self.members if one.end is not None and one.end.succeeded]
+            end = member.end or report.end
+            if done and report.is_secondary:
+                return from_early_end(done, len(self.members) - len(done), from_exit(member, end, delay, "failed"))
+            return from_exit(member, end, delay)
         lost = {one.member.rank: one.member for one in self.reports if one.kind == "lost"}
         here = [other for _, other in sorted(lost.items()) if other.node_rank == member.node_rank]
         return from_disconnect(here, report.why)
@@ -187,18 +190,23 @@ class RootCause:
         return replace(self, text="\n".join(map(escape_control, self.text.split("\n"))))
 
 
-def from_exit(member: RankState, end: ExitStatus, delay: float, before: Sequence[int] = ()) -> RootCause:
-    """A rank ended in failure, when the ranks `before` had ended well."""
+def from_exit(member: RankState, end: ExitStatus, delay: float, failed: str = "failed first") -> RootCause:
+    """A rank ended in failure."""
     words = end.words.splitlines()
     is_said = len(words) == 1 and words[0].startswith(EXITED)  # by the headline
     lines = "" if is_said else shown("\n".join(_excerpt(words, innermost_first=end.is_crash)))
-    first = "failed first"
-    if end.is_secondary:
-        earlier = f" ({ranks_said(before)} had already exited with code 0)" if before else ""
-        first += f", because a peer disconnected{earlier}"
+    why = ", because a peer disconnected" if end.is_secondary else ""
     at = time.strftime("%H:%M:%S", time.gmtime(end.when))
-    text = f"rank {member.rank} {first}: {failure_text(end)}, {member.where}, at {at} UTC{lines}"
+    text = f"rank {member.rank} {failed}{why}: {failure_text(end)}, {member.where}, at {at} UTC{lines}"
     return RootCause((member.rank,), True, text, delay, exit_code_of(end))
+
+
+def from_early_end(done: Sequence[RankState], others: int, then: RootCause) -> RootCause:
+    """Ranks had ended well when one of the others failed, as a peer had disconnected."""
+    ranks = [member.rank for member in done]
+    training = "1 other rank was" if others == 1 else f"{others} other ranks were"
+    said = f"{ranks_said(ranks)} exited with code 0 while {training} still training, {done[0].where}; then {then.text}"
+    return replace(then, ranks=tuple(ranks), text=said)
 
 
 def failure_text(end: ExitStatus) -> str:

@@ -57,7 +57,9 @@ _FOREIGN = re.compile(
     r"|/distboot/(context|initialize)\.py"
 )
 # Functions between the user's code and what it has called.
-_WRAPPERS = frozenset({"wrapper", "inner", "_fn", "decorate_context", "_wrapped_call_impl", "_call_impl", "__call__"})
+_WRAPPERS = frozenset(
+    {"wrapper", "inner", "inner_func", "_fn", "decorate_context", "_wrapped_call_impl", "_call_impl", "__call__"}
+)
 # Where a process waits for others: torch, Horovod, what mpi4py is called with, JAX, TensorFlow, and our own keys.
 _WAITS = re.compile(
     r"/torch/distributed/(distributed_c10d|_functional_collectives|rendezvous|rpc/)|/horovod/|^mpi4py$|/jax/experimental/multihost_utils|/jax/_src/array"
