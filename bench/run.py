@@ -25,6 +25,7 @@ import container  # noqa: E402 - beside this file, and so are the next
 import diagnosis  # noqa: E402
 import group  # noqa: E402
 import join  # noqa: E402
+import late  # noqa: E402
 import start  # noqa: E402
 import stopping  # noqa: E402
 import supervision  # noqa: E402
@@ -37,6 +38,7 @@ PARTS: dict[str, Callable[[Effort], Section]] = {
     "join": join.section,
     "diagnosis": diagnosis.section,
     "supervision": supervision.section,
+    "late": late.section,
     "stopping": stopping.section,
     "container": container.section,
 }

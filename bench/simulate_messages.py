@@ -11,8 +11,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from distboot.agent.exit_status import ExitStatus
-from distboot.agent.messages import Exited, Register
+from distboot.agent.messages import Exited, Position, Register, Stalled
 from distboot.agent.root_cause import RootCause, from_disconnect, ranks_of
+from distboot.agent.stacks import Stacks, frame
 from distboot.rendezvous.membership import Membership
 from distboot.rendezvous.messages import Hello, Ready, Welcome, WorkerInfo
 from distboot.rendezvous.plan import environment_facts
@@ -55,6 +56,17 @@ def verdict(rank: int = 8) -> RootCause:
     return from_disconnect(ranks_of(membership)[rank : rank + 1], "its connection closed without an exit report")
 
 
+def place(rank: int, *, is_late: bool = False, alike: bool = True) -> Stacks:
+    """Where the script of a rank is, in a training loop: in its data loader, or it waits in a collective operation."""
+    torch = "/opt/venv/lib/python3.11/site-packages/torch"
+    files = {"distributed/c10d_logger.py": "wrapper", "distributed/distributed_c10d.py": "all_reduce"}
+    waits = [frame(name, f"{torch}/{file}", 3000) for file, name in files.items()]
+    loads = [frame(name, f"{torch}/utils/data/dataloader.py", 700) for name in ("_try_get_data", "_next_data", "next")]
+    calls = ["reduce_gradients", "step", "train_epoch", "fit", "main", "<module>"]
+    own = [frame(name, "/home/user/project/src/train.py", 40 + (0 if alike else rank)) for name in calls]
+    return Stacks((*(loads if is_late else waits), *own))
+
+
 @dataclass(frozen=True)
 class Line:
     """A rank with its connection to rank 0.
@@ -79,6 +91,23 @@ class Line:
     def watch(self) -> bytes:
         """That its supervision begins."""
         return Channel().sign(Register(1000 + self.rank), self.rank)
+
+    def stall(self) -> bytes:
+        """That it has not moved for long."""
+        return Channel().sign(Stalled(), self.rank)
+
+    def position(self, stacks: Stacks | None = None) -> bytes:
+        """How far it is: the first answer, or with stacks the second one. The last rank has not come as far."""
+        count = 1967 if self.is_last else 1968
+        return Channel().sign(Position(2 if stacks else 1, 60.0, {"0": count}, 0, 0, stacks), self.rank)
+
+    def place(self, *, alike: bool = True) -> bytes:
+        """The same, with where it is."""
+        return self.position(place(self.rank, is_late=self.is_last, alike=alike))
+
+    @property
+    def is_last(self) -> bool:
+        return self.rank == self.world_size - 1
 
     def end(self) -> bytes:
         """How it ends when it is told to."""

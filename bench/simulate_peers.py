@@ -60,7 +60,8 @@ class _All:
             line.record  # noqa: B018 - made now, as it takes time
         self._say: dict[str, Callable[[Line], bytes]] = {
             "hello": lambda _: HELLO, "record": lambda line: line.record, "ready": Line.ready, "watch": Line.watch,
-            "beat": lambda _: BEAT, "end": Line.end,
+            "beat": lambda _: BEAT, "end": Line.end, "stall": Line.stall, "position": Line.position,
+            "alike": Line.place, "different": lambda line: line.place(alike=False),
         }  # fmt: skip
 
     def step(self, step: str) -> float:
