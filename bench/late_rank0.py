@@ -32,7 +32,7 @@ from simulate_peers import Peers, allow_all_files  # noqa: E402
 from distboot.agent.heartbeat import HeartbeatConnection, interval_of  # noqa: E402
 from distboot.agent.late import LateWatch  # noqa: E402
 from distboot.agent.messages import Locate, Position, Register  # noqa: E402
-from distboot.agent.stacks import fold, lines  # noqa: E402
+from distboot.agent.stacks import lines  # noqa: E402
 from distboot.rendezvous.coordinator import Coordinator  # noqa: E402
 from distboot.rendezvous.messages import Ready  # noqa: E402
 
@@ -152,7 +152,7 @@ def _episode(rank0: _Rank0, kind: str) -> tuple[float, float, float, str]:
     rank0.now = rank0.late.due  # whether it is over meanwhile
     episode += _cpu(rank0.turn)
     found = {rank: one.stacks for rank, one in vars(rank0.late)["_positions"].items()}
-    return stalled, episode, _cpu(lambda: lines(fold(found))), said[0].partition("\n")[0]
+    return stalled, episode, _cpu(lambda: lines(found)), said[0].partition("\n")[0]
 
 
 def _whole(agents: int, kind: str) -> Cost:

@@ -20,7 +20,6 @@ from distboot.agent.stacks import (
     MOST_FRAMES,
     StackReader,
     Stacks,
-    fold,
     frame,
     from_dump,
     from_py_spy,
@@ -283,7 +282,7 @@ def test_py_spy_reads_a_stopped_process_and_passes_no_secret_on(watch: Callable[
     os.waitid(os.P_PID, watched.process.pid, os.WSTOPPED)
     stacks = watched.read()
     assert where(stacks).startswith("in f (***.py:3), stopped by a signal")
-    assert lines(fold({0: stacks}))[0].startswith("rank 0: f (***.py:3), stopped by a signal")
+    assert lines({0: stacks})[0].startswith("rank 0: f (***.py:3), stopped by a signal")
     assert not waits(replace(stacks, main=REDUCES))
 
 
@@ -342,15 +341,18 @@ Current thread 0x00007f04 (most recent call first):
 
 def test_equal_stacks_are_folded_those_of_fewest_ranks_first() -> None:
     job = {rank: Stacks(LOADS if rank == 95 else REDUCES) for rank in range(104)}
-    assert lines(fold(job)) == [
+    assert lines(job) == [
         "rank 95: __next__ < train (train.py:80) < <module> (train.py:99)",
         "ranks 0-94, 96-103: all_reduce < train (train.py:84)",
     ]
     each = {rank: Stacks((frame("f", "/job/train.py", rank),)) for rank in range(30)}
-    assert lines(fold(each))[-1] == "10 more ranks, at other places"
-    assert lines(fold({0: Stacks(state="stopped by a signal")})) == ["rank 0: stopped by a signal"]
+    assert lines(each)[-1] == "10 more ranks, at other places"
+    assert lines(each, [29])[0] == "rank 29: f (train.py:29)"
+    alike = {rank: Stacks((frame("f", _C10D, rank), *REDUCES)) for rank in range(3)}
+    assert len(lines(alike)) == 1, "they differ in what is not shown"
+    assert lines({0: Stacks(state="stopped by a signal")}) == ["rank 0: stopped by a signal"]
     long = Stacks(tuple(frame("f" * 1000, "/" + "d" * 5000, 1) for _ in range(10**4)))
-    assert len(lines(fold({0: long}))[0]) < 5000
+    assert len(lines({0: long})[0]) < 5000
 
 
 def test_signal_is_one_that_is_ignored_where_nothing_is_registered() -> None:

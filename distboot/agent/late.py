@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .loop import Say
 
-_TOLERANCE = 2.5  # seconds: agents look once a second, and scripts say once a second how far they are
+_TOLERANCE = 3.5  # seconds: agents look once a second, and scripts say every other one how far they are
 _UP_TO_DATE = 6.0  # seconds: of a rank that has waited so long the others have said since how far they are
 _ANSWERING = 8.0  # seconds for all agents to answer; a stack takes up to 6
 _ASKED_A_SECOND = 2000  # ranks
@@ -355,7 +355,8 @@ class LateWatch:
             self._end_job(late, None, now)
 
     def _places(self) -> list[str]:
-        return lines(fold({rank: one.stacks for rank, one in self._positions.items() if one.stacks is not None}))
+        places = {rank: one.stacks for rank, one in self._positions.items() if one.stacks is not None}
+        return lines(places, frozenset() if self.late is None else frozenset(self.late.ranks))
 
     def _show(self) -> None:
         shows, self._shows = self._shows, []

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 KIND = "progress"  # of what is emitted: "name count", a line for each process group
 INJECTED = "_distboot_progress"  # this file as a module, where the wrapper has had it loaded
 _MODULE = "torch.distributed.distributed_c10d"
-_INTERVAL = 1.0  # seconds between two looks
+_INTERVAL = 2.0  # seconds between two looks
 MOST_GROUPS = 32
 _LONGEST_NAME = 60
 _LARGEST = (1 << 63) - 1
@@ -47,7 +47,7 @@ class _WhenImported:
 
 
 def install(emit: Callable[[str, str], object]) -> None:
-    """Say through `emit` how far this process is, once a second, if that has changed."""
+    """Say through `emit` how far this process is, every other second, if that has changed."""
     if INJECTED in sys.modules and __name__ != INJECTED:
         return
     if _MODULE in sys.modules:

@@ -14,7 +14,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -144,15 +144,26 @@ def fold(places: Mapping[int, T]) -> list[tuple[list[int], T]]:
     return sorted(((ranks, one) for one, ranks in found.items()), key=lambda each: (len(each[0]), each[0]))
 
 
-def lines(folded: Sequence[tuple[Sequence[int], Stacks]]) -> list[str]:
-    """A line for each group: `"ranks 0-2: all_reduce < train (train.py:84) < <module> (train.py:99)"`."""
-    shown = []
-    for ranks, stacks in folded[:_MOST_GROUPS]:
-        place = escape_control(_and(stacks.state) if stacks.main else stacks.state)
-        shown.append(f"{ranks_said(ranks)}: {_calls(stacks.main)}{place}")
-        shown += [f"  another thread: {_calls(other)}" for other in stacks.others]
-    left = sum(len(ranks) for ranks, _ in folded[_MOST_GROUPS:])
+def lines(places: Mapping[int, Stacks], first: Collection[int] = ()) -> list[str]:
+    """A line for each place: `"ranks 0-2: all_reduce < train (train.py:84) < <module> (train.py:99)"`.
+
+    Args:
+        places: of the ranks.
+        first: the ranks whose places come first; else those of fewest ranks do.
+    """
+    groups = fold({rank: _described(stacks) for rank, stacks in places.items()})
+    groups.sort(key=lambda group: not any(rank in first for rank in group[0]))
+    shown = [line for ranks, text in groups[:_MOST_GROUPS] for line in f"{ranks_said(ranks)}: {text}".splitlines()]
+    left = sum(len(ranks) for ranks, _ in groups[_MOST_GROUPS:])
     return [*shown, *([f"{left} more ranks, at other places"] if left else [])]
+
+
+@lru_cache(_REMEMBERED)
+def _described(stacks: Stacks) -> str:
+    """What is called, and a line more for each other thread."""
+    place = escape_control(_and(stacks.state) if stacks.main else stacks.state)
+    others = [f"\n  another thread: {_calls(other)}" for other in stacks.others]
+    return f"{_calls(stacks.main)}{place}{''.join(others)}"
 
 
 def _and(state: str) -> str:

@@ -22,7 +22,7 @@ from .membership import JoinPlan
 from .messages import WorkerInfo, as_problem
 
 _CANDIDATES = 5
-_PATIENCE_WITH_A_PROBLEM = 5.0  # seconds to tell the others of it
+_PATIENCE_WITH_A_PROBLEM = 10.0  # seconds to tell the others of it
 _PLACE = ("local_rank", "local_world_size", "node_rank", "num_nodes")
 # Whose versions all ranks should have alike.
 _FRAMEWORKS = (
