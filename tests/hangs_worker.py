@@ -103,7 +103,7 @@ def train(number: int) -> bool:
         time.sleep(2)
     go_on = torch.tensor([float(not told("stop") and not (HANG == "skip" and told("go")))])
     dist.all_reduce(go_on, op=dist.ReduceOp.MIN)
-    if number == 60:  # its agent has heard by then how far it is
+    if number == 120:  # its agent has heard by then how far it is
         write(f"ready.{RANK}", str(os.getpid()))
     return bool(go_on.item())
 
