@@ -132,7 +132,7 @@ HANGS = [
         _late(rf"({_at('read_a_file')}, )?in the kernel, where no signal reaches it( \(\w+\))?"),
         inject=mount_and_go, after=unmount,
     ),
-    Hang("stopped", "stopped by a signal", _late(r"(in \S+ \(worker.py:\d+\), )?stopped by a signal.*?", ""), inject=stop),
+    Hang("stopped", "stopped by a signal", _late(r"(in \S+ \(\S+\), )?stopped by a signal.*?", ""), inject=stop),
     Hang(
         "stopped-inside", "stopped by a signal in a collective operation",
         _late(rf"(in {ALL_REDUCE}, )?stopped by a signal.*?", ""), culprits=(0, 1, 2), inject=stop_inside,
