@@ -40,7 +40,7 @@ OPENMPI = _mpi(
     },
     job_id=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
     in_order=(),
-    title="Open MPI 4 and 5 (mpirun, mpiexec)",
+    title="Open MPI (mpirun, mpiexec)",
     markers=("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     source="captures of 4.1.4 and 5.0.11; Open MPI FAQ, 'environment variables that Open MPI defines'",
     env_forwarding_hint="mpirun -x NAME=VALUE …",
