@@ -23,6 +23,7 @@ DEFAULTS: Mapping[str, str] = {
     "DISTBOOT_FAILURE_DETECTION": "1",
     "DISTBOOT_HEARTBEAT_TIMEOUT": "15",  # seconds
     "DISTBOOT_LOG": "text",
+    "DISTBOOT_NPROC_PER_NODE": "",
     "DISTBOOT_REPORT": "",
     "DISTBOOT_RENDEZVOUS": "1",
     "DISTBOOT_SECRET": "",
@@ -179,7 +180,22 @@ def refuse_invalid(environ: Mapping[str, str]) -> None:
     supervision_settings(environ)
     _seconds(environ, "DISTBOOT_JOIN_TIMEOUT")
     _switch(environ, "DISTBOOT_RENDEZVOUS")
+    nproc_setting(environ)
     refuse_log(environ)
+
+
+def is_nproc(text: str) -> bool:
+    """Whether it says how many ranks the wrapper is to start here."""
+    return text in ("auto", "gpu", "cpu") or (text.isascii() and text.isdigit() and len(text) < 5 and int(text) > 0)
+
+
+def nproc_setting(environ: Mapping[str, str]) -> str | None:
+    """How many ranks the wrapper is to start here; None: it is the wrapper of one."""
+    given = environ.get("DISTBOOT_NPROC_PER_NODE")
+    if given and not is_nproc(given):
+        said = f"DISTBOOT_NPROC_PER_NODE={short_repr(given)} is neither a number of processes nor auto, gpu or cpu"
+        raise DistbootError("broken-environment", said, "unset it, or set it to the number of ranks of each node")
+    return given or None
 
 
 def refuse_log(environ: Mapping[str, str]) -> None:

@@ -145,6 +145,7 @@ def test_misuse_is_one_error_with_a_hint_and_its_exit_code(
         "STOP_SIGNALS=KILL",
         "HANG=kill",
         "SIGQUIT=dump",
+        "NPROC_PER_NODE=-1",
     ],
 )
 def test_every_command_refuses_what_a_job_would(distboot: Run, command: str, setting: str) -> None:

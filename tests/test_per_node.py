@@ -197,6 +197,17 @@ def test_limit_of_files_is_raised_for_the_ranks_of_each_node_and_not_for_their_c
     assert (done.returncode, done.stdout) == (0, "64\n" * 17), done.stderr
 
 
+def test_variable_does_what_the_option_does_and_is_not_for_the_ranks(run: Run) -> None:
+    env = {"DISTBOOT_NPROC_PER_NODE": "2"}
+    for more, ranks in ([], "01"), (["--nproc-per-node", "3"], "012"):
+        script = "echo $RANK/$WORLD_SIZE:$DISTBOOT_NPROC_PER_NODE"
+        done = run(sys.executable, "-m", "distboot", "run", *more, "--", "sh", "-c", script, env=env)
+        assert sorted(done.stdout.splitlines()) == [f"{rank}/{len(ranks)}:" for rank in ranks], done.stderr
+    wrong = run(sys.executable, "-m", "distboot", "run", "--", "true", env={"DISTBOOT_NPROC_PER_NODE": "many"})
+    assert wrong.returncode == 78
+    assert "DISTBOOT_NPROC_PER_NODE='many' is neither a number of processes nor auto, gpu or cpu" in wrong.stderr
+
+
 def test_limit_of_files_that_is_too_low_for_the_ranks_is_an_error(run: Run) -> None:
     done = run("bash", "-c", f"ulimit -n 64; exec {sys.executable} -m distboot run --nproc-per-node 16 -- true")
     assert done.returncode == 78, done.stderr

@@ -14,6 +14,7 @@ from ..detection.detect import launcher_of
 from ..detection.placement import Placement
 from ..errors import DistbootError
 from ..host import cpus
+from ..settings import is_nproc, nproc_setting
 from ..text import did_you_mean, log_line
 from .main import Parser
 
@@ -32,6 +33,9 @@ def parse(words: list[str]) -> tuple[Namespace, list[str]]:
     if "--log-json" in words[:start]:  # for what we start, too, and for what is wrong with the other options
         os.environ["DISTBOOT_LOG"] = "json"
     options, target = parser.parse_args(words[:start]), words[start:]
+    nproc = nproc_setting(os.environ)
+    os.environ.pop("DISTBOOT_NPROC_PER_NODE", None)  # it is not for the ranks
+    options.nproc_per_node = options.nproc_per_node or nproc
     if not target:
         parser.error("no script, module or command to run")
     if options.exec and options.framework in ("horovod", "tensorflow"):
@@ -50,7 +54,7 @@ def _start_of_target(words: list[str], parser: Parser) -> int:
 
 
 def _processes(text: str) -> str:
-    if text in ("auto", "gpu", "cpu") or (text.isascii() and text.isdigit() and len(text) < 5 and int(text) > 0):
+    if is_nproc(text):
         return text
     raise ArgumentTypeError(f"{text!r} is neither a number of processes nor auto, gpu or cpu")
 
@@ -142,7 +146,7 @@ def _parser() -> Parser:
         type=_processes,
         metavar="N|auto",
         help="start N processes here, each a rank, with the node rank, the number of nodes and the address found (gpu: "
-        "one an accelerator; cpu: one a CPU; auto: gpu, or cpu if there are none)",
+        "one an accelerator; cpu: one a CPU; auto: gpu, or cpu if there are none; default: DISTBOOT_NPROC_PER_NODE)",
     )
     return parser
 
@@ -162,7 +166,7 @@ def count_of(wanted: str, placement: Placement, environ: Mapping[str, str]) -> i
         raise DistbootError(
             "usage",
             f"--nproc-per-node, but {placement.launcher} started {many} processes on this node",
-            "start one process a node, or leave --nproc-per-node out",
+            "start one process a node, or leave --nproc-per-node (or DISTBOOT_NPROC_PER_NODE) out",
         )
     if wanted.isdigit():
         return int(wanted)
