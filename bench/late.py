@@ -103,7 +103,7 @@ def section(effort: Effort) -> Section:
     rows.append(("a training step, DDP on Gloo, 2 ranks", *_in_a_step(effort)))
     fold = _series(found[_AGENTS[-1], True], lambda cost: cost.fold)
     limits.append(promise(f"{_AGENTS[-1]:,} stacks folded, alike but for one", fold, 1, "≤ 1 s", unit="ms", digits=0))
-    meaning = "Once a second torch's numbers are looked at, and the agent beside is told. Rank 0 hears nothing of it."
+    meaning = "Every other second torch's numbers are looked at, and the agent is told. Rank 0 hears nothing of it."
     nobody = Table("Ranks that are late: while none is", ("where", "it costs", "of"), rows, meaning)
     head = ("agents, and their stacks", "hears that all wait", "from the question to the line", "of that, folds stacks")
     ways = {True: "alike but for one", False: "all different"}
