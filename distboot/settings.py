@@ -23,9 +23,12 @@ DEFAULTS: Mapping[str, str] = {
     "DISTBOOT_FAILURE_DETECTION": "1",
     "DISTBOOT_HEARTBEAT_TIMEOUT": "15",  # seconds
     "DISTBOOT_LOG": "text",
+    "DISTBOOT_MAX_RESTARTS": "0",
     "DISTBOOT_NPROC_PER_NODE": "",
     "DISTBOOT_REPORT": "",
     "DISTBOOT_RENDEZVOUS": "1",
+    "DISTBOOT_RESTART_DELAY": "0",  # seconds
+    "DISTBOOT_RESTART_WINDOW": "600",  # seconds
     "DISTBOOT_SECRET": "",
     "DISTBOOT_SIGQUIT": "forward",
     "DISTBOOT_STOP_SIGNALS": "",
@@ -41,7 +44,7 @@ RANK = (  # by the agent of a node, for each rank of its own
     "DISTBOOT_NODE_RANK",
     "DISTBOOT_NUM_NODES",
 )
-INTERNAL = ("DISTBOOT_AGENT", "DISTBOOT_CRASH_HOOKS", "DISTBOOT_PLACEMENT", *RANK)
+INTERNAL = ("DISTBOOT_AGENT", "DISTBOOT_CRASH_HOOKS", "DISTBOOT_PLACEMENT", "DISTBOOT_RESTART_COUNT", *RANK)
 KNOWN = (*DEFAULTS, *INTERNAL)
 
 _STOP_SIGNALS = ("USR1", "USR2", "INT", "HUP", "XCPU")
@@ -181,7 +184,36 @@ def refuse_invalid(environ: Mapping[str, str]) -> None:
     _seconds(environ, "DISTBOOT_JOIN_TIMEOUT")
     _switch(environ, "DISTBOOT_RENDEZVOUS")
     nproc_setting(environ)
+    restart_settings(environ)
     refuse_log(environ)
+
+
+class RestartSettings(NamedTuple):
+    """What a user can set about restarts."""
+
+    most: int = 0  # of the job
+    delay: float = 0.0  # seconds before each
+    window: float = 600.0  # seconds within which a second failure at the same place is taken for a bug
+
+
+def restart_settings(environ: Mapping[str, str], **given: str | None) -> RestartSettings:
+    """Those of this process; `given` are options, which come before what the environment says."""
+
+    def text_of(name: str) -> tuple[str, str, str]:
+        option, variable = given.get(name), f"DISTBOOT_{name.upper()}"
+        if option is not None:
+            return f"--{name.replace('_', '-')}={short_repr(option)}", option, "usage"
+        value = environ.get(variable) or DEFAULTS[variable]
+        return f"{variable}={short_repr(value)}", value, "broken-environment"
+
+    said, most, code = text_of("max_restarts")
+    if not (most.isascii() and most.isdigit() and len(most) < 6):
+        raise DistbootError(code, f"{said} is not a number of restarts", "give 0 to 99999")
+    delay, window = (
+        0.0 if value == "0" else seconds(said, value, code)
+        for said, value, code in map(text_of, ("restart_delay", "restart_window"))
+    )
+    return RestartSettings(int(most), delay, window)
 
 
 def is_nproc(text: str) -> bool:

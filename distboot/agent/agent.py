@@ -9,7 +9,7 @@ import struct
 import time
 from array import array
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ..rendezvous.coordinator import Coordinator
@@ -80,6 +80,7 @@ class Agent:
         self.ranks = membership.agents[joined.plan.own.rank]
         self.role = participant_of(joined.plan.own.rank, membership, joined.side, settings, held=held)
         self.role.is_starting = is_starting
+        self.role.may_restart = held and membership.round < membership.max_restarts
         self.loop = EventLoop(self.role, interval=interval_of(membership), grace=settings.grace)
         if self._coordinator is not None:
             server = self._coordinator
@@ -232,7 +233,8 @@ def participant_of(
     most = BEFORE_AUTHENTICATION if agent == 0 else most_from_rank_0(membership.world_size)
     connection_of: dict[int, HeartbeatConnection] = {}
     for other, link, channel in side.detach_all():
-        connection_of |= dict.fromkeys(agents[other], HeartbeatConnection(link, channel, interval, most))
+        of_round = replace(channel, round=membership.round)  # what was said in another one is refused
+        connection_of |= dict.fromkeys(agents[other], HeartbeatConnection(link, of_round, interval, most))
     unit = f"{'node' if membership.by_node else 'rank'} {agent}"
 
     def say(text: str, rank: int | None = None, event: str = "", **more: object) -> None:

@@ -99,7 +99,7 @@ class FailureCoordinator(Participant):
             return  # nothing was started, which the others are to see as a loss
         if not self._has_left and self._detects:
             summarize(self)
-        if self.root_cause is None:
+        if self.root_cause is None or self.root_cause.restarts:
             if not self._has_left:
                 self._send(Detach(ended=self._detects))
             close_gracefully(self.peers, _GOODBYE)
@@ -116,7 +116,7 @@ class FailureCoordinator(Participant):
         if not any(member.is_open for member in self.members.values()):
             return self._ended_at
         if self.root_cause is None:
-            return self._ended_at + _LINGER
+            return math.inf if self.may_restart else self._ended_at + _LINGER
         patience = self.settings.grace + _LAST_MESSAGE if self.root_cause.is_failure else _LINGER
         return max(self._concluded_at + patience, self._ended_at)
 
@@ -256,8 +256,15 @@ class FailureCoordinator(Participant):
 
     def _tell(self, cause: RootCause, now: float) -> None:
         """Tell all; a second time with a shorter delay, once the rank that failed has ended."""
+        said = None
+        if self.restarts is not None:
+            first = self.members[cause.ranks[0]]
+            is_asked = self._agreement.is_asked or self._was_stopped
+            cause, said = self.restarts.decided(cause, first.end or first.failing, now, is_asked=is_asked)
         self._send(Abort(cause))
         self._stop_own(cause, now)
+        if said is not None:
+            self.say(said)
 
     def _take_of_stop(self, member: RankState, message: RequestStop | Reads, now: float) -> None:
         if isinstance(message, Reads):

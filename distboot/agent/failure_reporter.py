@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from ..errors import DistbootError
 from ..rendezvous.messages import (
@@ -101,9 +102,11 @@ class FailureReporter(Participant):
 
     def _limit(self) -> float:
         ends = [member.end for member in self.own if member.end is not None]
-        if all(end.succeeded for end in ends) or not self._detects:
-            return self._ended_at
         cause, is_secondary = self.root_cause, any(end.is_secondary for end in ends)
+        if cause is None and self.may_restart and self.peers:
+            return inf  # where a rank fails later all begin again
+        if all(end.succeeded for end in ends) or not self._detects or (cause is not None and cause.restarts):
+            return self._ended_at
         if cause is None:
             patience = _EXPLANATION if is_secondary else _CAUSE
             return self._ended_at + (patience if self.peers else 0.0)
@@ -169,10 +172,10 @@ class FailureReporter(Participant):
             self.locate(message, now)
 
     def _lose_rank_0(self, why: str, now: float) -> None:
-        self._stop_own(from_disconnect([self.members[0]], why), now)
+        self._stop_own(replace(from_disconnect([self.members[0]], why), restarts=self.may_restart), now)
 
     def _lose(self, connection: HeartbeatConnection, why: str, how: str, now: float) -> None:
-        if self._detects and not self._has_ended and self.root_cause is None:
+        if self._detects and (self.may_restart or not self._has_ended) and self.root_cause is None:
             self._lose_rank_0(why, now)
         self._end(connection, how, now)
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from ..process import start_without_signals
+from ..process import FROM_OUTSIDE, start_without_signals
 from ..rendezvous.job_info import JobInfo
 from ..report import COMMAND
 from ..settings import SupervisionSettings
@@ -21,6 +21,11 @@ from .failure_coordinator import FailureCoordinator
 from .local import VARIABLE, AgentLink
 from .messages import Phases, Register
 from .monitored_process import HookReader, MonitoredProcess, Process
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .restarts import Restarts
+    from .root_cause import RootCause
 
 _ASKS_TO_STOP = signal.SIGTERM  # others may mean something else to the child
 _END_LIMIT = 5.0  # seconds for the thread to say that it is over
@@ -36,12 +41,16 @@ class WrapperAgent:
         is_done: whether nothing is left to do; `run` may end.
     """
 
-    def __init__(self, job: JobInfo, settings: SupervisionSettings, secret: str) -> None:
-        self.is_done = self.only_serves_rank_0 = False
+    def __init__(self, job: JobInfo, settings: SupervisionSettings, secret: str, restarts: Restarts | None) -> None:
+        self.is_done = self.only_serves_rank_0 = self._is_asked = False
         self._job, self._settings, self._secret = job, settings, secret
         assert job.joined is not None
         self._agent = Agent(job.joined, settings, held=True)
         self._role, self.ranks = self._agent.role, self._agent.ranks
+        assert job.membership is not None
+        if restarts is not None:
+            restarts.begin(job.membership.round, job.membership.max_restarts)
+            self._role.restarts = restarts if job.membership.max_restarts else None
         self._events: queue.SimpleQueue[Callable[[float], object]] = queue.SimpleQueue()
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
@@ -85,8 +94,15 @@ class WrapperAgent:
         self._job.is_watched = self._settings.detects
         self._call(lambda now: self._begin(pids, now))
 
+    @property
+    def next_round(self) -> RootCause | None:
+        """Why the round has ended, once it has, if another one follows."""
+        cause = self._role.root_cause
+        return cause if cause is not None and cause.restarts and not self._is_asked else None
+
     def asked(self, number: int) -> None:
         """The wrapper got a signal from outside, and passed it on."""
+        self._is_asked = self._is_asked or number in FROM_OUTSIDE
         if number == _ASKS_TO_STOP:
             self._call(self._stopping)
 
@@ -122,6 +138,11 @@ class WrapperAgent:
         if kind is not None:  # nothing was started
             self.hurry()
             self._has_ended.wait(_END_LIMIT)
+        if self._has_ended.is_set():
+            for file in (self._woken, self._wake, *self._reports.values()):
+                os.close(file)
+            for child in self._children.values():
+                child.process.close()
 
     def _work(self) -> None:
         try:

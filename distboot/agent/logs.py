@@ -78,6 +78,12 @@ class Logs:
         for stream in self._streams:
             os.write(stream.wake, b"e")
 
+    def close(self) -> None:
+        """The child has ended, and so has another round of the job: leave no file open."""
+        if self.is_done:
+            for stream in self._streams:
+                stream.close()
+
     def hurry(self) -> None:
         """We were asked to end: do not wait for anything."""
         for stream in self._streams:
@@ -120,6 +126,11 @@ class _File:
             os.write(self._file, ("\n" * again + header).encode())
         except OSError as error:
             raise _unwritable(f"the log file {short_repr(path)}", error) from None
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
 
     def write(self, data: bytes, stream: str) -> None:
         """Append; a line of one stream does not go on in one of the other."""
@@ -172,6 +183,12 @@ class _Stream:
             os.close(self._pipe)
             self.is_over = True
             done()
+
+    def close(self) -> None:
+        for file in (self._woken, self.wake):
+            os.close(file)
+        if self._file is not None:
+            self._file.close()
 
     def _end_of_reading(self) -> float:
         if self._held:

@@ -25,6 +25,7 @@ from .termination_log import leave
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .monitored_process import MonitoredProcess
+    from .restarts import Restarts
 
 AFTER_THE_FIRST = 0.15  # seconds; torchrun looks 10 times a second who has ended, and lists them in that order
 _ASLEEP = 2.0  # seconds by which we are late when we were stopped ourselves, or starved
@@ -74,6 +75,8 @@ class Participant:
     say: Say
     remove_reader: Callable[[HeartbeatConnection], None] = lambda _: None  # of the loop
     locate: Callable[[Locate, float], object] = lambda *_: None  # lets our ranks say where they are; of the loop
+    may_restart: bool = False  # whether another round can follow when a rank fails
+    restarts: Restarts | None = None  # decides on rank 0 whether one does
     is_starting: bool = False  # whether all ranks are to get ready first; until then a failure is that of the start
     root_cause: RootCause | None = None  # why the job ends, once that is known
     orders: dict[int, StopRequest] = field(default_factory=dict)  # by rank of our own
@@ -237,9 +240,9 @@ class Participant:
                 self.orders[rank] = StopRequest(at if before is None else min(at, before.at), cause.is_failure)
         if self.root_cause is None:
             self._concluded_at = now
-            if len(self.own) > 1 or not self._says_itself(cause):
+            if len(self.own) > 1 or cause.restarts or not self._says_itself(cause):
                 self.say(cause.text, event="root_cause", ranks=cause.ranks, is_failure=cause.is_failure)
-            if cause.is_failure:
+            if cause.is_failure and not cause.restarts:
                 leave(cause.text, replaces=True)
         self.root_cause = cause  # also again: with the exit code, once that is known
 

@@ -53,6 +53,11 @@ class Process:
         # To whom the kernel does not tell everything it says 0 as the exit code, and 1 here.
         self._is_told = self._stat(_START_CODE) not in ("", "0", "1")
 
+    def close(self) -> None:
+        if self.file is not None:
+            os.close(self.file)
+            self.file = None
+
     def stopped(self) -> str | None:
         """How long it had run when a signal stopped it, which stays the same while it is; None: it is not stopped."""
         if self._stat(_STATE) != "T":  # what a debugger does, "t", is its own matter
@@ -269,7 +274,13 @@ class MonitoredProcess:
         )
         self._role.take(self.rank, Exited(end), now)
         role, is_first = self._role, end.is_failure and not end.is_secondary  # as far as is known
-        if is_first and role.root_cause is None and role.settings.detects and not role.is_starting:
+        if (
+            is_first
+            and role.root_cause is None
+            and role.settings.detects
+            and not role.is_starting
+            and not role.may_restart
+        ):
             leave(from_exit(role.members[self.rank], end, 0.0).text)  # now: with process 1 of a container we end, too
         if end.is_crash:  # which it would have printed itself, had it been asked to
             self._role.say(f"{end.describe()}{shown(end.words)}", self.rank, event="crash")

@@ -27,9 +27,11 @@ def summarize(coordinator: FailureCoordinator) -> None:
 
     log, settings, now = coordinator.log, coordinator.settings, time.time()
     known = log, coordinator.membership, settings.apart, now
-    coordinator.say(summary_line(*known))
+    if coordinator.root_cause is None or not coordinator.root_cause.restarts:
+        coordinator.say(summary_line(*known))
     if settings.report is not None and log[0].event == "rendezvous_started":
-        problem = try_to_write(settings.report, lambda: job_report(*known))
+        earlier = [] if coordinator.restarts is None else coordinator.restarts.rounds
+        problem = try_to_write(settings.report, lambda: job_report(*known, earlier))
         if problem is not None:
             coordinator.say(problem)
 

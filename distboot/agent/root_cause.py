@@ -161,6 +161,7 @@ class RootCause:
     text: str = of(text(_LONGEST_TEXT))  # what all ranks print
     delay: float = of(_delay, default=0.0)  # seconds before the others stop, so that their launcher sees it first
     exit_code: int = of(integer(1, 255), default=STOPPED)  # of the job
+    restarts: bool = of(flag, default=False)  # whether another round follows
 
     def until_stop(self, member: RankState) -> float:
         """Seconds until a rank has to stop for it, which may be about to end by itself."""

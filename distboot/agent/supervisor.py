@@ -84,7 +84,12 @@ def run(
                 command.logs.start(done)
         if watch is not None:
             watch.start({child.command.rank: pid for pid, child in children.items()}, done)
-        return _Supervision(children, grace, watch, shared_group=shared_group).run()
+        code = _Supervision(children, grace, watch, shared_group=shared_group).run()
+        if watch is not None and watch.next_round is not None:
+            _end_orphans(grace)
+            for logs in filter(None, (command.logs for command in commands)):
+                logs.close()
+        return code  # noqa: TRY300 - with what is above it is one step
     except DistbootError:  # what had started before
         for child in children.values():
             child.process.kill()
@@ -201,6 +206,38 @@ class _Supervision:
         if self._ending is not None:
             for child in self._children.values():
                 child.process.kill()
+
+
+def _end_orphans(grace: float) -> None:
+    """End what the ranks have left behind, and what that has: it would keep a port or an accelerator.
+
+    It is ours by now, in whatever group or session it is: see `child`.
+    """
+    end = time.monotonic() + grace
+    asked: set[int] = set()
+    while orphans := _children():
+        is_late = time.monotonic() >= end
+        for pid in orphans if is_late else orphans - asked:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL if is_late else signal.SIGTERM)
+        asked |= orphans
+        if signal.sigtimedwait(_ENDING, _GROUP_LOOK) is not None:
+            os.kill(os.getpid(), signal.SIGTERM)  # once they may come again
+            return
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def _children() -> set[int]:
+    """The ids of our children, also of those that were started by another process; none where there is no /proc."""
+    found = set()
+    with suppress(OSError):
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with suppress(OSError, IndexError), open(f"/proc/{name}/stat", encoding="ascii", errors="replace") as file:
+                if file.read().rpartition(")")[2].split()[1] == str(os.getpid()):
+                    found.add(int(name))
+    return found
 
 
 def _nothing(number: int, frame: object) -> None:

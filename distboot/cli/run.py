@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
+from functools import partial
 from typing import Any, NamedTuple
 
 from .. import frameworks
@@ -18,6 +19,7 @@ from ..frameworks import _torch
 from ..rendezvous.master import require_master, wait_until_resolves
 from ..settings import (
     RANK,
+    RestartSettings,
     grace_setting,
     join_timeout_setting,
     refuse_log,
@@ -27,15 +29,19 @@ from ..settings import (
     warn_of_unknown,
 )
 from ..text import escape_control, log_line
-from .run_options import count_of, parse, warn_if_bound
+from .run_options import count_of, parse, restarts_of, warn_if_bound
 from .target import Nested, Target, fit_to_script, missing_framework_option, nested_launcher, target_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ..agent.in_wrapper import WrapperAgent
     from ..agent.logs import Logs
+    from ..agent.report import StartupReport
+    from ..agent.restarts import Restarts
     from ..rendezvous.job_info import JobInfo
+    from ..settings import SupervisionSettings
 
     _Rank = tuple[JobInfo, dict[str, str]]
 
@@ -50,7 +56,8 @@ def run(words: list[str]) -> int:
         join_timeout = join_timeout_setting(options.join_timeout, "--join-timeout")
         grace = grace_setting(os.environ, options.grace)
         target = target_of(given)
-        launch = _Launch(options, target, nested_launcher(target, os.environ), grace, join_timeout)
+        nested = nested_launcher(target, os.environ)
+        launch = _Launch(options, target, nested, grace, join_timeout, restarts_of(options, os.environ))
         _check_local_rank(launch, placement)
         starts_ranks_here = options.nproc_per_node or (launch.inner is not None and launch.inner.is_told_of_nodes)
         if not starts_ranks_here:
@@ -66,7 +73,7 @@ def run(words: list[str]) -> int:
         except DistbootError as error:  # which the other ranks should hear, too
             problem = error
         # Of a process that is alone only on request: what DISTBOOT_REPORT says may be for the ranks that it starts.
-        if rendezvous_setting() and (placement.world_size > 1 or options.report):
+        if rendezvous_setting() and (placement.world_size > 1 or options.report or launch.restarts.most):
             return _together(launch, placement, target.missing() or problem, logs)
         if options.report and placement.rank == 0:
             log_line(placement.who, "warning: there will be no report: DISTBOOT_RENDEZVOUS=0")
@@ -83,6 +90,7 @@ class _Launch(NamedTuple):
     nested: Nested | None  # a launcher that the command starts
     grace: float
     join_timeout: float
+    restarts: RestartSettings
 
     @property
     def inner(self) -> Nested | None:
@@ -178,11 +186,74 @@ def _of_node(launch: _Launch, placement: Placement) -> int:
         return _together(launch, require_master(placement), problem, ranks=ranks)
 
 
+class _Job(NamedTuple):
+    """A job whose agents meet: what is the same in all of its rounds."""
+
+    launch: _Launch
+    placement: Placement
+    settings: SupervisionSettings
+    restarts: Restarts
+    ranks: int  # that are started here; 0: the one that this is
+
+    def round(self, report: StartupReport, problem: DistbootError | None, logs: Logs | None) -> int:
+        """From the moment in which all agents meet to the end of the ranks: the exit code."""
+        from ..agent.in_wrapper import WrapperAgent
+        from ..rendezvous.plan import join_here
+
+        launch, restarts, settings = self.launch, self.restarts, self.settings
+        told = {"framework": launch.framework, "problem": problem, "ranks": self.ranks}
+        told |= {"round": restarts.round, "max_restarts": launch.restarts.most}
+        join_timeout = launch.join_timeout + (launch.grace if restarts.round else 0.0)  # which an agent may need longer
+        with (
+            report.despite_signals(self.placement),
+            join_here(self.placement, os.environ, join_timeout, failed=report.failed, **told) as job,
+            report.until_watched(job),
+            with_too_few_files(),
+            WrapperAgent(job, settings, secret_setting(os.environ), restarts) as watch,
+        ):
+            assert job.joined is not None
+            of_ranks = [(job, dict(os.environ))]
+            if self.ranks:
+                of_ranks = _jobs_of(job, watch.ranks, _base_environ(os.environ))
+            environs = _at_once(partial(self._environ_of, watch), of_ranks)
+            job.joined.close_listener()
+            files = job.joined.open_files
+            if launch.options.exec:
+                watch.leave_job()
+                child.become(launch.words(environs[0]), environs[0], open_files=files)
+            if not settings.detects:
+                report.failed(job, None)
+            watch.only_serves_rank_0 = launch.framework == "tensorflow" and has_servers(environs[0])
+            commands = []
+            for rank, environ in zip(watch.ranks, environs, strict=True):
+                own = launch.logs(rank, f"rank {rank}") if self.ranks else logs
+                commands.append(launch.command(watch.environ(rank, environ), own, rank, watch.files[rank]))
+            code = supervisor.run(commands, grace=launch.grace, open_files=files, watch=watch)
+            cause = watch.next_round
+        if cause is not None:
+            restarts.ended(cause)
+        return code
+
+    def _environ_of(self, watch: WrapperAgent, rank: _Rank) -> dict[str, str]:
+        """The environment of a rank."""
+        from ..host import network  # here, so that a process that is alone does not pay for it
+
+        one, base = rank
+        one.link = watch.link(one.placement.rank)
+        others = frameworks.exports(self.launch.framework, one, base)
+        exports = self.launch.exports(one.placement, base, others=others, met=True) | self.restarts.variables(base)
+        if self.launch.restarts.most and one.placement.launcher == "torchrun":
+            # The store of torchrun's agent has the keys of the first round. This one is the script's own.
+            assert one.store_address is not None
+            exports |= {"TORCHELASTIC_USE_AGENT_STORE": None, "MASTER_PORT": str(one.store_address[1])}
+        return merged(exports | network.variables(one.interface, base), base)
+
+
 def _together(
     launch: _Launch, placement: Placement, problem: DistbootError | None, logs: Logs | None = None, ranks: int = 0
 ) -> int:
     """For a rank among others, which should hear of its problem; or for so many ranks, which are started here."""
-    options, framework = launch.options, launch.framework
+    options = launch.options
     apart = launch.apart(placement, ranks)
     if placement.rank == 0 and apart:
         log_line(placement.who, escape_control(apart))
@@ -192,46 +263,16 @@ def _together(
         apart=launch.nested.name if launch.nested and apart else "",
         report=None if options.exec else settings.report,
     )
-    from ..agent.in_wrapper import WrapperAgent
-    from ..agent.report import StartupReport
-    from ..host import network  # here, so that a process that is alone does not pay for them
-    from ..rendezvous.plan import join_here
+    from ..agent.report import StartupReport  # here, so that a process that is alone does not pay for them
+    from ..agent.restarts import Restarts
 
-    report = StartupReport(settings.report)
-    told = {"framework": framework, "problem": problem or report.problem(placement), "ranks": ranks}
-    with (
-        report.despite_signals(placement),
-        join_here(placement, os.environ, launch.join_timeout, failed=report.failed, **told) as job,
-        report.until_watched(job),
-        with_too_few_files(),
-        WrapperAgent(job, settings, secret_setting(os.environ)) as watch,
-    ):
-        assert job.joined is not None
-        of_ranks = [(job, dict(os.environ))]
-        if ranks:
-            of_ranks = _jobs_of(job, watch.ranks, _base_environ(os.environ))
-
-        def environ_of(rank: _Rank) -> dict[str, str]:
-            one, base = rank
-            one.link = watch.link(one.placement.rank)
-            others = frameworks.exports(framework, one, base)
-            exports = launch.exports(one.placement, base, others=others, met=True)
-            return merged(exports | network.variables(one.interface, base), base)
-
-        environs = _at_once(environ_of, of_ranks)
-        job.joined.close_listener()
-        files = job.joined.open_files
-        if options.exec:
-            watch.leave_job()
-            child.become(launch.words(environs[0]), environs[0], open_files=files)
-        if not settings.detects:
-            report.failed(job, None)
-        watch.only_serves_rank_0 = framework == "tensorflow" and has_servers(environs[0])
-        commands = []
-        for rank, environ in zip(watch.ranks, environs, strict=True):
-            own = launch.logs(rank, f"rank {rank}") if ranks else logs
-            commands.append(launch.command(watch.environ(rank, environ), own, rank, watch.files[rank]))
-        return supervisor.run(commands, grace=launch.grace, open_files=files, watch=watch)
+    report, restarts = StartupReport(settings.report), Restarts(launch.restarts)
+    job = _Job(launch, placement, settings, restarts, ranks)
+    code = job.round(report, problem or report.problem(placement), logs)
+    while restarts.cause is not None:
+        logs = None if ranks else launch.logs(placement.rank, placement.who)
+        code = job.round(StartupReport(settings.report), None, logs)
+    return code
 
 
 def _base_environ(environ: Mapping[str, str]) -> dict[str, str]:

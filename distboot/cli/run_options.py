@@ -14,7 +14,7 @@ from ..detection.detect import launcher_of
 from ..detection.placement import Placement
 from ..errors import DistbootError
 from ..host import cpus
-from ..settings import is_nproc, nproc_setting
+from ..settings import RestartSettings, is_nproc, nproc_setting, restart_settings
 from ..text import did_you_mean, log_line
 from .main import Parser
 
@@ -40,7 +40,7 @@ def parse(words: list[str]) -> tuple[Namespace, list[str]]:
         parser.error("no script, module or command to run")
     if options.exec and options.framework in ("horovod", "tensorflow"):
         parser.error(f"--framework {options.framework}, for which the wrapper holds a port, {_WITH_EXEC}")
-    for name in ("grace", "log_dir", "log_prefix", "report", "nproc_per_node"):
+    for name in ("grace", "log_dir", "log_prefix", "report", "nproc_per_node", "max_restarts"):
         if options.exec and getattr(options, name):
             parser.error(f"--{name.replace('_', '-')} {_WITH_EXEC}")
     return options, target
@@ -140,6 +140,24 @@ def _parser() -> Parser:
         help="write a report of the job, on rank 0's host: who was there, how each rank began and ended, who failed "
         "first; one HTML page if FILE ends in .html, else JSON (default: DISTBOOT_REPORT, or none)",
     )
+    group = parser.add_argument_group("for a job that goes on when a rank fails or a node is lost")
+    group.add_argument(
+        "--max-restarts",
+        metavar="N",
+        help="end all ranks when one fails, let the agents meet again, and start the command anew, at most N times "
+        "(default: DISTBOOT_MAX_RESTARTS, or 0); the script goes on from its checkpoint",
+    )
+    group.add_argument(
+        "--restart-delay",
+        metavar="SECONDS",
+        help="how long to wait before each restart (default: DISTBOOT_RESTART_DELAY, or 0)",
+    )
+    group.add_argument(
+        "--restart-window",
+        metavar="SECONDS",
+        help="a second failure at the same place in the code within this time is taken for a bug, and is not followed "
+        "by a restart; 0: none is (default: DISTBOOT_RESTART_WINDOW, or 600)",
+    )
     group = parser.add_argument_group("for launches of one process a node, pod or container")
     group.add_argument(
         "--nproc-per-node",
@@ -176,6 +194,26 @@ def count_of(wanted: str, placement: Placement, environ: Mapping[str, str]) -> i
         why = ": no accelerator is visible" if wanted == "gpu" else ", and the number of CPUs is not known"
         raise DistbootError("usage", f"--nproc-per-node {wanted}{why} here", "give the number of processes")
     return count
+
+
+def restarts_of(options: Namespace, environ: Mapping[str, str]) -> RestartSettings:
+    """How often the job may be started again, and when.
+
+    Raises:
+        DistbootError: `usage` or `broken-environment`; what was given is wrong, or cannot be had here.
+    """
+    given = {name: getattr(options, name) for name in ("max_restarts", "restart_delay", "restart_window")}
+    found = restart_settings(environ, **given)
+    if not found.most:
+        return found
+    off = "--max-restarts (or DISTBOOT_MAX_RESTARTS) "
+    if options.exec:
+        raise DistbootError("usage", f"{off}{_WITH_EXEC}", "leave one of them out")
+    for name in ("DISTBOOT_RENDEZVOUS", "DISTBOOT_FAILURE_DETECTION"):
+        if environ.get(name) == "0":
+            problem = f"{off}needs what {name}=0 switches off: the agents of all ranks know when one fails"
+            raise DistbootError("usage", problem, f"unset {name}, or give no restarts")
+    return found
 
 
 def warn_if_bound(placement: Placement) -> None:

@@ -62,7 +62,7 @@ class Coordinator:
             self.open_files = allow_files(self.pool.room, self._say, self._own.ranks)
             self.table.add(self._own)
             self._wait(lambda: self.table.is_complete, self._missing)
-            membership = replace(build_membership(self.table.in_order()), master_addr=self._reached())
+            membership = self._membership()
             if membership.by_node:
                 self.table.spread(membership)
                 self.log.spread(membership)
@@ -80,6 +80,15 @@ class Coordinator:
         self._broadcast(membership.as_message())
         self._has_met = True
         return membership
+
+    def _membership(self) -> Membership:
+        records = self.table.in_order()
+        # This rank 0 may have come in the place of another one, and the others know which round is next.
+        next_round = max(record.round for record in records)
+        return replace(
+            build_membership(records),
+            master_addr=self._reached(), round=next_round, max_restarts=self._own.max_restarts,
+        )  # fmt: skip
 
     def serve(self) -> None:
         """Once the ranks have met: tell those that still come why they are too late."""
@@ -163,10 +172,12 @@ class Coordinator:
             self.pool.send(peer, peer.channel.sign(self._failure))
             self._told += 1
             return
+        first = self.table.records.get(rank, record)
         if self._has_met:
-            first = self.table.records.get(rank, record)
-            there = f"is there already, as process {first.pid} on {short_repr(first.host)}"
-            raise ProtocolError(f"comes after the roll call, and {self.table.unit} {rank} {there}")
+            raise ProtocolError(f"comes after the roll call, and {self._is_there(first)}")
+        if first.process != record.process and max(self._own.round, first.round, record.round):
+            # After a restart: the agent that was lost, and the one in its place. The job needs one of them.
+            raise ProtocolError(f"comes a second time, and {self._is_there(first)}")
         self._rejected = peer
         self.table.add(record)
         self._rejected = None
@@ -180,6 +191,10 @@ class Coordinator:
         if end < self._end - 1.0:
             self._limit = f"within the join timeout of {self.table.unit} {rank}, which was over first"
         self._end = min(end, self._end)  # when the first rank is out of patience, all are told who is missing
+
+    def _is_there(self, first: WorkerInfo) -> str:
+        where = f"as process {first.pid} on {short_repr(first.host)}"
+        return f"{self.table.unit} {first.rank} is there already, {where}"
 
     def _lost(self, peer: Connection) -> None:
         if peer.rank is not None:

@@ -24,12 +24,16 @@ class Membership:
         nodes: the ranks on each node, in the order of local ranks.
         master_addr: address under which the ranks of other nodes reached rank 0; None if there are none.
         by_node: whether each node has one agent for all of its ranks; else each rank has its own.
+        round: of the job, from 0; each restart begins a new one.
+        max_restarts: what rank 0's agent was started with, which counts for all.
     """
 
     hosts: tuple[str, ...] = of(several(text(LONGEST_TEXT)))
     nodes: tuple[tuple[int, ...], ...] = of(several(several(number)))
     master_addr: str | None = of(optional(text(LONGEST_TEXT)), default=None)
     by_node: bool = of(flag, default=False)
+    round: int = of(number, default=0)
+    max_restarts: int = of(number, default=0)
 
     @property
     def world_size(self) -> int:
@@ -50,7 +54,7 @@ class Membership:
 
     def as_message(self) -> Members:
         nodes = tuple(tuple((run.start, len(run)) for run in runs(ranks)) for ranks in self.nodes)
-        return Members(self.hosts, nodes, self.master_addr, self.by_node)
+        return Members(self.hosts, nodes, self.master_addr, self.by_node, self.round, self.max_restarts)
 
     @classmethod
     def from_message(cls, message: Members, agents: int) -> Membership:
@@ -68,7 +72,7 @@ class Membership:
         nodes = tuple(tuple(rank for run in runs for rank in range(run[0], sum(run))) for runs in message.nodes)
         all_ranks = sorted(rank for node in nodes for rank in node)
         refuse_if(all_ranks != list(range(world_size)), "its ranks are not all there, once")
-        return cls(message.hosts, nodes, message.master_addr, by_node)
+        return cls(message.hosts, nodes, message.master_addr, by_node, message.round, message.max_restarts)
 
 
 @message

@@ -35,10 +35,12 @@ LONGEST_FAILURE = 500  # characters
 _LONGEST_LINE, _MOST_LINES = 4000, 200  # characters; of stacks
 BARRIER, MAIN_FIRST, LOCAL_MAIN_FIRST, READY = "barrier()", "main_first()", "local_main_first()", "init()"
 MOST_RANKS_A_NODE = 9999
+MOST_ROUNDS = 1_000_000
 ONE_DISTBOOT = "install the same version of distboot on all nodes"  # what to do about another VERSION
 
 _line = text(LONGEST_TEXT)
 _count = integer(1, what="count")
+_round = integer(0, MOST_ROUNDS, "number of restarts")
 _problem = several(_line, 3, least=3, what="error")
 _facts = several(several(_line, 2, least=2, what="list of names and values"), 100)
 _run = several(number, 2, least=2, what="first rank and number of ranks")
@@ -127,6 +129,8 @@ class WorkerInfo:
     detected: float = of(time_or_duration, default=0.0)  # when it knew what it says here
     # How many ranks the agent starts, for its node; 0: it has the one rank that it speaks for.
     ranks: int = of(integer(0, MOST_RANKS_A_NODE, "number of ranks of one node"), default=0)
+    round: int = of(_round, default=0)  # of the job, that it knows to come next; 0 also for an agent that is new
+    max_restarts: int = of(_round, default=0)  # what it was started with
 
 
 @message
@@ -137,6 +141,8 @@ class Members:
     nodes: tuple[tuple[tuple[int, int], ...], ...] = of(several(several(_run)))  # first and number of each run of ranks
     master_addr: str | None = of(optional(_line))
     by_node: bool = of(flag, default=False)
+    round: int = of(_round, default=0)
+    max_restarts: int = of(_round, default=0)
 
 
 @message

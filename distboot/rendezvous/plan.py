@@ -58,6 +58,8 @@ def plan_of(
     on_cpu: bool = False,  # whether it will use no accelerator
     problem: DistbootError | None = None,  # why it cannot take part, as far as that is known
     ranks: int = 0,  # how many ranks this process starts, for its node; 0: it is one itself
+    round: int = 0,  # noqa: A002 - of the job, that comes next
+    max_restarts: int = 0,
 ) -> tuple[JoinPlan, DistbootError | None]:
     """The plan for a placement with an address and a port; and why this rank cannot take part, as the others hear."""
     try:
@@ -77,18 +79,22 @@ def plan_of(
         facts=environment_facts(environ, len(ids), framework),
         device=None if on_cpu or ranks else accelerators.own(ids, environ, placement.local_rank),
         problem=None if problem is None else as_problem(problem),
-        started=_own_start(),
+        started=0.0 if round else _own_start(),
         detected=time.time(),
         ranks=ranks,
+        round=round,
+        max_restarts=max_restarts,
     )
     if not ranks:  # what an agent of a node knows of itself is not about its ranks
         own = replace(own, **{name: getattr(placement, name) for name in _PLACE})
+    ports = candidate_ports(placement)
+    first = round % len(ports)  # a rank of an earlier round, if one is left, does not find the store of this one
     plan = JoinPlan(
         own=own,
         job=_job(placement, environ),
         secret=secret_setting(environ),
         hosts=tuple(hosts) or (str(placement.master_addr),),
-        ports=tuple(candidate_ports(placement)),
+        ports=tuple(ports[first:] + ports[:first]),
         is_certain=not hosts,
         source=placement.sources.get("master_addr", ""),
         # One process a node says what all of them wait for: on rank 0's own node rank 1, as rank 0 may be missing.

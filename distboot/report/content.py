@@ -106,10 +106,21 @@ def summary_line(events: Sequence[Event], membership: Membership, separate_jobs:
     return f"summary: {_size(membership)}, {length:.1f} s: {how}{more}; exit codes: {listed}"
 
 
-def job_report(events: Sequence[Event], membership: Membership, separate_jobs: str, now: float) -> dict[str, object]:
+def job_report(
+    events: Sequence[Event],
+    membership: Membership,
+    separate_jobs: str,
+    now: float,
+    rounds: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, object]:
     """The report of a job whose ranks have met and were supervised.
 
-    `separate_jobs`: the launcher that each rank ran for a job of its own, if it joins no other; empty: none.
+    Args:
+        events: of its last round.
+        membership: of that.
+        separate_jobs: the launcher that each rank ran for a job of its own, if it joins no other; empty: none.
+        now: when it has ended.
+        rounds: those that have failed: `Restarts.rounds`.
     """
     state, timeline = JobState(events), StartupTimeline(events)
     places = sorted(_places(membership).items())
@@ -124,8 +135,9 @@ def job_report(events: Sequence[Event], membership: Membership, separate_jobs: s
     headline = _headline(events, state, membership, separate_jobs)
     hosts, later = membership.hosts, state.later_failures()
     return _report(
-        events, timeline, now, outcome, cause, headline=headline, hosts=hosts, later_failures=later, ranks=ranks
-    )
+        events, timeline, now, outcome, cause, headline=headline, hosts=hosts, later_failures=later, ranks=ranks,
+        rounds=[{**one, "start": utc(one["start"])} for one in rounds],
+    )  # fmt: skip
 
 
 def startup_report(
@@ -165,6 +177,7 @@ def _report(
     ranks: Sequence[Mapping[str, object]],
     later_failures: int = 0,
     unlisted: Sequence[Sequence[int]] = (),
+    rounds: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, object]:
     begun = events[0]
     # Of very many events the rare ones first.
@@ -186,6 +199,7 @@ def _report(
         "later_failures": later_failures,
         "unlisted": list(unlisted),
         "ranks": ranks,
+        "failed_rounds": rounds,
         "events": [{**one._asdict(), "time": utc(one.time)} for one in in_order],
         "events_left_out": len(events) - len(in_order),
     }

@@ -1,0 +1,125 @@
+"""Restarts without the launcher: whether a failed round of the job is followed by another one, and what has been.
+
+A round is everything from the moment in which all agents meet to the end of all ranks. Rank 0's agent decides when a
+rank fails, and says so with the root cause; an agent that has lost rank 0's decides for itself. Then all of them end
+what is left of their ranks, meet once more, and start the command again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from ..errors import CODES
+from ..settings import RestartSettings
+from ..text import log_line, ranks_said
+from .exit_status import ExitStatus
+from .root_cause import RootCause
+
+COUNT = "DISTBOOT_RESTART_COUNT"
+_OF_TORCHRUN = "TORCHELASTIC_RESTART_COUNT"  # where scripts and libraries look for it
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+# What starting again does not change.
+_STAYS = {2: "a usage error", 78: "a broken environment", 126: "it cannot be run", 127: "it does not exist"}
+_CODE = re.compile(r"error\[([a-z-]+)\]")
+_FRAME = re.compile(r'File "(.+?)", line (\d+)')
+
+
+class Restarts:
+    """What the wrapper knows of all rounds of its job.
+
+    Attributes:
+        round: the one that runs, or comes next.
+        rounds: on rank 0, those that have failed, as the report has them.
+    """
+
+    def __init__(self, settings: RestartSettings) -> None:
+        self.settings, self.round = settings, 0
+        self.rounds: list[dict[str, Any]] = []
+        self._failures: list[tuple[str, float]] = []  # where in the code, and when
+        self._most, self._began, self._started = settings.most, time.monotonic(), time.time()
+        self._decision: str | None = None  # why the job does not go on; empty: it does; None: not decided
+        self.cause: RootCause | None = None  # of the round that has ended
+
+    def begin(self, round_: int, most: int) -> None:
+        """All have met for a round; rank 0's agent says which, and how many restarts there may be."""
+        self.round, self._most, self._decision, self.cause = round_, most, None, None
+        self._began, self._started = time.monotonic(), time.time()
+
+    def decided(
+        self, cause: RootCause, end: ExitStatus | None, now: float, *, is_asked: bool
+    ) -> tuple[RootCause, str | None]:
+        """On rank 0: the root cause, which says whether the job goes on; and once, what is to be said of it.
+
+        Args:
+            cause: why the round ends.
+            end: how its rank has ended, or fails, as far as is known.
+            now: of `time.monotonic`.
+            is_asked: whether the job was asked to stop.
+        """
+        said = None
+        if self._decision is None:
+            self._decision = self._why_not(cause, end, now, is_asked=is_asked)
+            said = f"no restart: {self._decision}" if self._decision and cause.is_failure else None
+            line = {"round": self.round, "ranks": list(cause.ranks), "text": cause.text.splitlines()[0]}
+            self.rounds.append({**line, "start": self._started, "seconds": round(now - self._began, 3)})
+        return replace(cause, restarts=not self._decision), said
+
+    def _why_not(self, cause: RootCause, end: ExitStatus | None, now: float, *, is_asked: bool) -> str:
+        place = _place_of(end)
+        earlier = [at for where, at in self._failures if where == place and now - at <= self.settings.window]
+        self._failures.append((place, now))
+        code = _exit_code_of(end)
+        if not cause.is_failure or is_asked:
+            return "the job was asked to stop"
+        if code in _STAYS:
+            return f"exit code {code} ({_STAYS[code]}) comes again"
+        if place and earlier:
+            ago = f"{now - earlier[-1]:.0f} s"
+            return f"it is the second failure at the same place within {ago}, which is a bug and not a fault ({place})"
+        if self.round >= self._most:
+            return f"all {self._most} are used up" if self._most > 1 else "the one that was allowed is used up"
+        return ""
+
+    def ended(self, cause: RootCause) -> None:
+        """A round has ended, and another one follows: clear what would be wrong there, and say so on rank 0."""
+        self.round, self.cause = self.round + 1, cause
+        if self.rounds:
+            who = f"{ranks_said(cause.ranks)} failed" if cause.ranks else "a rank failed"
+            took = f"round {self.round - 1} ended after {time.monotonic() - self._began:.1f} s"
+            log_line("rank 0", f"restart {self.round} of {self._most}: {took}, as {who}", "restart", round=self.round)
+        with suppress(OSError, KeyError):
+            os.unlink(os.environ[_ERROR_FILE])  # of the last failure; torchrun is to read that of the job's end
+        time.sleep(self.settings.delay)
+
+    def variables(self, environ: Mapping[str, str]) -> dict[str, str | None]:
+        """What the script is to find."""
+        found: dict[str, str | None] = {COUNT: str(self.round)}
+        if self._most:
+            before = environ.get(_OF_TORCHRUN, "0")
+            found[_OF_TORCHRUN] = str(self.round + int(before if before.isdigit() else 0))
+        return found
+
+
+def _exit_code_of(end: ExitStatus | None) -> int | None:
+    """Of a script, or as it will be where it fails with an error of ours."""
+    code = _CODE.search(end.words) if end is not None else None
+    if code is not None and code[1] in CODES:
+        return CODES[code[1]][0]
+    return None if end is None else end.code
+
+
+def _place_of(end: ExitStatus | None) -> str:
+    """Where in the code a rank has failed, if it was not for another one; empty: a signal, or it is not known."""
+    if end is None or end.is_secondary or end.cause:
+        return ""
+    frames = _FRAME.findall(end.words)
+    if frames:
+        file, line = frames[0 if end.is_crash else -1]
+        return f"{os.path.basename(file)}:{line}"
+    return f"exit code {end.code}" if end.code else ""
