@@ -29,6 +29,7 @@ from .settings import (
     launcher_setting,
     refuse_log,
     rendezvous_setting,
+    restart_settings,
     seconds,
     supervision_settings,
     warn_of_unknown,
@@ -214,6 +215,9 @@ def _started(call: _Call) -> Context:
             from .agent.local import attached  # here and below, as a process that is alone has no agent
 
             found = attached(os.environ)
+        if found is None and placement.rank == 0 and restart_settings(os.environ).most:
+            why = "init() cannot start its own process again; start the script with python -m distboot"
+            log_line(placement.who, f"warning: DISTBOOT_MAX_RESTARTS has no effect: {why}")
         with EnvTransaction() as exported:
             on_cpu = frameworks.on_cpu(call.options)
             meeting = _met(call, exported, on_cpu=on_cpu) if found is None else _met_in_wrapper(call, *found, called)

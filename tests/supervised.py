@@ -88,16 +88,22 @@ class Started:
     def __init__(
         self, folder: Path, command: Sequence[str], environs: Sequence[Mapping[str, str]], stderr: int | None = None
     ) -> None:
-        self.folder = folder
-        self.processes = []
-        for rank, environ in enumerate(environs):
-            with open(folder / f"output-{rank}", "wb") as output:
-                self.processes.append(
-                    subprocess.Popen(
-                        command, env=environ, cwd=folder, stdin=subprocess.DEVNULL, stdout=output,
-                        stderr=stderr or output, start_new_session=True,
-                    )
-                )  # fmt: skip
+        self.folder, self.command, self.environs, self.stderr = folder, command, environs, stderr
+        self.processes = [self._started(rank, "wb") for rank in range(len(environs))]
+
+    def _started(self, rank: int, mode: str) -> subprocess.Popen[bytes]:
+        with open(self.folder / f"output-{rank}", mode) as output:
+            return subprocess.Popen(
+                self.command, env=self.environs[rank], cwd=self.folder, stdin=subprocess.DEVNULL, stdout=output,
+                stderr=self.stderr or output, start_new_session=True,
+            )  # fmt: skip
+
+    def replace(self, rank: int) -> None:
+        """Kill what was started for a rank, with all of its processes, and start it once more."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.processes[rank].pid, signal.SIGKILL)
+        self.processes[rank].wait(10)
+        self.processes[rank] = self._started(rank, "ab")
 
     def codes(self, seconds: float | None = None) -> list[int]:
         """The exit codes of what was started, by rank, once all have ended; 128 + n for a signal."""

@@ -228,12 +228,16 @@ def _compressed(text: str) -> bytes:
         (True, _compressed(f'{{"x":[{"0," * 70_000}0]}}'), "more than 67584 bytes"),
         (
             True,
-            _compressed('{"kind":"Members","hosts":["a"],"nodes":[[[0,9999999]]],"master_addr":null,"by_node":false}'),
+            _compressed(
+                '{"kind":"Members","hosts":["a"],"nodes":[[[0,9999999]]],"master_addr":null,"by_node":false,"round":0,"max_restarts":0}'
+            ),
             "too many ranks",
         ),
         (
             True,
-            _compressed('{"kind":"Members","hosts":["a"],"nodes":[[[0,1]]],"master_addr":null,"by_node":false}'),
+            _compressed(
+                '{"kind":"Members","hosts":["a"],"nodes":[[[0,1]]],"master_addr":null,"by_node":false,"round":0,"max_restarts":0}'
+            ),
             "not all there",
         ),
     ],

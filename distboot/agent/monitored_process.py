@@ -228,6 +228,8 @@ class MonitoredProcess:
 
     def look(self, now: float) -> None:
         """Whether it has been stopped for too long, or has stalled; once a second."""
+        if self._role.restarts is not None:
+            self._role.restarts.look(self.process.pid)
         if not self.has_ended and self._movement.stalled(self._role.stops.numbers(self.rank), now):
             self._role.take(self.rank, Stalled(), now)
         stopped = None if self.has_ended else self.process.stopped()

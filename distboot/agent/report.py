@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from ..errors import DistbootError
@@ -15,6 +15,8 @@ from ..text import log_line, short_repr
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from ..detection.placement import Placement
     from ..rendezvous.job_info import JobInfo
     from .failure_coordinator import FailureCoordinator
@@ -39,8 +41,9 @@ def summarize(coordinator: FailureCoordinator) -> None:
 class StartupReport:
     """The report of a job that is not supervised yet: a rank is missing, say; or that never is."""
 
-    def __init__(self, path: str | None) -> None:
+    def __init__(self, path: str | None, rounds: Sequence[Mapping[str, Any]] = ()) -> None:
         self._path = path  # None: there is to be none, or another process writes it
+        self._rounds = rounds  # of the job, that have failed
 
     def problem(self, placement: Placement) -> DistbootError | None:
         """Why there could be no report, which all ranks should hear before anything starts; None: nothing."""
@@ -97,7 +100,7 @@ class StartupReport:
         from ..report.content import startup_report
         from ..report.files import try_to_write
 
-        problem = try_to_write(path, lambda: startup_report(log, job.membership, error, time.time()))
+        problem = try_to_write(path, lambda: startup_report(log, job.membership, error, time.time(), self._rounds))
         if problem is not None:
             log_line(job.placement.who, problem)
 

@@ -26,6 +26,8 @@ _OF_TORCHRUN = "TORCHELASTIC_RESTART_COUNT"  # where scripts and libraries look 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 # What starting again does not change.
 _STAYS = {2: "a usage error", 78: "a broken environment", 126: "it cannot be run", 127: "it does not exist"}
+_OF_MPI = ("PMI_", "PMIX_")  # Hydra and Slurm; Open MPI, and Slurm with PMIx
+_LIBRARY = re.compile(r"/libmpi(ch|_abi)?\.so")
 _CODE = re.compile(r"error\[([a-z-]+)\]")
 _FRAME = re.compile(r'File "(.+?)", line (\d+)')
 
@@ -38,13 +40,22 @@ class Restarts:
         rounds: on rank 0, those that have failed, as the report has them.
     """
 
-    def __init__(self, settings: RestartSettings) -> None:
+    def __init__(self, settings: RestartSettings, environ: Mapping[str, str]) -> None:
         self.settings, self.round = settings, 0
+        # Whether a rank that calls MPI_Init speaks to the launcher, which takes that of each process once.
+        self._is_below_mpi = any(name.startswith(_OF_MPI) for name in environ)
+        self._has_mpi = False
         self.rounds: list[dict[str, Any]] = []
         self._failures: list[tuple[str, float]] = []  # where in the code, and when
         self._most, self._began, self._started = settings.most, time.monotonic(), time.time()
         self._decision: str | None = None  # why the job does not go on; empty: it does; None: not decided
         self.cause: RootCause | None = None  # of the round that has ended
+
+    def look(self, pid: int) -> None:
+        """See whether a rank has loaded MPI; once a second."""
+        if self._is_below_mpi and not self._has_mpi:
+            with suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
+                self._has_mpi = any(map(_LIBRARY.search, file))
 
     def begin(self, round_: int, most: int) -> None:
         """All have met for a round; rank 0's agent says which, and how many restarts there may be."""
@@ -77,6 +88,8 @@ class Restarts:
         code = _exit_code_of(end)
         if not cause.is_failure or is_asked:
             return "the job was asked to stop"
+        if self._has_mpi:
+            return "the script uses MPI, whose launcher lets each of its processes call MPI_Init once"
         if code in _STAYS:
             return f"exit code {code} ({_STAYS[code]}) comes again"
         if place and earlier:

@@ -266,12 +266,12 @@ def _together(
     from ..agent.report import StartupReport  # here, so that a process that is alone does not pay for them
     from ..agent.restarts import Restarts
 
-    report, restarts = StartupReport(settings.report), Restarts(launch.restarts)
+    report, restarts = StartupReport(settings.report), Restarts(launch.restarts, os.environ)
     job = _Job(launch, placement, settings, restarts, ranks)
     code = job.round(report, problem or report.problem(placement), logs)
     while restarts.cause is not None:
         logs = None if ranks else launch.logs(placement.rank, placement.who)
-        code = job.round(StartupReport(settings.report), None, logs)
+        code = job.round(StartupReport(settings.report, restarts.rounds), None, logs)
     return code
 
 

@@ -209,6 +209,9 @@ def restarts_of(options: Namespace, environ: Mapping[str, str]) -> RestartSettin
     off = "--max-restarts (or DISTBOOT_MAX_RESTARTS) "
     if options.exec:
         raise DistbootError("usage", f"{off}{_WITH_EXEC}", "leave one of them out")
+    if options.framework == "mpi":
+        why = "its launcher lets each of its processes call MPI_Init once"
+        raise DistbootError("usage", f"{off}cannot be used with MPI: {why}", "let the platform start the job again")
     for name in ("DISTBOOT_RENDEZVOUS", "DISTBOOT_FAILURE_DETECTION"):
         if environ.get(name) == "0":
             problem = f"{off}needs what {name}=0 switches off: the agents of all ranks know when one fails"

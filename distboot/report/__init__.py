@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..rendezvous.messages import WorkerInfo
 
 Kind = Literal[
-    "rendezvous_started",  # launcher, world_size, versions
+    "rendezvous_started",  # launcher, world_size, round, versions
     "joined",  # host, node, pid, local_rank, local_world_size, node_rank, process_start, detected, offset, uncertainty
     "left",  # before all had joined
     "all_joined",  # findings
@@ -86,7 +86,8 @@ class JoinLog(EventLog):
         self._nodes: dict[str, int] = {}
         # Not the settings: their values are the user's own.
         versions = {name: value for name, value in own.facts if not name.endswith("=")}
-        self.add("rendezvous_started", launcher=own.launcher, world_size=own.world_size, versions=versions)
+        begun = {"launcher": own.launcher, "world_size": own.world_size, "round": own.round}
+        self.add("rendezvous_started", **begun, versions=versions)
         self.joined(own)
 
     def joined(self, record: WorkerInfo, welcomed: float | None = None) -> None:

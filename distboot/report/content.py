@@ -136,12 +136,16 @@ def job_report(
     hosts, later = membership.hosts, state.later_failures()
     return _report(
         events, timeline, now, outcome, cause, headline=headline, hosts=hosts, later_failures=later, ranks=ranks,
-        rounds=[{**one, "start": utc(one["start"])} for one in rounds],
+        rounds=rounds,
     )  # fmt: skip
 
 
 def startup_report(
-    events: Sequence[Event], membership: Membership | None, error: BaseException | None, now: float
+    events: Sequence[Event],
+    membership: Membership | None,
+    error: BaseException | None,
+    now: float,
+    rounds: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, object]:
     """The report of a job that is not supervised, or not yet; without an error it has started."""
     timeline = StartupTimeline(events)
@@ -161,8 +165,9 @@ def startup_report(
     unlisted = [[run[0], run[-1]] for run in runs if not missing]
     in_order = [host for _, host in sorted(hosts.items())]
     return _report(
-        events, timeline, now, outcome, cause, headline=headline, hosts=in_order, unlisted=unlisted, ranks=ranks
-    )
+        events, timeline, now, outcome, cause, headline=headline, hosts=in_order, unlisted=unlisted, ranks=ranks,
+        rounds=rounds,
+    )  # fmt: skip
 
 
 def _report(
@@ -199,7 +204,7 @@ def _report(
         "later_failures": later_failures,
         "unlisted": list(unlisted),
         "ranks": ranks,
-        "failed_rounds": rounds,
+        "failed_rounds": [{**one, "start": utc(one["start"])} for one in rounds],
         "events": [{**one._asdict(), "time": utc(one.time)} for one in in_order],
         "events_left_out": len(events) - len(in_order),
     }
@@ -299,7 +304,8 @@ def _startup_headline(events: Sequence[Event], missing: Sequence[int], count: in
         size = events[0].details["world_size"]
         return f"All {size} ranks have started; how they ended is not known, as failure detection is off"
     if isinstance(error, Exception):
-        return f"The job did not start: {_text(error).splitlines()[0]}"
+        began = f"Round {events[0].details['round']}" if events[0].details.get("round") else "The job"
+        return f"{began} did not start: {_text(error).splitlines()[0]}"
     if not count:
         return "The job was stopped early"
     said = ranks_said(missing) if missing else f"{count} ranks"

@@ -1,0 +1,361 @@
+"""Restarts without the launcher: real wrappers, whose ranks fail, are lost, and come again."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from conftest import Run, StartRank0
+from launched import MPI_ENV, TWO_OF_MPIRUN, needs, needs_mpirun, needs_torch
+from rendezvous_peers import HELLO, OPEN, Rank, answers, peer, record
+from supervised import Job, Start, until
+
+from distboot.agent.exit_status import ExitStatus
+from distboot.agent.restarts import Restarts
+from distboot.agent.root_cause import RankState, from_exit
+from distboot.rendezvous.messages import Refused, RequestStop
+from distboot.rendezvous.protocol import Channel, Frame, Frames, ProtocolError
+from distboot.settings import RestartSettings
+
+_ROUND = 'round_ = int(os.environ["DISTBOOT_RESTART_COUNT"])\n'
+# In the first round one rank does what a test says, once all are there. Later ones end well at once.
+_SCRIPT = (
+    _ROUND
+    + """
+print("round", round_, "rank", rank, "port", os.environ["MASTER_PORT"], flush=True)
+Path(f"pid-{rank}").unlink(missing_ok=True)
+ready()
+if round_ == 0:
+    if rank == int(os.environ["CULPRIT"]):
+        until("fail")
+        %s
+    until("end")
+"""
+)
+_ENV = {"DISTBOOT_MAX_RESTARTS": "2", "CULPRIT": "1"}
+
+
+def rounds(job: Job, rank: int) -> list[tuple[int, int]]:
+    """The rounds that a rank has seen, and the port of each."""
+    found = re.findall(rf"^round (\d+) rank {rank} port (\d+)$", job.output(rank), re.MULTILINE)
+    return [(int(number), int(port)) for number, port in found]
+
+
+ENDS = {
+    "exception": "raise ValueError('boom')",
+    "exit code": "sys.exit(3)",
+    "SIGKILL": "os.kill(os.getpid(), signal.SIGKILL)",
+    "SIGSEGV": "os.kill(os.getpid(), signal.SIGSEGV)",
+    "a child that holds the output": "import subprocess; subprocess.Popen(['sleep', '99']); os._exit(3)",
+}
+
+
+@pytest.mark.parametrize("culprit", ["0", "1"])
+@pytest.mark.parametrize("how", ENDS)
+def test_job_goes_on_in_another_round(start: Start, how: str, culprit: str) -> None:
+    job = start(_SCRIPT % ENDS[how], **{**_ENV, "CULPRIT": culprit})
+    assert job.fail() == [0, 0, 0]
+    seen = [rounds(job, rank) for rank in range(3)]
+    assert [[number for number, _ in each] for each in seen] == [[0, 1]] * 3
+    first, second = ({each[number][1] for each in seen} for number in (0, 1))
+    assert len(first) == len(second) == 1
+    assert first != second  # no rank of an earlier round can come to the store of this one
+    for rank in range(3):
+        assert f"rank {culprit} failed first: " in job.output(rank) or str(rank) == culprit
+    assert re.search(rf"rank 0 on \S+: restart 1 of 2: round 0 .*, as rank {culprit} failed\n", job.output(0))
+    assert "all ended well" in job.summary()
+    report = job.report()
+    assert report["outcome"] == "ended"
+    assert [(one["round"], one["ranks"]) for one in report["failed_rounds"]] == [(0, [int(culprit)])]
+    assert report["failed_rounds"][0]["text"].startswith(f"rank {culprit} failed first: ")
+
+
+_TWICE = _ROUND + "%s"
+REFUSED = {
+    "usage error": ("sys.exit(2)", 2, "exit code 2 (a usage error) comes again"),
+    "broken environment": ("sys.exit(78)", 78, "exit code 78 (a broken environment) comes again"),
+    "error of ours": (
+        "import distboot; distboot.init('no such')", 1, "exit code 2 (a usage error) comes again"
+    ),
+    "bug": (
+        "raise ValueError(round_)", 1, "the second failure at the same place within 0 s, which is a bug and not a fault"
+    ),
+    "exit code, again and again": ("sys.exit(3)", 3, "(exit code 3)"),
+    "fault, again and again": ("os.kill(os.getpid(), signal.SIGKILL)", 137, "no restart: all 2 are used up"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_a_restart_does_not_change_is_not_followed_by_one(start: Start, why: str) -> None:
+    how, code, said = REFUSED[why]
+    job = start(_TWICE % f"if rank == 1: {how}\nelse: until('end')", 2, **_ENV)
+    assert job.codes() == [code, code]
+    assert f"no restart: {said}" in job.output(0) or said in job.output(0)
+
+
+def test_other_failure_or_the_same_one_much_later_is_followed_by_a_restart(start: Start) -> None:
+    script = _TWICE % "if rank == 1 and round_ < 2:\n    sys.exit(3)\nelif round_ < 2: until('end')"
+    job = start(script, 2, **_ENV, DISTBOOT_RESTART_WINDOW="0", DISTBOOT_RESTART_DELAY="0.2")
+    assert job.codes() == [0, 0]
+    assert "restart 2 of 2: round 1 ended" in job.output(0)
+
+
+def test_job_that_was_asked_to_end_is_not_started_again(start: Start) -> None:
+    script = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n" + _SCRIPT % ""
+    job = start(script, **_ENV)
+    job.all_ready()
+    os.kill(job.processes[1].pid, signal.SIGTERM)
+    assert 0 not in job.codes()
+    assert all(len(rounds(job, rank)) == 1 for rank in range(3))
+
+
+def test_rank_that_has_ended_well_begins_again(start: Start) -> None:
+    script = (
+        _SCRIPT.replace('    until("end")', '    if rank != 2: until("end")') % "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    job = start(script, **_ENV)
+    last = job.pid(2)
+    until(lambda: not Path(f"/proc/{last}").exists())
+    assert job.processes[2].poll() is None  # its agent waits for how the others end
+    assert job.fail() == [0, 0, 0]
+    assert [number for number, _ in rounds(job, 2)] == [0, 1]
+
+
+_STUBBORN = """
+import socket, subprocess
+if round_ == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    keeps = "import signal, socket, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); " \\
+        "s = socket.create_server(('127.0.0.1', %d)); open('kept', 'w'); time.sleep(999)"
+    if rank == 0:
+        port = int(os.environ["MASTER_PORT"])
+        child = subprocess.Popen([sys.executable, "-c", keeps % port], start_new_session=True)
+        Path("child").write_text(str(child.pid))
+        until("kept")
+else:
+    assert not Path("/proc", Path("child").read_text()).exists()
+"""
+
+
+def test_what_a_rank_has_left_behind_has_gone_before_the_next_round(start: Start) -> None:
+    script = _ROUND + _STUBBORN + _SCRIPT % "os.kill(os.getpid(), signal.SIGKILL)"
+    job = start(script, 2, **{**_ENV, "DISTBOOT_GRACE": "1"})
+    assert job.fail() == [0, 0]
+    assert "has not ended within the grace after TERM" in job.output(0)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_agent_that_is_lost_and_comes_again_is_the_same_rank(start: Start, lost: int) -> None:
+    """As a pod that Kubernetes replaces: it knows of no earlier round."""
+    job = start(_SCRIPT % "", **_ENV, DISTBOOT_SECRET="of this job")
+    job.all_ready()
+    job.replace(lost)
+    assert job.codes() == [0, 0, 0]
+    assert [number for number, _ in rounds(job, 2)] == [0, 1]
+    assert [number for number, _ in rounds(job, lost)] == [0, 1]
+    assert f"rank {lost} became unreachable first: " in job.output(2)
+
+
+def test_agent_that_is_lost_while_the_ranks_meet_again_may_come_once_more(start: Start) -> None:
+    job = start(_SCRIPT % "os.kill(os.getpid(), signal.SIGKILL)", **_ENV, DISTBOOT_GRACE="1")
+    job.all_ready()
+    os.kill(job.processes[2].pid, signal.SIGSTOP)  # so that the others wait for it
+    job.touch("fail")
+    until(lambda: "missing 2" in job.output(0).partition("restart 1 of 2")[2])
+    job.replace(1)
+    job.replace(2)
+    assert job.codes() == [0, 0, 0]
+    assert [number for number, _ in rounds(job, 0)] == [0, 1]
+
+
+def test_rank_that_does_not_come_again_is_named(start: Start) -> None:
+    job = start(_SCRIPT % "", **_ENV, DISTBOOT_JOIN_TIMEOUT="2", DISTBOOT_GRACE="0.5")
+    job.all_ready()
+    os.killpg(job.processes[1].pid, signal.SIGKILL)
+    assert job.codes() == [75, 137, 75]
+    for rank in (0, 2):
+        assert "2 of 3 ranks joined within 2.5 s, missing 1 (node 0)" in job.output(rank)
+    assert "Round 1 did not start" in job.report()["headline"]
+
+
+def test_second_agent_of_a_rank_that_is_there_is_refused_and_the_job_goes_on(rank0: StartRank0) -> None:
+    first = rank0(3, 20)
+    again = Rank(first.port, record(1, 3, round=4))
+    until(lambda: 1 in first.server.table.records)
+    late = answers(peer(first.port, HELLO + OPEN.sign(record(1, 3, "b"))))[-1]
+    assert isinstance(late, Refused)
+    assert "comes a second time, and rank 1 is there already, as process 1001 on 'a'" in late.why
+    last = Rank(first.port, record(2, 3))
+    assert {each.met().round for each in (first, again, last)} == {4}  # which only one of them knew
+
+
+def test_what_was_said_in_an_earlier_round_is_refused() -> None:
+    said = Channel("secret", "this rank", "challenge", "nonce", 0).sign(RequestStop("SIGUSR1"))
+    with pytest.raises(ProtocolError, match="speaks of round 0 of the job, and this is round 1"):
+        Channel("secret", "rank 0", "challenge", "nonce", 1).verify(*_frame(said), RequestStop)
+    forged = said[:4] + (1).to_bytes(4, "big") + said[8:]
+    with pytest.raises(ProtocolError, match="another DISTBOOT_SECRET"):
+        Channel("secret", "rank 0", "challenge", "nonce", 1).verify(*_frame(forged), RequestStop)
+
+
+def _frame(data: bytes) -> tuple[Frame, Frames]:
+    frames = Frames()
+    return frames.feed(data)[0], frames
+
+
+_PATH_OF_FAILURE = 'File "/job/train.py", line %d, in step'
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "goes_on"),
+    [
+        ("ValueError: 1", "ValueError: 2", False),
+        ("ValueError: 1", None, True),  # at another line
+        ("RuntimeError: Connection closed by peer", "RuntimeError: Connection closed by peer", True),
+    ],
+)
+def test_same_place_is_that_in_the_code(first: str, second: str | None, goes_on: bool) -> None:
+    restarts = Restarts(RestartSettings(5, 0.0, 60.0), {})
+    for round_, words in enumerate((first, second or first)):
+        restarts.begin(round_, 5)
+        line = 7 if second or not round_ else 8
+        end = ExitStatus(words=f"Traceback\n  {_PATH_OF_FAILURE % line}\n    x\n{words}")
+        cause, said = restarts.decided(from_exit(RankState(1, "a", 0, 1), end, 0.0), end, 10.0, is_asked=False)
+    assert cause.restarts is goes_on
+    assert (said is None) is goes_on
+
+
+def test_no_file_is_left_open_by_a_round(distboot: Run, tmp_path: Path) -> None:
+    script = """
+import os, signal
+parent = os.getppid()
+with open("open", "a") as file:
+    file.write(f"{len(os.listdir(f'/proc/{parent}/fd'))}\\n")
+if os.environ["DISTBOOT_RESTART_COUNT"] != "12":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    (tmp_path / "train.py").write_text(script.replace("\\\\", "\\"))
+    done = distboot("--nproc-per-node", "1", "--max-restarts", "20", "--log-dir", "logs", "train.py")
+    assert done.returncode == 0, done.stderr
+    counts = (tmp_path / "open").read_text().split()
+    assert len(counts) == 13
+    assert int(counts[-1]) <= int(counts[1])
+
+
+def test_report_that_cannot_be_written_does_not_end_the_job(distboot: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, shutil, signal\nif os.environ['DISTBOOT_RESTART_COUNT'] == '0':\n"
+        "    shutil.rmtree('reports')\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    (tmp_path / "reports").mkdir()
+    done = distboot("--max-restarts", "1", "--report", "reports/report.json", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert "warning: the report could not be written" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "said"),
+    [
+        (["--max-restarts", "-1"], {}, "--max-restarts='-1' is not a number of restarts"),
+        ([], {"DISTBOOT_MAX_RESTARTS": "many"}, "DISTBOOT_MAX_RESTARTS='many' is not a number of restarts"),
+        (["--max-restarts", "1", "--restart-delay", "-1"], {}, "--restart-delay='-1' is not a number of seconds"),
+        ([], {"DISTBOOT_RESTART_WINDOW": "x"}, "DISTBOOT_RESTART_WINDOW='x' is not a number of seconds"),
+        (["--max-restarts", "1", "--exec"], {}, "cannot be used with --exec"),
+        (["--max-restarts", "1"], {"DISTBOOT_RENDEZVOUS": "0"}, "needs what DISTBOOT_RENDEZVOUS=0 switches off"),
+        (["--max-restarts", "1"], {"DISTBOOT_FAILURE_DETECTION": "0"}, "DISTBOOT_FAILURE_DETECTION=0 switches off"),
+        (["--max-restarts", "1", "--framework", "mpi"], {}, "each of its processes call MPI_Init once"),
+    ],
+)
+def test_settings_that_cannot_be(distboot: Run, options: list[str], env: Mapping[str, str], said: str) -> None:
+    done = distboot("run", *options, "--", "true", env=env)
+    assert done.returncode in (2, 78)
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_init_alone_says_that_it_cannot_start_its_process_again(run: Run) -> None:
+    done = run(sys.executable, "-c", "import distboot; distboot.init('none')", env={"DISTBOOT_MAX_RESTARTS": "3"})
+    assert done.returncode == 0
+    assert "DISTBOOT_MAX_RESTARTS has no effect: init() cannot start its own process again" in done.stderr
+
+
+_MPI = """
+import os, signal, time
+from mpi4py import MPI
+time.sleep(2.5)
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(60)
+"""
+
+
+@pytest.mark.all
+@needs_mpirun
+@needs("mpi4py")
+def test_script_that_uses_mpi_is_not_started_again(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_MPI)
+    command = [sys.executable, "-m", "distboot", "--max-restarts", "2", "train.py"]
+    done = run(*TWO_OF_MPIRUN, *command, env=MPI_ENV)
+    assert done.returncode != 0
+    assert "no restart: the script uses MPI" in done.stderr
+
+
+_TRAINING = """
+import os, signal, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+rank, round_ = dist.get_rank(), int(os.environ["DISTBOOT_RESTART_COUNT"])
+assert os.environ["TORCHELASTIC_RESTART_COUNT"] == str(round_)
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+begin = 0
+if os.path.exists("checkpoint.pt"):
+    begin, *states = torch.load("checkpoint.pt")
+    model.load_state_dict(states[0])
+for step in range(begin, 20):
+    torch.manual_seed(step * 10 + rank)
+    x = torch.randn(8, 4)
+    loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if rank == 0:
+        torch.save((step + 1, model.state_dict()), "checkpoint.part")
+        os.replace("checkpoint.part", "checkpoint.pt")
+    dist.barrier()
+    if round_ == 0 and rank == 1 and step == 9 and os.environ.get("FAILS"):
+        os.kill(os.getpid(), signal.SIGKILL)
+dist.all_reduce(loss)
+if rank == 0:
+    print("from", begin, "loss", repr(loss.item()), flush=True)
+dist.destroy_process_group()
+"""
+_STARTED_BY = {
+    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "distboot"],
+    "mpirun": [*TWO_OF_MPIRUN, sys.executable, "-m", "distboot"],
+    "nothing": [sys.executable, "-m", "distboot", "--nproc-per-node", "2"],
+}
+
+
+@needs_mpirun
+@needs_torch
+@pytest.mark.parametrize("launcher", _STARTED_BY)
+def test_training_goes_on_from_its_checkpoint_to_the_same_loss(run: Run, tmp_path: Path, launcher: str) -> None:
+    """Unmodified, on the store that torch finds by the environment: torchrun's own has the keys of the first round."""
+    (tmp_path / "train.py").write_text(_TRAINING)
+    found = []
+    for fails in ("", "1"):
+        command = [*_STARTED_BY[launcher], "--max-restarts", "1", "train.py"]
+        done = run(*command, env={**MPI_ENV, "FAILS": fails})
+        assert done.returncode == 0, done.stderr
+        found.append(re.findall(r"^from (\d+) loss (.*)$", done.stdout, re.MULTILINE))
+        (tmp_path / "checkpoint.pt").unlink()
+    (unbroken,), (restarted,) = found
+    assert (unbroken[0], restarted[0]) == ("0", "10")
+    assert unbroken[1] == restarted[1]
