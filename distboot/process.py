@@ -1,4 +1,4 @@
-"""This process: how its script ends, as far as Python tells, and threads that take no signals.
+"""This process: how its script ends, as far as Python tells, threads that take no signals, and limits of time.
 
 In a function of `atexit` Python says nothing of SystemExit: `sys.exit(3)` passes no hook, and may be caught. So what it
 raises is kept, and looked at when the end has come.
@@ -6,22 +6,32 @@ raises is kept, and looked at when the end has come.
 
 from __future__ import annotations
 
+import os
 import queue
+import select
 import signal
 import sys
 import threading
+import warnings
+from contextlib import contextmanager, suppress
 from functools import cache
+
+from .errors import DistbootError, printed
+from .text import first_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
     from typing import NoReturn, TypeVar
 
+    S = TypeVar("S")
     T = TypeVar("T")
 
 WELL, EXIT, EXCEPTION = "well", "exit", "exception"
 # A process that ends by one of these was stopped, and has not failed.
 FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+_DONE = b"\n"
 
 _asked: SystemExit | None = None
 
@@ -94,3 +104,73 @@ def result_within(limit: float, name: str, work: Callable[[], T], late: str) -> 
     if error is not None:
         raise error
     return found[0]
+
+
+def at_once(work: Callable[[S], T], on: Sequence[S]) -> list[T]:
+    """Do something to each of these at the same time, as they may wait for each other."""
+    if len(on) == 1:
+        return [work(on[0])]
+    from concurrent.futures import ThreadPoolExecutor  # here, as only several need it
+
+    with ThreadPoolExecutor(len(on)) as pool:
+        return list(pool.map(work, on))
+
+
+@contextmanager
+def deadline(
+    limit: float,
+    too_late: DistbootError,  # printed before
+    ended: DistbootError | None = None,  # printed if this process has ended by itself in the block
+    say: Callable[[str], object] | None = None,  # is told, too, why it is killed
+) -> Iterator[None]:
+    """Kill this process if the block has not ended in `limit` seconds. It is watched by a process of its own.
+
+    That is for C code of others that holds Python's lock, in which no thread or signal handler of ours can run.
+    """
+    us, (reading, writing) = os.getpid(), os.pipe()
+    # The watcher must not run a handler of the script's, Ctrl-C included: it would go on as the script.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of threads in a fork (Python's, JAX's), which does next to nothing
+            watcher = os.fork()
+        if watcher == 0:
+            os.close(writing)
+            _watch(us, reading, limit, (too_late, ended), say)
+    except OSError:
+        os.close(writing)
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(reading)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.write(writing, _DONE)
+        os.close(writing)
+        with suppress(ChildProcessError):  # where SIGCHLD is ignored
+            os.waitpid(watcher, 0)
+
+
+def _watch(
+    us: int,
+    reading: int,
+    limit: float,
+    errors: tuple[DistbootError, DistbootError | None],
+    say: Callable[[str], object] | None,
+) -> NoReturn:
+    """The watcher: print an error, and end the process that it watches, or not."""
+    try:
+        too_late, ended = errors
+        is_late = not select.select([reading], [], [], limit)[0]
+        error = too_late if is_late else ended if os.read(reading, 1) != _DONE else None
+        if error is not None:
+            with suppress(OSError):
+                os.write(2, printed(error).encode())
+        if is_late and os.getppid() == us:
+            if say is not None:
+                say(f"distboot.DistbootError: {first_line(too_late)}")  # as the traceback would end
+            os.kill(us, signal.SIGKILL)
+    finally:
+        os._exit(0)

@@ -9,7 +9,7 @@ from conftest import Run
 
 _SCRIPT = """
 import os, signal, sys, time
-from distboot.agent.watchdog import deadline
+from distboot.process import deadline
 from distboot.errors import DistbootError
 def handler(number, frame):
     os.write(1, b"handled\\n")

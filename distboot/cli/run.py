@@ -11,11 +11,12 @@ from .. import frameworks
 from ..agent import child, supervisor
 from ..detection import arguments
 from ..detection.detect import detect, refuse_unless_rank
-from ..detection.export import for_launcher, merged, of_one_process, variables
+from ..detection.export import base_environ, for_launcher, merged, variables
 from ..detection.launchers.tf_config import has_servers
 from ..detection.placement import NUMBERS, Placement
 from ..errors import DistbootError, rendezvous_needed, with_rank, with_too_few_files
 from ..frameworks import _torch
+from ..process import at_once
 from ..rendezvous.master import require_master, wait_until_resolves
 from ..settings import (
     RANK,
@@ -34,7 +35,7 @@ from .target import Nested, Target, fit_to_script, missing_framework_option, nes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ..agent.in_wrapper import WrapperAgent
     from ..agent.logs import Logs
@@ -108,7 +109,7 @@ class _Launch(NamedTuple):
         if per_node:
             if ranks == placement.world_size == 1:
                 return None
-            placement, environ = placement._replace(launcher="distboot"), _base_environ(environ)
+            placement, environ = placement._replace(launcher="distboot"), base_environ(environ)
         if self.nested is not None:
             return self.nested.separate_jobs(placement, per_node)
         return missing_framework_option(self.target, self.framework, placement, environ, per_node)
@@ -214,8 +215,8 @@ class _Job(NamedTuple):
             assert job.joined is not None
             of_ranks = [(job, dict(os.environ))]
             if self.ranks:
-                of_ranks = _jobs_of(job, watch.ranks, _base_environ(os.environ))
-            environs = _at_once(partial(self._environ_of, watch), of_ranks)
+                of_ranks = _jobs_of(job, watch.ranks, base_environ(os.environ))
+            environs = at_once(partial(self._environ_of, watch), of_ranks)
             job.joined.close_listener()
             files = job.joined.open_files
             if launch.options.exec:
@@ -275,14 +276,6 @@ def _together(
     return code
 
 
-def _base_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for all ranks: without what says that each of them is this one process."""
-    others = merged(of_one_process(environ), environ).items()
-    # PET_* are torchrun's options; TORCHELASTIC_* those of an agent further out, whose store no rank must use.
-    of_nodes = ("PET_", "TORCHELASTIC_")
-    return {name: value for name, value in others if name not in (*RANK, "TF_CONFIG") and not name.startswith(of_nodes)}
-
-
 def _jobs_of(job: JobInfo, ranks: Sequence[int], environ: Mapping[str, str]) -> list[_Rank]:
     """What each rank of this node holds, once the nodes have met, and the environment with its numbers."""
     membership = job.membership
@@ -295,16 +288,6 @@ def _jobs_of(job: JobInfo, ranks: Sequence[int], environ: Mapping[str, str]) -> 
         one = job.of_rank(detect({**environ, **own, **where}, launcher="distboot"))
         found.append((one, {**environ, **own}))
     return found
-
-
-def _at_once(work: Callable[[_Rank], dict[str, str]], ranks: Sequence[_Rank]) -> list[dict[str, str]]:
-    """Do something for each rank at the same time, as they may wait for each other."""
-    if len(ranks) == 1:
-        return [work(ranks[0])]
-    from concurrent.futures import ThreadPoolExecutor  # here, as only several ranks need it
-
-    with ThreadPoolExecutor(len(ranks)) as pool:
-        return list(pool.map(work, ranks))
 
 
 def _check_local_rank(launch: _Launch, placement: Placement) -> None:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..host import cpus
+from ..settings import RANK
 from . import inherited
 from .detect import INNERMOST_FIRST, launcher_of, traces
 from .launchers.tf_config import corrected
@@ -68,6 +69,14 @@ def of_one_process(environ: Mapping[str, str], kept: Sequence[str] = ()) -> dict
     names = [name for name in environ if name not in without_ours]
     names += [name for name in VARIABLES.values() if name not in kept]
     return dict.fromkeys([*names, "DISTBOOT_LAUNCHER", *filter(_OF_ONE_PROCESS.match, environ)])
+
+
+def base_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for all ranks: without what says that each of them is this one process."""
+    others = merged(of_one_process(environ), environ).items()
+    # PET_* are torchrun's options; TORCHELASTIC_* those of an agent further out, whose store no rank must use.
+    of_nodes = ("PET_", "TORCHELASTIC_")
+    return {name: value for name, value in others if name not in (*RANK, "TF_CONFIG") and not name.startswith(of_nodes)}
 
 
 def for_launcher(placement: Placement, environ: Mapping[str, str], *, together: bool) -> dict[str, str | None]:

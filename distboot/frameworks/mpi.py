@@ -14,7 +14,6 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
-from ..agent.watchdog import deadline
 from ..context import Context
 from ..detection.export import EnvTransaction
 from ..detection.launchers.records import MPI_LAUNCHERS
@@ -22,7 +21,7 @@ from ..detection.placement import Placement
 from ..errors import DistbootError
 from ..host import free_port
 from ..host.network import addresses
-from ..process import exit_asked
+from ..process import deadline, exit_asked
 from ..rendezvous.job_info import JobInfo
 from ..rendezvous.messages import Ready
 from ..text import first_line

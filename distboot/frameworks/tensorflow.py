@@ -21,11 +21,11 @@ from functools import partial
 from typing import Any, NoReturn
 
 from ..agent import crash_hooks
-from ..agent.watchdog import deadline
 from ..context import Context
 from ..detection.export import EnvTransaction
 from ..errors import DistbootError
 from ..host.accelerators import own_index
+from ..process import deadline
 from ..rendezvous.job_info import JobInfo
 from ..rendezvous.messages import Ready
 from ..settings import supervision_settings
