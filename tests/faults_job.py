@@ -103,6 +103,7 @@ class Job:
         self.scripts: list[Process] = []
         self.ranks: list[Watched] = []
         self.began = 0.0
+        self.commands: list[Command] = []
 
     def start(
         self, fault: str, culprits: Iterable[int], port: int, env: Mapping[str, str], *, beside: bool = False
@@ -118,21 +119,27 @@ class Job:
             "DISTBOOT_REPORT": str(self.folder / "report.json"),
             **env,
         }
-        distboot = ["-m", "distboot"] if self.way == "wrapper" else []
+        distboot = [] if self.way == "init" else ["-m", "distboot"]
         rank = [sys.executable, *distboot, *script]
         if beside and self.launcher in ("mpirun", "srun"):  # which collect it
             rank = ["sh", "-c", 'exec "$@" 2>> "$0.$(uname -n).$$"', str(self.folder / "output"), *rank]
-        for host, command, more in _COMMANDS[self.launcher](rank, port, variables):
-            with (self.folder / f"output.{len(self.started)}").open("wb") as output:
-                process = subprocess.Popen(
-                    self.hosts.command(host, command),
-                    env=self.hosts.environment({**variables, **more}),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            self.started.append(process)
+        commands = _COMMANDS[self.launcher](rank, port, variables)
+        self.commands = [(host, command, {**variables, **more}) for host, command, more in commands]
+        self.started = [self._started(index) for index in range(len(commands))]
+
+    def _started(self, index: int) -> Popen:
+        host, command, env = self.commands[index]
+        with (self.folder / f"output.{index}").open("ab") as output:
+            return subprocess.Popen(
+                self.hosts.command(host, command), env=self.hosts.environment(env), stdin=subprocess.DEVNULL,
+                stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+
+    def again(self, *indices: int) -> None:
+        """Start anew what was started by hand, as a platform does whose pods come back."""
+        for index in indices:
+            self.started[index].wait(10)
+            self.started[index] = self._started(index)
 
     def await_ready(self) -> None:
         files = [self.folder / f"ready.{rank}" for rank in RANKS]
@@ -285,4 +292,9 @@ def _srun(rank: list[str], port: int, _: Mapping[str, str]) -> list[Command]:
     return [("head", ["srun", "-N2", "-n4", "--ntasks-per-node=2", *rank], {"MASTER_PORT": str(port)})]
 
 
-_COMMANDS = {"plain": _plain, "torchrun": _torchrun, "mpirun": _mpirun, "srun": _srun}
+def _per_node(rank: list[str], port: int, _: Mapping[str, str]) -> list[Command]:
+    where = {"MASTER_ADDR": "nodea", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "DISTBOOT_NPROC_PER_NODE": "2"}
+    return [(host, rank, {**where, "RANK": str(node)}) for node, host in enumerate(("nodea", "nodeb"))]
+
+
+_COMMANDS = {"plain": _plain, "torchrun": _torchrun, "mpirun": _mpirun, "srun": _srun, "per node": _per_node}

@@ -1,9 +1,11 @@
 """The script of the ranks in the fault matrix: trains until it is told to stop, or until its fault.
 
-    worker.py init|wrapper FOLDER FAULT RANK[,RANK…]
+    worker.py init|wrapper|restarts FOLDER FAULT RANK[,RANK…]
 
 `FOLDER` is where the ranks and the test speak: `ready.3` says that rank 3 trains, `go` starts the fault of the ranks
-named last, `fault.3` says when it began, and `stop` ends the training.
+named last, `fault.3` says when it began, and `stop` ends the training. With `restarts` it is an unmodified script of
+torch that goes on from its checkpoint: in round 0 to the middle of the training, where it waits for the fault, and in
+later ones to the end, where it leaves its loss in `loss`.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections.abc import Callable
 WAY, FOLDER, FAULT = sys.argv[1:4]
 CULPRITS = [int(rank) for rank in sys.argv[4].split(",")]
 MIB = 1 << 20
+MIDDLE, END = 10, 20  # steps
 
 
 def write(name: str, text: str) -> None:
@@ -87,7 +90,47 @@ def step() -> bool:
     return go_on
 
 
-def main() -> None:
+def train() -> None:
+    """The same numbers in every run, wherever it was interrupted."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    path, begin = os.path.join(FOLDER, "checkpoint"), 0
+    is_first = os.environ["DISTBOOT_RESTART_COUNT"] == "0" and FAULT != "unbroken"
+    if os.path.exists(path):
+        begin, state = torch.load(path)
+        model.load_state_dict(state)
+    loss = torch.zeros(())
+    for number in range(begin, MIDDLE if is_first else END):
+        torch.manual_seed(1000 * number + RANK)
+        x = torch.randn(8, 4)
+        loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if RANK == 0:
+            torch.save((number + 1, model.state_dict()), f"{path}.part")
+            os.replace(f"{path}.part", path)
+        dist.barrier()
+
+    def together() -> bool:
+        time.sleep(0.02)
+        dist.barrier()
+        return True
+
+    if is_first:
+        wait_for_the_fault(together)
+    dist.all_reduce(loss.detach())
+    if RANK == 0:
+        write("loss", f"{begin} {loss.item()!r}")
+    dist.destroy_process_group()
+
+
+def wait_for_the_fault(step: Callable[[], bool]) -> None:
     ready = went = False
     while step():
         if not ready:
@@ -97,8 +140,12 @@ def main() -> None:
             write(f"fault.{RANK}", repr(time.monotonic()))
             went = True
             ACTS[FAULT]()
+
+
+def main() -> None:
+    wait_for_the_fault(step)
     if FAULT == "apart" and RANK not in CULPRITS:
         time.sleep(3)
 
 
-main()
+train() if WAY == "restarts" else main()

