@@ -196,24 +196,28 @@ class RestartSettings(NamedTuple):
     window: float = 600.0  # seconds within which a second failure at the same place is taken for a bug
 
 
-def restart_settings(environ: Mapping[str, str], **given: str | None) -> RestartSettings:
-    """Those of this process; `given` are options, which come before what the environment says."""
-
-    def text_of(name: str) -> tuple[str, str, str]:
-        option, variable = given.get(name), f"DISTBOOT_{name.upper()}"
-        if option is not None:
-            return f"--{name.replace('_', '-')}={short_repr(option)}", option, "usage"
-        value = environ.get(variable) or DEFAULTS[variable]
-        return f"{variable}={short_repr(value)}", value, "broken-environment"
-
-    said, most, code = text_of("max_restarts")
-    if not (most.isascii() and most.isdigit() and len(most) < 6):
+def restart_settings(
+    environ: Mapping[str, str], most: str | None = None, delay: str | None = None, window: str | None = None
+) -> RestartSettings:
+    """Those of this process; an option that was given comes before what the environment says."""
+    said, text, code = _given(environ, "DISTBOOT_MAX_RESTARTS", "--max-restarts", most)
+    if not (text.isascii() and text.isdigit() and len(text) < 6):
         raise DistbootError(code, f"{said} is not a number of restarts", "give 0 to 99999")
-    delay, window = (
-        0.0 if value == "0" else seconds(said, value, code)
-        for said, value, code in map(text_of, ("restart_delay", "restart_window"))
+    times = (
+        _given(environ, "DISTBOOT_RESTART_DELAY", "--restart-delay", delay),
+        _given(environ, "DISTBOOT_RESTART_WINDOW", "--restart-window", window),
     )
-    return RestartSettings(int(most), delay, window)
+    return RestartSettings(
+        int(text), *(0.0 if text == "0" else seconds(said, text, code) for said, text, code in times)
+    )
+
+
+def _given(environ: Mapping[str, str], name: str, option: str, value: str | None) -> tuple[str, str, str]:
+    """A setting as an error says it, its text, and the code of the error."""
+    if value is not None:
+        return f"{option}={short_repr(value)}", value, "usage"
+    text = environ.get(name) or DEFAULTS[name]
+    return f"{name}={short_repr(text)}", text, "broken-environment"
 
 
 def is_nproc(text: str) -> bool:

@@ -61,7 +61,8 @@ DOCUMENTS: list[tuple[str, dict[str, Any]]] = [
     ),
     *((block.page, json.loads(block.text)) for block in blocks("json") if '"event"' not in block.text),  # of a log
 ]
-RETRIES = "docs/reference/exit-codes.md"  # has only what is added there to the others
+# Have only what is added there to the others.
+RETRIES, RESTARTS = "docs/reference/exit-codes.md", "docs/how-to/restarts.md"
 # What is different here: nodes of four CPUs. Containers are container_stub.py's.
 SMALLER = {"--ntasks-per-node=8": "--ntasks-per-node=2", "#SBATCH --gpus-per-node=8\n": ""}
 
@@ -70,8 +71,10 @@ def _kind(document: dict[str, Any]) -> str:
     return str(document.get("kind") or document["type"])
 
 
-def _of_kind(kind: str, *, retries: bool = False) -> dict[str, Any]:
-    (found,) = [one for page, one in DOCUMENTS if _kind(one) == kind and (page == RETRIES) is retries]
+def _of_kind(kind: str, on: str = "") -> dict[str, Any]:
+    """The object of this kind, on the one page that has it whole, or on one of these."""
+    of_kind = [(page, one) for page, one in DOCUMENTS if _kind(one) == kind]
+    (found,) = [one for page, one in of_kind if (page == on if on else page not in (RETRIES, RESTARTS))]
     return found
 
 
@@ -191,7 +194,7 @@ def _is_final(policy: dict[str, Any], code: int) -> bool:
 
 
 def test_policies_try_again_what_is_worth_it() -> None:
-    job, jobset, pytorch = (_of_kind(kind, retries=True) for kind in ("Job", "JobSet", "PyTorchJob"))
+    job, jobset, pytorch = (_of_kind(kind, RETRIES) for kind in ("Job", "JobSet", "PyTorchJob"))
     (one,) = jobset["spec"]["replicatedJobs"]
     (container,) = _of_kind("Job")["spec"]["template"]["spec"]["containers"]
     for spec in (job["spec"], one["template"]["spec"]):
@@ -208,6 +211,14 @@ def test_policies_try_again_what_is_worth_it() -> None:
     replicas = pytorch["spec"]["pytorchReplicaSpecs"]
     assert {each["restartPolicy"] for each in replicas.values()} == {"ExitCode"}
     assert replicas.keys() == _of_kind("PyTorchJob")["spec"]["pytorchReplicaSpecs"].keys()
+
+
+def test_jobset_replaces_one_pod() -> None:
+    jobset, job = _of_kind("JobSet", RESTARTS), _of_kind("Job", RETRIES)
+    (one,) = jobset["spec"]["replicatedJobs"]
+    assert jobset["spec"]["failurePolicy"]["maxRestarts"] == 0
+    assert one["template"]["spec"] == job["spec"]  # as for a Job
+    assert "run --nproc-per-node=8 --max-restarts=10 --" in (ROOT / RESTARTS).read_text()
 
 
 def test_pods_have_shared_memory_and_time_to_stop() -> None:
@@ -269,7 +280,9 @@ def test_scripts_are_those_of_a_shell() -> None:
         assert block.first in ("#!/bin/bash", "#!/bin/sh"), str(block)
         subprocess.run([block.first[2:], "-n"], input=block.text, text=True, timeout=30, check=True)
         if "#SBATCH" in block.text:
-            assert re.search(r"python -m distboot (--nproc-per-node=2 )?train\.py$", block.text), str(block)
+            assert re.search(r"python -m distboot (--nproc-per-node=2 |--max-restarts 3 )?train\.py$", block.text), str(
+                block
+            )
 
 
 def test_dockerfiles_have_instructions_only() -> None:

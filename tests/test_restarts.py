@@ -306,9 +306,13 @@ def test_script_that_uses_mpi_is_not_started_again(run: Run, tmp_path: Path) -> 
 
 
 _TRAINING = """
-import os, signal, torch, torch.distributed as dist
+import os, signal, sys, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-dist.init_process_group("gloo")
+if "init" in sys.argv:
+    import distboot
+    ctx = distboot.init("torch", backend="gloo", join_timeout=60)
+else:
+    dist.init_process_group("gloo")
 rank, round_ = dist.get_rank(), int(os.environ["DISTBOOT_RESTART_COUNT"])
 assert os.environ["TORCHELASTIC_RESTART_COUNT"] == str(round_)
 torch.manual_seed(0)
@@ -334,7 +338,7 @@ for step in range(begin, 20):
 dist.all_reduce(loss)
 if rank == 0:
     print("from", begin, "loss", repr(loss.item()), flush=True)
-dist.destroy_process_group()
+ctx.close() if "init" in sys.argv else dist.destroy_process_group()
 """
 _STARTED_BY = {
     "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "distboot"],
@@ -346,12 +350,15 @@ _STARTED_BY = {
 @needs_mpirun
 @needs_torch
 @pytest.mark.parametrize("launcher", _STARTED_BY)
-def test_training_goes_on_from_its_checkpoint_to_the_same_loss(run: Run, tmp_path: Path, launcher: str) -> None:
+@pytest.mark.parametrize("way", ["init", pytest.param("unmodified", marks=pytest.mark.all)])
+def test_training_goes_on_from_its_checkpoint_to_the_same_loss(
+    run: Run, tmp_path: Path, way: str, launcher: str
+) -> None:
     """Unmodified, on the store that torch finds by the environment: torchrun's own has the keys of the first round."""
     (tmp_path / "train.py").write_text(_TRAINING)
     found = []
     for fails in ("", "1"):
-        command = [*_STARTED_BY[launcher], "--max-restarts", "1", "train.py"]
+        command = [*_STARTED_BY[launcher], "--max-restarts", "1", "train.py", way]
         done = run(*command, env={**MPI_ENV, "FAILS": fails})
         assert done.returncode == 0, done.stderr
         found.append(re.findall(r"^from (\d+) loss (.*)$", done.stdout, re.MULTILINE))

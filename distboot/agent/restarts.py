@@ -110,9 +110,9 @@ class Restarts:
             os.unlink(os.environ[_ERROR_FILE])  # of the last failure; torchrun is to read that of the job's end
         time.sleep(self.settings.delay)
 
-    def variables(self, environ: Mapping[str, str]) -> dict[str, str | None]:
+    def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
         """What the script is to find."""
-        found: dict[str, str | None] = {COUNT: str(self.round)}
+        found = {COUNT: str(self.round)}
         if self._most:
             before = environ.get(_OF_TORCHRUN, "0")
             found[_OF_TORCHRUN] = str(self.round + int(before if before.isdigit() else 0))

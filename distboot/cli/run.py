@@ -242,8 +242,10 @@ class _Job(NamedTuple):
         one, base = rank
         one.link = watch.link(one.placement.rank)
         others = frameworks.exports(self.launch.framework, one, base)
-        exports = self.launch.exports(one.placement, base, others=others, met=True) | self.restarts.variables(base)
-        if self.launch.restarts.most and one.placement.launcher == "torchrun":
+        counts, is_torchruns = self.restarts.variables(base), one.placement.launcher == "torchrun"
+        others |= {} if is_torchruns else counts  # else one of them would show that torchrun has started the script
+        exports = self.launch.exports(one.placement, base, others=others, met=True) | counts
+        if self.launch.restarts.most and is_torchruns:
             # The store of torchrun's agent has the keys of the first round. This one is the script's own.
             assert one.store_address is not None
             exports |= {"TORCHELASTIC_USE_AGENT_STORE": None, "MASTER_PORT": str(one.store_address[1])}

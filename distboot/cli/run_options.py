@@ -202,8 +202,7 @@ def restarts_of(options: Namespace, environ: Mapping[str, str]) -> RestartSettin
     Raises:
         DistbootError: `usage` or `broken-environment`; what was given is wrong, or cannot be had here.
     """
-    given = {name: getattr(options, name) for name in ("max_restarts", "restart_delay", "restart_window")}
-    found = restart_settings(environ, **given)
+    found = restart_settings(environ, options.max_restarts, options.restart_delay, options.restart_window)
     if not found.most:
         return found
     off = "--max-restarts (or DISTBOOT_MAX_RESTARTS) "
