@@ -26,6 +26,7 @@ import diagnosis  # noqa: E402
 import group  # noqa: E402
 import join  # noqa: E402
 import late  # noqa: E402
+import restarts  # noqa: E402
 import start  # noqa: E402
 import stopping  # noqa: E402
 import supervision  # noqa: E402
@@ -40,6 +41,7 @@ PARTS: dict[str, Callable[[Effort], Section]] = {
     "supervision": supervision.section,
     "late": late.section,
     "stopping": stopping.section,
+    "restarts": restarts.section,
     "container": container.section,
 }
 

@@ -1,0 +1,133 @@
+"""Restarts: how soon a job trains again when a rank is killed, beside what else starts it again.
+
+    python bench/restarts.py meet 10000     the second meeting of so many agents, at real sockets
+
+A job has four ranks on this machine, an unmodified script of torch with Gloo, whose rank 1 gets SIGKILL in round 0. The
+figures: `make bench`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "bench")]
+
+from measure import PYTHON, Effort, Series, UnmeasuredError, clean_environ  # noqa: E402
+from page import Section, Table, promise  # noqa: E402
+
+_RANKS = 4
+_LIMIT = 120  # seconds for one job
+_SCRIPT = """
+import json, os, signal, time
+started = time.time()
+rank = os.environ["RANK"] if "RANK" in os.environ else os.environ["OMPI_COMM_WORLD_RANK"]
+is_first = not os.path.exists("killed")
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+value = torch.ones(1)
+dist.all_reduce(value)
+if not is_first:
+    open(f"again-{rank}", "w").write(json.dumps([started, time.time()]))
+while is_first:
+    dist.all_reduce(value)
+    time.sleep(0.02)
+    if rank == "1" and value[0] > 10**9:
+        open("killed.part", "w").write(repr(time.time()))
+        os.rename("killed.part", "killed")
+        os.kill(os.getpid(), signal.SIGKILL)
+dist.destroy_process_group()
+"""
+_MPIRUN = ["mpirun", "--bind-to", "none", "--map-by", ":OVERSUBSCRIBE", "-n", str(_RANKS)]
+_TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", str(_RANKS)]
+_OURS = ["-m", "distboot", "--max-restarts", "1", "train.py"]
+_SIDES: dict[str, tuple[list[str], bool]] = {  # and whether it is to be started again by hand
+    "`--max-restarts`, no launcher": ([PYTHON, *_OURS[:2], "--nproc-per-node", str(_RANKS), *_OURS[2:]], False),
+    "`--max-restarts` under mpirun": ([*_MPIRUN, PYTHON, *_OURS], False),
+    "`--max-restarts` under torchrun": ([*_TORCHRUN, *_OURS], False),
+    "`torchrun --max-restarts 1`": ([*_TORCHRUN, "--max-restarts", "1", "train.py"], False),
+    "mpirun, started again when it has ended": ([*_MPIRUN, PYTHON, "-m", "distboot", "train.py"], True),
+}
+
+
+def _run(command: Sequence[str], *, again: bool) -> tuple[float, float]:
+    """Seconds from SIGKILL until all scripts have begun once more, and until they have trained together."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "train.py").write_text(_SCRIPT)
+        for _ in range(2 if again else 1):
+            done = subprocess.run(
+                command, cwd=folder, env=clean_environ(OMP_NUM_THREADS="1"), capture_output=True, text=True,
+                timeout=_LIMIT, check=False,
+            )  # fmt: skip
+        times = [Path(folder) / f"again-{rank}" for rank in range(_RANKS)]
+        if done.returncode or not all(file.exists() for file in times):
+            raise UnmeasuredError(done.stderr[-300:])
+        killed = float((Path(folder) / "killed").read_text())
+        started, trained = zip(*(json.loads(file.read_text()) for file in times), strict=True)
+        return max(started) - killed, max(trained) - killed
+
+
+def section(effort: Effort) -> Section:
+    """All sides in turn, and the second meeting of very many agents."""
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in _SIDES}
+    for _ in range(effort.rounds(7)):
+        for name in random.sample(list(_SIDES), len(_SIDES)):
+            command, again = _SIDES[name]
+            found[name].append(_run(command, again=again))
+    series = {name: [Series(values) for values in zip(*pairs, strict=True)] for name, pairs in found.items()}
+    rows = [(name, begun.said(), trained.said()) for name, (begun, trained) in series.items()]
+    head = ("what starts it again", "until all scripts begin", "until they have trained together")
+    meeting = Series(tuple(_measured(10_000) for _ in range(effort.rounds(3))))
+    limits = [
+        promise("from SIGKILL of a rank to the second start of all 4 scripts", begun, 1.0, "≤ 1 s")
+        for name, (begun, _) in series.items()
+        if name == "`--max-restarts` under mpirun"
+    ]
+    limits.append(promise("the second meeting of 10,000 agents, with the end of the first", meeting, 2.0, "≤ 2 s"))
+    meaning = "The import of torch, twice on each of two cores, is most of the third column."
+    return Section([Table("A job that goes on when a rank is killed", head, rows, meaning)], limits)
+
+
+def _measured(agents: int) -> float:
+    command = [PYTHON, __file__, "meet", str(agents)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=_LIMIT, check=True)
+    return float(done.stdout)
+
+
+def _meet(agents: int) -> float:
+    """Seconds from the decision of rank 0 that a round is over until all agents have the membership of the next."""
+    import socket
+
+    from simulate_messages import JOB, record
+    from simulate_peers import Peers
+
+    from distboot.rendezvous.coordinator import Coordinator
+
+    listener = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
+    sides = [Peers(listener.getsockname()[1], agents) for _ in range(2)]
+    first = Coordinator(listener, record(0, agents), JOB)
+    sides[0].begin("meet")
+    first.wait_for_join(300)
+    sides[0].done()
+    begin = time.monotonic()
+    for _, connection, _ in first.detach_all():
+        connection.close()
+    first.close()
+    second = Coordinator(listener, record(0, agents), JOB)
+    sides[1].begin("meet")
+    second.wait_for_join(300)
+    sides[1].done()
+    return time.monotonic() - begin
+
+
+if __name__ == "__main__":
+    print(_meet(int(sys.argv[2])), flush=True)
+    os._exit(0)  # thousands of sockets need not be closed one by one
