@@ -197,6 +197,33 @@ def test_container_of_two_ranks_that_is_killed_is_named_by_the_other_two(podman:
         )
 
 
+_BEGINS_AGAIN = """import os, signal, subprocess, sys, time
+round_, rank = os.environ["DISTBOOT_RESTART_COUNT"], os.environ["RANK"]
+print("READY", round_, flush=True)
+if round_ == "0":
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    time.sleep(1000)
+if round_ == "1" and rank == "0":
+    os.kill(os.getpid(), signal.SIGKILL)
+while round_ == "1":
+    time.sleep(1)
+print("processes", sum(name.isdigit() for name in os.listdir("/proc")), flush=True)
+"""
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_container_that_is_killed_and_started_again_is_the_same_rank(podman: Podman, image: str, lost: int) -> None:
+    with _nodes(podman, image, 2, "python", "-c", _BEGINS_AGAIN, options=("--env=DISTBOOT_MAX_RESTARTS=2",)) as nodes:
+        for node in nodes:
+            node.wait_for("READY 0")
+        podman("kill", "--signal=KILL", nodes[lost].name)
+        podman("start", nodes[lost].name)
+        assert [node.exit_code() for node in nodes] == [0, 0], "".join(node.logs() for node in nodes)
+        for node in nodes:  # as process 1, which leaves nothing of a round behind
+            assert re.findall(r"READY (\d)", node.logs())[-1] == "2"
+            assert "processes 2\n" in node.logs()
+
+
 _FAILS = """
 import os, signal, sys
 if sys.argv[1:]:
