@@ -1,6 +1,7 @@
 """Restarts: how soon a job trains again when a rank is killed, beside what else starts it again.
 
     python bench/restarts.py meet 10000     the second meeting of so many agents, at real sockets
+    python bench/restarts.py kills 100      so many kills in one job, of scripts and of agents, at random moments
 
 A job has four ranks on this machine, an unmodified script of torch with Gloo, whose rank 1 gets SIGKILL in round 0. The
 figures: `make bench`.
@@ -128,6 +129,71 @@ def _meet(agents: int) -> float:
     return time.monotonic() - begin
 
 
+_COUNTING = """
+import os, time
+import distboot
+ctx, round_ = distboot.init("none"), os.environ["DISTBOOT_RESTART_COUNT"]
+steps = int(open("steps").read()) if os.path.exists("steps") else 0
+open(f"{ctx.rank}.part", "w").write(f"{os.getpid()} {round_}")
+os.rename(f"{ctx.rank}.part", f"runs-{ctx.rank}")
+while not os.path.exists(f"over-{steps}"):  # the same step on all
+    steps += 1
+    if ctx.is_main and os.path.exists("stop") and round_ == open("stop").read():
+        open(f"over-{steps}", "w").close()
+    ctx.barrier()
+    if ctx.is_main:
+        open("steps.part", "w").write(str(steps))
+        os.rename("steps.part", "steps")
+    time.sleep(0.01)
+"""
+
+
+def _kills(count: int) -> str:
+    """What became of a job of four wrappers, started by hand, in which so many processes were killed."""
+    begin, killed, most = time.monotonic(), {"scripts": 0, "agents": 0, "agents of rank 0": 0}, 0.0
+    where = {"WORLD_SIZE": str(_RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29711", "DISTBOOT_GRACE": "5"}
+    with tempfile.TemporaryDirectory() as name, (Path(name) / "output").open("wb") as output:
+        folder = Path(name)
+        (folder / "train.py").write_text(_COUNTING)
+
+        def started(rank: int) -> subprocess.Popen[bytes]:
+            command = [PYTHON, "-m", "distboot", f"--max-restarts={2 * count}", "train.py"]
+            env = clean_environ(**where, RANK=str(rank))
+            return subprocess.Popen(command, cwd=folder, env=env, stdout=output, stderr=output)
+
+        def all_run(round_: int) -> list[int]:
+            """The ids of the scripts, once all have begun a round."""
+            end = time.monotonic() + _LIMIT
+            while time.monotonic() < end:
+                said = [(folder / f"runs-{rank}") for rank in range(_RANKS)]
+                found = [file.read_text().split() for file in said if file.exists()]
+                if [number for _, number in found] == [str(round_)] * _RANKS:
+                    return [int(pid) for pid, _ in found]
+                time.sleep(0.005)
+            raise UnmeasuredError((folder / "output").read_text()[-2000:])
+
+        wrappers = [started(rank) for rank in range(_RANKS)]
+        for round_ in range(count):
+            pids, rank = all_run(round_), random.randrange(_RANKS)
+            time.sleep(random.random() / 4)
+            at = time.monotonic()
+            if random.random() < 0.7:
+                os.kill(pids[rank], 9)
+                killed["scripts"] += 1
+            else:
+                wrappers[rank].kill()
+                wrappers[rank].wait()
+                wrappers[rank] = started(rank)
+                killed["agents" if rank else "agents of rank 0"] += 1
+            all_run(round_ + 1)
+            most = max(most, time.monotonic() - at)
+        (folder / "stop").write_text(str(count))
+        codes = [wrapper.wait(_LIMIT) for wrapper in wrappers]
+        steps = (folder / "steps").read_text()
+    took = f"{time.monotonic() - begin:.0f} s, {most:.2f} s at most until all ran again"
+    return f"{killed}; exit codes {codes}; {steps} steps; {took}"
+
+
 if __name__ == "__main__":
-    print(_meet(int(sys.argv[2])), flush=True)
+    print(_meet(int(sys.argv[2])) if sys.argv[1] == "meet" else _kills(int(sys.argv[2])), flush=True)
     os._exit(0)  # thousands of sockets need not be closed one by one
