@@ -60,7 +60,7 @@ def exit_outcome() -> str:
 
     A `SystemExit` that the script raises itself, or by the `exit` of the interactive Python, is taken for WELL.
     """
-    if hasattr(sys, "last_type"):
+    if hasattr(sys, "last_type") and not (hasattr(sys, "ps1") or sys.flags.interactive):  # which shows it, and goes on
         return EXCEPTION
     asked = exit_asked()
     return WELL if asked is None or asked.code in (None, 0) else EXIT

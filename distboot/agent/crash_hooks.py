@@ -216,9 +216,14 @@ def _excepthook(before: Hook) -> Hook:
 
 
 def _is_the_end() -> bool:
-    """Whether Python calls the hook, for the main thread. Scripts call it, too, to show an exception, and go on."""
+    """Whether Python calls the hook, for the main thread. Scripts call it, too, to show an exception, and go on.
+
+    So does an interactive session: Python's own prompt, `python -i`, IPython, and the kernel of a notebook.
+    """
     import threading
 
+    if hasattr(sys, "ps1") or sys.flags.interactive:
+        return False
     frame = sys._getframe(1).f_back  # noqa: SLF001 - who has called the hook
     while frame is not None:
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":

@@ -1,0 +1,111 @@
+"""Interactive sessions as ranks: an exception that one shows is no failure, and its end is that of the rank."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from launched import needs
+from supervised import until
+
+_OTHER = """
+import distboot
+with distboot.init("none", join_timeout=60) as ctx:
+    ctx.barrier()
+    ctx.barrier()
+print("went on", flush=True)
+"""
+_CELLS = (
+    "import distboot",
+    "ctx = distboot.init('none', join_timeout=60); ctx.barrier()",
+    "1 / 0",
+    "ctx.barrier(); print('rank', ctx.rank, 'of', ctx.world_size, flush=True)",
+)
+_INTERACTIVE = {
+    "python -i": ["-i", "-q"],
+    "a script and then a prompt": ["-i", "script.py"],
+    "ipython": ["-m", "IPython", "--simple-prompt", "--colors=NoColor"],
+}
+
+
+@pytest.fixture
+def environ(clean_env: dict[str, str], port: int) -> dict[str, str]:
+    return {**clean_env, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0"}
+
+
+@pytest.fixture
+def other(environ: Mapping[str, str], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Rank 1, which is an ordinary script."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _OTHER], env={**environ, "RANK": "1"}, cwd=tmp_path, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True,
+    ) as process:  # fmt: skip
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(each, marks=[pytest.mark.all, needs("IPython")] if each == "ipython" else [])
+        for each in _INTERACTIVE
+    ],
+)
+def test_exception_at_a_prompt_is_no_failure(
+    environ: dict[str, str], other: subprocess.Popen[str], tmp_path: Path, how: str
+) -> None:
+    cells = list(_CELLS)
+    if how == "a script and then a prompt":
+        (tmp_path / "script.py").write_text("\n".join(cells[:3]))
+        cells = cells[3:]
+    session = subprocess.run(
+        [sys.executable, *_INTERACTIVE[how]], env={**environ, "HOME": str(tmp_path)}, cwd=tmp_path, timeout=60,
+        input="\n".join([*cells, ""]), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    said = other.communicate(timeout=60)[0]
+    assert (session.returncode, other.returncode) == (0, 0), session.stderr + said
+    assert "ZeroDivisionError" in session.stdout + session.stderr
+    assert "rank 0 of 2" in session.stdout
+    assert "went on" in said
+    assert "failed first" not in session.stderr + said
+
+
+@pytest.mark.all
+@needs("ipykernel")
+def test_kernel_of_a_notebook_is_a_rank(environ: dict[str, str], other: subprocess.Popen[str], tmp_path: Path) -> None:
+    from jupyter_client.manager import KernelManager
+
+    kernel = KernelManager(kernel_name="python3")
+    kernel.start_kernel(env={**environ, "HOME": str(tmp_path)}, cwd=str(tmp_path))
+    try:
+        client = kernel.blocking_client()
+        client.start_channels()
+        client.wait_for_ready(timeout=60)
+        states = [client.execute_interactive(cell, timeout=60)["content"]["status"] for cell in _CELLS]
+        client.stop_channels()
+        assert states == ["ok", "ok", "error", "ok"]
+        said = other.communicate(timeout=60)[0]
+        assert (other.returncode, "went on" in said, "failed first" in said) == (0, True, False), said
+    finally:
+        kernel.shutdown_kernel(now=True)
+
+
+def test_session_that_is_killed_is_a_failure(
+    environ: dict[str, str], other: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    session = subprocess.Popen(
+        [sys.executable, "-i", "-q"], env=environ, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    assert session.stdin is not None
+    with session:
+        session.stdin.write("\n".join([*_CELLS[:2], "open('ready', 'w').close()", ""]))
+        session.stdin.flush()
+        until((tmp_path / "ready").exists)
+        session.send_signal(signal.SIGKILL)
+        said = other.communicate(timeout=60)[0]
+    assert "rank 0 failed first" in said or "rank 0 became unreachable first" in said
