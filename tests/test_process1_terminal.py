@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 from process1 import BARE, EXEC_PROCESS_1, SUPERVISED, Mode, in_modes, python, wrapped
 
 # Prints the name of the signals of the keys, and every line that is typed; "end" ends it.
@@ -74,3 +77,25 @@ def test_job_control_of_a_shell_in_the_container(clean_env: dict[str, str], mode
         wrapper.type("end\n")
         assert "INT" not in wrapper.read_until("line end")
         assert wrapper.code() == 5
+
+
+_WAITS = """
+import time
+def train():
+    print("ready", flush=True)
+    time.sleep(100)
+train()
+"""
+
+
+@in_modes(Mode("ranks of a node", options=("--nproc-per-node", "2"), is_contained=False))
+def test_ctrl_c_ends_all_ranks_of_a_node_without_their_tracebacks(clean_env: dict[str, str], mode: Mode) -> None:
+    with wrapped(mode, clean_env, sys.executable, "-c", _WAITS, terminal=True) as wrapper:
+        wrapper.read_until("ready")
+        wrapper.read_until("ready")
+        wrapper.type("\x03")
+        rest = wrapper.rest()
+        assert wrapper.code() == 130
+    assert "Traceback" not in rest
+    for rank in (0, 1):
+        assert f"distboot: rank {rank} on {os.uname().nodename}: interrupted in train (<string>:5)" in rest

@@ -27,6 +27,7 @@ _LINES, _WIDEST = 40, 300  # and characters of each: no more is shown
 _LINES_OF_EXIT = 3  # of the text of `sys.exit`, so that its beginning is within MOST
 EXITED = "SystemExit: "  # how that begins: no exception that comes through the hook does
 EXCEPTION, INTERRUPT, TERM, ENDING, STEPS, ASK = "exception", "interrupt", "term", "ending", "steps", "ask"
+_RANK = "DISTBOOT_RANK"  # is there where the agent of a node has started this as one of its ranks
 JOB_ENDS = os.O_APPEND  # that flag of the pipe, which its reader sets: no message, so that a good end asks for none
 INJECTED = "_distboot_crash_hooks"  # this file as a module, where the wrapper has had it loaded
 
@@ -209,10 +210,22 @@ def _excepthook(before: Hook) -> Hook:
             with suppress(Exception):
                 if _pipe is not None and _is_the_end():
                     _emit_exception(kind, error, trace)
+                    if issubclass(kind, KeyboardInterrupt) and _RANK in os.environ and trace is not None:
+                        _say_interrupted(trace)
+                        return
                 break
         before(kind, error, trace)
 
     return excepthook
+
+
+def _say_interrupted(trace: TracebackType) -> None:
+    """Where Ctrl-C has come, in one line: all ranks of a node get it, and their tracebacks would be mixed."""
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    where = f"{code.co_name} ({os.path.basename(code.co_filename)}:{trace.tb_lineno})"
+    sys.stderr.write(f"distboot: rank {os.environ[_RANK]} on {os.uname().nodename}: interrupted in {where}\n")
 
 
 def _is_the_end() -> bool:
