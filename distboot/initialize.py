@@ -157,7 +157,7 @@ def _the_one(
 
 def _leave_at_end(error: DistbootError) -> None:
     """Let the platform show this error if the script ends with it, and does not call `init` again, say."""
-    from .agent.termination_log import leave  # here, as most scripts start
+    from .agent.exit_status import leave  # here, as most scripts start
     from .frameworks._base import at_end
 
     def leave_it() -> None:
@@ -172,7 +172,7 @@ def _leave_uncaught_at_end() -> None:
     from .frameworks._base import at_end
 
     def leave_it() -> None:
-        from .agent.termination_log import leave_uncaught  # here, as most scripts end well
+        from .agent.exit_status import leave_uncaught  # here, as most scripts end well
 
         leave_uncaught()
 

@@ -45,7 +45,7 @@ FLOORS = (
     # 5: frameworks
     ({"doctor"}, {"context"}, {"frameworks"}),
     # 6: the public API
-    ({"initialize"}, {"lightning"}),
+    ({"initialize"}, {"lightning", "pytest"}),
     # 7: the command line
     ({"cli"}, {"__init__", "__main__"}),
 )

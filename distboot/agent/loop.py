@@ -16,11 +16,11 @@ from ..rendezvous.messages import Arrive, Detach, Failed, Go, Key, Ready, Releas
 from ..rendezvous.protocol import ProtocolError
 from ..settings import SupervisionSettings
 from ..text import first_line
+from .exit_status import leave
 from .heartbeat import DisconnectedError, HeartbeatConnection
 from .messages import KINDS, Locate, Reads
 from .root_cause import RankState, RootCause
 from .stop_agreement import StopPages
-from .termination_log import leave
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,14 +14,13 @@ from typing import NamedTuple
 
 from ..rendezvous.protocol import ProtocolError, decode
 from .crash_hooks import ENDING, EXCEPTION, INTERRUPT, STEPS, TERM, without
-from .exit_status import FATAL, LAST_RESORT, ExitStatus, shown
+from .exit_status import FATAL, LAST_RESORT, ExitStatus, leave, shown
 from .loop import StopRequest
 from .messages import Exited, Exiting, Failing, Locate, Phases, Position, Stalled, Terminating
 from .progress import KIND as PROGRESS
 from .progress import Movement, is_our_thread
 from .root_cause import from_exit
 from .stacks import ANOTHER, StackReader, Stacks, by_thread
-from .termination_log import leave
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _dispatch(arguments)
     except DistbootError as error:
         emit_error(error)
-        from ..agent.termination_log import leave  # here, as it is rarely needed
+        from ..agent.exit_status import leave  # here, as it is rarely needed
 
         leave(str(error))
         return error.exit_code

@@ -162,7 +162,7 @@ def _alone(launch: _Launch, placement: Placement, logs: Logs | None) -> int:
         child.become(launch.words(environ), environ)
     code = supervisor.run([launch.command(environ, logs)], grace=launch.grace)
     if code:
-        from ..agent.termination_log import leave  # here, as most end well
+        from ..agent.exit_status import leave  # here, as most end well
 
         leave(f"exit code {code}: the output of the script says why")
     return code

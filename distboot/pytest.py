@@ -1,0 +1,148 @@
+"""A plugin for pytest: `@pytest.mark.ranks(4)` runs a test in four ranks of this host, each a pytest of that one test.
+
+The ranks are those of the wrapper (`python -m distboot --nproc-per-node 4`): when one fails all others end, and its
+report becomes that of the test. Fixtures are made in every rank. It costs a run without the mark nothing but this file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+_FOLDER = "DISTBOOT_PYTEST"  # where a rank writes its reports
+_TIMEOUT = 300.0  # seconds for a test
+_STACKS = 3.0  # seconds for the ranks to say where they are
+_MARK = "ranks(count, timeout=300): run the test in so many ranks, which have so many seconds"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the mark known; below the wrapper be a rank."""
+    config.addinivalue_line("markers", _MARK)
+    if _FOLDER in os.environ:
+        config.pluginmanager.register(_Rank(config, Path(os.environ[_FOLDER])))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+    """Run a test that has the mark in ranks of its own."""
+    mark = item.get_closest_marker("ranks")
+    if mark is None or _FOLDER in os.environ:
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in _reports(item, *_wanted(*mark.args, **mark.kwargs)):
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+class _Rank:
+    """A rank of a test: writes its reports, and ends with the first that is not good, so that all others end, too."""
+
+    def __init__(self, config: pytest.Config, folder: Path) -> None:
+        self._config, self._path = config, folder / f"rank-{os.environ.get('RANK', '0')}"
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
+        with self._path.open("a") as file:
+            file.write(json.dumps({"at": time.time(), "report": data}) + "\n")
+        if report.failed or (report.when == "call" and hasattr(report, "wasxfail")):
+            os._exit(1)  # without the teardown, in which it might wait for the others
+
+
+def _wanted(count: int, *, timeout: float = _TIMEOUT) -> tuple[int, float]:
+    """What the mark says."""
+    if type(count) is not int or count < 1:
+        raise pytest.UsageError(f"@pytest.mark.ranks({count!r}): a number of ranks is needed, at least 1")
+    return count, timeout
+
+
+def _reports(item: pytest.Item, count: int, timeout: float) -> list[pytest.TestReport]:
+    """The reports of the rank that failed first, or of rank 0."""
+    begin = time.time()
+    with tempfile.TemporaryDirectory(prefix="distboot-pytest-") as name:
+        said, why = _run(_command(item, count), {**os.environ, **_environ(name)}, timeout)
+        found = [_read(item, Path(name) / f"rank-{rank}") for rank in range(count)]
+    bad = [(at, rank) for rank, reports in enumerate(found) for at, one in reports if _is_bad(one)]
+    reports = [one for _, one in found[min(bad)[1] if bad else 0]]
+    if bad:
+        reports[-1].sections.append((f"rank {min(bad)[1]} of {count}", said))
+    elif why:  # no rank has said why: one was killed, say
+        text = f"{why}\n{said}"
+        told = [one for one in reports if one.when == "setup"]
+        failed = pytest.TestReport(
+            item.nodeid, item.location, dict.fromkeys(item.keywords, 1), "failed", text, "call",
+            duration=time.time() - begin, start=begin, stop=time.time(),
+        )  # fmt: skip
+        return [*told, failed]
+    return reports
+
+
+def _command(item: pytest.Item, count: int) -> list[str]:
+    """The wrapper, with a pytest of this test alone."""
+    name = f"{item.path}::{item.nodeid.partition('::')[2]}"
+    config = item.config
+    ini = [] if config.inipath is None else ["-c", str(config.inipath)]
+    here = ["--rootdir", str(config.rootpath), *ini, "-o", "addopts="]
+    run = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *here, name]
+    return [sys.executable, "-m", "distboot", "--nproc-per-node", str(count), *run]
+
+
+def _environ(folder: str) -> Mapping[str, str]:
+    # A signal that asks where all are; and a rank that fails is not waited for.
+    return {_FOLDER: folder, "DISTBOOT_SIGQUIT": "stacks", "DISTBOOT_GRACE": "1", "PYTEST_ADDOPTS": ""}
+
+
+def _run(command: list[str], environ: Mapping[str, str], timeout: float) -> tuple[str, str]:
+    """What the wrapper has printed, and why the test has failed; empty: it has not."""
+    with tempfile.TemporaryFile() as output:
+        # In a session of its own, so that its children, too, get no key of our terminal.
+        process = subprocess.Popen(
+            command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=output,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            code = process.wait(timeout)
+            why = f"the ranks ended with exit code {code}" if code else ""
+        except subprocess.TimeoutExpired:
+            why = f"the ranks have not ended within {timeout:g} s"
+            process.send_signal(signal.SIGQUIT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_STACKS)
+        finally:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_STACKS)
+            process.kill()
+            process.wait()
+        output.seek(0)
+        return output.read().decode(errors="replace"), why
+
+
+def _read(item: pytest.Item, path: Path) -> list[tuple[float, pytest.TestReport]]:
+    """The reports of a rank, each with its time."""
+    lines: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    found = []
+    for one in lines:
+        report = item.config.hook.pytest_report_from_serializable(config=item.config, data=one["report"])
+        if isinstance(report.longrepr, list):  # that of a skip, as JSON has it
+            report.longrepr = tuple(report.longrepr)
+        found.append((one["at"], report))
+    return found
+
+
+def _is_bad(report: pytest.TestReport) -> bool:
+    return report.failed or hasattr(report, "wasxfail")

@@ -1,0 +1,102 @@
+"""`@pytest.mark.ranks`: tests in several ranks, with what pytest shows of them."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from pathlib import Path
+
+from conftest import Run
+
+_TESTS = """
+import os, time, pytest, distboot
+
+@pytest.fixture
+def rank():
+    return int(os.environ["RANK"])
+
+@pytest.mark.ranks(2)
+def test_together(rank, tmp_path):
+    with distboot.init("none") as ctx:
+        ctx.barrier()
+        assert (ctx.rank, ctx.world_size) == (rank, 2)
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("culprit", [0, 2])
+def test_fails_in_one(rank, culprit):
+    ctx = distboot.init("none")
+    print("said by", rank)
+    assert rank != culprit, "the culprit"
+    ctx.barrier()
+    time.sleep(100)
+
+@pytest.mark.ranks(2)
+def test_killed(rank):
+    if rank == 1:
+        os.kill(os.getpid(), 9)
+    time.sleep(100)
+
+@pytest.mark.ranks(2, timeout=8)
+def test_hangs(rank):
+    ctx = distboot.init("none")
+    if rank == 1:
+        time.sleep(100)
+    ctx.barrier()
+
+@pytest.mark.ranks(2)
+@pytest.mark.skip(reason="not now")
+def test_skipped():
+    raise AssertionError
+
+@pytest.mark.ranks(2)
+@pytest.mark.xfail(reason="known")
+def test_expected(rank):
+    ctx = distboot.init("none")
+    assert rank != 1
+    ctx.barrier()
+    time.sleep(100)
+
+@pytest.mark.ranks(2)
+def test_broken_fixture(rank, no_such_fixture):
+    pass
+
+def test_without_ranks():
+    assert "RANK" not in os.environ
+"""
+
+
+def _pytest(run: Run, folder: Path, *options: str) -> str:
+    (folder / "test_it.py").write_text(_TESTS)
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\n")
+    return run(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_it.py", *options).stdout
+
+
+def test_outcomes_are_those_of_the_ranks(run: Run, tmp_path: Path) -> None:
+    begin = time.monotonic()
+    out = _pytest(run, tmp_path, "-v", "-n", "2")
+    found = {
+        name: outcome for outcome, name in re.findall(r"(PASSED|FAILED|SKIPPED|XFAIL|ERROR)\s+test_it.py::(\S+)", out)
+    }
+    assert found == {
+        "test_together": "PASSED", "test_fails_in_one[0]": "FAILED", "test_fails_in_one[2]": "FAILED",
+        "test_killed": "FAILED", "test_hangs": "FAILED", "test_skipped": "SKIPPED", "test_expected": "XFAIL",
+        "test_broken_fixture": "ERROR", "test_without_ranks": "PASSED",
+    }, out  # fmt: skip
+    for rank in (0, 2):
+        assert f"said by {rank}" in out
+        assert f"rank {rank} of 3" in out
+        assert f"culprit = {rank}" in out
+    assert "AssertionError: the culprit" in out
+    assert "rank 1 failed first: killed by SIGKILL" in out
+    assert "the ranks have not ended within 8 s" in out
+    assert "rank 1: test_hangs (test_it.py:" in out
+    assert "fixture 'no_such_fixture' not found" in out
+    assert time.monotonic() - begin < 100  # no rank has slept to its end
+
+
+def test_mark_that_cannot_be(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("import pytest\n@pytest.mark.ranks(0)\ndef test(): pass\n")
+    done = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py")
+    assert done.returncode != 0
+    assert "a number of ranks is needed, at least 1" in done.stdout + done.stderr
