@@ -31,7 +31,7 @@ CODES: Mapping[str, tuple[int, str]] = {
     "too-few-files": (78, "a process may not open as many files as it needs, on rank 0 one for every connection"),
     "mpi-mismatch": (78, "mpi4py or Horovod uses another MPI than the one that started the process"),
     "rank-mismatch": (78, "the framework has other numbers than the launcher: ranks in worlds of their own"),
-    "mpi-failed": (78, "the process ended while MPI was to start"),
+    "mpi-failed": (78, "the process ended while MPI was starting"),
     "rendezvous-needed": (78, "rendezvous is disabled and the environment does not determine all values"),
     "process-group-failed": (78, "torch could not start the process group"),
     "strategy-failed": (78, "TensorFlow could not start the strategy, or the server of a task"),

@@ -240,8 +240,8 @@ def _refuse_process(placement: Placement, outer: inherited.InheritedEnv | None) 
         raise DistbootError(
             "already-joined",
             f"this rank has joined already, as process {outer.joined}, which started this one",
-            "call distboot.init() in one process a rank, below `if __name__ == '__main__':` where workers are spawned, "
-            "or close() the context before another process takes its place",
+            "call distboot.init() in one process per rank, below `if __name__ == '__main__':` where workers are"
+            " spawned, or close() the context before another process takes its place",
         )
     launcher = launcher_of(placement)
     if launcher.unsupported_reason:

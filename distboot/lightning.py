@@ -144,7 +144,7 @@ def callbacks() -> list[object]:
                     "usage",
                     f"devices × num_nodes = {size} are not the ranks of this job, which has {job['world_size']}",
                     f"Trainer(devices={job.get('local_world_size')}, num_nodes={job.get('num_nodes')}), or start "
-                    f"another number of ranks; DISTBOOT_LAUNCHER={OFF} for trainings that are to be apart",
+                    f"another number of ranks; DISTBOOT_LAUNCHER={OFF} for separate training runs",
                 ).of(None if job["world_size"] == 1 else f"rank {job['rank']}")
 
     return [SizeCheck()]

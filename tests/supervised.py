@@ -61,7 +61,7 @@ ENDS = {
     "text": ("sys.exit('no dataset\\x07')", 1, "exited: no dataset\\x07, on "),
     "text of SystemExit": ("raise SystemExit('no dataset')", 1, "exited: no dataset, on "),
     "os._exit": ("os._exit(4)", 4, "exit code 4"),
-    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", 137, "killed by SIGKILL (by the kernel when memory ran out, "),
+    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", 137, "killed by SIGKILL (out of memory, "),
     "SIGSEGV": ("import ctypes; ctypes.string_at(0)", 139, "killed by SIGSEGV"),
     "abort": ("os.abort()", 134, "killed by SIGABRT"),
 }

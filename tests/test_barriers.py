@@ -236,8 +236,8 @@ attempt(ctx.barrier)
 touch(f"second-{ctx.rank}")
 """
     found = [[line.partition(" | ")[0] for line in output.splitlines()] for output, _ in ranks(script, 3)]
-    came = "barrier(): 2 of 3 ranks came within 1 s, missing 2 (node 0)"
-    late = "barrier(): 2 of 3 ranks came within 1 s, missing 0 (node 0)"
+    came = "barrier(): 2 of 3 ranks arrived within 1 s, missing 2 (node 0)"
+    late = "barrier(): 2 of 3 ranks arrived within 1 s, missing 0 (node 0)"
     assert found == [
         [f"missing-rank {came}", "missing-rank barrier(): ranks 1-2 timed out after 1 s waiting for this one"],
         [f"missing-rank {came}", f"missing-rank {late}"],
@@ -259,8 +259,12 @@ for leaves in (1, 0):
     until(f"tried-{leaves}")
 """
     first, second = ranks(script)
-    assert first[0].startswith("missing-rank barrier(): rank 1 (node 0) ended, or closed its context, without coming")
-    assert second[0].startswith("missing-rank barrier(): rank 0 (node 0) ended, or closed its context, without coming")
+    assert first[0].startswith(
+        "missing-rank barrier(): rank 1 (node 0) ended, or closed its context, without getting here"
+    )
+    assert second[0].startswith(
+        "missing-rank barrier(): rank 0 (node 0) ended, or closed its context, without getting here"
+    )
     # So whoever ended is the one that failed first, also if failure detection hears later of it than of these.
     assert all(ExitStatus(words=f"distboot.DistbootError: {output}").is_secondary for output, _ in (first, second))
 

@@ -51,7 +51,7 @@ RUN = [block for block in PIECES if block.page not in NOT_RUN]
 def _code(block: Block) -> str:
     text = block.text
     for old, new in REPLACED.get(block.page, {}).items():
-        assert old in text, f"{block}: {old} is not there any more"
+        assert old in text, f"{block}: {old} is no longer there"
         text = text.replace(old, new)
     return GIVEN.get(block.page, "") + text
 

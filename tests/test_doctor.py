@@ -160,7 +160,7 @@ def test_json_of_all_ranks(run_ranks: RunRanks) -> None:
 
 def test_rank_that_runs_something_else_is_named(run_ranks: RunRanks) -> None:
     rank_0, _ = run_ranks(_COMMAND, places=[{"COMMAND": "doctor --job"}, {"COMMAND": "show --job"}])
-    said = f"unknown  doctor: rank 1 on {os.uname().nodename}: the findings of this rank did not come: "
+    said = f"unknown  doctor: rank 1 on {os.uname().nodename}: the findings of this rank did not arrive: "
     assert said in rank_0.out
 
 

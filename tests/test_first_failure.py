@@ -67,8 +67,8 @@ def test_every_container_has_the_first_failure_where_the_platform_looks(
     assert running.fail()[1] == 1
     for rank, log in enumerate(logs[:2]):
         text = log.read_text()
-        said = rf"distboot: rank 1 failed first: uncaught exception: ValueError: boom \*\*\*, on {os.uname().nodename} "
-        assert re.match(said, text), (rank, text, running.output(rank))
+        said = f"distboot: rank 1 failed first: uncaught exception: ValueError: boom ***, on {os.uname().nodename}, in "
+        assert text.startswith(said), (rank, text, running.output(rank))
         assert text.endswith("\n  | ValueError: boom ***")
         failure = log.parent / f"output-of-{rank}" / "failure"
         assert (failure.read_text() if init else failure.exists()) == (text if init else False)
@@ -95,7 +95,7 @@ def test_agent_that_ends_with_its_rank_does_not_wait_for_the_root_cause(start_in
     running.all_ready()
     running.touch("fail")
     assert running.processes[1].wait(60) == 3
-    assert logs[1].read_text().startswith(f"distboot: rank 1 failed first: exit code 3, on {os.uname().nodename} ")
+    assert logs[1].read_text().startswith(f"distboot: rank 1 failed first: exit code 3, on {os.uname().nodename}")
     assert logs[0].read_text() == ""
 
 

@@ -79,7 +79,7 @@ def test_who_is_missing_at_a_barrier_is_named_and_told() -> None:
     job.keys.expire(5.0)
     sent = job.sent()
     assert {_why(message) for message in sent.values()} == {
-        "barrier(): 2 of 4 ranks came within 5 s, missing 1 (node 0), 3 (node 1)"
+        "barrier(): 2 of 4 ranks arrived within 5 s, missing 1 (node 0), 3 (node 1)"
     }
     assert sent.keys() == {0, 2}
     assert _why(job.arrive(1)[1]) == "barrier(): ranks 0, 2 timed out after 5 s waiting for this one"
@@ -92,7 +92,7 @@ def test_rank_that_has_ended_is_not_waited_for() -> None:
     job.keys.leave(3)
     sent = job.sent()
     assert sent.keys() == {0, 1, 2}
-    assert "rank 3 (node 1) ended, or closed its context, without coming here" in _why(sent[0])
+    assert "rank 3 (node 1) ended, or closed its context, without getting here" in _why(sent[0])
     assert "rank 3 (node 1) ended" in _why(job.arrive(1, key=Key(BARRIER, None, 2))[1])
 
 

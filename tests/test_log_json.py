@@ -55,7 +55,9 @@ def test_every_line_of_a_job_that_fails_is_an_object(run: Run, tmp_path: Path, p
     assert all(before - 1 < line["time"] < time.time() + 1 for line in said)
     cause = _only(said, "root_cause")
     assert (cause["rank"], cause["ranks"], cause["is_failure"]) == (0, [1], True)
-    assert cause["message"].startswith(f"rank 1 failed first: uncaught exception: ValueError: boom ***, on {HOST} ")
+    assert cause["message"].startswith(
+        f"rank 1 failed first: uncaught exception: ValueError: boom ***, on {HOST}, in <module> (train.py:8)\n"
+    )
     assert cause["message"].endswith("\n  | ValueError: boom ***")
     assert "s3cr" not in json.dumps(said)
     if not init:  # else mpirun has ended before it comes

@@ -62,7 +62,7 @@ def test_every_variable_is_in_the_code_and_on_the_page() -> None:
     named = {name.rstrip("…*") for name in re.findall(r"`([A-Za-z0-9_…*]+)(?:=[^`]*)?`", ENVIRONMENT)}
     missing = {name: file for name, file in _in_code().items() if name not in named and name not in NO_VARIABLES}
     assert missing == {}, "say on docs/reference/environment.md what they are for"
-    assert NO_VARIABLES.keys() <= _in_code().keys(), "an excuse for what is not there any more"
+    assert NO_VARIABLES.keys() <= _in_code().keys(), "an excuse for what is no longer there"
     on_page = set(re.findall(r"`([A-Z]+_[A-Z0-9_]+)(?:=[^`]*)?`", ENVIRONMENT))
     never_read = {"OMPI_COMM_WORLD_NODE_RANK", "SLURM_JOB_NODELIST"}
     assert on_page - never_read - _in_code().keys() == {"MPISPAWN_MPIRUN_RANK_0"}, "which goes on with the local rank"

@@ -53,8 +53,8 @@ def test_unmodified_script_is_known_until_its_command_starts(start: Start) -> No
     running.fail()
     report = running.report()
     assert [rank["state"] for rank in report["ranks"]] == ["stopped", "failed first", "stopped"]
-    said = f"Rank 1 failed first: uncaught exception: ValueError: boom, on {os.uname().nodename}; 2 stopped"
-    assert report["headline"] == said
+    where = f"on {os.uname().nodename}, in <module> (train.py:18)"
+    assert report["headline"] == f"Rank 1 failed first: uncaught exception: ValueError: boom, {where}; 2 stopped"
     for rank in report["ranks"]:
         _in_order(rank["steps"], [*BEGIN, "command_started"])
         assert rank["clock"] == {"ahead": 0.0, "within": 0.0}  # one host has one clock

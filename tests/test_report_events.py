@@ -48,7 +48,7 @@ def test_report_is_made_of_events_and_membership_alone() -> None:
     copy = EventLog.from_json(json.loads(json.dumps(log)))
     assert copy == log
     report: Any = job_report(copy, PAIR, "", NOON + 63)
-    assert report["headline"] == "Rank 1 failed first: exit code 3, on node-0; 1 stopped"
+    assert report["headline"] == "Rank 1 failed first: exit code 3, there, at noon; 1 stopped"
     assert [(one["state"], one["exit_code"], one["pid"]) for one in report["ranks"]] == [
         ("stopped", 143, 100),
         ("failed first", 3, 101),
@@ -56,7 +56,7 @@ def test_report_is_made_of_events_and_membership_alone() -> None:
     assert (report["first_failure"]["traceback"], report["findings"]) == ("whole", ["odd"])
     assert [one["event"] for one in report["events"]][-4:] == ["failing", "root_cause", "exited", "exited"]
     assert report["events"][0]["time"] == report["start"]
-    said = "summary: 2 ranks on 1 node, 56.0 s: rank 1 failed first: exit code 3, there, at noon; exit codes: "
+    said = "summary: 2 ranks on 1 node, 56.0 s: rank 1 failed first at 11:07:40 UTC, there; exit codes: "
     assert summary_line(log, PAIR, "", NOON + 63) == said + "143 (rank 0), 3 (rank 1)"
 
 

@@ -30,7 +30,7 @@ _MOST = 4096
 _SAGEMAKER = "/opt/ml/output/failure"
 _OURS = b"distboot: "
 _HEADLINE = 900  # characters
-_KILLED = "by the kernel when memory ran out, or by hand"
+_KILLED = "out of memory, or kill -9"
 # How a rank speaks of a peer that has gone before: what is found in such an exception is a consequence.
 # Gloo, the kernel, NCCL, torch's store, MPI; TensorFlow of gRPC; Horovod, which does not say why.
 _OF_A_PEER = (

@@ -11,7 +11,7 @@ from functools import partial
 
 from ..rendezvous.keys import Keys
 from ..rendezvous.membership import Membership
-from ..rendezvous.messages import READY, Arrive, AskStacks, Detach, Go, Leave, Ready, RequestStop, ShowStacks
+from ..rendezvous.messages import READY, Arrive, AskStacks, Detach, Failed, Go, Leave, Ready, RequestStop, ShowStacks
 from ..rendezvous.protocol import Broadcast, ProtocolError
 from ..report import EventLog, own_steps
 from ..text import escape_control, ranks_said
@@ -44,6 +44,7 @@ _LAST_MESSAGE = 2.0  # seconds beyond the grace for ranks that were told to stop
 _LAUNCHER_LOOKS = 0.25  # seconds; torchrun looks 10 times a second who has ended
 _STILL_ENDING = 3.0  # seconds for a Python with torch in it to end after an uncaught exception
 _FIRST_OUT = 0.5  # seconds for the rank that failed to end before the others do
+_STOPPING = _STILL_ENDING + 2.0  # seconds for ranks that wait in vain to be stopped, else they end with a traceback
 _GOODBYE = 1.0  # seconds for the others to take our last message
 
 
@@ -62,6 +63,7 @@ class FailureCoordinator(Participant):
         self._analysis = RootCauseAnalysis(list(self.members.values()))
         self._agreement, self._why_stop = StopAgreement(self.members, self.settings.grace / 3), ""
         self._was_stopped = False
+        self._refusals: list[tuple[float, int, Failed]] = []  # when they are to be sent, to which rank
         self._late = LateWatch(self, self._locate, lambda cause: self._tell(cause, time.monotonic()))
 
     def take(self, rank: int, message: object, now: float) -> None:
@@ -79,6 +81,9 @@ class FailureCoordinator(Participant):
         super().turn(now)
         self.keys.expire(now)
         self._send_replies()
+        for refusal in [one for one in self._refusals if one[0] <= now]:
+            self._refusals.remove(refusal)
+            self._reply(*refusal[1:])
         self._late.turn(now)
         report = self._analysis.conclude(now) if self.root_cause is None else None
         if report is not None and (
@@ -91,7 +96,8 @@ class FailureCoordinator(Participant):
 
     def due(self, now: float) -> float:
         reports = [report.due for report in self._analysis.reports if self.root_cause is None]
-        return min([super().due(now), *self.keys.due(), *reports, self._agreement.due, self._late.due])
+        refusals = [due for due, _, _ in self._refusals]
+        return min([super().due(now), *self.keys.due(), *reports, self._agreement.due, self._late.due, *refusals])
 
     def finish(self) -> None:
         """Let the others end: first the rank that failed, so that the launcher sees its exit code before all others."""
@@ -131,15 +137,21 @@ class FailureCoordinator(Participant):
             go = replace(go, stops=self._agreement.begin())
             self._send(Broadcast(go))
         for rank, reply in replies:
-            member, message = self.members[rank], go if isinstance(reply, Go) else reply
-            if member.is_local:
-                assert isinstance(message, Answer)
-                if isinstance(message, Go) or (message.key is not None and message.key.name == READY):
-                    self.started()
-                self._answer(rank, message)
-            elif member.connection is not None and not isinstance(message, Go):
-                member.connection.send(message, rank)
+            if isinstance(reply, Failed) and self._detects and self._analysis.reports:
+                self._refusals.append((time.monotonic() + _STOPPING, rank, reply))
+            else:
+                self._reply(rank, go if isinstance(reply, Go) else reply)
         self.is_starting = self.is_starting and not self.keys.has_begun
+
+    def _reply(self, rank: int, message: object) -> None:
+        member = self.members[rank]
+        if member.is_local:
+            assert isinstance(message, Answer)
+            if isinstance(message, Go) or (message.key is not None and message.key.name == READY):
+                self.started()
+            self._answer(rank, message)
+        elif member.connection is not None and not isinstance(message, Go):
+            member.connection.send(message, rank)
 
     def _take_from(self, connection: HeartbeatConnection, rank: int, message: object, now: float) -> None:
         member = self.members.get(rank)
@@ -248,7 +260,7 @@ class FailureCoordinator(Participant):
             first.rank,
             kind=report.kind,
             ranks=list(cause.ranks),
-            text=cause.text.splitlines()[0],
+            text=cause.headline,
             location=first.where,
             traceback="" if end is None else end.words,
         )
@@ -290,6 +302,10 @@ class FailureCoordinator(Participant):
         if self._agreement.is_read and not is_said:
             without = f"; without {ranks_said(missing)}, which did not say how far it is" if missing else ""
             self.say(f"{self._why_stop}: all ranks stop at read {read} of ctx.preempted{without}")
+
+    def _words_for(self, cause: RootCause) -> str:
+        """The traceback, too, where it is that of another agent's rank: ours print their own."""
+        return cause.headline if self._is_own(cause) else cause.text
 
     def _locate(self, question: Locate, ranks: Collection[int]) -> None:
         """Ask the agents of these ranks how far they are."""

@@ -79,7 +79,7 @@ class FailureReporter(Participant):
         self._shows.append(reply)
         self._send(AskStacks(), self.own[0].rank)
         if not self.peers:
-            self._show(["rank 0, which would ask all ranks, is not there any more"])
+            self._show(["rank 0, which would ask all ranks, is no longer there"])
 
     def _show(self, lines: Sequence[str]) -> None:
         shows, self._shows = self._shows, []
@@ -191,7 +191,7 @@ class FailureReporter(Participant):
 
     def _cannot_ask(self, why: str, now: float) -> None:
         self._gone_at, self._why_gone = now, why
-        self._show(["rank 0, which has asked all ranks, is not there any more"])
+        self._show(["rank 0, which has asked all ranks, is no longer there"])
         self.stops.release()
         self._answer_for_rank_0(*self.waiting)
 
@@ -223,6 +223,6 @@ class FailureReporter(Participant):
             if self.is_starting:
                 error = DistbootError("rank-failed", f"all ranks joined, and then rank 0 {rank_0} ended{why}", _LOOK)
             else:
-                text = f"{key.text}: rank 0 {rank_0} is not there any more{why}: it ended, or closed its context"
+                text = f"{key.text}: rank 0 {rank_0} is no longer there{why}: it ended, or closed its context"
                 error = DistbootError("missing-rank", text, _LOOK)
             self._answer(rank, Failed(as_problem(error), key))

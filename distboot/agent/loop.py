@@ -181,10 +181,11 @@ class Participant:
     def _is_own(self, cause: RootCause) -> bool:
         return any(member.rank in cause.ranks for member in self.own)
 
-    def _says_itself(self, cause: RootCause) -> bool:
-        """Whether the output of our rank says it."""
+    def _words_for(self, cause: RootCause) -> str:
+        """What we print of it: one line, if any."""
         first = [member for member in self.own if member.rank in cause.ranks]
-        return any(not cause.is_failure or member.failing or member.end for member in first)
+        is_said = any(not cause.is_failure or member.failing or member.end for member in first)  # by our rank
+        return "" if is_said and len(self.own) == 1 and not cause.restarts else cause.headline
 
     def _is_running(self, connection: HeartbeatConnection) -> bool:
         """Whether a connection is ours, and has ranks that are to end yet."""
@@ -240,8 +241,9 @@ class Participant:
                 self.orders[rank] = StopRequest(at if before is None else min(at, before.at), cause.is_failure)
         if self.root_cause is None:
             self._concluded_at = now
-            if len(self.own) > 1 or cause.restarts or not self._says_itself(cause):
-                self.say(cause.text, event="root_cause", ranks=cause.ranks, is_failure=cause.is_failure)
+            words = self._words_for(cause)
+            if words:
+                self.say(words, event="root_cause", ranks=cause.ranks, is_failure=cause.is_failure)
             if cause.is_failure and not cause.restarts:
                 leave(cause.text, replaces=True)
         self.root_cause = cause  # also again: with the exit code, once that is known

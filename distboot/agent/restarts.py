@@ -19,7 +19,7 @@ from ..errors import CODES
 from ..settings import RestartSettings
 from ..text import log_line, ranks_said
 from .exit_status import ExitStatus
-from .root_cause import RootCause
+from .root_cause import RootCause, place_of
 
 COUNT = "DISTBOOT_RESTART_COUNT"
 _OF_TORCHRUN = "TORCHELASTIC_RESTART_COUNT"  # where scripts and libraries look for it
@@ -29,7 +29,6 @@ _STAYS = {2: "a usage error", 78: "a broken environment", 126: "it cannot be run
 _OF_MPI = ("PMI_", "PMIX_")  # Hydra and Slurm; Open MPI, and Slurm with PMIx
 _LIBRARY = re.compile(r"/libmpi(ch|_abi)?\.so")
 _CODE = re.compile(r"error\[([a-z-]+)\]")
-_FRAME = re.compile(r'File "(.+?)", line (\d+)')
 
 
 class Restarts:
@@ -77,12 +76,12 @@ class Restarts:
         if self._decision is None:
             self._decision = self._why_not(cause, end, now, is_asked=is_asked)
             said = f"no restart: {self._decision}" if self._decision and cause.is_failure else None
-            line = {"round": self.round, "ranks": list(cause.ranks), "text": cause.text.splitlines()[0]}
+            line = {"round": self.round, "ranks": list(cause.ranks), "text": cause.headline}
             self.rounds.append({**line, "start": self._started, "seconds": round(now - self._began, 3)})
         return replace(cause, restarts=not self._decision), said
 
     def _why_not(self, cause: RootCause, end: ExitStatus | None, now: float, *, is_asked: bool) -> str:
-        place = _place_of(end)
+        place = _same_place(end)
         earlier = [at for where, at in self._failures if where == place and now - at <= self.settings.window]
         self._failures.append((place, now))
         code = _exit_code_of(end)
@@ -105,7 +104,9 @@ class Restarts:
         if self.rounds:
             who = f"{ranks_said(cause.ranks)} failed" if cause.ranks else "a rank failed"
             took = f"round {self.round - 1} ended after {time.monotonic() - self._began:.1f} s"
-            log_line("rank 0", f"restart {self.round} of {self._most}: {took}, as {who}", "restart", round=self.round)
+            log_line(
+                "rank 0", f"restart {self.round} of {self._most}: {took}, as {who}", event="restart", round=self.round
+            )
         with suppress(OSError, KeyError):
             os.unlink(os.environ[_ERROR_FILE])  # of the last failure; torchrun is to read that of the job's end
         time.sleep(self.settings.delay)
@@ -127,12 +128,8 @@ def _exit_code_of(end: ExitStatus | None) -> int | None:
     return None if end is None else end.code
 
 
-def _place_of(end: ExitStatus | None) -> str:
+def _same_place(end: ExitStatus | None) -> str:
     """Where in the code a rank has failed, if it was not for another one; empty: a signal, or it is not known."""
     if end is None or end.is_secondary or end.cause:
         return ""
-    frames = _FRAME.findall(end.words)
-    if frames:
-        file, line = frames[0 if end.is_crash else -1]
-        return f"{os.path.basename(file)}:{line}"
-    return f"exit code {end.code}" if end.code else ""
+    return place_of(end) or (f"exit code {end.code}" if end.code else "")

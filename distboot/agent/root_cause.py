@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -25,12 +24,15 @@ GATHERING = 0.1  # seconds in which the ranks of a host that died are lost
 _LEAVING = 10.0  # seconds for a Python that is about to end to do so, while other ranks have lost it already
 _FINISHING = 5.0  # seconds for the rank that failed first to end by itself, with its own exit code
 _FOLLOWING = 0.6  # seconds for another one that fails, too
-_LONGEST = 200  # characters of an exception in one line
+_LONGEST = 160  # characters of a headline
+_LEAST = 40  # characters in it of what an exception says, however long a host name is
 _LONGEST_DELAY = 10.0  # seconds
 _LONGEST_TEXT = 16384  # characters
 _MOST_LINES = 12  # of a traceback, on the ranks that did not write it
 _LEFT_OUT = "…"
 _FRAME = re.compile(r'  File ".*/distboot/([^"]+)", line ')
+_PLACE = re.compile(r'^ +File "([^"]+)", line (\d+),? in (.+)$', re.MULTILINE)  # of Python, and of faulthandler
+_OF_OTHERS = re.compile(r"/(site|dist)-packages/|/lib/python3|^<")
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -55,6 +57,11 @@ class RankState:
         """`"on node-a (node 1, local rank 0, process 4711)"`."""
         process = f", process {self.pid}" if self.pid else ""
         return f"on {escape_control(self.host)} (node {self.node_rank}, local rank {self.local_rank}{process})"
+
+    @property
+    def host_said(self) -> str:
+        """`"on node-a"`."""
+        return f"on {escape_control(self.host)}"
 
     @property
     def is_open(self) -> bool:
@@ -158,10 +165,14 @@ class RootCause:
 
     ranks: tuple[int, ...] = of(several(number))  # those that failed first, or that were stopped first
     is_failure: bool = of(flag)  # else an external signal stopped the job
-    text: str = of(text(_LONGEST_TEXT))  # what all ranks print
+    text: str = of(text(_LONGEST_TEXT))  # the headline, which all ranks print, and the lines of a traceback
     delay: float = of(_delay, default=0.0)  # seconds before the others stop, so that their launcher sees it first
     exit_code: int = of(integer(1, 255), default=STOPPED)  # of the job
     restarts: bool = of(flag, default=False)  # whether another round follows
+
+    @property
+    def headline(self) -> str:
+        return self.text.partition("\n")[0]
 
     def until_stop(self, member: RankState) -> float:
         """Seconds until a rank has to stop for it, which may be about to end by itself."""
@@ -197,28 +208,37 @@ def from_exit(member: RankState, end: ExitStatus, delay: float, failed: str = "f
     is_said = len(words) == 1 and words[0].startswith(EXITED)  # by the headline
     lines = "" if is_said else shown("\n".join(_excerpt(words, innermost_first=end.is_crash)))
     why = ", because a peer disconnected" if end.is_secondary else ""
-    at = time.strftime("%H:%M:%S", time.gmtime(end.when))
-    text = f"rank {member.rank} {failed}{why}: {failure_text(end)}, {member.where}, at {at} UTC{lines}"
-    return RootCause((member.rank,), True, text, delay, exit_code_of(end))
+    at = place_of(end)
+    head = _headline(f"rank {member.rank} {failed}{why}: ", failure_text(end), member, f", in {at}" if at else "")
+    return RootCause((member.rank,), True, head + lines, delay, exit_code_of(end))
 
 
 def from_early_end(done: Sequence[RankState], others: int, then: RootCause) -> RootCause:
     """Ranks had ended well when one of the others failed, as a peer had disconnected."""
     ranks = [member.rank for member in done]
     training = "1 other rank was" if others == 1 else f"{others} other ranks were"
-    said = f"{ranks_said(ranks)} exited with code 0 while {training} still training, {done[0].where}; then {then.text}"
-    return replace(then, ranks=tuple(ranks), text=said)
+    victim, lines = then.text.partition(": ")[0], then.text.removeprefix(then.headline)
+    said = f"{ranks_said(ranks)} exited with code 0 while {training} still training, {done[0].host_said}; then {victim}"
+    return replace(then, ranks=tuple(ranks), text=said + lines)
 
 
 def failure_text(end: ExitStatus) -> str:
     """`"uncaught exception: ValueError: …"`, `"exited: no dataset"`, `"exit code 3"`."""
     if not _is_exception(end):
         return end.describe()
-    headline = escape_control(_headline(end.words.splitlines()))
-    exited = headline.startswith(EXITED)
-    message = headline.removeprefix(EXITED)
-    cut = message if len(message) <= _LONGEST else message[:_LONGEST] + "…"
-    return ("exited: " if exited else "uncaught exception: ") + cut
+    message = escape_control(_message(end.words.splitlines()))
+    begin = "exited: " if message.startswith(EXITED) else "uncaught exception: "
+    return begin + _fitting(message.removeprefix(EXITED), _LONGEST)
+
+
+def place_of(end: ExitStatus) -> str:
+    """Where in the code it has failed, `"load (data.py:41)"`: in the script's own, if any is; empty: not known."""
+    frames = _PLACE.findall(end.words)
+    frames = [frame for frame in frames if not _OF_OTHERS.search(frame[0])] or frames
+    if not frames:
+        return ""
+    file, line, function = frames[0 if end.is_crash else -1]
+    return escape_control(f"{function} ({os.path.basename(file)}:{line})")
 
 
 def exit_code_of(end: ExitStatus) -> int:
@@ -235,20 +255,20 @@ def _is_exception(end: ExitStatus) -> bool:
 def from_disconnect(gone: Sequence[RankState], why: str) -> RootCause:
     """Ranks of one node are unreachable, and have not said anything."""
     first, ranks = gone[0], [member.rank for member in gone]
-    where = first.where if len(gone) == 1 else f"on {escape_control(first.host)} (node {first.node_rank})"
-    return RootCause(tuple(ranks), True, f"{ranks_said(ranks)} became unreachable first: {why}, {where}")
+    begin, node = f"{ranks_said(ranks)} became unreachable first: ", f" (node {first.node_rank})"
+    return RootCause(tuple(ranks), True, _headline(begin, why, first, node))
 
 
 def from_late(member: RankState, ranks: Sequence[int], text: str, end: ExitStatus | None) -> RootCause:
     """Others have waited in vain for ranks, the first of which is this; `end`: how one of these others has failed."""
     gave_up = "" if end is None else f"; then one of those that waited failed: {failure_text(end)}"
     code = STOPPED if end is None else exit_code_of(end)
-    return RootCause(tuple(ranks), True, f"{text}, {member.where}{gave_up}", exit_code=code)
+    return RootCause(tuple(ranks), True, _fitting(f"{text}, {member.host_said}{gave_up}", _LONGEST), exit_code=code)
 
 
 def from_signal(member: RankState, number: int) -> RootCause:
     """An external signal stopped a rank, and so the job."""
-    text = f"stopped by an external {signal_name(number)}: rank {member.rank} got it first, {member.where}"
+    text = f"stopped by an external {signal_name(number)}: rank {member.rank} got it first, {member.host_said}"
     return RootCause((member.rank,), False, text, exit_code=128 + number)
 
 
@@ -280,7 +300,17 @@ def _is_ours(line: str) -> bool:
     return file is not None and os.path.isfile(os.path.join(_PACKAGE, file[1]))
 
 
-def _headline(words: Sequence[str]) -> str:
+def _headline(begin: str, what: str, member: RankState, more: str = "") -> str:
+    """One line that says who, what and where."""
+    end = f", {member.host_said}{more}"
+    return begin + _fitting(what, max(_LEAST, _LONGEST - len(begin) - len(end))) + end
+
+
+def _fitting(message: str, most: int) -> str:
+    return message if len(message) <= most else message[: most - 1] + "…"
+
+
+def _message(words: Sequence[str]) -> str:
     """The first line of the exception itself in a traceback, or of an exit: what it says may have several."""
     if words[0].startswith(EXITED):
         return words[0]

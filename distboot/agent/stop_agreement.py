@@ -95,7 +95,7 @@ class StopPages:
         self._late_at = inf
         behind = {rank: page for rank, page in self._pages.items() if rank in ranks and 0 < page[READS] < page[STOP]}
         return {
-            rank: f"warning: it has not come to its next read of ctx.preempted within {self._limit:g} s: "
+            rank: f"warning: it has not reached its next read of ctx.preempted within {self._limit:g} s: "
             f"it is at read {page[READS]}, and all ranks stop at read {page[STOP]}"
             for rank, page in behind.items()
         }

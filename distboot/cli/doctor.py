@@ -48,7 +48,7 @@ def doctor(arguments: list[str]) -> int:
     parser.add_argument(
         "--job",
         action="store_true",
-        help="to be run on all ranks: let them meet once, and print what is not ok on which of them (rank 0 does)",
+        help="run on all ranks: they meet once, and rank 0 prints what is not ok on which of them",
     )
     options = parser.parse_args(arguments)
     environ = {**os.environ, "DISTBOOT_LAUNCHER": options.launcher} if options.launcher else os.environ
@@ -144,8 +144,8 @@ def _escaped(finding: Finding) -> Finding:
 
 
 def _none_from(why: str) -> list[Finding]:
-    remedy = "look at its output: all ranks are to run `doctor --job`, of the same distboot"
-    return [Finding("doctor", "unknown", f"the findings of this rank did not come: {why}", remedy)]
+    remedy = "look at its output: all ranks must run `doctor --job`, with the same version of distboot"
+    return [Finding("doctor", "unknown", f"the findings of this rank did not arrive: {why}", remedy)]
 
 
 def grouped(found: Mapping[int, Iterable[Finding]]) -> list[tuple[Finding, list[int]]]:

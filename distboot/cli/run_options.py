@@ -158,7 +158,7 @@ def _parser() -> Parser:
         help="a second failure at the same place in the code within this time is taken for a bug, and is not followed "
         "by a restart; 0: none is (default: DISTBOOT_RESTART_WINDOW, or 600)",
     )
-    group = parser.add_argument_group("for launches of one process a node, pod or container")
+    group = parser.add_argument_group("for launches of one process per node, pod or container")
     group.add_argument(
         "--nproc-per-node",
         type=_processes,
@@ -184,7 +184,7 @@ def count_of(wanted: str, placement: Placement, environ: Mapping[str, str]) -> i
         raise DistbootError(
             "usage",
             f"--nproc-per-node, but {placement.launcher} started {many} processes on this node",
-            "start one process a node, or leave --nproc-per-node (or DISTBOOT_NPROC_PER_NODE) out",
+            "start one process per node, or leave --nproc-per-node (or DISTBOOT_NPROC_PER_NODE) out",
         )
     if wanted.isdigit():
         return int(wanted)

@@ -32,7 +32,7 @@ def show(arguments: list[str]) -> int:
     parser.add_argument(
         "--job",
         action="store_true",
-        help="to be run on all ranks: let them meet once, and say where each is (rank 0 does), or who is missing",
+        help="run on all ranks: they meet once, and rank 0 says where each is, or who is missing",
     )
     options = parser.parse_args(arguments)
     placement = detect(launcher=options.launcher)

@@ -135,7 +135,7 @@ def _working_directory() -> str:
     try:
         return short_repr(os.getcwd())
     except FileNotFoundError:
-        return "the working directory, which is not there any more"
+        return "the working directory, which is no longer there"
 
 
 def _interpreter_options() -> list[str]:

@@ -72,8 +72,8 @@ OFF = "none"
 _JOB_IDS_OF_PLATFORMS = {name for platform in PLATFORMS for name in platform.job_id_variables}
 _ONE_A_NODE = "one process was started on each node; if it is to start several ranks there, see --nproc-per-node"
 NODE_LEVEL_HINT = (
-    "let the wrapper start the ranks: python -m distboot --nproc-per-node N script.py …, with N processes a node, "
-    "or auto for one an accelerator (without any: one a CPU), or 1 if there is to be no other"
+    "let the wrapper start the ranks: python -m distboot --nproc-per-node N script.py …, with N processes per node, "
+    "or auto for one per accelerator (per CPU if there are none), or 1 for a single process"
 )
 _SCHEDULERS = (FLUX, LSF, PALS)  # with which people start the daemons of an MPI, as with Slurm
 

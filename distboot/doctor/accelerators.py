@@ -182,7 +182,7 @@ def _enough(machine: Machine, left: list[str], seen: str) -> Finding:
     """Whether each local rank gets one."""
     ranks = machine.placement().local_world_size
     if ranks is not None and of_host.own_index(len(left), machine.environ, ranks - 1) is None:
-        remedy = f"start {len(left)} a node, or show each rank all of the node's accelerators"
+        remedy = f"start {len(left)} per node, or show each rank all of the node's accelerators"
         return problem(f"{seen}; {ranks} ranks are on this node", remedy)
     return ok(seen)
 

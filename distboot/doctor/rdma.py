@@ -218,7 +218,7 @@ def nccl_settings(machine: Machine) -> list[Finding]:
     for setting, what in (("NCCL_P2P_DISABLE", "from GPU to GPU"), ("NCCL_SHM_DISABLE", "through shared memory")):
         if given.get(setting) == "1":
             seen = f"{setting}=1: the ranks of a node do not talk {what}"
-            found.append(warning(seen, f"unset {setting}, once what it was set for is mended"))
+            found.append(warning(seen, f"unset {setting}, once the reason for setting it is fixed"))
     with suppress(ValueError):
         threads, sockets = (int(given.get(each, "1")) for each in ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"))
         if threads * sockets > 64:

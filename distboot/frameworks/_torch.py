@@ -87,7 +87,7 @@ def own_device(placement: Placement, environ: Mapping[str, str], count: int, kin
     if index is None:
         where = f"local rank {placement.local_rank} of {placement.local_world_size}"
         problem = f"{where} has no {kind} of its own: {count} visible"
-        hint = f"start fewer processes a node, show them more devices, or {on_cpu} to train on the CPU"
+        hint = f"start fewer processes per node, show them more devices, or {on_cpu} to train on the CPU"
         raise DistbootError("too-few-accelerators", problem, hint)
     return index
 

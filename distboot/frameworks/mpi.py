@@ -54,7 +54,7 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
         return loaded(), Ready()
 
     library = job.ready(step)
-    remedy = "look for a rank that did not come to init(), and at what MPI itself says"
+    remedy = "look for a rank that did not reach init(), and at what MPI itself says"
     with _watched(placement, library, job.join_timeout, "MPI did not start", remedy):
         world = _started(library, placement)
         comm = world.Dup()
@@ -81,7 +81,7 @@ def located(placement: Placement, join_timeout: float, *, used: bool) -> tuple[P
     unknown = placement.master_addr is None or (used and placement.master_port is None)
     if not unknown or placement.launcher not in MPI_LAUNCHERS or find_spec("mpi4py") is None:
         return placement, []
-    remedy = "look for a rank that did not start or did not come to init(), or set MASTER_ADDR and MASTER_PORT for all"
+    remedy = "look for a rank that did not start or did not reach init(), or set MASTER_ADDR and MASTER_PORT for all"
     try:
         library = loaded()
         with _watched(placement, library, join_timeout, "MPI did not say where rank 0 is", remedy):
@@ -176,6 +176,6 @@ def _watched(placement: Placement, library: Any, limit: float, late: str, remedy
     """
     name, who = _name(library), placement.who
     too_late = DistbootError("join-timeout", f"{late} within {limit:g} s ({name})", remedy).of(who)
-    problem = f"this process has ended while {name} was to start under launcher {placement.launcher!r}"
+    problem = f"this process has ended while {name} was starting under launcher {placement.launcher!r}"
     with deadline(limit, too_late, DistbootError("mpi-failed", problem, _MEND).of(who)):
         yield

@@ -262,7 +262,7 @@ def own_gpus(tf: Any, job: JobInfo, cluster: Cluster, options: Options, environ:
             raise DistbootError(
                 "too-few-accelerators",
                 f"{len(users)} ranks of this node use GPUs, and this one sees {len(found)}",
-                "start fewer processes a node (TensorFlow uses all GPUs of a node in one), or show them more devices; "
+                "start fewer processes per node (TensorFlow uses all GPUs of one), or show them more devices; "
                 "CUDA_VISIBLE_DEVICES= trains on the CPU",
             )
         own = [index]

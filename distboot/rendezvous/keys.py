@@ -182,12 +182,12 @@ class Keys:
             return
         one = self._waiting.pop(key)
         missing = self._node_of.keys() - one.ends.keys()
-        hint = "look at the output of the missing ranks: they ended early, hang, or do not come here"
+        hint = "look at the output of the missing ranks: they ended early, hang, or never get here"
         if missing & self._gone:
-            why = f"{self._ranks(missing & self._gone)} ended, or closed its context, without coming here"
+            why = f"{self._ranks(missing & self._gone)} ended, or closed its context, without getting here"
             error = too_late = _missing(key, why, hint)
         else:
-            came = f"{len(one.ends)} of {len(self._node_of)} ranks came"
+            came = f"{len(one.ends)} of {len(self._node_of)} ranks arrived"
             error = _missing(key, f"{came} within {limit:g} s, missing {self._named(missing)}", hint)
             hint = "look for what kept this rank, or give it more time: init(timeout=…)"
             too_late = _not_waited_for(key, one.ends, limit, hint)

@@ -30,13 +30,14 @@ class JobState:
         self.registered: dict[int, Event] = {}  # by rank, as the next one
         self.exited: dict[int, Event] = {}
         self.root_cause: dict[str, Any] | None = None  # the details of that event; None: nothing has gone wrong
+        self.caused_at = 0.0  # seconds since the epoch
         self.failed: set[int] = set()  # the ranks of which a failure is known
         self.late: set[int] = set()  # the ranks for which others waited to the end
         for one in events:
             if one.rank is None:
                 continue
             if one.event == "root_cause":
-                self.root_cause = one.details
+                self.root_cause, self.caused_at = one.details, one.time
             elif one.event == "registered":
                 self.registered[one.rank] = one
             elif one.event == "exited":
@@ -99,7 +100,9 @@ def summary_line(events: Sequence[Event], membership: Membership, separate_jobs:
         well = "all ended well" if codes.keys() == {"0"} else "no failure was seen"
         how = _apart(events, separate_jobs) or well
     else:
-        how = state.root_cause["text"]
+        cause = state.root_cause  # which was said when it came: what is new is where that rank was, and when
+        begin, at = cause["text"].partition(": ")[0], datetime.fromtimestamp(state.caused_at, timezone.utc)
+        how = f"{begin} at {at:%H:%M:%S} UTC, {cause['location']}"
     more = f"; {later} failed after that" if later else ""
     listed = ", ".join(f"{code} ({ranks_said(here)})" for code, here in codes.items())
     length = now - state.registered[0].time
@@ -283,13 +286,9 @@ def _headline(events: Sequence[Event], state: JobState, membership: Membership, 
         return f"{_size(membership)}: {_apart(events, separate_jobs) or 'all ' * (size > 1) + 'ended well'}"
     if cause is None:
         return f"{_size(membership)}: no failure was seen; how {states['not known']} of them ended is not known"
-    text: str = cause["text"].split(f", {cause['location']}")[0]
-    text, host = text[0].upper() + text[1:], membership.hosts[membership.node_of()[cause["ranks"][0]]]
-    if not state.is_failure:
-        return text
-    on_host = "" if f" on {host}" in text else f", on {host}"  # where exactly is said with the failure
-    counts = [f"{states[one]} {said}" for one, said in _AFTER.items() if states[one]]
-    return f"{text}{on_host}; {', '.join(counts)}" if counts else text + on_host
+    text = cause["text"][0].upper() + cause["text"][1:]
+    counts = [f"{states[one]} {said}" for one, said in _AFTER.items() if states[one] and state.is_failure]
+    return f"{text}; {', '.join(counts)}" if counts else text
 
 
 def _apart(events: Sequence[Event], separate_jobs: str) -> str:

@@ -58,7 +58,7 @@ def _read_kubeflow(reader: EnvReader) -> None:
 
 KUBEFLOW = Launcher(
     name="kubeflow",
-    title="Kubeflow PyTorchJob and TrainJob, several processes a pod (PET_*)",
+    title="Kubeflow PyTorchJob and TrainJob, several processes per pod (PET_*)",
     markers=_KUBEFLOW,
     more=_read_kubeflow,
     source="documentation: Kubeflow training operator v1, pkg/controller.v1/pytorch/envvar.go; Kubeflow Trainer v2, "
