@@ -1,7 +1,8 @@
 """A plugin for pytest: `@pytest.mark.ranks(4)` runs a test in four ranks of this host, each a pytest of that one test.
 
-The ranks are those of the wrapper (`python -m distboot --nproc-per-node 4`): when one fails all others end, and its
-report becomes that of the test. Fixtures are made in every rank. It costs a run without the mark nothing but this file.
+The ranks are those of the wrapper (`python -m distboot --nproc-per-node 4`), or, with `ranks(4, as_="mpirun 2x2")`,
+find what that launcher sets: when one fails all others end, and its report becomes that of the test. Fixtures are made
+in every rank. It costs a run without the mark nothing but this file.
 """
 
 from __future__ import annotations
@@ -18,15 +19,21 @@ from pathlib import Path
 
 import pytest
 
+from .errors import DistbootError
+from .host import free_port
+from .trial.launches import environ_of, parse
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any
+
+    from .trial.launches import Launch
 
 _FOLDER = "DISTBOOT_PYTEST"  # where a rank writes its reports
 _TIMEOUT = 300.0  # seconds for a test
 _STACKS = 3.0  # seconds for the ranks to say where they are
-_MARK = "ranks(count, timeout=300): run the test in so many ranks, which have so many seconds"
+_MARK = "ranks(count, timeout=300, as_=None): run the test in so many ranks, in so many seconds; as 'mpirun 2x2', say"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -63,18 +70,31 @@ class _Rank:
             os._exit(1)  # without the teardown, in which it might wait for the others
 
 
-def _wanted(count: int, *, timeout: float = _TIMEOUT) -> tuple[int, float]:
+def _wanted(count: int, *, timeout: float = _TIMEOUT, as_: str | None = None) -> tuple[int, float, Launch | None]:
     """What the mark says."""
     if type(count) is not int or count < 1:
         raise pytest.UsageError(f"@pytest.mark.ranks({count!r}): a number of ranks is needed, at least 1")
-    return count, timeout
+    if as_ is None:
+        return count, timeout, None
+    try:
+        launch = parse(as_)
+    except DistbootError as error:
+        raise pytest.UsageError(f"@pytest.mark.ranks({count}, as_={as_!r}): {error.message}; {error.hint}") from None
+    if launch.nodes * launch.per_node != count:
+        raise pytest.UsageError(f"@pytest.mark.ranks({count}, as_={as_!r}): that is another number of ranks")
+    return count, timeout, launch
 
 
-def _reports(item: pytest.Item, count: int, timeout: float) -> list[pytest.TestReport]:
+def _reports(item: pytest.Item, count: int, timeout: float, launch: Launch | None) -> list[pytest.TestReport]:
     """The reports of the rank that failed first, or of rank 0."""
     begin = time.time()
     with tempfile.TemporaryDirectory(prefix="distboot-pytest-") as name:
-        said, why = _run(_command(item, count), {**os.environ, **_environ(name)}, timeout)
+        environ = {**os.environ, **_environ(name)}
+        if launch is None:
+            said, why = _run(_command(item, f"--nproc-per-node={count}"), [environ], timeout)
+        else:
+            environs = [environ_of(launch, process, environ) for process in launch.processes(free_port())]
+            said, why = _run(_command(item), environs, timeout)
         found = [_read(item, Path(name) / f"rank-{rank}") for rank in range(count)]
     bad = [(at, rank) for rank, reports in enumerate(found) for at, one in reports if _is_bad(one)]
     reports = [one for _, one in found[min(bad)[1] if bad else 0]]
@@ -91,14 +111,14 @@ def _reports(item: pytest.Item, count: int, timeout: float) -> list[pytest.TestR
     return reports
 
 
-def _command(item: pytest.Item, count: int) -> list[str]:
+def _command(item: pytest.Item, *options: str) -> list[str]:
     """The wrapper, with a pytest of this test alone."""
     name = f"{item.path}::{item.nodeid.partition('::')[2]}"
     config = item.config
     ini = [] if config.inipath is None else ["-c", str(config.inipath)]
     here = ["--rootdir", str(config.rootpath), *ini, "-o", "addopts="]
     run = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *here, name]
-    return [sys.executable, "-m", "distboot", "--nproc-per-node", str(count), *run]
+    return [sys.executable, "-m", "distboot", "run", *options, *run]
 
 
 def _environ(folder: str) -> Mapping[str, str]:
@@ -106,30 +126,42 @@ def _environ(folder: str) -> Mapping[str, str]:
     return {_FOLDER: folder, "DISTBOOT_SIGQUIT": "stacks", "DISTBOOT_GRACE": "1", "PYTEST_ADDOPTS": ""}
 
 
-def _run(command: list[str], environ: Mapping[str, str], timeout: float) -> tuple[str, str]:
-    """What the wrapper has printed, and why the test has failed; empty: it has not."""
+def _run(command: list[str], environs: Sequence[Mapping[str, str]], timeout: float) -> tuple[str, str]:
+    """What the wrappers have printed, and why the test has failed; empty: it has not."""
     with tempfile.TemporaryFile() as output:
         # In a session of its own, so that its children, too, get no key of our terminal.
-        process = subprocess.Popen(
-            command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=output,
-            start_new_session=True,
-        )  # fmt: skip
+        processes = [
+            subprocess.Popen(
+                command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=output,
+                start_new_session=True,
+            )
+            for environ in environs
+        ]  # fmt: skip
         try:
-            code = process.wait(timeout)
-            why = f"the ranks ended with exit code {code}" if code else ""
+            end = time.monotonic() + timeout
+            codes = [process.wait(max(end - time.monotonic(), 0.0)) for process in processes]
+            why = f"the ranks ended with exit code {max(codes)}" if any(codes) else ""
         except subprocess.TimeoutExpired:
             why = f"the ranks have not ended within {timeout:g} s"
-            process.send_signal(signal.SIGQUIT)
+            processes[0].send_signal(signal.SIGQUIT)
             with suppress(subprocess.TimeoutExpired):
-                process.wait(_STACKS)
+                processes[0].wait(_STACKS)
         finally:
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_STACKS)
-            process.kill()
-            process.wait()
+            _end(processes)
         output.seek(0)
         return output.read().decode(errors="replace"), why
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Let what is left end, or end it."""
+    for process in processes:
+        process.terminate()
+    end = time.monotonic() + _STACKS
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(end - time.monotonic(), 0.0))
+        process.kill()
+        process.wait()
 
 
 def _read(item: pytest.Item, path: Path) -> list[tuple[float, pytest.TestReport]]:

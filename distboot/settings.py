@@ -47,9 +47,11 @@ RANK = (  # by the agent of a node, for each rank of its own
 INTERNAL = (
     "DISTBOOT_AGENT",
     "DISTBOOT_CRASH_HOOKS",
+    "DISTBOOT_HOST",
     "DISTBOOT_PLACEMENT",
     "DISTBOOT_PYTEST",
     "DISTBOOT_RESTART_COUNT",
+    "DISTBOOT_TRY",
     *RANK,
 )
 KNOWN = (*DEFAULTS, *INTERNAL)

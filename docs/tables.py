@@ -23,7 +23,7 @@ from distboot.errors import CODES
 REFERENCE = Path(__file__).parent / "reference"
 PACKAGE = Path(distboot.__file__).parent
 
-_COMMANDS = ("", "run", "show", "env", "doctor", "launchers")
+_COMMANDS = ("", "run", "show", "env", "doctor", "launchers", "try")
 # What looks like the name of a variable, as a whole string: OMPI_COMM_WORLD_RANK, OMPI_MCA_orte_hnp_uri, NCCL_ as the
 # beginning of many; and those few that have no underscore.
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_(?:[A-Za-z0-9_]*[A-Za-z0-9])?")

@@ -19,7 +19,7 @@ AZUREML_PYTORCH = _env("""
 # A command that is started once on each of two nodes, without a number of a process.
 AZUREML_NODE = _env("NODE_RANK=1 WORLD_SIZE=2 MASTER_ADDR=10.0.0.4 MASTER_PORT=6105")
 
-# Kubeflow training operator v1, PyTorchJob with one process a pod.
+# Kubeflow training operator v1, PyTorchJob with one process per pod.
 PYTORCHJOB = _env("""
     RANK=2 WORLD_SIZE=3 MASTER_ADDR=digits-master-0 MASTER_PORT=23456 PYTHONUNBUFFERED=1 PET_NPROC_PER_NODE=auto
     PET_NNODES=3 KUBERNETES_SERVICE_HOST=10.96.0.1

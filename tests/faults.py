@@ -73,7 +73,7 @@ NO_MEMORY = "(exit code 1|uncaught exception: MemoryError)"
 HOST_GONE = "rank(s 2-3| 2| 3) (became unreachable|failed) first: "
 _B_GONE = "(ranks 2-3|rank [23]) became unreachable first: "
 CUT = {0: _B_GONE, 1: _B_GONE, 2: "rank 0 became unreachable first: ", 3: "rank 0 became unreachable first: "}
-NAN = r"(exit code 1|uncaught exception: RuntimeError: the loss is nan), on nodeb \(node 1, local rank 1, process \d+\)"
+NAN = r"(exit code 1|uncaught exception: RuntimeError: the loss is nan), on nodeb"
 
 
 def _failed(name: str, title: str, how: str, code: int | None, rank: int = 3, **more: Any) -> Fault:

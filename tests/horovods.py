@@ -19,7 +19,7 @@ __all__ = ["OPENMPI4", "needs_openmpi4"]  # which others have from here
 
 UNDER_4 = (str(OPENMPI4), "--oversubscribe", "-n", "2")
 
-# One line a rank, written in one piece: what Horovod says of itself, and the sum of rank + 1 over all ranks.
+# One line per rank, written in one piece: what Horovod says of itself, and the sum of rank + 1 over all ranks.
 SAY = """
 import json, os, sys
 def say(hvd, total, **more):

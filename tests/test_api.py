@@ -84,7 +84,8 @@ def _options(command: str) -> Iterator[str]:
         raise _Caught(parser)
 
     with patch.object(argparse.ArgumentParser, "parse_args", caught), pytest.raises(_Caught) as found:
-        getattr(import_module(f"distboot.cli.{command_line._COMMANDS[command]}"), command)(["train.py"])
+        module, function = command_line._COMMANDS[command]
+        getattr(import_module(module, "distboot.cli"), function)(["train.py"])
     for action in found.value.args[0]._actions:
         more = {"choices": action.choices, "default": action.default, "nargs": action.nargs}
         said = "".join(f", {key} {value!r}" for key, value in more.items() if value not in (None, argparse.SUPPRESS))

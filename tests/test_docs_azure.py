@@ -92,7 +92,7 @@ def test_azures_package_makes_it(made: dict[Block, dict[str, Any]], block: Block
         assert distribution["worker_count"] == nodes
         return
     assert job["shm_size"], "DataLoader workers and NCCL need it"
-    # Eight ranks a node: of Azure's, or of the wrapper's where Azure starts one process; `deepspeed` starts its own.
+    # Eight ranks per node: of Azure's, or of the wrapper's where Azure starts one process; `deepspeed` starts its own.
     own = distribution.get("process_count_per_instance", 1)
     assert own == (1 if NPROC in command or " -- deepspeed " in command else 8)
     assert distribution or nodes in (None, 1), "several machines need a distribution"

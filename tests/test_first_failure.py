@@ -6,7 +6,6 @@ A rank is process 1 of a container here, whose kubelet is a file that is mounted
 from __future__ import annotations
 
 import os
-import re
 import sys
 from pathlib import Path
 

@@ -77,7 +77,7 @@ def _below(name: str, command: list[str], launcher: str, ranks: int, mark: pytes
 def test_each_rank_starts_a_job_of_its_own(
     start: Start, request: pytest.FixtureRequest, command: list[str], launcher: str, ranks: int
 ) -> None:
-    """Also two `deepspeed` at once, which both want port 29500. MPICH has one rank a job: for two it needs a port."""
+    """Also two `deepspeed` at once, which both want port 29500. MPICH has one rank per job: for two it needs a port."""
     ended = start(*command)
     lines = _lines(ended)
     assert [[rank, size, nodes] for rank, size, _, _, *nodes in (line["place"] for line in lines)] == [

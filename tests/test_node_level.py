@@ -1,4 +1,4 @@
-"""One process a node or pod: told apart from a rank, refused as one, and turned into ranks by the wrapper."""
+"""One process per node or pod: told apart from a rank, refused as one, and turned into ranks by the wrapper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One process a node becomes its ranks: on two hosts, with uneven counts, whatever started the one process."""
+"""One process per node becomes its ranks: on two hosts, with uneven counts, whatever started the one process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PLATFORMS: dict[str, list[Mapping[str, str]]] = {
     "TrainJob": [{**_TRAINJOB, "PET_NODE_RANK": str(node)} for node in (0, 1)],
     "Volcano": [{**_VOLCANO, "RANK": str(node), "VC_TASK_INDEX": "0", "VK_TASK_INDEX": "0"} for node in (0, 1)],
     "AWS Batch": [{**_BATCH, "AWS_BATCH_JOB_NODE_INDEX": str(node)} for node in (0, 1)],
-    "Azure ML, one process a node": [{**_TWO, "NODE_RANK": str(node)} for node in (0, 1)],
+    "Azure ML, one process per node": [{**_TWO, "NODE_RANK": str(node)} for node in (0, 1)],
     "SageMaker": [{**_SAGEMAKER, "SM_CURRENT_HOST": host} for host in ("nodea", "nodeb")],
 }
 

@@ -24,7 +24,7 @@ def _address(placement: Placement) -> tuple[str | None, int | None]:
     [
         # Nothing in the environment proves how many there are on this node, and how many nodes.
         (AZUREML_PYTORCH, "azureml", "dreamy_clock_1f2z7", (3, 4, 1, None, 1, None), AZURES),
-        # One process a node is a rank until the node is known.
+        # One process per node is a rank until the node is known.
         ({**AZUREML_PYTORCH, **ONE_A_NODE}, "azureml", "dreamy_clock_1f2z7", (1, 2, 0, None, 1, None), AZURES),
         (PYTORCHJOB, "kubernetes", None, (2, 3, None, None, None, None), ("digits-master-0", 23456)),
     ],

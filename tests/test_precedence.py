@@ -86,7 +86,7 @@ def test_plain_rank_in_a_world_of_the_same_size_is_ignored_and_noted() -> None:
     ],
 )
 def test_launcher_inside_a_slurm_step_wins_and_the_step_is_noted(inner: str, launcher: str) -> None:
-    # The step of one task a node with which these launchers' daemons are started.
+    # The step of one task per node with which these launchers' daemons are started.
     step = one("slurm-srun-22.05.8/2nodes_1proc", 1)
     placement = detect({**step, **one(inner, 3)})
     assert (placement.launcher, placement.rank, placement.world_size) == (launcher, 3, 4)
@@ -148,7 +148,7 @@ MPI_4, INTELMPI_0 = one("openmpi-4.1.4/2nodes_2procs", 0), one(INTELMPI, 0)
         (one("horovodrun-0.28.1/gloo_2nodes_2procs", 0), one("mpich-4.0.2/2nodes_2procs", 3), "0 of 4, 3 of 4"),
         (MPI_5, {"PMI_RANK": "3", "PMI_SIZE": "4"}, "0 of 4, 3 of 4"),
         (MPI_5, tf_config("worker", 0), "0 of 4, 1 of 3"),
-        # A step of one task a node is that of the daemons; one of two is not, and one of which nothing says it.
+        # A step of one task per node is that of the daemons; one of two is not, and one of which nothing says it.
         (MPICH, one(STEP, 3), "0 of 4, 3 of 4"),
         (MPI_4, one(STEP, 3), "0 of 4, 3 of 4"),
         (INTELMPI_0, one(STEP, 3), "0 of 4, 3 of 4"),

@@ -22,6 +22,19 @@ def test_together(rank, tmp_path):
         ctx.barrier()
         assert (ctx.rank, ctx.world_size) == (rank, 2)
 
+@pytest.mark.ranks(4, as_="srun 2x2")
+def test_as_slurm_starts_it(rank):
+    with distboot.init("none") as ctx:
+        assert (ctx.rank, ctx.node_rank, ctx.local_rank) == (rank, rank // 2, rank % 2)
+        assert os.environ["SLURM_PROCID"] == str(rank)
+
+@pytest.mark.ranks(2, as_="mpirun 2x1")
+def test_fails_on_the_second_node(rank):
+    ctx = distboot.init("none")
+    assert ctx.node_rank == 0, "the other node"
+    ctx.barrier()
+    time.sleep(100)
+
 @pytest.mark.ranks(3)
 @pytest.mark.parametrize("culprit", [0, 2])
 def test_fails_in_one(rank, culprit):
@@ -80,7 +93,8 @@ def test_outcomes_are_those_of_the_ranks(run: Run, tmp_path: Path) -> None:
     }
     assert found == {
         "test_together": "PASSED", "test_fails_in_one[0]": "FAILED", "test_fails_in_one[2]": "FAILED",
-        "test_killed": "FAILED", "test_hangs": "FAILED", "test_skipped": "SKIPPED", "test_expected": "XFAIL",
+        "test_killed": "FAILED", "test_as_slurm_starts_it": "PASSED", "test_fails_on_the_second_node": "FAILED",
+         "test_hangs": "FAILED", "test_skipped": "SKIPPED", "test_expected": "XFAIL",
         "test_broken_fixture": "ERROR", "test_without_ranks": "PASSED",
     }, out  # fmt: skip
     for rank in (0, 2):
@@ -88,6 +102,7 @@ def test_outcomes_are_those_of_the_ranks(run: Run, tmp_path: Path) -> None:
         assert f"rank {rank} of 3" in out
         assert f"culprit = {rank}" in out
     assert "AssertionError: the culprit" in out
+    assert "AssertionError: the other node" in out
     assert "rank 1 failed first: killed by SIGKILL" in out
     assert "the ranks have not ended within 8 s" in out
     assert "rank 1: test_hangs (test_it.py:" in out
@@ -95,8 +110,16 @@ def test_outcomes_are_those_of_the_ranks(run: Run, tmp_path: Path) -> None:
     assert time.monotonic() - begin < 100  # no rank has slept to its end
 
 
-def test_mark_that_cannot_be(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text("import pytest\n@pytest.mark.ranks(0)\ndef test(): pass\n")
+@pytest.mark.parametrize(
+    ("mark", "said"),
+    [
+        ("0", "a number of ranks is needed, at least 1"),
+        ("3, as_='mpirun 2x2'", "that is another number of ranks"),
+        ("4, as_='mpirnu 2x2'", "did you mean 'mpirun'?"),
+    ],
+)
+def test_mark_that_cannot_be(run: Run, tmp_path: Path, mark: str, said: str) -> None:
+    (tmp_path / "test_it.py").write_text(f"import pytest\n@pytest.mark.ranks({mark})\ndef test(): pass\n")
     done = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py")
     assert done.returncode != 0
-    assert "a number of ranks is needed, at least 1" in done.stdout + done.stderr
+    assert said in done.stdout + done.stderr

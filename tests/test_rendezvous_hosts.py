@@ -74,7 +74,7 @@ def _job(
     each: Mapping[int, Mapping[str, str]] | None = None,
     **variables: str,
 ) -> dict[int, Done]:
-    """One process a rank, started by hand with RANK, WORLD_SIZE and the address; `late` waits before it starts one."""
+    """One process per rank, started by hand with RANK, WORLD_SIZE and the address; `late` waits before one."""
     base = {"MASTER_ADDR": "nodea", "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1", **variables}
 
     def start(rank: int) -> Done:

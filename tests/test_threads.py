@@ -1,4 +1,4 @@
-"""How many threads a rank is told to start: its part of the CPUs, unless the user or the launcher has said it."""
+"""How many threads per rank is told to start: its part of the CPUs, unless the user or the launcher has said it."""
 
 from __future__ import annotations
 

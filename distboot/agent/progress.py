@@ -72,7 +72,7 @@ def is_our_thread(dump: str) -> bool:
 
 
 def _start(emit: Callable[[str, str], object]) -> None:
-    global _process  # noqa: PLW0603 - one thread a process
+    global _process  # noqa: PLW0603 - one thread per process
     if _process != os.getpid():
         _process = os.getpid()
         import threading

@@ -29,6 +29,7 @@ usage: python -m distboot [run] [options] script.py [arguments …]
        python -m distboot doctor [--job] [--json]
        python -m distboot stacks [--pid PID] [--job MARK]
        python -m distboot launchers [--json]
+       python -m distboot try [--as LAUNCH] script.py [arguments …]
 
 Finds out which process of a distributed training job this is, whatever launched it.
 
@@ -42,12 +43,17 @@ commands:
              on all ranks; exit code 78 if there is a problem
   stacks     print where all ranks of a job on this host are: their Python stacks, equal ones once
   launchers  print the table of all launchers and platforms that can be recognised
+  try        run a script on this machine as other launchers would start it, on one node and on several, and say
+             what goes wrong there
 
 `python -m distboot COMMAND --help` tells the options of each.
 """
 
-# Each is a function in a module beside this one, which is imported only when it is asked for.
-_COMMANDS = {"run": "run", "show": "show", "env": "show", "doctor": "doctor", "launchers": "show", "stacks": "show"}
+# Each is a function in a module, which is imported only when it is asked for.
+_COMMANDS = {
+    "run": (".run", "run"), "show": (".show", "show"), "env": (".show", "env"), "doctor": (".doctor", "doctor"),
+    "launchers": (".show", "launchers"), "stacks": (".show", "stacks"), "try": ("..trial.run", "try_script"),
+}  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -96,7 +102,8 @@ def _dispatch(arguments: list[str]) -> int:
         from ..settings import refuse_invalid  # here, as --version needs none
 
         refuse_invalid(os.environ)
-    code: int = getattr(import_module(f".{_COMMANDS[command]}", __package__), command)(rest)
+    module, function = _COMMANDS[command]
+    code: int = getattr(import_module(module, __package__), function)(rest)
     return code
 
 

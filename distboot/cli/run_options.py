@@ -164,7 +164,7 @@ def _parser() -> Parser:
         type=_processes,
         metavar="N|auto",
         help="start N processes here, each a rank, with the node rank, the number of nodes and the address found (gpu: "
-        "one an accelerator; cpu: one a CPU; auto: gpu, or cpu if there are none; default: DISTBOOT_NPROC_PER_NODE)",
+        "one per accelerator; cpu: one per CPU; auto: gpu, or cpu if there are none; default: DISTBOOT_NPROC_PER_NODE)",
     )
     return parser
 

@@ -184,7 +184,7 @@ class Nested(NamedTuple):
         return (
             f"warning: each of the {count} ranks starts {self.name}, which starts a job of its own: {count} jobs that "
             f"train apart. Leave {self.name} out, as the {count} ranks are there (python -m distboot script.py …); or "
-            "start one process a node, and let the wrapper start the ranks (python -m distboot --nproc-per-node N "
+            "start one process per node, and let the wrapper start the ranks (python -m distboot --nproc-per-node N "
             f"script.py …){options}"
         )
 

@@ -57,7 +57,7 @@ INNERMOST_FIRST: tuple[Launcher, ...] = (
     TORCH,
     # An operator sets TF_CONFIG once a pod; where RANK is there as well (Vertex AI) it is the more exact one.
     TF_CONFIG,
-    # Platforms that start one container a node: whatever was started inside knows better.
+    # Platforms that start one container per node: whatever was started inside knows better.
     SAGEMAKER,
     AWSBATCH,
     # No launcher claims the process, and no half of one is left over.
@@ -277,7 +277,7 @@ def _refuse_conflict(environ: Mapping[str, str], placement: Placement, others: l
 def _refuse_slurm_step(environ: Mapping[str, str], placement: Placement) -> None:
     """Refuse when this is also a task of a Slurm step that is not that of the daemons of `placement`."""
     rank, tasks = (digits(environ.get(name, "")) for name in ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
-    nodes = digits(environ.get("SLURM_STEP_NUM_NODES", "0"))  # 0: not known, and so not one task a node
+    nodes = digits(environ.get("SLURM_STEP_NUM_NODES", "0"))  # 0: not known, and so not one task per node
     # In an interactive shell, which has a terminal, anything may have been typed.
     if rank is None or tasks is None or nodes is None or "SLURM_PTY_PORT" in environ:
         return

@@ -208,7 +208,7 @@ class EnvReader:
             self.put("derived: the job has one node", node_rank=0, local_world_size=world_size, local_rank=rank)
         if self.number("num_nodes") == world_size:
             # Every node has at least one rank, so each has exactly one, and rank r is the r-th to be met.
-            self.put("derived: one process a node", node_rank=rank, local_rank=0, local_world_size=1)
+            self.put("derived: one process per node", node_rank=rank, local_rank=0, local_world_size=1)
         self._check_numbers()
 
     def _locate_rank0(self) -> None:

@@ -133,7 +133,7 @@ def visible_devices(machine: Machine) -> Finding:
     if mig:
         return unknown(f"{given}: only the driver's library could say whether this host has such a MIG device")
     if fault := _first_fault(environ, variables, everything):
-        return problem(f"{fault}: {len(left)} of the {len(everything)} here are left", f"mend or unset {variables[0]}")
+        return problem(f"{fault}: {len(left)} of the {len(everything)} here are left", f"fix or unset {variables[0]}")
     if not left:
         return warning(f"{given} hides all {len(everything)}: the job trains on the CPU", f"unset {variables[0]}")
     return _enough(machine, left, f"{given}: {len(left)} of {len(everything)}")

@@ -93,7 +93,7 @@ def own_device(placement: Placement, environ: Mapping[str, str], count: int, kin
 
 
 def refuse_idle_accelerators(placement: Placement, device_type: str, count: int) -> None:
-    """Refuse one process a node where the node has several accelerators, `count`, unless the user chose that."""
+    """Refuse one process per node where the node has several accelerators, `count`, unless the user chose that."""
     one_a_node = placement.num_nodes == placement.world_size > 1
     if one_a_node and count > 1 and placement.launcher != "torchrun":
         raise DistbootError(

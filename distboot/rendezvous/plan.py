@@ -67,7 +67,7 @@ def plan_of(
     except DistbootError as error:
         problem = problem or error
     outer = inherited.about(placement, environ)
-    host, ids = socket.gethostname(), accelerators.visible(environ)
+    host, ids = environ.get("DISTBOOT_HOST") or socket.gethostname(), accelerators.visible(environ)
     own = WorkerInfo(
         rank=placement.rank,
         launcher="distboot" if ranks else placement.launcher,
@@ -97,7 +97,7 @@ def plan_of(
         ports=tuple(ports[first:] + ports[:first]),
         is_certain=not hosts,
         source=placement.sources.get("master_addr", ""),
-        # One process a node says what all of them wait for: on rank 0's own node rank 1, as rank 0 may be missing.
+        # One process per node says what all of them wait for: on rank 0's own node rank 1, as rank 0 may be missing.
         quiet=bool(placement.local_rank) and placement.rank != 1 and not ranks,
         again=outer is not None and outer.met,
         join_timeout=join_timeout if problem is None else min(join_timeout, _PATIENCE_WITH_A_PROBLEM),

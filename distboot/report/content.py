@@ -101,7 +101,8 @@ def summary_line(events: Sequence[Event], membership: Membership, separate_jobs:
         how = _apart(events, separate_jobs) or well
     else:
         cause = state.root_cause  # which was said when it came: what is new is where that rank was, and when
-        begin, at = cause["text"].partition(": ")[0], datetime.fromtimestamp(state.caused_at, timezone.utc)
+        end = ": " if state.is_failure else ", on "
+        begin, at = cause["text"].partition(end)[0], datetime.fromtimestamp(state.caused_at, timezone.utc)
         how = f"{begin} at {at:%H:%M:%S} UTC, {cause['location']}"
     more = f"; {later} failed after that" if later else ""
     listed = ", ".join(f"{code} ({ranks_said(here)})" for code, here in codes.items())

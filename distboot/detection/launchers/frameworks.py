@@ -196,7 +196,7 @@ HOROVODRUN = Launcher(
 # Plain RANK and WORLD_SIZE, set for every process by a person, by Azure ML's PyTorch jobs, or by an operator.
 # Azure ML, distribution type PyTorch, two nodes of two, rank 3:
 #   RANK=3   WORLD_SIZE=4   LOCAL_RANK=1   NODE_RANK=1   MASTER_ADDR=10.0.0.4   MASTER_PORT=6105
-# Kubeflow's PyTorchJob with one process a pod: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT only.
+# Kubeflow's PyTorchJob with one process per pod: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT only.
 # Azure ML, a command that is started once on each of two nodes, the second: no number of a process.
 #   NODE_RANK=1   WORLD_SIZE=2   MASTER_ADDR=10.0.0.4   MASTER_PORT=6105
 # LOCAL_RANK without the rest is half of a launcher.

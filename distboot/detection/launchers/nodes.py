@@ -11,8 +11,8 @@ from ..env_reader import EnvReader, variable
 from ..parse import digits, is_loopback, json_hosts, parse_address, parse_port
 from . import Launcher, has_any
 
-# Kubeflow's PyTorchJob and TrainJob with several processes a pod: `PET_*`, which torchrun is to read in every pod. The
-# process that finds them stands for its pod. With one process a pod, RANK and WORLD_SIZE mean what they say.
+# Kubeflow's PyTorchJob and TrainJob with several processes per pod: `PET_*`, which torchrun is to read in each. The
+# process that finds them stands for its pod. With one process per pod, RANK and WORLD_SIZE mean what they say.
 # Training operator v1, PyTorchJob, nprocPerNode: "4", 3 pods, the last one:
 #   PET_NNODES=3   PET_NPROC_PER_NODE=4   PET_NODE_RANK=2   RANK=2 (the pod)   WORLD_SIZE=12   MASTER_ADDR=job-master-0
 # nprocPerNode: auto, its default, gives WORLD_SIZE=3, as early versions do for any number.
@@ -139,7 +139,7 @@ def _read_sagemaker(reader: EnvReader) -> None:
 
 SAGEMAKER = Launcher(
     name="sagemaker",
-    title="SageMaker training jobs without a distribution, one process a host",
+    title="SageMaker training jobs without a distribution, one process per host",
     markers=("SM_HOSTS", "SM_CURRENT_HOST"),
     more=_read_sagemaker,
     job_id=("TRAINING_JOB_NAME",),
@@ -149,7 +149,7 @@ SAGEMAKER = Launcher(
 )
 
 
-# AWS Batch multi-node parallel jobs: one container a node, and nothing says how many processes each is to run.
+# AWS Batch multi-node parallel jobs: one container per node, and nothing says how many processes each is to run.
 # Node 2 of 3:
 #   AWS_BATCH_JOB_NODE_INDEX=2   AWS_BATCH_JOB_NUM_NODES=3   AWS_BATCH_JOB_MAIN_NODE_INDEX=0
 #   AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS=10.0.0.4 (not on the main node)

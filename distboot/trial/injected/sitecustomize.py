@@ -1,0 +1,100 @@
+"""Looks on, in every Python of a job that is tried: which device each rank takes, and where its process group meets.
+
+Without an accelerator `torch.cuda.set_device` does nothing here but tell.
+"""
+# ruff: noqa: INP001 - a folder of PYTHONPATH, and no package
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.abc
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class _Torch(importlib.abc.MetaPathFinder):
+    """Finds torch as it would be found, and sees it once it is there."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:  # noqa: ARG002
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                _look_on(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _look_on(torch: Any) -> None:
+    set_device = torch.cuda.set_device
+
+    @functools.wraps(set_device)
+    def told(device: Any) -> None:
+        number = device if isinstance(device, int) else torch.device(device).index
+        _tell(device=number, visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+        if torch.cuda.is_available():
+            set_device(device)
+
+    torch.cuda.set_device = told
+    if torch.distributed.is_available():
+        _look_on_group(torch.distributed)
+
+
+def _look_on_group(distributed: Any) -> None:
+    begin = distributed.init_process_group
+
+    @functools.wraps(begin)
+    def told(*given: Any, **more: Any) -> Any:
+        where = more.get("init_method") or os.environ.get("MASTER_ADDR")
+        _tell(meets=str(where))
+        done = begin(*given, **more)
+        _tell(size=distributed.get_world_size())
+        return done
+
+    distributed.init_process_group = distributed.distributed_c10d.init_process_group = told
+
+
+def _tell(**what: object) -> None:
+    """One line of JSON about this rank, with the place in the script."""
+    frame = sys._getframe(2)  # noqa: SLF001
+    while frame.f_back is not None and (
+        "/torch/" in frame.f_code.co_filename or "/distboot/" in frame.f_code.co_filename
+    ):
+        frame = frame.f_back
+    at = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+    path = os.path.join(os.environ["DISTBOOT_TRY"], f"rank-{os.environ.get('RANK', '0')}")
+    with contextlib.suppress(OSError), open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps({**what, "at": at}) + "\n")
+
+
+def _begin() -> None:
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != _HERE]
+    ours = sys.modules.pop("sitecustomize")
+    try:
+        importlib.import_module("sitecustomize")  # the user's, or the system's
+    except ImportError as error:
+        if error.name != "sitecustomize":
+            raise
+    finally:
+        sys.modules.setdefault("sitecustomize", ours)
+    if "DISTBOOT_TRY" in os.environ:
+        sys.meta_path.insert(0, _Torch())
+
+
+_begin()

@@ -1,0 +1,142 @@
+"""What a launcher would have set: the environment of every rank of a launch that is written `"mpirun 2x4"`."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import NamedTuple
+
+from ..errors import DistbootError
+from ..text import did_you_mean, short_repr
+
+_SHAPE = re.compile(r"(\w[\w ]*?) +(?:([1-9]\d{0,2})x([1-9]\d{0,2})|([1-9]\d{0,2})\+1)")
+_HINT = "--as 'mpirun 2x4' is two nodes with four ranks each, --as 'kubeflow 3+1' three workers and a master"
+
+
+class Process(NamedTuple):
+    """One rank of a launch."""
+
+    rank: int
+    local_rank: int
+    node: int
+    nodes: int
+    per_node: int
+    port: int  # for rank 0
+
+    @property
+    def size(self) -> int:
+        return self.nodes * self.per_node
+
+
+class Launch(NamedTuple):
+    """A launcher, and the shape of what it starts."""
+
+    text: str
+    launcher: str
+    nodes: int
+    per_node: int
+
+    def processes(self, port: int) -> list[Process]:
+        """All its ranks, in order."""
+        ranks = range(self.nodes * self.per_node)
+        size = self.per_node
+        return [Process(rank, rank % size, rank // size, self.nodes, size, port) for rank in ranks]
+
+
+def parse(text: str) -> Launch:
+    """`"srun 2x4"`; `DistbootError` (`usage`): it is no launch."""
+    found = _SHAPE.fullmatch(text.strip())
+    if found is None:
+        raise DistbootError("usage", f"--as {short_repr(text)} is not a launcher and a shape", _HINT)
+    launcher, nodes, per_node, workers = found.groups()
+    if launcher not in OF:
+        meant = did_you_mean(launcher, OF)
+        raise DistbootError("usage", f"--as {short_repr(text)}: unknown launcher", f"{meant}one of {', '.join(OF)}")
+    if workers and launcher != "kubeflow":
+        raise DistbootError("usage", f"--as {short_repr(text)}: only kubeflow has a master beside workers", _HINT)
+    return Launch(text.strip(), launcher, int(nodes or int(workers) + 1), int(per_node or 1))
+
+
+def _strings(**values: object) -> dict[str, str]:
+    return {name: str(value) for name, value in values.items()}
+
+
+def _mpirun(of: Process) -> dict[str, str]:
+    """Open MPI 5, without the address of its server: MPI itself is not there."""
+    return _strings(
+        OMPI_COMM_WORLD_RANK=of.rank, OMPI_COMM_WORLD_SIZE=of.size, OMPI_COMM_WORLD_LOCAL_RANK=of.local_rank,
+        OMPI_COMM_WORLD_LOCAL_SIZE=of.per_node, OMPI_COMM_WORLD_NODE_RANK=of.local_rank, OMPI_UNIVERSE_SIZE=of.size,
+        OMPI_WORLD_SIZE=of.size, OMPI_WORLD_LOCAL_SIZE=of.per_node, OMPI_VERSION="5.0.11",
+        MASTER_ADDR="node-0", MASTER_PORT=of.port,
+    )  # fmt: skip
+
+
+def _srun(of: Process) -> dict[str, str]:
+    """Slurm 22.05; the address and port as every job script sets them."""
+    nodes, tasks = ",".join(f"node-{node}" for node in range(of.nodes)), f"{of.per_node}(x{of.nodes})"
+    return _strings(
+        SLURM_JOB_ID=4711, SLURM_JOBID=4711, SLURM_STEP_ID=0, SLURM_STEPID=0, SLURM_PROCID=of.rank,
+        SLURM_NTASKS=of.size, SLURM_NPROCS=of.size, SLURM_STEP_NUM_TASKS=of.size, SLURM_LOCALID=of.local_rank,
+        SLURM_NODEID=of.node, SLURM_NNODES=of.nodes, SLURM_JOB_NUM_NODES=of.nodes, SLURM_STEP_NUM_NODES=of.nodes,
+        SLURM_JOB_NODELIST=nodes, SLURM_NODELIST=nodes, SLURM_STEP_NODELIST=nodes, SLURM_TASKS_PER_NODE=tasks,
+        SLURM_STEP_TASKS_PER_NODE=tasks, SLURM_NTASKS_PER_NODE=of.per_node, SLURMD_NODENAME=f"node-{of.node}",
+        SLURM_SRUN_COMM_HOST="node-0", SLURM_STEP_LAUNCHER_PORT=1, MASTER_ADDR="node-0", MASTER_PORT=of.port,
+    )  # fmt: skip
+
+
+def _torchrun(of: Process) -> dict[str, str]:
+    """PyTorch 2.13, with a store of the script's own."""
+    return _strings(
+        RANK=of.rank, WORLD_SIZE=of.size, LOCAL_RANK=of.local_rank, LOCAL_WORLD_SIZE=of.per_node, GROUP_RANK=of.node,
+        GROUP_WORLD_SIZE=of.nodes, ROLE_NAME="default", ROLE_RANK=of.rank, ROLE_WORLD_SIZE=of.size,
+        TORCHELASTIC_RUN_ID="try", TORCHELASTIC_RESTART_COUNT=0, TORCHELASTIC_MAX_RESTARTS=0,
+        TORCHELASTIC_USE_AGENT_STORE=False, OMP_NUM_THREADS=1, MASTER_ADDR="node-0", MASTER_PORT=of.port,
+    )  # fmt: skip
+
+
+def _azureml(of: Process) -> dict[str, str]:
+    """Azure ML's distribution of the type mpi."""
+    return {**_mpirun(of), "AZUREML_RUN_ID": "try", "AZ_BATCH_MASTER_NODE": "node-0:6000"}
+
+
+def _kubeflow(of: Process) -> dict[str, str]:
+    """A PyTorchJob of the training operator: RANK counts pods, and nothing says a local rank."""
+    return _strings(
+        RANK=of.rank, WORLD_SIZE=of.size, MASTER_ADDR="node-0", MASTER_PORT=of.port, PYTHONUNBUFFERED=1,
+        PET_NNODES=of.nodes, PET_NPROC_PER_NODE="auto", KUBERNETES_SERVICE_HOST="10.96.0.1",
+    )  # fmt: skip
+
+
+OF: Mapping[str, Callable[[Process], dict[str, str]]] = {
+    "mpirun": _mpirun, "srun": _srun, "torchrun": _torchrun, "azureml mpi": _azureml, "kubeflow": _kubeflow,
+}  # fmt: skip
+_PREFIXES = (
+    "OMPI_",
+    "PMIX_",
+    "PMI_",
+    "PRTE_",
+    "SLURM",
+    "TORCHELASTIC_",
+    "ROLE_",
+    "GROUP_",
+    "PET_",
+    "AZ",
+    "KUBERNETES_",
+)
+_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"}
+
+
+def _address() -> str:
+    """An address of this host that is none of loopback's, as a node has one; loopback's if it has no other."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # of documentation, RFC 5737; nothing is sent
+        return str(probe.getsockname()[0])
+    return "127.0.0.1"
+
+
+def environ_of(launch: Launch, process: Process, environ: Mapping[str, str]) -> dict[str, str]:
+    """What a rank finds: this environment without what another launcher has set, and with what this one sets."""
+    own = {name: value for name, value in environ.items() if name not in _NAMES and not name.startswith(_PREFIXES)}
+    return {**own, **OF[launch.launcher](process), "MASTER_ADDR": _address(), "DISTBOOT_HOST": f"node-{process.node}"}

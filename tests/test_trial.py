@@ -1,0 +1,101 @@
+"""`python -m distboot try`: mistakes that only show elsewhere are found; a script without them is left alone."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Run
+from launched import needs_torch
+
+_BEGIN = """
+import os, sys, tempfile, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+"""
+_END = "dist.all_reduce(torch.ones(1))\ndist.destroy_process_group()\n"
+# What is wrong, the launch in which it does not show, the one in which it does, its columns there, and what is said.
+PLANTED = {
+    "device": (
+        "torch.cuda.set_device(rank)\n" + _END, "mpirun 1x2", "mpirun 2x2", ("", "wrong", "no", "together"),
+        r"rank 2 takes device 2 of a node that has 2 accelerators \(train\.py:\d+\): use the local rank",
+    ),
+    "data": (
+        "path = tempfile.gettempdir() + '/data'\nif rank == 0:\n    open(path, 'w').close()\ndist.barrier()\n"
+        "open(path)\n" + _END,
+        "srun 1x2", "srun 2x1", ("no", "-", "no", "together"),
+        r"rank 1 failed first: .*FileNotFoundError: .*, in <module> \(train\.py:\d+\)",
+    ),
+    "hang": (
+        "def load_batch():\n    while rank == 2:\n        time.sleep(1)\nload_batch()\n" + _END,
+        "torchrun 1x2", "torchrun 2x2", ("no", "-", "yes", "together"), r".*rank 2 .*load_batch \(train\.py:\d+\)",
+    ),
+    "end": (
+        "for step in range(3 if rank < 2 else 2):\n    dist.all_reduce(torch.ones(1))\nsys.exit(0)\n",
+        "azureml mpi 1x2", "azureml mpi 2x2", ("no", "-", "no", "apart"), r"ranks? [23].* exited with code 0 while ",
+    ),
+}  # fmt: skip
+
+
+def _try(run: Run, *arguments: str, env: dict[str, str] | None = None) -> tuple[int, dict[str, list[str]], str]:
+    """Exit code, the columns of each launch, and everything."""
+    done = run(sys.executable, "-m", "distboot", "try", *arguments, env=env or {}, timeout=200)
+    rows = [re.split(r"  +", line.strip()) for line in done.stdout.splitlines()[1:] if not line.startswith(" ")]
+    return done.returncode, {row[0]: row[1:] for row in rows}, done.stdout + done.stderr
+
+
+@needs_torch
+@pytest.mark.parametrize("name", PLANTED)
+def test_mistake_that_one_node_hides_is_found_on_two(run: Run, tmp_path: Path, name: str) -> None:
+    script, hidden, shown, columns, said = PLANTED[name]
+    (tmp_path / "train.py").write_text(_BEGIN + script)
+    code, rows, output = _try(run, "--as", hidden, "--as", shown, "train.py")
+    assert rows[hidden][0].endswith(" s"), output
+    assert rows[hidden][2:] == ["no", "together"], output
+    assert all(got == wanted for got, wanted in zip(rows[shown], columns, strict=True) if wanted), output
+    assert re.search(said, output), output
+    assert code == 1
+
+
+@needs_torch
+def test_address_that_is_each_node_itself_is_found(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_BEGIN + _END)
+    begin = 'export MASTER_ADDR=$(scontrol show hostnames "$NONE" 2>/dev/null || echo localhost)\n'
+    (tmp_path / "run.sh").write_text(f"{begin}exec {sys.executable} train.py\n")
+    code, rows, output = _try(run, "--as", "srun 1x2", "--as", "srun 2x1", "--", "sh", "run.sh")
+    assert rows["srun 1x2"][0].endswith(" s"), output
+    assert rows["srun 2x1"][0] == "no"
+    assert re.search(r"rank 0 looks for rank 0 at localhost, which is each node itself \(train\.py:\d+\)", output)
+    assert code == 1
+
+
+@needs_torch
+def test_script_without_them_is_left_alone(run: Run) -> None:
+    code, rows, output = _try(run, str(ROOT / "examples" / "train_digits_distboot.py"), "--epochs", "1")
+    assert code == 0, output
+    assert list(rows) == ["mpirun 1x2", "mpirun 2x2", "srun 2x2", "torchrun 2x2", "kubeflow 3+1"]
+    assert len(output.splitlines()) == 1 + len(rows), output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--as", "mpirnu 2x2", "x.py"], "did you mean 'mpirun'? one of mpirun, "),
+        (["--as", "mpirun 0x2", "x.py"], "--as 'mpirun 0x2' is not a launcher and a shape"),
+        (["--as", "srun 3+1", "x.py"], "only kubeflow has a master beside workers"),
+        (["--as", "srun 2x2"], "there is no script to try"),
+        (["--timeout", "nan", "x.py"], "--timeout nan is not a number of seconds"),
+        (["--tiemout", "3", "x.py"], "did you mean '--timeout'?"),
+    ],
+)
+def test_bad_input(run: Run, arguments: list[str], said: str) -> None:
+    code, _, output = _try(run, *arguments)
+    assert (code, said in output) == (2, True), output
+
+
+def test_script_that_is_not_there_is_said_once(run: Run) -> None:
+    code, rows, output = _try(run, "--as", "mpirun 1x1", "no-such.py")
+    assert (code, rows["mpirun 1x1"][0]) == (1, "no")
+    assert "no-such.py" in output
