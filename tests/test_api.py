@@ -83,8 +83,8 @@ def _options(command: str) -> Iterator[str]:
     def caught(parser: argparse.ArgumentParser, *_: object) -> None:
         raise _Caught(parser)
 
+    module, function = command_line._COMMANDS[command]
     with patch.object(argparse.ArgumentParser, "parse_args", caught), pytest.raises(_Caught) as found:
-        module, function = command_line._COMMANDS[command]
         getattr(import_module(module, "distboot.cli"), function)(["train.py"])
     for action in found.value.args[0]._actions:
         more = {"choices": action.choices, "default": action.default, "nargs": action.nargs}

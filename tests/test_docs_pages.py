@@ -100,7 +100,7 @@ def test_text_is_really_said(block: Block) -> None:
             assert line.startswith("  | "), f"{block}: neither distboot's nor in OTHER_TEXTS: {line}"
             continue
         assert said["code"] in (None, *CODES)
-        assert _said_by_the_code(said["message"]) > 0.6, f"{block}: the code does not say: {line}"
+        assert _said_by_the_code(said["message"]) > 0.55, f"{block}: the code does not say: {line}"
 
 
 def test_table_names_only_what_is_there() -> None:

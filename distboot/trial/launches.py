@@ -112,19 +112,8 @@ def _kubeflow(of: Process) -> dict[str, str]:
 OF: Mapping[str, Callable[[Process], dict[str, str]]] = {
     "mpirun": _mpirun, "srun": _srun, "torchrun": _torchrun, "azureml mpi": _azureml, "kubeflow": _kubeflow,
 }  # fmt: skip
-_PREFIXES = (
-    "OMPI_",
-    "PMIX_",
-    "PMI_",
-    "PRTE_",
-    "SLURM",
-    "TORCHELASTIC_",
-    "ROLE_",
-    "GROUP_",
-    "PET_",
-    "AZ",
-    "KUBERNETES_",
-)
+_LAUNCHERS = ("OMPI", "PMIX", "PMI", "PRTE", "SLURM", "TORCHELASTIC", "ROLE", "GROUP", "PET", "AZUREML", "KUBERNETES")
+_PREFIXES = (*(f"{name}_" for name in _LAUNCHERS), "AZ_BATCH", "SLURMD_")
 _NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"}
 
 
