@@ -37,7 +37,7 @@ _CHANGES = (
     (r" +", " "),
 )
 # What a command that is to fail shows of it.
-_FAILS = re.compile(r"error\[|failed first|^Not ready", re.MULTILINE)
+_FAILS = re.compile(r"error\[|failed first|takes device|^Not ready", re.MULTILINE)
 
 
 class Command(NamedTuple):

@@ -112,8 +112,22 @@ def _kubeflow(of: Process) -> dict[str, str]:
 OF: Mapping[str, Callable[[Process], dict[str, str]]] = {
     "mpirun": _mpirun, "srun": _srun, "torchrun": _torchrun, "azureml mpi": _azureml, "kubeflow": _kubeflow,
 }  # fmt: skip
-_LAUNCHERS = ("OMPI", "PMIX", "PMI", "PRTE", "SLURM", "TORCHELASTIC", "ROLE", "GROUP", "PET", "AZUREML", "KUBERNETES")
-_PREFIXES = (*(f"{name}_" for name in _LAUNCHERS), "AZ_BATCH", "SLURMD_")
+_LAUNCHERS = (
+    "OMPI",
+    "PMIX",
+    "PMI",
+    "PRTE",
+    "SLURM",
+    "SLURMD",
+    "TORCHELASTIC",
+    "ROLE",
+    "GROUP",
+    "PET",
+    "AZ",
+    "AZUREML",
+    "KUBERNETES",
+)
+_PREFIXES = tuple(f"{name}_" for name in _LAUNCHERS)
 _NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"}
 
 
