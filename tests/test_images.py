@@ -257,9 +257,9 @@ def test_first_failure_is_in_the_termination_log_of_every_container(
         assert [node.exit_code() for node in nodes][1] == 1
         logs = "".join(node.logs() for node in nodes)
     first, second, third = (file.read_text() for file in files)
-    assert first.startswith("distboot: rank 1 failed first: uncaught exception: ValueError: boom, on node1 "), logs
+    assert first.startswith("distboot: rank 1 failed first: uncaught exception: ValueError: boom, on node1, in "), logs
     assert first.endswith("\n  | ValueError: boom")
-    assert second.partition(", on node1 ")[0] == first.partition(", on node1 ")[0]
+    assert second.partition(", on node1")[0] == first.partition(", on node1")[0]
     assert third == "mine"
 
 

@@ -157,7 +157,8 @@ def _stated(name: str) -> str:
     said = metadata.metadata(name)
     kinds = [each.rpartition(" :: ")[2] for each in said.get_all("Classifier") or [] if each.startswith("License ::")]
     named = [*(said.get_all("License-Expression") or []), *(said.get_all("License") or []), *kinds]
-    short = [str(each) for each in named if len(each) < 200 and "\n" not in each]
+    whole = ["BSD-3-Clause" if str(each).startswith("BSD 3-Clause License\n") else str(each) for each in named]
+    short = [each for each in whole if len(each) < 200 and "\n" not in each]
     return "Apache-2.0" if _APACHE.fullmatch(short[0]) else short[0]
 
 
