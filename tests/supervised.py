@@ -26,8 +26,7 @@ def ready():
     Path(f"pid-{{rank}}.part").write_text(str(os.getpid()))
     Path(f"pid-{{rank}}.part").rename(f"pid-{{rank}}")
 def until(name):
-    while not Path(name).exists():
-        time.sleep(0.02)
+    while not os.access(name, os.F_OK): time.sleep(0.02)  # one line and no other function, for those who read stacks
 """
 DEFAULT = """
 ready()

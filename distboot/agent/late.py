@@ -365,12 +365,12 @@ class LateWatch:
 
     def _end_job(self, late: Late, end: ExitStatus | None, now: float) -> None:
         ranks = late.ranks or late.waiting
-        said = self._text(late, now, "{} held up the job")
+        said = self._text(late, now, "{} held up the job" if late.ranks else "the ranks have waited for {}")
         first = self._job.members[ranks[0]]
         self._job.log.add(
             "root_cause", first.rank, kind="late", ranks=ranks, text=said, location=first.where, traceback=""
         )
-        self._blame(from_late(first, ranks, said, end))
+        self._blame(from_late(ranks, said, end))
 
     def _text(self, late: Late, now: float, begin: str) -> str:
         seconds = _waited_for(late, self._positions) + now - self._as_of

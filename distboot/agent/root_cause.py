@@ -259,11 +259,14 @@ def from_disconnect(gone: Sequence[RankState], why: str) -> RootCause:
     return RootCause(tuple(ranks), True, _headline(begin, why, first, node))
 
 
-def from_late(member: RankState, ranks: Sequence[int], text: str, end: ExitStatus | None) -> RootCause:
-    """Others have waited in vain for ranks, the first of which is this; `end`: how one of these others has failed."""
-    gave_up = "" if end is None else shown(f"then one of those that waited failed: {failure_text(end)}")
+def from_late(ranks: Sequence[int], text: str, end: ExitStatus | None) -> RootCause:
+    """Others have waited in vain for ranks; `text`: it in words; `end`: how one of these others has failed."""
+    more = [] if end is None else [f"then one of those that waited failed: {failure_text(end)}"]
+    if len(text) > _LONGEST:
+        text, _, rest = text.partition("; ")
+        more = [rest, *more] if rest else more
     code = STOPPED if end is None else exit_code_of(end)
-    return RootCause(tuple(ranks), True, f"{text}, {member.host_said}{gave_up}", exit_code=code)
+    return RootCause(tuple(ranks), True, _fitting(text, _LONGEST) + shown("\n".join(more)), exit_code=code)
 
 
 def from_signal(member: RankState, number: int) -> RootCause:
