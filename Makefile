@@ -56,7 +56,7 @@ format: $(VENV)/lint.stamp ## let ruff format and mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/docs.stamp ## write what the reference says about the code anew, and the site of all pages into build/site
+docs: $(VENV)/docs.stamp ## rewrite what the reference says about the code, and make the site of all pages into build/site
 	$(BIN)/python docs/tables.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 

@@ -1,4 +1,4 @@
-"""Make docs/pictures/report.png anew: the report of a real job, in a real browser.
+"""Retake docs/pictures/report.png: the report of a real job, in a real browser.
 
     python docs/picture.py
 

@@ -1,4 +1,4 @@
-"""Write what the reference says about the code anew, from the records that the code itself uses: `make docs`.
+"""Rewrite what the reference says about the code, from the records that the code itself uses: `make docs`.
 
 A page has `<!-- name: written by `make docs` -->` and `<!-- end of name -->` around what is written here, and is a
 person's otherwise. tests/test_reference.py fails when a page is not as this would write it.

@@ -7,7 +7,7 @@
 
 The wheel is installed, and the tests of the sdist run in a temporary folder from which its distboot/ is gone. After
 `here` that Python has the editable install of `make test` again, and dist/ the two archives. The other environments are
-virtual ones in the user's cache folder, made anew when what is to be installed changes. The last two download several
+virtual ones in the user's cache folder, made again when what is to be installed changes. The last two download several
 GB, and write down what they saw in tests/frameworks/versions.md.
 """
 

@@ -136,7 +136,7 @@ class Job:
             )  # fmt: skip
 
     def again(self, *indices: int) -> None:
-        """Start anew what was started by hand, as a platform does whose pods come back."""
+        """Start again what was started by hand, as a platform does whose pods come back."""
         for index in indices:
             self.started[index].wait(10)
             self.started[index] = self._started(index)

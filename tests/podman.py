@@ -175,7 +175,7 @@ class Container:
 
 
 def _settings() -> Mapping[str, str]:
-    """Where podman finds its settings, which are written anew."""
+    """Where podman finds its settings, which are written again."""
     for folder in (_CACHE / "networks", _RUN):
         folder.mkdir(parents=True, exist_ok=True)
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

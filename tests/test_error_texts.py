@@ -1,6 +1,6 @@
 """What a user reads when something is wrong, word for word: `error_texts/` has the text of each case.
 
-After a change that is meant, write them anew and read the difference aloud:
+After a change that is meant, write them again and read the difference aloud:
     DISTBOOT_WRITE_ERROR_TEXTS=1 make test ARGS=tests/test_error_texts.py
 """
 

@@ -100,9 +100,9 @@ def _replaced(*indices: int) -> Callable[[Job], None]:
 
 
 COMES_AGAIN: dict[str, tuple[Callable[[Job], None], Callable[[Hosts], object]]] = {
-    "an agent, started anew": (_replaced(3), do.nothing),
-    "rank 0's agent, started anew": (_replaced(0), do.nothing),
-    "a host, started anew": (_replaced(2, 3), do.nothing),
+    "an agent, started again": (_replaced(3), do.nothing),
+    "rank 0's agent, started again": (_replaced(0), do.nothing),
+    "a host, started again": (_replaced(2, 3), do.nothing),
     "all but rank 1, which alone knows of the round": (_replaced(2, 3, 0), do.nothing),
     "the link of a host": (do.cut_link, do.mend_link),
     "packets to rank 0": (do.drop(*B_TO_A), do.let_pass(*B_TO_A)),

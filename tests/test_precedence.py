@@ -169,7 +169,7 @@ def test_two_launchers_of_which_nothing_says_who_is_the_inner_one_are_refused(
 
 
 def test_local_rank_of_another_launcher_shows_that_the_rank_is_not_its_own() -> None:
-    # srun --mpi=pmi2 sets PMI_RANK and PMI_SIZE anew, next to what is left over of Intel MPI.
+    # srun --mpi=pmi2 sets PMI_RANK and PMI_SIZE again, next to what is left over of Intel MPI.
     left_over = {"I_MPI_HYDRA_UUID": "u", "HYDRA_BSTRAP_NODE_ID": "1", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
     assert refused({**one("slurm-srun-22.05.8/2nodes_2procs_pmi2", 3), **left_over}).code == "conflicting-launchers"
 

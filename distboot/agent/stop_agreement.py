@@ -151,7 +151,7 @@ class StopAgreement:
         self._gone.add(rank)
 
     def begin(self) -> bool:
-        """All ranks have got ready, and begin to count anew: whether a stop is left, which is for the first read."""
+        """All ranks have got ready, and begin to count again: whether a stop is left, which is for the first read."""
         self._gone, self._most, self.missing = set(), 0, []
         self.read = 1 if self._lasts else None
         self._end = self._end if self._lasts else inf

@@ -144,7 +144,7 @@ def _parser() -> Parser:
     group.add_argument(
         "--max-restarts",
         metavar="N",
-        help="end all ranks when one fails, let the agents meet again, and start the command anew, at most N times "
+        help="end all ranks when one fails, let the agents meet, and start the command again, at most N times "
         "(default: DISTBOOT_MAX_RESTARTS, or 0); the script goes on from its checkpoint",
     )
     group.add_argument(

@@ -6,7 +6,7 @@ What only one framework reads stands there with a digest of its value: exported=
 A process of the same launcher, job and rank uses what was found. A process of an inner launcher (the wrapper started
 mpirun, say) ignores everything that distboot exported for the outer one. Which launcher that is:
 - one whose variables were not there when the outer distboot looked (`seen`) has started this process since;
-- a variable with the value that distboot exported is distboot's, but not where its launcher sets all variables anew,
+- a variable with the value that distboot exported is distboot's, but not where its launcher sets all variables again,
   which one shows that distboot does not export (`Launcher.own_mark`).
 """
 

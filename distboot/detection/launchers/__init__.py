@@ -35,7 +35,7 @@ class Launcher(NamedTuple):
     # Whether its variables have names that a shell may have left over, so that a more specific launcher may win over
     # it, but not silently contradict it.
     generic_names: bool = False
-    # Whether it sets RANK, LOCAL_RANK, MASTER_ADDR and their like anew for every process, so that they are never what
+    # Whether it sets RANK, LOCAL_RANK, MASTER_ADDR and their like again for every process, so that they are never what
     # an outer distboot exported, and are to stay as they are.
     sets_torch_vars: bool = False
     # A variable that it sets in every process, and that distboot does not export, or not with its value; for a launcher

@@ -167,7 +167,7 @@ def _numeric_address(text: str) -> str:
 def _is_whole_host(reader: EnvReader, local_rank: int, here: int, cross_rank: int, cross_size: int) -> bool:
     """Whether -H cannot name this process's host a second time (nodea:1,nodeb:1,nodea:2).
 
-    The local numbers would start anew for each mention, and HOROVOD_CROSS_RANK be that of the last one. The first and
+    The local numbers would start again for each mention, and HOROVOD_CROSS_RANK be that of the last one. The first and
     the last mention of all tell by it whether there is another; and where as many hosts as can be have a process of
     the highest local rank, there is none.
     """
