@@ -36,21 +36,36 @@ _STACKS = 3.0  # seconds for the ranks to say where they are
 _MARK = "ranks(count, timeout=300, as_=None): run the test in so many ranks, in so many seconds; as 'mpirun 2x2', say"
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Make the mark known; below the wrapper be a rank."""
     config.addinivalue_line("markers", _MARK)
     if _FOLDER in os.environ:
-        config.pluginmanager.register(_Rank(config, Path(os.environ[_FOLDER])))
+        own = Path(os.environ[_FOLDER]) / f"rank-{os.environ.get('RANK', '0')}"
+        config.option.basetemp = str(own)
+        config.pluginmanager.register(_Rank(config, own.with_suffix(".json")))
+
+
+@pytest.fixture
+def shared_tmp_path(tmp_path: Path) -> Path:
+    """A folder that all ranks of a test have in common, where `tmp_path` is each rank's own."""
+    return Path(os.environ[_FOLDER]) / "shared" if _FOLDER in os.environ else tmp_path
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """Run a test that has the mark in ranks of its own."""
     mark = item.get_closest_marker("ranks")
     if mark is None or _FOLDER in os.environ:
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in _reports(item, *_wanted(*mark.args, **mark.kwargs)):
+        item.ihook.pytest_runtest_logreport(report=report)
+    # What the tests before have set up for their module may end with this one.
+    state = item.session._setupstate  # noqa: SLF001 - the hook for it wants the test itself to be set up
+    call = pytest.CallInfo.from_call(lambda: state.teardown_exact(nextitem), "teardown")
+    if call.excinfo is not None:
+        report = item.ihook.pytest_runtest_makereport(item=item, call=call)
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
@@ -59,8 +74,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
 class _Rank:
     """A rank of a test: writes its reports, and ends with the first that is not good, so that all others end, too."""
 
-    def __init__(self, config: pytest.Config, folder: Path) -> None:
-        self._config, self._path = config, folder / f"rank-{os.environ.get('RANK', '0')}"
+    def __init__(self, config: pytest.Config, path: Path) -> None:
+        self._config, self._path = config, path
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
@@ -88,14 +103,15 @@ def _wanted(count: int, *, timeout: float = _TIMEOUT, as_: str | None = None) ->
 def _reports(item: pytest.Item, count: int, timeout: float, launch: Launch | None) -> list[pytest.TestReport]:
     """The reports of the rank that failed first, or of rank 0."""
     begin = time.time()
-    with tempfile.TemporaryDirectory(prefix="distboot-pytest-") as name:
-        environ = {**os.environ, **_environ(name)}
-        if launch is None:
-            said, why = _run(_command(item, f"--nproc-per-node={count}"), [environ], timeout)
-        else:
-            environs = [environ_of(launch, process, environ) for process in launch.processes(free_port())]
-            said, why = _run(_command(item), environs, timeout)
-        found = [_read(item, Path(name) / f"rank-{rank}") for rank in range(count)]
+    folder = item.config._tmp_path_factory.mktemp("ranks")  # type: ignore[attr-defined] # noqa: SLF001 - as xdist does
+    (folder / "shared").mkdir()
+    environ = {**os.environ, **_environ(str(folder))}
+    if launch is None:
+        said, why = _run(_command(item, f"--nproc-per-node={count}"), [environ], timeout)
+    else:
+        environs = [environ_of(launch, process, environ) for process in launch.processes(free_port())]
+        said, why = _run(_command(item), environs, timeout)
+    found = [_read(item, folder / f"rank-{rank}.json") for rank in range(count)]
     bad = [(at, rank) for rank, reports in enumerate(found) for at, one in reports if _is_bad(one)]
     reports = [one for _, one in found[min(bad)[1] if bad else 0]]
     if bad:

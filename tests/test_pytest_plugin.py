@@ -18,9 +18,13 @@ def rank():
     return int(os.environ["RANK"])
 
 @pytest.mark.ranks(2)
-def test_together(rank, tmp_path):
+def test_together(rank, tmp_path, shared_tmp_path):
     with distboot.init("none") as ctx:
+        (shared_tmp_path / str(rank)).touch()
+        (tmp_path / "own").touch()
         ctx.barrier()
+        assert {path.name for path in shared_tmp_path.iterdir()} == {"0", "1"}
+        assert [path.name for path in tmp_path.iterdir()] == ["own"]
         assert (ctx.rank, ctx.world_size) == (rank, 2)
 
 @pytest.mark.ranks(4, as_="srun 2x2")
@@ -75,7 +79,8 @@ def test_expected(rank):
 def test_broken_fixture(rank, no_such_fixture):
     pass
 
-def test_without_ranks():
+def test_without_ranks(tmp_path, shared_tmp_path):
+    assert shared_tmp_path == tmp_path
     assert "RANK" not in os.environ
 """
 
@@ -109,6 +114,34 @@ def test_outcomes_are_those_of_the_ranks(run: Run, tmp_path: Path) -> None:
     assert "rank 1: test_hangs (test_it.py:" in out
     assert "fixture 'no_such_fixture' not found" in out
     assert time.monotonic() - begin < 100  # no rank has slept to its end
+
+
+_ONE = """
+import os, pytest
+
+@pytest.fixture(scope="module")
+def database():
+    yield
+    print("database", "closed")
+    assert not os.path.exists("cannot-close")
+
+def test_alone(database): pass
+
+@pytest.mark.ranks(1)
+def test_in_ranks(): pass
+"""
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_what_a_module_has_set_up_ends_with_its_last_test(run: Run, tmp_path: Path, closes: bool) -> None:
+    (tmp_path / "test_one.py").write_text(_ONE)
+    (tmp_path / "test_two.py").write_text("def test_next(): pass\n")
+    if not closes:
+        (tmp_path / "cannot-close").touch()
+    done = run(sys.executable, "-m", "pytest", "-v", "-s", "-p", "no:cacheprovider", "test_one.py", "test_two.py")
+    out = done.stdout
+    assert out.index("test_one.py::test_in_ranks") < out.index("database closed") < out.index("test_two.py::test_next")
+    assert ("3 passed in" in out, "3 passed, 1 error in" in out, done.returncode) == (closes, not closes, not closes)
 
 
 @pytest.mark.parametrize(
