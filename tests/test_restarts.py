@@ -149,6 +149,28 @@ def test_what_a_rank_has_left_behind_has_gone_before_the_next_round(start: Start
     assert "has not ended within the grace after TERM" in job.output(0)
 
 
+_CLOCK = """
+import os, time
+_right = time.time
+time.time = lambda: _right() + (%d if os.access("fail", os.F_OK) else 0)
+"""
+
+
+@pytest.mark.parametrize("jump", [-86400, 86400])
+def test_clock_that_jumps_changes_nothing(start: Start, tmp_path: Path, jump: int) -> None:
+    # For every process of the job; that of the machine is not ours to set.
+    (tmp_path / "clock").mkdir()
+    (tmp_path / "clock" / "sitecustomize.py").write_text(_CLOCK % jump)
+    path = os.pathsep.join([str(tmp_path / "clock"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    fails = (
+        "sys.exit('jumped' if abs(time.time() - os.stat('fail').st_mtime) > 9999 else 2)"  # for 2 there is no restart
+    )
+    job = start(_SCRIPT % fails, **_ENV, PYTHONPATH=path)
+    assert job.fail() == [0, 0, 0], job.output(0)
+    (failed,) = job.report()["failed_rounds"]
+    assert 0 < failed["seconds"] < 60
+
+
 @pytest.mark.parametrize("lost", [0, 1])
 def test_agent_that_is_lost_and_comes_again_is_the_same_rank(start: Start, lost: int) -> None:
     """As a pod that Kubernetes replaces: it knows of no earlier round."""
