@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, Run
-from launched import needs_torch
+from launched import needs, needs_torch
 
 _BEGIN = """
 import os, sys, tempfile, time, torch, torch.distributed as dist
@@ -77,6 +77,18 @@ def test_script_without_them_is_left_alone(run: Run) -> None:
     assert code == 0, output
     assert list(rows) == ["mpirun 1x2", "mpirun 2x2", "srun 2x2", "torchrun 2x2", "kubeflow 3+1"]
     assert len(output.splitlines()) == 1 + len(rows), output
+
+
+_OF_MPI = "from mpi4py import MPI\nprint(MPI.COMM_WORLD.Get_size())"  # 1 on each rank, as no mpirun has started it
+
+
+@needs("mpi4py")
+@pytest.mark.parametrize("script", [_OF_MPI, "import distboot\ndistboot.init('mpi')"])
+def test_script_that_calls_mpi_cannot_be_tried(run: Run, tmp_path: Path, script: str) -> None:
+    (tmp_path / "train.py").write_text(script)
+    code, rows, output = _try(run, "--as", "mpirun 1x2", "train.py")
+    assert (code, rows) == (1, {"mpirun 1x2": ["-"] * 4}), output
+    assert "not tried: the script calls MPI_Init, for which the real mpirun" in output
 
 
 @pytest.mark.parametrize(

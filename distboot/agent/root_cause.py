@@ -30,7 +30,9 @@ _LONGEST_DELAY = 10.0  # seconds
 _LONGEST_TEXT = 16384  # characters
 _MOST_LINES = 12  # of a traceback, on the ranks that did not write it
 _LEFT_OUT = "…"
-_FRAME = re.compile(r'  File ".*/distboot/([^"]+)", line ')
+_FRAME = re.compile(r'  File "([^"]+)", line ')
+_OF_OURS = re.compile(r".*/distboot/(.+)")
+_ERROR = re.compile(r"[\w.]*\bDistbootError: (error\[[a-z-]+\]: )(?:(?:rank|node) \d+ on \S+: )?")
 _PLACE = re.compile(r'^ +File "([^"]+)", line (\d+),? in (.+)$', re.MULTILINE)  # of Python, and of faulthandler
 _OF_OTHERS = re.compile(r"/(site|dist)-packages/|/lib/python3|^<")
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -223,10 +225,13 @@ def from_early_end(done: Sequence[RankState], others: int, then: RootCause) -> R
 
 
 def failure_text(end: ExitStatus) -> str:
-    """`"uncaught exception: ValueError: …"`, `"exited: no dataset"`, `"exit code 3"`."""
+    """`"uncaught exception: ValueError: …"`, `"error[usage]: …"`, `"exited: no dataset"`, `"exit code 3"`."""
     if not _is_exception(end):
         return end.describe()
     message = escape_control(_message(end.words.splitlines()))
+    error = _ERROR.match(message)
+    if error is not None:  # it says who that is, and so do we
+        return _fitting(error[1] + message[error.end() :], _LONGEST)
     begin = "exited: " if message.startswith(EXITED) else "uncaught exception: "
     return begin + _fitting(message.removeprefix(EXITED), _LONGEST)
 
@@ -234,7 +239,7 @@ def failure_text(end: ExitStatus) -> str:
 def place_of(end: ExitStatus) -> str:
     """Where in the code it has failed, `"load (data.py:41)"`: in the script's own, if any is; empty: not known."""
     frames = _PLACE.findall(end.words)
-    frames = [frame for frame in frames if not _OF_OTHERS.search(frame[0])] or frames
+    frames = [one for one in frames if not _OF_OTHERS.search(one[0]) and not _is_ours(one[0])] or frames
     if not frames:
         return ""
     file, line, function = frames[0 if end.is_crash else -1]
@@ -284,7 +289,8 @@ def _excerpt(words: Sequence[str], *, innermost_first: bool) -> Sequence[str]:
     kept: list[str] = []
     is_ours = False
     for line in words:
-        is_ours = _is_ours(line) or (is_ours and line.startswith("    "))
+        frame = _FRAME.match(line)
+        is_ours = _is_ours(frame[1]) if frame is not None else is_ours and line.startswith("    ")
         if not is_ours:
             kept.append(line)
         elif not kept or kept[-1] != _LEFT_OUT:
@@ -297,10 +303,10 @@ def _excerpt(words: Sequence[str], *, innermost_first: bool) -> Sequence[str]:
     return [_LEFT_OUT, *kept[begin:]]
 
 
-def _is_ours(line: str) -> bool:
-    """Whether a line of a traceback names a file of this package, which every rank has, wherever that is."""
-    file = _FRAME.match(line)
-    return file is not None and os.path.isfile(os.path.join(_PACKAGE, file[1]))
+def _is_ours(file: str) -> bool:
+    """Whether it is one of this package, which every rank has, wherever that is."""
+    found = _OF_OURS.fullmatch(file)
+    return found is not None and os.path.isfile(os.path.join(_PACKAGE, found[1]))
 
 
 def _headline(begin: str, what: str, member: RankState, more: str = "") -> str:

@@ -31,10 +31,10 @@ _HEAD = ("as", "runs", "device", "hangs", "ends")
 
 
 def try_script(arguments: list[str]) -> int:
-    """`try`: the exit code is 1 if anything is wrong, else 0."""
+    """`try`: the exit code is 1 if anything is wrong, or nothing could be tried, else 0."""
     own, command = _options(arguments)
     launches = [parse(text) for text in own.shapes or _DEFAULT]
-    is_good, width = True, max(len(launch.text) for launch in launches)
+    is_good, is_tried, width = True, False, max(len(launch.text) for launch in launches)
     emit("  ".join([_HEAD[0].ljust(width), *(f"{name:<8}" for name in _HEAD[1:])]).rstrip())
     for launch in launches:
         found = _Found(*_tried(launch, command, own.timeout))
@@ -42,8 +42,8 @@ def try_script(arguments: list[str]) -> int:
         emit("  ".join(row).rstrip())
         for line in found.lines():
             emit(f"  {line}")
-        is_good = is_good and not found.is_bad
-    return 0 if is_good else 1
+        is_good, is_tried = is_good and not found.is_bad, is_tried or found.is_tried
+    return 0 if is_good and is_tried else 1
 
 
 def _options(arguments: list[str]) -> tuple[Any, list[str]]:
@@ -156,14 +156,17 @@ class _Found:
         self.apart = (self._why if is_early else "") or self._groups()
         self.device = self._devices()
         self._meets = self._loopback()
+        self.is_tried = not any("mpi" in one for rank in told for one in rank)
 
     @property
     def is_bad(self) -> bool:
-        """Whether anything went wrong."""
-        return any((*self._ends.codes, self.hangs, self.apart, self.device, self._meets))
+        """Whether anything went wrong, as far as it could be tried."""
+        return self.is_tried and any((*self._ends.codes, self.hangs, self.apart, self.device, self._meets))
 
     def column(self, name: str) -> str:
         """What the table says."""
+        if not self.is_tried:
+            return "-"
         if name == "runs":
             return "no" if any(code != 0 for code in self._ends.codes) or self._meets else f"{self._ends.seconds:.0f} s"
         if name == "device":
@@ -174,6 +177,8 @@ class _Found:
 
     def lines(self) -> list[str]:
         """What is wrong, a line for each; the end of the output if nothing else says it."""
+        if not self.is_tried:
+            return ["not tried: the script calls MPI_Init, for which the real mpirun (or srun --mpi=…) is needed"]
         said = list(dict.fromkeys(filter(None, (self._why, self.hangs, self.apart, self.device, self._meets))))
         if said or set(self._ends.codes) == {0}:
             return said

@@ -1,4 +1,4 @@
-"""Looks on, in every Python of a job that is tried: which device each rank takes, and where its process group meets.
+"""Looks on, in every Python of a job that is tried: which device each rank takes, where its group meets, and MPI.
 
 Without an accelerator `torch.cuda.set_device` does nothing here but tell.
 """
@@ -6,6 +6,7 @@ Without an accelerator `torch.cuda.set_device` does nothing here but tell.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import importlib
@@ -13,12 +14,14 @@ import importlib.abc
 import importlib.util
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+_LIBRARY = re.compile(r"/libmpi(ch|_abi)?\.so")
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -70,9 +73,22 @@ def _look_on_group(distributed: Any) -> None:
     distributed.init_process_group = distributed.distributed_c10d.init_process_group = told
 
 
+def _tell_of_mpi() -> None:
+    """Whether this process has called MPI_Init; at its end."""
+    with contextlib.suppress(OSError, AttributeError), open("/proc/self/maps", encoding="utf-8") as file:
+        found = {line.split()[-1] for line in file if _LIBRARY.search(line)}
+        for path in found:
+            import ctypes
+
+            flag = ctypes.c_int(0)
+            ctypes.CDLL(path).MPI_Initialized(ctypes.byref(flag))
+            if flag.value:
+                _tell(mpi=True)
+
+
 def _tell(**what: object) -> None:
     """One line of JSON about this rank, with the place in the script."""
-    frame = sys._getframe(2)  # noqa: SLF001
+    frame = sys._getframe(1)  # noqa: SLF001
     while frame.f_back is not None and (
         "/torch/" in frame.f_code.co_filename or "/distboot/" in frame.f_code.co_filename
     ):
@@ -95,6 +111,7 @@ def _begin() -> None:
         sys.modules.setdefault("sitecustomize", ours)
     if "DISTBOOT_TRY" in os.environ:
         sys.meta_path.insert(0, _Torch())
+        atexit.register(_tell_of_mpi)
 
 
 _begin()
