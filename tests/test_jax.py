@@ -66,6 +66,16 @@ else:
     assert lines == [{"rank": 0, **same}, {"rank": 1, **same}]
 
 
+@pytest.mark.all
+@needs("jax")
+@pytest.mark.parametrize("rendezvous", ["1", "0"])
+def test_address_of_the_only_node_may_be_any_of_its_own(run_ranks: RunRanks, rendezvous: str) -> None:
+    here = {"LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.2", "DISTBOOT_RENDEZVOUS": rendezvous}
+    places = [{"LOCAL_RANK": str(rank)} for rank in range(2)]
+    ranks = run_ranks(_BEGIN + _INIT + "say(total=gathered(ctx.rank))", places=places, **_ENV, **here)
+    assert [rank.line() for rank in ranks] == [{"total": [0, 1]}] * 2
+
+
 # What a rank does that ends it, while the other one waits for it: which rank, how, its exit code, what is said of it;
 # and whether the other one waits in a collective operation, which sees on its own that a peer has gone.
 _ENDS = {

@@ -29,6 +29,7 @@ from ._base import at_end, context, export, imported, limited, past_proxies
 from ._torch import own_device
 
 _INSTALL = "pip install 'jax>=0.9'"
+_HERE = "127.0.0.1"  # for a job on one node, where no other host is to reach the coordinator
 _FIRST_LINE = 10.0  # seconds until it says so
 _STAYS = 3600.0  # seconds that rank 0 stays for the others; failure detection ends it if one of them fails
 _LOCAL_DEVICES = "JAX_LOCAL_DEVICE_IDS"
@@ -82,6 +83,7 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
         host, port = str(placement.master_addr), _port(job)
     else:
         host, port = job.store_address[0], int(job.offers[0])
+    host = _HERE if placement.num_nodes == 1 else host  # whatever MASTER_ADDR is
     export(job, exported, past_proxies(before, [host]))
     _initialize(jax, job, format_address(host, port), devices)
     shutdown, is_up = jax.distributed.shutdown, jax.distributed.is_initialized
@@ -129,7 +131,6 @@ def _initialize(jax: Any, job: JobInfo, address: str, devices: list[int] | None)
         jax.config.update("jax_enable_preemption_service", False)
     jax.config.update("jax_check_proxy_envs", False)  # the proxies are out of the way
     placement = job.placement
-    only_here = f"127.0.0.1:{address.rpartition(':')[2]}" if placement.num_nodes == 1 else None
     try:
         with limited(job, f"JAX did not find all ranks at {address}"):
             jax.distributed.initialize(
@@ -139,7 +140,7 @@ def _initialize(jax: Any, job: JobInfo, address: str, devices: list[int] | None)
                 devices,
                 cluster_detection_method="deactivate",
                 initialization_timeout=max(round(job.join_timeout), 1) + 5,  # ours comes first, and names the rank
-                coordinator_bind_address=only_here,
+                coordinator_bind_address=address if placement.num_nodes == 1 else None,
                 shutdown_timeout_seconds=0,  # else ranks wait for each other when they leave, and abort after 300 s
             )
     except RuntimeError as error:

@@ -47,6 +47,8 @@ from ._tf_cluster import (
 
 _LARGEST_ACTION = 512  # bytes; struct sigaction has 152 (glibc on x86-64)
 _KEPT_ALIVE = 60  # seconds of silence; firewalls forget a connection after some minutes
+_OPENING = 10.0  # seconds for the chief to listen, once all ranks are ready
+_AGAIN = 0.05  # seconds until the next attempt
 _MOMENT = 3.0  # seconds for our monitor process to end us, if the chief has failed
 
 
@@ -211,14 +213,24 @@ def _serve(tf: Any, job: JobInfo, cluster: Cluster, gpus: list[int]) -> NoReturn
     raise SystemExit(0)
 
 
+def _dialled(address: tuple[str, int], timeout: float) -> socket.socket:
+    """A connection to the chief, which may be about to listen: below the wrapper it opens its port only now."""
+    end = time.monotonic() + _OPENING
+    while time.monotonic() < end:
+        with suppress(ConnectionRefusedError):
+            return socket.create_connection(address, timeout)
+        time.sleep(_AGAIN)
+    return socket.create_connection(address, timeout)
+
+
 def _connected(job: JobInfo) -> socket.socket:
     """A task's end of its connection."""
     assert job.store_address is not None
     try:
-        connection = socket.create_connection(job.store_address, timeout=job.join_timeout)
+        connection = _dialled(job.store_address, job.join_timeout)
     except OSError as error:
         where = format_address(*job.store_address)
-        problem = f"rank 0, the chief, is not at {where} any more: {error}"
+        problem = f"rank 0, the chief, does not listen at {where}: {error}"
         raise DistbootError("rank-failed", problem, "look at its output") from None
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
