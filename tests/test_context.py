@@ -37,7 +37,7 @@ if ctx.is_main:
     try:
         ctx.barrier()
     except RuntimeError as error:
-        print("timed out")
+        print("timed out", flush=True)
     touch("over")
 else:
     until("over")  # never enters the barrier

@@ -53,7 +53,9 @@ def test_unmodified_script_is_known_until_its_command_starts(start: Start) -> No
     running.fail()
     report = running.report()
     assert [rank["state"] for rank in report["ranks"]] == ["stopped", "failed first", "stopped"]
-    where = f"on {os.uname().nodename}, in <module> (train.py:18)"
+    lines = (running.folder / "train.py").read_text().splitlines()
+    line = next(number for number, text in enumerate(lines, 1) if "boom" in text)
+    where = f"on {os.uname().nodename}, in <module> (train.py:{line})"
     assert report["headline"] == f"Rank 1 failed first: uncaught exception: ValueError: boom, {where}; 2 stopped"
     for rank in report["ranks"]:
         _in_order(rank["steps"], [*BEGIN, "command_started"])
