@@ -32,6 +32,7 @@ WELL, EXIT, EXCEPTION = "well", "exit", "exception"
 FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 _DONE = b"\n"
+_FULLY_BUFFERED = 0  # _IOFBF, stdio.h
 
 _asked: SystemExit | None = None
 
@@ -144,13 +145,39 @@ def deadline(
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(reading)
     try:
-        yield
+        with _printed_at_exit(ended, writing):
+            yield
     finally:
         with suppress(OSError):
             os.write(writing, _DONE)
         os.close(writing)
         with suppress(ChildProcessError):  # where SIGCHLD is ignored
             os.waitpid(watcher, 0)
+
+
+@contextmanager
+def _printed_at_exit(error: DistbootError | None, writing: int) -> Iterator[None]:
+    """Let the C library print an error, and tell the watcher so, if it ends this process in the block.
+
+    It flushes its streams then. mpirun does not wait for what a watcher prints when all ranks end at once.
+    """
+    streams = []
+    if error is not None and sys.platform == "linux":
+        import ctypes
+
+        libc = ctypes.CDLL(None)
+        libc.fdopen.restype = ctypes.c_void_p
+        for file, text in ((2, printed(error).encode()), (writing, _DONE)):
+            stream = ctypes.c_void_p(libc.fdopen(os.dup(file), b"w"))
+            libc.setvbuf(stream, None, _FULLY_BUFFERED, len(text) + 1)
+            libc.fputs(text, stream)
+            streams.append(stream)
+    try:
+        yield
+    finally:
+        for stream in streams:
+            libc["__fpurge"](stream)  # fclose would print it
+            libc.fclose(stream)
 
 
 def _watch(

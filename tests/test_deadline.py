@@ -46,3 +46,19 @@ def test_script_that_ignores_its_children_is_none_the_worse(run: Run) -> None:
     before = "signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
     done = run(sys.executable, "-c", _SCRIPT.format(before=before, limit=60, block="pass"))
     assert (done.returncode, done.stdout, done.stderr) == (0, "went on\n", "")
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "ctypes.CDLL(None)._exit(1)",
+        # As a launcher does that kills whatever the process has left.
+        "os.kill(int(open(f'/proc/self/task/{os.getpid()}/children').read()), 9); ctypes.CDLL(None).exit(1)",
+    ],
+    ids=["at once", "without its watcher"],
+)
+def test_process_that_c_code_ends_says_so_once(run: Run, end: str) -> None:
+    script = _SCRIPT.format(before="import ctypes", limit=60, block=end)
+    script = script.replace('"it took too long")', '"it took too long"), DistbootError("mpi-failed", "it has ended")')
+    done = run(sys.executable, "-c", script)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "distboot: error[mpi-failed]: it has ended\n")
