@@ -32,8 +32,8 @@ test-all: $(VENV)/test-all.stamp ## all tests, with all frameworks, on the wheel
 matrix: $(VENV)/test-all.stamp ## every framework under every launcher, for docs/matrix.md (ARGS as above)
 	DISTBOOT_WRITE_MATRIX=1 $(RUN) -m pytest tests/test_matrix.py $(ARGS)
 
-faults: $(VENV)/test.stamp ## every fault under every launcher, for docs/faults.md (ARGS as above)
-	DISTBOOT_WRITE_FAULTS=1 $(RUN) -m pytest tests/test_faults.py $(ARGS)
+faults: $(VENV)/test.stamp ## every fault under every launcher, for docs/faults.md, and with restarts (ARGS as above)
+	DISTBOOT_WRITE_FAULTS=1 $(RUN) -m pytest tests/test_faults.py tests/test_faults_restarted.py $(ARGS)
 
 hangs: $(VENV)/test-all.stamp ## every hang under every launcher, and of every framework, for docs/hangs.md (ARGS as above)
 	DISTBOOT_WRITE_HANGS=1 $(RUN) -m pytest tests/test_hangs.py $(ARGS)
