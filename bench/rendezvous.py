@@ -208,5 +208,5 @@ if __name__ == "__main__":
     elif sys.argv[1] == "peers":
         _peers(int(sys.argv[2]), int(sys.argv[3]))
     else:
-        print(*_rank_0(int(sys.argv[2])))
+        print(*_rank_0(int(sys.argv[2])), flush=True)
         os._exit(0)  # thousands of sockets need not be closed one by one
