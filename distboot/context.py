@@ -70,7 +70,7 @@ class Context:
     job_id: str | None
     hosts: tuple[str, ...]
     _barrier: Callable[[], None] = field(repr=False)
-    _wait_for: Callable[..., None] = field(repr=False)  # as `Barriers.wait_for`
+    _wait_for: Callable[..., None] = field(repr=False)  # as `JobInfo.wait_for`
     _stop: Callable[[], None] = field(repr=False)
     _is_up: Callable[[], bool] = field(repr=False)
     _preemption: Preemption = field(repr=False)

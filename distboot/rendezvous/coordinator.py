@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from ..errors import DistbootError
 from ..report import JoinLog, StartupTimeline
-from ..text import log_line, short_repr
+from ..text import log_line, short_repr, without_mapping
 from .connection_pool import Connection, ConnectionPool, DetachedConnection, OutOfFilesError, allow_files, send_to_all
 from .join_table import JoinTable, consistency_warnings, refuse_several_frameworks
 from .membership import Membership, build_membership
@@ -109,7 +109,7 @@ class Coordinator:
     def _reached(self) -> str | None:
         """The address of this host under which the ranks of other nodes reached it; None when there are none."""
         elsewhere = [peer for rank, peer in self._at.items() if self.table.records[rank].node != self._own.node]
-        addresses = Counter(peer.own_address() for peer in elsewhere)
+        addresses = Counter(without_mapping(peer.socket.getsockname()[0]) for peer in elsewhere)
         return addresses.most_common(1)[0][0] if addresses else None
 
     def _missing(self) -> DistbootError:

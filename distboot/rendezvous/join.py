@@ -18,10 +18,7 @@ from .connection_pool import allow_files
 from .coordinator import Coordinator
 from .membership import LOOPBACK, JoinPlan, JoinResult
 from .protocol import JobCredentials
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from .worker import Worker
+from .worker import NoAnswerError, Worker
 
 _CALL = 1.0  # seconds for what has our port, or our address, to say that it is rank 0 of this very job
 
@@ -96,8 +93,6 @@ class Joined:
         )
 
     def _as_another_rank(self) -> JoinResult:
-        from .worker import Worker  # here and below, as rank 0 needs it rarely
-
         plan, wanted = self.plan, self.wanted
         if plan.own.ranks:  # the agent of a node
             self.open_files = allow_files(1, partial(log_line, f"node {plan.own.rank}"), plan.own.ranks)
@@ -148,8 +143,6 @@ class Joined:
 
     def _refuse_second_rank_0(self, host: str, port: int) -> None:
         """Report to what listens there: if it is rank 0 of this very job, there are two of us, and it will say so."""
-        from .worker import NoAnswerError, Worker
-
         with suppress(NoAnswerError):
             Worker([host], [port], self.plan.own, self._credentials).try_once(_CALL)
 
@@ -223,27 +216,20 @@ class PortLease:
         self._names: list[socket.socket] = []
         if sys.platform != "linux":
             return
-        try:
-            if not credentials.secret:
-                self._reserve(f"\0distboot-port-{port}-{credentials.job}")
-        except OSError as error:
-            self.close()
-            raise PortInUseByThisJob(str(error.strerror)) from None
-        try:
-            self._reserve(f"\0distboot-port-{port}")
-        except OSError as error:
-            self.close()
-            raise PortInUse(f"another job holds it: {error.strerror}") from None
+        of_job = [] if credentials.secret else [f"\0distboot-port-{port}-{credentials.job}"]
+        for name in (*of_job, f"\0distboot-port-{port}"):
+            self._names.append(socket.socket(socket.AF_UNIX))
+            try:
+                self._names[-1].bind(name)
+            except OSError as error:
+                self.close()
+                kind = PortInUseByThisJob if name in of_job else PortInUse
+                raise kind(f"another job holds it: {error.strerror}") from None
         os.register_at_fork(after_in_child=self.close)  # it ends with this process, not with its last data loader
 
     def close(self) -> None:
-        """Let others have the port."""
         for name in self._names:
             name.close()
-
-    def _reserve(self, name: str) -> None:
-        self._names.append(socket.socket(socket.AF_UNIX))
-        self._names[-1].bind(name)
 
 
 def listening(port: int) -> socket.socket:

@@ -11,13 +11,10 @@ from dataclasses import dataclass, field, replace
 
 from ..errors import DistbootError
 from ..text import escape_control, ranks_said, short_repr, with_nodes
+from .join_table import JoinTable
 from .membership import Membership
 from .messages import BARRIER, READY, Arrive, Failed, Go, Key, Leave, Offer, Ready, Release, as_error, as_problem
 from .protocol import ProtocolError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from .join_table import JoinTable
 
 _FIRST_LINE, _MOST_BETWEEN = 10.0, 300.0  # seconds; one rank may well be slower than another for a moment
 _READY_LINE, _READY_BETWEEN = 1.0, 5.0  # the same while ranks get ready

@@ -110,9 +110,7 @@ class WorkerInfo:
     rank: int = of(number)
     launcher: str = of(_line)
     host: str = of(_line)
-    node: str = of(
-        _line
-    )  # host, boot and network: equal on two ranks on one host, or in one container with its network
+    node: str = of(_line)  # host, boot, network: equal for ranks on one host, or in one container with its network
     pid: int = of(number)
     process: str = of(_line)  # random, the same on all its connections: two containers may both have process 1
     world_size: int = of(number)

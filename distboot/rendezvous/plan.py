@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 
 from .. import __version__
 from ..detection import inherited
@@ -72,7 +71,7 @@ def plan_of(
         rank=placement.rank,
         launcher="distboot" if ranks else placement.launcher,
         host=host,
-        node=f"{host}/{_boot_id()}/{_network()}",
+        node=_node(host),
         pid=os.getpid(),
         process=os.urandom(8).hex(),
         world_size=placement.world_size,
@@ -84,9 +83,9 @@ def plan_of(
         ranks=ranks,
         round=round,
         max_restarts=max_restarts,
+        # What an agent of a node knows of itself is not about its ranks.
+        **({} if ranks else {name: getattr(placement, name) for name in _PLACE}),
     )
-    if not ranks:  # what an agent of a node knows of itself is not about its ranks
-        own = replace(own, **{name: getattr(placement, name) for name in _PLACE})
     ports = candidate_ports(placement)
     first = round % len(ports)  # a rank of an earlier round, if one is left, does not find the store of this one
     plan = JoinPlan(
@@ -219,18 +218,11 @@ def _own_start() -> float:
     return time.time() - age if ticks and age >= 0 else 0.0
 
 
-def _boot_id() -> str:
-    # Tells two hosts of the same name apart. Linux only; elsewhere the name has to do.
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return os.uname().nodename
-
-
-def _network() -> str:
-    # Tells two containers of the same name on one host apart: each has a network of its own, or they are one node.
-    try:
-        return str(os.stat("/proc/self/ns/net").st_ino)
-    except OSError:
-        return ""
+def _node(host: str) -> str:
+    """What is equal on two ranks on one host, or in one container with its network."""
+    boot, own_network = os.uname().nodename, ""
+    with suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        boot = file.read().strip()  # tells two hosts of the same name apart
+    with suppress(OSError):  # tells two containers of the same name on one host apart: each has its own, or is one node
+        own_network = str(os.stat("/proc/self/ns/net").st_ino)
+    return f"{host}/{boot}/{own_network}"

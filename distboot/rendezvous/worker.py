@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ..errors import DistbootError
 from ..host.network import is_this_host, look_up
@@ -15,10 +16,6 @@ from .connection_pool import DetachedConnection
 from .membership import Membership
 from .messages import ONE_DISTBOOT, Failed, Hello, Members, Refused, Welcome, WorkerInfo, as_error
 from .protocol import Channel, Frame, Frames, JobCredentials, ProtocolError, decode, most_from_rank_0, random_nonce
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 _FIRST_LIMIT = 1.0  # seconds for an unknown process to answer; it grows, because rank 0 may be busy with thousands
 _LAST_LIMIT = 10.0
