@@ -15,12 +15,11 @@ from . import frameworks
 from .context import Context, who_of
 from .detection import inherited
 from .detection.detect import detect, launcher_of, refuse_unless_rank
-from .detection.export import EnvTransaction, thread_variables
+from .detection.export import EnvTransaction, require_master, thread_variables, wait_until_resolves
 from .detection.launchers.slurm import SINGLE
 from .detection.placement import Placement
 from .errors import DistbootError, with_rank
 from .rendezvous.job_info import JobInfo, alone
-from .rendezvous.master import require_master, wait_until_resolves
 from .rendezvous.plan import join_here, plan_of
 from .report import ALL_CALLED, CALLED, GROUP
 from .settings import (

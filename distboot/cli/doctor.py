@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, replace
 
 from ..detection.detect import detect, refuse_unless_rank
+from ..detection.export import require_master
 from ..doctor import LONGEST, STATUSES, Check, Finding, Machine, accelerators, rdma, start, unknown
 from ..errors import with_rank
-from ..rendezvous.master import require_master
 from ..rendezvous.membership import Membership
 from ..rendezvous.protocol import BEFORE_AUTHENTICATION, Channel, Frames, ProtocolError, message, nested, of, several
 from ..settings import join_timeout_setting

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from ..errors import DistbootError
 from ..text import escape_control, ranks_said, short_repr, with_nodes
-from .join_table import JoinTable
-from .membership import Membership
+from .membership import JoinTable, Membership
 from .messages import BARRIER, READY, Arrive, Failed, Go, Key, Leave, Offer, Ready, Release, as_error, as_problem
 from .protocol import ProtocolError
 
