@@ -154,28 +154,22 @@ def _the_one(
     return held.context
 
 
-def _leave_at_end(error: DistbootError) -> None:
-    """Let the platform show this error if the script ends with it, and does not call `init` again, say."""
-    from .agent.exit_status import leave  # here, as most scripts start
+def _leave_at_end(error: DistbootError | None = None) -> None:
+    """Let the platform show this error if the script ends with it, and does not call `init` again, say.
+
+    None: what the script of a process that is alone fails with.
+    """
     from .frameworks._base import at_end
 
     def leave_it() -> None:
-        if _current is None:  # else its agent knows why it ends
+        from .agent.exit_status import leave, leave_uncaught  # here, as most scripts end well
+
+        if error is None:
+            leave_uncaught()
+        elif _current is None:  # else its agent knows why it ends
             leave(str(error))
 
-    at_end(exited=leave_it, failed=leave_it)
-
-
-def _leave_uncaught_at_end() -> None:
-    """The same for what the script of a process that is alone ends with."""
-    from .frameworks._base import at_end
-
-    def leave_it() -> None:
-        from .agent.exit_status import leave_uncaught  # here, as most scripts end well
-
-        leave_uncaught()
-
-    at_end(failed=leave_it)
+    at_end(exited=None if error is None else leave_it, failed=leave_it)
 
 
 def _refuse_another(held: _Current, options: frameworks.Options) -> None:
@@ -225,7 +219,7 @@ def _started(call: _Call) -> Context:
                 context = frameworks.start(job, exported, call.options)
                 job.mark(GROUP)
             if placement.world_size == 1:
-                _leave_uncaught_at_end()
+                _leave_at_end()
             preemption = context._preemption  # noqa: SLF001 - of this package
             preemption.listen(call.settings.stop_signals)
             preemption.request_at(call.settings.stop_at, "the job ends soon")
@@ -289,9 +283,8 @@ def _met(call: _Call, exported: EnvTransaction, *, on_cpu: bool) -> Iterator[Job
     placement = call.placement
     for_plan: dict[str, Any] = {"hosts": hosts, "framework": call.options.said, "on_cpu": on_cpu}
     if rendezvous_setting() and placement.world_size == 1 and call.settings.report is None:
-        with join_here(
-            placement, os.environ, call.join_timeout, **for_plan
-        ) as job:  # no other process is to hear of it
+        # No other process is to hear of it.
+        with join_here(placement, os.environ, call.join_timeout, **for_plan) as job:
             yield job
         return
     from .agent.report import StartupReport

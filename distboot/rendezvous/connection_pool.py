@@ -120,7 +120,9 @@ class ConnectionPool:
         now = time.monotonic()
         if now >= self._checked + 0.5:
             self._checked = now
-            self._refuse_late(now)
+            for peer in self.unauthenticated:
+                if now - peer.born > _REPORT_LIMIT:
+                    self._refuse(peer, f"did not report within {_REPORT_LIMIT:g} s")
         ready = [key.fileobj for key, _ in self._selector.select(max(min(seconds, 0.5), 0.0))]
         for file in ready:
             if file in self._peers:  # it may have gone in this very round
@@ -229,8 +231,3 @@ class ConnectionPool:
             self._say(f"refused a connection from {peer.at}: the connecting process {why}; the job goes on")
         self.send(peer, peer.channel.sign(Refused(f"the connecting process {why}"[:LONGEST_TEXT])))
         self.drop(peer)
-
-    def _refuse_late(self, now: float) -> None:
-        for peer in self.unauthenticated:
-            if now - peer.born > _REPORT_LIMIT:
-                self._refuse(peer, f"did not report within {_REPORT_LIMIT:g} s")
