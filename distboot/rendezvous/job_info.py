@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from ..detection.placement import Placement
+from ..detection.placement import LEFT_OPEN, Placement
 from ..errors import DistbootError, with_rank
 from ..report import ALL_READY, IMPORTED, EventLog
 from ..text import first_line
@@ -177,8 +177,7 @@ class JobInfo:
 
 def alone(placement: Placement, join_timeout: float) -> JobInfo:
     """What a process holds where the rendezvous is off; `rendezvous-needed`: its environment leaves something open."""
-    fields = ("local_rank", "local_world_size", "node_rank", "num_nodes")
-    unknown = ", ".join(field for field in fields if getattr(placement, field) is None)
+    unknown = ", ".join(field for field in LEFT_OPEN if getattr(placement, field) is None)
     if unknown:
         why = f"DISTBOOT_RENDEZVOUS=0, and launcher {placement.launcher!r} does not say the {unknown}"
         hint = "unset DISTBOOT_RENDEZVOUS: the ranks find it out when they meet"

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 from .. import __version__
 from ..detection import inherited
-from ..detection.placement import Placement
+from ..detection.placement import LEFT_OPEN, Placement
 from ..errors import DistbootError, with_too_few_files
 from ..host import FRAMEWORK, accelerators, derived_port, network
 from ..settings import secret_setting
@@ -22,7 +22,6 @@ from .messages import WorkerInfo, as_problem
 
 _CANDIDATES = 5
 _PATIENCE_WITH_A_PROBLEM = 10.0  # seconds to tell the others of it
-_PLACE = ("local_rank", "local_world_size", "node_rank", "num_nodes")
 # Whose versions all ranks should have alike.
 _FRAMEWORKS = (
     "torch",
@@ -84,7 +83,7 @@ def plan_of(
         round=round,
         max_restarts=max_restarts,
         # What an agent of a node knows of itself is not about its ranks.
-        **({} if ranks else {name: getattr(placement, name) for name in _PLACE}),
+        **({} if ranks else {name: getattr(placement, name) for name in LEFT_OPEN}),
     )
     ports = candidate_ports(placement)
     first = round % len(ports)  # a rank of an earlier round, if one is left, does not find the store of this one

@@ -178,8 +178,6 @@ def decode(body: bytes, *kinds: type) -> Any:
         return _made(kind, content)
     except ValueError as error:
         raise ProtocolError(f"sends a broken {name}: {error}") from None
-    except RecursionError:
-        raise ProtocolError("sends nonsense") from None
 
 
 # Frames

@@ -130,7 +130,7 @@ class Worker:
             return self._membership(end + _GRACE)
         except BaseException as error:
             self.close()
-            if isinstance(error, ProtocolError | RecursionError):
+            if isinstance(error, ProtocolError):
                 self._refusal = f"the process that listens there {error}"
                 raise NoAnswerError(self._refusal) from None
             if isinstance(error, TimeoutError):

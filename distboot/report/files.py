@@ -49,13 +49,10 @@ def try_to_write(path: str, content: Callable[[], Mapping[str, object]]) -> str 
     """Write the report; a warning if it cannot be written, the job ends as it would without."""
     try:
         write(path, content())
-    except OSError as error:
-        why = error.strerror or str(error)
-    except Exception as error:  # noqa: BLE001 - a defect of ours
-        why = f"{type(error).__name__}: {first_line(error)}"
-    else:
-        return None
-    return f"warning: the report could not be written: {short_repr(path)}: {why}"
+    except Exception as error:  # noqa: BLE001 - a defect of ours, where it is no OSError
+        why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {first_line(error)}"
+        return f"warning: the report could not be written: {short_repr(path)}: {why or error}"
+    return None
 
 
 def write(path: str, content: Mapping[str, object]) -> None:
