@@ -24,19 +24,8 @@ _CANDIDATES = 5
 _PATIENCE_WITH_A_PROBLEM = 10.0  # seconds to tell the others of it
 # Whose versions all ranks should have alike.
 _FRAMEWORKS = (
-    "torch",
-    "tensorflow",
-    "tensorflow_cpu",
-    "horovod",
-    "deepspeed",
-    "lightning",
-    "pytorch_lightning",
-    "accelerate",
-    "transformers",
-    "mpi4py",
-    "jax",
-    "nvidia_nccl_cu12",
-    "nvidia_nccl_cu13",
+    *("torch", "tensorflow", "tensorflow_cpu", "jax", "horovod", "deepspeed", "mpi4py"),
+    *("lightning", "pytorch_lightning", "accelerate", "transformers", "nvidia_nccl_cu12", "nvidia_nccl_cu13"),
 )
 _FAMILIES = ("NCCL_", "GLOO_", "FI_")
 # May well differ from host to host, or is set for one rank on purpose.
@@ -123,18 +112,25 @@ def join_here(
     job = JobInfo(placement, join_timeout)
     job.joined = Joined(plan)
     try:
-        with with_too_few_files():
+        with joining(job, problem, failed), with_too_few_files():
             job.take(job.joined.join())
-    except BaseException as error:
-        failed(job, problem or error)
-        job.close()
-        if problem is not None and isinstance(error, DistbootError):
-            raise problem from None
-        raise
-    try:
         yield job
     finally:
         job.close()
+
+
+@contextmanager
+def joining(
+    job: JobInfo, problem: DistbootError | None, failed: Callable[[JobInfo, BaseException], object]
+) -> Iterator[None]:
+    """If the ranks do not meet in this block, call `failed` with why, and raise that: its own problem, if any."""
+    try:
+        yield
+    except BaseException as error:
+        failed(job, problem or error)
+        if problem is not None and isinstance(error, DistbootError):
+            raise problem from None
+        raise
 
 
 def candidate_ports(placement: Placement) -> list[int]:
