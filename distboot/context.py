@@ -81,7 +81,8 @@ class Context:
     comm: Any = None
     local_comm: Any = None
     _ended: bool = field(default=False, repr=False)
-    _inside: dict[int, str] = field(default_factory=dict, repr=False)  # id of a thread -> the block that it is in
+    # Id of a thread -> the block that it is in.
+    _inside: dict[int, str | None] = field(default_factory=dict, repr=False)
 
     @property
     def closed(self) -> bool:
@@ -204,9 +205,7 @@ class Context:
                     self._wait_for(what, _AFTER_A_FAILURE, opens=True, node=node, failure=failure)
             raise
         finally:
-            del self._inside[thread]
-            if outer is not None:
-                self._inside[thread] = outer
+            self._inside[thread] = outer
         if goes_first and not is_alone:
             self._wait_for(what, timeout, opens=True, node=node)
 
