@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 from ..errors import DistbootError
 from ..text import ranges, runs, short_repr, with_nodes
 from .messages import LONGEST_TEXT, MOST_RANKS_A_NODE, Members, WorkerInfo, as_error
-from .protocol import ProtocolError, flag, message, nested, number, of, optional, several, text, time_or_duration
+from .protocol import ProtocolError, flag, nested, number, of, optional, several, text, time_or_duration
 
 LOOPBACK = "127.0.0.1"
 _line = text(LONGEST_TEXT)
@@ -88,7 +88,7 @@ class Membership:
         return cls(message.hosts, nodes, message.master_addr, by_node, message.round, message.max_restarts)
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class JoinPlan:
     """What an agent needs to know to join."""
 
@@ -105,7 +105,7 @@ class JoinPlan:
     name: str = of(text(1 << 16), default="")  # the job's, for users: what the launcher or the platform calls it
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class JoinResult:
     """What an agent knows when all ranks have met."""
 
