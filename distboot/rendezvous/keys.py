@@ -213,7 +213,7 @@ class Keys:
             self._table.forget_accelerators()  # of which the frameworks know better
         if message.problem is not None:
             raise as_error(message.problem, f"rank {rank} on {short_repr(record.host)}")
-        self._table.claim_device(rank, message.device, record)
+        self._table.claim_device(record, message.device)
         other = next((one for one in self._ready.items() if one[1].framework != message.framework), None)
         self._ready[rank] = message
         if other is not None and message.framework and other[1].framework:

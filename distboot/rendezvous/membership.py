@@ -212,17 +212,17 @@ class JoinTable:
             raise DistbootError("duplicate-rank", f"{unit} {rank} is there twice: {both}", _DUPLICATE)
         if record.problem is not None:
             raise as_error(record.problem, f"{unit} {rank} on {host}")
-        self.claim_device(rank, record.device, record)
+        self.claim_device(record, record.device)
         # One copy of what all of them say alike.
         self.records[rank] = replace(record, facts=self._facts.setdefault(record.facts, record.facts))
 
-    def claim_device(self, rank: int, device: str | None, record: WorkerInfo) -> None:
+    def claim_device(self, record: WorkerInfo, device: str | None) -> None:
         """Enter which accelerator a rank uses; `DistbootError`: `shared-accelerator`, another one has it."""
         if device is None:
             return
         holder = self._devices.setdefault(_unique(device, record), record)
-        if holder.rank != rank:
-            both = f"ranks {holder.rank} and {rank} on {short_repr(record.host)}"
+        if holder.rank != record.rank:
+            both = f"ranks {holder.rank} and {record.rank} on {short_repr(record.host)}"
             text = f"{both} would both use the accelerator {short_repr(device)}"
             raise DistbootError("shared-accelerator", text, _SHARED)
 
