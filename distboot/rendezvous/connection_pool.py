@@ -52,7 +52,7 @@ def allow_files(connections: int, say: Callable[[str], None], ranks: int = 0) ->
 def send_to_all(outgoing: Mapping[socket.socket, Callable[[], bytes]], limit: float) -> None:
     """Send to each of these non-blocking sockets what its function returns, within `limit` seconds in all.
 
-    A peer that has gone, or does not take it in time, does without: what waits for it next will say so.
+    A peer that has disconnected, or does not take it in time, does without: what waits for it next will say so.
     """
     left: dict[socket.socket, memoryview] = {}
     end = time.monotonic() + limit
@@ -186,7 +186,7 @@ class ConnectionPool:
                 connection, at = self._listener.accept()
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
-                    return  # it has gone again
+                    return  # it has disconnected again
                 if len(self.unauthenticated) > 1:  # with one, the ranks have all files that there are
                     self._drop_oldest()
                     return
@@ -218,7 +218,7 @@ class ConnectionPool:
         try:
             for frame in peer.frames.feed(data):
                 self._take(peer, frame)
-                if peer.socket not in self._peers:  # it has gone already
+                if peer.socket not in self._peers:  # it was dropped
                     return
         except ProtocolError as error:
             self._refuse(peer, str(error))
