@@ -39,8 +39,11 @@ from distboot.agent.failure_coordinator import FailureCoordinator  # noqa: E402
 from distboot.agent.loop import EventLoop  # noqa: E402
 from distboot.agent.messages import Abort, Register  # noqa: E402
 from distboot.rendezvous.connection_pool import send_to_all  # noqa: E402
-from distboot.rendezvous.coordinator import Coordinator  # noqa: E402
-from distboot.rendezvous.join_table import consistency_warnings, refuse_several_frameworks  # noqa: E402
+from distboot.rendezvous.coordinator import (  # noqa: E402
+    Coordinator,
+    consistency_warnings,
+    refuse_several_frameworks,
+)
 from distboot.rendezvous.membership import Membership, build_membership  # noqa: E402
 from distboot.rendezvous.messages import Go, Members, Offer, Ready  # noqa: E402
 from distboot.rendezvous.protocol import Broadcast, Channel, Frames, most_from_rank_0  # noqa: E402

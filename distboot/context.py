@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 from .errors import DistbootError
@@ -70,7 +69,7 @@ class Context:
     job_id: str | None
     hosts: tuple[str, ...]
     _barrier: Callable[[], None] = field(repr=False)
-    _wait_for: Callable[..., None] = field(repr=False)  # as `Barriers.wait_for`
+    _wait_for: Callable[..., None] = field(repr=False)  # as `JobInfo.wait_for`
     _stop: Callable[[], None] = field(repr=False)
     _is_up: Callable[[], bool] = field(repr=False)
     _preemption: Preemption = field(repr=False)
@@ -82,7 +81,8 @@ class Context:
     comm: Any = None
     local_comm: Any = None
     _ended: bool = field(default=False, repr=False)
-    _inside: dict[int, str] = field(default_factory=dict, repr=False)  # id of a thread -> the block that it is in
+    # Id of a thread -> the block that it is in.
+    _inside: dict[int, str | None] = field(default_factory=dict, repr=False)
 
     @property
     def closed(self) -> bool:
@@ -175,9 +175,7 @@ class Context:
     def __enter__(self) -> Context:  # noqa: PYI034 - typing.Self needs Python 3.11
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _refuse_inside(self, what: str, *blocks: str) -> None:
@@ -207,9 +205,7 @@ class Context:
                     self._wait_for(what, _AFTER_A_FAILURE, opens=True, node=node, failure=failure)
             raise
         finally:
-            del self._inside[thread]
-            if outer is not None:
-                self._inside[thread] = outer
+            self._inside[thread] = outer
         if goes_first and not is_alone:
             self._wait_for(what, timeout, opens=True, node=node)
 

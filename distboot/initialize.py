@@ -11,29 +11,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from . import frameworks
+from . import frameworks, settings
 from .context import Context, who_of
 from .detection import inherited
 from .detection.detect import detect, launcher_of, refuse_unless_rank
-from .detection.export import EnvTransaction, thread_variables
+from .detection.export import EnvTransaction, require_master, thread_variables, wait_until_resolves
 from .detection.launchers.slurm import SINGLE
 from .detection.placement import Placement
 from .errors import DistbootError, with_rank
 from .rendezvous.job_info import JobInfo, alone
-from .rendezvous.master import require_master, wait_until_resolves
-from .rendezvous.plan import join_here, plan_of
+from .rendezvous.plan import join_here, joining, plan_of
 from .report import ALL_CALLED, CALLED, GROUP
-from .settings import (
-    SupervisionSettings,
-    join_timeout_setting,
-    launcher_setting,
-    refuse_log,
-    rendezvous_setting,
-    restart_settings,
-    seconds,
-    supervision_settings,
-    warn_of_unknown,
-)
 from .text import log_line, short_repr
 
 TYPE_CHECKING = False
@@ -62,7 +50,7 @@ class _Call(NamedTuple):
     placement: Placement
     options: frameworks.Options
     join_timeout: float
-    settings: SupervisionSettings
+    supervision: settings.SupervisionSettings
 
 
 _current: _Current | None = None
@@ -108,10 +96,10 @@ def init(
             `os.environ` is then as it was before the call.
     """
     try:
-        limit = None if timeout is None else seconds(f"timeout={short_repr(timeout)}", timeout)
+        limit = None if timeout is None else settings.seconds(f"timeout={short_repr(timeout)}", timeout)
         options = frameworks.Options(framework, backend, limit, strategy, ps, evaluator)
         with _lock:
-            return _the_one(options, launcher, join_timeout_setting(join_timeout), pass_local_rank)
+            return _the_one(options, launcher, settings.join_timeout_setting(join_timeout), pass_local_rank)
     except DistbootError as error:
         _leave_at_end(error)
         # What is wrong is in the script or outside, and not in the lines of ours that found it.
@@ -144,9 +132,9 @@ def _the_one(
     is_new = held is None
     if held is None:
         placement = detect(os.environ, launcher=launcher)
-        if launcher is None and launcher_setting(os.environ) is None:
+        if launcher is None and settings.launcher_setting(os.environ) is None:
             _refuse_spawned(placement)
-        context = _started(_Call(placement, options, join_timeout, supervision_settings(os.environ)))
+        context = _started(_Call(placement, options, join_timeout, settings.supervision_settings(os.environ)))
         held = _current = _Current(os.getpid(), context, options, os.environ["LOCAL_RANK"])
     else:
         _refuse_another(held, options)
@@ -155,28 +143,22 @@ def _the_one(
     return held.context
 
 
-def _leave_at_end(error: DistbootError) -> None:
-    """Let the platform show this error if the script ends with it, and does not call `init` again, say."""
-    from .agent.exit_status import leave  # here, as most scripts start
+def _leave_at_end(error: DistbootError | None = None) -> None:
+    """Let the platform show this error if the script ends with it, and does not call `init` again, say.
+
+    None: what the script of a process that is alone fails with.
+    """
     from .frameworks._base import at_end
 
     def leave_it() -> None:
-        if _current is None:  # else its agent knows why it ends
+        from .agent.exit_status import leave, leave_uncaught  # here, as most scripts end well
+
+        if error is None:
+            leave_uncaught()
+        elif _current is None:  # else its agent knows why it ends
             leave(str(error))
 
-    at_end(exited=leave_it, failed=leave_it)
-
-
-def _leave_uncaught_at_end() -> None:
-    """The same for what the script of a process that is alone ends with."""
-    from .frameworks._base import at_end
-
-    def leave_it() -> None:
-        from .agent.exit_status import leave_uncaught  # here, as most scripts end well
-
-        leave_uncaught()
-
-    at_end(failed=leave_it)
+    at_end(exited=None if error is None else leave_it, failed=leave_it)
 
 
 def _refuse_another(held: _Current, options: frameworks.Options) -> None:
@@ -208,28 +190,27 @@ def _started(call: _Call) -> Context:
     with with_rank(placement.who):
         outer = inherited.about(placement, os.environ)
         _refuse_process(placement, outer)
-        refuse_log(os.environ)
-        warn_of_unknown(os.environ, placement.rank, placement.who)
+        settings.refuse_log(os.environ)
+        settings.warn_of_unknown(os.environ, placement.rank, placement.who)
         found = None
         if outer is not None and outer.met:
             from .agent.local import attached  # here and below, as a process that is alone has no agent
 
             found = attached(os.environ)
-        if found is None and placement.rank == 0 and restart_settings(os.environ).most:
+        if found is None and placement.rank == 0 and settings.restart_settings(os.environ).most:
             why = "init() cannot start its own process again; start the script with python -m distboot"
             log_line(placement.who, f"warning: DISTBOOT_MAX_RESTARTS has no effect: {why}")
         with EnvTransaction() as exported:
-            on_cpu = frameworks.on_cpu(call.options)
-            meeting = _met(call, exported, on_cpu=on_cpu) if found is None else _met_in_wrapper(call, *found, called)
+            meeting = _met(call, exported) if found is None else _met_in_wrapper(call, *found, called)
             with meeting as job:
                 exported.write(thread_variables(job.placement, os.environ))
                 context = frameworks.start(job, exported, call.options)
                 job.mark(GROUP)
             if placement.world_size == 1:
-                _leave_uncaught_at_end()
+                _leave_at_end()
             preemption = context._preemption  # noqa: SLF001 - of this package
-            preemption.listen(call.settings.stop_signals)
-            preemption.request_at(call.settings.stop_at, "the job ends soon")
+            preemption.listen(call.supervision.stop_signals)
+            preemption.request_at(call.supervision.stop_at, "the job ends soon")
             return context
 
 
@@ -270,7 +251,7 @@ def _met_in_wrapper(call: _Call, link: AgentLink, result: JoinResult, called: fl
 
     job = JobInfo(call.placement, call.join_timeout)
     job.link, job.framework, job.count = link, call.options.said, next(_counts)
-    job.is_watched = call.settings.detects
+    job.is_watched = call.supervision.detects
     job.take(result)
     job.steps |= {CALLED: called, ALL_CALLED: time.time()}
     yield job
@@ -278,27 +259,25 @@ def _met_in_wrapper(call: _Call, link: AgentLink, result: JoinResult, called: fl
 
 
 @contextmanager
-def _met(call: _Call, exported: EnvTransaction, *, on_cpu: bool) -> Iterator[JobInfo]:
+def _met(call: _Call, exported: EnvTransaction) -> Iterator[JobInfo]:
     """All ranks together, or, where the roll call is off, what this process's environment alone proves."""
-    hosts: list[str] = []
-    if call.placement.master_addr is None or call.options.framework == "mpi":
+    for_plan: dict[str, Any] = {"framework": call.options.said, "on_cpu": frameworks.on_cpu(call.options)}
+    placement, is_mpi = call.placement, call.options.framework == "mpi"
+    if placement.master_addr is None or is_mpi:
         from .frameworks import mpi  # here, as most jobs know where rank 0 is
 
-        placement, hosts = mpi.located(call.placement, call.join_timeout, used=call.options.framework == "mpi")
-        call = call._replace(placement=placement)
-    call = call._replace(placement=require_master(call.placement))
-    placement = call.placement
-    for_plan: dict[str, Any] = {"hosts": hosts, "framework": call.options.said, "on_cpu": on_cpu}
-    if rendezvous_setting() and placement.world_size == 1 and call.settings.report is None:
-        with join_here(
-            placement, os.environ, call.join_timeout, **for_plan
-        ) as job:  # no other process is to hear of it
+        placement, for_plan["hosts"] = mpi.located(placement, call.join_timeout, used=is_mpi)
+    placement = require_master(placement)
+    call = call._replace(placement=placement)
+    if settings.rendezvous_setting() and placement.world_size == 1 and call.supervision.report is None:
+        # No other process is to hear of it.
+        with join_here(placement, os.environ, call.join_timeout, **for_plan) as job:
             yield job
         return
     from .agent.report import StartupReport
 
-    report = StartupReport(call.settings.report)
-    if not rendezvous_setting():
+    report = StartupReport(call.supervision.report)
+    if not settings.rendezvous_setting():
         report.impossible(placement)
         wait_until_resolves(placement, call.join_timeout)
         yield alone(placement, call.join_timeout)
@@ -316,11 +295,7 @@ def _met(call: _Call, exported: EnvTransaction, *, on_cpu: bool) -> Iterator[Job
 
 @contextmanager
 def _with_sidecar(
-    call: _Call,
-    for_plan: Mapping[str, Any],
-    sidecar: Sidecar,
-    report: StartupReport,
-    exported: EnvTransaction,
+    call: _Call, for_plan: Mapping[str, Any], sidecar: Sidecar, report: StartupReport, exported: EnvTransaction
 ) -> Iterator[JobInfo]:
     """All ranks together, with the agent in a process beside this one."""
     from .agent.sidecar_start import tell_steps
@@ -331,18 +306,12 @@ def _with_sidecar(
     job.link, job.framework = sidecar.link, call.options.said
     job.when_ready = lambda: sidecar.take_over(job)
     try:
-        with report.despite_signals(placement):
-            try:
-                sidecar.begin(plan, call.settings)
-                if placement.local_world_size is not None and problem is None:
-                    exported.write(thread_variables(placement, os.environ))  # which the import reads
-                    frameworks.preload(call.options)
-                job.take(sidecar.link.joined(plan.join_timeout))
-            except BaseException as error:
-                report.failed(job, problem or error)
-                if problem is not None and isinstance(error, DistbootError):
-                    raise problem from None
-                raise
+        with report.despite_signals(placement), joining(job, problem, report.failed):
+            sidecar.begin(plan, call.supervision)
+            if placement.local_world_size is not None and problem is None:
+                exported.write(thread_variables(placement, os.environ))  # which the import reads
+                frameworks.preload(call.options)
+            job.take(sidecar.link.joined(plan.join_timeout))
         yield job
         tell_steps(job)
     except BaseException:
@@ -361,7 +330,7 @@ def _without_sidecar(call: _Call, for_plan: Mapping[str, Any], why: OSError) -> 
     said = f"warning: failure detection is off for this rank: the monitor process did not start: {why}"
     log_line(placement.who, said)
     with join_here(placement, os.environ, call.join_timeout, **for_plan) as job:
-        with WrapperAgent(job, call.settings._replace(detects=False, report=None), "", None) as agent:
+        with WrapperAgent(job, call.supervision._replace(detects=False, report=None), "", None) as agent:
             job.link, job.framework = agent.link(placement.rank), call.options.said
             at_end(well=agent.leave_job)  # else the end of its connections would be a failure to the others
             yield job

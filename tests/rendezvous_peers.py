@@ -15,17 +15,18 @@ from distboot import DistbootError
 from distboot.agent.agent import Agent
 from distboot.agent.failure_coordinator import FailureCoordinator
 from distboot.agent.local import AgentLink
-from distboot.agent.messages import Register
+from distboot.agent.messages import KINDS, Register
 from distboot.rendezvous.coordinator import Coordinator
 from distboot.rendezvous.join import Joined
 from distboot.rendezvous.membership import JoinPlan, JoinResult, Membership
-from distboot.rendezvous.messages import Hello, Ready, Refused, Welcome, WorkerInfo
+from distboot.rendezvous.messages import Hello, Members, Ready, Refused, Welcome, WorkerInfo
 from distboot.rendezvous.protocol import HEADER, Channel, Frames, JobCredentials, decode, encode
 from distboot.rendezvous.worker import Worker
 from distboot.settings import SupervisionSettings
 
 OURS = JobCredentials("5c2f10aa")
 OPEN = Channel()  # of a job without a secret
+FROM_RANK_0 = (type(None), Welcome, Members, Refused, *KINDS)
 NONCE = "0" * 32
 HELLO = OPEN.sign(Hello(OURS.job, NONCE))
 
@@ -216,7 +217,7 @@ def answers(connection: socket.socket) -> list[Any]:
     frames, messages = Frames(1 << 20), []
     with connection:
         while data := connection.recv(65536):
-            messages += [decode(frames.inflated(frame), object) for frame in frames.feed(data)]
+            messages += [decode(frames.inflated(frame), *FROM_RANK_0) for frame in frames.feed(data)]
     return messages
 
 

@@ -14,7 +14,7 @@ from rendezvous_peers import record
 from distboot import __version__
 from distboot.errors import DistbootError
 from distboot.host import FRAMEWORK, accelerators
-from distboot.rendezvous.join_table import consistency_warnings, refuse_several_frameworks
+from distboot.rendezvous.coordinator import consistency_warnings, refuse_several_frameworks
 from distboot.rendezvous.membership import build_membership
 from distboot.rendezvous.messages import WorkerInfo
 from distboot.rendezvous.plan import environment_facts

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from rendezvous_peers import record
 
-from distboot.rendezvous.join_table import JoinTable
 from distboot.rendezvous.keys import Keys
-from distboot.rendezvous.membership import Membership
+from distboot.rendezvous.membership import JoinTable, Membership
 from distboot.rendezvous.messages import (
     BARRIER,
     LOCAL_MAIN_FIRST,

@@ -16,8 +16,7 @@ from rendezvous_peers import HELLO, OPEN, OURS, Rank, Rank0, altered, answers, f
 
 from distboot import DistbootError
 from distboot.rendezvous.coordinator import Coordinator
-from distboot.rendezvous.join_table import JoinTable
-from distboot.rendezvous.membership import Membership
+from distboot.rendezvous.membership import JoinTable, Membership
 from distboot.rendezvous.messages import Ready, Refused, Welcome, WorkerInfo
 from distboot.rendezvous.protocol import JobCredentials
 from distboot.text import ranges

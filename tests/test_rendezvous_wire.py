@@ -57,7 +57,7 @@ def test_frames_come_in_any_pieces() -> None:
     for step in (1, 3, 4096):
         frames = Frames()
         found = [each for start in range(0, len(data), step) for each in frames.feed(data[start : start + step])]
-        assert [decode(frames.inflated(frame), object) for frame in found] == messages
+        assert [decode(frames.inflated(frame), Refused, Detach, Members) for frame in found] == messages
     with pytest.raises(ProtocolError):
         Frames(100).feed((101).to_bytes(4, "big"))
 

@@ -23,8 +23,7 @@ from hypothesis import strategies as st
 
 from distboot import DistbootError, Placement, detect
 from distboot.detection.detect import LAUNCHERS
-from distboot.rendezvous.join_table import JoinTable
-from distboot.rendezvous.membership import build_membership
+from distboot.rendezvous.membership import JoinTable, build_membership
 from distboot.rendezvous.messages import WorkerInfo
 
 # Rank and size, of which a container has to get both; Slurm has two variables with the size.

@@ -18,9 +18,8 @@ from distboot.agent.heartbeat import HeartbeatConnection
 from distboot.agent.loop import Participant
 from distboot.agent.messages import Abort, Exited, Exiting, Failing, Phases, Register, Terminating
 from distboot.agent.root_cause import RootCause, ranks_of
-from distboot.rendezvous.join_table import JoinTable
 from distboot.rendezvous.keys import Keys
-from distboot.rendezvous.membership import Membership
+from distboot.rendezvous.membership import JoinTable, Membership
 from distboot.rendezvous.messages import Detach, Members
 from distboot.rendezvous.protocol import Channel
 from distboot.report import EventLog

@@ -17,12 +17,13 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import CODES, DistbootError
 from ..rendezvous.membership import JoinPlan, JoinResult
 from ..rendezvous.messages import Arrive, AskStacks, Failed, Go, Leave, Ready, Release, RequestStop, as_error
-from ..rendezvous.protocol import Channel, Frame, Frames, ProtocolError, message, nested, number, of, several, text
+from ..rendezvous.protocol import Channel, Frame, Frames, ProtocolError, nested, number, of, several, text
 from ..report import EventLog
 from ..settings import SupervisionSettings
 
@@ -55,7 +56,7 @@ def _settings(value: object) -> SupervisionSettings:
     return SupervisionSettings(*value)
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Begin:
     """The first message to the agent of `init`: join, and then watch this process."""
 
@@ -64,14 +65,14 @@ class Begin:
     settings: SupervisionSettings = of(_settings)
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Attach:
     """The first message to the agent of the wrapper, which answers with a `JoinResult`."""
 
     token: str = of(text(100))
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Raised:
     """The ranks have not met."""
 
@@ -81,34 +82,34 @@ class Raised:
     events: tuple[Any, ...] = of(several(_row), default=())
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Listen:
     """The script wants rank 0's listening socket. It comes with `Listening`, if it is to be had."""
 
     port: int = of(number)
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Listening:
     """The answer, with one file or none; also to `Leave`, when the port is free."""
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Keep:
     """The script does not need rank 0's listening socket: the agent is to answer there."""
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The script needs this agent no more."""
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class AskLog:
     """The script writes the report of a start that fails."""
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Log:
     """The events so far."""
 

@@ -7,6 +7,8 @@ other side's kernel takes what we send tells a host that has gone from a process
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ..rendezvous.messages import (
     Arrive,
     AskStacks,
@@ -22,7 +24,6 @@ from ..rendezvous.messages import (
 from ..rendezvous.protocol import (
     flag,
     integer,
-    message,
     nested,
     number,
     of,
@@ -46,7 +47,7 @@ def _time(value: object) -> float:
 _count = integer(most=LARGEST)
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Register:
     """The process of this rank is watched from now on; rank 0 answers with its own."""
 
@@ -54,76 +55,76 @@ class Register:
     detects: bool = of(flag, default=True)  # whether its failure is to be told to all, which may be switched off
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Phases:
     """When a rank took which step of its start, in seconds since the epoch, for the report of the job."""
 
     times: dict[str, float] = of(table(20, _time))
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Failing:
     """The script fails (its traceback is there, say), and will end soon, or cannot go on."""
 
     end: ExitStatus = of(nested(ExitStatus))
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Exiting:
     """The script is about to end, well or not, and its connections to other ranks end first."""
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Terminating:
     """An external signal asks this rank to stop."""
 
     signal: int = of(integer(1, 64, "signal"))
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Exited:
     """The script has ended: exit code or signal, traceback, time."""
 
     end: ExitStatus = of(nested(ExitStatus))
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Abort:
     """From rank 0: why all stop."""
 
     root_cause: RootCause = of(nested(RootCause))
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Done:
     """From rank 0: its script has ended well, which this rank only serves, and so this one ends, too."""
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class CountReads:
     """From rank 0, as a rank is asked to stop: how far is each script?"""
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Reads:
     """The script of this rank has begun so many reads of `ctx.preempted`."""
 
     count: int = of(_count)
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class StopAt:
     """From rank 0: the read of `ctx.preempted` from which on it is true."""
 
     read: int = of(integer(1, LARGEST))
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Stalled:
     """This rank has not moved for as long as DISTBOOT_LATE_AFTER says."""
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Locate:
     """From rank 0: how far are the ranks of this agent, and, with `stacks`, where in their scripts?"""
 
@@ -131,7 +132,7 @@ class Locate:
     stacks: bool = of(flag, default=False)
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Position:
     """How far a rank is, as its agent knows."""
 

@@ -10,14 +10,14 @@ import json
 import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, replace
+from dataclasses import asdict, astuple, dataclass, replace
 
 from ..detection.detect import detect, refuse_unless_rank
+from ..detection.export import require_master
 from ..doctor import LONGEST, STATUSES, Check, Finding, Machine, accelerators, rdma, start, unknown
 from ..errors import with_rank
-from ..rendezvous.master import require_master
 from ..rendezvous.membership import Membership
-from ..rendezvous.protocol import BEFORE_AUTHENTICATION, Channel, Frames, ProtocolError, message, nested, of, several
+from ..rendezvous.protocol import BEFORE_AUTHENTICATION, Channel, Frames, ProtocolError, nested, of, several
 from ..settings import join_timeout_setting
 from ..text import counted, escape_control, first_line, ranks_said
 from .main import Parser, emit
@@ -32,7 +32,7 @@ _LIMIT = 10.0  # seconds for a rank to send its findings, which it does at once
 _MOST = 100  # findings of one rank
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Findings:
     """What is not ok on a rank."""
 

@@ -11,13 +11,12 @@ from .. import frameworks
 from ..agent import child, supervisor
 from ..detection import arguments
 from ..detection.detect import detect, refuse_unless_rank
-from ..detection.export import base_environ, for_launcher, merged, variables
+from ..detection.export import base_environ, for_launcher, merged, require_master, variables, wait_until_resolves
 from ..detection.launchers.tf_config import has_servers
 from ..detection.placement import NUMBERS, Placement
 from ..errors import DistbootError, rendezvous_needed, with_rank, with_too_few_files
 from ..frameworks import _torch
 from ..process import at_once
-from ..rendezvous.master import require_master, wait_until_resolves
 from ..settings import (
     RANK,
     RestartSettings,

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from ..detection import inherited
 from ..detection.detect import INNERMOST_FIRST, detect, launcher_of, refuse_unless_rank
-from ..detection.export import variables
+from ..detection.export import require_master, variables, wait_until_resolves
 from ..detection.launchers import Launcher
 from ..detection.placement import FIELDS, PLATFORMS, Placement, Platform
 from ..errors import DistbootError, with_rank
@@ -86,8 +86,7 @@ def _unknown(field: str, placement: Placement) -> str:
 
 def _show_job(placement: Placement, *, as_json: bool) -> None:
     """Let all ranks meet once, and print where each is; or every rank says who is missing."""
-    from ..rendezvous.master import require_master  # here and below, so that a plain `show` does not pay for sockets
-    from ..rendezvous.plan import join_here
+    from ..rendezvous.plan import join_here  # here, so that a plain `show` does not pay for sockets
 
     with with_rank(placement.who):
         refuse_unless_rank(placement)
@@ -112,8 +111,6 @@ def _show_job(placement: Placement, *, as_json: bool) -> None:
 
 def env(arguments: list[str]) -> int:
     """`env`: print the variables that `run` exports."""
-    from ..rendezvous.master import require_master, wait_until_resolves
-
     parser = Parser("env", 'Print the variables that `run` exports: eval "$(python -m distboot env)"')
     form = parser.add_mutually_exclusive_group()
     form.add_argument(

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 # What counts something, and up to what.
 NUMBERS = ("rank", "world_size", "local_rank", "local_world_size", "node_rank", "num_nodes")
+LEFT_OPEN = NUMBERS[2:]  # what the environment of one process need not say
 SIZES = {"rank": "world_size", "local_rank": "local_world_size", "node_rank": "num_nodes"}
 
 # The variables in which PyTorch, and whatever imitates it, expects the fields.

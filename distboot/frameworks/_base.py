@@ -21,7 +21,8 @@ from ..detection.placement import FIELDS
 from ..errors import DistbootError, printed
 from ..host.network import NO_PROXIES, PROXIES
 from ..process import EXCEPTION, EXIT, WELL, exit_outcome, watch_exit
-from ..rendezvous.job_info import Barriers, JobInfo
+from ..rendezvous.job_info import JobInfo
+from ..rendezvous.messages import BARRIER
 from ..text import first_line
 from . import Options
 
@@ -115,7 +116,7 @@ def limited(job: JobInfo, what: str) -> Iterator[None]:
 
 
 class Meets(NamedTuple):
-    """How the ranks wait for each other where it is not at keys of the agents: as the methods of `Barriers`."""
+    """How the ranks wait for each other where it is not at keys of the agents: as `JobInfo` has it."""
 
     wait_for: Callable[..., None]
     close: Callable[[], None]
@@ -138,11 +139,12 @@ def context(
     """
     hints.install()
     workers.install(os.environ.get("DISTBOOT_STOP_SIGNALS", ""))
-    if meets is None:
-        barriers = Barriers(job)
-        barrier = barrier or partial(barriers.barrier, options.timeout or _BARRIER_LIMIT)
-        meets = Meets(barriers.wait_for, barriers.close)
     placement = job.placement
+    if meets is None:
+        if job.link is not None and placement.rank == 0 and not job.is_listener_taken:
+            job.link.keep()
+        barrier = barrier or partial(job.wait_for, BARRIER, options.timeout or _BARRIER_LIMIT)
+        meets = Meets(job.wait_for, job.leave)
     after = inherited.after_close(os.environ[inherited.VARIABLE])
 
     def stop() -> None:

@@ -136,8 +136,8 @@ def _at_store(store: Any, who: str | None) -> Meets:
 
     Rank 0 must not end before the others have seen it.
     """
+    from ..host.network import Backoff
     from ..rendezvous.keys import leader_failed, not_opened  # here, as with a roll call nothing else needs them
-    from ..rendezvous.worker import Backoff
 
     stores = [store]
     times: Counter[tuple[str, int | None]] = Counter()

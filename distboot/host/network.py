@@ -1,5 +1,5 @@
 """The network of this host: its interfaces, the variables that tell Gloo, NCCL and TensorPipe which one to use, and
-looking up a name under a time limit, as the resolver itself may take half a minute to give up.
+looking up a name under a time limit, as the resolver itself may take half a minute to give up, or again and again.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ import os
 import socket
 import struct
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
 from ..errors import DistbootError
 from ..process import result_within
-from ..text import is_address, short_repr, without_mapping
+from ..text import is_address, log_line, short_repr, without_mapping
 
 # From linux/netlink.h, rtnetlink.h, if_addr.h.
 _REQUEST_DUMP = 0x1 | 0x300
@@ -27,6 +28,9 @@ _HOROVOD = "HOROVOD_GLOO_IFACE"
 # gRPC, http_proxy_mapper.cc: in this order, and in lower case only. The first that is there is the one it reads.
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 NO_PROXIES = ("no_grpc_proxy", "no_proxy")
+
+_PROGRESS = 5.0  # seconds between two lines that say what is being waited for, at first
+_LEAST_PROGRESS = 60.0  # and later: a thousand ranks may say the same
 
 Found = list[tuple[int, tuple[object, ...]]]  # family and socket address
 
@@ -146,3 +150,31 @@ def _ask(host: str, port: int | None) -> Found:
     except UnicodeError as error:  # a name that cannot be one
         raise OSError(str(error)) from None
     return [(family, address) for family, _, _, _, address in found]
+
+
+class Backoff:
+    """Trying again until a time limit, with a line on stderr every few seconds; `quiet`: without."""
+
+    def __init__(self, who: str | None, limit: float, what: str, *, quiet: bool = False) -> None:
+        self._who, self._what, self._quiet = who, what, quiet
+        now = time.monotonic()
+        self._end, self._next_line = now + limit, now + 1.0  # what is there within a second needs no line
+        self._pause, self._between = 0.01, _PROGRESS
+
+    def left(self) -> float:
+        return max(self._end - time.monotonic(), 0.001)
+
+    def sleep_or_expire(self, cause: str) -> bool:
+        """Sleep a moment and say True, or say False when the time is over."""
+        now = time.monotonic()
+        if now >= self._end:
+            return False
+        if now >= self._next_line and not self._quiet:
+            self._next_line = now + self._between
+            self._between = min(self._between * 2, _LEAST_PROGRESS)
+            log_line(self._who, f"{self._what} ({cause}); trying for {self.left():.0f} s more", event="waiting")
+        # Soon at first, for ranks that start together; then with jitter and less often, because a thousand of them
+        # ask the same name server or call the same port.
+        time.sleep(min(self.left(), self._pause * (0.5 + os.urandom(1)[0] / 255)))
+        self._pause = min(self._pause * 1.5, 0.5)
+        return True

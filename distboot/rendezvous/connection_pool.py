@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import resource
 import selectors
 import socket
 import time
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from ..text import escape_control, format_address, without_mapping
+from ..text import escape_control, format_address
 from .messages import LONGEST_TEXT, Refused
 from .protocol import Channel, Frame, Frames, ProtocolError, random_nonce
 
@@ -26,19 +27,11 @@ _MOST_REASONS = 100  # for refusing a connection, that are counted
 _SAID_OF_A_REASON = (1, 10, 100, 1000)  # which refusals for one reason get a line
 
 
-def _files_allowed() -> int:
-    import resource  # not on Windows, where nothing of this runs; here and below, so that importing works
-
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-
-
 def allow_files(connections: int, say: Callable[[str], None], ranks: int = 0) -> int | None:
     """Raise the soft limit for so many connections, `say` it if that does not go far enough, and return what it was.
 
     Also for the ranks that this process starts. None: it stays.
     """
-    import resource
-
     needed = connections + ranks * _OF_A_RANK + _OWN
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
@@ -46,11 +39,12 @@ def allow_files(connections: int, say: Callable[[str], None], ranks: int = 0) ->
     reachable = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (reachable, hard))
-    if _files_allowed() < needed:
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed < needed:
         what = f"the {ranks} ranks of this node" if ranks else "the connections of all ranks"
         say(
             f"warning: {needed} open files are needed for {what}, and this process may "
-            f"have {_files_allowed()}: raise the limit (ulimit -Hn, LimitNOFILE=, docker run --ulimit nofile=…)"
+            f"have {allowed}: raise the limit (ulimit -Hn, LimitNOFILE=, docker run --ulimit nofile=…)"
         )
     return soft
 
@@ -58,7 +52,7 @@ def allow_files(connections: int, say: Callable[[str], None], ranks: int = 0) ->
 def send_to_all(outgoing: Mapping[socket.socket, Callable[[], bytes]], limit: float) -> None:
     """Send to each of these non-blocking sockets what its function returns, within `limit` seconds in all.
 
-    A peer that has gone, or does not take it in time, does without: what waits for it next will say so.
+    A peer that has disconnected, or does not take it in time, does without: what waits for it next will say so.
     """
     left: dict[socket.socket, memoryview] = {}
     end = time.monotonic() + limit
@@ -95,13 +89,6 @@ class Connection:
     welcomed: float = 0.0  # seconds since the epoch, when its hello was answered; 0.0: it was not
     rank: int | None = None  # once it has reported
 
-    def own_address(self) -> str:
-        try:
-            address: str = self.socket.getsockname()[0]
-        except OSError:
-            return ""
-        return without_mapping(address)
-
 
 class OutOfFilesError(Exception):
     """A connection cannot be accepted; the text says how many files this process may open."""
@@ -133,7 +120,9 @@ class ConnectionPool:
         now = time.monotonic()
         if now >= self._checked + 0.5:
             self._checked = now
-            self._refuse_late(now)
+            for peer in self.unauthenticated:
+                if now - peer.born > _REPORT_LIMIT:
+                    self._refuse(peer, f"did not report within {_REPORT_LIMIT:g} s")
         ready = [key.fileobj for key, _ in self._selector.select(max(min(seconds, 0.5), 0.0))]
         for file in ready:
             if file in self._peers:  # it may have gone in this very round
@@ -154,15 +143,16 @@ class ConnectionPool:
             self.drop(peer)
 
     def drop(self, peer: Connection) -> None:
-        if self._peers.pop(peer.socket, None) is not None:
-            self._selector.unregister(peer.socket)
+        if self.detach(peer):
             peer.socket.close()
             self._lost(peer)
 
-    def detach(self, peer: Connection) -> None:
-        """Leave a connection to the caller, as it is."""
-        if self._peers.pop(peer.socket, None) is not None:
-            self._selector.unregister(peer.socket)
+    def detach(self, peer: Connection) -> bool:
+        """Leave a connection to the caller, as it is; whether it was still here."""
+        if self._peers.pop(peer.socket, None) is None:
+            return False
+        self._selector.unregister(peer.socket)
+        return True
 
     def refusals(self) -> str:
         """Which connections were refused and why, as the end of a sentence; empty if no one was."""
@@ -196,11 +186,11 @@ class ConnectionPool:
                 connection, at = self._listener.accept()
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
-                    return  # it has gone again
+                    return  # it has disconnected again
                 if len(self.unauthenticated) > 1:  # with one, the ranks have all files that there are
                     self._drop_oldest()
                     return
-                raise OutOfFilesError(f"{_files_allowed()} files") from None
+                raise OutOfFilesError(f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files") from None
             if len(self._peers) >= self.room:
                 self._drop_oldest()
             connection.setblocking(False)
@@ -228,7 +218,7 @@ class ConnectionPool:
         try:
             for frame in peer.frames.feed(data):
                 self._take(peer, frame)
-                if peer.socket not in self._peers:  # it has gone already
+                if peer.socket not in self._peers:  # it was dropped
                     return
         except ProtocolError as error:
             self._refuse(peer, str(error))
@@ -241,8 +231,3 @@ class ConnectionPool:
             self._say(f"refused a connection from {peer.at}: the connecting process {why}; the job goes on")
         self.send(peer, peer.channel.sign(Refused(f"the connecting process {why}"[:LONGEST_TEXT])))
         self.drop(peer)
-
-    def _refuse_late(self, now: float) -> None:
-        for peer in self.unauthenticated:
-            if now - peer.born > _REPORT_LIMIT:
-                self._refuse(peer, f"did not report within {_REPORT_LIMIT:g} s")

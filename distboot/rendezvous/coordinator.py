@@ -1,28 +1,30 @@
-"""Rank 0's side of the rendezvous: it listens, admits the ranks of the job, and answers all of them at once."""
+"""Rank 0's side of the rendezvous: it admits the ranks, says what differs between them, and answers all at once."""
 
 from __future__ import annotations
 
 import socket
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import NoReturn
 
 from ..errors import DistbootError
+from ..host import FRAMEWORK
 from ..report import JoinLog, StartupTimeline
-from ..text import log_line, short_repr
+from ..text import escape_control, log_line, nodes_said, ranks_said, short_repr, without_mapping
 from .connection_pool import Connection, ConnectionPool, DetachedConnection, OutOfFilesError, allow_files, send_to_all
-from .join_table import JoinTable, consistency_warnings, refuse_several_frameworks
-from .membership import Membership, build_membership
+from .membership import JoinTable, Membership, build_membership
 from .messages import ONE_DISTBOOT, Failed, Hello, Refused, Welcome, WorkerInfo, as_problem
 from .protocol import VERSION, Broadcast, Channel, Frame, JobCredentials, ProtocolError, decode
 
 _ANSWER_LIMIT = 10.0  # seconds that all of them together have to take the answer
 _PROGRESS = 5.0  # seconds between two lines
 _LINGER = 0.5  # seconds for ranks that come a little later than a failure to hear of it
+_MOST_SKEW = 30.0  # seconds; more than that, and logs cannot be compared and credentials expire early
+_MOST_GROUPS = 4  # odd groups named for one fact
 
 
 class Coordinator:
@@ -109,7 +111,7 @@ class Coordinator:
     def _reached(self) -> str | None:
         """The address of this host under which the ranks of other nodes reached it; None when there are none."""
         elsewhere = [peer for rank, peer in self._at.items() if self.table.records[rank].node != self._own.node]
-        addresses = Counter(peer.own_address() for peer in elsewhere)
+        addresses = Counter(without_mapping(peer.socket.getsockname()[0]) for peer in elsewhere)
         return addresses.most_common(1)[0][0] if addresses else None
 
     def _missing(self) -> DistbootError:
@@ -216,3 +218,77 @@ class Coordinator:
         broadcast = Broadcast(message)
         told = {*self._at.values(), *([self._rejected] if self._rejected else [])}
         send_to_all({peer.socket: partial(broadcast.sign, peer.channel) for peer in told}, _ANSWER_LIMIT)
+
+
+def consistency_warnings(
+    records: Sequence[WorkerInfo], membership: Membership, skews: Mapping[int, float]
+) -> list[str]:
+    """Lines like "ranks 8-15 (node 1): torch 2.12.0, others 2.13.0".
+
+    `records` are in rank order; `skews` has the seconds that a rank's clock is ahead of rank 0's.
+    """
+    node_of = membership.node_of()
+    found: list[str] = []
+    if len({record.facts for record in records}) > 1:
+        tables = [dict(record.facts) for record in records]
+        for name in sorted({name for table in tables for name in table}):
+            found += _about(name, [table.get(name) for table in tables], node_of)
+    return found + _clocks(skews, node_of)
+
+
+def refuse_several_frameworks(records: Sequence[WorkerInfo], membership: Membership) -> None:
+    """Refuse ranks that are about to start different frameworks, or one in different ways: they could not meet."""
+    chosen = [dict(record.facts).get(FRAMEWORK) for record in records]
+    if len(set(chosen)) > 1 and None not in chosen:
+        raise DistbootError(
+            "membership-mismatch",
+            "; ".join(_about(FRAMEWORK, chosen, membership.node_of())),
+            "let all ranks call init() with the same arguments, and give the wrapper the same --framework",
+        )
+
+
+def _about(name: str, values: Sequence[str | None], node_of: Mapping[int, int]) -> list[str]:
+    groups: dict[str | None, list[int]] = defaultdict(list)
+    for rank, value in enumerate(values):
+        groups[value].append(rank)
+    usual, *odd = sorted(groups, key=lambda value: (-len(groups[value]), groups[value][0]))
+    rest = "others" if len(odd) == 1 else "most"
+    lines = [
+        f"{_ranks(groups[value], node_of)}: {_described(name, value)}, {rest} {_value(name, usual)}"
+        for value in odd[:_MOST_GROUPS]
+    ]
+    if len(odd) > _MOST_GROUPS:
+        lines.append(f"{escape_control(name.rstrip('='))}: {len(odd) - _MOST_GROUPS} more values on other ranks")
+    return lines
+
+
+def _described(name: str, value: str | None) -> str:
+    if name == "accelerators":
+        return f"{_value(name, value)} accelerators visible"
+    if name.endswith("=") and value is not None:
+        return f"{escape_control(name)}{_value(name, value)}"
+    return f"{escape_control(name.rstrip('='))} {_value(name, value)}"
+
+
+def _value(name: str, value: str | None) -> str:
+    if value is None:
+        return "not set" if name.endswith("=") else "not there"
+    return short_repr(value) if name.endswith("=") else escape_control(value)
+
+
+def _clocks(skews: Mapping[int, float], node_of: Mapping[int, int]) -> list[str]:
+    """Against the middle one: rank 0's own clock may be the one that is wrong."""
+    clocks = {0: 0.0, **skews}
+    middle = sorted(clocks.values())[len(clocks) // 2]
+    lines = []
+    for sign, how in ((1, "ahead of"), (-1, "behind")):
+        off = {rank: sign * (clock - middle) for rank, clock in sorted(clocks.items())}
+        off = {rank: seconds for rank, seconds in off.items() if seconds > _MOST_SKEW}
+        if off:
+            most = max(off.values())
+            lines.append(f"{_ranks(list(off), node_of)}: clock up to {most:.0f} s {how} that of the others")
+    return lines
+
+
+def _ranks(ranks: list[int], node_of: Mapping[int, int]) -> str:
+    return f"{ranks_said(ranks)} {nodes_said(sorted({node_of[rank] for rank in ranks}))}"

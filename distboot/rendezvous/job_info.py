@@ -1,4 +1,4 @@
-"""`JobInfo`: what a process holds once all ranks have met. `Barriers`: where its script waits for the other ranks."""
+"""`JobInfo`: what a process holds once all ranks have met, and how its script waits for the other ranks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from ..detection.placement import Placement
+from ..detection.placement import LEFT_OPEN, Placement
 from ..errors import DistbootError, with_rank
 from ..report import ALL_READY, IMPORTED, EventLog
 from ..text import first_line
-from .messages import BARRIER, Arrive, Key, Ready, as_problem
+from .messages import Arrive, Key, Ready, as_problem
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,15 +40,11 @@ class Link(Protocol):
 
 
 class JobInfo:
-    """All ranks have met, or were not to.
-
-    Args:
-        placement: this process's place, exact once they have met, with the address and port where rank 0 was reached.
-        join_timeout: seconds for all ranks to be ready once they have met.
-    """
+    """All ranks have met, or were not to."""
 
     def __init__(self, placement: Placement, join_timeout: float) -> None:
-        self.placement, self.join_timeout = placement, join_timeout
+        self.placement = placement  # exact once they have met, with the address and port where rank 0 was reached
+        self.join_timeout = join_timeout  # seconds for all ranks to be ready once they have met
         self.membership: Membership | None = None  # once the ranks have met
         self.warnings: list[str] = []  # what they should have alike and have not, as rank 0 knows it
         self.interface: str | None = None  # that leads to the other nodes, if there are any, and it is known
@@ -64,6 +60,8 @@ class JobInfo:
         self.is_listener_taken = False  # whether the script has rank 0's listening socket
         self.steps: dict[str, float] = {}  # when this rank took which (`report.timeline`), in seconds since the epoch
         self._met = time.monotonic()
+        self._process = os.getpid()
+        self._counts: Counter[tuple[str, int | None]] = Counter()  # how often this rank has come to a key
 
     def take(self, result: JoinResult) -> None:
         """The ranks have met: what the agent knows now."""
@@ -146,6 +144,32 @@ class JobInfo:
             listener = None if self.joined is None else self.joined.take_listener()
         return None if listener is None else listener.detach()
 
+    def wait_for(
+        self, what: str, limit: float, *, opens: bool = False, node: int | None = None, failure: str | None = None
+    ) -> None:
+        """Wait for the other ranks, which may come later than each other by `limit` seconds, at "barrier()".
+
+        Or wait for a leader at "main_first()", say; or, `opens`, be it, and let those on that wait, or will. Rank 0
+        leads, or the first rank of a node. A `failure` of the leader is why the others are not to go on.
+        `missing-rank`: it was not through in time, or a rank has not waited so long; `rank-failed`: it has failed.
+        """
+        self._counts[what, node] += 1
+        key = Key(what, node, self._counts[what, node])
+        with with_rank(self.placement.who):
+            if os.getpid() != self._process:
+                why = f"{what} in a process that the rank forked: the rank is process {self._process}"
+                raise DistbootError("already-joined", why, "leave it to that one")
+            if self.link is not None:
+                self.link.arrive(Arrive(key, limit, opens, failure))
+            elif self.placement.world_size > 1:
+                why = f"{key.text} needs the roll call, and it is off"
+                raise DistbootError("rendezvous-needed", why, "unset DISTBOOT_RENDEZVOUS")
+
+    def leave(self) -> None:
+        """The script has closed its context."""
+        if self.link is not None and os.getpid() == self._process:
+            self.link.leave()
+
     def close(self) -> None:
         if self.joined is not None:
             self.joined.close()
@@ -153,50 +177,9 @@ class JobInfo:
 
 def alone(placement: Placement, join_timeout: float) -> JobInfo:
     """What a process holds where the rendezvous is off; `rendezvous-needed`: its environment leaves something open."""
-    fields = ("local_rank", "local_world_size", "node_rank", "num_nodes")
-    unknown = ", ".join(field for field in fields if getattr(placement, field) is None)
+    unknown = ", ".join(field for field in LEFT_OPEN if getattr(placement, field) is None)
     if unknown:
         why = f"DISTBOOT_RENDEZVOUS=0, and launcher {placement.launcher!r} does not say the {unknown}"
         hint = "unset DISTBOOT_RENDEZVOUS: the ranks find it out when they meet"
         raise DistbootError("rendezvous-needed", why, hint)
     return JobInfo(placement, join_timeout)
-
-
-class Barriers:
-    """Where the ranks of a job wait for each other: keys, at which their agents let them on."""
-
-    def __init__(self, job: JobInfo) -> None:
-        self._alone, self._who = job.placement.world_size == 1, job.placement.who
-        self._link = job.link
-        self._counts: Counter[tuple[str, int | None]] = Counter()
-        self._process = os.getpid()
-        if self._link is not None and job.placement.rank == 0 and not job.is_listener_taken:
-            self._link.keep()
-
-    def barrier(self, limit: float) -> None:
-        """Wait until all ranks are here, which may come later than each other by `limit` seconds."""
-        self.wait_for(BARRIER, limit, opens=False)
-
-    def wait_for(
-        self, what: str, limit: float, *, opens: bool, node: int | None = None, failure: str | None = None
-    ) -> None:
-        """Wait for a leader at `what`, "main_first()" say, or, `opens`, be it, and let those on that wait, or will.
-
-        Rank 0 leads, or the first rank of a node. A `failure` of the leader is why the others are not to go on.
-        `missing-rank`: it was not through in time, or a rank has not waited so long; `rank-failed`: it has failed.
-        """
-        self._counts[what, node] += 1
-        key = Key(what, node, self._counts[what, node])
-        with with_rank(self._who):
-            if os.getpid() != self._process:
-                why = f"{what} in a process that the rank forked: the rank is process {self._process}"
-                raise DistbootError("already-joined", why, "leave it to that one")
-            if self._link is not None:
-                self._link.arrive(Arrive(key, limit, opens, failure))
-            elif not self._alone:
-                why = f"{key.text} needs the roll call, and it is off"
-                raise DistbootError("rendezvous-needed", why, "unset DISTBOOT_RENDEZVOUS")
-
-    def close(self) -> None:
-        if self._link is not None and os.getpid() == self._process:
-            self._link.leave()

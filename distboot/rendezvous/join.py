@@ -18,11 +18,11 @@ from .connection_pool import allow_files
 from .coordinator import Coordinator
 from .membership import LOOPBACK, JoinPlan, JoinResult
 from .protocol import JobCredentials
+from .worker import NoAnswerError, Worker
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from .worker import Worker
-
+_DUPLICATE = (
+    "look for a second copy of the job; two jobs without a job id need each its own MASTER_PORT or DISTBOOT_SECRET"
+)
 _CALL = 1.0  # seconds for what has our port, or our address, to say that it is rank 0 of this very job
 
 
@@ -80,7 +80,9 @@ class Joined:
         assert self.listener is not None
         self.side = coordinator = Coordinator(self.listener, plan.own, self._credentials, self.wanted)
         given = plan.hosts[0]
-        addresses = _look_up(given, port)
+        addresses: network.Found = []
+        with suppress(OSError):  # then other programs on this host cannot look it up, either
+            addresses = network.look_up(given, port, 1.0)
         if plan.is_certain and _hint_at_unreachable(coordinator, given, addresses, plan.own.num_nodes):
             self._refuse_second_rank_0(given, port)
         membership = coordinator.wait_for_join(plan.join_timeout, warn=not plan.again)
@@ -96,8 +98,6 @@ class Joined:
         )
 
     def _as_another_rank(self) -> JoinResult:
-        from .worker import Worker  # here and below, as rank 0 needs it rarely
-
         plan, wanted = self.plan, self.wanted
         if plan.own.ranks:  # the agent of a node
             self.open_files = allow_files(1, partial(log_line, f"node {plan.own.rank}"), plan.own.ranks)
@@ -133,7 +133,8 @@ class Joined:
                     self.lease.close()
                 self._refuse_second_rank_0(LOOPBACK, port)
                 if isinstance(reason, PortInUseByThisJob):  # and does not answer: it is past the rendezvous
-                    raise _duplicate(port) from None
+                    why = f"rank 0 of this very job is on this host already, and its ranks have met at port {port}"
+                    raise DistbootError("duplicate-rank", why, _DUPLICATE) from None
                 taken.append((port, str(reason)))
                 continue
             if taken:
@@ -141,23 +142,13 @@ class Joined:
                 log_line("rank 0", f"{reasons}; the ranks meet at port {port}")
             return port
         reasons = "; ".join(f"{port}: {why}" for port, why in taken)
-        hint = "set MASTER_PORT to a free port for all processes"
-        raise DistbootError(
-            "port-taken", f"rank 0 cannot listen on any of the ports that the ranks try: {reasons}", hint
-        )
+        text = f"rank 0 cannot listen on any of the ports that the ranks try: {reasons}"
+        raise DistbootError("port-taken", text, "set MASTER_PORT to a free port for all processes")
 
     def _refuse_second_rank_0(self, host: str, port: int) -> None:
         """Report to what listens there: if it is rank 0 of this very job, there are two of us, and it will say so."""
-        from .worker import NoAnswerError, Worker
-
         with suppress(NoAnswerError):
             Worker([host], [port], self.plan.own, self._credentials).try_once(_CALL)
-
-
-def _duplicate(port: int) -> DistbootError:
-    why = f"rank 0 of this very job is on this host already, and its ranks have met at port {port}"
-    own = "two jobs without a job id need each its own MASTER_PORT or DISTBOOT_SECRET"
-    return DistbootError("duplicate-rank", why, f"look for a second copy of the job; {own}")
 
 
 def _hint_at_unreachable(coordinator: Coordinator, given: str, addresses: network.Found, num_nodes: int | None) -> bool:
@@ -166,10 +157,8 @@ def _hint_at_unreachable(coordinator: Coordinator, given: str, addresses: networ
 
     elsewhere = bool(addresses) and not any(_is_ours(*each) for each in addresses)
     why = ""
-    if is_loopback(given) and num_nodes == 1:
-        return elsewhere
     if is_loopback(given):
-        why = f"{given}, where they look for rank 0, means each host itself"
+        why = f"{given}, where they look for rank 0, means each host itself" if num_nodes != 1 else ""
     elif not addresses:
         why = f"{given}, where they look for rank 0, does not resolve on this host"
     elif elsewhere:  # as with a Service of Kubernetes, whose address no host has
@@ -181,14 +170,6 @@ def _hint_at_unreachable(coordinator: Coordinator, given: str, addresses: networ
         first = f"set MASTER_ADDR to the host of rank 0, which is {socket.gethostname()}"
         coordinator.hint = f"{first}; or {coordinator.hint}"
     return elsewhere
-
-
-def _look_up(host: str, port: int) -> network.Found:
-    """The addresses of a host; none if other programs on this one cannot look it up, either."""
-    try:
-        return network.look_up(host, port, 1.0)
-    except OSError:
-        return []
 
 
 def _is_ours(family: int, address: Sequence[object]) -> bool:
@@ -223,27 +204,20 @@ class PortLease:
         self._names: list[socket.socket] = []
         if sys.platform != "linux":
             return
-        try:
-            if not credentials.secret:
-                self._reserve(f"\0distboot-port-{port}-{credentials.job}")
-        except OSError as error:
-            self.close()
-            raise PortInUseByThisJob(str(error.strerror)) from None
-        try:
-            self._reserve(f"\0distboot-port-{port}")
-        except OSError as error:
-            self.close()
-            raise PortInUse(f"another job holds it: {error.strerror}") from None
+        of_job = [] if credentials.secret else [f"\0distboot-port-{port}-{credentials.job}"]
+        for name in (*of_job, f"\0distboot-port-{port}"):
+            self._names.append(socket.socket(socket.AF_UNIX))
+            try:
+                self._names[-1].bind(name)
+            except OSError as error:
+                self.close()
+                kind = PortInUseByThisJob if name in of_job else PortInUse
+                raise kind(f"another job holds it: {error.strerror}") from None
         os.register_at_fork(after_in_child=self.close)  # it ends with this process, not with its last data loader
 
     def close(self) -> None:
-        """Let others have the port."""
         for name in self._names:
             name.close()
-
-    def _reserve(self, name: str) -> None:
-        self._names.append(socket.socket(socket.AF_UNIX))
-        self._names[-1].bind(name)
 
 
 def listening(port: int) -> socket.socket:

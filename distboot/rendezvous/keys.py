@@ -11,13 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from ..errors import DistbootError
 from ..text import escape_control, ranks_said, short_repr, with_nodes
-from .membership import Membership
+from .membership import JoinTable, Membership
 from .messages import BARRIER, READY, Arrive, Failed, Go, Key, Leave, Offer, Ready, Release, as_error, as_problem
 from .protocol import ProtocolError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from .join_table import JoinTable
 
 _FIRST_LINE, _MOST_BETWEEN = 10.0, 300.0  # seconds; one rank may well be slower than another for a moment
 _READY_LINE, _READY_BETWEEN = 1.0, 5.0  # the same while ranks get ready
@@ -217,7 +213,7 @@ class Keys:
             self._table.forget_accelerators()  # of which the frameworks know better
         if message.problem is not None:
             raise as_error(message.problem, f"rank {rank} on {short_repr(record.host)}")
-        self._table.claim_device(rank, message.device, record)
+        self._table.claim_device(record, message.device)
         other = next((one for one in self._ready.items() if one[1].framework != message.framework), None)
         self._ready[rank] = message
         if other is not None and message.framework and other[1].framework:

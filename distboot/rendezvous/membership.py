@@ -1,18 +1,31 @@
-"""The membership: from what each rank knows of itself to exact numbers for all."""
+"""The membership: who has joined, who is missing, and exact numbers for all. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from ..errors import DistbootError
-from ..text import ranges, runs, short_repr
-from .messages import LONGEST_TEXT, MOST_RANKS_A_NODE, Members, WorkerInfo
-from .protocol import ProtocolError, flag, message, nested, number, of, optional, several, text, time_or_duration
+from ..text import ranges, runs, short_repr, with_nodes
+from .messages import LONGEST_TEXT, MOST_RANKS_A_NODE, Members, WorkerInfo, as_error
+from .protocol import ProtocolError, flag, nested, number, of, optional, several, text, time_or_duration
 
 LOOPBACK = "127.0.0.1"
 _line = text(LONGEST_TEXT)
+_MOST_LEFT = 8  # ranks that one line names
+_DUPLICATE = (
+    "look for a second copy of the job, or for RANK set once for several processes; of two jobs on one host give each "
+    "its own MASTER_PORT, or its own DISTBOOT_SECRET"
+)
+_SIZES = (
+    "start all ranks with one launcher and the same number of processes; of two jobs on one host give each its own "
+    "MASTER_PORT, or its own DISTBOOT_SECRET"
+)
+_SHARED = (
+    "show each process its own (CUDA_VISIBLE_DEVICES), or let each see them all; to train on the CPU set "
+    "CUDA_VISIBLE_DEVICES to nothing"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +88,7 @@ class Membership:
         return cls(message.hosts, nodes, message.master_addr, by_node, message.round, message.max_restarts)
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class JoinPlan:
     """What an agent needs to know to join."""
 
@@ -92,7 +105,7 @@ class JoinPlan:
     name: str = of(text(1 << 16), default="")  # the job's, for users: what the launcher or the platform calls it
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class JoinResult:
     """What an agent knows when all ranks have met."""
 
@@ -168,3 +181,93 @@ def node_size(told: Mapping[int, tuple[int | None, ...]]) -> int | None:
 def _mismatch(message: str, more: str = "") -> DistbootError:
     hint = f"look for a rank that was started twice, by hand, or with variables left over{more}"
     return DistbootError("membership-mismatch", message, hint)
+
+
+class JoinTable:
+    """The records of a job's ranks as they come in; or, `by_node`, those of the agents of its nodes."""
+
+    def __init__(self, world_size: int, *, by_node: bool = False) -> None:
+        self.world_size, self.by_node = world_size, by_node
+        self.unit = "node" if by_node else "rank"
+        self.records: dict[int, WorkerInfo] = {}
+        self._left: dict[int, WorkerInfo] = {}  # those that were there, and are not any more
+        self._devices: dict[str, WorkerInfo] = {}
+        self._facts: dict[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]] = {}
+
+    def add(self, record: WorkerInfo) -> None:
+        """Enter one rank; `DistbootError`: it does not fit, or has a problem, which no waiting can mend."""
+        rank, unit, host = record.rank, self.unit, short_repr(record.host)
+        if bool(record.ranks) != self.by_node:
+            there, here = ("a rank", "all ranks of its node") if self.by_node else ("all ranks of its node", "a rank")
+            text = f"process {record.pid} on {host} joins as {there}, and rank 0's as {here}"
+            hint = "give --nproc-per-node to the process of every node, or to none"
+            raise DistbootError("membership-mismatch", text, hint)
+        if record.world_size != self.world_size or not 0 <= rank < self.world_size:
+            there = f"{unit} {rank} on {host} (process {record.pid}) says {record.world_size}"
+            text = f"{unit} 0 has a world of {self.world_size}, but {there}"
+            raise DistbootError("membership-mismatch", text, _SIZES)
+        first = self.records.get(rank)
+        if first is not None and first.process != record.process:
+            both = f"process {first.pid} on {short_repr(first.host)} and process {record.pid} on {host}"
+            raise DistbootError("duplicate-rank", f"{unit} {rank} is there twice: {both}", _DUPLICATE)
+        if record.problem is not None:
+            raise as_error(record.problem, f"{unit} {rank} on {host}")
+        self.claim_device(record, record.device)
+        # One copy of what all of them say alike.
+        self.records[rank] = replace(record, facts=self._facts.setdefault(record.facts, record.facts))
+
+    def claim_device(self, record: WorkerInfo, device: str | None) -> None:
+        """Enter which accelerator a rank uses; `DistbootError`: `shared-accelerator`, another one has it."""
+        if device is None:
+            return
+        holder = self._devices.setdefault(_unique(device, record), record)
+        if holder.rank != record.rank:
+            both = f"ranks {holder.rank} and {record.rank} on {short_repr(record.host)}"
+            text = f"{both} would both use the accelerator {short_repr(device)}"
+            raise DistbootError("shared-accelerator", text, _SHARED)
+
+    def spread(self, membership: Membership) -> None:
+        """All agents of nodes have reported: from now on each of their ranks has a record of its own."""
+        nodes = enumerate(membership.nodes)
+        self.records = {rank: replace(self.records[node], rank=rank) for node, ranks in nodes for rank in ranks}
+        self.world_size, self.unit = len(self.records), "rank"
+
+    def forget_accelerators(self) -> None:
+        """What follows is what the frameworks say, who know them better than we do."""
+        self._devices.clear()
+
+    def remove(self, rank: int) -> None:
+        """The connection of a rank has ended before all had joined; it may join again."""
+        record = self.records.pop(rank, None)
+        if record is not None:
+            self._left[rank] = record
+            if record.device is not None:
+                self._devices.pop(_unique(record.device, record), None)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.records) == self.world_size
+
+    def in_order(self) -> list[WorkerInfo]:
+        return [record for _, record in sorted(self.records.items())]
+
+    def progress(self) -> str:
+        """`6/8 ranks joined, missing 3 (node 0), 7 (node 1)`."""
+        return f"{len(self.records)}/{self.world_size} {self.unit}s joined, missing {self.describe_missing()}"
+
+    def describe_missing(self) -> str:
+        """The missing ranks as ranges, with their node where the ranks that are there prove how nodes are filled."""
+        missing = [rank for rank in range(self.world_size) if rank not in self.records]
+        here = node_size({rank: (r.local_rank, r.local_world_size, r.node_rank) for rank, r in self.records.items()})
+        return ranges(missing) if here is None else with_nodes(missing, {rank: rank // here for rank in missing})
+
+    def describe_departed(self) -> str:
+        """Which ranks were there and are not any more, as the end of a sentence; empty if none."""
+        gone = [record for rank, record in sorted(self._left.items()) if rank not in self.records][:_MOST_LEFT]
+        departed = [f"{self.unit} {each.rank} (process {each.pid} on {short_repr(each.host)})" for each in gone]
+        return f"; joined and disconnected: {', '.join(departed)}" if departed else ""
+
+
+def _unique(device: str, record: WorkerInfo) -> str:
+    """NVIDIA's and AMD's ids are unique in the world, all others on their node."""
+    return device if device.startswith(("GPU-", "MIG-")) else f"{record.node}/{device}"

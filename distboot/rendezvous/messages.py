@@ -17,7 +17,6 @@ from .protocol import (
     both,
     flag,
     integer,
-    message,
     nested,
     number,
     of,
@@ -49,7 +48,7 @@ _key_name = valid(lambda value: value in (BARRIER, MAIN_FIRST, LOCAL_MAIN_FIRST,
 _nonce = both(text(32), valid(re.compile("[0-9a-f]{32}").fullmatch, "nonce"))
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Hello:
     """The first message. It has these fields in every version."""
 
@@ -58,14 +57,14 @@ class Hello:
     version: int = of(number, default=VERSION)
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Welcome:
     """Rank 0's answer, the first message that is authenticated."""
 
     challenge: str = of(_nonce)
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Refused:
     """This connection ends; `incompatible`: for the version of the protocol, and so does the job."""
 
@@ -92,7 +91,7 @@ class Key:
         return self.name if self.node is None else f"{self.name} on node {self.node}"
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The job cannot begin, on every rank that hears it; or, with a key, a rank does not get past that."""
 
@@ -100,7 +99,7 @@ class Failed:
     key: Key | None = of(optional(nested(Key)), default=None)
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class WorkerInfo:
     """What one rank says of itself; or the agent of a node, whose numbers are then those of nodes. None: not known.
 
@@ -110,9 +109,7 @@ class WorkerInfo:
     rank: int = of(number)
     launcher: str = of(_line)
     host: str = of(_line)
-    node: str = of(
-        _line
-    )  # host, boot and network: equal on two ranks on one host, or in one container with its network
+    node: str = of(_line)  # host, boot, network: equal for ranks on one host, or in one container with its network
     pid: int = of(number)
     process: str = of(_line)  # random, the same on all its connections: two containers may both have process 1
     world_size: int = of(number)
@@ -133,7 +130,7 @@ class WorkerInfo:
     max_restarts: int = of(_round, default=0)  # what it was started with
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Members:
     """The whole job; see `Membership`."""
 
@@ -145,7 +142,7 @@ class Members:
     max_restarts: int = of(_round, default=0)
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Ready:
     """A rank is ready to start its framework, or not; `offer` is for all others, which get it with Go."""
 
@@ -170,7 +167,7 @@ class Offer:
     offer: str = of(_offer)
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Go:
     """All ranks are ready."""
 
@@ -178,7 +175,7 @@ class Go:
     stops: bool = of(flag, default=False)  # whether they are to stop at their first read of `ctx.preempted`
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Arrive:
     """A rank has come to a key, and waits there for so many seconds."""
 
@@ -188,33 +185,33 @@ class Arrive:
     failure: str | None = of(optional(text(LONGEST_FAILURE)), default=None)  # why the others are not to go on
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Release:
     """The rank may go on."""
 
     key: Key = of(nested(Key))
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Leave:
     """The script of a rank has closed its context, and comes to no key any more."""
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class AskStacks:
     """A user on this host asks where all ranks are; `pid`: of the job that has this process. Rank 0 answers."""
 
     pid: int = of(number, default=0)
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class ShowStacks:
     """The answer: lines of text."""
 
     lines: tuple[str, ...] = of(several(text(_LONGEST_LINE), _MOST_LINES))
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class RequestStop:
     """A rank is asked to stop, and all with it, at the same read of `ctx.preempted`."""
 
@@ -222,7 +219,7 @@ class RequestStop:
     lasts: bool = of(flag, default=True)  # whether it is also one for the next context
 
 
-@message
+@dataclass(frozen=True, slots=True)
 class Detach:
     """This connection is not used any more, and that is not a failure; `ended`: as rank 0 has ended well."""
 

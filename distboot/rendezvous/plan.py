@@ -9,11 +9,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 
 from .. import __version__
 from ..detection import inherited
-from ..detection.placement import Placement
+from ..detection.placement import LEFT_OPEN, Placement
 from ..errors import DistbootError, with_too_few_files
 from ..host import FRAMEWORK, accelerators, derived_port, network
 from ..settings import secret_setting
@@ -23,22 +22,10 @@ from .messages import WorkerInfo, as_problem
 
 _CANDIDATES = 5
 _PATIENCE_WITH_A_PROBLEM = 10.0  # seconds to tell the others of it
-_PLACE = ("local_rank", "local_world_size", "node_rank", "num_nodes")
 # Whose versions all ranks should have alike.
 _FRAMEWORKS = (
-    "torch",
-    "tensorflow",
-    "tensorflow_cpu",
-    "horovod",
-    "deepspeed",
-    "lightning",
-    "pytorch_lightning",
-    "accelerate",
-    "transformers",
-    "mpi4py",
-    "jax",
-    "nvidia_nccl_cu12",
-    "nvidia_nccl_cu13",
+    *("torch", "tensorflow", "tensorflow_cpu", "jax", "horovod", "deepspeed", "mpi4py"),
+    *("lightning", "pytorch_lightning", "accelerate", "transformers", "nvidia_nccl_cu12", "nvidia_nccl_cu13"),
 )
 _FAMILIES = ("NCCL_", "GLOO_", "FI_")
 # May well differ from host to host, or is set for one rank on purpose.
@@ -72,7 +59,7 @@ def plan_of(
         rank=placement.rank,
         launcher="distboot" if ranks else placement.launcher,
         host=host,
-        node=f"{host}/{_boot_id()}/{_network()}",
+        node=_node(host),
         pid=os.getpid(),
         process=os.urandom(8).hex(),
         world_size=placement.world_size,
@@ -84,9 +71,9 @@ def plan_of(
         ranks=ranks,
         round=round,
         max_restarts=max_restarts,
+        # What an agent of a node knows of itself is not about its ranks.
+        **({} if ranks else {name: getattr(placement, name) for name in LEFT_OPEN}),
     )
-    if not ranks:  # what an agent of a node knows of itself is not about its ranks
-        own = replace(own, **{name: getattr(placement, name) for name in _PLACE})
     ports = candidate_ports(placement)
     first = round % len(ports)  # a rank of an earlier round, if one is left, does not find the store of this one
     plan = JoinPlan(
@@ -125,18 +112,25 @@ def join_here(
     job = JobInfo(placement, join_timeout)
     job.joined = Joined(plan)
     try:
-        with with_too_few_files():
+        with joining(job, problem, failed), with_too_few_files():
             job.take(job.joined.join())
-    except BaseException as error:
-        failed(job, problem or error)
-        job.close()
-        if problem is not None and isinstance(error, DistbootError):
-            raise problem from None
-        raise
-    try:
         yield job
     finally:
         job.close()
+
+
+@contextmanager
+def joining(
+    job: JobInfo, problem: DistbootError | None, failed: Callable[[JobInfo, BaseException], object]
+) -> Iterator[None]:
+    """If the ranks do not meet in this block, call `failed` with why, and raise that: its own problem, if any."""
+    try:
+        yield
+    except BaseException as error:
+        failed(job, problem or error)
+        if problem is not None and isinstance(error, DistbootError):
+            raise problem from None
+        raise
 
 
 def candidate_ports(placement: Placement) -> list[int]:
@@ -219,18 +213,11 @@ def _own_start() -> float:
     return time.time() - age if ticks and age >= 0 else 0.0
 
 
-def _boot_id() -> str:
-    # Tells two hosts of the same name apart. Linux only; elsewhere the name has to do.
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return os.uname().nodename
-
-
-def _network() -> str:
-    # Tells two containers of the same name on one host apart: each has a network of its own, or they are one node.
-    try:
-        return str(os.stat("/proc/self/ns/net").st_ino)
-    except OSError:
-        return ""
+def _node(host: str) -> str:
+    """What is equal on two ranks on one host, or in one container with its network."""
+    boot, own_network = os.uname().nodename, ""
+    with suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        boot = file.read().strip()  # tells two hosts of the same name apart
+    with suppress(OSError):  # tells two containers of the same name on one host apart: each has its own, or is one node
+        own_network = str(os.stat("/proc/self/ns/net").st_ino)
+    return f"{host}/{boot}/{own_network}"

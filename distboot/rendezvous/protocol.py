@@ -7,8 +7,8 @@ over the challenge of rank 0, the nonce of the other side, the round, the rank, 
 of the body as it is sent: no process without it can join, pose as rank 0, or send again what was said on another
 connection, in another round, or by the other side. Without a secret they are zeros. Nothing is encrypted.
 
-The body is a JSON object: the kind of the message, and its fields. A message is a dataclass under `message`, whose
-fields say what they accept; `decode` takes nothing else. An empty body is a heartbeat.
+The body is a JSON object: the kind of the message, and its fields. A message is a frozen dataclass, whose fields say
+what they accept; `decode` takes nothing else. An empty body is a heartbeat.
 """
 
 from __future__ import annotations
@@ -22,16 +22,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing_extensions import dataclass_transform
-else:
-
-    def dataclass_transform(**_: Any) -> Any:
-        """As `typing` has it from Python 3.11 on: for type checkers alone."""
-        return lambda decorator: decorator
-
 
 VERSION = 2
 BEFORE_AUTHENTICATION = 64 * 1024  # bytes of one body, and of anything that a rank other than 0 sends
@@ -52,15 +42,6 @@ class ProtocolError(Exception):
 
 
 # Messages
-
-_KINDS: dict[str, type] = {}
-
-
-@dataclass_transform(frozen_default=True, field_specifiers=(field,))
-def message(kind: type[T]) -> type[T]:
-    """Make a class a frozen dataclass with slots, and a message of the kind that its name says."""
-    _KINDS[kind.__name__] = made = dataclass(frozen=True, slots=True)(kind)
-    return made
 
 
 def of(check: Callable[[Any], object], **more: Any) -> Any:
@@ -164,22 +145,20 @@ def _fields_of(content: Any) -> dict[str, object]:
 
 def decode(body: bytes, *kinds: type) -> Any:
     """The message in a body, which must be one of these kinds; `ProtocolError`: it is something else."""
-    if not body and issubclass(type(None), kinds):
+    if not body and type(None) in kinds:
         return None
     try:
         content = json.loads(body)
     except (ValueError, RecursionError):
         raise ProtocolError("sends no JSON") from None
     name = content.pop("kind", None) if isinstance(content, dict) else None
-    kind = _KINDS.get(name) if isinstance(name, str) else None
-    if kind is None or not issubclass(kind, kinds):
+    kind = next((each for each in kinds if each.__name__ == name and each is not type(None)), None)
+    if kind is None:
         raise ProtocolError(f"does not send {' or '.join(each.__name__ for each in kinds)} where that is due")
     try:
         return _made(kind, content)
     except ValueError as error:
         raise ProtocolError(f"sends a broken {name}: {error}") from None
-    except RecursionError:
-        raise ProtocolError("sends nonsense") from None
 
 
 # Frames

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ..errors import DistbootError
-from ..host.network import is_this_host, look_up
-from ..text import format_address, log_line, short_repr
+from ..host.network import Backoff, is_this_host, look_up
+from ..text import format_address, short_repr
 from .connection_pool import DetachedConnection
 from .membership import Membership
 from .messages import ONE_DISTBOOT, Failed, Hello, Members, Refused, Welcome, WorkerInfo, as_error
 from .protocol import Channel, Frame, Frames, JobCredentials, ProtocolError, decode, most_from_rank_0, random_nonce
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
 _FIRST_LIMIT = 1.0  # seconds for an unknown process to answer; it grows, because rank 0 may be busy with thousands
 _LAST_LIMIT = 10.0
 _LOOK = 0.2  # seconds between two looks at whether the call is still wanted
 _GRACE = 0.8  # seconds beyond the join timeout for rank 0 to say who is missing
-_PROGRESS = 5.0  # seconds between two lines that say what is being waited for, at first
-_LEAST_PROGRESS = 60.0  # and later: a thousand ranks may say the same
 _LOST = "rank 0 was there, and disconnected before all ranks had joined"
 
 
@@ -43,34 +37,6 @@ class _UnresolvedError(_UnreachableError):
 
 class _ClosedError(ProtocolError):
     """The connection has ended."""
-
-
-class Backoff:
-    """Trying again until a time limit, with a line on stderr every few seconds; `quiet`: without."""
-
-    def __init__(self, who: str | None, limit: float, what: str, *, quiet: bool = False) -> None:
-        self._who, self._what, self._quiet = who, what, quiet
-        now = time.monotonic()
-        self._end, self._next_line = now + limit, now + 1.0  # what is there within a second needs no line
-        self._pause, self._between = 0.01, _PROGRESS
-
-    def left(self) -> float:
-        return max(self._end - time.monotonic(), 0.001)
-
-    def sleep_or_expire(self, cause: str) -> bool:
-        """Sleep a moment and say True, or say False when the time is over."""
-        now = time.monotonic()
-        if now >= self._end:
-            return False
-        if now >= self._next_line and not self._quiet:
-            self._next_line = now + self._between
-            self._between = min(self._between * 2, _LEAST_PROGRESS)
-            log_line(self._who, f"{self._what} ({cause}); trying for {self.left():.0f} s more", event="waiting")
-        # Soon at first, for ranks that start together; then with jitter and less often, because a thousand of them
-        # ask the same name server or call the same port.
-        time.sleep(min(self.left(), self._pause * (0.5 + os.urandom(1)[0] / 255)))
-        self._pause = min(self._pause * 1.5, 0.5)
-        return True
 
 
 class Worker:
@@ -164,7 +130,7 @@ class Worker:
             return self._membership(end + _GRACE)
         except BaseException as error:
             self.close()
-            if isinstance(error, ProtocolError | RecursionError):
+            if isinstance(error, ProtocolError):
                 self._refusal = f"the process that listens there {error}"
                 raise NoAnswerError(self._refusal) from None
             if isinstance(error, TimeoutError):

@@ -13,10 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ..rendezvous.membership import Membership
-    from ..rendezvous.messages import WorkerInfo
+from ..rendezvous.membership import Membership
+from ..rendezvous.messages import WorkerInfo
 
 Kind = Literal[
     "rendezvous_started",  # launcher, world_size, round, versions

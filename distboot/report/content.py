@@ -117,14 +117,10 @@ def job_report(
     now: float,
     rounds: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, object]:
-    """The report of a job whose ranks have met and were supervised.
+    """The report of a job whose ranks have met and were supervised, which ends `now`; the events are of its last round.
 
-    Args:
-        events: of its last round.
-        membership: of that.
-        separate_jobs: the launcher that each rank ran for a job of its own, if it joins no other; empty: none.
-        now: when it has ended.
-        rounds: those that have failed: `Restarts.rounds`.
+    `separate_jobs`: the launcher that each rank ran for a job of its own, if it joins no other; empty: none. `rounds`:
+    those that have failed, as `Restarts.rounds` has them.
     """
     state, timeline = JobState(events), StartupTimeline(events)
     places = sorted(_places(membership).items())
@@ -136,12 +132,15 @@ def job_report(
         said = {"text": text, "code": None, "hint": "", "ranks": state.root_cause["ranks"]}
         cause = {**said, **ranks[first], "traceback": exited.get("traceback", state.root_cause["traceback"])}
     outcome = "ended" if cause is None else "failed" if state.is_failure else "stopped"
-    headline = _headline(events, state, membership, separate_jobs)
-    hosts, later = membership.hosts, state.later_failures()
-    return _report(
-        events, timeline, now, outcome, cause, headline=headline, hosts=hosts, later_failures=later, ranks=ranks,
-        rounds=rounds,
-    )  # fmt: skip
+    more = {
+        "outcome": outcome,
+        "headline": _headline(events, state, membership, separate_jobs),
+        "hosts": list(membership.hosts),
+        "first_failure" if state.is_failure else "stopped": cause,
+        "later_failures": state.later_failures(),
+        "ranks": ranks,
+    }
+    return _report(events, timeline, now, rounds, more)
 
 
 def startup_report(
@@ -163,38 +162,35 @@ def startup_report(
     hosts = {one["node_rank"]: one["host"] for _, one in sorted(places.items(), reverse=True) if one["host"]}
     failed = isinstance(error, Exception)  # else it was stopped, with Ctrl-C say
     cause = None if error is None else _error(error, missing if count else sorted(unready))
-    ranks = [_rank(rank, places.get(rank, _NOWHERE), state, timeline) for rank, state in sorted(states.items())]
+    listed = sorted(states.items())
+    ranks = [_rank(rank, places.get(rank, _NOWHERE), state, timeline, JobState()) for rank, state in listed]
     outcome = "started" if error is None else "failed" if failed else "stopped"
-    headline = _startup_headline(events, missing, count, error)
-    unlisted = [[run[0], run[-1]] for run in runs if not missing]
-    in_order = [host for _, host in sorted(hosts.items())]
-    return _report(
-        events, timeline, now, outcome, cause, headline=headline, hosts=in_order, unlisted=unlisted, ranks=ranks,
-        rounds=rounds,
-    )  # fmt: skip
+    more = {
+        "outcome": outcome,
+        "headline": _startup_headline(events, missing, count, error),
+        "hosts": [host for _, host in sorted(hosts.items())],
+        "first_failure" if failed else "stopped": cause,
+        "unlisted": [[run[0], run[-1]] for run in runs if not missing],
+        "ranks": ranks,
+    }
+    return _report(events, timeline, now, rounds, more)
 
 
 def _report(
     events: Sequence[Event],
     timeline: StartupTimeline,
     now: float,
-    outcome: str,
-    cause: Mapping[str, object] | None,
-    *,
-    headline: str,
-    hosts: Sequence[str],
-    ranks: Sequence[Mapping[str, object]],
-    later_failures: int = 0,
-    unlisted: Sequence[Sequence[int]] = (),
-    rounds: Sequence[Mapping[str, Any]] = (),
+    rounds: Sequence[Mapping[str, Any]],
+    more: Mapping[str, object],
 ) -> dict[str, object]:
+    """The fields of a report, in their order; `more` has those that are not the same in each."""
     begun = events[0]
     # Of very many events the rare ones first.
     shown = events if len(events) <= _MOST_EVENTS else sorted(events, key=lambda one: one.event in _ROUTINE)
     in_order = sorted(shown[:_MOST_EVENTS], key=lambda one: one.time)
     return {
-        "outcome": outcome,
-        "headline": headline,
+        "outcome": "",
+        "headline": "",
         "world_size": begun.details["world_size"],
         "launcher": begun.details["launcher"],
         "versions": {"distboot": __version__, **begun.details["versions"]},
@@ -202,22 +198,22 @@ def _report(
         "end": utc(now),
         "findings": [text for one in events if one.event == "all_joined" for text in one.details["findings"]],
         "slowest": slowest({rank: timeline.steps(rank) for rank in timeline.joined}),
-        "hosts": list(hosts),
-        "first_failure": cause if outcome == "failed" else None,
-        "stopped": cause if outcome == "stopped" else None,
-        "later_failures": later_failures,
-        "unlisted": list(unlisted),
-        "ranks": ranks,
+        "hosts": [],
+        "first_failure": None,
+        "stopped": None,
+        "later_failures": 0,
+        "unlisted": [],
+        "ranks": [],
         "failed_rounds": [{**one, "start": utc(one["start"])} for one in rounds],
         "events": [{**one._asdict(), "time": utc(one.time)} for one in in_order],
         "events_left_out": len(events) - len(in_order),
+        **more,
     }
 
 
 def _rank(
-    rank: int, place: Mapping[str, object], state: str, timeline: StartupTimeline, job: JobState | None = None
+    rank: int, place: Mapping[str, object], state: str, timeline: StartupTimeline, job: JobState
 ) -> dict[str, object]:
-    job = JobState() if job is None else job
     processes = job.registered or timeline.joined  # under the wrapper it is its child that is registered
     ended = job.exited[rank].details if rank in job.exited else {}
     clock = timeline.clock(rank)

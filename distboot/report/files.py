@@ -49,21 +49,30 @@ def try_to_write(path: str, content: Callable[[], Mapping[str, object]]) -> str 
     """Write the report; a warning if it cannot be written, the job ends as it would without."""
     try:
         write(path, content())
-    except OSError as error:
-        why = error.strerror or str(error)
-    except Exception as error:  # noqa: BLE001 - a defect of ours
-        why = f"{type(error).__name__}: {first_line(error)}"
-    else:
-        return None
-    return f"warning: the report could not be written: {short_repr(path)}: {why}"
+    except Exception as error:  # noqa: BLE001 - a defect of ours, where it is no OSError
+        why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {first_line(error)}"
+        return f"warning: the report could not be written: {short_repr(path)}: {why or error}"
+    return None
 
 
 def write(path: str, content: Mapping[str, object]) -> None:
     """Write the report, or raise OSError: as a page, if the name of the file ends in .html, else as JSON."""
-    if path.lower().endswith(".html"):
-        _write(path, page(content))
-    else:
-        _write(path, json.dumps(content, indent=2) + "\n")
+    text = page(content) if path.lower().endswith(".html") else json.dumps(content, indent=2) + "\n"
+    data = text.encode(errors="backslashreplace")
+    if _is_no_file(path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # so as not to wait for the reader of a pipe
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        return
+    descriptor, part, place = _begun(path)
+    try:  # all of it or nothing
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        os.replace(part, place)
+    except BaseException:  # a signal, too
+        with suppress(OSError):
+            os.unlink(part)
+        raise
 
 
 def page(content: Mapping[str, Any]) -> str:
@@ -100,25 +109,6 @@ def _text(value: str, most: int = 300) -> str:
     from html import escape  # here, as most jobs have no page
 
     return escape(escape_control(value if len(value) <= most else f"{value[:most]}…"))
-
-
-def _write(path: str, text: str) -> None:
-    """All of it or nothing; except to a device or a pipe."""
-    data = text.encode(errors="backslashreplace")
-    if _is_no_file(path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # so as not to wait for the reader of a pipe
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        return
-    descriptor, part, place = _begun(path)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        os.replace(part, place)
-    except BaseException:  # a signal, too
-        with suppress(OSError):
-            os.unlink(part)
-        raise
 
 
 def _is_no_file(path: str) -> bool:
