@@ -169,9 +169,9 @@ def _hint_at_unreachable(coordinator: Coordinator, given: str, addresses: networ
     if is_loopback(given) and num_nodes == 1:
         return elsewhere
     if is_loopback(given):
-        why = f"{given}, where they look for rank 0, means each host itself"
+        why = f"they look for rank 0 at {given}, which on each host is that host itself"
     elif not addresses:
-        why = f"{given}, where they look for rank 0, does not resolve on this host"
+        why = f"they look for rank 0 at {given}, which does not resolve on this host"
     elif elsewhere:  # as with a Service of Kubernetes, whose address no host has
         address = addresses[0][1][0]
         where = given if address == given else f"{given}, {address}"
