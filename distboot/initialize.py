@@ -172,6 +172,9 @@ def _leave_uncaught_at_end() -> None:
     from .frameworks._base import at_end
 
     def leave_it() -> None:
+        # Ctrl-C is no failure; and with what is imported below, Python would forget to end by SIGINT for it.
+        if isinstance(sys.last_value, KeyboardInterrupt):
+            return
         from .agent.exit_status import leave_uncaught  # here, as most scripts end well
 
         leave_uncaught()
