@@ -7,12 +7,12 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-# From sysexits.h: 78 is EX_CONFIG (mend the environment first), 75 is EX_TEMPFAIL (worth a retry), 74 is EX_IOERR;
+# From sysexits.h: 78 is EX_CONFIG (fix the environment first), 75 is EX_TEMPFAIL (worth a retry), 74 is EX_IOERR;
 # 126 and 127 are what POSIX shells return for a command that cannot be run or found.
 CODES: Mapping[str, tuple[int, str]] = {
     "broken-environment": (78, "a launcher's variables are missing, malformed or contradict each other"),
     "conflicting-launchers": (78, "two launchers claim this process, and they disagree"),
-    "unsupported-launcher": (78, "the process was started by a launcher that does not say, or not in time, who it is"),
+    "unsupported-launcher": (78, "the launcher does not tell the process its rank, or not in time"),
     "node-level-launch": (78, "the process stands for a whole node or pod, and is not a rank"),
     "unknown-launcher": (78, "the launcher named by the user does not exist"),
     "launcher-mismatch": (78, "the launcher named by the user did not start this process"),
@@ -21,7 +21,7 @@ CODES: Mapping[str, tuple[int, str]] = {
     "unresolvable-address": (75, "the name of rank 0's host did not resolve within the join timeout"),
     "port-taken": (75, "rank 0 cannot listen on MASTER_PORT, nor on any other port that the ranks try"),
     "join-timeout": (75, "the ranks had met, but their framework did not start in time"),
-    "missing-rank": (75, "not every rank came to the roll call, to barrier(), or through main_first(), in time"),
+    "missing-rank": (75, "some ranks did not reach the roll call, barrier() or main_first() in time"),
     "rank-failed": (75, "a rank has failed before the framework could start, or in its block of main_first()"),
     "version-mismatch": (78, "the ranks run versions of distboot that do not understand each other"),
     "duplicate-rank": (78, "two processes say that they are the same rank"),

@@ -151,6 +151,9 @@ def _leave_at_end(error: DistbootError | None = None) -> None:
     from .frameworks._base import at_end
 
     def leave_it() -> None:
+        # Ctrl-C is no failure; and with what is imported below, Python would forget to end by SIGINT for it.
+        if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):
+            return
         from .agent.exit_status import leave, leave_uncaught  # here, as most scripts end well
 
         if error is None:

@@ -42,6 +42,7 @@ def watch_exit() -> None:
     """Know from now on what `sys.exit` was called with."""
 
     def leave(status: object = None, /) -> NoReturn:
+        __tracebackhide__ = True  # pytest shows where the script has called it
         global _asked  # noqa: PLW0603 - as a process has one sys.exit
         error = SystemExit(status)
         if threading.current_thread() is threading.main_thread():

@@ -59,7 +59,11 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if mark is None or _FOLDER in os.environ:
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in _reports(item, *_wanted(*mark.args, **mark.kwargs)):
+    try:
+        wanted = _wanted(*mark.args, **mark.kwargs)
+    except TypeError:
+        raise pytest.UsageError(f"{item.nodeid}: @pytest.mark.ranks needs a number, as in {_MARK}") from None
+    for report in _reports(item, *wanted):
         item.ihook.pytest_runtest_logreport(report=report)
     # What the tests before have set up for their module may end with this one.
     state = item.session._setupstate  # noqa: SLF001 - the hook for it wants the test itself to be set up
@@ -96,7 +100,9 @@ def _wanted(count: int, *, timeout: float = _TIMEOUT, as_: str | None = None) ->
     except DistbootError as error:
         raise pytest.UsageError(f"@pytest.mark.ranks({count}, as_={as_!r}): {error.message}; {error.hint}") from None
     if launch.nodes * launch.per_node != count:
-        raise pytest.UsageError(f"@pytest.mark.ranks({count}, as_={as_!r}): that is another number of ranks")
+        raise pytest.UsageError(
+            f"@pytest.mark.ranks({count}, as_={as_!r}): the two do not agree on the number of ranks"
+        )
     return count, timeout, launch
 
 

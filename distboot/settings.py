@@ -56,6 +56,8 @@ INTERNAL = (
 )
 KNOWN = (*DEFAULTS, *INTERNAL)
 
+_OF_PYTORCH = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")  # what users set by hand; other names are too common
+_BEGINNINGS = ("DISTBOOT", "MASTER", "WORLD")
 _STOP_SIGNALS = ("USR1", "USR2", "INT", "HUP", "XCPU")
 _LEAST_BOUND = 2.0  # seconds
 _ALIKE = 0.85  # of 1, the beginning that they have in common included
@@ -150,16 +152,26 @@ def _stop_at(environ: Mapping[str, str]) -> float | None:
     return float(end) - before
 
 
-def warn_of_unknown(environ: Mapping[str, str], rank: int, who: str | None) -> None:
-    """Warn of each variable that looks like a misspelled setting; rank 0 does, for all."""
-    strange = [name for name in environ if name.startswith("DISTBOOT") and name not in KNOWN]
-    if not strange or rank or "DISTBOOT_PLACEMENT" in environ:  # the wrapper around this has said it
-        return
+def misspelled(environ: Mapping[str, str]) -> dict[str, str]:
+    """Each variable that looks like a misspelled setting, or like a missing one of PyTorch's; and what is meant."""
+    known = (*KNOWN, *_OF_PYTORCH)
+    strange = [name for name in environ if name.startswith(_BEGINNINGS) and name not in known]
+    if not strange:
+        return {}
     from difflib import get_close_matches  # here, as it is slow to import
 
-    for name in strange:  # what is like no setting is the user's own, or of a newer distboot
-        for meant in get_close_matches(name, KNOWN, 1, _ALIKE):
-            log_line(who, f"warning: unknown variable {escape_control(name)} is ignored; did you mean {meant}?")
+    # What is like no setting is the user's own, or of a newer distboot.
+    wanted = [*KNOWN, *(name for name in _OF_PYTORCH if name not in environ)]
+    meant = {name: get_close_matches(name, wanted, 1, _ALIKE) for name in strange}
+    return {name: close[0] for name, close in meant.items() if close}
+
+
+def warn_of_unknown(environ: Mapping[str, str], rank: int, who: str | None) -> None:
+    """Warn of each variable that looks like a misspelled setting; rank 0 does, for all."""
+    if rank or "DISTBOOT_PLACEMENT" in environ:  # the wrapper around this has said it
+        return
+    for name, meant in misspelled(environ).items():
+        log_line(who, f"warning: unknown variable {escape_control(name)} is ignored; did you mean {meant}?")
 
 
 def join_timeout_setting(given: object, name: str = "join_timeout") -> float:

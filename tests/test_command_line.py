@@ -134,7 +134,7 @@ def test_misuse_is_one_error_with_a_hint_and_its_exit_code(
     assert (result.returncode, result.stdout) == (CODES[code][0], "")
 
 
-@pytest.mark.parametrize("command", ["show", "env", "doctor"])
+@pytest.mark.parametrize("command", ["show", "env", "doctor", "try"])
 @pytest.mark.parametrize(
     "setting",
     [
@@ -161,8 +161,26 @@ def test_misspelled_setting_is_said_once_and_its_value_is_not(distboot: Run) -> 
     script = "import distboot; distboot.init('none')"
     assert distboot("run", "--", sys.executable, "-c", script, env=env).stderr == said
     assert distboot("show", env=env).stderr == said
+    assert distboot("env", env={**env, "DISTBOOT_GRACE": "1m"}).stderr.startswith(said)  # with the error
     rank_1 = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     assert distboot("run", "--", "true", env={**env, **rank_1, "DISTBOOT_RENDEZVOUS": "0"}).stderr == ""
+
+
+def test_doctor_and_show_say_which_variables_are_misspelled(distboot: Run) -> None:
+    env = {"DISTBOOT_JOINTIMEOUT": "5", "MASTER_ADRR": "node-0", "MASTER_URL": "http://ours", "WORLD_STATE": "x"}
+    found = distboot("doctor", env=env).stdout
+    assert "warning  settings: unknown variable DISTBOOT_JOINTIMEOUT is ignored" in found
+    assert "warning  settings: unknown variable MASTER_ADRR is ignored" in found
+    said = distboot("show", env=env).stderr.splitlines()
+    assert said == [
+        "distboot: warning: unknown variable DISTBOOT_JOINTIMEOUT is ignored; did you mean DISTBOOT_JOIN_TIMEOUT?",
+        "distboot: warning: unknown variable MASTER_ADRR is ignored; did you mean MASTER_ADDR?",
+    ]
+    assert distboot("doctor", env={"DISTBOOT_JOIN_TIMEOUT": "5", "MASTER_URL": "x"}).stdout.count("settings") == 1
+
+
+def test_help_of_a_command_needs_no_valid_setting(distboot: Run) -> None:
+    assert distboot("show", "--help", env={"DISTBOOT_JOIN_TIMEOUT": "abc"}).returncode == 0
 
 
 @pytest.mark.parametrize("command", [["show"], ["env"], ["run", "--", "touch", "started"]])

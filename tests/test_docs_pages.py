@@ -150,10 +150,10 @@ def test_link_leads_somewhere(link: str) -> None:
     assert (ROOT / link).is_file()
 
 
-def test_it_opens_with_the_problem_the_line_and_the_picture() -> None:
-    opening = README.partition("\n## ")[0]
-    problem, line, picture = (opening.index(text) for text in ("N processes on M machines", "distboot.init()", "!["))
-    assert problem < line < picture
+def test_it_opens_with_the_problem_the_line_what_decides_adoption_and_the_picture() -> None:
+    opening = README.partition("\n## Try it")[0]
+    wanted = ("N processes on M machines", "distboot.init()", "| maturity |", "| what it costs |", "![")
+    assert (places := [opening.index(text) for text in wanted]) == sorted(places)
     assert "(docs/pictures/report.png)" in opening
     assert len(README.splitlines()) <= 160
 

@@ -299,3 +299,8 @@ def test_ctrl_c_while_the_ranks_meet_is_the_scripts_own_interrupt(clean_env: dic
         process.send_signal(signal.SIGINT)
         output = process.stderr.read()
     assert (process.returncode, output.count("Traceback")) == (-signal.SIGINT, 1), output
+
+
+def test_ctrl_c_ends_a_process_that_is_alone_as_it_does_without_distboot(run: Run) -> None:
+    script = "import os, signal, distboot\ndistboot.init('none')\nos.kill(os.getpid(), signal.SIGINT)\n"
+    assert run(sys.executable, "-c", script).returncode == -signal.SIGINT

@@ -148,8 +148,10 @@ def test_what_a_module_has_set_up_ends_with_its_last_test(run: Run, tmp_path: Pa
     ("mark", "said"),
     [
         ("0", "a number of ranks is needed, at least 1"),
-        ("3, as_='mpirun 2x2'", "that is another number of ranks"),
+        ("3, as_='mpirun 2x2'", "the two do not agree on the number of ranks"),
         ("4, as_='mpirnu 2x2'", "did you mean 'mpirun'?"),
+        ("", "@pytest.mark.ranks needs a number, as in ranks(count"),
+        ("2, tiemout=3", "@pytest.mark.ranks needs a number, as in ranks(count"),
     ],
 )
 def test_mark_that_cannot_be(run: Run, tmp_path: Path, mark: str, said: str) -> None:

@@ -366,7 +366,7 @@ def test_two_agents_of_torchrun_on_one_host(hosts3: Hosts) -> None:
 
 def test_loopback_that_all_hosts_are_told_is_named(hosts3: Hosts) -> None:
     done = _job(hosts3, ("nodea", "nodeb"), *SHOW_JOB, MASTER_ADDR="localhost", DISTBOOT_JOIN_TIMEOUT="2")
-    assert "localhost, where they look for rank 0, means each host itself" in done[0].stderr
+    assert "they look for rank 0 at localhost, which on each host is that host itself" in done[0].stderr
     assert "hint: rank 0 on nodea: set MASTER_ADDR to the host of rank 0, which is nodea" in done[0].stderr
     assert "localhost is this very host, so if rank 0 is on another one, set MASTER_ADDR" in done[1].stderr
 

@@ -60,6 +60,15 @@ def test_report_is_made_of_events_and_membership_alone() -> None:
     assert summary_line(log, PAIR, "", NOON + 63) == said + "143 (rank 0), 3 (rank 1)"
 
 
+def test_summary_refers_to_the_headline_of_a_rank_that_ended_too_early() -> None:
+    text = (
+        "rank 1 exited with code 0 while 3 other ranks were still training, there; then rank 0 failed, because it did"
+    )
+    log = _trained(2).at(NOON + 60, "root_cause", 1, kind="failed", **{**CAUSE, "text": text})
+    said = summary_line(log, PAIR, "", NOON + 63)
+    assert "s: rank 1 exited with code 0 at 11:07:40 UTC, there; exit codes: " in said
+
+
 @pytest.mark.parametrize(
     ("kind", "code", "more", "state", "later"),
     [

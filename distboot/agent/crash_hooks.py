@@ -27,6 +27,7 @@ _LINES, _WIDEST = 40, 300  # and characters of each: no more is shown
 _LINES_OF_EXIT = 3  # of the text of `sys.exit`, so that its beginning is within MOST
 EXITED = "SystemExit: "  # how that begins: no exception that comes through the hook does
 EXCEPTION, INTERRUPT, TERM, ENDING, STEPS, ASK = "exception", "interrupt", "term", "ending", "steps", "ask"
+_OF_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")  # the others are the script's own
 _RANK = "DISTBOOT_RANK"  # is there where the agent of a node has started this as one of its ranks
 JOB_ENDS = os.O_APPEND  # that flag of the pipe, which its reader sets: no message, so that a good end asks for none
 INJECTED = "_distboot_crash_hooks"  # this file as a module, where the wrapper has had it loaded
@@ -221,8 +222,11 @@ def _excepthook(before: Hook) -> Hook:
 
 def _say_interrupted(trace: TracebackType) -> None:
     """Where Ctrl-C has come, in one line: all ranks of a node get it, and their tracebacks would be mixed."""
-    while trace.tb_next is not None:
-        trace = trace.tb_next
+    inner: TracebackType | None = trace
+    while inner is not None:
+        if not any(part in inner.tb_frame.f_code.co_filename for part in _OF_LIBRARIES):
+            trace = inner
+        inner = inner.tb_next
     code = trace.tb_frame.f_code
     where = f"{code.co_name} ({os.path.basename(code.co_filename)}:{trace.tb_lineno})"
     sys.stderr.write(f"distboot: rank {os.environ[_RANK]} on {os.uname().nodename}: interrupted in {where}\n")

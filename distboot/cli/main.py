@@ -98,10 +98,14 @@ def _dispatch(arguments: list[str]) -> int:
         emit(f"distboot {__version__}")
         return 0
     command, rest = (first, arguments[1:]) if first in _COMMANDS else ("run", arguments)
-    if command in ("show", "env", "doctor"):
-        from ..settings import refuse_invalid  # here, as --version needs none
+    if command in ("show", "env", "doctor", "try") and not {"-h", "--help"} & set(rest[:1]):
+        from ..settings import refuse_invalid, warn_of_unknown  # here, as --version needs none
 
-        refuse_invalid(os.environ)
+        try:
+            refuse_invalid(os.environ)
+        except DistbootError:
+            warn_of_unknown(os.environ, 0, None)  # which may be why
+            raise
     module, function = _COMMANDS[command]
     code: int = getattr(import_module(module, __package__), function)(rest)
     return code

@@ -90,20 +90,20 @@ def _parser() -> Parser:
     parser.add_argument(
         "--join-timeout",
         metavar="SECONDS",
-        help="how long to wait for all ranks to be there (default: DISTBOOT_JOIN_TIMEOUT, or 300)",
+        help="how long to wait for all ranks to join (default: DISTBOOT_JOIN_TIMEOUT, or 300)",
     )
     parser.add_argument(
         "--grace",
         metavar="SECONDS",
-        help="how long the child may take to end after TERM, before KILL (default: DISTBOOT_GRACE, or 30)",
+        help="how long the child may take to exit after TERM, before KILL (default: DISTBOOT_GRACE, or 30)",
     )
     parser.add_argument(
         "--framework",
         type=_framework,
         default="torch",
         metavar="NAME",
-        help="what the script starts: torch (the default, and whatever is built on it), deepspeed, horovod, "
-        "tensorflow, jax, mpi, none; the variables that it reads are exported: HOROVOD_*, TF_CONFIG, …",
+        help="what the script uses: torch (the default, also for frameworks built on it), deepspeed, horovod, "
+        "tensorflow, jax, mpi, none; distboot also exports the variables that it reads: HOROVOD_*, TF_CONFIG, …",
     )
     parser.add_argument(
         "--pass-local-rank",
@@ -112,14 +112,14 @@ def _parser() -> Parser:
         type=_option,
         metavar="NAME",
         help=f"pass the local rank to the script, for example as {arguments.NAME}=3 (=NAME: in another spelling); "
-        "without it the one that torch.distributed.launch or DeepSpeed's launcher pass is kept from the script; with "
-        "--framework deepspeed a script that has such an option gets it",
+        "without it, the local rank that torch.distributed.launch or DeepSpeed's launcher passes is removed; with "
+        "--framework deepspeed, a script that has such an option gets it",
     )
     parser.add_argument(
         "--exec",
         action="store_true",
-        help="become the command, instead of staying as its parent: without failure detection, and without grace; not "
-        "with --framework horovod or tensorflow, for whose scripts the wrapper holds a port",
+        help="replace the wrapper by the command: no failure detection and no grace; not with --framework horovod or "
+        "tensorflow, because the wrapper holds a port for their scripts",
     )
     parser.add_argument(
         "--log-prefix", action="store_true", help="begin each line of the output with its rank and host"
@@ -137,15 +137,15 @@ def _parser() -> Parser:
         "--report",
         type=partial(_name_of, "file"),
         metavar="FILE",
-        help="write a report of the job, on rank 0's host: who was there, how each rank began and ended, who failed "
-        "first; one HTML page if FILE ends in .html, else JSON (default: DISTBOOT_REPORT, or none)",
+        help="write a report of the job, on rank 0's host: where each rank ran, how it started and ended, which one "
+        "failed first; one HTML page if FILE ends in .html, else JSON (default: DISTBOOT_REPORT, or none)",
     )
-    group = parser.add_argument_group("for a job that goes on when a rank fails or a node is lost")
+    group = parser.add_argument_group("to restart the ranks after a rank fails or a node is lost")
     group.add_argument(
         "--max-restarts",
         metavar="N",
         help="end all ranks when one fails, let the agents meet, and start the command again, at most N times "
-        "(default: DISTBOOT_MAX_RESTARTS, or 0); the script goes on from its checkpoint",
+        "(default: DISTBOOT_MAX_RESTARTS, or 0); the script continues from its checkpoint",
     )
     group.add_argument(
         "--restart-delay",
@@ -155,8 +155,8 @@ def _parser() -> Parser:
     group.add_argument(
         "--restart-window",
         metavar="SECONDS",
-        help="a second failure at the same place in the code within this time is taken for a bug, and is not followed "
-        "by a restart; 0: none is (default: DISTBOOT_RESTART_WINDOW, or 600)",
+        help="a second failure at the same place in the code within this time counts as a bug, and stops the job "
+        "instead; 0: never (default: DISTBOOT_RESTART_WINDOW, or 600)",
     )
     group = parser.add_argument_group("for launches of one process per node, pod or container")
     group.add_argument(

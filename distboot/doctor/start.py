@@ -12,6 +12,7 @@ from ..detection.parse import is_loopback
 from ..errors import DistbootError
 from ..host import cpus as of_host
 from ..host.network import NO_PROXIES, PROXIES
+from ..settings import misspelled
 from ..text import counted, escape_control, is_address, short_repr, without_mapping
 from . import Check, Finding, Machine, ok, problem, refused, unknown, warning
 
@@ -42,6 +43,15 @@ def launcher(machine: Machine) -> Finding:
     if placement.launcher == "single":
         return ok("none: one process, alone")
     return ok(f"rank {number}, by {launcher_of(placement).title}")
+
+
+def settings(machine: Machine) -> list[Finding]:
+    """The variables that look like misspelled settings."""
+    found = misspelled(machine.environ).items()
+    return [
+        warning(f"unknown variable {escape_control(name)} is ignored", f"did you mean {meant}?")
+        for name, meant in found
+    ]
 
 
 def host_name(machine: Machine) -> Finding:
@@ -261,5 +271,5 @@ def _size(count: int) -> str:
     return f"{count / 1024:.4g} KiB"
 
 
-CHECKS: tuple[Check, ...] = (launcher, host_name, master_addr, ports, proxies, clock)
+CHECKS: tuple[Check, ...] = (launcher, settings, host_name, master_addr, ports, proxies, clock)
 ON_LINUX: tuple[Check, ...] = (cpus, shared_memory, memlock, open_files)

@@ -158,9 +158,9 @@ def _hint_at_unreachable(coordinator: Coordinator, given: str, addresses: networ
     elsewhere = bool(addresses) and not any(_is_ours(*each) for each in addresses)
     why = ""
     if is_loopback(given):
-        why = f"{given}, where they look for rank 0, means each host itself" if num_nodes != 1 else ""
+        why = f"they look for rank 0 at {given}, which on each host is that host itself" if num_nodes != 1 else ""
     elif not addresses:
-        why = f"{given}, where they look for rank 0, does not resolve on this host"
+        why = f"they look for rank 0 at {given}, which does not resolve on this host"
     elif elsewhere:  # as with a Service of Kubernetes, whose address no host has
         address = addresses[0][1][0]
         where = given if address == given else f"{given}, {address}"

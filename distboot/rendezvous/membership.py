@@ -195,7 +195,7 @@ class JoinTable:
         self._facts: dict[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]] = {}
 
     def add(self, record: WorkerInfo) -> None:
-        """Enter one rank; `DistbootError`: it does not fit, or has a problem, which no waiting can mend."""
+        """Enter one rank; `DistbootError`: it does not fit, or has a problem, which waiting cannot fix."""
         rank, unit, host = record.rank, self.unit, short_repr(record.host)
         if bool(record.ranks) != self.by_node:
             there, here = ("a rank", "all ranks of its node") if self.by_node else ("all ranks of its node", "a rank")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -101,8 +102,8 @@ def summary_line(events: Sequence[Event], membership: Membership, separate_jobs:
         how = _apart(events, separate_jobs) or well
     else:
         cause = state.root_cause  # which was said when it came: what is new is where that rank was, and when
-        end = ": " if state.is_failure else ", on "
-        begin, at = cause["text"].partition(end)[0], datetime.fromtimestamp(state.caused_at, timezone.utc)
+        end = ": | while " if state.is_failure else ", on "
+        begin, at = re.split(end, cause["text"], maxsplit=1)[0], datetime.fromtimestamp(state.caused_at, timezone.utc)
         how = f"{begin} at {at:%H:%M:%S} UTC, {cause['location']}"
     more = f"; {later} failed after that" if later else ""
     listed = ", ".join(f"{code} ({ranks_said(here)})" for code, here in codes.items())

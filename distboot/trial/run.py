@@ -49,7 +49,7 @@ def try_script(arguments: list[str]) -> int:
 def _options(arguments: list[str]) -> tuple[Any, list[str]]:
     usage = "python -m distboot try [options] script.py | -m module | -- command  [arguments …]"
     parser = Parser(
-        "try", "Run a script on this machine as it will be started elsewhere, and say what goes wrong.", usage
+        "try", "Run a script here as other launchers would run it elsewhere, and report what goes wrong.", usage
     )
     parser.add_argument(
         "--as",
