@@ -39,9 +39,9 @@ from .text import log_line, short_repr
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .agent.local import AgentLink
-    from .agent.report import StartupReport
     from .agent.sidecar_start import Sidecar
     from .rendezvous.membership import JoinResult
+    from .report.files import StartupReport
 
 _lock = threading.Lock()
 _counts = itertools.count(1)  # how often the ranks below a wrapper have got ready
@@ -295,7 +295,7 @@ def _met(call: _Call, exported: EnvTransaction, *, on_cpu: bool) -> Iterator[Job
         ) as job:  # no other process is to hear of it
             yield job
         return
-    from .agent.report import StartupReport
+    from .report.files import StartupReport
 
     report = StartupReport(call.settings.report)
     if not rendezvous_setting():

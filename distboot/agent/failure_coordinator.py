@@ -35,7 +35,6 @@ from .messages import (
     StopAt,
     Terminating,
 )
-from .report import summarize
 from .root_cause import FailureReport, RankState, RootCause, RootCauseAnalysis, exit_code_of, failure_text
 from .stop_agreement import StopAgreement
 
@@ -104,7 +103,7 @@ class FailureCoordinator(Participant):
         if not self._has_left and not any(member.pid for member in self.own):
             return  # nothing was started, which the others are to see as a loss
         if not self._has_left and self._detects:
-            summarize(self)
+            self._summarize()
         if self.root_cause is None or self.root_cause.restarts:
             if not self._has_left:
                 self._send(Detach(ended=self._detects))
@@ -113,6 +112,20 @@ class FailureCoordinator(Participant):
             first = [self.members[rank] for rank in self.root_cause.ranks]
             close_gracefully({member.connection for member in first if member.connection is not None}, _FIRST_OUT)
             time.sleep(0.0 if self._is_own(self.root_cause) else AFTER_THE_FIRST)
+
+    def _summarize(self) -> None:
+        """Print one line on how the job ended, and write the report where --report or DISTBOOT_REPORT says."""
+        from ..report.content import job_report, summary_line  # here, as an agent needs it at its end only
+        from ..report.files import try_to_write
+
+        known = self.log, self.membership, self.settings.apart, time.time()
+        if self.root_cause is None or not self.root_cause.restarts:
+            self.say(summary_line(*known))
+        if self.settings.report is not None and self.log[0].event == "rendezvous_started":
+            earlier = [] if self.restarts is None else self.restarts.rounds
+            problem = try_to_write(self.settings.report, lambda: job_report(*known, earlier))
+            if problem is not None:
+                self.say(problem)
 
     def _limit(self) -> float:
         if not self._detects:

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
     from ..agent.in_wrapper import WrapperAgent
     from ..agent.logs import Logs
-    from ..agent.report import StartupReport
     from ..agent.restarts import Restarts
     from ..rendezvous.job_info import JobInfo
+    from ..report.files import StartupReport
     from ..settings import SupervisionSettings
 
     _Rank = tuple[JobInfo, dict[str, str]]
@@ -266,8 +266,8 @@ def _together(
         apart=launch.nested.name if launch.nested and apart else "",
         report=None if options.exec else settings.report,
     )
-    from ..agent.report import StartupReport  # here, so that a process that is alone does not pay for them
     from ..agent.restarts import Restarts
+    from ..report.files import StartupReport  # here, so that a process that is alone does not pay for them
 
     report, restarts = StartupReport(settings.report), Restarts(launch.restarts, os.environ)
     job = _Job(launch, placement, settings, restarts, ranks)
