@@ -192,7 +192,7 @@ class Job0:
         self.said: list[str] = []
         self.say: Say = lambda text, *_, **__: self.said.append(text)
         self.blamed: list[RootCause] = []
-        self.watch = LateWatch(self, self._ask, self.blamed.append)
+        self.watch = LateWatch(self, self._ask, lambda cause, _: self.blamed.append(cause))
         self._positions, self.silent = positions, set[int]()
 
     def _ask(self, question: Locate, ranks: Collection[int]) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from ..rendezvous.keys import Keys
 from ..rendezvous.membership import Membership
@@ -15,26 +16,11 @@ from ..rendezvous.messages import READY, Arrive, AskStacks, Detach, Failed, Go, 
 from ..rendezvous.protocol import Broadcast, ProtocolError
 from ..report import EventLog, own_steps
 from ..text import escape_control, ranks_said
-from .exit_status import ExitStatus, signal_name
+from . import messages
+from .exit_status import signal_name
 from .heartbeat import HeartbeatConnection, close_gracefully
 from .late import LateWatch
 from .loop import AFTER_THE_FIRST, Answer, Participant, StopRequest
-from .messages import (
-    Abort,
-    CountReads,
-    Done,
-    Exited,
-    Exiting,
-    Failing,
-    Locate,
-    Phases,
-    Position,
-    Reads,
-    Register,
-    Stalled,
-    StopAt,
-    Terminating,
-)
 from .root_cause import FailureReport, RankState, RootCause, RootCauseAnalysis, exit_code_of, failure_text
 from .stop_agreement import StopAgreement
 
@@ -44,7 +30,6 @@ _LAUNCHER_LOOKS = 0.25  # seconds; torchrun looks 10 times a second who has ende
 _STILL_ENDING = 3.0  # seconds for a Python with torch in it to end after an uncaught exception
 _FIRST_OUT = 0.5  # seconds for the rank that failed to end before the others do
 _STOPPING = _STILL_ENDING + 2.0  # seconds for ranks that wait in vain to be stopped, else they end with a traceback
-_GOODBYE = 1.0  # seconds for the others to take our last message
 
 
 @dataclass
@@ -63,7 +48,21 @@ class FailureCoordinator(Participant):
         self._agreement, self._why_stop = StopAgreement(self.members, self.settings.grace / 3), ""
         self._was_stopped = False
         self._refusals: list[tuple[float, int, Failed]] = []  # when they are to be sent, to which rank
-        self._late = LateWatch(self, self._locate, lambda cause: self._tell(cause, time.monotonic()))
+        self._late = LateWatch(self, self._locate, partial(self._end_job, "late", traceback=""))
+        self._handlers: dict[type, Callable[[RankState, Any, float], object]] = {
+            **dict.fromkeys((Arrive, Ready, Leave), lambda member, said, now: self.keys.take(member.rank, said, now)),
+            messages.Stalled: lambda member, said, now: self._late.take(member.rank, said, now),
+            messages.Position: lambda member, said, now: self._late.take(member.rank, said, now),
+            AskStacks: self._take_question,
+            RequestStop: self._request_stop,
+            messages.Reads: lambda member, said, _: self._agreement.count(member.rank, said.count),
+            messages.Register: self._register,
+            messages.Phases: lambda member, said, _: self.log.add("phases", member.rank, **own_steps(said.times)),
+            messages.Failing: self._failing,
+            messages.Exiting: self._exiting,
+            messages.Terminating: self._terminating,
+            messages.Exited: self._exited,
+        }
 
     def take(self, rank: int, message: object, now: float) -> None:
         self._take(self.members[rank], message, now)
@@ -85,10 +84,8 @@ class FailureCoordinator(Participant):
             self._reply(*refusal[1:])
         self._late.turn(now)
         report = self._analysis.conclude(now) if self.root_cause is None else None
-        if report is not None and (
-            report.end is None or self._late.explains(report.member.rank, report.end, now) is False
-        ):
-            self._conclude(report, now)
+        if report and (report.end is None or self._late.explains(report.member.rank, report.end, now) is False):
+            self._conclude(report)
         # What a script does once it is told to stop is no failure: why it is has to be known before.
         if (self.root_cause is not None or not self._analysis.reports) and self._agreement.decide(now):
             self._stop_at()
@@ -107,7 +104,7 @@ class FailureCoordinator(Participant):
         if self.root_cause is None or self.root_cause.restarts:
             if not self._has_left:
                 self._send(Detach(ended=self._detects))
-            close_gracefully(self.peers, _GOODBYE)
+            close_gracefully(self.peers)
         elif self.held and not self._hurried:
             first = [self.members[rank] for rank in self.root_cause.ranks]
             close_gracefully({member.connection for member in first if member.connection is not None}, _FIRST_OUT)
@@ -178,59 +175,44 @@ class FailureCoordinator(Participant):
 
     def _take(self, member: RankState, message: object, now: float) -> None:
         """Take what a rank says, whichever agent it has."""
-        if isinstance(message, Arrive | Ready | Leave):
-            self.keys.take(member.rank, message, now)
-        elif isinstance(message, Register):
-            self._register(member, message)
-        elif isinstance(message, Exiting | Failing | Terminating | Exited):
-            self._take_end(member, message, now)
-        elif isinstance(message, RequestStop | Reads):
-            self._take_of_stop(member, message, now)
-        elif isinstance(message, Stalled | Position):
-            self._late.take(member.rank, message, now)
-        elif isinstance(message, AskStacks) and member.connection is not None:
-            self._late.show(partial(_show, member.connection), now)
-        elif isinstance(message, Phases):
-            self.log.add("phases", member.rank, **own_steps(message.times))
-        else:
+        if type(message) not in self._handlers:
             raise ProtocolError(f"sends {type(message).__name__}, which only rank 0 may")
+        self._handlers[type(message)](member, message, now)
 
-    def _take_end(self, member: RankState, message: Exiting | Failing | Terminating | Exited, now: float) -> None:
-        """A rank ends, or is to."""
-        if isinstance(message, Exiting):
-            member.exiting = now
-            self._leave_late(member.rank)
-        elif isinstance(message, Failing):
-            self._failing(member, message.end, now)
-        elif isinstance(message, Exited):
-            self._exited(member, message.end, now)
-        else:
-            if message.signal == signal.SIGTERM:
-                self._request_stop(member, signal_name(message.signal), now)
-            self._terminating(member, message.signal, now)
+    def _take_question(self, member: RankState, _: AskStacks, now: float) -> None:
+        connection = member.connection
+        assert connection is not None  # a script of ours asks its agent
+        self._late.show(lambda lines: connection.send(ShowStacks(tuple(lines))), now)
 
-    def _register(self, member: RankState, message: Register) -> None:
+    def _exiting(self, member: RankState, _: messages.Exiting, now: float) -> None:
+        member.exiting = now
+        self._leave_late(member.rank)
+
+    def _register(self, member: RankState, message: messages.Register, _: float) -> None:
         """The process of a rank is watched from now on. It and rank 0's hear of each other, whichever is first."""
         member.pid, member.is_watched = message.pid, message.detects
         self.log.add("registered", member.rank, pid=message.pid)
-        answer = Register(self.members[0].pid)
+        answer = messages.Register(self.members[0].pid)
         if member.connection is not None:
             member.connection.send(answer)
             if self.root_cause is not None:
-                member.connection.send(Abort(self.root_cause))
+                member.connection.send(messages.Abort(self.root_cause))
         for connection, members in self.peers.items() if member.rank == 0 else ():
             if any(other.pid for other in members):
                 connection.send(answer)
 
-    def _failing(self, member: RankState, end: ExitStatus, now: float) -> None:
+    def _failing(self, member: RankState, message: messages.Failing, now: float) -> None:
+        end = message.end
         if member.failing is None and self._is_detected(member):
             member.failing = end
             self.log.add("failing", member.rank, text=failure_text(end))
             self._analysis.failed(member, end, now)
             self._late.fails(end, now)
 
-    def _terminating(self, member: RankState, number: int, now: float) -> None:
+    def _terminating(self, member: RankState, message: messages.Terminating, now: float) -> None:
         """An external signal has asked a rank to stop."""
+        if message.signal == signal.SIGTERM:
+            self._request_stop(member, RequestStop(signal_name(message.signal)), now)
         if member.is_local and not self._detects:  # another agent has looked at that itself
             return
         if member.is_local and not self._was_stopped:
@@ -239,9 +221,10 @@ class FailureCoordinator(Participant):
                 if other.is_open and other.connection is not None and other.connection.is_unusually_silent(now):
                     # mpirun gives us 0.24 s to live
                     self._lost(other, "it sent no heartbeat any more when SIGTERM arrived", now, gathering=0.0)
-        self._analysis.terminating(member, number, now)
+        self._analysis.terminating(member, message.signal, now)
 
-    def _exited(self, member: RankState, end: ExitStatus, now: float) -> None:
+    def _exited(self, member: RankState, message: messages.Exited, now: float) -> None:
+        end = message.end
         if member.failing is not None and not end.words:
             end = replace(end, words=member.failing.words)
         member.end, rank, cause = end, member.rank, self.root_cause
@@ -251,7 +234,7 @@ class FailureCoordinator(Participant):
         if member.is_local:
             self._ended_at = now
         if rank == 0 and self.is_served and end.succeeded:
-            self._send(Done())
+            self._send(messages.Done())
             for other in self.own[1:]:
                 self.orders.setdefault(other.rank, StopRequest(now, is_failure=False, is_done=True))
         if not self._is_detected(member):
@@ -264,20 +247,17 @@ class FailureCoordinator(Participant):
         elif end.is_failure and member.failing is None:
             self._analysis.failed(member, end, now)
 
-    def _conclude(self, report: FailureReport, now: float) -> None:
+    def _conclude(self, report: FailureReport) -> None:
         cause = self._analysis.explain(report, self._delay(report.member))
         first = self.members[cause.ranks[0]]
         end = first.end or first.failing
-        self.log.add(
-            "root_cause",
-            first.rank,
-            kind=report.kind,
-            ranks=list(cause.ranks),
-            text=cause.headline,
-            location=first.where,
-            traceback="" if end is None else end.words,
-        )
-        self._tell(cause, now)
+        self._end_job(report.kind, cause, cause.headline, "" if end is None else end.words)
+
+    def _end_job(self, kind: str, cause: RootCause, text: str, traceback: str) -> None:
+        first, ranks = self.members[cause.ranks[0]], list(cause.ranks)
+        where = {"location": first.where, "traceback": traceback}
+        self.log.add("root_cause", first.rank, kind=kind, ranks=ranks, text=text, **where)
+        self._tell(cause, time.monotonic())
 
     def _tell(self, cause: RootCause, now: float) -> None:
         """Tell all; a second time with a shorter delay, once the rank that failed has ended."""
@@ -286,29 +266,24 @@ class FailureCoordinator(Participant):
             first = self.members[cause.ranks[0]]
             is_asked = self._agreement.is_asked or self._was_stopped
             cause, said = self.restarts.decided(cause, first.end or first.failing, now, is_asked=is_asked)
-        self._send(Abort(cause))
+        self._send(messages.Abort(cause))
         self._stop_own(cause, now)
         if said is not None:
             self.say(said)
 
-    def _take_of_stop(self, member: RankState, message: RequestStop | Reads, now: float) -> None:
-        if isinstance(message, Reads):
-            self._agreement.count(member.rank, message.count)
-        else:
-            self._request_stop(member, escape_control(message.why), now, lasts=message.lasts)
-
-    def _request_stop(self, member: RankState, why: str, now: float, *, lasts: bool = True) -> None:
+    def _request_stop(self, member: RankState, message: RequestStop, now: float) -> None:
         """A rank is asked to stop, and all with it."""
-        if self._agreement.ask(now, lasts=lasts):
+        if self._agreement.ask(now, lasts=message.lasts):
+            why = escape_control(message.why)
             self.log.add("stop_requested", member.rank, text=why)
             self._why_stop = f"rank {member.rank} was asked to stop ({why})"
             self.stops.ask(now)
-            self._send(CountReads())
+            self._send(messages.CountReads())
 
     def _stop_at(self) -> None:
         """Tell all at which read they stop."""
         read, missing = self._agreement.read or 1, self._agreement.missing
-        self._send(StopAt(read))
+        self._send(messages.StopAt(read))
         self.stops.stop_at(read)
         self.log.add("stop_agreed", read=read, missing=missing)
         is_said = self.root_cause is not None and self.root_cause.is_failure  # why all stop
@@ -320,7 +295,7 @@ class FailureCoordinator(Participant):
         """The traceback, too, where it is that of another agent's rank: ours print their own."""
         return cause.headline if self._is_own(cause) else cause.text
 
-    def _locate(self, question: Locate, ranks: Collection[int]) -> None:
+    def _locate(self, question: messages.Locate, ranks: Collection[int]) -> None:
         """Ask the agents of these ranks how far they are."""
         for connection, members in self.peers.items():
             if any(member.rank in ranks for member in members):
@@ -370,7 +345,3 @@ class FailureCoordinator(Participant):
 
     def _is_detected(self, member: RankState) -> bool:
         return self._detects and member.is_watched
-
-
-def _show(connection: HeartbeatConnection, lines: Sequence[str]) -> None:
-    connection.send(ShowStacks(tuple(lines)))

@@ -226,7 +226,7 @@ class HeartbeatConnection:
             return 0
 
 
-def close_gracefully(connections: Iterable[HeartbeatConnection], limit: float) -> None:
+def close_gracefully(connections: Iterable[HeartbeatConnection], limit: float = 1.0) -> None:
     """End our direction of these, and wait `limit` seconds in all for the peers to end theirs.
 
     A connection that is closed while something is unread loses what is still on its way to the peer (tcp(7), RST).

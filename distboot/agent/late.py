@@ -205,14 +205,14 @@ class LateWatch:
     Args:
         job: rank 0's side of failure detection.
         ask: asks the agents of some ranks.
-        blame: ends the job.
+        blame: ends the job, for the root cause that this text explains.
 
     Attributes:
         late: who is, as far as is known.
     """
 
     def __init__(
-        self, job: Job, ask: Callable[[Locate, Collection[int]], object], blame: Callable[[RootCause], object]
+        self, job: Job, ask: Callable[[Locate, Collection[int]], object], blame: Callable[[RootCause, str], object]
     ) -> None:
         self.late: Late | None = None
         self._answers: dict[int, Position] = {}  # to the question under way
@@ -366,11 +366,7 @@ class LateWatch:
     def _end_job(self, late: Late, end: ExitStatus | None, now: float) -> None:
         ranks = late.ranks or late.waiting
         said = self._text(late, now, "{} held up the job" if late.ranks else "the ranks have waited for {}")
-        first = self._job.members[ranks[0]]
-        self._job.log.add(
-            "root_cause", first.rank, kind="late", ranks=ranks, text=said, location=first.where, traceback=""
-        )
-        self._blame(from_late(ranks, said, end))
+        self._blame(from_late(ranks, said, end), said)
 
     def _text(self, late: Late, now: float, begin: str) -> str:
         seconds = _waited_for(late, self._positions) + now - self._as_of

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ..rendezvous.protocol import flag, integer, number, of, several, text, time_or_duration
+from ..rendezvous.protocol import both, flag, integer, number, of, several, text, time_or_duration, valid
 from ..text import escape_control, ranks_said
 from .crash_hooks import EXITED
 from .exit_status import ExitStatus, shown, signal_name
@@ -26,7 +26,7 @@ _FINISHING = 5.0  # seconds for the rank that failed first to end by itself, wit
 _FOLLOWING = 0.6  # seconds for another one that fails, too
 _LONGEST = 160  # characters of a headline
 _LEAST = 40  # characters in it of what an exception says, however long a host name is
-_LONGEST_DELAY = 10.0  # seconds
+_delay = both(time_or_duration, valid(lambda seconds: seconds <= 10.0, "delay"))
 _LONGEST_TEXT = 16384  # characters
 _MOST_LINES = 12  # of a traceback, on the ranks that did not write it
 _LEFT_OUT = "…"
@@ -58,11 +58,10 @@ class RankState:
     def where(self) -> str:
         """`"on node-a (node 1, local rank 0, process 4711)"`."""
         process = f", process {self.pid}" if self.pid else ""
-        return f"on {escape_control(self.host)} (node {self.node_rank}, local rank {self.local_rank}{process})"
+        return f"{self.host_said} (node {self.node_rank}, local rank {self.local_rank}{process})"
 
     @property
     def host_said(self) -> str:
-        """`"on node-a"`."""
         return f"on {escape_control(self.host)}"
 
     @property
@@ -73,12 +72,8 @@ class RankState:
 
 def ranks_of(membership: Membership) -> list[RankState]:
     """All ranks of a job."""
-    found = [
-        RankState(rank, membership.hosts[node], node, local_rank)
-        for node, ranks in enumerate(membership.nodes)
-        for local_rank, rank in enumerate(ranks)
-    ]
-    return sorted(found, key=lambda member: member.rank)
+    places = sorted((rank, node, local) for node, on in enumerate(membership.nodes) for local, rank in enumerate(on))
+    return [RankState(rank, membership.hosts[node], node, local_rank) for rank, node, local_rank in places]
 
 
 @dataclass(slots=True, eq=False)
@@ -109,15 +104,12 @@ class RootCauseAnalysis:
     reports: list[FailureReport] = field(default_factory=list)
 
     def failed(self, member: RankState, end: ExitStatus, now: float) -> None:
-        """A rank has failed, or is about to."""
         self.reports.append(FailureReport(member, now + (EXPLAINING if end.is_secondary else 0.0), end))
 
     def lost(self, member: RankState, why: str, now: float, gathering: float = GATHERING) -> None:
-        """A rank is unreachable, perhaps with others."""
         self.reports.append(FailureReport(member, now + gathering, why=why))
 
     def terminating(self, member: RankState, number: int, now: float) -> None:
-        """An external signal has asked a rank to stop."""
         self.reports.append(FailureReport(member, now + SETTLING, signal=number))
 
     def conclude(self, now: float) -> FailureReport | None:
@@ -153,12 +145,6 @@ class RootCauseAnalysis:
         """Whether another rank is about to end, with an exit code that is not known yet."""
         others = (one for one in self.members if one is not report.member and one.is_open and one.failing is None)
         return any(member.exiting is not None and now < member.exiting + _LEAVING for member in others)
-
-
-def _delay(value: object) -> float:
-    if time_or_duration(value) > _LONGEST_DELAY:
-        raise ValueError("delay")
-    return time_or_duration(value)
 
 
 @dataclass(frozen=True, slots=True)
