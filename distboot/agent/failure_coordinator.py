@@ -20,7 +20,7 @@ from . import messages
 from .exit_status import signal_name
 from .heartbeat import HeartbeatConnection, close_gracefully
 from .late import LateWatch
-from .loop import AFTER_THE_FIRST, Answer, Participant, StopRequest
+from .loop import AFTER_THE_FIRST, Answer, Participant
 from .root_cause import FailureReport, RankState, RootCause, RootCauseAnalysis, exit_code_of, failure_text
 from .stop_agreement import StopAgreement
 
@@ -235,8 +235,7 @@ class FailureCoordinator(Participant):
             self._ended_at = now
         if rank == 0 and self.is_served and end.succeeded:
             self._send(messages.Done())
-            for other in self.own[1:]:
-                self.orders.setdefault(other.rank, StopRequest(now, is_failure=False, is_done=True))
+            self._end_served(now)
         if not self._is_detected(member):
             return
         if cause is not None and is_first:

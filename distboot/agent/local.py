@@ -8,14 +8,13 @@ has the name, and a token that a process of another user cannot read.
 from __future__ import annotations
 
 import errno
-import hmac
 import os
 import re
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -34,7 +33,6 @@ OPEN = Channel()  # a socket that no other process has needs no proof
 _MARGIN = 5.0  # seconds beyond a limit for the agent to say that it is over
 _ATTACH = 10.0  # seconds for an agent to answer
 _PAUSE = 0.002  # seconds until the queue of an agent is tried again
-_WAITING = 256  # connections that an agent has not accepted yet
 _LONG = 1 << 20  # characters
 
 
@@ -132,7 +130,6 @@ class AgentLink:
         self.page: int | None = None  # that came with the last Go, for `ctx.preempted`; a file descriptor
 
     def begin(self, begin: Begin) -> None:
-        """Let the agent join."""
         self._tell(begin)
 
     def joined(self, limit: float) -> JoinResult:
@@ -174,7 +171,6 @@ class AgentLink:
             self._send(RequestStop(why, lasts))
 
     def keep(self) -> None:
-        """The listening socket is not needed."""
         self._tell(Keep())
 
     def log(self) -> EventLog | None:
@@ -287,25 +283,3 @@ def attached(environ: Mapping[str, str]) -> tuple[AgentLink, JoinResult] | None:
                 why = "the wrapper around this process does not answer"
                 raise DistbootError("rank-failed", why, hint) from None
         time.sleep(_PAUSE)  # its queue is full, for which connect(2) does not wait, whatever the timeout is
-
-
-class ScriptListener:
-    """Where the wrapper's agent listens for the scripts of its ranks."""
-
-    def __init__(self, ranks: Iterable[int], job: str) -> None:
-        self.name = f"{PREFIX}{job}-{os.urandom(8).hex()}"
-        self._tokens = {rank: os.urandom(16).hex() for rank in ranks}
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.bind(f"\0{self.name}")
-        self.socket.listen(_WAITING)
-        self.socket.setblocking(False)
-
-    def variable(self, rank: int) -> str:
-        """What lets the script of a rank find it."""
-        return f"{self.name}:{self._tokens[rank]}"
-
-    def rank_of(self, attach: Attach) -> int | None:
-        """The rank whose token a process knows."""
-        given = attach.token.encode(errors="replace")
-        found = [rank for rank, token in self._tokens.items() if hmac.compare_digest(given, token.encode())]
-        return found[0] if found else None

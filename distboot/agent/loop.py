@@ -6,10 +6,11 @@ import os
 import selectors
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import NamedTuple, Protocol
 
 from ..rendezvous.messages import Arrive, Detach, Failed, Go, Key, Ready, Release
@@ -24,6 +25,8 @@ from .stop_agreement import StopPages
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .failure_coordinator import FailureCoordinator
+    from .failure_reporter import FailureReporter
     from .monitored_process import MonitoredProcess
     from .restarts import Restarts
 
@@ -59,14 +62,7 @@ class Say(Protocol):
 
 @dataclass
 class Participant:
-    """One side of failure detection, as the loop drives it. All times are those of `time.monotonic`.
-
-    Attributes:
-        members: all that it knows, by rank.
-        own: those of this agent.
-        peers: the open connections, and the ranks at the other end of each; none is added later.
-        waiting: by rank.
-    """
+    """One side of failure detection, as the loop drives it. All times are those of `time.monotonic`."""
 
     ranks: Iterable[RankState]  # of this agent, and at the other ends
     connection_of: Mapping[int, HeartbeatConnection]  # of the ranks of other agents
@@ -83,20 +79,20 @@ class Participant:
 
     def __post_init__(self) -> None:
         self.members = {member.rank: member for member in self.ranks}
-        self.peers: dict[HeartbeatConnection, list[RankState]] = {}
+        self.peers: dict[HeartbeatConnection, list[RankState]] = {}  # those at the other ends of open connections
         for rank, connection in self.connection_of.items():
             if rank in self.members:
                 self.members[rank].connection, self.members[rank].is_local = connection, False
                 self.peers.setdefault(connection, []).append(self.members[rank])
         self.own = [member for member in self.members.values() if member.is_local]
-        self.waiting: dict[int, Wait] = {}
+        self.waiting: dict[int, Wait] = {}  # by rank
         self.stops = StopPages(self.settings.grace / 3)
         self._abandoned: list[HeartbeatConnection] = []  # open: their end would be an alarm over there
         self._has_left = self._hurried = False
         self._ended_at = self._concluded_at = 0.0
 
     def take(self, rank: int, message: object, now: float) -> None:
-        """Take what a rank of ours says: any message of a rank, as it is sent to rank 0."""
+        """Take a message of a rank of ours, as one is sent to rank 0."""
         raise NotImplementedError
 
     def ask(self, rank: int, message: Arrive | Ready, reply: Callable[[Answer], object], now: float) -> None:
@@ -105,7 +101,6 @@ class Participant:
         self.take(rank, message, now)
 
     def read(self, connection: HeartbeatConnection, now: float) -> None:
-        """Take what has come on a connection."""
         try:
             for rank, message in connection.receive(now, *KINDS):
                 if connection in self.peers:  # else it has detached just now
@@ -134,14 +129,8 @@ class Participant:
             self.say(text, rank)
 
     def due(self, now: float) -> float:
-        """When something is."""
-        look = now + (_LOOKS if any(connection.suspect for connection in self.peers) else 3600)
-        look = min(look, self.stops.due)
-        return min(look, max(self._limit(), now)) if self._has_ended else look
-
-    def ask_stacks(self, reply: Callable[[Sequence[str]], object], now: float) -> None:
-        """Call `reply` with lines that say where all ranks are."""
-        raise NotImplementedError
+        look = now + _LOOKS if any(connection.suspect for connection in self.peers) else inf
+        return min(look, self.stops.due, max(self._limit(), now) if self._has_ended else inf)
 
     def leave(self) -> None:
         """The ranks of this agent leave the job, in good order."""
@@ -153,15 +142,9 @@ class Participant:
         self._hurried = True
 
     def over(self, now: float) -> bool:
-        """Whether nothing is left to do."""
         return self._has_left or self._hurried or (self._has_ended and now >= self._limit())
 
-    def finish(self) -> None:
-        """The last thing before the end."""
-        raise NotImplementedError
-
     def close(self) -> None:
-        """End all connections."""
         for connection in (*self.peers, *self._abandoned):
             connection.close()
 
@@ -187,6 +170,12 @@ class Participant:
         is_said = any(not cause.is_failure or member.failing or member.end for member in first)  # by our rank
         return "" if is_said and len(self.own) == 1 and not cause.restarts else cause.headline
 
+    def _end_served(self, now: float) -> None:
+        """Let our own ranks end, which only serve rank 0's script: that has ended well."""
+        for member in self.own:
+            if member.end is None:
+                self.orders.setdefault(member.rank, StopRequest(now, is_failure=False, is_done=True))
+
     def _is_running(self, connection: HeartbeatConnection) -> bool:
         """Whether a connection is ours, and has ranks that are to end yet."""
         return any(member.end is None for member in self.peers.get(connection, ()))
@@ -200,7 +189,6 @@ class Participant:
         raise NotImplementedError
 
     def _send(self, message: object, rank: int = 0) -> None:
-        """Send to all other agents."""
         for connection in self.peers:
             connection.send(message, rank)
 
@@ -250,14 +238,13 @@ class Participant:
 
 
 class EventLoop:
-    """Drives one side of failure detection; in seconds, `interval` is between two beats, `grace` from TERM to KILL."""
+    """Drives one side of failure detection, with `interval` seconds between two beats."""
 
-    def __init__(self, role: Participant, *, interval: float, grace: float) -> None:
-        self._role, self._interval, self._grace = role, interval, grace
+    def __init__(self, role: FailureCoordinator | FailureReporter, interval: float) -> None:
+        self._role, self._interval = role, interval
         self._selector = selectors.DefaultSelector()
         self._decided = False
         self._stopped: set[int] = set()
-        self._killing: list[Callable[[], None]] = []
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self.watched: dict[int, MonitoredProcess] = {}  # by rank, once it runs
         role.remove_reader, role.locate = self.remove_reader, self._locate
@@ -274,17 +261,9 @@ class EventLoop:
             self._selector.unregister(file)
 
     def call_at(self, at: float, call: Callable[[], None]) -> None:
-        """Call something once, when its time has come."""
         self._timers.append((at, call))
 
-    def kill_after_grace(self, now: float, kill: Callable[[], None]) -> None:
-        """The process has been asked to stop."""
-        if kill not in self._killing:
-            self._killing.append(kill)
-            self.call_at(now + self._grace, kill)
-
     def run(self) -> None:
-        """Until nothing is left to do."""
         beat = time.monotonic() + self._interval
         try:
             while not self._role.over(now := time.monotonic()):
@@ -332,8 +311,7 @@ class EventLoop:
             order, watched = self._role.orders.get(rank), self.watched[rank]
             if order is not None and now >= order.at:
                 self._stopped.add(rank)
-                watched.stop(order)
-                self.kill_after_grace(now, watched.kill)
+                watched.stop(order, now)
         for timer in [timer for timer in self._timers if now >= timer[0]]:
             self._timers.remove(timer)
             timer[1]()

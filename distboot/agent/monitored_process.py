@@ -181,7 +181,7 @@ class MonitoredProcess:
         self.external_signal: int | None = None  # that has asked it to stop
         self._is_stopped = False  # by us, for the failure of another rank
         self.done = False  # whether we have ended it, as its work is done
-        self.has_ended = False
+        self.has_ended = self._is_killed_soon = False
         self.rank, self.process = rank, process
         self._loop, self._role = agent.loop, agent.role
         self._hooks = hooks
@@ -202,8 +202,9 @@ class MonitoredProcess:
         cause = self._role.root_cause
         return self._is_stopped or (cause is not None and cause.is_failure and self._role.stops.is_told(self.rank))
 
-    def stop(self, order: StopRequest) -> None:
+    def stop(self, order: StopRequest, now: float) -> None:
         """Ask it to end, if it has not, and has not been asked."""
+        self._kill_after_grace(now)
         self.ending = signal.SIGTERM
         if self.external_signal is None and not self.has_ended:
             self._is_stopped, self.done = order.is_failure, order.is_done
@@ -211,7 +212,12 @@ class MonitoredProcess:
             self.process.send(signal.SIGTERM)
             self.process.send(signal.SIGCONT)
 
-    def kill(self) -> None:
+    def _kill_after_grace(self, now: float) -> None:
+        if not self._is_killed_soon:
+            self._is_killed_soon = True
+            self._loop.call_at(now + self._role.settings.grace, self._end_grace)
+
+    def _end_grace(self) -> None:
         if not self.has_ended:
             said = "the script has not ended within the grace after TERM (DISTBOOT_GRACE): killed"
             self._role.say(said, self.rank, event="killed")
@@ -257,7 +263,7 @@ class MonitoredProcess:
     def stopping(self, now: float) -> None:
         """It got TERM; if not from us, then from outside."""
         if self._is_asked_first(signal.SIGTERM, now):
-            self._loop.kill_after_grace(now, self.kill)
+            self._kill_after_grace(now)
 
     def ended(self, how: ExitStatus, now: float) -> ExitStatus:
         """It has ended with this exit code or signal."""
