@@ -99,11 +99,11 @@ class FailureCoordinator(Participant):
         """Let the others end: first the rank that failed, so that the launcher sees its exit code before all others."""
         if not self._has_left and not any(member.pid for member in self.own):
             return  # nothing was started, which the others are to see as a loss
-        if not self._has_left and self._detects:
+        if not self._has_left and self.detects:
             self._summarize()
         if self.root_cause is None or self.root_cause.restarts:
             if not self._has_left:
-                self._send(Detach(ended=self._detects))
+                self._send(Detach(ended=self.detects))
             close_gracefully(self.peers)
         elif self.held and not self._hurried:
             first = [self.members[rank] for rank in self.root_cause.ranks]
@@ -125,7 +125,7 @@ class FailureCoordinator(Participant):
                 self.say(problem)
 
     def _limit(self) -> float:
-        if not self._detects:
+        if not self.detects:
             return self._ended_at
         if self._analysis.reports and self.root_cause is None:
             return math.inf
@@ -147,7 +147,7 @@ class FailureCoordinator(Participant):
             go = replace(go, stops=self._agreement.begin())
             self._send(Broadcast(go))
         for rank, reply in replies:
-            if isinstance(reply, Failed) and self._detects and self._analysis.reports:
+            if isinstance(reply, Failed) and self.detects and self._analysis.reports:
                 self._refusals.append((time.monotonic() + _STOPPING, rank, reply))
             else:
                 self._reply(rank, go if isinstance(reply, Go) else reply)
@@ -213,7 +213,7 @@ class FailureCoordinator(Participant):
         """An external signal has asked a rank to stop."""
         if message.signal == signal.SIGTERM:
             self._request_stop(member, RequestStop(signal_name(message.signal)), now)
-        if member.is_local and not self._detects:  # another agent has looked at that itself
+        if member.is_local and not self.detects:  # another agent has looked at that itself
             return
         if member.is_local and not self._was_stopped:
             self._was_stopped = True
@@ -343,4 +343,4 @@ class FailureCoordinator(Participant):
         return members
 
     def _is_detected(self, member: RankState) -> bool:
-        return self._detects and member.is_watched
+        return self.detects and member.is_watched

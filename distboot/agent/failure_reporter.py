@@ -69,7 +69,7 @@ class FailureReporter(Participant):
         else:
             if isinstance(message, Failing) and not message.end.cause:
                 member.failing = message.end
-            if self._detects:
+            if self.detects:
                 if isinstance(message, Terminating) and self._is_silent(now):  # then it may be the launcher's answer
                     self._lose_rank_0("it sent no heartbeat any more when SIGTERM arrived", now)
                 self._send(message, rank)
@@ -104,7 +104,7 @@ class FailureReporter(Participant):
         cause, is_secondary = self.root_cause, any(end.is_secondary for end in ends)
         if cause is None and self.may_restart and self.peers:
             return inf  # where a rank fails later all begin again
-        if all(end.succeeded for end in ends) or not self._detects or (cause is not None and cause.restarts):
+        if all(end.succeeded for end in ends) or not self.detects or (cause is not None and cause.restarts):
             return self._ended_at
         if cause is None:
             patience = _EXPLANATION if is_secondary else _CAUSE
@@ -134,7 +134,7 @@ class FailureReporter(Participant):
     def _exited(self, member: RankState, message: Exited, now: float) -> None:
         member.end, self._ended_at = message.end, now
         self._send(message, member.rank)
-        if not self._detects or self.root_cause is not None:
+        if not self.detects or self.root_cause is not None:
             return
         if not self.peers and message.end.is_failure:  # for its neighbours
             self._stop_own(from_exit(member, message.end, 0.0), now)
@@ -162,7 +162,7 @@ class FailureReporter(Participant):
         self._stop_own(replace(from_disconnect([self.members[0]], why), restarts=self.may_restart), now)
 
     def _lose(self, connection: HeartbeatConnection, why: str, how: str, now: float) -> None:
-        if self._detects and (self.may_restart or not self._has_ended) and self.root_cause is None:
+        if self.detects and (self.may_restart or not self._has_ended) and self.root_cause is None:
             self._lose_rank_0(why, now)
         self._end(connection, how, now)
 

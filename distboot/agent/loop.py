@@ -149,7 +149,7 @@ class Participant:
             connection.close()
 
     @property
-    def _detects(self) -> bool:
+    def detects(self) -> bool:
         """Whether a failure is to be told to all, now."""
         return self.settings.detects and not self.is_starting
 
