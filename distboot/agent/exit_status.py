@@ -130,13 +130,8 @@ class ExitStatus:
         return "exited without reporting a status: killed by SIGKILL (out of memory?) or called os._exit"
 
     def as_details(self) -> dict[str, object]:
-        return {
-            "exit_code": self.status,
-            "signal": self.signal,
-            "stopped_by_us": self.stopped_by_us,
-            "external_signal": self.terminated_by,
-            "at": self.when,
-        }
+        how = {"exit_code": self.status, "signal": self.signal, "stopped_by_us": self.stopped_by_us}
+        return {**how, "external_signal": self.terminated_by, "at": self.when}
 
 
 def signal_name(number: int) -> str:

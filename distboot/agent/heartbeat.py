@@ -32,7 +32,7 @@ class Probe:
             self._socket = socket.socket(connection.family, socket.SOCK_STREAM)  # there may be no file left for it
             self._socket.setblocking(False)
             host, _, *scope = connection.getpeername()
-            self._address = (host, _PORT, *scope)
+            self._address = host, _PORT, *scope
             self._result = self._socket.connect_ex(self._address)
         except OSError as error:
             self._result = error.errno or errno.EHOSTUNREACH
@@ -107,10 +107,8 @@ class HeartbeatConnection:
 
     def send(self, message: object, rank: int = 0) -> None:
         """Send a message, or a `Broadcast`, from or for a rank. That the peer has gone is said by reading."""
-        if isinstance(message, Broadcast):
-            self._send(message.sign(self._channel, rank))
-        else:
-            self._send(self._channel.sign(message, rank))
+        broadcast = message if isinstance(message, Broadcast) else Broadcast(message)
+        self._send(broadcast.sign(self._channel, rank))
 
     def _send(self, data: bytes) -> None:
         if not self._unsent or data is not self._beat:  # else what waits says as much

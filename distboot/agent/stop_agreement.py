@@ -34,9 +34,7 @@ class StopPages:
     def new(self, rank: int, *, stops: bool) -> int | None:
         """The file of a page for a script that begins to read, as all do; None: there is none to be had.
 
-        Args:
-            rank: of the script.
-            stops: whether its first read is true.
+        `stops` says whether its first read is true.
         """
         self._forget()
         with suppress(OSError):
@@ -93,25 +91,17 @@ class StopPages:
         if now < self._late_at:
             return {}
         self._late_at = inf
+        said = f"warning: it has not reached its next read of ctx.preempted within {self._limit:g} s: it is at read"
         behind = {rank: page for rank, page in self._pages.items() if rank in ranks and 0 < page[READS] < page[STOP]}
-        return {
-            rank: f"warning: it has not reached its next read of ctx.preempted within {self._limit:g} s: "
-            f"it is at read {page[READS]}, and all ranks stop at read {page[STOP]}"
-            for rank, page in behind.items()
-        }
+        return {rank: f"{said} {page[READS]}, and all ranks stop at read {page[STOP]}" for rank, page in behind.items()}
 
 
 class StopAgreement:
-    """Rank 0's side. Pure.
-
-    Attributes:
-        read: the answer, once it is known.
-        missing: the ranks whose agents did not say in time how far they are.
-    """
+    """Rank 0's side. Pure."""
 
     def __init__(self, ranks: Iterable[int], limit: float) -> None:
-        self.read: int | None = None
-        self.missing: list[int] = []
+        self.read: int | None = None  # the answer, once it is known
+        self.missing: list[int] = []  # the ranks whose agents did not say in time how far they are
         self._ranks, self._limit = frozenset(ranks), limit
         self._awaited: set[int] = set()  # once a stop is asked for
         self._gone: set[int] = set()
