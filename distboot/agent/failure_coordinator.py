@@ -21,7 +21,7 @@ from .exit_status import signal_name
 from .heartbeat import HeartbeatConnection, close_gracefully
 from .late import LateWatch
 from .loop import AFTER_THE_FIRST, Answer, Participant
-from .root_cause import FailureReport, RankState, RootCause, RootCauseAnalysis, exit_code_of, failure_text
+from .root_cause import FailureReport, RankState, RootCause, RootCauseAnalysis
 from .stop_agreement import StopAgreement
 
 _LINGER = 5.0  # seconds after rank 0 has ended well, for the others to end, too
@@ -205,7 +205,7 @@ class FailureCoordinator(Participant):
         end = message.end
         if member.failing is None and self._is_detected(member):
             member.failing = end
-            self.log.add("failing", member.rank, text=failure_text(end))
+            self.log.add("failing", member.rank, text=end.failure_text)
             self._analysis.failed(member, end, now)
             self._late.fails(end, now)
 
@@ -239,7 +239,7 @@ class FailureCoordinator(Participant):
         if not self._is_detected(member):
             return
         if cause is not None and is_first:
-            code = exit_code_of(end) if end.is_failure else cause.exit_code
+            code = end.code_of_job if end.is_failure else cause.exit_code
             self._tell(replace(cause, delay=self._delay(member), exit_code=code), now)
         if end.terminated_by is not None and not end.stopped_by_us:
             self._analysis.terminating(member, end.terminated_by, now)

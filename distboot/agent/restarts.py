@@ -19,7 +19,7 @@ from ..errors import CODES
 from ..settings import RestartSettings
 from ..text import log_line, ranks_said
 from .exit_status import ExitStatus
-from .root_cause import RootCause, place_of
+from .root_cause import RootCause
 
 COUNT = "DISTBOOT_RESTART_COUNT"
 _OF_TORCHRUN = "TORCHELASTIC_RESTART_COUNT"  # where scripts and libraries look for it
@@ -122,4 +122,4 @@ def _same_place(end: ExitStatus | None) -> str:
     """Where in the code a rank has failed, if it was not for another one; empty: a signal, or it is not known."""
     if end is None or end.is_secondary or end.cause:
         return ""
-    return place_of(end) or (f"exit code {end.code}" if end.code else "")
+    return end.place or (f"exit code {end.code}" if end.code else "")
