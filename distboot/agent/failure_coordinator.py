@@ -137,7 +137,6 @@ class FailureCoordinator(Participant):
         return max(self._concluded_at + patience, self._ended_at)
 
     def _send_replies(self) -> None:
-        """Send what the keys have to say."""
         replies, self.keys.outbox = self.keys.outbox, []
         if self.keys.not_ready is not None:
             self.log.add("not_ready", ranks=self.keys.not_ready)
@@ -174,7 +173,6 @@ class FailureCoordinator(Participant):
             self._take(member, message, now)
 
     def _take(self, member: RankState, message: object, now: float) -> None:
-        """Take what a rank says, whichever agent it has."""
         if type(message) not in self._handlers:
             raise ProtocolError(f"sends {type(message).__name__}, which only rank 0 may")
         self._handlers[type(message)](member, message, now)
@@ -210,7 +208,6 @@ class FailureCoordinator(Participant):
             self._late.fails(end, now)
 
     def _terminating(self, member: RankState, message: messages.Terminating, now: float) -> None:
-        """An external signal has asked a rank to stop."""
         if message.signal == signal.SIGTERM:
             self._request_stop(member, RequestStop(signal_name(message.signal)), now)
         if member.is_local and not self.detects:  # another agent has looked at that itself
@@ -271,7 +268,6 @@ class FailureCoordinator(Participant):
             self.say(said)
 
     def _request_stop(self, member: RankState, message: RequestStop, now: float) -> None:
-        """A rank is asked to stop, and all with it."""
         if self._agreement.ask(now, lasts=message.lasts):
             why = escape_control(message.why)
             self.log.add("stop_requested", member.rank, text=why)
@@ -280,7 +276,6 @@ class FailureCoordinator(Participant):
             self._send(messages.CountReads())
 
     def _stop_at(self) -> None:
-        """Tell all at which read they stop."""
         read, missing = self._agreement.read or 1, self._agreement.missing
         self._send(messages.StopAt(read))
         self.stops.stop_at(read)

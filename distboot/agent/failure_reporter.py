@@ -50,6 +50,7 @@ class FailureReporter(Participant):
             messages.Abort: lambda said, now: self._stop_own(said.root_cause.escaped(), now),
             messages.CountReads: lambda _, now: self.stops.ask(now),
             messages.Done: lambda _, now: self._end_served(now),
+            messages.Locate: self.locate,
             messages.StopAt: lambda said, _: self.stops.stop_at(said.read),
         }
 
@@ -148,8 +149,6 @@ class FailureReporter(Participant):
             if message.ended and not self._has_ended:
                 self.say("rank 0 has exited; failures of other ranks are no longer reported")
             self._end(connection, self._why_gone, now)
-        elif isinstance(message, messages.Locate):
-            self.locate(message, now)
         elif type(message) in self._handlers:
             self._handlers[type(message)](message, now)
         else:

@@ -133,9 +133,7 @@ class HeartbeatConnection:
     def receive(self, now: float, *kinds: type) -> list[tuple[int, object]]:
         """Every message of these kinds that has come, without heartbeats, each with the rank that it is from or for.
 
-        Raises:
-            DisconnectedError: the connection has ended.
-            ProtocolError: the peer sends something else.
+        `DisconnectedError`: the connection has ended; `ProtocolError`: the peer sends something else.
         """
         try:
             data = self.socket.recv(65536)

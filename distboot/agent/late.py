@@ -18,10 +18,6 @@ from .messages import Locate, Position, Stalled
 from .root_cause import RankState, RootCause, from_late
 from .stacks import Stacks, fold, lines, may_compute, waits, where
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from .loop import Say
-
 _TOLERANCE = 3.5  # seconds: agents look once a second, and scripts say every other one how far they are
 _UP_TO_DATE = 6.0  # seconds: of a rank that has waited so long the others have said since how far they are
 _ANSWERING = 8.0  # seconds for all agents to answer; a stack takes up to 6
@@ -171,9 +167,10 @@ class Job(Protocol):
 
     members: dict[int, RankState]
     settings: SupervisionSettings
-    say: Say
     log: EventLog
     root_cause: RootCause | None
+
+    def say(self, text: str, **more: object) -> None: ...
 
 
 class LateWatch:

@@ -133,11 +133,7 @@ class AgentLink:
         self._tell(begin)
 
     def joined(self, limit: float) -> JoinResult:
-        """Wait until it has.
-
-        Raises:
-            DistbootError: the ranks have not met.
-        """
+        """Wait until it has; `DistbootError`: the ranks have not met."""
         answer: JoinResult | Raised = self._next(limit + 2 * _ATTACH, JoinResult, Raised)
         if isinstance(answer, Raised):
             self._events = answer.events
@@ -145,7 +141,6 @@ class AgentLink:
         return answer
 
     def get_ready(self, ready: Ready) -> dict[int, str]:
-        """Wait until all ranks are ready: what they offer, by rank."""
         answer = self._ask(ready, ready.limit + _MARGIN, Go, Failed)
         if isinstance(answer, Failed):
             raise as_error(answer.problem, "")
@@ -153,7 +148,6 @@ class AgentLink:
         return {each.rank: each.offer for each in answer.offers}
 
     def arrive(self, arrive: Arrive) -> None:
-        """Wait at a key, or lead there."""
         answer = self._ask(arrive, arrive.limit + _MARGIN, Release, Failed)
         while answer.key != arrive.key:  # of an earlier one, of which this side had given up hope
             answer = self._next(arrive.limit + _MARGIN, Release, Failed)
@@ -161,7 +155,6 @@ class AgentLink:
             raise as_error(answer.problem, "")
 
     def listener(self, port: int) -> socket.socket | None:
-        """Rank 0's listening socket at its port; None: it is not to be had."""
         self._ask(Listen(port), _ATTACH, Listening)
         return socket.socket(fileno=self._files.pop()) if self._files else None
 
@@ -174,13 +167,11 @@ class AgentLink:
         self._tell(Keep())
 
     def log(self) -> EventLog | None:
-        """What rank 0 has learned of the job."""
         with suppress(DistbootError):  # it may have ended
             self._events = self._events or self._ask(AskLog(), _ATTACH, Log).events
         return EventLog.from_json(self._events) if self._events else None
 
     def leave(self) -> None:
-        """The context is closed."""
         if self._lock.locked():  # a signal handler does so while the script waits here
             with suppress(OSError):
                 self._send(Leave())
@@ -258,8 +249,7 @@ def _gone(why: str) -> DistbootError:
 def attached(environ: Mapping[str, str]) -> tuple[AgentLink, JoinResult] | None:
     """The link to the agent of the wrapper around this process; None: there is none, or it is not for this process.
 
-    Raises:
-        DistbootError: `rank-failed`; there is one, which does not answer.
+    `DistbootError`: there is one, which does not answer.
     """
     name, _, token = environ.get(VARIABLE, "").partition(":")
     if not name or not token:

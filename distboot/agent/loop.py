@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ..rendezvous.messages import Arrive, Detach, Failed, Go, Key, Ready, Release
 from ..rendezvous.protocol import ProtocolError
@@ -37,8 +37,7 @@ _LOOKS = 0.1  # seconds between two looks at a connection that is suspect
 Answer = Go | Release | Failed  # to a script that waits at a key
 
 
-@dataclass(frozen=True, slots=True)
-class StopRequest:
+class StopRequest(NamedTuple):
     """That the process of a rank has to stop."""
 
     at: float
@@ -54,12 +53,6 @@ class Wait(NamedTuple):
     reply: Callable[[Answer], object]
 
 
-class Say(Protocol):
-    """Prints a line, as the agent or as a rank."""
-
-    def __call__(self, text: str, rank: int | None = None, event: str = "", **more: object) -> None: ...
-
-
 @dataclass
 class Participant:
     """One side of failure detection, as the loop drives it. All times are those of `time.monotonic`."""
@@ -68,9 +61,8 @@ class Participant:
     connection_of: Mapping[int, HeartbeatConnection]  # of the ranks of other agents
     settings: SupervisionSettings
     held: bool  # whether the exit of our ranks waits for us, as in the wrapper
-    say: Say
+    say: Callable[..., None]  # prints a text, as the agent or as a rank, of an event with its details
     remove_reader: Callable[[HeartbeatConnection], None] = lambda _: None  # of the loop
-    locate: Callable[[Locate, float], object] = lambda *_: None  # lets our ranks say where they are; of the loop
     may_restart: bool = False  # whether another round can follow when a rank fails
     restarts: Restarts | None = None  # decides on rank 0 whether one does
     is_starting: bool = False  # whether all ranks are to get ready first; until then a failure is that of the start
@@ -85,10 +77,12 @@ class Participant:
                 self.members[rank].connection, self.members[rank].is_local = connection, False
                 self.peers.setdefault(connection, []).append(self.members[rank])
         self.own = [member for member in self.members.values() if member.is_local]
+        self.watched: dict[int, MonitoredProcess] = {}  # by rank, once it runs
         self.waiting: dict[int, Wait] = {}  # by rank
         self.stops = StopPages(self.settings.grace / 3)
         self._abandoned: list[HeartbeatConnection] = []  # open: their end would be an alarm over there
-        self._has_left = self._hurried = False
+        self._has_left = self._hurried = self._has_decided = False
+        self._stopped: set[int] = set()  # ranks whose order is executed
         self._ended_at = self._concluded_at = 0.0
 
     def take(self, rank: int, message: object, now: float) -> None:
@@ -111,7 +105,9 @@ class Participant:
             self._abandon(connection, str(error), now)
 
     def tick(self, now: float) -> None:
-        """Once an interval: send heartbeats, and look which have not come."""
+        """Once an interval: look after our processes, send heartbeats, and look which have not come."""
+        for watched in self.watched.values():
+            watched.look(now)
         for connection in list(self.peers):
             self.read(connection, now)
             if self._is_running(connection):
@@ -119,7 +115,6 @@ class Participant:
                 self._check(connection, now)
 
     def turn(self, now: float) -> None:
-        """Do what is due."""
         for connection in list(self.peers):
             if connection.suspect and self._is_running(connection):
                 self._check(connection, now)
@@ -130,7 +125,25 @@ class Participant:
 
     def due(self, now: float) -> float:
         look = now + _LOOKS if any(connection.suspect for connection in self.peers) else inf
-        return min(look, self.stops.due, max(self._limit(), now) if self._has_ended else inf)
+        orders = (order.at for rank, order in self.orders.items() if rank in self.watched.keys() - self._stopped)
+        return min([look, self.stops.due, max(self._limit(), now) if self._has_ended else inf, *orders])
+
+    def execute_stops(self, now: float) -> None:
+        """Let our processes know of the root cause, and those stop whose time has come."""
+        if self.root_cause is not None and self.watched and not self._has_decided:
+            self._has_decided = True
+            for watched in self.watched.values():
+                watched.decided(now)
+        for rank in self.watched.keys() - self._stopped:
+            order = self.orders.get(rank)
+            if order is not None and now >= order.at:
+                self._stopped.add(rank)
+                self.watched[rank].stop(order, now)
+
+    def locate(self, question: Locate, now: float) -> None:
+        """Let our ranks say where they are."""
+        for watched in self.watched.values():
+            watched.locate(question, now)
 
     def leave(self) -> None:
         """The ranks of this agent leave the job, in good order."""
@@ -138,7 +151,6 @@ class Participant:
         self._has_left = True
 
     def hurry(self) -> None:
-        """Do not wait for other ranks any longer."""
         self._hurried = True
 
     def over(self, now: float) -> bool:
@@ -243,16 +255,12 @@ class EventLoop:
     def __init__(self, role: FailureCoordinator | FailureReporter, interval: float) -> None:
         self._role, self._interval = role, interval
         self._selector = selectors.DefaultSelector()
-        self._decided = False
-        self._stopped: set[int] = set()
         self._timers: list[tuple[float, Callable[[], None]]] = []
-        self.watched: dict[int, MonitoredProcess] = {}  # by rank, once it runs
-        role.remove_reader, role.locate = self.remove_reader, self._locate
+        role.remove_reader = self.remove_reader
         for connection in role.peers:
             self.add_reader(connection, partial(role.read, connection))
 
     def add_reader(self, file: int | HeartbeatConnection, ready: Callable[[float], None]) -> None:
-        """Call `ready` with the time when there is something to read."""
         self._selector.register(file, selectors.EVENT_READ, ready)
 
     def remove_reader(self, file: int | HeartbeatConnection) -> None:
@@ -277,11 +285,10 @@ class EventLoop:
                         key.data(now)
                 if now >= beat:
                     beat = now + self._interval
-                    for watched in self.watched.values():
-                        watched.look(now)
                     self._role.tick(now)
                 self._role.turn(now)
-                self._execute_stops(now)
+                self._role.execute_stops(now)
+                self._call_timers(now)
                 self._role.stops.publish()
             self._role.finish()
         except Exception as error:  # noqa: BLE001 - a defect of ours must not end the training
@@ -294,24 +301,10 @@ class EventLoop:
             self._role.close()
             self._selector.close()
 
-    def _locate(self, question: Locate, now: float) -> None:
-        for watched in self.watched.values():
-            watched.locate(question, now)
-
     def _due(self, now: float) -> float:
-        orders = [order.at for rank, order in self._role.orders.items() if rank in self.watched.keys() - self._stopped]
-        return min([self._role.due(now), *orders, *(at for at, _ in self._timers)])
+        return min([self._role.due(now), *(at for at, _ in self._timers)])
 
-    def _execute_stops(self, now: float) -> None:
-        if self._role.root_cause is not None and self.watched and not self._decided:
-            self._decided = True
-            for watched in self.watched.values():
-                watched.decided(now)
-        for rank in self.watched.keys() - self._stopped:
-            order, watched = self._role.orders.get(rank), self.watched[rank]
-            if order is not None and now >= order.at:
-                self._stopped.add(rank)
-                watched.stop(order, now)
+    def _call_timers(self, now: float) -> None:
         for timer in [timer for timer in self._timers if now >= timer[0]]:
             self._timers.remove(timer)
             timer[1]()

@@ -166,7 +166,6 @@ class HookReader:
         self.ended = True
 
     def clean(self, data: bytes) -> str:
-        """Text without the secret."""
         return without(self._secret, data.decode(errors="replace"))
 
 
@@ -191,7 +190,7 @@ class MonitoredProcess:
         self._stacks = StackReader(process, hooks, self._loop)
         self._movement = Movement(process.pid, settings.stalls_after, now)
         self._loop.add_reader(hooks.pipe, self._hear)
-        self._loop.watched[rank] = self
+        self._role.watched[rank] = self
 
     @property
     def stopped_by_us(self) -> bool:
@@ -243,7 +242,6 @@ class MonitoredProcess:
             self._stopped = None
 
     def locate(self, question: Locate, now: float) -> None:
-        """Say how far it is, and where."""
         movement, numbers = self._movement, self._role.stops.numbers(self.rank)
         since, idle = max(now - movement.since, 0.0), max(now - movement.used_at, 0.0)
         position = Position(question.number, since, movement.counts, *numbers, idle=idle)
@@ -262,7 +260,6 @@ class MonitoredProcess:
             self._kill_after_grace(now)
 
     def ended(self, how: ExitStatus, now: float) -> ExitStatus:
-        """It has ended with this exit code or signal."""
         if not self._hooks.ended:
             self._hear(now)
         self.has_ended = True
@@ -284,7 +281,6 @@ class MonitoredProcess:
         return end
 
     def _hear(self, now: float) -> None:
-        """Take what it has left behind."""
         for event in self._hooks.read():
             if event.kind == STEPS:  # also of a Python below a shell
                 with suppress(ValueError, RecursionError, ProtocolError):

@@ -131,7 +131,6 @@ class StopAgreement:
         return is_first
 
     def count(self, rank: int, reads: int) -> None:
-        """A rank has begun so many reads."""
         self._most = max(self._most, reads)
         self._awaited -= {rank}
 
