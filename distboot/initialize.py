@@ -297,15 +297,15 @@ def _met(call: _Call, exported: EnvTransaction, *, on_cpu: bool) -> Iterator[Job
         return
     from .report.files import StartupReport
 
-    report = StartupReport(call.settings.report)
+    report = StartupReport(call.settings.report, placement)
     if not rendezvous_setting():
-        report.impossible(placement)
+        report.impossible()
         wait_until_resolves(placement, call.join_timeout)
         yield alone(placement, call.join_timeout)
         return
     from .agent.sidecar_start import Sidecar
 
-    for_plan["problem"] = report.problem(placement)
+    for_plan["problem"] = report.problem()
     try:
         meeting = _with_sidecar(call, for_plan, Sidecar(), report, exported)
     except OSError as error:
@@ -331,7 +331,7 @@ def _with_sidecar(
     job.link, job.framework = sidecar.link, call.options.said
     job.when_ready = lambda: sidecar.take_over(job)
     try:
-        with report.despite_signals(placement):
+        with report.despite_signals():
             try:
                 sidecar.begin(plan, call.settings)
                 if placement.local_world_size is not None and problem is None:

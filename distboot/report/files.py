@@ -157,7 +157,6 @@ def _begun(path: str) -> tuple[int, str, str]:
 class _Job(Protocol):
     """What is known of the job that starts: a `JobInfo`."""
 
-    placement: Placement
     membership: Membership | None
     steps: dict[str, float]
     is_watched: bool
@@ -169,13 +168,14 @@ class _Job(Protocol):
 class StartupReport:
     """The report of a job that is not supervised yet: a rank is missing, say; or that never is."""
 
-    def __init__(self, path: str | None, rounds: Sequence[Mapping[str, Any]] = ()) -> None:
-        self._path = path  # None: there is to be none, or another process writes it
+    def __init__(self, path: str | None, placement: Placement, rounds: Sequence[Mapping[str, Any]] = ()) -> None:
+        self._path = None if placement.rank else path  # None: there is to be none, or another process writes it
+        self._who = placement.who
         self._rounds = rounds  # of the job, that have failed
 
-    def problem(self, placement: Placement) -> DistbootError | None:
+    def problem(self) -> DistbootError | None:
         """Why there could be no report, which all ranks should hear before anything starts; None: nothing."""
-        if self._path is not None and placement.rank == 0:
+        if self._path is not None:
             try:
                 refuse_unwritable(self._path)
             except DistbootError as error:
@@ -183,19 +183,18 @@ class StartupReport:
                 return error
         return None
 
-    def impossible(self, placement: Placement) -> None:
+    def impossible(self) -> None:
         """Say that there will be no report, as the ranks do not meet."""
-        if self._path is not None and placement.rank == 0:
-            problem = f"warning: there will be no report {short_repr(self._path)}: DISTBOOT_RENDEZVOUS=0"
-            log_line(placement.who, problem)
+        if self._path is not None:
+            log_line(self._who, f"warning: there will be no report {short_repr(self._path)}: DISTBOOT_RENDEZVOUS=0")
 
     @contextmanager
-    def despite_signals(self, placement: Placement) -> Iterator[None]:
+    def despite_signals(self) -> Iterator[None]:
         """Let a signal that ends this process in this block do so only after the block, which may report it.
 
         In the block it is a `SystemExit`, as in process 1 of a container.
         """
-        ours = self._path is not None and placement.rank == 0 and threading.current_thread() is threading.main_thread()
+        ours = self._path is not None and threading.current_thread() is threading.main_thread()
         taken = [number for number in FROM_OUTSIDE if ours and signal.getsignal(number) == signal.SIG_DFL]
         got: list[int] = []
 
@@ -227,7 +226,7 @@ class StartupReport:
 
         problem = try_to_write(path, lambda: startup_report(log, job.membership, error, time.time(), self._rounds))
         if problem is not None:
-            log_line(job.placement.who, problem)
+            log_line(self._who, problem)
 
     @contextmanager
     def until_watched(self, job: _Job) -> Iterator[None]:
