@@ -191,10 +191,13 @@ class Job0:
         self.said: list[str] = []
         self.say: Callable[..., None] = lambda text, *_, **__: self.said.append(text)
         self.blamed: list[RootCause] = []
-        self.watch = LateWatch(self, self._ask, lambda cause, _: self.blamed.append(cause))
+        self.watch = LateWatch(self)
         self._positions, self.silent = positions, set[int]()
 
-    def _ask(self, question: Locate, ranks: Collection[int]) -> None:
+    def end_job(self, cause: RootCause, _text: str, _now: float) -> None:
+        self.blamed.append(cause)
+
+    def ask_ranks(self, question: Locate, ranks: Collection[int]) -> None:
         for rank in set(ranks) - self.silent:
             stacks = self._positions[rank].stacks if question.stacks else None
             answer = replace(self._positions[rank], number=question.number, stacks=stacks)

@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from ..rendezvous.keys import Keys
@@ -48,7 +47,7 @@ class FailureCoordinator(Participant):
         self._agreement, self._why_stop = StopAgreement(self.members, self.settings.grace / 3), ""
         self._was_stopped = False
         self._refusals: list[tuple[float, int, Failed]] = []  # when they are to be sent, to which rank
-        self._late = LateWatch(self, self._locate, partial(self._end_job, "late", traceback=""))
+        self._late = LateWatch(self)
         self._handlers: dict[type, Callable[[RankState, Any, float], object]] = {
             **dict.fromkeys((Arrive, Ready, Leave), lambda member, said, now: self.keys.take(member.rank, said, now)),
             messages.Stalled: lambda member, said, now: self._late.take(member.rank, said, now),
@@ -85,7 +84,7 @@ class FailureCoordinator(Participant):
         self._late.turn(now)
         report = self._analysis.conclude(now) if self.root_cause is None else None
         if report and (report.end is None or self._late.explains(report.member.rank, report.end, now) is False):
-            self._conclude(report)
+            self._conclude(report, now)
         # What a script does once it is told to stop is no failure: why it is has to be known before.
         if (self.root_cause is not None or not self._analysis.reports) and self._agreement.decide(now):
             self._stop_at()
@@ -243,17 +242,17 @@ class FailureCoordinator(Participant):
         elif end.is_failure and member.failing is None:
             self._analysis.failed(member, end, now)
 
-    def _conclude(self, report: FailureReport) -> None:
+    def _conclude(self, report: FailureReport, now: float) -> None:
         cause = self._analysis.explain(report, self._delay(report.member))
         first = self.members[cause.ranks[0]]
         end = first.end or first.failing
-        self._end_job(report.kind, cause, cause.headline, "" if end is None else end.words)
+        self.end_job(cause, cause.headline, now, report.kind, "" if end is None else end.words)
 
-    def _end_job(self, kind: str, cause: RootCause, text: str, traceback: str) -> None:
+    def end_job(self, cause: RootCause, text: str, now: float, kind: str = "late", traceback: str = "") -> None:
         first, ranks = self.members[cause.ranks[0]], list(cause.ranks)
         where = {"location": first.where, "traceback": traceback}
         self.log.add("root_cause", first.rank, kind=kind, ranks=ranks, text=text, **where)
-        self._tell(cause, time.monotonic())
+        self._tell(cause, now)
 
     def _tell(self, cause: RootCause, now: float) -> None:
         """Tell all; a second time with a shorter delay, once the rank that failed has ended."""
@@ -289,7 +288,7 @@ class FailureCoordinator(Participant):
         """The traceback, too, where it is that of another agent's rank: ours print their own."""
         return cause.headline if self._is_own(cause) else cause.text
 
-    def _locate(self, question: messages.Locate, ranks: Collection[int]) -> None:
+    def ask_ranks(self, question: messages.Locate, ranks: Collection[int]) -> None:
         """Ask the agents of these ranks how far they are."""
         for connection, members in self.peers.items():
             if any(member.rank in ranks for member in members):

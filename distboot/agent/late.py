@@ -171,19 +171,19 @@ class Job(Protocol):
     root_cause: RootCause | None
 
     def say(self, text: str, **more: object) -> None: ...
+    def ask_ranks(self, question: Locate, ranks: Collection[int]) -> None: ...  # or rather their agents
+    def end_job(self, cause: RootCause, text: str, now: float) -> None: ...  # which the text explains
 
 
 class LateWatch:
-    """Rank 0's: when to ask the agents of some ranks, and whom to blame. All times are those of `time.monotonic`."""
+    """Rank 0's: when to ask agents where their ranks are, and what follows. All times are those of `time.monotonic`."""
 
-    def __init__(
-        self, job: Job, ask: Callable[[Locate, Collection[int]], object], blame: Callable[[RootCause, str], object]
-    ) -> None:
+    def __init__(self, job: Job) -> None:
         self.late: Late | None = None  # as far as is known
         self._answers: dict[int, Position] = {}  # to the question under way
         self._positions: dict[int, Position] = {}  # of all ranks, from the question before
         self._before: dict[int, Position] = {}  # the same, with the stacks before
-        self._job, self._ask, self._blame = job, ask, blame
+        self._job = job
         self._after, self._hang_after = job.settings.stalls_after, job.settings.hang_after or inf
         self._again = max(1.0, len(job.members) / _ASKED_A_SECOND)  # seconds between two questions to all
         self._question, self._asked_at = Locate(0, stacks=False), -inf  # the last one to all
@@ -264,7 +264,7 @@ class LateWatch:
             witness = self.late.witness
             is_busy = self._is_busy(self._positions[witness])
             self._poll = now + (_SECOND_LOOK if is_busy else _POLLING)
-            self._ask(Locate(0, stacks=is_busy), [witness])
+            self._job.ask_ranks(Locate(0, stacks=is_busy), [witness])
 
     def _ask_all(self, now: float, *, stacks: bool, known: Mapping[int, Position] = {}) -> None:
         self._question, self._asked_at = Locate(self._question.number + 1, stacks), now
@@ -273,7 +273,7 @@ class LateWatch:
         for rank, member in self._job.members.items():
             if member.is_open and member.pid and (member.exiting is None or member.failing is not None):
                 self._awaited.add(rank)
-        self._ask(self._question, frozenset(self._awaited))  # some answer at once
+        self._job.ask_ranks(self._question, frozenset(self._awaited))  # some answer at once
 
     def _judge(self, now: float) -> None:
         before, self._before = self._before, self._positions
@@ -328,7 +328,7 @@ class LateWatch:
 
     def _end_job(self, late: Late, end: ExitStatus | None, now: float) -> None:
         said = self._text(late, now, "{} held up the job" if late.ranks else "the ranks have waited for {}")
-        self._blame(from_late(late.ranks or late.waiting, said, end), said)
+        self._job.end_job(from_late(late.ranks or late.waiting, said, end), said, now)
 
     def _text(self, late: Late, now: float, begin: str) -> str:
         seconds = _waited_for(late, self._positions) + now - self._as_of

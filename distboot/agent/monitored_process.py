@@ -176,7 +176,7 @@ class MonitoredProcess:
         self.ending: int | None = None  # the last signal with which it was made to end; None: it was not
         self.external_signal: int | None = None  # that has asked it to stop
         self._is_stopped = False  # by us, for the failure of another rank
-        self.done = False  # whether we have ended it, as its work is done
+        self._is_done = False  # whether we have ended it, as its work is done
         self.has_ended = self._is_killed_soon = False
         self.rank, self.process = rank, process
         self._loop, self._role = agent.loop, agent.role
@@ -203,8 +203,8 @@ class MonitoredProcess:
         self._kill_after_grace(now)
         self.ending = signal.SIGTERM
         if self.external_signal is None and not self.has_ended:
-            self._is_stopped, self.done = order.is_failure, order.is_done
-            self.external_signal = None if self._is_stopped or self.done else int(signal.SIGTERM)
+            self._is_stopped, self._is_done = order.is_failure, order.is_done
+            self.external_signal = None if self._is_stopped or self._is_done else int(signal.SIGTERM)
             self.process.send(signal.SIGTERM)
             self.process.send(signal.SIGCONT)
 
@@ -254,16 +254,20 @@ class MonitoredProcess:
         else:
             reply()
 
-    def stopping(self, now: float) -> None:
-        """It got TERM; if not from us, then from outside."""
-        if self._is_asked_first(signal.SIGTERM, now):
-            self._kill_after_grace(now)
+    def stopping(self, now: float, number: int = signal.SIGTERM) -> None:
+        """It got a signal that asks it to stop; if that is the first, and not ours, all ranks are to hear of it."""
+        if self.external_signal is None and not self.stopped_by_us and not self.has_ended:
+            self.external_signal = int(number)
+            self._role.take(self.rank, Terminating(self.external_signal), now)
+            if number == signal.SIGTERM:
+                self._kill_after_grace(now)
 
     def ended(self, how: ExitStatus, now: float) -> ExitStatus:
         if not self._hooks.ended:
             self._hear(now)
         self.has_ended = True
-        how = ExitStatus(code=0) if self.done and how.status in (128 + signal.SIGTERM, 128 + signal.SIGKILL) else how
+        if self._is_done and how.status in (128 + signal.SIGTERM, 128 + signal.SIGKILL):
+            how = ExitStatus(code=0)
         ours = (None, signal.SIGTERM, self.ending)  # another signal was there before it
         end = replace(
             how,
@@ -304,17 +308,9 @@ class MonitoredProcess:
         elif event.kind == PROGRESS:
             self._movement.take(event.text, now)
         elif event.kind == INTERRUPT:
-            self._is_asked_first(signal.SIGINT, now)
+            self.stopping(now, signal.SIGINT)
         elif event.kind == TERM:
             self.stopping(now)
-
-    def _is_asked_first(self, number: int, now: float) -> bool:
-        """Whether this signal from outside is the first that asks it to stop; then all ranks are to hear of it."""
-        if self.external_signal is not None or self.stopped_by_us or self.has_ended:
-            return False
-        self.external_signal = int(number)
-        self._role.take(self.rank, Terminating(self.external_signal), now)
-        return True
 
     def _last_words(self, now: float) -> str:
         at, text = self._other
