@@ -156,12 +156,15 @@ class Agent:
             self.role.ask(rank, message, partial(self._answer, session), now)
         elif isinstance(message, Leave | RequestStop):
             if isinstance(message, Leave):
-                self._leave(session, rank)
+                if rank == self.ranks[0]:
+                    self._joined.release_port()
+                session.send(local.Listening())
             self.role.take(rank, message, now)
         elif isinstance(message, local.Listen):
             self._give_listener(session, message.port if rank == 0 else None)
         elif isinstance(message, local.Keep):
-            self._keep_listener(rank)
+            if rank == 0 and self._coordinator is not None and self._joined.listener is not None:
+                self._coordinator.pool.accept_again()
         elif isinstance(message, local.AskLog):
             session.send(local.Log(tuple(list(event) for event in self._joined.log() or ())))
         elif isinstance(message, local.Finish):
@@ -197,12 +200,6 @@ class Agent:
             raise ProtocolError("wants to know what is not for it")
         self.role.ask_stacks(lambda lines: session.send(ShowStacks(tuple(lines))), now)
 
-    def _leave(self, session: _Session, rank: int) -> None:
-        """A script has closed its context: its port is free."""
-        if rank == self.ranks[0]:
-            self._joined.release_port()
-        session.send(local.Listening())
-
     def _give_listener(self, session: _Session, port: int | None) -> None:
         listener = None if port is None else self._joined.take_listener()
         if listener is None and port is not None:  # the wrapper has left the port to its script
@@ -211,10 +208,6 @@ class Agent:
         session.send(local.Listening(), *([] if listener is None else [listener.fileno()]))
         if listener is not None:
             listener.close()
-
-    def _keep_listener(self, rank: int) -> None:
-        if rank == 0 and self._coordinator is not None and self._joined.listener is not None:
-            self._coordinator.pool.accept_again()
 
 
 def participant_of(
