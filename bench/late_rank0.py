@@ -139,7 +139,7 @@ def _episode(rank0: _Rank0, kind: str) -> tuple[float, float, float, str]:
         stacks = where if question.stacks else None
         rank0.side.take(0, Position(question.number, 60.0, {"0": 1968}, 0, 0, stacks), rank0.now)
 
-    rank0.side.locate = locate
+    vars(rank0.side)["locate"] = locate
     rank0.them.do("stall")
     stalled, episode = _cpu(rank0.read), 0.0
     for answer in ("position", kind):

@@ -214,7 +214,7 @@ def coordinator_of(server: Coordinator, membership: Membership, late_after: floa
 
 
 def _supervision(them: Peers, coordinator: FailureCoordinator, read: Callable[[], None]) -> dict[str, float]:
-    loop = _Loop(coordinator, interval=1.0, grace=30.0)
+    loop = _Loop(coordinator, 1.0)
     coordinator.take(0, Register(os.getpid()), time.monotonic())
     lines = len(coordinator.peers)
 

@@ -78,7 +78,7 @@ def _whole(world_size: int) -> Measured:
     go = time.process_time() - go
     them.do("read")
     interval = interval_of(membership)
-    loop = EventLoop(coordinator, interval=interval, grace=300.0)
+    loop = EventLoop(coordinator, interval)
     coordinator.take(0, Register(os.getpid()), time.monotonic())
     threading.Thread(target=loop.run, daemon=True).start()
     return Measured(cpu, took, memory, go, *_supervision(them, coordinator, interval))

@@ -27,9 +27,9 @@ from .text import log_line, short_repr
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .agent.local import AgentLink
-    from .agent.report import StartupReport
     from .agent.sidecar_start import Sidecar
     from .rendezvous.membership import JoinResult
+    from .report.files import StartupReport
 
 _lock = threading.Lock()
 _counts = itertools.count(1)  # how often the ranks below a wrapper have got ready
@@ -277,17 +277,17 @@ def _met(call: _Call, exported: EnvTransaction) -> Iterator[JobInfo]:
         with join_here(placement, os.environ, call.join_timeout, **for_plan) as job:
             yield job
         return
-    from .agent.report import StartupReport
+    from .report.files import StartupReport
 
-    report = StartupReport(call.supervision.report)
+    report = StartupReport(call.supervision.report, placement)
     if not settings.rendezvous_setting():
-        report.impossible(placement)
+        report.impossible()
         wait_until_resolves(placement, call.join_timeout)
         yield alone(placement, call.join_timeout)
         return
     from .agent.sidecar_start import Sidecar
 
-    for_plan["problem"] = report.problem(placement)
+    for_plan["problem"] = report.problem()
     try:
         meeting = _with_sidecar(call, for_plan, Sidecar(), report, exported)
     except OSError as error:
@@ -309,7 +309,7 @@ def _with_sidecar(
     job.link, job.framework = sidecar.link, call.options.said
     job.when_ready = lambda: sidecar.take_over(job)
     try:
-        with report.despite_signals(placement), joining(job, problem, report.failed):
+        with report.despite_signals(), joining(job, problem, report.failed):
             sidecar.begin(plan, call.supervision)
             if placement.local_world_size is not None and problem is None:
                 exported.write(thread_variables(placement, os.environ))  # which the import reads

@@ -13,7 +13,7 @@ from launched import MPI_ENV, TWO_OF_MPIRUN, needs_mpirun
 from supervised import ENDS, FAILING, Start, until
 
 from distboot.agent.exit_status import ExitStatus
-from distboot.agent.root_cause import RootCause, exit_code_of, from_signal, ranks_of
+from distboot.agent.root_cause import RootCause, from_signal, ranks_of
 from distboot.rendezvous.membership import Membership
 
 in_both_ways = pytest.mark.parametrize("init", [False, True], ids=["wrapper", "init"])
@@ -68,7 +68,7 @@ def test_code_of_each_rank(cause: RootCause, end: ExitStatus, code: int) -> None
 
 @pytest.mark.parametrize(("end", "code"), FIRST)
 def test_code_of_the_job(end: ExitStatus, code: int) -> None:
-    assert exit_code_of(end) == code
+    assert end.code_of_job == code
 
 
 # It saves, and ends as a script does: at its end, by sys.exit, or by an exception.

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import pytest
@@ -15,7 +15,6 @@ from supervised import Job, Start, until
 
 from distboot.agent.exit_status import ExitStatus
 from distboot.agent.late import Late, LateWatch, find_late, may_be_late, text_of
-from distboot.agent.loop import Say
 from distboot.agent.messages import Locate, Position, Stalled
 from distboot.agent.progress import Movement
 from distboot.agent.root_cause import RankState, RootCause
@@ -190,12 +189,15 @@ class Job0:
         self.log = EventLog()
         self.root_cause: RootCause | None = None
         self.said: list[str] = []
-        self.say: Say = lambda text, *_, **__: self.said.append(text)
+        self.say: Callable[..., None] = lambda text, *_, **__: self.said.append(text)
         self.blamed: list[RootCause] = []
-        self.watch = LateWatch(self, self._ask, self.blamed.append)
+        self.watch = LateWatch(self)
         self._positions, self.silent = positions, set[int]()
 
-    def _ask(self, question: Locate, ranks: Collection[int]) -> None:
+    def end_job(self, cause: RootCause, _text: str, _now: float) -> None:
+        self.blamed.append(cause)
+
+    def ask_ranks(self, question: Locate, ranks: Collection[int]) -> None:
         for rank in set(ranks) - self.silent:
             stacks = self._positions[rank].stacks if question.stacks else None
             answer = replace(self._positions[rank], number=question.number, stacks=stacks)

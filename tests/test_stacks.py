@@ -165,7 +165,7 @@ def test_process_that_is_just_reading_a_disk_is_asked(
     watch: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched = watch("ready()\ntime.sleep(60)")
-    monkeypatch.setattr(watched.reader, "_letter", lambda: "D")
+    monkeypatch.setattr(Process, "state", "D")
     watched.read("in <module> (<string>:7)")
 
 

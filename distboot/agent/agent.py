@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import os
 import socket
 import struct
@@ -31,6 +32,7 @@ from .root_cause import ranks_of
 _SEND_LIMIT = 1.0  # seconds for a script to take an answer, which it waits for
 _MOST_SESSIONS = 64  # of one rank
 _MOST_STRANGERS = 256  # several turns: a script has the time to show its token
+_WAITING = 256  # connections that it has not accepted yet
 _ACCEPTED_AT_ONCE = 64
 CREDENTIALS = struct.Struct("3i")  # struct ucred, unix(7): pid, uid, gid
 _LEAST_BEATS = 2  # within the bound, however large the job is
@@ -57,19 +59,7 @@ class _Session:
 
 
 class Agent:
-    """The agent of this process.
-
-    Args:
-        joined: its part of the rendezvous, which is over.
-        settings: of failure detection.
-        held: whether the exit of the ranks waits for us, as in the wrapper.
-        is_starting: whether all ranks are to get ready before failures are detected.
-
-    Attributes:
-        ranks: its own.
-        role: its side of failure detection.
-        loop: its loop.
-    """
+    """The agent of this process; `held`: the exit of its ranks waits for it, as in the wrapper."""
 
     def __init__(self, joined: Joined, settings: SupervisionSettings, *, held: bool, is_starting: bool = False) -> None:
         assert joined.result is not None
@@ -81,14 +71,16 @@ class Agent:
         self.role = participant_of(joined.plan.own.rank, membership, joined.side, settings, held=held)
         self.role.is_starting = is_starting
         self.role.may_restart = held and membership.round < membership.max_restarts
-        self.loop = EventLoop(self.role, interval=interval_of(membership), grace=settings.grace)
+        self.loop = EventLoop(self.role, interval_of(membership))
         if self._coordinator is not None:
             server = self._coordinator
             self.loop.add_reader(server.pool.fileno(), lambda _: server.serve())
         if settings.stop_at is not None:
             self.loop.call_at(time.monotonic() + max(settings.stop_at - time.time(), 0.0), self._request_stop)
         self._sessions: list[_Session] = []
-        self._listener: local.ScriptListener | None = None
+        self._listener: socket.socket | None = None
+        self._name = ""  # at which it listens
+        self._tokens = {rank: os.urandom(16).hex() for rank in self.ranks}
 
     def serve(self, connection: socket.socket, rank: int | None = None) -> _Session:
         """Take what the script of a rank says on this socket; None: it has to show its token first."""
@@ -98,20 +90,27 @@ class Agent:
         self.loop.add_reader(connection.fileno(), partial(self._read, session))
         return session
 
-    def open(self) -> local.ScriptListener:
+    def open(self) -> None:
         """Let the scripts find us."""
         plan = self._joined.plan
         mark = hashlib.sha256(f"{plan.job}:{self._result.port}".encode()).hexdigest()[:8]
-        name = local.socket_name(plan.name)
-        self._listener = local.ScriptListener(self.ranks, f"{name}-{mark}" if name else mark)
-        self.loop.add_reader(self._listener.socket.fileno(), partial(self._accept, self._listener.socket))
-        return self._listener
+        job = "-".join(filter(None, (local.socket_name(plan.name), mark)))
+        self._name = f"{local.PREFIX}{job}-{os.urandom(8).hex()}"
+        self._listener = listener = socket.socket(socket.AF_UNIX)
+        listener.bind(f"\0{self._name}")
+        listener.listen(_WAITING)
+        listener.setblocking(False)
+        self.loop.add_reader(listener.fileno(), partial(self._accept, listener))
+
+    def variable(self, rank: int) -> str:
+        """What lets the script of a rank find us, once we are open."""
+        return self._name and f"{self._name}:{self._tokens[rank]}"
 
     def close(self) -> None:
         """The loop is over, and who waits for an answer finds the connection closed."""
-        listeners = [] if self._listener is None else [self._listener.socket]
-        for each in [*listeners, *(session.socket for session in self._sessions)]:
-            each.close()
+        for each in (self._listener, *(session.socket for session in self._sessions)):
+            if each is not None:
+                each.close()
 
     def _request_stop(self) -> None:
         self.role.take(self.ranks[0], RequestStop("the job ends soon"), time.monotonic())
@@ -157,12 +156,15 @@ class Agent:
             self.role.ask(rank, message, partial(self._answer, session), now)
         elif isinstance(message, Leave | RequestStop):
             if isinstance(message, Leave):
-                self._leave(session, rank)
+                if rank == self.ranks[0]:
+                    self._joined.release_port()
+                session.send(local.Listening())
             self.role.take(rank, message, now)
         elif isinstance(message, local.Listen):
             self._give_listener(session, message.port if rank == 0 else None)
         elif isinstance(message, local.Keep):
-            self._keep_listener(rank)
+            if rank == 0 and self._coordinator is not None and self._joined.listener is not None:
+                self._coordinator.pool.accept_again()
         elif isinstance(message, local.AskLog):
             session.send(local.Log(tuple(list(event) for event in self._joined.log() or ())))
         elif isinstance(message, local.Finish):
@@ -179,7 +181,9 @@ class Agent:
             os.close(page)
 
     def _attach(self, session: _Session, message: local.Attach) -> None:
-        rank = None if self._listener is None else self._listener.rank_of(message)
+        given = message.token.encode(errors="replace")
+        found = (rank for rank, token in self._tokens.items() if hmac.compare_digest(given, token.encode()))
+        rank = next(found, None)
         if rank is None:
             raise ProtocolError("is not the script of a rank of this agent")
         if sum(other.rank == rank for other in self._sessions) >= _MOST_SESSIONS:
@@ -196,12 +200,6 @@ class Agent:
             raise ProtocolError("wants to know what is not for it")
         self.role.ask_stacks(lambda lines: session.send(ShowStacks(tuple(lines))), now)
 
-    def _leave(self, session: _Session, rank: int) -> None:
-        """A script has closed its context: its port is free."""
-        if rank == self.ranks[0]:
-            self._joined.release_port()
-        session.send(local.Listening())
-
     def _give_listener(self, session: _Session, port: int | None) -> None:
         listener = None if port is None else self._joined.take_listener()
         if listener is None and port is not None:  # the wrapper has left the port to its script
@@ -211,23 +209,11 @@ class Agent:
         if listener is not None:
             listener.close()
 
-    def _keep_listener(self, rank: int) -> None:
-        if rank == 0 and self._coordinator is not None and self._joined.listener is not None:
-            self._coordinator.pool.accept_again()
-
 
 def participant_of(
     agent: int, membership: Membership, side: Coordinator | Worker, settings: SupervisionSettings, *, held: bool
 ) -> FailureCoordinator | FailureReporter:
-    """Rank 0's side of failure detection, or that of another agent.
-
-    Args:
-        agent: the number of this one: its rank, or its node where it has all ranks there.
-        membership: of the job.
-        side: of the rendezvous, whose connections are used from now on.
-        settings: of this rank.
-        held: whether its exit waits for us, as in the wrapper.
-    """
+    """Rank 0's side of failure detection, or that of another agent, on the connections of the rendezvous."""
     interval, agents, ranks = interval_of(membership), membership.agents, ranks_of(membership)
     settings = settings._replace(bound=max(settings.bound, _LEAST_BEATS * interval))
     most = BEFORE_AUTHENTICATION if agent == 0 else most_from_rank_0(membership.world_size)

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import signal
 import stat
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from ..process import FROM_OUTSIDE
 from ..rendezvous.protocol import flag, number, of, optional, text, time_or_duration
 from ..text import escape_control
-from .crash_hooks import without
+from .crash_hooks import EXITED, without
 
 LAST_RESORT = 64  # SIGRTMAX on Linux: what ends process 1 of a container, which no other signal does
 FATAL = "Fatal Python error: "  # how faulthandler begins
@@ -29,7 +31,7 @@ _MOST = 4096
 # FailureReason of a training job is its beginning. SageMaker's own scripts leave what is there, too.
 _SAGEMAKER = "/opt/ml/output/failure"
 _OURS = b"distboot: "
-_HEADLINE = 900  # characters
+_FIRST_LINE = 900  # characters
 _KILLED = "out of memory, or kill -9"
 # How a rank speaks of a peer that has gone before: what is found in such an exception is a consequence.
 # Gloo, the kernel, NCCL, torch's store, MPI; TensorFlow of gRPC; Horovod, which does not say why.
@@ -52,6 +54,16 @@ _OF_A_PEER = (
 _OF_ITS_WORKER = ("dataloader worker (pid", "/multiprocessing/connection.py")
 # How it speaks of a collective operation to which others did not come: Gloo; torch of NCCL, twice.
 _HAS_WAITED = ("timed out waiting", "collective operation timeout", "wait timeout after")
+STOPPED = 143  # the exit code of a job that no failure gives one: 128 + SIGTERM, which platforms take for "try again"
+LONGEST_HEADLINE = 160  # characters of a headline
+_MOST_LINES = 12  # of a traceback, on the ranks that did not write it
+_LEFT_OUT = "…"
+_FRAME = re.compile(r'  File "([^"]+)", line ')
+_OF_OURS = re.compile(r".*/distboot/(.+)")
+_ERROR = re.compile(r"[\w.]*\bDistbootError: (error\[[a-z-]+\]: )(?:(?:rank|node) \d+ on \S+: )?")
+_PLACE = re.compile(r'^ +File "([^"]+)", line (\d+),? in (.+)$', re.MULTILINE)  # of Python, and of faulthandler
+_OF_OTHERS = re.compile(r"/(site|dist)-packages/|/lib/python3|^<")
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +141,69 @@ class ExitStatus:
             return f"exit code {self.code}"
         return "exited without reporting a status: killed by SIGKILL (out of memory?) or called os._exit"
 
+    @property
+    def failure_text(self) -> str:
+        """`"uncaught exception: ValueError: …"`, `"error[usage]: …"`, `"exited: no dataset"`, `"exit code 3"`."""
+        if not self._is_exception:
+            return self.describe()
+        message = escape_control(_message(self.words.splitlines()))
+        error = _ERROR.match(message)
+        if error is not None:  # it says who that is, and so do we
+            return fitting(error[1] + message[error.end() :])
+        begin = "exited: " if message.startswith(EXITED) else "uncaught exception: "
+        return begin + fitting(message.removeprefix(EXITED))
+
+    @property
+    def place(self) -> str:
+        """Where in the code it has failed, `"load (data.py:41)"`: in the script's own, if any is; empty: not known."""
+        frames = _PLACE.findall(self.words)
+        frames = [one for one in frames if not _OF_OTHERS.search(one[0]) and not _is_ours(one[0])] or frames
+        if not frames:
+            return ""
+        file, line, function = frames[0 if self.is_crash else -1]
+        return escape_control(f"{function} ({os.path.basename(file)}:{line})")
+
+    @property
+    def code_of_job(self) -> int:
+        """The exit code of a job in which a rank failed first, so."""
+        code = 1 if self._is_exception else self.status or 0
+        return code if 0 < code < 256 else STOPPED
+
+    @property
+    def _is_exception(self) -> bool:
+        """Whether it is about to end of an uncaught exception, or ended as Python does then: it reads the same."""
+        return bool(self.words) and not self.cause and not self.is_crash and self.status in (None, 1)
+
+    def excerpt(self) -> list[str]:
+        """What all ranks show of a traceback: where it is long, not our own part of it."""
+        words = self.words.splitlines()
+        if len(words) == 1 and words[0].startswith(EXITED):  # the headline says it
+            return []
+        if len(words) <= _MOST_LINES:
+            return words
+        if self.is_crash:  # the innermost frame comes first
+            return [*words[:_MOST_LINES], _LEFT_OUT]
+        kept: list[str] = []
+        is_ours = False
+        for line in words:
+            frame = _FRAME.match(line)
+            is_ours = _is_ours(frame[1]) if frame is not None else is_ours and line.startswith("    ")
+            if not is_ours:
+                kept.append(line)
+            elif not kept or kept[-1] != _LEFT_OUT:
+                kept.append(_LEFT_OUT)
+        if len(kept) <= _MOST_LINES:
+            return kept
+        begin = len(kept) - _MOST_LINES
+        while (
+            kept[begin].startswith("    ") and begin < len(kept) - _MOST_LINES + 2
+        ):  # a line of code without its place
+            begin += 1
+        return [_LEFT_OUT, *kept[begin:]]
+
     def as_details(self) -> dict[str, object]:
-        return {
-            "exit_code": self.status,
-            "signal": self.signal,
-            "stopped_by_us": self.stopped_by_us,
-            "external_signal": self.terminated_by,
-            "at": self.when,
-        }
+        how = {"exit_code": self.status, "signal": self.signal, "stopped_by_us": self.stopped_by_us}
+        return {**how, "external_signal": self.terminated_by, "at": self.when}
 
 
 def signal_name(number: int) -> str:
@@ -150,6 +217,26 @@ def signal_name(number: int) -> str:
 def shown(words: str) -> str:
     """A traceback for the terminal, indented and without control characters."""
     return "".join(f"\n  | {escape_control(line)[:_LONGEST_LINE]}" for line in words.splitlines() if line.strip())
+
+
+def _is_ours(file: str) -> bool:
+    """Whether it is one of this package, which every rank has, wherever that is."""
+    found = _OF_OURS.fullmatch(file)
+    return found is not None and os.path.isfile(os.path.join(_PACKAGE, found[1]))
+
+
+def fitting(message: str, most: int = LONGEST_HEADLINE) -> str:
+    """A text of at most so many characters."""
+    return message if len(message) <= most else message[: most - 1] + "…"
+
+
+def _message(words: Sequence[str]) -> str:
+    """The first line of the exception itself in a traceback, or of an exit: what it says may have several."""
+    if words[0].startswith(EXITED):
+        return words[0]
+    frames = [number for number, line in enumerate(words) if line.startswith('  File "')]
+    after = words[frames[-1] + 1 :] if frames else []
+    return next((line for line in after if line and not line.startswith(" ")), words[-1])
 
 
 def leave(text: str, *, replaces: bool = False) -> None:
@@ -167,18 +254,16 @@ def leave(text: str, *, replaces: bool = False) -> None:
 
 def leave_uncaught() -> None:
     """Leave the uncaught exception with which this process ends, which is alone: no agent knows of it."""
-    import traceback  # here and below, as it is rarely needed
-
-    from .root_cause import failure_text
+    import traceback  # here, as it is rarely needed
 
     words = "".join(traceback.format_exception(sys.last_value))[-_MOST:]
-    leave(failure_text(ExitStatus(words=words)) + shown(words))
+    leave(ExitStatus(words=words).failure_text + shown(words))
 
 
 def _shortened(text: str) -> bytes:
     """The first line, and as many of the last ones as there is room for."""
     head, *lines = text.split("\n")
-    lines.insert(0, head[:_HEADLINE])
+    lines.insert(0, head[:_FIRST_LINE])
     while len(data := "\n".join(lines).encode(errors="replace")) > _MOST - len(_OURS):
         lines[1:3] = ["…"]
     return data

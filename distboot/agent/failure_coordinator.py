@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from typing import Any
 
 from ..rendezvous.keys import Keys
 from ..rendezvous.membership import Membership
@@ -15,29 +15,13 @@ from ..rendezvous.messages import READY, Arrive, AskStacks, Detach, Failed, Go, 
 from ..rendezvous.protocol import Broadcast, ProtocolError
 from ..report import EventLog, own_steps
 from ..text import escape_control, ranks_said
-from .exit_status import ExitStatus, signal_name
+from . import messages
+from .exit_status import signal_name
 from .heartbeat import HeartbeatConnection, close_gracefully
 from .late import LateWatch
-from .loop import AFTER_THE_FIRST, Answer, Participant, StopRequest
-from .messages import (
-    Abort,
-    CountReads,
-    Done,
-    Exited,
-    Exiting,
-    Failing,
-    Locate,
-    Phases,
-    Position,
-    Reads,
-    Register,
-    Stalled,
-    StopAt,
-    Terminating,
-)
-from .report import summarize
-from .root_cause import FailureReport, RankState, RootCause, RootCauseAnalysis, exit_code_of, failure_text
-from .stop_agreement import StopAgreement
+from .loop import AFTER_THE_FIRST, Answer, Participant
+from .preemption import StopAgreement
+from .root_cause import FailureReport, RankState, RootCause, RootCauseAnalysis
 
 _LINGER = 5.0  # seconds after rank 0 has ended well, for the others to end, too
 _LAST_MESSAGE = 2.0  # seconds beyond the grace for ranks that were told to stop
@@ -45,7 +29,6 @@ _LAUNCHER_LOOKS = 0.25  # seconds; torchrun looks 10 times a second who has ende
 _STILL_ENDING = 3.0  # seconds for a Python with torch in it to end after an uncaught exception
 _FIRST_OUT = 0.5  # seconds for the rank that failed to end before the others do
 _STOPPING = _STILL_ENDING + 2.0  # seconds for ranks that wait in vain to be stopped, else they end with a traceback
-_GOODBYE = 1.0  # seconds for the others to take our last message
 
 
 @dataclass
@@ -64,7 +47,21 @@ class FailureCoordinator(Participant):
         self._agreement, self._why_stop = StopAgreement(self.members, self.settings.grace / 3), ""
         self._was_stopped = False
         self._refusals: list[tuple[float, int, Failed]] = []  # when they are to be sent, to which rank
-        self._late = LateWatch(self, self._locate, lambda cause: self._tell(cause, time.monotonic()))
+        self._late = LateWatch(self)
+        self._handlers: dict[type, Callable[[RankState, Any, float], object]] = {
+            **dict.fromkeys((Arrive, Ready, Leave), lambda member, said, now: self.keys.take(member.rank, said, now)),
+            messages.Stalled: lambda member, said, now: self._late.take(member.rank, said, now),
+            messages.Position: lambda member, said, now: self._late.take(member.rank, said, now),
+            AskStacks: self._take_question,
+            RequestStop: self._request_stop,
+            messages.Reads: lambda member, said, _: self._agreement.count(member.rank, said.count),
+            messages.Register: self._register,
+            messages.Phases: lambda member, said, _: self.log.add("phases", member.rank, **own_steps(said.times)),
+            messages.Failing: self._failing,
+            messages.Exiting: self._exiting,
+            messages.Terminating: self._terminating,
+            messages.Exited: self._exited,
+        }
 
     def take(self, rank: int, message: object, now: float) -> None:
         self._take(self.members[rank], message, now)
@@ -86,9 +83,7 @@ class FailureCoordinator(Participant):
             self._reply(*refusal[1:])
         self._late.turn(now)
         report = self._analysis.conclude(now) if self.root_cause is None else None
-        if report is not None and (
-            report.end is None or self._late.explains(report.member.rank, report.end, now) is False
-        ):
+        if report and (report.end is None or self._late.explains(report.member.rank, report.end, now) is False):
             self._conclude(report, now)
         # What a script does once it is told to stop is no failure: why it is has to be known before.
         if (self.root_cause is not None or not self._analysis.reports) and self._agreement.decide(now):
@@ -103,19 +98,33 @@ class FailureCoordinator(Participant):
         """Let the others end: first the rank that failed, so that the launcher sees its exit code before all others."""
         if not self._has_left and not any(member.pid for member in self.own):
             return  # nothing was started, which the others are to see as a loss
-        if not self._has_left and self._detects:
-            summarize(self)
+        if not self._has_left and self.detects:
+            self._summarize()
         if self.root_cause is None or self.root_cause.restarts:
             if not self._has_left:
-                self._send(Detach(ended=self._detects))
-            close_gracefully(self.peers, _GOODBYE)
+                self._send(Detach(ended=self.detects))
+            close_gracefully(self.peers)
         elif self.held and not self._hurried:
             first = [self.members[rank] for rank in self.root_cause.ranks]
             close_gracefully({member.connection for member in first if member.connection is not None}, _FIRST_OUT)
             time.sleep(0.0 if self._is_own(self.root_cause) else AFTER_THE_FIRST)
 
+    def _summarize(self) -> None:
+        """Print one line on how the job ended, and write the report where --report or DISTBOOT_REPORT says."""
+        from ..report.content import job_report, summary_line  # here, as an agent needs it at its end only
+        from ..report.files import try_to_write
+
+        known = self.log, self.membership, self.settings.apart, time.time()
+        if self.root_cause is None or not self.root_cause.restarts:
+            self.say(summary_line(*known))
+        if self.settings.report is not None and self.log[0].event == "rendezvous_started":
+            earlier = [] if self.restarts is None else self.restarts.rounds
+            problem = try_to_write(self.settings.report, lambda: job_report(*known, earlier))
+            if problem is not None:
+                self.say(problem)
+
     def _limit(self) -> float:
-        if not self._detects:
+        if not self.detects:
             return self._ended_at
         if self._analysis.reports and self.root_cause is None:
             return math.inf
@@ -127,7 +136,6 @@ class FailureCoordinator(Participant):
         return max(self._concluded_at + patience, self._ended_at)
 
     def _send_replies(self) -> None:
-        """Send what the keys have to say."""
         replies, self.keys.outbox = self.keys.outbox, []
         if self.keys.not_ready is not None:
             self.log.add("not_ready", ranks=self.keys.not_ready)
@@ -137,7 +145,7 @@ class FailureCoordinator(Participant):
             go = replace(go, stops=self._agreement.begin())
             self._send(Broadcast(go))
         for rank, reply in replies:
-            if isinstance(reply, Failed) and self._detects and self._analysis.reports:
+            if isinstance(reply, Failed) and self.detects and self._analysis.reports:
                 self._refusals.append((time.monotonic() + _STOPPING, rank, reply))
             else:
                 self._reply(rank, go if isinstance(reply, Go) else reply)
@@ -164,61 +172,44 @@ class FailureCoordinator(Participant):
             self._take(member, message, now)
 
     def _take(self, member: RankState, message: object, now: float) -> None:
-        """Take what a rank says, whichever agent it has."""
-        if isinstance(message, Arrive | Ready | Leave):
-            self.keys.take(member.rank, message, now)
-        elif isinstance(message, Register):
-            self._register(member, message)
-        elif isinstance(message, Exiting | Failing | Terminating | Exited):
-            self._take_end(member, message, now)
-        elif isinstance(message, RequestStop | Reads):
-            self._take_of_stop(member, message, now)
-        elif isinstance(message, Stalled | Position):
-            self._late.take(member.rank, message, now)
-        elif isinstance(message, AskStacks) and member.connection is not None:
-            self._late.show(partial(_show, member.connection), now)
-        elif isinstance(message, Phases):
-            self.log.add("phases", member.rank, **own_steps(message.times))
-        else:
+        if type(message) not in self._handlers:
             raise ProtocolError(f"sends {type(message).__name__}, which only rank 0 may")
+        self._handlers[type(message)](member, message, now)
 
-    def _take_end(self, member: RankState, message: Exiting | Failing | Terminating | Exited, now: float) -> None:
-        """A rank ends, or is to."""
-        if isinstance(message, Exiting):
-            member.exiting = now
-            self._leave_late(member.rank)
-        elif isinstance(message, Failing):
-            self._failing(member, message.end, now)
-        elif isinstance(message, Exited):
-            self._exited(member, message.end, now)
-        else:
-            if message.signal == signal.SIGTERM:
-                self._request_stop(member, signal_name(message.signal), now)
-            self._terminating(member, message.signal, now)
+    def _take_question(self, member: RankState, _: AskStacks, now: float) -> None:
+        connection = member.connection
+        assert connection is not None  # a script of ours asks its agent
+        self._late.show(lambda lines: connection.send(ShowStacks(tuple(lines))), now)
 
-    def _register(self, member: RankState, message: Register) -> None:
+    def _exiting(self, member: RankState, _: messages.Exiting, now: float) -> None:
+        member.exiting = now
+        self._leave_late(member.rank)
+
+    def _register(self, member: RankState, message: messages.Register, _: float) -> None:
         """The process of a rank is watched from now on. It and rank 0's hear of each other, whichever is first."""
         member.pid, member.is_watched = message.pid, message.detects
         self.log.add("registered", member.rank, pid=message.pid)
-        answer = Register(self.members[0].pid)
+        answer = messages.Register(self.members[0].pid)
         if member.connection is not None:
             member.connection.send(answer)
             if self.root_cause is not None:
-                member.connection.send(Abort(self.root_cause))
+                member.connection.send(messages.Abort(self.root_cause))
         for connection, members in self.peers.items() if member.rank == 0 else ():
             if any(other.pid for other in members):
                 connection.send(answer)
 
-    def _failing(self, member: RankState, end: ExitStatus, now: float) -> None:
+    def _failing(self, member: RankState, message: messages.Failing, now: float) -> None:
+        end = message.end
         if member.failing is None and self._is_detected(member):
             member.failing = end
-            self.log.add("failing", member.rank, text=failure_text(end))
+            self.log.add("failing", member.rank, text=end.failure_text)
             self._analysis.failed(member, end, now)
             self._late.fails(end, now)
 
-    def _terminating(self, member: RankState, number: int, now: float) -> None:
-        """An external signal has asked a rank to stop."""
-        if member.is_local and not self._detects:  # another agent has looked at that itself
+    def _terminating(self, member: RankState, message: messages.Terminating, now: float) -> None:
+        if message.signal == signal.SIGTERM:
+            self._request_stop(member, RequestStop(signal_name(message.signal)), now)
+        if member.is_local and not self.detects:  # another agent has looked at that itself
             return
         if member.is_local and not self._was_stopped:
             self._was_stopped = True
@@ -226,9 +217,10 @@ class FailureCoordinator(Participant):
                 if other.is_open and other.connection is not None and other.connection.is_unusually_silent(now):
                     # mpirun gives us 0.24 s to live
                     self._lost(other, "it sent no heartbeat any more when SIGTERM arrived", now, gathering=0.0)
-        self._analysis.terminating(member, number, now)
+        self._analysis.terminating(member, message.signal, now)
 
-    def _exited(self, member: RankState, end: ExitStatus, now: float) -> None:
+    def _exited(self, member: RankState, message: messages.Exited, now: float) -> None:
+        end = message.end
         if member.failing is not None and not end.words:
             end = replace(end, words=member.failing.words)
         member.end, rank, cause = end, member.rank, self.root_cause
@@ -238,13 +230,12 @@ class FailureCoordinator(Participant):
         if member.is_local:
             self._ended_at = now
         if rank == 0 and self.is_served and end.succeeded:
-            self._send(Done())
-            for other in self.own[1:]:
-                self.orders.setdefault(other.rank, StopRequest(now, is_failure=False, is_done=True))
+            self._send(messages.Done())
+            self._end_served(now)
         if not self._is_detected(member):
             return
         if cause is not None and is_first:
-            code = exit_code_of(end) if end.is_failure else cause.exit_code
+            code = end.code_of_job if end.is_failure else cause.exit_code
             self._tell(replace(cause, delay=self._delay(member), exit_code=code), now)
         if end.terminated_by is not None and not end.stopped_by_us:
             self._analysis.terminating(member, end.terminated_by, now)
@@ -255,15 +246,12 @@ class FailureCoordinator(Participant):
         cause = self._analysis.explain(report, self._delay(report.member))
         first = self.members[cause.ranks[0]]
         end = first.end or first.failing
-        self.log.add(
-            "root_cause",
-            first.rank,
-            kind=report.kind,
-            ranks=list(cause.ranks),
-            text=cause.headline,
-            location=first.where,
-            traceback="" if end is None else end.words,
-        )
+        self.end_job(cause, cause.headline, now, report.kind, "" if end is None else end.words)
+
+    def end_job(self, cause: RootCause, text: str, now: float, kind: str = "late", traceback: str = "") -> None:
+        first, ranks = self.members[cause.ranks[0]], list(cause.ranks)
+        where = {"location": first.where, "traceback": traceback}
+        self.log.add("root_cause", first.rank, kind=kind, ranks=ranks, text=text, **where)
         self._tell(cause, now)
 
     def _tell(self, cause: RootCause, now: float) -> None:
@@ -273,29 +261,22 @@ class FailureCoordinator(Participant):
             first = self.members[cause.ranks[0]]
             is_asked = self._agreement.is_asked or self._was_stopped
             cause, said = self.restarts.decided(cause, first.end or first.failing, now, is_asked=is_asked)
-        self._send(Abort(cause))
+        self._send(messages.Abort(cause))
         self._stop_own(cause, now)
         if said is not None:
             self.say(said)
 
-    def _take_of_stop(self, member: RankState, message: RequestStop | Reads, now: float) -> None:
-        if isinstance(message, Reads):
-            self._agreement.count(member.rank, message.count)
-        else:
-            self._request_stop(member, escape_control(message.why), now, lasts=message.lasts)
-
-    def _request_stop(self, member: RankState, why: str, now: float, *, lasts: bool = True) -> None:
-        """A rank is asked to stop, and all with it."""
-        if self._agreement.ask(now, lasts=lasts):
+    def _request_stop(self, member: RankState, message: RequestStop, now: float) -> None:
+        if self._agreement.ask(now, lasts=message.lasts):
+            why = escape_control(message.why)
             self.log.add("stop_requested", member.rank, text=why)
             self._why_stop = f"rank {member.rank} was asked to stop ({why})"
             self.stops.ask(now)
-            self._send(CountReads())
+            self._send(messages.CountReads())
 
     def _stop_at(self) -> None:
-        """Tell all at which read they stop."""
         read, missing = self._agreement.read or 1, self._agreement.missing
-        self._send(StopAt(read))
+        self._send(messages.StopAt(read))
         self.stops.stop_at(read)
         self.log.add("stop_agreed", read=read, missing=missing)
         is_said = self.root_cause is not None and self.root_cause.is_failure  # why all stop
@@ -307,7 +288,7 @@ class FailureCoordinator(Participant):
         """The traceback, too, where it is that of another agent's rank: ours print their own."""
         return cause.headline if self._is_own(cause) else cause.text
 
-    def _locate(self, question: Locate, ranks: Collection[int]) -> None:
+    def ask_ranks(self, question: messages.Locate, ranks: Collection[int]) -> None:
         """Ask the agents of these ranks how far they are."""
         for connection, members in self.peers.items():
             if any(member.rank in ranks for member in members):
@@ -356,8 +337,4 @@ class FailureCoordinator(Participant):
         return members
 
     def _is_detected(self, member: RankState) -> bool:
-        return self._detects and member.is_watched
-
-
-def _show(connection: HeartbeatConnection, lines: Sequence[str]) -> None:
-    connection.send(ShowStacks(tuple(lines)))
+        return self.detects and member.is_watched

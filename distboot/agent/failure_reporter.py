@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Any
 
 from ..errors import DistbootError
 from ..rendezvous.messages import (
@@ -20,25 +21,15 @@ from ..rendezvous.messages import (
     RequestStop,
     ShowStacks,
     as_problem,
-)  # fmt: skip
-from ..rendezvous.protocol import ProtocolError
-from .heartbeat import HeartbeatConnection, close_gracefully
-from .loop import AFTER_THE_FIRST, Answer, Participant, StopRequest
-from .messages import (
-    Abort,
-    CountReads,
-    Done,
-    Exited,
-    Failing,
-    Locate,
-    Register,
-    StopAt,
-    Terminating,
 )
+from ..rendezvous.protocol import ProtocolError
+from . import messages
+from .heartbeat import HeartbeatConnection, close_gracefully
+from .loop import AFTER_THE_FIRST, Answer, Participant
+from .messages import Exited, Failing, Register, Terminating
 from .root_cause import RankState, from_disconnect, from_exit
 
 _CAUSE = 1.0  # seconds after our end to hear why
-_GOODBYE = 1.0  # seconds for rank 0 to take our last message
 _EXPLANATION = 11.0  # seconds, where a peer that is about to end may be the cause
 _LAST_MESSAGE = 3.0  # seconds beyond the grace for rank 0 to let us out
 _LOOK = "look at the output of rank 0"
@@ -53,6 +44,15 @@ class FailureReporter(Participant):
         self._gone_at, self._why_gone = 0.0, ""  # when and why rank 0 could not be asked any more
         self._not_begun: dict[int, Failed] = {}  # before the script was ready itself
         self._shows: list[Callable[[Sequence[str]], object]] = []  # what waits for the stacks of all ranks
+        self._handlers: dict[type, Callable[[Any, float], object]] = {
+            Register: self._register,
+            ShowStacks: lambda said, _: self._show(said.lines),
+            messages.Abort: lambda said, now: self._stop_own(said.root_cause.escaped(), now),
+            messages.CountReads: lambda _, now: self.stops.ask(now),
+            messages.Done: lambda _, now: self._end_served(now),
+            messages.Locate: self.locate,
+            messages.StopAt: lambda said, _: self.stops.stop_at(said.read),
+        }
 
     def take(self, rank: int, message: object, now: float) -> None:
         member = self.members[rank]
@@ -70,7 +70,7 @@ class FailureReporter(Participant):
         else:
             if isinstance(message, Failing) and not message.end.cause:
                 member.failing = message.end
-            if self._detects:
+            if self.detects:
                 if isinstance(message, Terminating) and self._is_silent(now):  # then it may be the launcher's answer
                     self._lose_rank_0("it sent no heartbeat any more when SIGTERM arrived", now)
                 self._send(message, rank)
@@ -98,14 +98,14 @@ class FailureReporter(Participant):
     def finish(self) -> None:
         """See that our last message arrives, if rank 0 is there."""
         if not self._is_silent(time.monotonic()):
-            close_gracefully(self.peers, _GOODBYE)
+            close_gracefully(self.peers)
 
     def _limit(self) -> float:
         ends = [member.end for member in self.own if member.end is not None]
         cause, is_secondary = self.root_cause, any(end.is_secondary for end in ends)
         if cause is None and self.may_restart and self.peers:
             return inf  # where a rank fails later all begin again
-        if all(end.succeeded for end in ends) or not self._detects or (cause is not None and cause.restarts):
+        if all(end.succeeded for end in ends) or not self.detects or (cause is not None and cause.restarts):
             return self._ended_at
         if cause is None:
             patience = _EXPLANATION if is_secondary else _CAUSE
@@ -135,7 +135,7 @@ class FailureReporter(Participant):
     def _exited(self, member: RankState, message: Exited, now: float) -> None:
         member.end, self._ended_at = message.end, now
         self._send(message, member.rank)
-        if not self._detects or self.root_cause is not None:
+        if not self.detects or self.root_cause is not None:
             return
         if not self.peers and message.end.is_failure:  # for its neighbours
             self._stop_own(from_exit(member, message.end, 0.0), now)
@@ -143,39 +143,25 @@ class FailureReporter(Participant):
             self._lose_rank_0("it sent no heartbeat any more", now)
 
     def _take_from(self, connection: HeartbeatConnection, rank: int, message: object, now: float) -> None:
-        if isinstance(message, Register):
-            self.members[0].pid = message.pid
-        elif isinstance(message, Abort):
-            self._stop_own(message.root_cause.escaped(), now)
-        elif isinstance(message, Answer):
+        if isinstance(message, Answer):
             self._take_answers(rank, message)
-        elif isinstance(message, CountReads | StopAt | Locate | ShowStacks):
-            self._take_question(message, now)
-        elif isinstance(message, Done):
-            for member in self.own:
-                self.orders.setdefault(member.rank, StopRequest(now, is_failure=False, is_done=True))
         elif isinstance(message, Detach):
             if message.ended and not self._has_ended:
                 self.say("rank 0 has exited; failures of other ranks are no longer reported")
             self._end(connection, self._why_gone, now)
+        elif type(message) in self._handlers:
+            self._handlers[type(message)](message, now)
         else:
             raise ProtocolError(f"sends {type(message).__name__}, which only another rank may")
 
-    def _take_question(self, message: CountReads | StopAt | Locate | ShowStacks, now: float) -> None:
-        if isinstance(message, CountReads):
-            self.stops.ask(now)
-        elif isinstance(message, StopAt):
-            self.stops.stop_at(message.read)
-        elif isinstance(message, ShowStacks):
-            self._show(message.lines)
-        else:
-            self.locate(message, now)
+    def _register(self, message: Register, _: float) -> None:
+        self.members[0].pid = message.pid
 
     def _lose_rank_0(self, why: str, now: float) -> None:
         self._stop_own(replace(from_disconnect([self.members[0]], why), restarts=self.may_restart), now)
 
     def _lose(self, connection: HeartbeatConnection, why: str, how: str, now: float) -> None:
-        if self._detects and (self.may_restart or not self._has_ended) and self.root_cause is None:
+        if self.detects and (self.may_restart or not self._has_ended) and self.root_cause is None:
             self._lose_rank_0(why, now)
         self._end(connection, how, now)
 

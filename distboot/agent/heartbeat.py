@@ -32,7 +32,7 @@ class Probe:
             self._socket = socket.socket(connection.family, socket.SOCK_STREAM)  # there may be no file left for it
             self._socket.setblocking(False)
             host, _, *scope = connection.getpeername()
-            self._address = (host, _PORT, *scope)
+            self._address = host, _PORT, *scope
             self._result = self._socket.connect_ex(self._address)
         except OSError as error:
             self._result = error.errno or errno.EHOSTUNREACH
@@ -107,10 +107,8 @@ class HeartbeatConnection:
 
     def send(self, message: object, rank: int = 0) -> None:
         """Send a message, or a `Broadcast`, from or for a rank. That the peer has gone is said by reading."""
-        if isinstance(message, Broadcast):
-            self._send(message.sign(self._channel, rank))
-        else:
-            self._send(self._channel.sign(message, rank))
+        broadcast = message if isinstance(message, Broadcast) else Broadcast(message)
+        self._send(broadcast.sign(self._channel, rank))
 
     def _send(self, data: bytes) -> None:
         if not self._unsent or data is not self._beat:  # else what waits says as much
@@ -135,9 +133,7 @@ class HeartbeatConnection:
     def receive(self, now: float, *kinds: type) -> list[tuple[int, object]]:
         """Every message of these kinds that has come, without heartbeats, each with the rank that it is from or for.
 
-        Raises:
-            DisconnectedError: the connection has ended.
-            ProtocolError: the peer sends something else.
+        `DisconnectedError`: the connection has ended; `ProtocolError`: the peer sends something else.
         """
         try:
             data = self.socket.recv(65536)
@@ -226,7 +222,7 @@ class HeartbeatConnection:
             return 0
 
 
-def close_gracefully(connections: Iterable[HeartbeatConnection], limit: float) -> None:
+def close_gracefully(connections: Iterable[HeartbeatConnection], limit: float = 1.0) -> None:
     """End our direction of these, and wait `limit` seconds in all for the peers to end theirs.
 
     A connection that is closed while something is unread loses what is still on its way to the peer (tcp(7), RST).

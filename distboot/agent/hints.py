@@ -48,12 +48,11 @@ def _line(hint: str) -> str:
 
 def _hint(trace: TracebackType | None) -> str | None:
     """The hint for an exception that has come through these frames."""
-    while trace is not None:
+    hint = None
+    while trace is not None and hint is None:
         hint = _of_keras(trace.tb_frame) or _of_lightning(trace.tb_frame) or _of_deepspeed(trace.tb_frame)
-        if hint is not None:
-            return hint
         trace = trace.tb_next
-    return None
+    return hint
 
 
 def _of_keras(frame: FrameType) -> str | None:

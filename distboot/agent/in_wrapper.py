@@ -63,7 +63,8 @@ class WrapperAgent:
         self._children: dict[int, MonitoredProcess] = {}
         self._done: Callable[[], None] = lambda: None
         self._agent.loop.add_reader(self._woken, self._take_events)
-        self._listener = self._agent.open() if hasattr(signal, "pidfd_send_signal") else None
+        if hasattr(signal, "pidfd_send_signal"):
+            self._agent.open()
         self._has_ended = threading.Event()
         start_without_signals("distboot-agent", self._work)  # they are for the main thread
 
@@ -75,7 +76,7 @@ class WrapperAgent:
 
     def environ(self, rank: int, environ: Mapping[str, str]) -> dict[str, str]:
         """The environment for a child, so that its script finds us, and its Python reports to us why it fails."""
-        found = {**environ, VARIABLE: "" if self._listener is None else self._listener.variable(rank)}
+        found = {**environ, VARIABLE: self._agent.variable(rank)}
         if self._settings.detects:
             found["DISTBOOT_CRASH_HOOKS"] = f"{self.files[rank]}:{os.fstat(self.files[rank]).st_ino}"
         return found

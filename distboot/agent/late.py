@@ -18,10 +18,6 @@ from .messages import Locate, Position, Stalled
 from .root_cause import RankState, RootCause, from_late
 from .stacks import Stacks, fold, lines, may_compute, waits, where
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from .loop import Say
-
 _TOLERANCE = 3.5  # seconds: agents look once a second, and scripts say every other one how far they are
 _UP_TO_DATE = 6.0  # seconds: of a rank that has waited so long the others have said since how far they are
 _ANSWERING = 8.0  # seconds for all agents to answer; a stack takes up to 6
@@ -33,82 +29,73 @@ _SILENT = "at a place that its agent does not tell"
 
 
 class Late(NamedTuple):
-    """What holds up a job.
+    """What holds up a job."""
 
-    Attributes:
-        ranks: those that are late; empty: all wait, and none of them can be said to be late.
-        waiting: those that wait, for these or for each other; empty: no rank does anything.
-        group: the process group whose collective operations say so; empty: only the stacks do.
-    """
+    ranks: list[int]  # those that are late; empty: all wait, and none of them can be said to be late
+    waiting: list[int]  # those that wait, for these or for each other; empty: no rank does anything
+    group: str = ""  # the process group whose collective operations say so; empty: only the stacks do
 
-    ranks: list[int]
-    waiting: list[int]
-    group: str = ""
+    @property
+    def witness(self) -> int:
+        """A rank that moves when it is over."""
+        return (self.waiting or self.ranks)[0]
 
 
 def find_late(positions: Mapping[int, Position], before: Mapping[int, Position], after: float) -> Late | None:
     """Who is late, once others have waited so many seconds; None: no rank is, as far as is known.
 
-    Args:
-        positions: of all ranks that have answered.
-        before: the same, some seconds ago.
-        after: seconds.
+    `positions` are those of all ranks that have answered, and those `before` were the same some seconds ago.
     """
-    return _by_numbers(positions, after) or _by_stacks(positions, before, after) or _all_idle(positions, before, after)
+    least = _least(after)
+    still = {rank for rank, one in positions.items() if rank in before and _is_at_rest(before[rank], one)}
+    return _by_numbers(positions, least) or _by_stacks(positions, still, least) or _all_idle(positions, still, least)
 
 
 def may_be_late(positions: Mapping[int, Position], after: float) -> bool:
     """Whether it is worth to look at the stacks, which disturbs the scripts a little."""
-    stalled = [not position.is_counted or _is_long(position, after) for position in positions.values()]
-    return _by_numbers(positions, after) is not None or (len(stalled) > 1 and all(stalled))
+    least = _least(after)
+    has_stalled = all(not one.is_counted or one.since >= least for one in positions.values())
+    return _by_numbers(positions, least) is not None or (len(positions) > 1 and has_stalled)
 
 
-def _by_numbers(positions: Mapping[int, Position], after: float) -> Late | None:
+def _by_numbers(positions: Mapping[int, Position], least: float) -> Late | None:
     found = []
     for group in sorted({group for position in positions.values() for group in position.counts}):
         counts = {rank: position.counts[group] for rank, position in positions.items() if group in position.counts}
         held = {rank for rank in counts if positions[rank].is_held}
         most = max((count for rank, count in counts.items() if rank not in held), default=0)
         there = {rank for rank in counts.keys() - held if counts[rank] == most}
-        waiting, behind = (
-            sorted(rank for rank in there if _is_long(positions[rank], after)),
-            sorted(counts.keys() - there),
-        )
-        if behind and waiting:
-            found.append(Late(behind, waiting, group))
+        waiting = sorted(rank for rank in there if positions[rank].since >= least)
+        if waiting and there < counts.keys():
+            found.append(Late(sorted(counts.keys() - there), waiting, group))
     # A rank that waits in another group, or in another operation, is held up itself.
     held_up = {rank for late in found for rank in late.waiting}
-    held_up |= {rank for late in found for rank in late.ranks if _waits(positions[rank], after)}
+    held_up |= {rank for late in found for rank in late.ranks if _waits(positions[rank], least)}
     for late in found:
         ranks = [rank for rank in late.ranks if rank not in held_up]
-        too = [rank for rank in late.ranks if _waits(positions[rank], after)]
+        too = [rank for rank in late.ranks if _waits(positions[rank], least)]
         if ranks:
             return late._replace(ranks=ranks, waiting=sorted({*late.waiting, *too}))
     return Late([], sorted(held_up)) if held_up else None
 
 
-def _by_stacks(positions: Mapping[int, Position], before: Mapping[int, Position], after: float) -> Late | None:
-    waited = [
-        rank
-        for rank, position in positions.items()
-        if _is_long(position, after) or (rank in before and _is_at_rest(before[rank], position))
-    ]
+def _by_stacks(positions: Mapping[int, Position], still: Collection[int], least: float) -> Late | None:
+    waited = (rank for rank, one in positions.items() if one.since >= least or rank in still)
     waiting = sorted(rank for rank in waited if _waits(positions[rank]))
     others = sorted(positions.keys() - set(waiting))
     is_known = all(positions[rank].stacks is not None and not _waits(positions[rank]) for rank in others)
     if not others:  # or they compute there
-        is_known = all(one.idle >= _least(after) or not may_compute(one.stacks) for one in positions.values())
+        is_known = all(one.idle >= least or not may_compute(one.stacks) for one in positions.values())
     return Late(others, waiting) if waiting and is_known and len(positions) > 1 else None
 
 
-def _all_idle(positions: Mapping[int, Position], before: Mapping[int, Position], after: float) -> Late | None:
+def _all_idle(positions: Mapping[int, Position], still: Collection[int], least: float) -> Late | None:
     """All ranks, if none of them moves or uses a processor."""
-    at_rest = [
-        one.stacks is not None and bool(one.stacks.main) and min(one.since, one.idle) >= _least(after)
-        and (one.is_counted or (rank in before and _is_at_rest(before[rank], one)))
+    is_idle = all(
+        one.stacks and one.stacks.main and min(one.since, one.idle) >= least and (one.is_counted or rank in still)
         for rank, one in positions.items()
-    ]  # fmt: skip
-    return Late(sorted(positions), []) if len(at_rest) > 1 and all(at_rest) else None
+    )
+    return Late(sorted(positions), []) if len(positions) > 1 and is_idle else None
 
 
 def text_of(
@@ -116,12 +103,7 @@ def text_of(
 ) -> str:
     """`"waiting for rank 3 (node-1) for 60 s: it is in load (data.py:41); ranks 0-2 wait in step (train.py:84)"`.
 
-    Args:
-        late: who is.
-        positions: of all ranks.
-        members: the ranks.
-        begin: `"waiting for {}"`, say.
-        seconds: for how long.
+    It begins with `begin`, `"waiting for {}"` say.
     """
     is_certain = bool(late.group) or all(positions[rank].is_counted for rank in late.waiting or late.ranks)
     length = f"{seconds:.0f} s" + ("" if is_certain else ", to judge by the stacks")
@@ -145,12 +127,8 @@ def text_of(
     return f"{said}, collective operation {most:,}, {who} {'has' if len(late.ranks) == 1 else 'have'} begun {least:,}"
 
 
-def _is_long(position: Position, after: float) -> bool:
-    """Whether it has not moved for so many seconds."""
-    return position.since >= _least(after)
-
-
 def _least(after: float) -> float:
+    """Seconds that an agent says, at the least, of a rank that has not moved for so many."""
     return after - min(_TOLERANCE, after / 2)
 
 
@@ -166,19 +144,14 @@ def _is_at_rest(before: Position, position: Position) -> bool:
     return not position.is_counted and position.stacks is not None and position.stacks == before.stacks
 
 
-def _waits(position: Position, after: float = 0.0) -> bool:
-    return position.stacks is not None and waits(position.stacks) and position.since >= _least(after)
+def _waits(position: Position, least: float = 0.0) -> bool:
+    return position.stacks is not None and waits(position.stacks) and position.since >= least
 
 
 def _places(ranks: Iterable[int], positions: Mapping[int, Position]) -> list[tuple[list[int], str]]:
     """Where ranks are, as far as is known, those of fewest ranks first: `" in load (data.py:41)"`."""
     stacks = {rank: positions[rank].stacks for rank in ranks}
     return fold({rank: "" if one is None else f" {where(one)}" for rank, one in stacks.items()})
-
-
-def _witness(late: Late) -> int:
-    """A rank that moves when it is over."""
-    return (late.waiting or late.ranks)[0]
 
 
 def _listed(places: Sequence[tuple[Sequence[int], str]], verb: str) -> str:
@@ -194,31 +167,23 @@ class Job(Protocol):
 
     members: dict[int, RankState]
     settings: SupervisionSettings
-    say: Say
     log: EventLog
     root_cause: RootCause | None
 
+    def say(self, text: str, **more: object) -> None: ...
+    def ask_ranks(self, question: Locate, ranks: Collection[int]) -> None: ...  # or rather their agents
+    def end_job(self, cause: RootCause, text: str, now: float) -> None: ...  # which the text explains
+
 
 class LateWatch:
-    """Rank 0's: when to ask, and what follows. All times are those of `time.monotonic`.
+    """Rank 0's: when to ask agents where their ranks are, and what follows. All times are those of `time.monotonic`."""
 
-    Args:
-        job: rank 0's side of failure detection.
-        ask: asks the agents of some ranks.
-        blame: ends the job.
-
-    Attributes:
-        late: who is, as far as is known.
-    """
-
-    def __init__(
-        self, job: Job, ask: Callable[[Locate, Collection[int]], object], blame: Callable[[RootCause], object]
-    ) -> None:
-        self.late: Late | None = None
+    def __init__(self, job: Job) -> None:
+        self.late: Late | None = None  # as far as is known
         self._answers: dict[int, Position] = {}  # to the question under way
         self._positions: dict[int, Position] = {}  # of all ranks, from the question before
         self._before: dict[int, Position] = {}  # the same, with the stacks before
-        self._job, self._ask, self._blame = job, ask, blame
+        self._job = job
         self._after, self._hang_after = job.settings.stalls_after, job.settings.hang_after or inf
         self._again = max(1.0, len(job.members) / _ASKED_A_SECOND)  # seconds between two questions to all
         self._question, self._asked_at = Locate(0, stacks=False), -inf  # the last one to all
@@ -241,7 +206,7 @@ class LateWatch:
         elif message.number and message.number == self._question.number and rank in self._awaited:
             self._answers[rank] = message
             self._awaited -= {rank}
-        elif not message.number and self.late is not None and rank == _witness(self.late):
+        elif not message.number and self.late is not None and rank == self.late.witness:
             if self._has_gone_on(self._positions[rank], message, now):
                 self._over()
             elif self._is_new:
@@ -281,7 +246,6 @@ class LateWatch:
         return True
 
     def turn(self, now: float) -> None:
-        """Do what is due."""
         if self._job.root_cause is not None:
             self._awaited, self._next, self._poll = set(), inf, inf
         if self._end < inf and (not self._awaited or now >= self._end):
@@ -292,16 +256,15 @@ class LateWatch:
                 self._show()
                 if self._job.root_cause is None:
                     self._judge(now)
-            elif may_be_late(self._positions, self._after):
-                known = self._positions  # a rank that ends meanwhile has said how far it is
-                self._ask_all(now, stacks=True, known=known)
+            elif may_be_late(self._positions, self._after):  # a rank that ends meanwhile has said how far it is
+                self._ask_all(now, stacks=True, known=self._positions)
         if now >= self._next and self._end == inf:
             self._ask_all(now, stacks=self.late is not None or bool(self._shows))
         if now >= self._poll and self.late is not None:
-            witness = _witness(self.late)
+            witness = self.late.witness
             is_busy = self._is_busy(self._positions[witness])
             self._poll = now + (_SECOND_LOOK if is_busy else _POLLING)
-            self._ask(Locate(0, stacks=is_busy), [witness])
+            self._job.ask_ranks(Locate(0, stacks=is_busy), [witness])
 
     def _ask_all(self, now: float, *, stacks: bool, known: Mapping[int, Position] = {}) -> None:
         self._question, self._asked_at = Locate(self._question.number + 1, stacks), now
@@ -310,7 +273,7 @@ class LateWatch:
         for rank, member in self._job.members.items():
             if member.is_open and member.pid and (member.exiting is None or member.failing is not None):
                 self._awaited.add(rank)
-        self._ask(self._question, frozenset(self._awaited))  # some answer at once
+        self._job.ask_ranks(self._question, frozenset(self._awaited))  # some answer at once
 
     def _judge(self, now: float) -> None:
         before, self._before = self._before, self._positions
@@ -329,7 +292,7 @@ class LateWatch:
 
     def _is_busy(self, position: Position) -> bool:
         """Whether a rank uses a processor while it waits, so that only its stack tells that it has gone on."""
-        return not position.is_counted and not _is_long(position, self._after)
+        return not position.is_counted and position.since < _least(self._after)
 
     def _has_gone_on(self, before: Position, position: Position, now: float) -> bool:
         if self._is_busy(before):
@@ -364,13 +327,8 @@ class LateWatch:
             reply(self._places())
 
     def _end_job(self, late: Late, end: ExitStatus | None, now: float) -> None:
-        ranks = late.ranks or late.waiting
         said = self._text(late, now, "{} held up the job" if late.ranks else "the ranks have waited for {}")
-        first = self._job.members[ranks[0]]
-        self._job.log.add(
-            "root_cause", first.rank, kind="late", ranks=ranks, text=said, location=first.where, traceback=""
-        )
-        self._blame(from_late(ranks, said, end))
+        self._job.end_job(from_late(late.ranks or late.waiting, said, end), said, now)
 
     def _text(self, late: Late, now: float, begin: str) -> str:
         seconds = _waited_for(late, self._positions) + now - self._as_of

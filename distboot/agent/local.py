@@ -8,14 +8,13 @@ has the name, and a token that a process of another user cannot read.
 from __future__ import annotations
 
 import errno
-import hmac
 import os
 import re
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +34,6 @@ OPEN = Channel()  # a socket that no other process has needs no proof
 _MARGIN = 5.0  # seconds beyond a limit for the agent to say that it is over
 _ATTACH = 10.0  # seconds for an agent to answer
 _PAUSE = 0.002  # seconds until the queue of an agent is tried again
-_WAITING = 256  # connections that an agent has not accepted yet
 _LONG = 1 << 20  # characters
 
 
@@ -133,15 +131,10 @@ class AgentLink:
         self.page: int | None = None  # that came with the last Go, for `ctx.preempted`; a file descriptor
 
     def begin(self, begin: Begin) -> None:
-        """Let the agent join."""
         self._tell(begin)
 
     def joined(self, limit: float) -> JoinResult:
-        """Wait until it has.
-
-        Raises:
-            DistbootError: the ranks have not met.
-        """
+        """Wait until it has; `DistbootError`: the ranks have not met."""
         answer: JoinResult | Raised = self._next(limit + 2 * _ATTACH, JoinResult, Raised)
         if isinstance(answer, Raised):
             self._events = answer.events
@@ -149,7 +142,6 @@ class AgentLink:
         return answer
 
     def get_ready(self, ready: Ready) -> dict[int, str]:
-        """Wait until all ranks are ready: what they offer, by rank."""
         answer = self._ask(ready, ready.limit + _MARGIN, Go, Failed)
         if isinstance(answer, Failed):
             raise as_error(answer.problem, "")
@@ -157,7 +149,6 @@ class AgentLink:
         return {each.rank: each.offer for each in answer.offers}
 
     def arrive(self, arrive: Arrive) -> None:
-        """Wait at a key, or lead there."""
         answer = self._ask(arrive, arrive.limit + _MARGIN, Release, Failed)
         while answer.key != arrive.key:  # of an earlier one, of which this side had given up hope
             answer = self._next(arrive.limit + _MARGIN, Release, Failed)
@@ -165,7 +156,6 @@ class AgentLink:
             raise as_error(answer.problem, "")
 
     def listener(self, port: int) -> socket.socket | None:
-        """Rank 0's listening socket at its port; None: it is not to be had."""
         self._ask(Listen(port), _ATTACH, Listening)
         return socket.socket(fileno=self._files.pop()) if self._files else None
 
@@ -175,17 +165,14 @@ class AgentLink:
             self._send(RequestStop(why, lasts))
 
     def keep(self) -> None:
-        """The listening socket is not needed."""
         self._tell(Keep())
 
     def log(self) -> EventLog | None:
-        """What rank 0 has learned of the job."""
         with suppress(DistbootError):  # it may have ended
             self._events = self._events or self._ask(AskLog(), _ATTACH, Log).events
         return EventLog.from_json(self._events) if self._events else None
 
     def leave(self) -> None:
-        """The context is closed."""
         if self._lock.locked():  # a signal handler does so while the script waits here
             with suppress(OSError):
                 self._send(Leave())
@@ -263,8 +250,7 @@ def _gone(why: str) -> DistbootError:
 def attached(environ: Mapping[str, str]) -> tuple[AgentLink, JoinResult] | None:
     """The link to the agent of the wrapper around this process; None: there is none, or it is not for this process.
 
-    Raises:
-        DistbootError: `rank-failed`; there is one, which does not answer.
+    `DistbootError`: there is one, which does not answer.
     """
     name, _, token = environ.get(VARIABLE, "").partition(":")
     if not name or not token:
@@ -288,25 +274,3 @@ def attached(environ: Mapping[str, str]) -> tuple[AgentLink, JoinResult] | None:
                 why = "the wrapper around this process does not answer"
                 raise DistbootError("rank-failed", why, hint) from None
         time.sleep(_PAUSE)  # its queue is full, for which connect(2) does not wait, whatever the timeout is
-
-
-class ScriptListener:
-    """Where the wrapper's agent listens for the scripts of its ranks."""
-
-    def __init__(self, ranks: Iterable[int], job: str) -> None:
-        self.name = f"{PREFIX}{job}-{os.urandom(8).hex()}"
-        self._tokens = {rank: os.urandom(16).hex() for rank in ranks}
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.bind(f"\0{self.name}")
-        self.socket.listen(_WAITING)
-        self.socket.setblocking(False)
-
-    def variable(self, rank: int) -> str:
-        """What lets the script of a rank find it."""
-        return f"{self.name}:{self._tokens[rank]}"
-
-    def rank_of(self, attach: Attach) -> int | None:
-        """The rank whose token a process knows."""
-        given = attach.token.encode(errors="replace")
-        found = [rank for rank, token in self._tokens.items() if hmac.compare_digest(given, token.encode())]
-        return found[0] if found else None

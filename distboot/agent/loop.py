@@ -6,11 +6,12 @@ import os
 import selectors
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, Protocol
+from math import inf
+from typing import NamedTuple
 
 from ..rendezvous.messages import Arrive, Detach, Failed, Go, Key, Ready, Release
 from ..rendezvous.protocol import ProtocolError
@@ -19,11 +20,13 @@ from ..text import first_line
 from .exit_status import leave
 from .heartbeat import DisconnectedError, HeartbeatConnection
 from .messages import KINDS, Locate, Reads
+from .preemption import StopPages
 from .root_cause import RankState, RootCause
-from .stop_agreement import StopPages
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .failure_coordinator import FailureCoordinator
+    from .failure_reporter import FailureReporter
     from .monitored_process import MonitoredProcess
     from .restarts import Restarts
 
@@ -34,8 +37,7 @@ _LOOKS = 0.1  # seconds between two looks at a connection that is suspect
 Answer = Go | Release | Failed  # to a script that waits at a key
 
 
-@dataclass(frozen=True, slots=True)
-class StopRequest:
+class StopRequest(NamedTuple):
     """That the process of a rank has to stop."""
 
     at: float
@@ -51,30 +53,16 @@ class Wait(NamedTuple):
     reply: Callable[[Answer], object]
 
 
-class Say(Protocol):
-    """Prints a line, as the agent or as a rank."""
-
-    def __call__(self, text: str, rank: int | None = None, event: str = "", **more: object) -> None: ...
-
-
 @dataclass
 class Participant:
-    """One side of failure detection, as the loop drives it. All times are those of `time.monotonic`.
-
-    Attributes:
-        members: all that it knows, by rank.
-        own: those of this agent.
-        peers: the open connections, and the ranks at the other end of each; none is added later.
-        waiting: by rank.
-    """
+    """One side of failure detection, as the loop drives it. All times are those of `time.monotonic`."""
 
     ranks: Iterable[RankState]  # of this agent, and at the other ends
     connection_of: Mapping[int, HeartbeatConnection]  # of the ranks of other agents
     settings: SupervisionSettings
     held: bool  # whether the exit of our ranks waits for us, as in the wrapper
-    say: Say
+    say: Callable[..., None]  # prints a text, as the agent or as a rank, of an event with its details
     remove_reader: Callable[[HeartbeatConnection], None] = lambda _: None  # of the loop
-    locate: Callable[[Locate, float], object] = lambda *_: None  # lets our ranks say where they are; of the loop
     may_restart: bool = False  # whether another round can follow when a rank fails
     restarts: Restarts | None = None  # decides on rank 0 whether one does
     is_starting: bool = False  # whether all ranks are to get ready first; until then a failure is that of the start
@@ -83,20 +71,22 @@ class Participant:
 
     def __post_init__(self) -> None:
         self.members = {member.rank: member for member in self.ranks}
-        self.peers: dict[HeartbeatConnection, list[RankState]] = {}
+        self.peers: dict[HeartbeatConnection, list[RankState]] = {}  # those at the other ends of open connections
         for rank, connection in self.connection_of.items():
             if rank in self.members:
                 self.members[rank].connection, self.members[rank].is_local = connection, False
                 self.peers.setdefault(connection, []).append(self.members[rank])
         self.own = [member for member in self.members.values() if member.is_local]
-        self.waiting: dict[int, Wait] = {}
+        self.watched: dict[int, MonitoredProcess] = {}  # by rank, once it runs
+        self.waiting: dict[int, Wait] = {}  # by rank
         self.stops = StopPages(self.settings.grace / 3)
         self._abandoned: list[HeartbeatConnection] = []  # open: their end would be an alarm over there
-        self._has_left = self._hurried = False
+        self._has_left = self._hurried = self._has_decided = False
+        self._stopped: set[int] = set()  # ranks whose order is executed
         self._ended_at = self._concluded_at = 0.0
 
     def take(self, rank: int, message: object, now: float) -> None:
-        """Take what a rank of ours says: any message of a rank, as it is sent to rank 0."""
+        """Take a message of a rank of ours, as one is sent to rank 0."""
         raise NotImplementedError
 
     def ask(self, rank: int, message: Arrive | Ready, reply: Callable[[Answer], object], now: float) -> None:
@@ -105,7 +95,6 @@ class Participant:
         self.take(rank, message, now)
 
     def read(self, connection: HeartbeatConnection, now: float) -> None:
-        """Take what has come on a connection."""
         try:
             for rank, message in connection.receive(now, *KINDS):
                 if connection in self.peers:  # else it has detached just now
@@ -116,7 +105,9 @@ class Participant:
             self._abandon(connection, str(error), now)
 
     def tick(self, now: float) -> None:
-        """Once an interval: send heartbeats, and look which have not come."""
+        """Once an interval: look after our processes, send heartbeats, and look which have not come."""
+        for watched in self.watched.values():
+            watched.look(now)
         for connection in list(self.peers):
             self.read(connection, now)
             if self._is_running(connection):
@@ -124,7 +115,6 @@ class Participant:
                 self._check(connection, now)
 
     def turn(self, now: float) -> None:
-        """Do what is due."""
         for connection in list(self.peers):
             if connection.suspect and self._is_running(connection):
                 self._check(connection, now)
@@ -134,14 +124,26 @@ class Participant:
             self.say(text, rank)
 
     def due(self, now: float) -> float:
-        """When something is."""
-        look = now + (_LOOKS if any(connection.suspect for connection in self.peers) else 3600)
-        look = min(look, self.stops.due)
-        return min(look, max(self._limit(), now)) if self._has_ended else look
+        look = now + _LOOKS if any(connection.suspect for connection in self.peers) else inf
+        orders = (order.at for rank, order in self.orders.items() if rank in self.watched.keys() - self._stopped)
+        return min([look, self.stops.due, max(self._limit(), now) if self._has_ended else inf, *orders])
 
-    def ask_stacks(self, reply: Callable[[Sequence[str]], object], now: float) -> None:
-        """Call `reply` with lines that say where all ranks are."""
-        raise NotImplementedError
+    def execute_stops(self, now: float) -> None:
+        """Let our processes know of the root cause, and those stop whose time has come."""
+        if self.root_cause is not None and self.watched and not self._has_decided:
+            self._has_decided = True
+            for watched in self.watched.values():
+                watched.decided(now)
+        for rank in self.watched.keys() - self._stopped:
+            order = self.orders.get(rank)
+            if order is not None and now >= order.at:
+                self._stopped.add(rank)
+                self.watched[rank].stop(order, now)
+
+    def locate(self, question: Locate, now: float) -> None:
+        """Let our ranks say where they are."""
+        for watched in self.watched.values():
+            watched.locate(question, now)
 
     def leave(self) -> None:
         """The ranks of this agent leave the job, in good order."""
@@ -149,24 +151,17 @@ class Participant:
         self._has_left = True
 
     def hurry(self) -> None:
-        """Do not wait for other ranks any longer."""
         self._hurried = True
 
     def over(self, now: float) -> bool:
-        """Whether nothing is left to do."""
         return self._has_left or self._hurried or (self._has_ended and now >= self._limit())
 
-    def finish(self) -> None:
-        """The last thing before the end."""
-        raise NotImplementedError
-
     def close(self) -> None:
-        """End all connections."""
         for connection in (*self.peers, *self._abandoned):
             connection.close()
 
     @property
-    def _detects(self) -> bool:
+    def detects(self) -> bool:
         """Whether a failure is to be told to all, now."""
         return self.settings.detects and not self.is_starting
 
@@ -187,6 +182,12 @@ class Participant:
         is_said = any(not cause.is_failure or member.failing or member.end for member in first)  # by our rank
         return "" if is_said and len(self.own) == 1 and not cause.restarts else cause.headline
 
+    def _end_served(self, now: float) -> None:
+        """Let our own ranks end, which only serve rank 0's script: that has ended well."""
+        for member in self.own:
+            if member.end is None:
+                self.orders.setdefault(member.rank, StopRequest(now, is_failure=False, is_done=True))
+
     def _is_running(self, connection: HeartbeatConnection) -> bool:
         """Whether a connection is ours, and has ranks that are to end yet."""
         return any(member.end is None for member in self.peers.get(connection, ()))
@@ -200,7 +201,6 @@ class Participant:
         raise NotImplementedError
 
     def _send(self, message: object, rank: int = 0) -> None:
-        """Send to all other agents."""
         for connection in self.peers:
             connection.send(message, rank)
 
@@ -250,22 +250,17 @@ class Participant:
 
 
 class EventLoop:
-    """Drives one side of failure detection; in seconds, `interval` is between two beats, `grace` from TERM to KILL."""
+    """Drives one side of failure detection, with `interval` seconds between two beats."""
 
-    def __init__(self, role: Participant, *, interval: float, grace: float) -> None:
-        self._role, self._interval, self._grace = role, interval, grace
+    def __init__(self, role: FailureCoordinator | FailureReporter, interval: float) -> None:
+        self._role, self._interval = role, interval
         self._selector = selectors.DefaultSelector()
-        self._decided = False
-        self._stopped: set[int] = set()
-        self._killing: list[Callable[[], None]] = []
         self._timers: list[tuple[float, Callable[[], None]]] = []
-        self.watched: dict[int, MonitoredProcess] = {}  # by rank, once it runs
-        role.remove_reader, role.locate = self.remove_reader, self._locate
+        role.remove_reader = self.remove_reader
         for connection in role.peers:
             self.add_reader(connection, partial(role.read, connection))
 
     def add_reader(self, file: int | HeartbeatConnection, ready: Callable[[float], None]) -> None:
-        """Call `ready` with the time when there is something to read."""
         self._selector.register(file, selectors.EVENT_READ, ready)
 
     def remove_reader(self, file: int | HeartbeatConnection) -> None:
@@ -274,17 +269,9 @@ class EventLoop:
             self._selector.unregister(file)
 
     def call_at(self, at: float, call: Callable[[], None]) -> None:
-        """Call something once, when its time has come."""
         self._timers.append((at, call))
 
-    def kill_after_grace(self, now: float, kill: Callable[[], None]) -> None:
-        """The process has been asked to stop."""
-        if kill not in self._killing:
-            self._killing.append(kill)
-            self.call_at(now + self._grace, kill)
-
     def run(self) -> None:
-        """Until nothing is left to do."""
         beat = time.monotonic() + self._interval
         try:
             while not self._role.over(now := time.monotonic()):
@@ -298,11 +285,10 @@ class EventLoop:
                         key.data(now)
                 if now >= beat:
                     beat = now + self._interval
-                    for watched in self.watched.values():
-                        watched.look(now)
                     self._role.tick(now)
                 self._role.turn(now)
-                self._execute_stops(now)
+                self._role.execute_stops(now)
+                self._call_timers(now)
                 self._role.stops.publish()
             self._role.finish()
         except Exception as error:  # noqa: BLE001 - a defect of ours must not end the training
@@ -315,25 +301,10 @@ class EventLoop:
             self._role.close()
             self._selector.close()
 
-    def _locate(self, question: Locate, now: float) -> None:
-        for watched in self.watched.values():
-            watched.locate(question, now)
-
     def _due(self, now: float) -> float:
-        orders = [order.at for rank, order in self._role.orders.items() if rank in self.watched.keys() - self._stopped]
-        return min([self._role.due(now), *orders, *(at for at, _ in self._timers)])
+        return min([self._role.due(now), *(at for at, _ in self._timers)])
 
-    def _execute_stops(self, now: float) -> None:
-        if self._role.root_cause is not None and self.watched and not self._decided:
-            self._decided = True
-            for watched in self.watched.values():
-                watched.decided(now)
-        for rank in self.watched.keys() - self._stopped:
-            order, watched = self._role.orders.get(rank), self.watched[rank]
-            if order is not None and now >= order.at:
-                self._stopped.add(rank)
-                watched.stop(order)
-                self.kill_after_grace(now, watched.kill)
+    def _call_timers(self, now: float) -> None:
         for timer in [timer for timer in self._timers if now >= timer[0]]:
             self._timers.remove(timer)
             timer[1]()

@@ -9,19 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..rendezvous.messages import (
-    Arrive,
-    AskStacks,
-    Detach,
-    Failed,
-    Go,
-    Leave,
-    Ready,
-    Release,
-    RequestStop,
-    ShowStacks,
-)  # fmt: skip
+from ..rendezvous import messages as rendezvous
 from ..rendezvous.protocol import (
+    both,
     flag,
     integer,
     nested,
@@ -30,19 +20,13 @@ from ..rendezvous.protocol import (
     optional,
     table,
     time_or_duration,
+    valid,
 )
 from .exit_status import ExitStatus
 from .preemption import LARGEST
 from .progress import MOST_GROUPS
 from .root_cause import RootCause
 from .stacks import Stacks
-
-
-def _time(value: object) -> float:
-    if not time_or_duration(value):
-        raise ValueError("time")
-    return time_or_duration(value)
-
 
 _count = integer(most=LARGEST)
 
@@ -59,7 +43,7 @@ class Register:
 class Phases:
     """When a rank took which step of its start, in seconds since the epoch, for the report of the job."""
 
-    times: dict[str, float] = of(table(20, _time))
+    times: dict[str, float] = of(table(20, both(time_or_duration, valid(bool, "time"))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +140,8 @@ class Position:
 
 
 KINDS = (
-    *(Register, Phases, Failing, Exiting, Terminating, Exited, Abort, Done, Detach),
-    *(RequestStop, CountReads, Reads, StopAt),
-    *(Stalled, Locate, Position, AskStacks, ShowStacks),
-    *(Arrive, Ready, Leave, Release, Go, Failed),
+    *(Register, Phases, Failing, Exiting, Terminating, Exited, Abort, Done, rendezvous.Detach),
+    *(rendezvous.RequestStop, CountReads, Reads, StopAt),
+    *(Stalled, Locate, Position, rendezvous.AskStacks, rendezvous.ShowStacks),
+    *(rendezvous.Arrive, rendezvous.Ready, rendezvous.Leave, rendezvous.Release, rendezvous.Go, rendezvous.Failed),
 )

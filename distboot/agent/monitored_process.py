@@ -20,7 +20,7 @@ from .messages import Exited, Exiting, Failing, Locate, Phases, Position, Stalle
 from .progress import KIND as PROGRESS
 from .progress import Movement, is_our_thread
 from .root_cause import from_exit
-from .stacks import ANOTHER, StackReader, Stacks, by_thread
+from .stacks import ANOTHER, THREADS, StackReader, Stacks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,18 +57,17 @@ class Process:
             os.close(self.file)
             self.file = None
 
+    @property
+    def state(self) -> str:
+        """A letter, as proc_pid_stat(5) has it; empty: it has ended."""
+        return self._stat(_STATE)
+
     def stopped(self) -> str | None:
         """How long it had run when a signal stopped it, which stays the same while it is; None: it is not stopped."""
-        if self._stat(_STATE) != "T":  # what a debugger does, "t", is its own matter
-            return None
-        try:
-            with open(f"/proc/{self.pid}/schedstat", encoding="ascii") as file:
-                return file.read()
-        except OSError:
-            return ""
+        return self.read("schedstat") if self.state == "T" else None  # what a debugger does, "t", is its own matter
 
     def has_ended(self) -> bool:
-        return self._stat(_STATE) in ("", "Z", "X")
+        return self.state in ("", "Z", "X")
 
     def send(self, number: int) -> None:
         """Send it a signal, unless it has ended."""
@@ -81,10 +80,9 @@ class Process:
     def wait_status(self) -> int | None:
         """How it ended, as `os.waitpid` has it; None if only its parent may know."""
         # A zombie says it to us; once its parent has taken note, only its descriptor does.
-        if self._is_told and self._stat(_STATE) in ("Z", "X"):
-            code = self._stat(_EXIT_CODE)
-            if code:
-                return int(code)
+        code = self._stat(_EXIT_CODE) if self._is_told and self.state in ("Z", "X") else ""
+        if code:
+            return int(code)
         if self.file is None:
             return None
         info = bytearray(_INFO.pack(_INFO_EXIT, *([0] * 13)))
@@ -95,12 +93,15 @@ class Process:
         mask, *_, status = _INFO.unpack(info)
         return int(status) if mask & _INFO_EXIT else None
 
+    def read(self, name: str) -> str:
+        """A file about it in /proc; empty: it is not there, or not for us."""
+        with suppress(OSError), open(f"/proc/{self.pid}/{name}", encoding="ascii", errors="replace") as file:
+            return file.read()
+        return ""
+
     def _stat(self, field: int) -> str:
-        try:
-            with open(f"/proc/{self.pid}/stat", encoding="ascii", errors="replace") as file:
-                return file.read().rpartition(")")[2].split()[field]
-        except (OSError, IndexError):
-            return ""
+        fields = self.read("stat").rpartition(")")[2].split()
+        return fields[field] if field < len(fields) else ""
 
 
 class HookEvent(NamedTuple):
@@ -142,7 +143,6 @@ class HookReader:
         return self.clean(self._buffer)
 
     def forget_stacks(self) -> None:
-        """They have been read."""
         self.expects_stacks = False
         self.take_dump()
 
@@ -150,26 +150,22 @@ class HookReader:
         """What a faulthandler has written about a crash, the thread that crashed first; empty if it has not."""
         if not self._buffer.startswith(FATAL.encode()):
             return ""
-        first, *threads = by_thread(self.clean(self._buffer).partition("Extension modules")[0])
+        first, *threads = THREADS.split(self.clean(self._buffer).partition("Extension modules")[0])
         threads = sorted((one for one in threads if not is_our_thread(one)), key=lambda one: one.startswith(ANOTHER))
         return "\n".join(line for line in (first + "".join(threads))[:_LONGEST].splitlines() if line)
 
     def _fill(self) -> None:
-        while True:
-            try:
-                data = os.read(self.pipe, 65536)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self.ended = True
-                return
-            kept = _MOST_STACKS if self.expects_stacks else _MOST_KEPT
-            self._buffer = (self._buffer + data)[:kept]
+        kept = _MOST_STACKS if self.expects_stacks else _MOST_KEPT
+        try:
+            while data := os.read(self.pipe, 65536):
+                self._buffer = (self._buffer + data)[:kept]
+        except BlockingIOError:
+            return
+        except OSError:  # as good as its end
+            pass
+        self.ended = True
 
     def clean(self, data: bytes) -> str:
-        """Text without the secret."""
         return without(self._secret, data.decode(errors="replace"))
 
 
@@ -180,8 +176,8 @@ class MonitoredProcess:
         self.ending: int | None = None  # the last signal with which it was made to end; None: it was not
         self.external_signal: int | None = None  # that has asked it to stop
         self._is_stopped = False  # by us, for the failure of another rank
-        self.done = False  # whether we have ended it, as its work is done
-        self.has_ended = False
+        self._is_done = False  # whether we have ended it, as its work is done
+        self.has_ended = self._is_killed_soon = False
         self.rank, self.process = rank, process
         self._loop, self._role = agent.loop, agent.role
         self._hooks = hooks
@@ -194,7 +190,7 @@ class MonitoredProcess:
         self._stacks = StackReader(process, hooks, self._loop)
         self._movement = Movement(process.pid, settings.stalls_after, now)
         self._loop.add_reader(hooks.pipe, self._hear)
-        self._loop.watched[rank] = self
+        self._role.watched[rank] = self
 
     @property
     def stopped_by_us(self) -> bool:
@@ -202,16 +198,22 @@ class MonitoredProcess:
         cause = self._role.root_cause
         return self._is_stopped or (cause is not None and cause.is_failure and self._role.stops.is_told(self.rank))
 
-    def stop(self, order: StopRequest) -> None:
+    def stop(self, order: StopRequest, now: float) -> None:
         """Ask it to end, if it has not, and has not been asked."""
+        self._kill_after_grace(now)
         self.ending = signal.SIGTERM
         if self.external_signal is None and not self.has_ended:
-            self._is_stopped, self.done = order.is_failure, order.is_done
-            self.external_signal = None if self._is_stopped or self.done else int(signal.SIGTERM)
+            self._is_stopped, self._is_done = order.is_failure, order.is_done
+            self.external_signal = None if self._is_stopped or self._is_done else int(signal.SIGTERM)
             self.process.send(signal.SIGTERM)
             self.process.send(signal.SIGCONT)
 
-    def kill(self) -> None:
+    def _kill_after_grace(self, now: float) -> None:
+        if not self._is_killed_soon:
+            self._is_killed_soon = True
+            self._loop.call_at(now + self._role.settings.grace, self._end_grace)
+
+    def _end_grace(self) -> None:
         if not self.has_ended:
             said = "the script has not ended within the grace after TERM (DISTBOOT_GRACE): killed"
             self._role.say(said, self.rank, event="killed")
@@ -240,11 +242,9 @@ class MonitoredProcess:
             self._stopped = None
 
     def locate(self, question: Locate, now: float) -> None:
-        """Say how far it is, and where."""
-        reads, steps = self._role.stops.numbers(self.rank)
-        since = max(now - self._movement.since, 0.0)
-        idle = max(now - self._movement.used_at, 0.0)
-        position = Position(question.number, since, self._movement.counts, reads, steps, idle=idle)
+        movement, numbers = self._movement, self._role.stops.numbers(self.rank)
+        since, idle = max(now - movement.since, 0.0), max(now - movement.used_at, 0.0)
+        position = Position(question.number, since, movement.counts, *numbers, idle=idle)
 
         def reply(stacks: Stacks | None = None) -> None:
             self._role.take(self.rank, replace(position, stacks=stacks), time.monotonic())
@@ -254,17 +254,20 @@ class MonitoredProcess:
         else:
             reply()
 
-    def stopping(self, now: float) -> None:
-        """It got TERM; if not from us, then from outside."""
-        if self._is_asked_first(signal.SIGTERM, now):
-            self._loop.kill_after_grace(now, self.kill)
+    def stopping(self, now: float, number: int = signal.SIGTERM) -> None:
+        """It got a signal that asks it to stop; if that is the first, and not ours, all ranks are to hear of it."""
+        if self.external_signal is None and not self.stopped_by_us and not self.has_ended:
+            self.external_signal = int(number)
+            self._role.take(self.rank, Terminating(self.external_signal), now)
+            if number == signal.SIGTERM:
+                self._kill_after_grace(now)
 
     def ended(self, how: ExitStatus, now: float) -> ExitStatus:
-        """It has ended with this exit code or signal."""
         if not self._hooks.ended:
             self._hear(now)
         self.has_ended = True
-        how = ExitStatus(code=0) if self.done and how.status in (128 + signal.SIGTERM, 128 + signal.SIGKILL) else how
+        if self._is_done and how.status in (128 + signal.SIGTERM, 128 + signal.SIGKILL):
+            how = ExitStatus(code=0)
         ours = (None, signal.SIGTERM, self.ending)  # another signal was there before it
         end = replace(
             how,
@@ -275,20 +278,13 @@ class MonitoredProcess:
         )
         self._role.take(self.rank, Exited(end), now)
         role, is_first = self._role, end.is_failure and not end.is_secondary  # as far as is known
-        if (
-            is_first
-            and role.root_cause is None
-            and role.settings.detects
-            and not role.is_starting
-            and not role.may_restart
-        ):
+        if is_first and role.detects and role.root_cause is None and not role.may_restart:
             leave(from_exit(role.members[self.rank], end, 0.0).text)  # now: with process 1 of a container we end, too
         if end.is_crash:  # which it would have printed itself, had it been asked to
             self._role.say(f"{end.describe()}{shown(end.words)}", self.rank, event="crash")
         return end
 
     def _hear(self, now: float) -> None:
-        """Take what it has left behind."""
         for event in self._hooks.read():
             if event.kind == STEPS:  # also of a Python below a shell
                 with suppress(ValueError, RecursionError, ProtocolError):
@@ -312,17 +308,9 @@ class MonitoredProcess:
         elif event.kind == PROGRESS:
             self._movement.take(event.text, now)
         elif event.kind == INTERRUPT:
-            self._is_asked_first(signal.SIGINT, now)
+            self.stopping(now, signal.SIGINT)
         elif event.kind == TERM:
             self.stopping(now)
-
-    def _is_asked_first(self, number: int, now: float) -> bool:
-        """Whether this signal from outside is the first that asks it to stop; then all ranks are to hear of it."""
-        if self.external_signal is not None or self.stopped_by_us or self.has_ended:
-            return False
-        self.external_signal = int(number)
-        self._role.take(self.rank, Terminating(self.external_signal), now)
-        return True
 
     def _last_words(self, now: float) -> str:
         at, text = self._other

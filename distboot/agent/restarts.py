@@ -19,7 +19,7 @@ from ..errors import CODES
 from ..settings import RestartSettings
 from ..text import log_line, ranks_said
 from .exit_status import ExitStatus
-from .root_cause import RootCause, place_of
+from .root_cause import RootCause
 
 COUNT = "DISTBOOT_RESTART_COUNT"
 _OF_TORCHRUN = "TORCHELASTIC_RESTART_COUNT"  # where scripts and libraries look for it
@@ -32,19 +32,14 @@ _CODE = re.compile(r"error\[([a-z-]+)\]")
 
 
 class Restarts:
-    """What the wrapper knows of all rounds of its job.
-
-    Attributes:
-        round: the one that runs, or comes next.
-        rounds: on rank 0, those that have failed, as the report has them.
-    """
+    """What the wrapper knows of all rounds of its job."""
 
     def __init__(self, settings: RestartSettings, environ: Mapping[str, str]) -> None:
-        self.settings, self.round = settings, 0
+        self.settings, self.round = settings, 0  # that runs, or comes next
         # Whether a rank that calls MPI_Init speaks to the launcher, which takes that of each process once.
         self._is_below_mpi = any(name.startswith(_OF_MPI) for name in environ)
         self._has_mpi = False
-        self.rounds: list[dict[str, Any]] = []
+        self.rounds: list[dict[str, Any]] = []  # on rank 0, those that have failed, as the report has them
         self._failures: list[tuple[str, float]] = []  # where in the code, and when
         self._most, self._began, self._started = settings.most, time.monotonic(), time.time()
         self._decision: str | None = None  # why the job does not go on; empty: it does; None: not decided
@@ -66,11 +61,7 @@ class Restarts:
     ) -> tuple[RootCause, str | None]:
         """On rank 0: the root cause, which says whether the job goes on; and once, what is to be said of it.
 
-        Args:
-            cause: why the round ends.
-            end: how its rank has ended, or fails, as far as is known.
-            now: of `time.monotonic`.
-            is_asked: whether the job was asked to stop.
+        `end` is how its rank has ended, or fails, as far as is known; `is_asked`: the job was asked to stop.
         """
         said = None
         if self._decision is None:
@@ -104,9 +95,8 @@ class Restarts:
         if self.rounds:
             who = f"{ranks_said(cause.ranks)} failed" if cause.ranks else "a rank failed"
             took = f"round {self.round - 1} ended after {time.monotonic() - self._began:.1f} s"
-            log_line(
-                "rank 0", f"restart {self.round} of {self._most}: {took}, as {who}", event="restart", round=self.round
-            )
+            said = f"restart {self.round} of {self._most}: {took}, as {who}"
+            log_line("rank 0", said, event="restart", round=self.round)
         with suppress(OSError, KeyError):
             os.unlink(os.environ[_ERROR_FILE])  # of the last failure; torchrun is to read that of the job's end
         time.sleep(self.settings.delay)
@@ -132,4 +122,4 @@ def _same_place(end: ExitStatus | None) -> str:
     """Where in the code a rank has failed, if it was not for another one; empty: a signal, or it is not known."""
     if end is None or end.is_secondary or end.cause:
         return ""
-    return place_of(end) or (f"exit code {end.code}" if end.code else "")
+    return end.place or (f"exit code {end.code}" if end.code else "")

@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ..rendezvous.protocol import flag, integer, number, of, several, text, time_or_duration
+from ..rendezvous.protocol import both, flag, integer, number, of, several, text, time_or_duration, valid
 from ..text import escape_control, ranks_said
-from .crash_hooks import EXITED
-from .exit_status import ExitStatus, shown, signal_name
+from .exit_status import LONGEST_HEADLINE, STOPPED, ExitStatus, fitting, shown, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..rendezvous.membership import Membership
     from .heartbeat import HeartbeatConnection
 
-STOPPED = 143  # the exit code of a job that no failure gives one: 128 + SIGTERM, which platforms take for "try again"
 SETTLING = 0.15  # seconds for a failure to become known to which a signal is the answer; mpirun gives us 0.24 to live
 EXPLAINING = 0.5  # seconds for one to become known that explains what a rank says of a peer
 GATHERING = 0.1  # seconds in which the ranks of a host that died are lost
 _LEAVING = 10.0  # seconds for a Python that is about to end to do so, while other ranks have lost it already
 _FINISHING = 5.0  # seconds for the rank that failed first to end by itself, with its own exit code
 _FOLLOWING = 0.6  # seconds for another one that fails, too
-_LONGEST = 160  # characters of a headline
 _LEAST = 40  # characters in it of what an exception says, however long a host name is
-_LONGEST_DELAY = 10.0  # seconds
+_delay = both(time_or_duration, valid(lambda seconds: seconds <= 10.0, "delay"))
 _LONGEST_TEXT = 16384  # characters
-_MOST_LINES = 12  # of a traceback, on the ranks that did not write it
-_LEFT_OUT = "…"
-_FRAME = re.compile(r'  File "([^"]+)", line ')
-_OF_OURS = re.compile(r".*/distboot/(.+)")
-_ERROR = re.compile(r"[\w.]*\bDistbootError: (error\[[a-z-]+\]: )(?:(?:rank|node) \d+ on \S+: )?")
-_PLACE = re.compile(r'^ +File "([^"]+)", line (\d+),? in (.+)$', re.MULTILINE)  # of Python, and of faulthandler
-_OF_OTHERS = re.compile(r"/(site|dist)-packages/|/lib/python3|^<")
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 @dataclass(slots=True, eq=False)
@@ -58,11 +45,10 @@ class RankState:
     def where(self) -> str:
         """`"on node-a (node 1, local rank 0, process 4711)"`."""
         process = f", process {self.pid}" if self.pid else ""
-        return f"on {escape_control(self.host)} (node {self.node_rank}, local rank {self.local_rank}{process})"
+        return f"{self.host_said} (node {self.node_rank}, local rank {self.local_rank}{process})"
 
     @property
     def host_said(self) -> str:
-        """`"on node-a"`."""
         return f"on {escape_control(self.host)}"
 
     @property
@@ -73,12 +59,8 @@ class RankState:
 
 def ranks_of(membership: Membership) -> list[RankState]:
     """All ranks of a job."""
-    found = [
-        RankState(rank, membership.hosts[node], node, local_rank)
-        for node, ranks in enumerate(membership.nodes)
-        for local_rank, rank in enumerate(ranks)
-    ]
-    return sorted(found, key=lambda member: member.rank)
+    places = sorted((rank, node, local) for node, on in enumerate(membership.nodes) for local, rank in enumerate(on))
+    return [RankState(rank, membership.hosts[node], node, local_rank) for rank, node, local_rank in places]
 
 
 @dataclass(slots=True, eq=False)
@@ -109,15 +91,12 @@ class RootCauseAnalysis:
     reports: list[FailureReport] = field(default_factory=list)
 
     def failed(self, member: RankState, end: ExitStatus, now: float) -> None:
-        """A rank has failed, or is about to."""
         self.reports.append(FailureReport(member, now + (EXPLAINING if end.is_secondary else 0.0), end))
 
     def lost(self, member: RankState, why: str, now: float, gathering: float = GATHERING) -> None:
-        """A rank is unreachable, perhaps with others."""
         self.reports.append(FailureReport(member, now + gathering, why=why))
 
     def terminating(self, member: RankState, number: int, now: float) -> None:
-        """An external signal has asked a rank to stop."""
         self.reports.append(FailureReport(member, now + SETTLING, signal=number))
 
     def conclude(self, now: float) -> FailureReport | None:
@@ -153,12 +132,6 @@ class RootCauseAnalysis:
         """Whether another rank is about to end, with an exit code that is not known yet."""
         others = (one for one in self.members if one is not report.member and one.is_open and one.failing is None)
         return any(member.exiting is not None and now < member.exiting + _LEAVING for member in others)
-
-
-def _delay(value: object) -> float:
-    if time_or_duration(value) > _LONGEST_DELAY:
-        raise ValueError("delay")
-    return time_or_duration(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,13 +179,10 @@ class RootCause:
 
 def from_exit(member: RankState, end: ExitStatus, delay: float, failed: str = "failed first") -> RootCause:
     """A rank ended in failure."""
-    words = end.words.splitlines()
-    is_said = len(words) == 1 and words[0].startswith(EXITED)  # by the headline
-    lines = "" if is_said else shown("\n".join(_excerpt(words, innermost_first=end.is_crash)))
     why = ", because a peer disconnected" if end.is_secondary else ""
-    at = place_of(end)
-    head = _headline(f"rank {member.rank} {failed}{why}: ", failure_text(end), member, f", in {at}" if at else "")
-    return RootCause((member.rank,), True, head + lines, delay, exit_code_of(end))
+    place = end.place and f", in {end.place}"
+    head = _headline(f"rank {member.rank} {failed}{why}: ", end.failure_text, member, place)
+    return RootCause((member.rank,), True, head + shown("\n".join(end.excerpt())), delay, end.code_of_job)
 
 
 def from_early_end(done: Sequence[RankState], others: int, then: RootCause) -> RootCause:
@@ -224,39 +194,6 @@ def from_early_end(done: Sequence[RankState], others: int, then: RootCause) -> R
     return replace(then, ranks=tuple(ranks), text=said + lines)
 
 
-def failure_text(end: ExitStatus) -> str:
-    """`"uncaught exception: ValueError: …"`, `"error[usage]: …"`, `"exited: no dataset"`, `"exit code 3"`."""
-    if not _is_exception(end):
-        return end.describe()
-    message = escape_control(_message(end.words.splitlines()))
-    error = _ERROR.match(message)
-    if error is not None:  # it says who that is, and so do we
-        return _fitting(error[1] + message[error.end() :], _LONGEST)
-    begin = "exited: " if message.startswith(EXITED) else "uncaught exception: "
-    return begin + _fitting(message.removeprefix(EXITED), _LONGEST)
-
-
-def place_of(end: ExitStatus) -> str:
-    """Where in the code it has failed, `"load (data.py:41)"`: in the script's own, if any is; empty: not known."""
-    frames = _PLACE.findall(end.words)
-    frames = [one for one in frames if not _OF_OTHERS.search(one[0]) and not _is_ours(one[0])] or frames
-    if not frames:
-        return ""
-    file, line, function = frames[0 if end.is_crash else -1]
-    return escape_control(f"{function} ({os.path.basename(file)}:{line})")
-
-
-def exit_code_of(end: ExitStatus) -> int:
-    """Of a job in which a rank failed first, so."""
-    code = 1 if _is_exception(end) else end.status or 0
-    return code if 0 < code < 256 else STOPPED
-
-
-def _is_exception(end: ExitStatus) -> bool:
-    """Whether it is about to end of an uncaught exception, or ended as Python does then: it reads the same."""
-    return bool(end.words) and not end.cause and not end.is_crash and end.status in (None, 1)
-
-
 def from_disconnect(gone: Sequence[RankState], why: str) -> RootCause:
     """Ranks of one node are unreachable, and have not said anything."""
     first, ranks = gone[0], [member.rank for member in gone]
@@ -266,12 +203,12 @@ def from_disconnect(gone: Sequence[RankState], why: str) -> RootCause:
 
 def from_late(ranks: Sequence[int], text: str, end: ExitStatus | None) -> RootCause:
     """Others have waited in vain for ranks; `text`: it in words; `end`: how one of these others has failed."""
-    more = [] if end is None else [f"then one of those that waited failed: {failure_text(end)}"]
-    if len(text) > _LONGEST:
+    more = [] if end is None else [f"then one of those that waited failed: {end.failure_text}"]
+    if len(text) > LONGEST_HEADLINE:
         text, _, rest = text.partition("; ")
         more = [rest, *more] if rest else more
-    code = STOPPED if end is None else exit_code_of(end)
-    return RootCause(tuple(ranks), True, _fitting(text, _LONGEST) + shown("\n".join(more)), exit_code=code)
+    code = STOPPED if end is None else end.code_of_job
+    return RootCause(tuple(ranks), True, fitting(text) + shown("\n".join(more)), exit_code=code)
 
 
 def from_signal(member: RankState, number: int) -> RootCause:
@@ -280,49 +217,7 @@ def from_signal(member: RankState, number: int) -> RootCause:
     return RootCause((member.rank,), False, text, exit_code=128 + number)
 
 
-def _excerpt(words: Sequence[str], *, innermost_first: bool) -> Sequence[str]:
-    """What all ranks show of a traceback: where it is long, not our own part of it."""
-    if len(words) <= _MOST_LINES:
-        return words
-    if innermost_first:
-        return [*words[:_MOST_LINES], _LEFT_OUT]
-    kept: list[str] = []
-    is_ours = False
-    for line in words:
-        frame = _FRAME.match(line)
-        is_ours = _is_ours(frame[1]) if frame is not None else is_ours and line.startswith("    ")
-        if not is_ours:
-            kept.append(line)
-        elif not kept or kept[-1] != _LEFT_OUT:
-            kept.append(_LEFT_OUT)
-    if len(kept) <= _MOST_LINES:
-        return kept
-    begin = len(kept) - _MOST_LINES
-    while kept[begin].startswith("    ") and begin < len(kept) - _MOST_LINES + 2:  # what stands there, without where
-        begin += 1
-    return [_LEFT_OUT, *kept[begin:]]
-
-
-def _is_ours(file: str) -> bool:
-    """Whether it is one of this package, which every rank has, wherever that is."""
-    found = _OF_OURS.fullmatch(file)
-    return found is not None and os.path.isfile(os.path.join(_PACKAGE, found[1]))
-
-
 def _headline(begin: str, what: str, member: RankState, more: str = "") -> str:
     """One line that says who, what and where."""
     end = f", {member.host_said}{more}"
-    return begin + _fitting(what, max(_LEAST, _LONGEST - len(begin) - len(end))) + end
-
-
-def _fitting(message: str, most: int) -> str:
-    return message if len(message) <= most else message[: most - 1] + "…"
-
-
-def _message(words: Sequence[str]) -> str:
-    """The first line of the exception itself in a traceback, or of an exit: what it says may have several."""
-    if words[0].startswith(EXITED):
-        return words[0]
-    frames = [number for number, line in enumerate(words) if line.startswith('  File "')]
-    after = words[frames[-1] + 1 :] if frames else []
-    return next((line for line in after if line and not line.startswith(" ")), words[-1])
+    return begin + fitting(what, max(_LEAST, LONGEST_HEADLINE - len(begin) - len(end))) + end

@@ -14,11 +14,11 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 from ..rendezvous.protocol import of, several, text
 from ..text import escape_control, ranks_said
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from .loop import EventLoop
     from .monitored_process import HookReader, Process
 
-T = TypeVar("T", bound=Hashable)
 SIGNAL = signal.SIGURG  # which is ignored where nothing is registered for it
 _LIMIT = 1.0  # seconds for the process to write
 _QUIET = 0.05  # seconds without more, and it has written all
@@ -49,8 +48,9 @@ _MOST_CALLS = 6  # of the user's own code, in a line
 
 _FRAME = re.compile(r"(.*) \((.*):(\d+)\)", re.DOTALL)
 _DUMPED = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-ANOTHER = "Thread"  # how one begins that is not the current one
-_THREAD = re.compile(r"^(?=Thread 0x|Current thread 0x)", re.MULTILINE)
+# Where each thread begins in what faulthandler writes; and how one begins that is not the current one.
+THREADS = re.compile(r"^(?=Thread 0x|Current thread 0x)", re.MULTILINE)
+ANOTHER = "Thread"
 # What is not the user's own code: packages, the standard library, what has no file, and this package.
 _FOREIGN = re.compile(
     r"/(site|dist)-packages/|/lib(64)?/python3\.\d+t?/|^<frozen |/distboot/(agent|frameworks|rendezvous)/"
@@ -84,28 +84,24 @@ def frame(function: str, file: str, line: int) -> str:
     return f"{function[:100]} ({file[-LONGEST_FRAME + 120 :]}:{line})"
 
 
-def by_thread(dump: str) -> list[str]:
-    """What faulthandler has written, cut where each thread begins; what stands before them comes first."""
-    return _THREAD.split(dump)
-
-
 def from_dump(dump: str) -> Stacks | None:
     """What faulthandler has written of all threads; None: it is not there, or not whole."""
     main: tuple[str, ...] | None = None
     others = []
-    for thread in by_thread(dump)[1:]:
+    for thread in THREADS.split(dump)[1:]:
         found = [_DUMPED.match(line) for line in thread.splitlines()]
         stack = shortened([frame(one[3], one[1], int(one[2])) for one in found if one])
         if thread.startswith(ANOTHER):
             others.append(stack)
         else:  # the one that has taken the signal, which the kernel gives to the main thread
             main = stack
-    return None if main is None else of_threads(main, others)
+    return _of_threads(main, others)
 
 
-def of_threads(main: tuple[str, ...], others: Iterable[tuple[str, ...]]) -> Stacks:
-    """The stacks of the threads that matter."""
-    return Stacks(main, tuple(stack for stack in others if _matters(stack))[:MOST_THREADS])
+def _of_threads(main: tuple[str, ...] | None, others: Iterable[tuple[str, ...]]) -> Stacks | None:
+    """The stacks of the threads that matter; None: there is no main one."""
+    matter = tuple(stack for stack in others if _matters(stack))
+    return None if main is None else Stacks(main, matter[:MOST_THREADS])
 
 
 def shortened(stack: Sequence[str]) -> tuple[str, ...]:
@@ -136,9 +132,9 @@ def may_compute(stacks: Stacks | None) -> bool:
     return stacks is not None and "/tensorflow/" in parts(stacks.main[0])[1]
 
 
-def fold(places: Mapping[int, T]) -> list[tuple[list[int], T]]:
-    """Equal stacks, say, once, with their ranks; those of fewest ranks first."""
-    found: dict[T, list[int]] = {}
+def fold(places: Mapping[int, str]) -> list[tuple[list[int], str]]:
+    """Equal places once, with their ranks; those of fewest ranks first."""
+    found: dict[str, list[int]] = {}
     for rank in sorted(places):
         found.setdefault(places[rank], []).append(rank)
     return sorted(((ranks, one) for one, ranks in found.items()), key=lambda each: (len(each[0]), each[0]))
@@ -147,9 +143,7 @@ def fold(places: Mapping[int, T]) -> list[tuple[list[int], T]]:
 def lines(places: Mapping[int, Stacks], first: Collection[int] = ()) -> list[str]:
     """A line for each place: `"ranks 0-2: all_reduce < train (train.py:84) < <module> (train.py:99)"`.
 
-    Args:
-        places: of the ranks.
-        first: the ranks whose places come first; else those of fewest ranks do.
+    Those of the ranks in `first` come first, and then those of fewest ranks.
     """
     groups = fold({rank: _described(stacks) for rank, stacks in places.items()})
     groups.sort(key=lambda group: not any(rank in first for rank in group[0]))
@@ -272,7 +266,7 @@ class StackReader:
                 if found is None:
                     self._begin_signal(now)
                 else:
-                    self._reply(self._with_mpi(replace(found, state=self._held())))
+                    self._reply(self._with_mpi(replace(found, state=self._state(""))))
 
         self._loop.add_reader(file.fileno(), take)
         self._loop.call_at(now + _PY_SPY_LIMIT, lambda: end(time.monotonic()))
@@ -280,37 +274,21 @@ class StackReader:
 
     def _catches(self) -> bool:
         """Whether something is registered for the signal, and nothing keeps the process from running it."""
-        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", self._file("status"), re.MULTILINE)
-        return caught is not None and bool(int(caught[1], 16) >> (SIGNAL - 1) & 1) and self._letter() not in "Tt"
+        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", self._process.read("status"), re.MULTILINE)
+        return caught is not None and bool(int(caught[1], 16) >> (SIGNAL - 1) & 1) and self._process.state not in "Tt"
 
-    def _letter(self) -> str:
-        return self._file("stat").rpartition(")")[2].strip()[:1]
-
-    def _state(self) -> str:
-        """What the kernel says of it."""
-        return self._held() or "at a place where it has no Python stack to show" + self._place()
-
-    def _held(self) -> str:
-        """The same, if it cannot go on."""
-        state = _STATES.get(self._letter(), "")
-        return state and state + self._place()
-
-    def _place(self) -> str:
-        place = self._file("wchan").strip()
-        return f" ({place})" if place and place != "0" else ""
+    def _state(self, otherwise: str = "at a place where it has no Python stack to show") -> str:
+        """What the kernel says of it: that it cannot go on, or this."""
+        state, place = _STATES.get(self._process.state, otherwise), self._process.read("wchan").strip()
+        return f"{state} ({place})" if state and place not in ("", "0") else state
 
     def _with_mpi(self, stacks: Stacks) -> Stacks:
         """The same, with a frame for what mpi4py is called with."""
         _, file, line = parts(stacks.main[0]) if stacks.main else ("", "", "")
-        if stacks.state or not line or "mpi4py" not in self._file("maps"):
+        if stacks.state or not line or "mpi4py" not in self._process.read("maps"):
             return stacks
         called = _MPI_CALL.search(_line(file, int(line)))
         return stacks if called is None else replace(stacks, main=(frame(called[1], "mpi4py", 0), *stacks.main))
-
-    def _file(self, name: str) -> str:
-        with suppress(OSError), open(f"/proc/{self._process.pid}/{name}", encoding="ascii", errors="replace") as file:
-            return file.read()
-        return ""
 
 
 def from_py_spy(output: str) -> Stacks | None:
@@ -329,7 +307,7 @@ def from_py_spy(output: str) -> Stacks | None:
                 others.append(shortened(frames))
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
-    return None if main is None else of_threads(main, others)
+    return _of_threads(main, others)
 
 
 def _line(path: str, number: int) -> str:

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
     from ..agent.in_wrapper import WrapperAgent
     from ..agent.logs import Logs
-    from ..agent.report import StartupReport
     from ..agent.restarts import Restarts
     from ..rendezvous.job_info import JobInfo
+    from ..report.files import StartupReport
     from ..settings import SupervisionSettings
 
     _Rank = tuple[JobInfo, dict[str, str]]
@@ -205,7 +205,7 @@ class _Job(NamedTuple):
         told |= {"round": restarts.round, "max_restarts": launch.restarts.most}
         join_timeout = launch.join_timeout + (launch.grace if restarts.round else 0.0)  # which an agent may need longer
         with (
-            report.despite_signals(self.placement),
+            report.despite_signals(),
             join_here(self.placement, os.environ, join_timeout, failed=report.failed, **told) as job,
             report.until_watched(job),
             with_too_few_files(),
@@ -265,15 +265,15 @@ def _together(
         apart=launch.nested.name if launch.nested and apart else "",
         report=None if options.exec else settings.report,
     )
-    from ..agent.report import StartupReport  # here, so that a process that is alone does not pay for them
     from ..agent.restarts import Restarts
+    from ..report.files import StartupReport  # here, so that a process that is alone does not pay for them
 
-    report, restarts = StartupReport(settings.report), Restarts(launch.restarts, os.environ)
+    report, restarts = StartupReport(settings.report, placement), Restarts(launch.restarts, os.environ)
     job = _Job(launch, placement, settings, restarts, ranks)
-    code = job.round(report, problem or report.problem(placement), logs)
+    code = job.round(report, problem or report.problem(), logs)
     while restarts.cause is not None:
         logs = None if ranks else launch.logs(placement.rank, placement.who)
-        code = job.round(StartupReport(settings.report, restarts.rounds), None, logs)
+        code = job.round(StartupReport(settings.report, placement, restarts.rounds), None, logs)
     return code
 
 

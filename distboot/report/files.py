@@ -1,5 +1,7 @@
 """The file of the report: whether it can be written, before anything starts; and all of it or nothing, at the end.
 
+`StartupReport` writes that of a job that does not start.
+
 The page is `page.html` with the report in it: as data for its script, and as text for who has none.
 """
 
@@ -8,12 +10,22 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import Any
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
 
 from ..errors import DistbootError
-from ..text import escape_control, first_line, short_repr
+from ..process import FROM_OUTSIDE
+from ..text import escape_control, first_line, log_line, short_repr
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..detection.placement import Placement
+    from ..rendezvous.membership import Membership
+    from . import EventLog
 
 _TEMPLATE = os.path.join(os.path.dirname(__file__), "page.html")
 _OUTCOMES = {"ended": "ended", "failed": "failed", "stopped": "stopped by an external signal", "started": "started"}
@@ -130,3 +142,91 @@ def _begun(path: str) -> tuple[int, str, str]:
         with suppress(OSError):  # what the umask has taken away
             os.fchmod(descriptor, mode)
     return descriptor, part, place
+
+
+class _Job(Protocol):
+    """What is known of the job that starts: a `JobInfo`."""
+
+    membership: Membership | None
+    steps: dict[str, float]
+    is_watched: bool
+
+    @property
+    def log(self) -> EventLog | None: ...
+
+
+class StartupReport:
+    """The report of a job that is not supervised yet: a rank is missing, say; or that never is."""
+
+    def __init__(self, path: str | None, placement: Placement, rounds: Sequence[Mapping[str, Any]] = ()) -> None:
+        self._path = None if placement.rank else path  # None: there is to be none, or another process writes it
+        self._who = placement.who
+        self._rounds = rounds  # of the job, that have failed
+
+    def problem(self) -> DistbootError | None:
+        """Why there could be no report, which all ranks should hear before anything starts; None: nothing."""
+        if self._path is not None:
+            try:
+                refuse_unwritable(self._path)
+            except DistbootError as error:
+                self._path = None
+                return error
+        return None
+
+    def impossible(self) -> None:
+        """Say that there will be no report, as the ranks do not meet."""
+        if self._path is not None:
+            log_line(self._who, f"warning: there will be no report {short_repr(self._path)}: DISTBOOT_RENDEZVOUS=0")
+
+    @contextmanager
+    def despite_signals(self) -> Iterator[None]:
+        """Let a signal that ends this process in this block do so only after the block, which may report it.
+
+        In the block it is a `SystemExit`, as in process 1 of a container.
+        """
+        ours = self._path is not None and threading.current_thread() is threading.main_thread()
+        taken = [number for number in FROM_OUTSIDE if ours and signal.getsignal(number) == signal.SIG_DFL]
+        got: list[int] = []
+
+        def take(number: int, _: object) -> None:
+            for other in taken:  # while the report is being written
+                signal.signal(other, signal.SIG_IGN)
+            got.append(number)
+            raise SystemExit(128 + number)
+
+        for number in taken:
+            signal.signal(number, take)
+        try:
+            yield
+        finally:
+            for number in taken:
+                signal.signal(number, signal.SIG_DFL)
+            if got:
+                os.kill(os.getpid(), got[0])
+
+    def failed(self, job: _Job, error: BaseException | None) -> None:
+        """Write, once, that the ranks have not met or could not start for this reason; None: that they have started."""
+        path, log = self._path, job.log
+        if path is None or log is None:  # only rank 0 knows of the others
+            return
+        self._path = None
+        if job.steps:
+            log.add("phases", 0, **job.steps)
+        from .content import startup_report  # here, as most jobs start
+
+        problem = try_to_write(path, lambda: startup_report(log, job.membership, error, time.time(), self._rounds))
+        if problem is not None:
+            log_line(self._who, problem)
+
+    @contextmanager
+    def until_watched(self, job: _Job) -> Iterator[None]:
+        """Report a job that fails in this block before it is supervised; or that it is not, after the block."""
+        error: BaseException | None = None
+        try:
+            yield
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            if not job.is_watched:
+                self.failed(job, error)
