@@ -21,14 +21,14 @@ import pytest
 
 from .errors import DistbootError
 from .host import free_port
-from .trial.launches import environ_of, parse
+from .trial import environ_of, parse, run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from .trial.launches import Launch
+    from .trial import Launch
 
 _FOLDER = "DISTBOOT_PYTEST"  # where a rank writes its reports
 _TIMEOUT = 300.0  # seconds for a test
@@ -145,39 +145,20 @@ def _environ(folder: str) -> Mapping[str, str]:
 def _run(command: list[str], environs: Sequence[Mapping[str, str]], timeout: float) -> tuple[str, str]:
     """What the wrappers have printed, and why the test has failed; empty: it has not."""
     with tempfile.TemporaryFile() as output:
-        # In a session of its own, so that its children, too, get no key of our terminal.
-        processes = [
-            subprocess.Popen(
-                command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=output,
-                start_new_session=True,
-            )
-            for environ in environs
-        ]  # fmt: skip
-        try:
-            end = time.monotonic() + timeout
-            codes = [process.wait(max(end - time.monotonic(), 0.0)) for process in processes]
-            why = f"the ranks ended with exit code {max(codes)}" if any(codes) else ""
-        except subprocess.TimeoutExpired:
-            why = f"the ranks have not ended within {timeout:g} s"
-            processes[0].send_signal(signal.SIGQUIT)
-            with suppress(subprocess.TimeoutExpired):
-                processes[0].wait(_STACKS)
-        finally:
-            _end(processes)
+        codes = run(command, environs, timeout, _ask_where, stdout=subprocess.DEVNULL, stderr=output)
         output.seek(0)
-        return output.read().decode(errors="replace"), why
+        said = output.read().decode(errors="replace")
+    ended = [code for code in codes if code is not None]
+    if len(ended) < len(codes):
+        return said, f"the ranks have not ended within {timeout:g} s"
+    return said, f"the ranks ended with exit code {max(ended)}" if any(ended) else ""
 
 
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Let what is left end, or end it."""
-    for process in processes:
-        process.terminate()
-    end = time.monotonic() + _STACKS
-    for process in processes:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(max(end - time.monotonic(), 0.0))
-        process.kill()
-        process.wait()
+def _ask_where(first: subprocess.Popen[bytes]) -> None:
+    """Let rank 0 print where all ranks are."""
+    first.send_signal(signal.SIGQUIT)
+    with suppress(subprocess.TimeoutExpired):
+        first.wait(_STACKS)
 
 
 def _read(item: pytest.Item, path: Path) -> list[tuple[float, pytest.TestReport]]:

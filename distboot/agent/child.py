@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from ..errors import DistbootError, too_few_files
 from ..text import escape_control, short_repr
@@ -19,24 +20,27 @@ if TYPE_CHECKING:
 
     from .supervisor import Command
 
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+
 
 def start(
     command: Command, mask: set[int | signal.Signals], *, own_group: bool, open_files: int | None
 ) -> subprocess.Popen[bytes]:
-    """Start a command as our child, in which the signals in `mask` are blocked.
-
-    Raises:
-        DistbootError: `command-not-found` or `command-not-executable`; nothing was started.
-    """
-    set_parent_death_signal = _parent_death_signal_setter()
-    _adopt_orphans()
+    """Start a command as our child, in which the signals in `mask` are blocked; `DistbootError`: it cannot be."""
+    prctl, parent = _prctl(), os.getpid()
+    # Those below us that lose their parent become ours, where Linux can do it: process 1 may be a program that does not
+    # reap, and whose zombies no user should wait for.
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def in_child() -> None:
         # Without a terminal the child leads a group of its own: mpirun and others signal our whole group, and
         # the child must get each signal once, from us. With one it stays with us, for the shell's job control.
         if own_group:
             os.setpgid(0, 0)
-        set_parent_death_signal()
+        # If we are killed outright (mpirun does that), so is it: an orphan would keep its accelerator without a trace.
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:  # we have died in between
+            os.kill(os.getpid(), signal.SIGKILL)
         _limit_files(open_files)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
@@ -53,11 +57,7 @@ def start(
 
 
 def become(command: Sequence[str], environ: Mapping[str, str], *, open_files: int | None = None) -> NoReturn:
-    """Replace this process by a command.
-
-    Raises:
-        DistbootError: `command-not-found` or `command-not-executable`.
-    """
+    """Replace this process by a command; `DistbootError`: it cannot be run."""
     _limit_files(open_files)
     for name in ("SIGPIPE", "SIGXFSZ"):  # which Python ignores, and the command would, too
         signal.signal(getattr(signal, name), signal.SIG_DFL)
@@ -105,38 +105,10 @@ def _error(program: str, error: OSError) -> DistbootError:
     return DistbootError("command-not-executable", f"{short_repr(program)} cannot be run: {error.strerror}", hint)
 
 
-def _adopt_orphans() -> None:
-    """Those below us that lose their parent become ours, where Linux can do it.
+def _prctl() -> Callable[..., object]:
+    if sys.platform == "linux":
+        import ctypes
 
-    Process 1 may be a program that does not reap, and whose zombies no user should wait for.
-    """
-    prctl, pr_set_child_subreaper = _prctl(), 36  # linux/prctl.h
-    if prctl is not None:
-        prctl(pr_set_child_subreaper, 1, 0, 0, 0)
-
-
-def _parent_death_signal_setter() -> Callable[[], None]:
-    """A function for the child: if we are killed outright (mpirun does that), so is it. Linux only; else nothing.
-
-    An orphan would keep its accelerator without a trace.
-    """
-    prctl, parent, pr_set_pdeathsig = _prctl(), os.getpid(), 1  # linux/prctl.h
-
-    def set_it() -> None:
-        if prctl is not None:
-            prctl(pr_set_pdeathsig, int(signal.SIGKILL), 0, 0, 0)
-            if os.getppid() != parent:  # it died in between
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    return set_it
-
-
-def _prctl() -> Callable[..., int] | None:
-    if sys.platform != "linux":
-        return None
-    import ctypes
-
-    try:
-        return ctypes.CDLL(None).prctl
-    except (OSError, AttributeError):  # a libc that has none
-        return None
+        with suppress(OSError, AttributeError):  # a libc that has none
+            return ctypes.CDLL(None).prctl
+    return lambda *_: None

@@ -29,7 +29,7 @@ EXITED = "SystemExit: "  # how that begins: no exception that comes through the 
 EXCEPTION, INTERRUPT, TERM, ENDING, STEPS, ASK = "exception", "interrupt", "term", "ending", "steps", "ask"
 _RANK = "DISTBOOT_RANK"  # is there where the agent of a node has started this as one of its ranks
 JOB_ENDS = os.O_APPEND  # that flag of the pipe, which its reader sets: no message, so that a good end asks for none
-INJECTED = "_distboot_crash_hooks"  # this file as a module, where the wrapper has had it loaded
+INJECTED = "_distboot.crash_hooks"  # this file as a module, where the wrapper has had it loaded
 
 _pipe: tuple[int, int] | None = None  # where words go: file descriptor, inode; None: nothing listens
 _secret = ""  # of the job, not to be passed on
@@ -57,6 +57,21 @@ def install(pipe: int, *, term: bool = False) -> None:
         faulthandler.enable(pipe)
     if term:
         _tell_of_term()
+
+
+def when_imported(name: str, act: Callable[[], object]) -> None:
+    """Do something when the script imports this module, or now if it has: it is not imported for us."""
+
+    class Finder:
+        def find_spec(self, found: str, *_: object) -> None:
+            if found == name:
+                sys.meta_path = [finder for finder in sys.meta_path if finder is not self]  # the list is being read
+                act()
+
+    if name in sys.modules:
+        act()
+    else:
+        sys.meta_path.insert(0, Finder())
 
 
 def emit(kind: str, text: str = "") -> None:
@@ -160,11 +175,10 @@ def _tell_of_term() -> None:
     signal.signal = set_handler  # type: ignore[assignment]
 
 
-def quiet(*files: int) -> None:
-    """Turn these files of a forked process into none: their numbers must not become those of other files."""
+def quiet(file: int) -> None:
+    """Turn this file of a forked process into none: its number must not become that of another file."""
     null = os.open(os.devnull, os.O_RDWR)
-    for file in files:
-        os.dup2(null, file, inheritable=False)
+    os.dup2(null, file, inheritable=False)
     os.close(null)
 
 

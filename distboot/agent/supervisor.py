@@ -18,6 +18,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ..errors import DistbootError
+from ..process import FROM_OUTSIDE
 from .child import start
 
 TYPE_CHECKING = False  # type checkers take the name for typing's, whose import would slow every start
@@ -36,16 +37,7 @@ class Command(NamedTuple):
     logs: Logs | None = None  # where its output goes; None: to where ours does
 
 
-_FORWARDED = {
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGCONT,
-    signal.SIGWINCH,
-}
+_FORWARDED = {*FROM_OUTSIDE, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH}
 # What the terminal sends to every process of the foreground group, the child included.
 _FROM_TERMINAL = {signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH}
 _WAITED_FOR = _FORWARDED | {signal.SIGCHLD, signal.SIGALRM}
@@ -58,20 +50,14 @@ def run(
 ) -> int:
     """Run commands as children until all have ended: the exit code of the first that failed, 128 + n for signal n.
 
-    Args:
-        commands: one, or those of all ranks of this node.
-        grace: seconds between a TERM for us and KILL for the children.
-        open_files: their soft limit of open files, where that is not ours.
-        watch: who watches them with us: failure detection.
-
-    Raises:
-        DistbootError: `command-not-found` or `command-not-executable`; nothing is left that was started.
+    `grace` is the time between a TERM for us and KILL for them, `open_files` their soft limit where that is not ours.
+    `DistbootError`: one cannot be run, and nothing is left of what was started.
     """
     shared_group = _on_terminal()
     for quiet in (signal.SIGCHLD, signal.SIGWINCH):
         # Ignored, SIGCHLD would never come and the kernel would eat the child's exit code; and macOS drops, even
         # when they are blocked, the signals that by default are ignored. Starting a program undoes a handler.
-        signal.signal(quiet, _nothing)
+        signal.signal(quiet, lambda *_: None)  # is never run, as the signals are blocked
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
     children: dict[int, _Child] = {}  # by process id
     try:
@@ -238,10 +224,6 @@ def _children() -> set[int]:
                 if file.read().rpartition(")")[2].split()[1] == str(os.getpid()):
                     found.add(int(name))
     return found
-
-
-def _nothing(number: int, frame: object) -> None:
-    """A handler that is never run: the signal is always blocked."""
 
 
 def _next_signal() -> tuple[int, bool]:

@@ -29,10 +29,10 @@ _WITH_EXEC = "cannot be used with --exec, because the wrapper is replaced by the
 def parse(words: list[str]) -> tuple[Namespace, list[str]]:
     """Our own options, and the target."""
     parser = _parser()
-    start = _start_of_target(words, parser)
-    if "--log-json" in words[:start]:  # for what we start, too, and for what is wrong with the other options
+    own, target = parser.split(words)
+    if "--log-json" in own:  # for what we start, too, and for what is wrong with the other options
         os.environ["DISTBOOT_LOG"] = "json"
-    options, target = parser.parse_args(words[:start]), words[start:]
+    options = parser.parse_args(own)
     nproc = nproc_setting(os.environ)
     os.environ.pop("DISTBOOT_NPROC_PER_NODE", None)  # it is not for the ranks
     options.nproc_per_node = options.nproc_per_node or nproc
@@ -44,13 +44,6 @@ def parse(words: list[str]) -> tuple[Namespace, list[str]]:
         if options.exec and getattr(options, name):
             parser.error(f"--{name.replace('_', '-')} {_WITH_EXEC}")
     return options, target
-
-
-def _start_of_target(words: list[str], parser: Parser) -> int:
-    index = 0
-    while index < len(words) and words[index].startswith("-") and words[index] not in ("-m", "--"):
-        index += 2 if parser.takes_value(words[index]) else 1
-    return index
 
 
 def _processes(text: str) -> str:
