@@ -46,8 +46,8 @@ def install(pipe: int, *, term: bool = False) -> None:
         os.register_at_fork(before=_hold_term, after_in_parent=_release_term, after_in_child=_forget)
     _pipe = pipe, os.fstat(pipe).st_ino
     # Also again: of what is registered the last runs first, and the frameworks end their groups in such functions.
-    atexit.unregister(_say_ending)
-    atexit.register(_say_ending)
+    atexit.unregister(emit)
+    atexit.register(emit, ENDING)
     import faulthandler
     import signal
 
@@ -180,10 +180,6 @@ def quiet(file: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, file, inheritable=False)
     os.close(null)
-
-
-def _say_ending() -> None:
-    emit(ENDING)
 
 
 def _hold_term() -> None:

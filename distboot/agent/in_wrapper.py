@@ -32,17 +32,12 @@ _END_LIMIT = 5.0  # seconds for the thread to say that it is over
 
 
 class WrapperAgent:
-    """The agent of the ranks whose processes `supervisor.run` starts.
-
-    Attributes:
-        ranks: its own.
-        files: the file descriptor that the child of each rank has to inherit.
-        only_serves_rank_0: whether all other ranks do, and end with it.
-        is_done: whether nothing is left to do; `run` may end.
-    """
+    """The agent of the ranks whose processes `supervisor.run` starts."""
 
     def __init__(self, job: JobInfo, settings: SupervisionSettings, secret: str, restarts: Restarts | None) -> None:
-        self.is_done = self.only_serves_rank_0 = self._is_asked = False
+        self.is_done = False  # whether nothing is left to do; `supervisor.run` may end
+        self.only_serves_rank_0 = False  # whether all other ranks do, and end with it
+        self._is_asked = False
         self._job, self._settings, self._secret = job, settings, secret
         assert job.joined is not None
         self._agent = Agent(job.joined, settings, held=True)
@@ -55,7 +50,7 @@ class WrapperAgent:
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
         self._reports: dict[int, int] = {}  # the ends of the same pipes from which we read
-        self.files: dict[int, int] = {}
+        self.files: dict[int, int] = {}  # which the child of each rank has to inherit
         for rank in self.ranks:
             self._reports[rank], file = os.pipe()
             self.files[rank] = out_of_the_way(file)
@@ -82,8 +77,7 @@ class WrapperAgent:
 
     def ending(self, rank: int) -> int | None:
         """The signal with which a child was made to end because of the job; None if it was not."""
-        child = self._children.get(rank)
-        return None if child is None else child.ending
+        return self._children[rank].ending if rank in self._children else None
 
     def start(self, pids: Mapping[int, int], done: Callable[[], None]) -> None:
         """The children of the ranks run; `done` is called, in another thread, when `is_done` comes true."""
@@ -122,9 +116,13 @@ class WrapperAgent:
 
     def final(self, codes: Mapping[int, int]) -> int:
         """The exit code of the wrapper, for those of its children, in the order in which they have ended."""
-        codes = {rank: self._final(rank, code) for rank, code in codes.items()}
-        first = () if self._role.root_cause is None else self._role.root_cause.ranks
-        return next(filter(None, (codes.get(rank) for rank in (*first, *codes))), 0)
+        cause, found = self._role.root_cause, dict(codes)
+        for rank in codes:
+            end = self._role.members[rank].end
+            if end is not None:  # else the loop has ended before
+                found[rank] = (0 if cause is None else cause.exit_code_for(end)) or end.status or 0
+        first = () if cause is None else cause.ranks
+        return next(filter(None, (found.get(rank) for rank in (*first, *found))), 0)
 
     def leave_job(self) -> None:
         """End, as the wrapper becomes the command; that is no failure of this rank."""
@@ -180,9 +178,3 @@ class WrapperAgent:
             self._children[rank] = MonitoredProcess(rank, Process(pid), hooks, self._agent, self._settings.bound)
             self._role.take(rank, Register(pid), now)
             self._role.take(rank, Phases(dict(self._job.steps)), now)
-
-    def _final(self, rank: int, code: int) -> int:
-        end, cause = self._role.members[rank].end, self._role.root_cause
-        if end is None:  # the loop has ended before
-            return code
-        return (0 if cause is None else cause.exit_code_for(end)) or end.status or 0

@@ -39,11 +39,7 @@ _BEGINS = re.compile(rb"\n(?=[^\r])|\r+(?=[^\r\n])")
 class Logs:
     """Where the output of a rank goes: each line with a prefix, or to a file in a folder, where it has none, or both.
 
-    Attributes:
-        stdout, stderr: a file descriptor for the child; None: it inherits ours.
-
-    Raises:
-        DistbootError: `output-failed`; the file cannot be written.
+    `stdout` and `stderr` are file descriptors for the child; None: it inherits ours. `output-failed`: no file.
     """
 
     def __init__(self, rank: int, who: str | None, *, prefix: bool, folder: str | None) -> None:
@@ -147,19 +143,13 @@ class _File:
 
 
 class _Stream:
-    """One of the child's two streams, on its way to ours and to the file: what is read is written before more is read.
-
-    Attributes:
-        theirs: the end that the child writes to.
-        wake: where to say that the child has ended, or that we were asked to.
-        is_over: whether everything has been passed on.
-    """
+    """One of the child's two streams, on its way to ours and to the file: one piece is read, and then written."""
 
     def __init__(self, name: str, console: int | None, begin: bytes, file: _File | None, who: str | None) -> None:
         self._name, self._console, self._begin, self._file, self._who = name, console, begin, file, who
-        self._pipe, self.theirs = os.pipe()
-        self._woken, self.wake = os.pipe()
-        self.is_over = False
+        self._pipe, self.theirs = os.pipe()  # the child writes to the latter
+        self._woken, self.wake = os.pipe()  # where to say that the child has ended, or that we were asked to
+        self.is_over = False  # whether everything has been passed on
         self._goes_on = True  # until the child, or our reader, has closed its end
         self._held, self._held_since = b"", 0.0  # of a line whose end has not come
         self._last = b"\n"  # the last byte that was passed on

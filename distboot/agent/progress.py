@@ -77,25 +77,15 @@ def _watch() -> None:
 
 
 class Movement:
-    """Of one rank. All times are those of `time.monotonic`.
-
-    Args:
-        pid: of its process.
-        after: the seconds without movement after which it has stalled; that is said again after twice as many.
-        now: when it began.
-
-    Attributes:
-        counts: of collective operations, by the name of the process group.
-        since: when it has moved last.
-        used_at: when a thread of it has used a processor last.
-    """
+    """Of one rank. All times are those of `time.monotonic`."""
 
     def __init__(self, pid: int, after: float, now: float) -> None:
-        self.counts: dict[str, int] = {}
+        self.counts: dict[str, int] = {}  # of collective operations, by the name of the process group
+        # The seconds without movement after which it has stalled; that is said again after twice as many.
         self._pid, self._after = pid, after or float("inf")
         self._numbers: tuple[int, ...] = (0, 0)
         self._used = {"": 0.0, f"/task/{pid}": 0.0}  # seconds of a processor, of all threads and of the main thread
-        self._looked = self.used_at = now
+        self._looked = self.used_at = now  # when a thread of it has used a processor last
         self._move(now)
 
     def take(self, text: str, now: float) -> None:
@@ -119,7 +109,7 @@ class Movement:
         return True
 
     def _move(self, now: float) -> None:
-        self.since, self._next = now, self._after
+        self.since, self._next = now, self._after  # when it has moved last
 
     def _uses(self, threads: str, now: float) -> bool:
         """Whether they have used a processor since they were looked at last."""

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from ..errors import DistbootError, too_few_files
+from ..errors import DistbootError, with_too_few_files
 from ..rendezvous.join import Joined
 from ..rendezvous.protocol import Frames
 from .agent import CREDENTIALS, Agent
@@ -132,12 +132,13 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
     process, joined = Process(begin.pid), Joined(begin.plan)
     joined.wanted = _watching(control, process, joined)
     try:
-        result = joined.join()
-        agent = Agent(joined, begin.settings, held=False, is_starting=True)
+        with with_too_few_files():
+            result = joined.join()
+            agent = Agent(joined, begin.settings, held=False, is_starting=True)
     except _ScriptGoneError:
         return
-    except (DistbootError, OSError) as error:
-        control.sendall(OPEN.sign(_raised(error, joined)))
+    except DistbootError as error:
+        control.sendall(OPEN.sign(Raised(error.code, error.message, error.hint, _events(joined))))
         return
     rank = begin.plan.own.rank
     script = ForeignProcess(begin, process, pipe, status, agent)
@@ -180,15 +181,6 @@ def _watching(control: socket.socket, process: Process, joined: Joined) -> Calla
                 control.sendall(OPEN.sign(Log(_events(joined))))
 
     return wanted
-
-
-def _raised(error: DistbootError | OSError, joined: Joined) -> Raised:
-    if isinstance(error, OSError):
-        few = too_few_files(error)
-        if few is None:
-            raise error
-        error = few
-    return Raised(error.code, error.message, error.hint, _events(joined))
 
 
 def _events(joined: Joined) -> tuple[list[object], ...]:

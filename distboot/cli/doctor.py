@@ -64,7 +64,8 @@ def doctor(arguments: list[str]) -> int:
 def _of_host(machine: Machine) -> tuple[dict[str, object], str]:
     """What is found here, as JSON and for people."""
     found = examine(machine)
-    report = {"host": machine.host, "ready": _is_ready(found), "findings": [asdict(finding) for finding in found]}
+    ready = all(finding.status != "problem" for finding in found)
+    report = {"host": machine.host, "ready": ready, "findings": [asdict(finding) for finding in found]}
     return report, text(found, machine.host)
 
 
@@ -72,17 +73,17 @@ def examine(machine: Machine, checks: tuple[Check, ...] | None = None) -> list[F
     """All that the checks find, in their order; default: all checks that fit the machine's system."""
     if checks is None:
         checks = _ON_LINUX if machine.system == "linux" else start.CHECKS
-    return [finding for check in checks for finding in _found(check, machine)]
+    found = ((check.__name__.replace("_", "-"), finding) for check in checks for finding in _found(check, machine))
+    return [replace(finding, name=name) for name, finding in found]
 
 
 def _found(check: Check, machine: Machine) -> list[Finding]:
     try:
         result = check(machine)
-        found = [result] if isinstance(result, Finding) else list(result)
+        return [result] if isinstance(result, Finding) else list(result)
     except Exception as error:  # noqa: BLE001 - a machine may be stranger than a check expects
         seen = f"the check itself failed: {type(error).__name__}: {first_line(error)}"
-        found = [unknown(seen, "please report it, with the output of `python -m distboot doctor --json`")]
-    return [replace(finding, name=check.__name__.replace("_", "-")) for finding in found]
+        return [unknown(seen, "please report it, with the output of `python -m distboot doctor --json`")]
 
 
 def _of_job(machine: Machine) -> tuple[dict[str, object], str] | None:
@@ -99,7 +100,7 @@ def _of_job(machine: Machine) -> tuple[dict[str, object], str] | None:
             groups = grouped(gathered(job, own))
     if placement.rank != 0 or job.membership is None:
         return None
-    ready = _is_ready(finding for finding, _ in groups)
+    ready = all(finding.status != "problem" for finding, _ in groups)
     findings = [{**asdict(finding), "ranks": ranks} for finding, ranks in groups]
     titled = [(finding, f"{finding.name}: {_whose(ranks, job.membership)}") for finding, ranks in groups]
     where = f"{counted(placement.world_size, 'rank')} on {counted(len(job.hosts), 'node')}"
@@ -191,7 +192,3 @@ def _whose(ranks: Sequence[int], membership: Membership) -> str:
     nodes = sorted({node_of[rank] for rank in ranks})
     where = escape_control(membership.hosts[nodes[0]]) if len(nodes) == 1 else counted(len(nodes), "node")
     return f"{ranks_said(ranks)} on {where}"
-
-
-def _is_ready(found: Iterable[Finding]) -> bool:
-    return all(finding.status != "problem" for finding in found)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from .. import frameworks
-from ..agent import child, supervisor
+from ..agent import supervisor
 from ..detection import arguments
 from ..detection.detect import detect, refuse_unless_rank
 from ..detection.export import base_environ, for_launcher, merged, variables
@@ -16,7 +16,7 @@ from ..detection.launchers.tf_config import has_servers
 from ..detection.placement import NUMBERS, Placement
 from ..errors import DistbootError, rendezvous_needed, with_rank, with_too_few_files
 from ..frameworks import _torch
-from ..process import at_once
+from ..process import at_once, become
 from ..rendezvous.master import require_master, wait_until_resolves
 from ..settings import (
     RANK,
@@ -139,15 +139,6 @@ class _Launch(NamedTuple):
             words = self.target.with_local_rank(environ["LOCAL_RANK"], name)
         return words if self.inner is None else self.inner.command(words)
 
-    def command(
-        self, environ: dict[str, str], logs: Logs | None, rank: int = 0, file: int | None = None
-    ) -> supervisor.Command:
-        """The command as a child."""
-        environ = child.with_hooks(environ)
-        if logs is not None:  # the output is a pipe, in which Python would else keep it back until it ends
-            environ.setdefault("PYTHONUNBUFFERED", "1")
-        return supervisor.Command(self.words(environ), environ, rank, file, logs)
-
 
 def _alone(launch: _Launch, placement: Placement, logs: Logs | None) -> int:
     """For a process without others, or whose roll call is off."""
@@ -159,8 +150,9 @@ def _alone(launch: _Launch, placement: Placement, logs: Logs | None) -> int:
         others = frameworks.exports(launch.framework, alone(placement, launch.join_timeout), os.environ)
     environ = merged(launch.exports(placement, os.environ, others=others), os.environ)
     if launch.options.exec:
-        child.become(launch.words(environ), environ)
-    code = supervisor.run([launch.command(environ, logs)], grace=launch.grace)
+        become(launch.words(environ), environ)
+    command = supervisor.Command(launch.words(environ), environ, logs=logs)
+    code = supervisor.run([command], grace=launch.grace)
     if code:
         from ..agent.exit_status import leave  # here, as most end well
 
@@ -183,7 +175,11 @@ def _of_node(launch: _Launch, placement: Placement) -> int:
     placement = placement._replace(node_level=placement.node_level or "--nproc-per-node")
     with with_rank(placement.who):
         warn_if_bound(placement)
-        problem = launch.target.missing() or _folder_problem(launch.options)
+        problem = launch.target.missing()
+        if launch.options.log_dir is not None:  # the ranks, and so their files, have no names yet
+            from ..agent.logs import folder_problem
+
+            problem = problem or folder_problem(launch.options.log_dir)
         return _together(launch, require_master(placement), problem, ranks=ranks)
 
 
@@ -221,14 +217,15 @@ class _Job(NamedTuple):
             files = job.joined.open_files
             if launch.options.exec:
                 watch.leave_job()
-                child.become(launch.words(environs[0]), environs[0], open_files=files)
+                become(launch.words(environs[0]), environs[0], open_files=files)
             if not settings.detects:
                 report.failed(job, None)
             watch.only_serves_rank_0 = launch.framework == "tensorflow" and has_servers(environs[0])
             commands = []
             for rank, environ in zip(watch.ranks, environs, strict=True):
                 own = launch.logs(rank, f"rank {rank}") if self.ranks else logs
-                commands.append(launch.command(watch.environ(rank, environ), own, rank, watch.files[rank]))
+                found, file = watch.environ(rank, environ), watch.files[rank]
+                commands.append(supervisor.Command(launch.words(found), found, rank, file, own))
             code = supervisor.run(commands, grace=launch.grace, open_files=files, watch=watch)
             cause = watch.next_round
         if cause is not None:
@@ -303,12 +300,3 @@ def _check_local_rank(launch: _Launch, placement: Placement) -> None:
     empty = arguments.empty_local_rank((launch.target.of_python or launch.target.words)[1:])
     if empty is not None and placement.rank == 0:
         log_line(placement.who, f"{empty}: leave it out, and pass it with python -m distboot run --pass-local-rank")
-
-
-def _folder_problem(options: Namespace) -> DistbootError | None:
-    """Why ranks that have no number yet could have no log files; None: nothing."""
-    if options.log_dir is None:
-        return None
-    from ..agent.logs import folder_problem
-
-    return folder_problem(options.log_dir)

@@ -80,16 +80,11 @@ def _parser() -> Parser:
         "it, and its exit code is ours (128 + n when signal n ended it, 127 not found, 126 not executable).",
         usage="python -m distboot [run] [options] (script.py | -m module | -- command) [arguments …]",
     )
-    parser.add_argument(
-        "--join-timeout",
-        metavar="SECONDS",
-        help="how long to wait for all ranks to be there (default: DISTBOOT_JOIN_TIMEOUT, or 300)",
-    )
-    parser.add_argument(
-        "--grace",
-        metavar="SECONDS",
-        help="how long the child may take to end after TERM, before KILL (default: DISTBOOT_GRACE, or 30)",
-    )
+    for name, text in (
+        ("join-timeout", "how long to wait for all ranks to be there (default: DISTBOOT_JOIN_TIMEOUT, or 300)"),
+        ("grace", "how long the child may take to end after TERM, before KILL (default: DISTBOOT_GRACE, or 30)"),
+    ):
+        parser.add_argument(f"--{name}", metavar="SECONDS", help=text)
     parser.add_argument(
         "--framework",
         type=_framework,
@@ -163,11 +158,7 @@ def _parser() -> Parser:
 
 
 def count_of(wanted: str, placement: Placement, environ: Mapping[str, str]) -> int:
-    """How many ranks this process is to start.
-
-    Raises:
-        DistbootError: `usage`, it is not the only one on its node, or what is to be counted is not there.
-    """
+    """How many ranks this process is to start; `usage`: it is not alone on its node, or there is nothing to count."""
     from ..host import accelerators  # here, as most processes start no others
 
     launcher = launcher_of(placement)
@@ -190,11 +181,7 @@ def count_of(wanted: str, placement: Placement, environ: Mapping[str, str]) -> i
 
 
 def restarts_of(options: Namespace, environ: Mapping[str, str]) -> RestartSettings:
-    """How often the job may be started again, and when.
-
-    Raises:
-        DistbootError: `usage` or `broken-environment`; what was given is wrong, or cannot be had here.
-    """
+    """How often the job may be started again, and when; `DistbootError`: that is wrong, or cannot be had here."""
     found = restart_settings(environ, options.max_restarts, options.restart_delay, options.restart_window)
     if not found.most:
         return found

@@ -13,13 +13,13 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ..agent import child
 from ..detection import arguments
 from ..detection.launchers.records import MPI_LAUNCHERS
 from ..detection.launchers.tf_config import has_servers
 from ..detection.placement import Placement
 from ..errors import DistbootError
 from ..host import free_port
+from ..process import command_not_found
 from ..text import did_you_mean, escape_control, short_repr
 
 _PROGRAM = re.compile(
@@ -106,7 +106,7 @@ class Target(NamedTuple):
         if os.sep in program and os.path.exists(program):
             hint = "name a program in it" if os.path.isdir(program) else "chmod +x it"
             return DistbootError("command-not-executable", f"{short_repr(program)} may not be executed", hint)
-        return child.not_found(program)
+        return command_not_found(program)
 
 
 def target_of(given: list[str]) -> Target:
