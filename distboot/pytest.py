@@ -21,7 +21,7 @@ import pytest
 
 from .errors import DistbootError
 from .host import free_port
-from .trial import environ_of, parse, run
+from .trial import parse, run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,7 +86,6 @@ class _Rank:
 
 
 def _wanted(count: int, *, timeout: float = _TIMEOUT, as_: str | None = None) -> tuple[int, float, Launch | None]:
-    """What the mark says."""
     if type(count) is not int or count < 1:
         raise pytest.UsageError(f"@pytest.mark.ranks({count!r}): a number of ranks is needed, at least 1")
     if as_ is None:
@@ -105,14 +104,19 @@ def _reports(item: pytest.Item, count: int, timeout: float, launch: Launch | Non
     begin = time.time()
     folder = item.config._tmp_path_factory.mktemp("ranks")  # type: ignore[attr-defined] # noqa: SLF001 - as xdist does
     (folder / "shared").mkdir()
-    environ = {**os.environ, **_environ(str(folder))}
-    if launch is None:
-        said, why = _run(_command(item, f"--nproc-per-node={count}"), [environ], timeout)
-    else:
-        environs = [environ_of(launch, process, environ) for process in launch.processes(free_port())]
-        said, why = _run(_command(item), environs, timeout)
+    # A signal that asks where all are; and a rank that fails is not waited for.
+    more = {_FOLDER: str(folder), "DISTBOOT_SIGQUIT": "stacks", "DISTBOOT_GRACE": "1", "PYTEST_ADDOPTS": ""}
+    options, environs = [f"--nproc-per-node={count}"], [{**os.environ, **more}]
+    if launch is not None:
+        options, environs = [], launch.environs(free_port(), environs[0])
+    said, why = _run(_command(item, *options), environs, timeout)
     found = [_read(item, folder / f"rank-{rank}.json") for rank in range(count)]
-    bad = [(at, rank) for rank, reports in enumerate(found) for at, one in reports if _is_bad(one)]
+    bad = [
+        (at, rank)
+        for rank, reports in enumerate(found)
+        for at, one in reports
+        if one.failed or hasattr(one, "wasxfail")
+    ]
     reports = [one for _, one in found[min(bad)[1] if bad else 0]]
     if bad:
         reports[-1].sections.append((f"rank {min(bad)[1]} of {count}", said))
@@ -135,11 +139,6 @@ def _command(item: pytest.Item, *options: str) -> list[str]:
     here = ["--rootdir", str(config.rootpath), *ini, "-o", "addopts="]
     run = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *here, name]
     return [sys.executable, "-m", "distboot", "run", *options, *run]
-
-
-def _environ(folder: str) -> Mapping[str, str]:
-    # A signal that asks where all are; and a rank that fails is not waited for.
-    return {_FOLDER: folder, "DISTBOOT_SIGQUIT": "stacks", "DISTBOOT_GRACE": "1", "PYTEST_ADDOPTS": ""}
 
 
 def _run(command: list[str], environs: Sequence[Mapping[str, str]], timeout: float) -> tuple[str, str]:
@@ -171,7 +170,3 @@ def _read(item: pytest.Item, path: Path) -> list[tuple[float, pytest.TestReport]
             report.longrepr = tuple(report.longrepr)
         found.append((one["at"], report))
     return found
-
-
-def _is_bad(report: pytest.TestReport) -> bool:
-    return report.failed or hasattr(report, "wasxfail")

@@ -45,11 +45,15 @@ class Launch(NamedTuple):
     nodes: int
     per_node: int
 
-    def processes(self, port: int) -> list[Process]:
-        """All its ranks, in order."""
-        ranks = range(self.nodes * self.per_node)
-        size = self.per_node
-        return [Process(rank, rank % size, rank // size, self.nodes, size, port) for rank in ranks]
+    def environs(self, port: int, environ: Mapping[str, str]) -> list[dict[str, str]]:
+        """What each rank finds: this environment without what another launcher has set, and with what this one sets."""
+        own = {name: value for name, value in environ.items() if not _OF_LAUNCHERS.match(name)}
+        found = []
+        for rank in range(self.nodes * self.per_node):
+            node, local_rank = divmod(rank, self.per_node)
+            of_launcher = OF[self.launcher](Process(rank, local_rank, node, self.nodes, self.per_node, port))
+            found.append({**own, **of_launcher, "MASTER_ADDR": _address(), "DISTBOOT_HOST": f"node-{node}"})
+        return found
 
 
 def parse(text: str) -> Launch:
@@ -131,12 +135,6 @@ def _address() -> str:
         probe.connect(("192.0.2.1", 9))  # of documentation, RFC 5737; nothing is sent
         return str(probe.getsockname()[0])
     return "127.0.0.1"
-
-
-def environ_of(launch: Launch, process: Process, environ: Mapping[str, str]) -> dict[str, str]:
-    """What a rank finds: this environment without what another launcher has set, and with what this one sets."""
-    own = {name: value for name, value in environ.items() if not _OF_LAUNCHERS.match(name)}
-    return {**own, **OF[launch.launcher](process), "MASTER_ADDR": _address(), "DISTBOOT_HOST": f"node-{process.node}"}
 
 
 def run(

@@ -60,7 +60,6 @@ class Logs:
 
     @property
     def is_done(self) -> bool:
-        """Whether everything has been passed on."""
         return all(stream.is_over for stream in self._streams)
 
     def start(self, done: Callable[[], None]) -> None:
@@ -69,10 +68,10 @@ class Logs:
             os.close(stream.theirs)  # or there would be no end to read
             start_without_signals("distboot-logs", partial(stream.work, done))
 
-    def ended(self) -> None:
+    def ended(self, told: bytes = b"e") -> None:
         """The child has ended: pass on what it has left, and do not wait long for more."""
         for stream in self._streams:
-            os.write(stream.wake, b"e")
+            os.write(stream.wake, told)
 
     def close(self) -> None:
         """The child has ended, and so has another round of the job: leave no file open."""
@@ -82,8 +81,7 @@ class Logs:
 
     def hurry(self) -> None:
         """We were asked to end: do not wait for anything."""
-        for stream in self._streams:
-            os.write(stream.wake, b"h")
+        self.ended(b"h")
 
 
 def folder_problem(folder: str) -> DistbootError | None:
@@ -159,7 +157,6 @@ class _Stream:
         self._patience, self._linger = _PATIENCE, _LINGER
 
     def work(self, done: Callable[[], None]) -> None:
-        """Pass on everything."""
         try:
             while self._goes_on:
                 if self._is_ready(self._pipe, select.POLLIN, self._end_of_reading):

@@ -154,7 +154,6 @@ class _Supervision:
         self._is_over = self._is_hurried = False
 
     def run(self) -> int:
-        """Our exit code."""
         while not self._is_over:
             number, from_kernel = _next_signal()
             if number == signal.SIGCHLD:
@@ -184,7 +183,6 @@ class _Supervision:
         self._is_over = not self._children and all(other.is_done for other in self._others)
 
     def _take(self, child: _Child, code: int) -> None:
-        """A child has ended."""
         rank, logs = child.command.rank, child.command.logs
         self._codes[rank] = child.process.returncode = code  # also there, else Popen would wait for it
         if self._watch is not None:
@@ -236,7 +234,6 @@ class _Supervision:
                 other.hurry()
 
     def _kill(self) -> None:
-        """The grace is over."""
         if self._ending is not None:
             for child in self._children.values():
                 child.process.kill()

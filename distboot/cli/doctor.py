@@ -62,7 +62,6 @@ def doctor(arguments: list[str]) -> int:
 
 
 def _of_host(machine: Machine) -> tuple[dict[str, object], str]:
-    """What is found here, as JSON and for people."""
     found = examine(machine)
     ready = all(finding.status != "problem" for finding in found)
     report = {"host": machine.host, "ready": ready, "findings": [asdict(finding) for finding in found]}

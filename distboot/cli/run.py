@@ -131,7 +131,6 @@ class _Launch(NamedTuple):
         return variables(placement, environ, named=named, **more)
 
     def words(self, environ: Mapping[str, str]) -> list[str]:
-        """The command of a rank."""
         words, name = self.target.words, self.options.pass_local_rank
         if name is not None:
             if "LOCAL_RANK" not in environ:
@@ -233,7 +232,6 @@ class _Job(NamedTuple):
         return code
 
     def _environ_of(self, watch: WrapperAgent, rank: _Rank) -> dict[str, str]:
-        """The environment of a rank."""
         from ..host import network  # here, so that a process that is alone does not pay for it
 
         one, base = rank

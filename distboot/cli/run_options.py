@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 
 from .. import frameworks
 from ..detection import arguments
@@ -23,6 +22,7 @@ _UNBOUND = (
     "mpirun --bind-to none, srun --cpu-bind=none; where a platform starts mpirun, set in the environment of the job "
     "OMPI_MCA_hwloc_base_binding_policy=none and PRTE_MCA_hwloc_default_binding_policy=none"
 )
+_OPTION = re.compile(r"--?[A-Za-z][\w-]*", re.ASCII)
 _WITH_EXEC = "cannot be used with --exec, because the wrapper is replaced by the command"
 
 
@@ -46,16 +46,15 @@ def parse(words: list[str]) -> tuple[Namespace, list[str]]:
     return options, target
 
 
-def _processes(text: str) -> str:
-    if is_nproc(text):
+def _text(holds: Callable[[str], object], problem: str) -> Callable[[str], str]:
+    """What an option has to be; `problem` is what it is not, "{} is not a number", say."""
+
+    def check(text: str) -> str:
+        if not holds(text):
+            raise ArgumentTypeError(problem.format(repr(text)))
         return text
-    raise ArgumentTypeError(f"{text!r} is neither a number of processes nor auto, gpu or cpu")
 
-
-def _name_of(what: str, text: str) -> str:
-    if not text:
-        raise ArgumentTypeError(f"the name of a {what} is needed")
-    return text
+    return check
 
 
 def _framework(text: str) -> str:
@@ -65,12 +64,6 @@ def _framework(text: str) -> str:
         meant = did_you_mean(text, names)
         raise ArgumentTypeError(f"{text!r} is not a valid framework: {meant}they are {', '.join(names)}")
     return name
-
-
-def _option(text: str) -> str:
-    if re.fullmatch(r"--?[A-Za-z][\w-]*", text, re.ASCII):
-        return text
-    raise ArgumentTypeError(f"{text!r} is not a valid name of an option, as --local_rank is")
 
 
 def _parser() -> Parser:
@@ -97,7 +90,7 @@ def _parser() -> Parser:
         "--pass-local-rank",
         nargs="?",
         const=arguments.NAME,
-        type=_option,
+        type=_text(_OPTION.fullmatch, "{} is not a valid name of an option, as --local_rank is"),
         metavar="NAME",
         help=f"pass the local rank to the script, for example as {arguments.NAME}=3 (=NAME: in another spelling); "
         "without it the one that torch.distributed.launch or DeepSpeed's launcher pass is kept from the script; with "
@@ -117,39 +110,34 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--log-dir",
-        type=partial(_name_of, "folder"),
+        type=_text(bool, "the name of a folder is needed"),
         metavar="DIR",
         help="also append the output to a file for each rank: DIR/rank-3.log",
     )
     parser.add_argument(
         "--report",
-        type=partial(_name_of, "file"),
+        type=_text(bool, "the name of a file is needed"),
         metavar="FILE",
         help="write a report of the job, on rank 0's host: who was there, how each rank began and ended, who failed "
         "first; one HTML page if FILE ends in .html, else JSON (default: DISTBOOT_REPORT, or none)",
     )
     group = parser.add_argument_group("for a job that goes on when a rank fails or a node is lost")
-    group.add_argument(
-        "--max-restarts",
-        metavar="N",
-        help="end all ranks when one fails, let the agents meet, and start the command again, at most N times "
-        "(default: DISTBOOT_MAX_RESTARTS, or 0); the script goes on from its checkpoint",
+    end_all = (
+        "end all ranks when one fails, let the agents meet, and start the command again, at most N times (default: "
+        "DISTBOOT_MAX_RESTARTS, or 0); the script goes on from its checkpoint"
     )
-    group.add_argument(
-        "--restart-delay",
-        metavar="SECONDS",
-        help="how long to wait before each restart (default: DISTBOOT_RESTART_DELAY, or 0)",
+    bug = (
+        "a second failure at the same place in the code within this time is taken for a bug, and is not followed by a "
+        "restart; 0: none is (default: DISTBOOT_RESTART_WINDOW, or 600)"
     )
-    group.add_argument(
-        "--restart-window",
-        metavar="SECONDS",
-        help="a second failure at the same place in the code within this time is taken for a bug, and is not followed "
-        "by a restart; 0: none is (default: DISTBOOT_RESTART_WINDOW, or 600)",
-    )
+    delay = "how long to wait before each restart (default: DISTBOOT_RESTART_DELAY, or 0)"
+    group.add_argument("--max-restarts", metavar="N", help=end_all)
+    group.add_argument("--restart-delay", metavar="SECONDS", help=delay)
+    group.add_argument("--restart-window", metavar="SECONDS", help=bug)
     group = parser.add_argument_group("for launches of one process per node, pod or container")
     group.add_argument(
         "--nproc-per-node",
-        type=_processes,
+        type=_text(is_nproc, "{} is neither a number of processes nor auto, gpu or cpu"),
         metavar="N|auto",
         help="start N processes here, each a rank, with the node rank, the number of nodes and the address found (gpu: "
         "one per accelerator; cpu: one per CPU; auto: gpu, or cpu if there are none; default: DISTBOOT_NPROC_PER_NODE)",

@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import DistbootError
 from ..host import accelerators, free_port
 from ..text import counted, ranks_said
-from ..trial import OF, Launch, Process, environ_of, parse, run
+from ..trial import OF, Launch, parse, run
 from .main import Parser, emit
 
 _DEFAULT = ("mpirun 1x2", "mpirun 2x2", "srun 2x2", "torchrun 2x2", "kubeflow 3+1")
@@ -72,22 +72,22 @@ def _options(arguments: list[str]) -> tuple[Any, list[str]]:
 def _tried(launch: Launch, command: Sequence[str], limit: float) -> _Found:
     with tempfile.TemporaryDirectory(prefix="distboot-try-") as name:
         folder, begin = Path(name), time.monotonic()
-        environs = [_environ(launch, process, folder) for process in launch.processes(free_port())]
+        found = launch.environs(free_port(), os.environ)
+        environs = [_environ(launch, rank // launch.per_node, own, folder) for rank, own in enumerate(found)]
         with (folder / "output").open("wb") as output:
             wrapper = [sys.executable, "-m", "distboot", "run", *command]
             codes = run(wrapper, environs, limit, stdout=output, stderr=output)
         return _Found(launch, codes, time.monotonic() - begin, folder)
 
 
-def _environ(launch: Launch, process: Process, folder: Path) -> dict[str, str]:
-    node = folder / f"node-{process.node}"  # what is on a disk of a node the others do not have
-    node.mkdir(exist_ok=True)
-    found = environ_of(launch, process, os.environ)
+def _environ(launch: Launch, node: int, found: dict[str, str], folder: Path) -> dict[str, str]:
+    disk = folder / f"node-{node}"  # what is there the other nodes do not have
+    disk.mkdir(exist_ok=True)
     visible = accelerators.visible(os.environ)
     if len(visible) >= launch.nodes:
         share = len(visible) // launch.nodes
-        found["CUDA_VISIBLE_DEVICES"] = ",".join(visible[share * process.node : share * (process.node + 1)])
-    ours = {"DISTBOOT_REPORT": str(folder / "report.json"), "DISTBOOT_TRY": str(folder), "TMPDIR": str(node)}
+        found["CUDA_VISIBLE_DEVICES"] = ",".join(visible[share * node : share * (node + 1)])
+    ours = {"DISTBOOT_REPORT": str(folder / "report.json"), "DISTBOOT_TRY": str(folder), "TMPDIR": str(disk)}
     hangs = {
         "DISTBOOT_LATE_AFTER": _LATE,
         "DISTBOOT_HANG": "stop",

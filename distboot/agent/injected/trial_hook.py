@@ -9,13 +9,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import importlib.abc
 import importlib.util
 import json
 import os
 import re
 import sys
-from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -29,10 +27,10 @@ def install() -> None:
     atexit.register(_tell_of_mpi)
 
 
-class _Torch(importlib.abc.MetaPathFinder):
+class _Torch:
     """Finds torch as it would be found, and sees it once it is there."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:  # noqa: ARG002
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
         if name != "torch":
             return None
         sys.meta_path.remove(self)
