@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import faulthandler
+    import signal
     from collections.abc import Callable, Iterator
     from types import FrameType, TracebackType
     from typing import Any
@@ -38,7 +40,10 @@ _mask: set[int] = set()  # of signals, before a fork
 
 def install(pipe: int, *, term: bool = False) -> None:
     """Send why this process fails to a pipe; and, with `term`, that SIGTERM has come."""
-    global _pipe, _secret  # noqa: PLW0603 - as a process has one excepthook
+    global _pipe, _secret, faulthandler, signal  # noqa: PLW0603 - as a process has one excepthook; and late
+    import faulthandler
+    import signal
+
     _secret = os.environ.get("DISTBOOT_SECRET", "")  # now: the script may remove it
     if _pipe is None:
         sys.excepthook = _excepthook(sys.excepthook)
@@ -48,9 +53,6 @@ def install(pipe: int, *, term: bool = False) -> None:
     # Also again: of what is registered the last runs first, and the frameworks end their groups in such functions.
     atexit.unregister(emit)
     atexit.register(emit, ENDING)
-    import faulthandler
-    import signal
-
     if signal.getsignal(signal.SIGURG) == signal.SIG_DFL:  # else the script has use for it
         faulthandler.register(signal.SIGURG, pipe, all_threads=True)  # see `stacks`
     if not faulthandler.is_enabled():  # else the user has said where its dumps are to go
@@ -148,8 +150,6 @@ def _tell_of_term() -> None:
     In C: it does not wait for Python's lock. A handler that the script sets later would take its place, so
     `signal.signal` puts it before that one, too.
     """
-    import faulthandler
-    import signal
 
     def register() -> None:
         handler = signal.getsignal(signal.SIGTERM)
@@ -185,14 +185,10 @@ def quiet(file: int) -> None:
 def _hold_term() -> None:
     """A signal for a process that is just being forked is not to be written about as ours."""
     global _mask  # noqa: PLW0603
-    import signal
-
     _mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
 def _release_term() -> None:
-    import signal
-
     signal.pthread_sigmask(signal.SIG_SETMASK, _mask)
 
 
@@ -200,9 +196,6 @@ def _forget() -> None:
     """A forked process, say a worker of a data loader, is not the rank."""
     global _pipe  # noqa: PLW0603
     if _pipe is not None:
-        import faulthandler
-        import signal
-
         faulthandler.unregister(signal.SIGTERM)
         if signal.getsignal(signal.SIGURG) == signal.SIG_DFL:  # else it would take away the handler of the script
             faulthandler.unregister(signal.SIGURG)

@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from .restarts import Restarts
     from .root_cause import RootCause
 
-_ASKS_TO_STOP = signal.SIGTERM  # others may mean something else to the child
 _END_LIMIT = 5.0  # seconds for the thread to say that it is over
 
 
 class WrapperAgent:
     """The agent of the ranks whose processes `supervisor.run` starts."""
 
-    def __init__(self, job: JobInfo, settings: SupervisionSettings, secret: str, restarts: Restarts | None) -> None:
+    def __init__(self, job: JobInfo, settings: SupervisionSettings, restarts: Restarts | None) -> None:
         self.is_done = False  # whether nothing is left to do; `supervisor.run` may end
         self.only_serves_rank_0 = False  # whether all other ranks do, and end with it
         self._is_asked = False
-        self._job, self._settings, self._secret = job, settings, secret
+        self._job, self._settings = job, settings
         assert job.joined is not None
+        self._secret = job.joined.plan.secret
         self._agent = Agent(job.joined, settings, held=True)
         self._role, self.ranks = self._agent.role, self._agent.ranks
         assert job.membership is not None
@@ -97,7 +97,7 @@ class WrapperAgent:
     def asked(self, number: int) -> None:
         """The wrapper got a signal from outside, and passed it on."""
         self._is_asked = self._is_asked or number in FROM_OUTSIDE
-        if number == _ASKS_TO_STOP:
+        if number == signal.SIGTERM:  # others may mean something else to the child
             self._call(self._stopping)
 
     def shows_stacks(self) -> bool:
@@ -159,9 +159,8 @@ class WrapperAgent:
 
     def _take_events(self, now: float) -> None:
         os.read(self._woken, 4096)
-        with suppress(queue.Empty):
-            while True:
-                self._events.get_nowait()(now)
+        while not self._events.empty():
+            self._events.get()(now)
 
     def _show_stacks(self, lines: Sequence[str]) -> None:
         self._role.say("where all ranks are:" + shown("\n".join(lines)), event="stacks")

@@ -17,7 +17,7 @@ from ..doctor import LONGEST, STATUSES, Check, Finding, Machine, accelerators, r
 from ..errors import with_rank
 from ..rendezvous.master import require_master
 from ..rendezvous.membership import Membership
-from ..rendezvous.protocol import BEFORE_AUTHENTICATION, Channel, Frames, ProtocolError, message, nested, of, several
+from ..rendezvous.protocol import Channel, Frames, ProtocolError, message, nested, of, several
 from ..settings import join_timeout_setting
 from ..text import counted, escape_control, first_line, ranks_said
 from .main import Parser, emit
@@ -123,29 +123,22 @@ def gathered(job: JobInfo, own: list[Finding]) -> dict[int, list[Finding]]:
 
 
 def _received(connection: socket.socket, channel: Channel) -> list[Finding]:
-    frames = Frames()
-    received = frames.feed(b"")
+    frames, why = Frames(), "it has closed the connection"
     try:
-        while not received:
-            data = connection.recv(min(frames.missing, BEFORE_AUTHENTICATION))
-            if not data:
-                return _none_from("it has closed the connection")
-            received = frames.feed(data)
-        return [_escaped(each) for each in channel.verify(received[0], frames, Findings).findings]
+        while data := connection.recv(1 << 16):
+            for frame in frames.feed(data):
+                return [_escaped(each) for each in channel.verify(frame, frames, Findings).findings]
     except ProtocolError as error:
-        return _none_from(f"it {error}")
+        why = f"it {error}"
     except OSError as error:
-        return _none_from(str(error))
+        why = str(error)
+    remedy = "look at its output: all ranks must run `doctor --job`, with the same version of distboot"
+    return [Finding("doctor", "unknown", f"the findings of this rank did not arrive: {why}", remedy)]
 
 
 def _escaped(finding: Finding) -> Finding:
     name, seen = escape_control(finding.name), escape_control(finding.seen)
     return Finding(name, finding.status, seen, "\n".join(map(escape_control, finding.remedy.split("\n"))))
-
-
-def _none_from(why: str) -> list[Finding]:
-    remedy = "look at its output: all ranks must run `doctor --job`, with the same version of distboot"
-    return [Finding("doctor", "unknown", f"the findings of this rank did not arrive: {why}", remedy)]
 
 
 def grouped(found: Mapping[int, Iterable[Finding]]) -> list[tuple[Finding, list[int]]]:

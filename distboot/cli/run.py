@@ -25,7 +25,6 @@ from ..settings import (
     join_timeout_setting,
     refuse_log,
     rendezvous_setting,
-    secret_setting,
     supervision_settings,
     warn_of_unknown,
 )
@@ -65,6 +64,8 @@ def run(words: list[str]) -> int:
             refuse_unless_rank(placement)
         if launch.inner is None:
             fit_to_script(options, target, os.environ)
+        else:
+            options.framework = "none"
         if options.nproc_per_node:
             return _of_node(launch, placement)
         placement = require_master(placement)
@@ -98,11 +99,6 @@ class _Launch(NamedTuple):
         """The launcher where it is the command itself, and so gets nothing that is about this process."""
         return self.nested if self.nested and not self.nested.is_in_shell else None
 
-    @property
-    def framework(self) -> str:
-        """What the processes of this job start."""
-        return "none" if self.inner else self.options.framework
-
     def apart(self, placement: Placement, ranks: int) -> str | None:
         """Why the processes, or so many ranks that are started on this node, may train apart; None: they do not."""
         per_node, environ = self.options.nproc_per_node, dict(os.environ)
@@ -112,7 +108,7 @@ class _Launch(NamedTuple):
             placement, environ = placement._replace(launcher="distboot"), base_environ(environ)
         if self.nested is not None:
             return self.nested.separate_jobs(placement, per_node)
-        return missing_framework_option(self.target, self.framework, placement, environ, per_node)
+        return missing_framework_option(self.target, self.options.framework, placement, environ, per_node)
 
     def logs(self, rank: int, who: str | None) -> Logs | None:
         """Where the output goes, if not to where ours does."""
@@ -143,10 +139,10 @@ def _alone(launch: _Launch, placement: Placement, logs: Logs | None) -> int:
     """For a process without others, or whose roll call is off."""
     wait_until_resolves(placement, launch.join_timeout)
     others = _torch.torchelastic_variables(placement, os.environ)
-    if launch.framework != "torch" and launch.inner is None:  # a start of it does not pay for sockets
+    if launch.options.framework != "torch" and launch.inner is None:  # a start of it does not pay for sockets
         from ..rendezvous.job_info import alone
 
-        others = frameworks.exports(launch.framework, alone(placement, launch.join_timeout), os.environ)
+        others = frameworks.exports(launch.options.framework, alone(placement, launch.join_timeout), os.environ)
     environ = merged(launch.exports(placement, os.environ, others=others), os.environ)
     if launch.options.exec:
         become(launch.words(environ), environ)
@@ -197,7 +193,7 @@ class _Job(NamedTuple):
         from ..rendezvous.plan import join_here
 
         launch, restarts, settings = self.launch, self.restarts, self.settings
-        told = {"framework": launch.framework, "problem": problem, "ranks": self.ranks}
+        told = {"framework": launch.options.framework, "problem": problem, "ranks": self.ranks}
         told |= {"round": restarts.round, "max_restarts": launch.restarts.most}
         join_timeout = launch.join_timeout + (launch.grace if restarts.round else 0.0)  # which an agent may need longer
         with (
@@ -205,7 +201,7 @@ class _Job(NamedTuple):
             join_here(self.placement, os.environ, join_timeout, failed=report.failed, **told) as job,
             report.until_watched(job),
             with_too_few_files(),
-            WrapperAgent(job, settings, secret_setting(os.environ), restarts) as watch,
+            WrapperAgent(job, settings, restarts) as watch,
         ):
             assert job.joined is not None
             of_ranks = [(job, dict(os.environ))]
@@ -219,7 +215,7 @@ class _Job(NamedTuple):
                 become(launch.words(environs[0]), environs[0], open_files=files)
             if not settings.detects:
                 report.failed(job, None)
-            watch.only_serves_rank_0 = launch.framework == "tensorflow" and has_servers(environs[0])
+            watch.only_serves_rank_0 = launch.options.framework == "tensorflow" and has_servers(environs[0])
             commands = []
             for rank, environ in zip(watch.ranks, environs, strict=True):
                 own = launch.logs(rank, f"rank {rank}") if self.ranks else logs
@@ -236,7 +232,7 @@ class _Job(NamedTuple):
 
         one, base = rank
         one.link = watch.link(one.placement.rank)
-        others = frameworks.exports(self.launch.framework, one, base)
+        others = frameworks.exports(self.launch.options.framework, one, base)
         counts, is_torchruns = self.restarts.variables(base), one.placement.launcher == "torchrun"
         others |= {} if is_torchruns else counts  # else one of them would show that torchrun has started the script
         exports = self.launch.exports(one.placement, base, others=others, met=True) | counts

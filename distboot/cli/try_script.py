@@ -19,7 +19,6 @@ from ..trial import OF, Launch, parse, run
 from .main import Parser, emit
 
 _DEFAULT = ("mpirun 1x2", "mpirun 2x2", "srun 2x2", "torchrun 2x2", "kubeflow 3+1")
-_LATE, _HANG = "10", "25"  # seconds until a rank is late, and until nothing has moved for so long that it is a hang
 _LOOPBACK = ("localhost", "127.", "tcp://localhost", "tcp://127.")
 _SHOWN = 20  # lines of the output of a launch that failed
 _HEAD = ("runs", "device", "hangs", "ends")
@@ -88,13 +87,8 @@ def _environ(launch: Launch, node: int, found: dict[str, str], folder: Path) -> 
         share = len(visible) // launch.nodes
         found["CUDA_VISIBLE_DEVICES"] = ",".join(visible[share * node : share * (node + 1)])
     ours = {"DISTBOOT_REPORT": str(folder / "report.json"), "DISTBOOT_TRY": str(folder), "TMPDIR": str(disk)}
-    hangs = {
-        "DISTBOOT_LATE_AFTER": _LATE,
-        "DISTBOOT_HANG": "stop",
-        "DISTBOOT_HANG_AFTER": _HANG,
-        "DISTBOOT_JOIN_TIMEOUT": "60",
-    }
-    return {"OMP_NUM_THREADS": "1", "DISTBOOT_GRACE": "2", **hangs, **found, **ours}
+    hangs = {"DISTBOOT_LATE_AFTER": "10", "DISTBOOT_HANG": "stop", "DISTBOOT_HANG_AFTER": "25"}  # soon
+    return {"OMP_NUM_THREADS": "1", "DISTBOOT_GRACE": "2", "DISTBOOT_JOIN_TIMEOUT": "60", **hangs, **found, **ours}
 
 
 def _lines(path: Path) -> list[Any]:
