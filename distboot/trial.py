@@ -26,15 +26,12 @@ class Process(NamedTuple):
     """One rank of a launch."""
 
     rank: int
+    size: int  # of the world
     local_rank: int
+    per_node: int
     node: int
     nodes: int
-    per_node: int
     port: int  # for rank 0
-
-    @property
-    def size(self) -> int:
-        return self.nodes * self.per_node
 
 
 class Launch(NamedTuple):
@@ -48,10 +45,10 @@ class Launch(NamedTuple):
     def environs(self, port: int, environ: Mapping[str, str]) -> list[dict[str, str]]:
         """What each rank finds: this environment without what another launcher has set, and with what this one sets."""
         own = {name: value for name, value in environ.items() if not _OF_LAUNCHERS.match(name)}
-        found = []
-        for rank in range(self.nodes * self.per_node):
+        found, size = [], self.nodes * self.per_node
+        for rank in range(size):
             node, local_rank = divmod(rank, self.per_node)
-            of_launcher = OF[self.launcher](Process(rank, local_rank, node, self.nodes, self.per_node, port))
+            of_launcher = OF[self.launcher](Process(rank, size, local_rank, self.per_node, node, self.nodes, port))
             found.append({**own, **of_launcher, "MASTER_ADDR": _address(), "DISTBOOT_HOST": f"node-{node}"})
         return found
 
@@ -130,7 +127,7 @@ _OF_LAUNCHERS = re.compile(
 
 
 def _address() -> str:
-    """An address of this host that is none of loopback's, as a node has one; loopback's if it has no other."""
+    """An address of this host beyond loopback, as a node has one; loopback's if it has no other."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
         probe.connect(("192.0.2.1", 9))  # of documentation, RFC 5737; nothing is sent
         return str(probe.getsockname()[0])

@@ -58,7 +58,7 @@ class Preemption:
     def read(self) -> bool:
         """Whether to stop. From the first call on SIGTERM does not end this process by itself."""
         self._count = count = self._count + 1
-        self._page[READS] = count  # before we look: who asks writes first, and counts then
+        self._page[READS] = count  # before we look: what asks writes first, and counts then
         if count == 1:
             self.listen([signal.SIGTERM])
         return self._page[ASKED] != 0 and self._is_agreed(count)

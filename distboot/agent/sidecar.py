@@ -90,7 +90,7 @@ class ForeignProcess(MonitoredProcess):
 
     def _end(self, how: ExitStatus, now: float) -> None:
         end = self.ended(how, now)
-        # Who fails because of a peer waits, so that the launcher does not take his exit code for that of the first.
+        # A rank that fails because of a peer waits: the launcher must not take its exit code for that of the first.
         if not end.succeeded and (self.stopped_by_us or not end.is_secondary):
             self.let_go()
 

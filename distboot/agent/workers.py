@@ -155,7 +155,7 @@ def _watch(starter: int, parent: int) -> None:
 
 
 def _obey(number: int, sender: int) -> None:
-    """Let this process have a signal as from its sender: torch's handler looks who that is."""
+    """Let this process have a signal as from its sender: torch's handler compares it with its parent."""
     import threading
 
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})

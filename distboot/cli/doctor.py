@@ -53,19 +53,18 @@ def doctor(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     environ = {**os.environ, "DISTBOOT_LAUNCHER": options.launcher} if options.launcher else os.environ
     machine = Machine(environ)
-    told = _of_job(machine) if options.job else _of_host(machine)
-    if told is None:
-        return 0  # rank 0 speaks for all of them; many launchers would kill it if another one failed first
-    report, for_people = told
+    found = examine(machine)
+    if options.job:
+        told = _of_job(machine, found)
+        if told is None:
+            return 0  # rank 0 speaks for all of them; many launchers would kill it if another one failed first
+        report, for_people = told
+    else:
+        ready = all(finding.status != "problem" for finding in found)
+        report = {"host": machine.host, "ready": ready, "findings": [asdict(finding) for finding in found]}
+        for_people = text(found, machine.host)
     emit(json.dumps(report) if options.json else for_people)
     return 0 if report["ready"] else _NOT_READY
-
-
-def _of_host(machine: Machine) -> tuple[dict[str, object], str]:
-    found = examine(machine)
-    ready = all(finding.status != "problem" for finding in found)
-    report = {"host": machine.host, "ready": ready, "findings": [asdict(finding) for finding in found]}
-    return report, text(found, machine.host)
 
 
 def examine(machine: Machine, checks: tuple[Check, ...] | None = None) -> list[Finding]:
@@ -85,11 +84,10 @@ def _found(check: Check, machine: Machine) -> list[Finding]:
         return [unknown(seen, "please report it, with the output of `python -m distboot doctor --json`")]
 
 
-def _of_job(machine: Machine) -> tuple[dict[str, object], str] | None:
-    """The same of all ranks, at rank 0."""
+def _of_job(machine: Machine, own: list[Finding]) -> tuple[dict[str, object], str] | None:
+    """What all ranks have found, as JSON and for people, at rank 0."""
     from ..rendezvous.plan import join_here  # only here, so that a plain `doctor` does not pay for it
 
-    own = examine(machine)
     placement = detect(machine.environ)
     with with_rank(placement.who):
         refuse_unless_rank(placement)

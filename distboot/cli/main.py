@@ -64,7 +64,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _dispatch(arguments)
     except DistbootError as error:
-        emit_error(error)
+        with suppress(OSError, AttributeError):  # standard error is full or closed: the exit code has to do
+            _write(sys.stderr, printed(error))
         from ..agent.exit_status import leave  # here, as it is rarely needed
 
         leave(str(error))
@@ -156,12 +157,6 @@ def emit(text: str) -> None:
         if isinstance(error, BrokenPipeError):
             raise
         raise DistbootError("output-failed", f"cannot write to standard output: {error.strerror}") from None
-
-
-def emit_error(error: DistbootError) -> None:
-    """Print an error on standard error, if that is there."""
-    with suppress(OSError, AttributeError):  # full or closed: the exit code has to do
-        _write(sys.stderr, printed(error))
 
 
 def _write(stream: TextIO, text: str) -> None:

@@ -136,7 +136,7 @@ class _Launch(NamedTuple):
 
 
 def _alone(launch: _Launch, placement: Placement, logs: Logs | None) -> int:
-    """For a process without others, or whose roll call is off."""
+    """Run the command of a process without others, or with the rendezvous off."""
     wait_until_resolves(placement, launch.join_timeout)
     others = _torch.torchelastic_variables(placement, os.environ)
     if launch.options.framework != "torch" and launch.inner is None:  # a start of it does not pay for sockets
@@ -156,7 +156,7 @@ def _alone(launch: _Launch, placement: Placement, logs: Logs | None) -> int:
 
 
 def _of_node(launch: _Launch, placement: Placement) -> int:
-    """For a process that starts the ranks of its node."""
+    """Start the ranks of this node."""
     if launch.inner is not None:
         name = launch.inner.name
         raise DistbootError(
@@ -246,7 +246,7 @@ class _Job(NamedTuple):
 def _together(
     launch: _Launch, placement: Placement, problem: DistbootError | None, logs: Logs | None = None, ranks: int = 0
 ) -> int:
-    """For a rank among others, which should hear of its problem; or for so many ranks, which are started here."""
+    """Run a rank among others, which should hear of its problem; or so many ranks, which are started here."""
     options = launch.options
     apart = launch.apart(placement, ranks)
     if placement.rank == 0 and apart:

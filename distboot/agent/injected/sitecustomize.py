@@ -1,4 +1,4 @@
-"""Runs at the start of every Python under the wrapper: for what it can say of an uncaught exception, and to whom.
+"""Runs at the start of every Python under the wrapper: it reports an uncaught exception to our agent.
 
 It leaves no trace: the script finds sys.path and PYTHONPATH as they were, and its own sitecustomize has run. Only under
 `try` are the Pythons that this one starts to run it, too.
