@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import contextmanager, suppress
-from functools import cache, partial, wraps
+from functools import cache, wraps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,15 +45,15 @@ _worker = 0  # the process that is shielded: this one, or that which has forked 
 
 
 @cache
-def install(more: str = "") -> None:
-    """Shield workers from SIGTERM, and from the signals in a list such as "SIGUSR1,USR2"."""
+def install() -> None:
+    """Shield workers from SIGTERM, and from the signals in DISTBOOT_STOP_SIGNALS, such as "SIGUSR1,USR2"."""
     from .crash_hooks import when_imported  # here, as no worker needs it
 
     # multiprocessing takes 15 ms; this part of it comes after multiprocessing.process.
-    when_imported("multiprocessing.reduction", partial(_patch, more))
+    when_imported("multiprocessing.reduction", _patch)
 
 
-def _patch(more: str = "") -> None:
+def _patch() -> None:
     global signal  # noqa: PLW0603 - late: it takes 2 ms
     import signal
 
@@ -61,7 +61,8 @@ def _patch(more: str = "") -> None:
     start, bootstrap = base.start, base._bootstrap  # noqa: SLF001
     if sys.platform != "linux" or hasattr(start, "of_distboot"):  # the wrapper has done it
         return
-    names = {"SIG" + name.strip().upper().removeprefix("SIG") for name in ("TERM", *more.split(","))}
+    asked = ["TERM", *os.environ.get("DISTBOOT_STOP_SIGNALS", "").split(",")]
+    names = {"SIG" + name.strip().upper().removeprefix("SIG") for name in asked}
     _signals.update(int(number) for number in signal.Signals if number.name in names)
 
     @wraps(start)

@@ -34,7 +34,7 @@ from .target import Nested, Target, fit_to_script, missing_framework_option, nes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from ..agent.in_wrapper import WrapperAgent
     from ..agent.logs import Logs
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from ..agent.restarts import Restarts
     from ..rendezvous.job_info import JobInfo
     from ..settings import SupervisionSettings
-
-    _Rank = tuple[JobInfo, dict[str, str]]
 
 
 def run(words: list[str]) -> int:
@@ -204,10 +202,7 @@ class _Job(NamedTuple):
             WrapperAgent(job, settings, restarts) as watch,
         ):
             assert job.joined is not None
-            of_ranks = [(job, dict(os.environ))]
-            if self.ranks:
-                of_ranks = _jobs_of(job, watch.ranks, base_environ(os.environ))
-            environs = at_once(partial(self._environ_of, watch), of_ranks)
+            environs = at_once(partial(self._environ_of, job, watch), watch.ranks)
             job.joined.close_listener()
             files = job.joined.open_files
             if launch.options.exec:
@@ -227,10 +222,10 @@ class _Job(NamedTuple):
             restarts.ended(cause)
         return code
 
-    def _environ_of(self, watch: WrapperAgent, rank: _Rank) -> dict[str, str]:
+    def _environ_of(self, job: JobInfo, watch: WrapperAgent, rank: int) -> dict[str, str]:
         from ..host import network  # here, so that a process that is alone does not pay for it
 
-        one, base = rank
+        one, base = _of_rank(job, rank) if self.ranks else (job, dict(os.environ))
         one.link = watch.link(one.placement.rank)
         others = frameworks.exports(self.launch.options.framework, one, base)
         counts, is_torchruns = self.restarts.variables(base), one.placement.launcher == "torchrun"
@@ -269,18 +264,14 @@ def _together(
     return code
 
 
-def _jobs_of(job: JobInfo, ranks: Sequence[int], environ: Mapping[str, str]) -> list[_Rank]:
-    """What each rank of this node holds, once the nodes have met, and the environment with its numbers."""
-    membership = job.membership
-    assert membership is not None
-    found = []
-    for rank in ranks:
-        numbers = {"rank": rank, "world_size": membership.world_size, **membership.place(rank)}
-        own = {name: str(numbers[field]) for name, field in zip(RANK, NUMBERS, strict=True)}
-        where = {"MASTER_ADDR": str(job.placement.master_addr), "MASTER_PORT": str(job.placement.master_port)}
-        one = job.of_rank(detect({**environ, **own, **where}, launcher="distboot"))
-        found.append((one, {**environ, **own}))
-    return found
+def _of_rank(job: JobInfo, rank: int) -> tuple[JobInfo, dict[str, str]]:
+    """What a rank of this node holds, once the nodes have met, and the environment with its numbers."""
+    assert job.membership is not None
+    numbers = {"rank": rank, "world_size": job.membership.world_size, **job.membership.place(rank)}
+    own = {name: str(numbers[field]) for name, field in zip(RANK, NUMBERS, strict=True)}
+    where = {"MASTER_ADDR": str(job.placement.master_addr), "MASTER_PORT": str(job.placement.master_port)}
+    environ = {**base_environ(os.environ), **own}
+    return job.of_rank(detect({**environ, **where}, launcher="distboot")), environ
 
 
 def _check_local_rank(launch: _Launch, placement: Placement) -> None:

@@ -137,7 +137,7 @@ def context(
     `barrier` is the framework's own, if it has one; `leave` ends the framework, if it is up; `adds` are fields.
     """
     hints.install()
-    workers.install(os.environ.get("DISTBOOT_STOP_SIGNALS", ""))
+    workers.install()
     if meets is None:
         barriers = Barriers(job)
         barrier = barrier or partial(barriers.barrier, options.timeout or _BARRIER_LIMIT)

@@ -35,7 +35,7 @@ def _begin() -> None:
     package.__path__ = [os.path.dirname(here)]
     with contextlib.suppress(Exception):  # an old Python does without
         _loaded("hints").install()
-        _loaded("workers").install(os.environ.get("DISTBOOT_STOP_SIGNALS", ""))
+        _loaded("workers").install()
     if is_tried:
         _loaded("injected.trial_hook").install()
     with contextlib.suppress(Exception):  # and one that has closed the pipe, or has none
