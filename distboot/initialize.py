@@ -333,7 +333,7 @@ def _without_sidecar(call: _Call, for_plan: Mapping[str, Any], why: OSError) -> 
     said = f"warning: failure detection is off for this rank: the monitor process did not start: {why}"
     log_line(placement.who, said)
     with join_here(placement, os.environ, call.join_timeout, **for_plan) as job:
-        with WrapperAgent(job, call.supervision._replace(detects=False, report=None), "", None) as agent:
+        with WrapperAgent(job, call.supervision._replace(detects=False, report=None), None) as agent:
             job.link, job.framework = agent.link(placement.rank), call.options.said
             at_end(well=agent.leave_job)  # else the end of its connections would be a failure to the others
             yield job

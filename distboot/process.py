@@ -1,4 +1,4 @@
-"""This process: how its script ends, as far as Python tells, threads that take no signals, and limits of time.
+"""This process: how its script ends, threads that take no signals, limits of time, and becoming another command.
 
 In a function of `atexit` Python says nothing of SystemExit: `sys.exit(3)` passes no hook, and may be caught. So what it
 raises is kept, and looked at when the end has come.
@@ -6,8 +6,10 @@ raises is kept, and looked at when the end has come.
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
+import resource
 import select
 import signal
 import sys
@@ -16,12 +18,12 @@ import warnings
 from contextlib import contextmanager, suppress
 from functools import cache
 
-from .errors import DistbootError, printed
-from .text import first_line
+from .errors import DistbootError, printed, too_few_files
+from .text import escape_control, first_line, short_repr
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import NoReturn, TypeVar
 
     S = TypeVar("S")
@@ -130,6 +132,21 @@ def deadline(
     That is for C code of others that holds Python's lock, in which no thread or signal handler of ours can run.
     """
     us, (reading, writing) = os.getpid(), os.pipe()
+
+    def watch() -> NoReturn:
+        try:
+            is_late = not select.select([reading], [], [], limit)[0]
+            error = too_late if is_late else ended if os.read(reading, 1) != _DONE else None
+            if error is not None:
+                with suppress(OSError):
+                    os.write(2, printed(error).encode())
+            if is_late and os.getppid() == us:
+                if say is not None:
+                    say(f"distboot.DistbootError: {first_line(too_late)}")  # as the traceback would end
+                os.kill(us, signal.SIGKILL)
+        finally:
+            os._exit(0)
+
     # The watcher must not run a handler of the script's, Ctrl-C included: it would go on as the script.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
@@ -138,7 +155,7 @@ def deadline(
             watcher = os.fork()
         if watcher == 0:
             os.close(writing)
-            _watch(us, reading, limit, (too_late, ended), say)
+            watch()
     except OSError:
         os.close(writing)
         raise
@@ -181,24 +198,46 @@ def _printed_at_exit(error: DistbootError | None, writing: int) -> Iterator[None
             libc.fclose(stream)
 
 
-def _watch(
-    us: int,
-    reading: int,
-    limit: float,
-    errors: tuple[DistbootError, DistbootError | None],
-    say: Callable[[str], object] | None,
-) -> NoReturn:
-    """The watcher: print an error, and end the process that it watches, or not."""
+def become(command: Sequence[str], environ: Mapping[str, str], *, open_files: int | None = None) -> NoReturn:
+    """Replace this process by a command; `DistbootError`: it cannot be run."""
+    limit_files(open_files)
+    for name in ("SIGPIPE", "SIGXFSZ"):  # which Python ignores, and the command would, too
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
     try:
-        too_late, ended = errors
-        is_late = not select.select([reading], [], [], limit)[0]
-        error = too_late if is_late else ended if os.read(reading, 1) != _DONE else None
-        if error is not None:
-            with suppress(OSError):
-                os.write(2, printed(error).encode())
-        if is_late and os.getppid() == us:
-            if say is not None:
-                say(f"distboot.DistbootError: {first_line(too_late)}")  # as the traceback would end
-            os.kill(us, signal.SIGKILL)
-    finally:
-        os._exit(0)
+        os.execvpe(command[0], list(command), dict(environ))  # noqa: S606 - what the user asks for
+    except OSError as error:
+        raise command_error(command[0], error) from None
+
+
+def limit_files(soft: int | None) -> None:
+    """Let this process, and what it starts, open at most so many files; None: as many as now."""
+    if soft is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+def command_not_found(program: str) -> DistbootError:
+    """The error for a command that there is not."""
+    if os.path.exists(program):
+        said, name = f"{short_repr(program)} is a file here, and no command on PATH", escape_control(program)
+        hint = f"name the interpreter of a script: run -- python {name}; a program in this folder is ./{name}"
+    else:
+        said, hint = f"{short_repr(program)} does not exist", "check the spelling, PATH and the directory"
+    return DistbootError("command-not-found", said, hint)
+
+
+def command_error(program: str, error: OSError) -> DistbootError:
+    """The error for a command that the system does not start."""
+    few = too_few_files(error)
+    if few is not None:
+        return few
+    there = os.sep in program and os.path.exists(program)  # then its interpreter is what is missing
+    if isinstance(error, FileNotFoundError | NotADirectoryError) and not there:
+        return command_not_found(program)
+    hints = {
+        errno.EACCES: "make it executable (chmod +x), or name its interpreter: run -- python script.py",
+        errno.ENOEXEC: "it has no #! line: name its interpreter: run -- python script.py",
+        errno.ENOENT: "its #! line names an interpreter that does not exist",
+        errno.EAGAIN: "this user may not start more processes (ulimit -u)",
+    }
+    hint = hints.get(error.errno or 0, "")
+    return DistbootError("command-not-executable", f"{short_repr(program)} cannot be run: {error.strerror}", hint)

@@ -21,14 +21,14 @@ import pytest
 
 from .errors import DistbootError
 from .host import free_port
-from .trial.launches import environ_of, parse
+from .trial import parse, run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from .trial.launches import Launch
+    from .trial import Launch
 
 _FOLDER = "DISTBOOT_PYTEST"  # where a rank writes its reports
 _TIMEOUT = 300.0  # seconds for a test
@@ -90,7 +90,6 @@ class _Rank:
 
 
 def _wanted(count: int, *, timeout: float = _TIMEOUT, as_: str | None = None) -> tuple[int, float, Launch | None]:
-    """What the mark says."""
     if type(count) is not int or count < 1:
         raise pytest.UsageError(f"@pytest.mark.ranks({count!r}): a number of ranks is needed, at least 1")
     if as_ is None:
@@ -111,14 +110,19 @@ def _reports(item: pytest.Item, count: int, timeout: float, launch: Launch | Non
     begin = time.time()
     folder = item.config._tmp_path_factory.mktemp("ranks")  # type: ignore[attr-defined] # noqa: SLF001 - as xdist does
     (folder / "shared").mkdir()
-    environ = {**os.environ, **_environ(str(folder))}
-    if launch is None:
-        said, why = _run(_command(item, f"--nproc-per-node={count}"), [environ], timeout)
-    else:
-        environs = [environ_of(launch, process, environ) for process in launch.processes(free_port())]
-        said, why = _run(_command(item), environs, timeout)
+    # A signal that asks where all are; and a rank that fails is not waited for.
+    more = {_FOLDER: str(folder), "DISTBOOT_SIGQUIT": "stacks", "DISTBOOT_GRACE": "1", "PYTEST_ADDOPTS": ""}
+    options, environs = [f"--nproc-per-node={count}"], [{**os.environ, **more}]
+    if launch is not None:
+        options, environs = [], launch.environs(free_port(), environs[0])
+    said, why = _run(_command(item, *options), environs, timeout)
     found = [_read(item, folder / f"rank-{rank}.json") for rank in range(count)]
-    bad = [(at, rank) for rank, reports in enumerate(found) for at, one in reports if _is_bad(one)]
+    bad = [
+        (at, rank)
+        for rank, reports in enumerate(found)
+        for at, one in reports
+        if one.failed or hasattr(one, "wasxfail")
+    ]
     reports = [one for _, one in found[min(bad)[1] if bad else 0]]
     if bad:
         reports[-1].sections.append((f"rank {min(bad)[1]} of {count}", said))
@@ -143,47 +147,23 @@ def _command(item: pytest.Item, *options: str) -> list[str]:
     return [sys.executable, "-m", "distboot", "run", *options, *run]
 
 
-def _environ(folder: str) -> Mapping[str, str]:
-    # A signal that asks where all are; and a rank that fails is not waited for.
-    return {_FOLDER: folder, "DISTBOOT_SIGQUIT": "stacks", "DISTBOOT_GRACE": "1", "PYTEST_ADDOPTS": ""}
-
-
 def _run(command: list[str], environs: Sequence[Mapping[str, str]], timeout: float) -> tuple[str, str]:
     """What the wrappers have printed, and why the test has failed; empty: it has not."""
     with tempfile.TemporaryFile() as output:
-        # In a session of its own, so that its children, too, get no key of our terminal.
-        processes = [
-            subprocess.Popen(
-                command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=output,
-                start_new_session=True,
-            )
-            for environ in environs
-        ]  # fmt: skip
-        try:
-            end = time.monotonic() + timeout
-            codes = [process.wait(max(end - time.monotonic(), 0.0)) for process in processes]
-            why = f"the ranks ended with exit code {max(codes)}" if any(codes) else ""
-        except subprocess.TimeoutExpired:
-            why = f"the ranks have not ended within {timeout:g} s"
-            processes[0].send_signal(signal.SIGQUIT)
-            with suppress(subprocess.TimeoutExpired):
-                processes[0].wait(_STACKS)
-        finally:
-            _end(processes)
+        codes = run(command, environs, timeout, _ask_where, stdout=subprocess.DEVNULL, stderr=output)
         output.seek(0)
-        return output.read().decode(errors="replace"), why
+        said = output.read().decode(errors="replace")
+    ended = [code for code in codes if code is not None]
+    if len(ended) < len(codes):
+        return said, f"the ranks have not ended within {timeout:g} s"
+    return said, f"the ranks ended with exit code {max(ended)}" if any(ended) else ""
 
 
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Let what is left end, or end it."""
-    for process in processes:
-        process.terminate()
-    end = time.monotonic() + _STACKS
-    for process in processes:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(max(end - time.monotonic(), 0.0))
-        process.kill()
-        process.wait()
+def _ask_where(first: subprocess.Popen[bytes]) -> None:
+    """Let rank 0 print where all ranks are."""
+    first.send_signal(signal.SIGQUIT)
+    with suppress(subprocess.TimeoutExpired):
+        first.wait(_STACKS)
 
 
 def _read(item: pytest.Item, path: Path) -> list[tuple[float, pytest.TestReport]]:
@@ -196,7 +176,3 @@ def _read(item: pytest.Item, path: Path) -> list[tuple[float, pytest.TestReport]
             report.longrepr = tuple(report.longrepr)
         found.append((one["at"], report))
     return found
-
-
-def _is_bad(report: pytest.TestReport) -> bool:
-    return report.failed or hasattr(report, "wasxfail")

@@ -216,25 +216,25 @@ def test_ends(end: ExitStatus, is_failure: bool, stopped_by: int | None, said: s
 
 
 _AT_EXIT = """
-import os, sys
+import os, socket, sys
 from distboot.agent.sidecar_start import report_exit_code
-status, answer = os.pipe(), os.pipe()
-report_exit_code(status[1], answer[0])
-os.close(answer[1])
+agent, script = socket.socketpair()
+report_exit_code(script.fileno())
+script.close()
 child = os.fork()
 if child == 0:
     sys.exit(9)
 os.waitpid(child, 0)
-os.set_blocking(status[0], False)
+agent.setblocking(False)
 try:
-    print(os.read(status[0], 10))
+    print(agent.recv(10))
 except BlockingIOError:
     print("nothing yet", flush=True)
 if os.fork():
+    agent.close()
     {end}
-os.close(status[1])
-os.set_blocking(status[0], True)
-print(os.read(status[0], 10), flush=True)
+agent.setblocking(True)
+print(agent.recv(10), flush=True)
 os._exit(0)
 """
 

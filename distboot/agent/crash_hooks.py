@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import faulthandler
+    import signal
     from collections.abc import Callable, Iterator
     from types import FrameType, TracebackType
     from typing import Any
@@ -30,7 +32,7 @@ EXCEPTION, INTERRUPT, TERM, ENDING, STEPS, ASK = "exception", "interrupt", "term
 _OF_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")  # the others are the script's own
 _RANK = "DISTBOOT_RANK"  # is there where the agent of a node has started this as one of its ranks
 JOB_ENDS = os.O_APPEND  # that flag of the pipe, which its reader sets: no message, so that a good end asks for none
-INJECTED = "_distboot_crash_hooks"  # this file as a module, where the wrapper has had it loaded
+INJECTED = "_distboot.crash_hooks"  # this file as a module, where the wrapper has had it loaded
 
 _pipe: tuple[int, int] | None = None  # where words go: file descriptor, inode; None: nothing listens
 _secret = ""  # of the job, not to be passed on
@@ -39,7 +41,10 @@ _mask: set[int] = set()  # of signals, before a fork
 
 def install(pipe: int, *, term: bool = False) -> None:
     """Send why this process fails to a pipe; and, with `term`, that SIGTERM has come."""
-    global _pipe, _secret  # noqa: PLW0603 - as a process has one excepthook
+    global _pipe, _secret, faulthandler, signal  # noqa: PLW0603 - as a process has one excepthook; and late
+    import faulthandler
+    import signal
+
     _secret = os.environ.get("DISTBOOT_SECRET", "")  # now: the script may remove it
     if _pipe is None:
         sys.excepthook = _excepthook(sys.excepthook)
@@ -47,17 +52,29 @@ def install(pipe: int, *, term: bool = False) -> None:
         os.register_at_fork(before=_hold_term, after_in_parent=_release_term, after_in_child=_forget)
     _pipe = pipe, os.fstat(pipe).st_ino
     # Also again: of what is registered the last runs first, and the frameworks end their groups in such functions.
-    atexit.unregister(_say_ending)
-    atexit.register(_say_ending)
-    import faulthandler
-    import signal
-
+    atexit.unregister(emit)
+    atexit.register(emit, ENDING)
     if signal.getsignal(signal.SIGURG) == signal.SIG_DFL:  # else the script has use for it
         faulthandler.register(signal.SIGURG, pipe, all_threads=True)  # see `stacks`
     if not faulthandler.is_enabled():  # else the user has said where its dumps are to go
         faulthandler.enable(pipe)
     if term:
         _tell_of_term()
+
+
+def when_imported(name: str, act: Callable[[], object]) -> None:
+    """Do something when the script imports this module, or now if it has: it is not imported for us."""
+
+    class Finder:
+        def find_spec(self, found: str, *_: object) -> None:
+            if found == name:
+                sys.meta_path = [finder for finder in sys.meta_path if finder is not self]  # the list is being read
+                act()
+
+    if name in sys.modules:
+        act()
+    else:
+        sys.meta_path.insert(0, Finder())
 
 
 def emit(kind: str, text: str = "") -> None:
@@ -134,8 +151,6 @@ def _tell_of_term() -> None:
     In C: it does not wait for Python's lock. A handler that the script sets later would take its place, so
     `signal.signal` puts it before that one, too.
     """
-    import faulthandler
-    import signal
 
     def register() -> None:
         handler = signal.getsignal(signal.SIGTERM)
@@ -161,29 +176,20 @@ def _tell_of_term() -> None:
     signal.signal = set_handler  # type: ignore[assignment]
 
 
-def quiet(*files: int) -> None:
-    """Turn these files of a forked process into none: their numbers must not become those of other files."""
+def quiet(file: int) -> None:
+    """Turn this file of a forked process into none: its number must not become that of another file."""
     null = os.open(os.devnull, os.O_RDWR)
-    for file in files:
-        os.dup2(null, file, inheritable=False)
+    os.dup2(null, file, inheritable=False)
     os.close(null)
-
-
-def _say_ending() -> None:
-    emit(ENDING)
 
 
 def _hold_term() -> None:
     """A signal for a process that is just being forked is not to be written about as ours."""
     global _mask  # noqa: PLW0603
-    import signal
-
     _mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
 def _release_term() -> None:
-    import signal
-
     signal.pthread_sigmask(signal.SIG_SETMASK, _mask)
 
 
@@ -191,9 +197,6 @@ def _forget() -> None:
     """A forked process, say a worker of a data loader, is not the rank."""
     global _pipe  # noqa: PLW0603
     if _pipe is not None:
-        import faulthandler
-        import signal
-
         faulthandler.unregister(signal.SIGTERM)
         if signal.getsignal(signal.SIGURG) == signal.SIG_DFL:  # else it would take away the handler of the script
             faulthandler.unregister(signal.SIGURG)

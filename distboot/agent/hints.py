@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
-INJECTED = "_distboot_hints"  # this file as a module, where the wrapper has had it loaded
+INJECTED = "_distboot.hints"  # this file as a module, where the wrapper has had it loaded
 
 
 @cache

@@ -27,24 +27,19 @@ if TYPE_CHECKING:
     from .restarts import Restarts
     from .root_cause import RootCause
 
-_ASKS_TO_STOP = signal.SIGTERM  # others may mean something else to the child
 _END_LIMIT = 5.0  # seconds for the thread to say that it is over
 
 
 class WrapperAgent:
-    """The agent of the ranks whose processes `supervisor.run` starts.
+    """The agent of the ranks whose processes `supervisor.run` starts."""
 
-    Attributes:
-        ranks: its own.
-        files: the file descriptor that the child of each rank has to inherit.
-        only_serves_rank_0: whether all other ranks do, and end with it.
-        is_done: whether nothing is left to do; `run` may end.
-    """
-
-    def __init__(self, job: JobInfo, settings: SupervisionSettings, secret: str, restarts: Restarts | None) -> None:
-        self.is_done = self.only_serves_rank_0 = self._is_asked = False
-        self._job, self._settings, self._secret = job, settings, secret
+    def __init__(self, job: JobInfo, settings: SupervisionSettings, restarts: Restarts | None) -> None:
+        self.is_done = False  # whether nothing is left to do; `supervisor.run` may end
+        self.only_serves_rank_0 = False  # whether all other ranks do, and end with it
+        self._is_asked = False
+        self._job, self._settings = job, settings
         assert job.joined is not None
+        self._secret = job.joined.plan.secret
         self._agent = Agent(job.joined, settings, held=True)
         self._role, self.ranks = self._agent.role, self._agent.ranks
         assert job.membership is not None
@@ -55,7 +50,7 @@ class WrapperAgent:
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
         self._reports: dict[int, int] = {}  # the ends of the same pipes from which we read
-        self.files: dict[int, int] = {}
+        self.files: dict[int, int] = {}  # which the child of each rank has to inherit
         for rank in self.ranks:
             self._reports[rank], file = os.pipe()
             self.files[rank] = out_of_the_way(file)
@@ -83,8 +78,7 @@ class WrapperAgent:
 
     def ending(self, rank: int) -> int | None:
         """The signal with which a child was made to end because of the job; None if it was not."""
-        child = self._children.get(rank)
-        return None if child is None else child.ending
+        return self._children[rank].ending if rank in self._children else None
 
     def start(self, pids: Mapping[int, int], done: Callable[[], None]) -> None:
         """The children of the ranks run; `done` is called, in another thread, when `is_done` comes true."""
@@ -104,7 +98,7 @@ class WrapperAgent:
     def asked(self, number: int) -> None:
         """The wrapper got a signal from outside, and passed it on."""
         self._is_asked = self._is_asked or number in FROM_OUTSIDE
-        if number == _ASKS_TO_STOP:
+        if number == signal.SIGTERM:  # others may mean something else to the child
             self._call(self._stopping)
 
     def shows_stacks(self) -> bool:
@@ -123,9 +117,13 @@ class WrapperAgent:
 
     def final(self, codes: Mapping[int, int]) -> int:
         """The exit code of the wrapper, for those of its children, in the order in which they have ended."""
-        codes = {rank: self._final(rank, code) for rank, code in codes.items()}
-        first = () if self._role.root_cause is None else self._role.root_cause.ranks
-        return next(filter(None, (codes.get(rank) for rank in (*first, *codes))), 0)
+        cause, found = self._role.root_cause, dict(codes)
+        for rank in codes:
+            end = self._role.members[rank].end
+            if end is not None:  # else the loop has ended before
+                found[rank] = (0 if cause is None else cause.exit_code_for(end)) or end.status or 0
+        first = () if cause is None else cause.ranks
+        return next(filter(None, (found.get(rank) for rank in (*first, *found))), 0)
 
     def leave_job(self) -> None:
         """End, as the wrapper becomes the command; that is no failure of this rank."""
@@ -162,9 +160,8 @@ class WrapperAgent:
 
     def _take_events(self, now: float) -> None:
         os.read(self._woken, 4096)
-        with suppress(queue.Empty):
-            while True:
-                self._events.get_nowait()(now)
+        while not self._events.empty():
+            self._events.get()(now)
 
     def _show_stacks(self, lines: Sequence[str]) -> None:
         self._role.say("where all ranks are:" + shown("\n".join(lines)), event="stacks")
@@ -181,9 +178,3 @@ class WrapperAgent:
             self._children[rank] = MonitoredProcess(rank, Process(pid), hooks, self._agent, self._settings.bound)
             self._role.take(rank, Register(pid), now)
             self._role.take(rank, Phases(dict(self._job.steps)), now)
-
-    def _final(self, rank: int, code: int) -> int:
-        end, cause = self._role.members[rank].end, self._role.root_cause
-        if end is None:  # the loop has ended before
-            return code
-        return (0 if cause is None else cause.exit_code_for(end)) or end.status or 0

@@ -39,11 +39,7 @@ _BEGINS = re.compile(rb"\n(?=[^\r])|\r+(?=[^\r\n])")
 class Logs:
     """Where the output of a rank goes: each line with a prefix, or to a file in a folder, where it has none, or both.
 
-    Attributes:
-        stdout, stderr: a file descriptor for the child; None: it inherits ours.
-
-    Raises:
-        DistbootError: `output-failed`; the file cannot be written.
+    `stdout` and `stderr` are file descriptors for the child; None: it inherits ours. `output-failed`: no file.
     """
 
     def __init__(self, rank: int, who: str | None, *, prefix: bool, folder: str | None) -> None:
@@ -64,7 +60,6 @@ class Logs:
 
     @property
     def is_done(self) -> bool:
-        """Whether everything has been passed on."""
         return all(stream.is_over for stream in self._streams)
 
     def start(self, done: Callable[[], None]) -> None:
@@ -73,10 +68,10 @@ class Logs:
             os.close(stream.theirs)  # or there would be no end to read
             start_without_signals("distboot-logs", partial(stream.work, done))
 
-    def ended(self) -> None:
+    def ended(self, told: bytes = b"e") -> None:
         """The child has ended: pass on what it has left, and do not wait long for more."""
         for stream in self._streams:
-            os.write(stream.wake, b"e")
+            os.write(stream.wake, told)
 
     def close(self) -> None:
         """The child has ended, and so has another round of the job: leave no file open."""
@@ -86,8 +81,7 @@ class Logs:
 
     def hurry(self) -> None:
         """We were asked to end: do not wait for anything."""
-        for stream in self._streams:
-            os.write(stream.wake, b"h")
+        self.ended(b"h")
 
 
 def folder_problem(folder: str) -> DistbootError | None:
@@ -147,19 +141,13 @@ class _File:
 
 
 class _Stream:
-    """One of the child's two streams, on its way to ours and to the file: what is read is written before more is read.
-
-    Attributes:
-        theirs: the end that the child writes to.
-        wake: where to say that the child has ended, or that we were asked to.
-        is_over: whether everything has been passed on.
-    """
+    """One of the child's two streams, on its way to ours and to the file: one piece is read, and then written."""
 
     def __init__(self, name: str, console: int | None, begin: bytes, file: _File | None, who: str | None) -> None:
         self._name, self._console, self._begin, self._file, self._who = name, console, begin, file, who
-        self._pipe, self.theirs = os.pipe()
-        self._woken, self.wake = os.pipe()
-        self.is_over = False
+        self._pipe, self.theirs = os.pipe()  # the child writes to the latter
+        self._woken, self.wake = os.pipe()  # where to say that the child has ended, or that we were asked to
+        self.is_over = False  # whether everything has been passed on
         self._goes_on = True  # until the child, or our reader, has closed its end
         self._held, self._held_since = b"", 0.0  # of a line whose end has not come
         self._last = b"\n"  # the last byte that was passed on
@@ -169,7 +157,6 @@ class _Stream:
         self._patience, self._linger = _PATIENCE, _LINGER
 
     def work(self, done: Callable[[], None]) -> None:
-        """Pass on everything."""
         try:
             while self._goes_on:
                 if self._is_ready(self._pipe, select.POLLIN, self._end_of_reading):

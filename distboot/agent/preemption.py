@@ -23,9 +23,13 @@ from contextlib import suppress
 from functools import partial
 from math import inf
 from types import FrameType
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from . import crash_hooks
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..rendezvous.job_info import Link
 
 READS, ASKED, STOP, STEPS = range(4)  # the numbers of a page; ASKED is a time of `time.monotonic_ns`
 LARGEST = (1 << 64) - 1  # of them: a script may write there what it likes
@@ -42,18 +46,10 @@ _signals: set[int] = set()  # those with a handler of ours
 _was_told = False  # whether one of them has come: of this process, whatever its context
 
 
-class Agent(Protocol):
-    """What is asked to let all ranks stop."""
-
-    page: int | None  # file descriptor
-
-    def request_stop(self, why: str, *, lasts: bool) -> None: ...
-
-
 class Preemption:
     """Whether the script of a context is to stop; without an agent, which only this process then knows."""
 
-    def __init__(self, agent: Agent | None) -> None:
+    def __init__(self, agent: Link | None) -> None:
         global _current  # noqa: PLW0603 - a process has one context
         self._agent, self._process, self._is_true, self._count = agent, os.getpid(), False, 0
         self._page: Page = [0, 0, 0, 0]
@@ -70,7 +66,7 @@ class Preemption:
     def read(self) -> bool:
         """Whether to stop. From the first call on SIGTERM does not end this process by itself."""
         self._count = count = self._count + 1
-        self._page[READS] = count  # before we look: who asks writes first, and counts then
+        self._page[READS] = count  # before we look: what asks writes first, and counts then
         if count == 1:
             self.listen([signal.SIGTERM])
         return self._page[ASKED] != 0 and self._is_agreed(count)

@@ -16,13 +16,14 @@ import sys
 import time
 from contextlib import suppress
 
+from . import crash_hooks
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 KIND = "progress"  # of what is emitted: "name count", a line for each process group
-INJECTED = "_distboot_progress"  # this file as a module, where the wrapper has had it loaded
+INJECTED = "_distboot.progress"  # this file as a module, where the wrapper has had it loaded
 _MODULE = "torch.distributed.distributed_c10d"
 _INTERVAL = 2.0  # seconds between two looks
 MOST_GROUPS = 32
@@ -34,26 +35,10 @@ _USER_TIME = 11  # proc_pid_stat(5), counted from the state; the next one is tha
 _process = 0  # which has the thread; a fork is not the rank
 
 
-class _WhenImported:
-    """In `sys.meta_path` until the script imports torch.distributed: a thread is of no use before."""
-
-    def __init__(self, emit: Callable[[str, str], object]) -> None:
-        self._emit = emit
-
-    def find_spec(self, name: str, *_: object) -> None:
-        if name == _MODULE:
-            sys.meta_path = [finder for finder in sys.meta_path if finder is not self]  # the list is being read
-            _start(self._emit)
-
-
-def install(emit: Callable[[str, str], object]) -> None:
-    """Say through `emit` how far this process is, every other second, if that has changed."""
-    if INJECTED in sys.modules and __name__ != INJECTED:
-        return
-    if _MODULE in sys.modules:
-        _start(emit)
-    else:
-        sys.meta_path.insert(0, _WhenImported(emit))
+def install() -> None:
+    """Say how far this process is, every other second, if that has changed."""
+    if __name__ == INJECTED or INJECTED not in sys.modules:
+        crash_hooks.when_imported(_MODULE, _start)  # a thread is of no use before
 
 
 def counts() -> dict[str, int]:
@@ -71,47 +56,36 @@ def is_our_thread(dump: str) -> bool:
     return f'{os.path.join("agent", "progress.py")}", line' in dump
 
 
-def _start(emit: Callable[[str, str], object]) -> None:
+def _start() -> None:
     global _process  # noqa: PLW0603 - one thread per process
     if _process != os.getpid():
         _process = os.getpid()
         import threading
 
-        threading.Thread(target=_watch, args=[emit], name="distboot-progress", daemon=True).start()
+        threading.Thread(target=_watch, name="distboot-progress", daemon=True).start()
 
 
-def _watch(emit: Callable[[str, str], object]) -> None:
+def _watch() -> None:
     before: dict[str, int] = {}
     while True:
         time.sleep(_INTERVAL)
         found = counts()
         if found != before:
             before = found
-            emit(
-                KIND, "\n".join(f"{name.split()[0] if name.split() else '-'} {count}" for name, count in found.items())
-            )
+            lines = (f"{name.split()[0] if name.split() else '-'} {count}" for name, count in found.items())
+            crash_hooks.emit(KIND, "\n".join(lines))
 
 
 class Movement:
-    """Of one rank. All times are those of `time.monotonic`.
-
-    Args:
-        pid: of its process.
-        after: the seconds without movement after which it has stalled; that is said again after twice as many.
-        now: when it began.
-
-    Attributes:
-        counts: of collective operations, by the name of the process group.
-        since: when it has moved last.
-        used_at: when a thread of it has used a processor last.
-    """
+    """Of one rank. All times are those of `time.monotonic`."""
 
     def __init__(self, pid: int, after: float, now: float) -> None:
-        self.counts: dict[str, int] = {}
+        self.counts: dict[str, int] = {}  # of collective operations, by the name of the process group
+        # The seconds without movement after which it has stalled; that is said again after twice as many.
         self._pid, self._after = pid, after or float("inf")
         self._numbers: tuple[int, ...] = (0, 0)
         self._used = {"": 0.0, f"/task/{pid}": 0.0}  # seconds of a processor, of all threads and of the main thread
-        self._looked = self.used_at = now
+        self._looked = self.used_at = now  # when a thread of it has used a processor last
         self._move(now)
 
     def take(self, text: str, now: float) -> None:
@@ -135,7 +109,7 @@ class Movement:
         return True
 
     def _move(self, now: float) -> None:
-        self.since, self._next = now, self._after
+        self.since, self._next = now, self._after  # when it has moved last
 
     def _uses(self, threads: str, now: float) -> bool:
         """Whether they have used a processor since they were looked at last."""

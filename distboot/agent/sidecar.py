@@ -16,8 +16,9 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
-from ..errors import DistbootError, too_few_files
+from ..errors import DistbootError, with_too_few_files
 from ..rendezvous.join import Joined
 from ..rendezvous.protocol import Frames
 from .agent import CREDENTIALS, Agent
@@ -89,7 +90,7 @@ class ForeignProcess(MonitoredProcess):
 
     def _end(self, how: ExitStatus, now: float) -> None:
         end = self.ended(how, now)
-        # Who fails because of a peer waits, so that the launcher does not take his exit code for that of the first.
+        # A rank that fails because of a peer waits: the launcher must not take its exit code for that of the first.
         if not end.succeeded and (self.stopped_by_us or not end.is_secondary):
             self.let_go()
 
@@ -126,18 +127,18 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
     control, status = (socket.socket(fileno=file) for file in (control_file, status_file))
     for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)  # a launcher sends them to all processes of the job
-    begin = _begun(control)
-    if begin is None:
-        return
-    process, joined = Process(begin.pid), Joined(begin.plan)
-    joined.wanted = _watching(control, process, joined)
+    frames = Frames(MOST)
     try:
-        result = joined.join()
-        agent = Agent(joined, begin.settings, held=False, is_starting=True)
+        begin: Begin = _said(control, frames, Begin)[0]
+        process, joined = Process(begin.pid), Joined(begin.plan)
+        joined.wanted = _watching(control, frames, process, joined)
+        with with_too_few_files():
+            result = joined.join()
+            agent = Agent(joined, begin.settings, held=False, is_starting=True)
     except _ScriptGoneError:
         return
-    except (DistbootError, OSError) as error:
-        control.sendall(OPEN.sign(_raised(error, joined)))
+    except DistbootError as error:
+        control.sendall(OPEN.sign(Raised(error.code, error.message, error.hint, _events(joined))))
         return
     rank = begin.plan.own.rank
     script = ForeignProcess(begin, process, pipe, status, agent)
@@ -152,43 +153,34 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
     joined.close()
 
 
-def _begun(control: socket.socket) -> Begin | None:
-    """The first message; None if the script has ended, or does without us."""
-    frames = Frames(MOST)
-    while data := control.recv(1 << 16):
-        for frame in frames.feed(data):
-            begin: Begin = OPEN.verify(frame, frames, Begin)
-            return begin
-    return None
+def _said(control: socket.socket, frames: Frames, *kinds: type) -> list[Any]:
+    """What the script says next, a message or several; `_ScriptGoneError`: it has ended, or closed the socket."""
+    found: list[Any] = []
+    while not found:
+        data = control.recv(1 << 16)
+        if not data:
+            raise _ScriptGoneError
+        found = [OPEN.verify(frame, frames, *kinds) for frame in frames.feed(data)]
+    return found
 
 
-def _watching(control: socket.socket, process: Process, joined: Joined) -> Callable[[], None]:
-    """What raises once the script has ended, or has closed the socket."""
-    poll, frames = select.poll(), Frames(MOST)
+def _watching(control: socket.socket, frames: Frames, process: Process, joined: Joined) -> Callable[[], None]:
+    """What raises once the script has ended, or does not want to join any more."""
+    poll = select.poll()
     poll.register(control, select.POLLIN | _HANG_UP)
     if process.file is not None:
         poll.register(process.file, select.POLLIN)
 
     def wanted() -> None:
         for file, _ in poll.poll(0):
-            data = control.recv(1 << 16) if file == control.fileno() else b""
-            if not data:
+            if file != control.fileno():
                 raise _ScriptGoneError
-            for frame in frames.feed(data):  # the script is being stopped, and reports what was so far
-                if not isinstance(OPEN.verify(frame, frames, AskLog, Finish), AskLog):
+            for message in _said(control, frames, AskLog, Finish):  # it is being stopped, and reports what was so far
+                if isinstance(message, Finish):
                     raise _ScriptGoneError
                 control.sendall(OPEN.sign(Log(_events(joined))))
 
     return wanted
-
-
-def _raised(error: DistbootError | OSError, joined: Joined) -> Raised:
-    if isinstance(error, OSError):
-        few = too_few_files(error)
-        if few is None:
-            raise error
-        error = few
-    return Raised(error.code, error.message, error.hint, _events(joined))
 
 
 def _events(joined: Joined) -> tuple[list[object], ...]:

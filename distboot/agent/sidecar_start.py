@@ -17,6 +17,7 @@ import socket
 import struct
 import sys
 from contextlib import suppress
+from typing import Any
 
 from ..rendezvous.job_info import JobInfo
 from ..rendezvous.membership import JoinPlan
@@ -24,10 +25,6 @@ from ..settings import SupervisionSettings
 from ..text import log_line
 from . import crash_hooks, progress
 from .local import AgentLink, Begin
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import subprocess
 
 # The first process ends at once: the script must not find a child that it did not start. The second has a session of
 # its own, as Open MPI kills the script's whole process group before there is time to say what there is to say.
@@ -46,7 +43,7 @@ _ANSWER_LIMIT = 15  # seconds; rank 0 waits 5 for the others
 _UNBUFFERED = 2  # _IONBF, stdio.h
 
 _current: Sidecar | None = None  # of this process
-_exit_files: tuple[int, int] | None = None  # that the C library writes the status to, and waits for; of this process
+_exit_file: int | None = None  # that the C library writes the status to, and then waits for; of this process
 
 
 class Sidecar:
@@ -78,20 +75,20 @@ class Sidecar:
         _current = self
         if self._detects and sys.platform == "linux":
             try:
-                report_exit_code(self._status, self._status)
+                report_exit_code(self._status)
             except (OSError, AttributeError) as error:
                 log_line(self._who, f"warning: this rank's exit code is not known in time: {error}")
             crash_hooks.install(self._reports, term=True)
-            progress.install(crash_hooks.emit)
+            progress.install()
             job.is_watched = True
         tell_steps(job)
 
-    def exit_code(self, answer: int) -> int:
+    def exit_code(self) -> int:
         """That of the job, where this process, about to end, is not to end with its own; 0: it may."""
         if not hasattr(sys, "last_type") and not fcntl.fcntl(self._files[0], fcntl.F_GETFL) & crash_hooks.JOB_ENDS:
             return 0
         crash_hooks.emit(crash_hooks.ASK)
-        return int.from_bytes(os.read(answer, 1), "big")
+        return int.from_bytes(os.read(self._status, 1), "big")
 
     def close(self) -> None:
         """End the agent of a rank that has left the job; or one that is not needed."""
@@ -120,23 +117,14 @@ class Sidecar:
             options = ["-I", "-S", *(["-B"] if sys.dont_write_bytecode else [])]
             program = ["-c", _PROGRAM, _PACKAGE, "distboot.agent.sidecar", *map(str, files)]
             command = [sys.executable, *options, *program]
-            started = subprocess.Popen(command, pass_fds=files, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+            try:
+                subprocess.run(command, pass_fds=files, **quiet, timeout=_START_LIMIT, check=True)
+            except subprocess.TimeoutExpired:
+                raise OSError(f"it did not start within {_START_LIMIT:g} s") from None
+            except subprocess.CalledProcessError:
+                raise OSError("its first process failed") from None
         self.link = AgentLink(socket.socket(fileno=crash_hooks.out_of_the_way(control.detach())))
-        _wait_until_started(started)
-
-
-def _wait_until_started(first: subprocess.Popen[bytes]) -> None:
-    """Wait for the end of the first process; OSError: that fails, or does not end in time, and is killed."""
-    import subprocess
-
-    try:
-        code = first.wait(_START_LIMIT)
-    except subprocess.TimeoutExpired:
-        first.kill()
-        first.wait()
-        raise OSError(f"it did not start within {_START_LIMIT:g} s") from None
-    if code != 0:
-        raise OSError("its first process failed")
 
 
 def tell_steps(job: JobInfo) -> None:
@@ -145,41 +133,40 @@ def tell_steps(job: JobInfo) -> None:
     crash_hooks.emit(crash_hooks.STEPS, json.dumps({"kind": "Phases", "times": job.steps}))
 
 
-def report_exit_code(status: int, answer: int) -> None:
-    """At the exit of this process, write its code to `status` as one byte, and wait for a byte or the end of `answer`.
+def report_exit_code(socket_file: int) -> None:
+    """At the exit of this process, write its code to a socket as one byte, and wait for a byte or the end there.
 
-    A second call replaces both. `OSError`, `AttributeError`: this C library cannot do it.
+    A second call replaces it. `OSError`, `AttributeError`: this C library cannot do it.
     """
-    global _exit_files  # noqa: PLW0603 - a process ends once
-    if _exit_files is None:
-        files = crash_hooks.out_of_the_way(os.dup(status)), crash_hooks.out_of_the_way(os.dup(answer))
-        _register(*files)
+    global _exit_file  # noqa: PLW0603 - a process ends once
+    if _exit_file is None:
+        file = crash_hooks.out_of_the_way(os.dup(socket_file))
+        _register(file)
         atexit.register(_end_with_job)
         os.register_at_fork(after_in_child=_forget_exit)
-        _exit_files = files
+        _exit_file = file
     else:
-        for new, old in zip((status, answer), _exit_files, strict=True):
-            os.dup2(new, old, inheritable=False)
+        os.dup2(socket_file, _exit_file, inheritable=False)
 
 
 def _end_with_job() -> None:
     """At the exit of this process: let the C library call _exit with the code of the job at its end, if it has to."""
-    if _current is None or _exit_files is None:
+    if _current is None or _exit_file is None:
         return
     with suppress(OSError, IndexError):  # the agent was killed, or has been closed
-        code = _current.exit_code(_exit_files[1])
+        code = _current.exit_code()
         if code:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which comes to a rank that fails for a peer
-            _register(*_exit_files, instead=code)
+            _register(_exit_file, instead=code)
 
 
-def _register(status: int, answer: int, instead: int = 0) -> None:
+def _register(file: int, instead: int = 0) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     on_exit, at_exit = libc.on_exit, libc["__cxa_atexit"]  # which atexit(3) calls, and which takes an argument
     libc.fdopen.restype = ctypes.c_void_p
     libc.fdopen.argtypes = [ctypes.c_int, ctypes.c_char_p]
     libc.setvbuf.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_size_t]
-    writing, reading = libc.fdopen(status, b"w"), libc.fdopen(answer, b"r")
+    writing, reading = libc.fdopen(file, b"w"), libc.fdopen(file, b"r")
     if not writing or not reading:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     libc.setvbuf(writing, None, _UNBUFFERED, 0)
@@ -199,5 +186,5 @@ def _register(status: int, answer: int, instead: int = 0) -> None:
 
 def _forget_exit() -> None:
     """The exit of a forked process is not that of the rank."""
-    if _exit_files is not None:
-        crash_hooks.quiet(*_exit_files)
+    if _exit_file is not None:
+        crash_hooks.quiet(_exit_file)

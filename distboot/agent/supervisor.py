@@ -10,15 +10,16 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
 from ..errors import DistbootError
-from .child import start
+from ..process import FROM_OUTSIDE, command_error, limit_files
 
 TYPE_CHECKING = False  # type checkers take the name for typing's, whose import would slow every start
 if TYPE_CHECKING:
@@ -36,19 +37,12 @@ class Command(NamedTuple):
     logs: Logs | None = None  # where its output goes; None: to where ours does
 
 
-_FORWARDED = {
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGCONT,
-    signal.SIGWINCH,
-}
+_FORWARDED = {*FROM_OUTSIDE, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH}
 # What the terminal sends to every process of the foreground group, the child included.
 _FROM_TERMINAL = {signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH}
 _WAITED_FOR = _FORWARDED | {signal.SIGCHLD, signal.SIGALRM}
+_HOOKS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "injected")
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _GROUP_LOOK = 0.02  # seconds
 _ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}  # HUP is "reload" to some
 
@@ -58,25 +52,19 @@ def run(
 ) -> int:
     """Run commands as children until all have ended: the exit code of the first that failed, 128 + n for signal n.
 
-    Args:
-        commands: one, or those of all ranks of this node.
-        grace: seconds between a TERM for us and KILL for the children.
-        open_files: their soft limit of open files, where that is not ours.
-        watch: who watches them with us: failure detection.
-
-    Raises:
-        DistbootError: `command-not-found` or `command-not-executable`; nothing is left that was started.
+    `grace` is the time between a TERM for us and KILL for them, `open_files` their soft limit where that is not ours.
+    `DistbootError`: one cannot be run, and nothing is left of what was started.
     """
     shared_group = _on_terminal()
     for quiet in (signal.SIGCHLD, signal.SIGWINCH):
         # Ignored, SIGCHLD would never come and the kernel would eat the child's exit code; and macOS drops, even
         # when they are blocked, the signals that by default are ignored. Starting a program undoes a handler.
-        signal.signal(quiet, _nothing)
+        signal.signal(quiet, lambda *_: None)  # is never run, as the signals are blocked
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
     children: dict[int, _Child] = {}  # by process id
     try:
         for command in commands:
-            process = start(command, before, own_group=not shared_group, open_files=open_files)
+            process = _start(command, before, own_group=not shared_group, open_files=open_files)
             children[process.pid] = _Child(process, command)
         done = partial(signal.pthread_kill, threading.get_ident(), signal.SIGCHLD)
         for command in commands:
@@ -97,6 +85,52 @@ def run(
         raise
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start(
+    command: Command, mask: set[int | signal.Signals], *, own_group: bool, open_files: int | None
+) -> subprocess.Popen[bytes]:
+    """Start a command as our child, in which the signals in `mask` are blocked; `DistbootError`: it cannot be."""
+    prctl, parent = _prctl(), os.getpid()
+    # Those below us that lose their parent become ours, where Linux can do it: process 1 may be a program that does not
+    # reap, and whose zombies no user should wait for.
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def in_child() -> None:
+        # Without a terminal the child leads a group of its own: mpirun and others signal our whole group, and
+        # the child must get each signal once, from us. With one it stays with us, for the shell's job control.
+        if own_group:
+            os.setpgid(0, 0)
+        # If we are killed outright (mpirun does that), so is it: an orphan would keep its accelerator without a trace.
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:  # we have died in between
+            os.kill(os.getpid(), signal.SIGKILL)
+        limit_files(open_files)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    try:
+        # Popen also gives SIGPIPE and SIGXFSZ, which Python ignores, back to the child.
+        files, logs = () if command.file is None else (command.file,), command.logs
+        stdout, stderr = (None, None) if logs is None else (logs.stdout, logs.stderr)
+        # The output is a pipe, in which Python would else keep it back until it ends.
+        environ = dict(command.environ) if logs is None else {"PYTHONUNBUFFERED": "1", **command.environ}
+        # Our `sitecustomize` comes before all others.
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_HOOKS, environ.get("PYTHONPATH")]))
+        return subprocess.Popen(
+            command.words, env=environ, pass_fds=files, stdout=stdout, stderr=stderr,
+            preexec_fn=in_child,  # noqa: PLW1509 - it imports nothing and takes no lock
+        )  # fmt: skip
+    except OSError as error:
+        raise command_error(command.words[0], error) from None
+
+
+def _prctl() -> Callable[..., object]:
+    if sys.platform == "linux":
+        import ctypes
+
+        with suppress(OSError, AttributeError):  # a libc that has none
+            return ctypes.CDLL(None).prctl
+    return lambda *_: None
 
 
 class _Child(NamedTuple):
@@ -120,7 +154,6 @@ class _Supervision:
         self._is_over = self._is_hurried = False
 
     def run(self) -> int:
-        """Our exit code."""
         while not self._is_over:
             number, from_kernel = _next_signal()
             if number == signal.SIGCHLD:
@@ -150,7 +183,6 @@ class _Supervision:
         self._is_over = not self._children and all(other.is_done for other in self._others)
 
     def _take(self, child: _Child, code: int) -> None:
-        """A child has ended."""
         rank, logs = child.command.rank, child.command.logs
         self._codes[rank] = child.process.returncode = code  # also there, else Popen would wait for it
         if self._watch is not None:
@@ -202,7 +234,6 @@ class _Supervision:
                 other.hurry()
 
     def _kill(self) -> None:
-        """The grace is over."""
         if self._ending is not None:
             for child in self._children.values():
                 child.process.kill()
@@ -211,7 +242,7 @@ class _Supervision:
 def _end_orphans(grace: float) -> None:
     """End what the ranks have left behind, and what that has: it would keep a port or an accelerator.
 
-    It is ours by now, in whatever group or session it is: see `child`.
+    It is ours by now, in whatever group or session it is: see `_start`.
     """
     end = time.monotonic() + grace
     asked: set[int] = set()
@@ -238,10 +269,6 @@ def _children() -> set[int]:
                 if file.read().rpartition(")")[2].split()[1] == str(os.getpid()):
                     found.add(int(name))
     return found
-
-
-def _nothing(number: int, frame: object) -> None:
-    """A handler that is never run: the signal is always blocked."""
 
 
 def _next_signal() -> tuple[int, bool]:

@@ -29,13 +29,12 @@ _WAKE = 56  # what the main thread is doing ends with EINTR
 _PIDFD_OPEN, _PIDFD_SEND_SIGNAL = 434, 424  # asm-generic/unistd.h
 # In a worker that is a new program, before it imports the script.
 _LOAD = """
-import importlib.util, signal, sys
-path, signals, starter = {!r}
+import importlib, signal, sys, types
+folder, signals, starter = {!r}
 try:
-    spec = importlib.util.spec_from_file_location("_distboot_workers", path)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.shield(signals, starter)
+    package = sys.modules.setdefault("_distboot", types.ModuleType("_distboot"))
+    package.__path__ = [folder]
+    importlib.import_module("_distboot.workers").shield(signals, starter)
 except Exception:
     signal.signal({}, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
@@ -45,28 +44,16 @@ _signals = {_TERM_TOO}
 _worker = 0  # the process that is shielded: this one, or that which has forked it
 
 
-class _WhenImported:
-    """In `sys.meta_path` until the script imports multiprocessing, which takes 15 ms."""
-
-    def __init__(self, more: str) -> None:
-        self._more = more
-
-    def find_spec(self, name: str, *_: object) -> None:
-        if name == "multiprocessing.reduction":  # which comes after multiprocessing.process
-            sys.meta_path = [finder for finder in sys.meta_path if finder is not self]  # the list is being read
-            _patch(self._more)
-
-
 @cache
-def install(more: str = "") -> None:
-    """Shield workers from SIGTERM, and from the signals in a list such as "SIGUSR1,USR2"."""
-    if "multiprocessing.reduction" in sys.modules:
-        _patch(more)
-    else:
-        sys.meta_path.insert(0, _WhenImported(more))
+def install() -> None:
+    """Shield workers from SIGTERM, and from the signals in DISTBOOT_STOP_SIGNALS, such as "SIGUSR1,USR2"."""
+    from .crash_hooks import when_imported  # here, as no worker needs it
+
+    # multiprocessing takes 15 ms; this part of it comes after multiprocessing.process.
+    when_imported("multiprocessing.reduction", _patch)
 
 
-def _patch(more: str = "") -> None:
+def _patch() -> None:
     global signal  # noqa: PLW0603 - late: it takes 2 ms
     import signal
 
@@ -74,7 +61,8 @@ def _patch(more: str = "") -> None:
     start, bootstrap = base.start, base._bootstrap  # noqa: SLF001
     if sys.platform != "linux" or hasattr(start, "of_distboot"):  # the wrapper has done it
         return
-    names = {"SIG" + name.strip().upper().removeprefix("SIG") for name in ("TERM", *more.split(","))}
+    asked = ["TERM", *os.environ.get("DISTBOOT_STOP_SIGNALS", "").split(",")]
+    names = {"SIG" + name.strip().upper().removeprefix("SIG") for name in asked}
     _signals.update(int(number) for number in signal.Signals if number.name in names)
 
     @wraps(start)
@@ -130,7 +118,7 @@ class _Shield:
     """Once unpickled, it is there; a worker that does not find this file is as it was without us."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        return exec, (_LOAD.format((os.path.abspath(__file__), _signals, os.getpid()), _TERM_TOO), {})
+        return exec, (_LOAD.format((os.path.dirname(os.path.abspath(__file__)), _signals, os.getpid()), _TERM_TOO), {})
 
 
 def shield(signals: Iterable[int], starter: int) -> None:
@@ -168,7 +156,7 @@ def _watch(starter: int, parent: int) -> None:
 
 
 def _obey(number: int, sender: int) -> None:
-    """Let this process have a signal as from its sender: torch's handler looks who that is."""
+    """Let this process have a signal as from its sender: torch's handler compares it with its parent."""
     import threading
 
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})

@@ -17,7 +17,7 @@ from ..detection.export import require_master
 from ..doctor import LONGEST, STATUSES, Check, Finding, Machine, accelerators, rdma, start, unknown
 from ..errors import with_rank
 from ..rendezvous.membership import Membership
-from ..rendezvous.protocol import BEFORE_AUTHENTICATION, Channel, Frames, ProtocolError, nested, of, several
+from ..rendezvous.protocol import Channel, Frames, ProtocolError, nested, of, several
 from ..settings import join_timeout_setting
 from ..text import counted, escape_control, first_line, ranks_said
 from .main import Parser, emit
@@ -53,43 +53,41 @@ def doctor(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     environ = {**os.environ, "DISTBOOT_LAUNCHER": options.launcher} if options.launcher else os.environ
     machine = Machine(environ)
-    told = _of_job(machine) if options.job else _of_host(machine)
-    if told is None:
-        return 0  # rank 0 speaks for all of them; many launchers would kill it if another one failed first
-    report, for_people = told
+    found = examine(machine)
+    if options.job:
+        told = _of_job(machine, found)
+        if told is None:
+            return 0  # rank 0 speaks for all of them; many launchers would kill it if another one failed first
+        report, for_people = told
+    else:
+        ready = all(finding.status != "problem" for finding in found)
+        report = {"host": machine.host, "ready": ready, "findings": [asdict(finding) for finding in found]}
+        for_people = text(found, machine.host)
     emit(json.dumps(report) if options.json else for_people)
     return 0 if report["ready"] else _NOT_READY
-
-
-def _of_host(machine: Machine) -> tuple[dict[str, object], str]:
-    """What is found here, as JSON and for people."""
-    found = examine(machine)
-    report = {"host": machine.host, "ready": _is_ready(found), "findings": [asdict(finding) for finding in found]}
-    return report, text(found, machine.host)
 
 
 def examine(machine: Machine, checks: tuple[Check, ...] | None = None) -> list[Finding]:
     """All that the checks find, in their order; default: all checks that fit the machine's system."""
     if checks is None:
         checks = _ON_LINUX if machine.system == "linux" else start.CHECKS
-    return [finding for check in checks for finding in _found(check, machine)]
+    found = ((check.__name__.replace("_", "-"), finding) for check in checks for finding in _found(check, machine))
+    return [replace(finding, name=name) for name, finding in found]
 
 
 def _found(check: Check, machine: Machine) -> list[Finding]:
     try:
         result = check(machine)
-        found = [result] if isinstance(result, Finding) else list(result)
+        return [result] if isinstance(result, Finding) else list(result)
     except Exception as error:  # noqa: BLE001 - a machine may be stranger than a check expects
         seen = f"the check itself failed: {type(error).__name__}: {first_line(error)}"
-        found = [unknown(seen, "please report it, with the output of `python -m distboot doctor --json`")]
-    return [replace(finding, name=check.__name__.replace("_", "-")) for finding in found]
+        return [unknown(seen, "please report it, with the output of `python -m distboot doctor --json`")]
 
 
-def _of_job(machine: Machine) -> tuple[dict[str, object], str] | None:
-    """The same of all ranks, at rank 0."""
+def _of_job(machine: Machine, own: list[Finding]) -> tuple[dict[str, object], str] | None:
+    """What all ranks have found, as JSON and for people, at rank 0."""
     from ..rendezvous.plan import join_here  # only here, so that a plain `doctor` does not pay for it
 
-    own = examine(machine)
     placement = detect(machine.environ)
     with with_rank(placement.who):
         refuse_unless_rank(placement)
@@ -99,7 +97,7 @@ def _of_job(machine: Machine) -> tuple[dict[str, object], str] | None:
             groups = grouped(gathered(job, own))
     if placement.rank != 0 or job.membership is None:
         return None
-    ready = _is_ready(finding for finding, _ in groups)
+    ready = all(finding.status != "problem" for finding, _ in groups)
     findings = [{**asdict(finding), "ranks": ranks} for finding, ranks in groups]
     titled = [(finding, f"{finding.name}: {_whose(ranks, job.membership)}") for finding, ranks in groups]
     where = f"{counted(placement.world_size, 'rank')} on {counted(len(job.hosts), 'node')}"
@@ -123,29 +121,22 @@ def gathered(job: JobInfo, own: list[Finding]) -> dict[int, list[Finding]]:
 
 
 def _received(connection: socket.socket, channel: Channel) -> list[Finding]:
-    frames = Frames()
-    received = frames.feed(b"")
+    frames, why = Frames(), "it has closed the connection"
     try:
-        while not received:
-            data = connection.recv(min(frames.missing, BEFORE_AUTHENTICATION))
-            if not data:
-                return _none_from("it has closed the connection")
-            received = frames.feed(data)
-        return [_escaped(each) for each in channel.verify(received[0], frames, Findings).findings]
+        while data := connection.recv(1 << 16):
+            for frame in frames.feed(data):
+                return [_escaped(each) for each in channel.verify(frame, frames, Findings).findings]
     except ProtocolError as error:
-        return _none_from(f"it {error}")
+        why = f"it {error}"
     except OSError as error:
-        return _none_from(str(error))
+        why = str(error)
+    remedy = "look at its output: all ranks must run `doctor --job`, with the same version of distboot"
+    return [Finding("doctor", "unknown", f"the findings of this rank did not arrive: {why}", remedy)]
 
 
 def _escaped(finding: Finding) -> Finding:
     name, seen = escape_control(finding.name), escape_control(finding.seen)
     return Finding(name, finding.status, seen, "\n".join(map(escape_control, finding.remedy.split("\n"))))
-
-
-def _none_from(why: str) -> list[Finding]:
-    remedy = "look at its output: all ranks must run `doctor --job`, with the same version of distboot"
-    return [Finding("doctor", "unknown", f"the findings of this rank did not arrive: {why}", remedy)]
 
 
 def grouped(found: Mapping[int, Iterable[Finding]]) -> list[tuple[Finding, list[int]]]:
@@ -191,7 +182,3 @@ def _whose(ranks: Sequence[int], membership: Membership) -> str:
     nodes = sorted({node_of[rank] for rank in ranks})
     where = escape_control(membership.hosts[nodes[0]]) if len(nodes) == 1 else counted(len(nodes), "node")
     return f"{ranks_said(ranks)} on {where}"
-
-
-def _is_ready(found: Iterable[Finding]) -> bool:
-    return all(finding.status != "problem" for finding in found)

@@ -52,7 +52,7 @@ commands:
 # Each is a function in a module, which is imported only when it is asked for.
 _COMMANDS = {
     "run": (".run", "run"), "show": (".show", "show"), "env": (".show", "env"), "doctor": (".doctor", "doctor"),
-    "launchers": (".show", "launchers"), "stacks": (".show", "stacks"), "try": ("..trial.run", "try_script"),
+    "launchers": (".show", "launchers"), "stacks": (".show", "stacks"), "try": (".try_script", "try_script"),
 }  # fmt: skip
 
 
@@ -64,7 +64,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _dispatch(arguments)
     except DistbootError as error:
-        emit_error(error)
+        with suppress(OSError, AttributeError):  # standard error is full or closed: the exit code has to do
+            _write(sys.stderr, printed(error))
         from ..agent.exit_status import leave  # here, as it is rarely needed
 
         leave(str(error))
@@ -129,9 +130,13 @@ class Parser(argparse.ArgumentParser):
             help="believe this launcher, like DISTBOOT_LAUNCHER=NAME (default: the innermost one found)",
         )
 
-    def takes_value(self, option: str) -> bool:
-        """Whether the word behind this option is its value."""
-        return option in self._option_string_actions and self._option_string_actions[option].nargs is None
+    def split(self, words: list[str]) -> tuple[list[str], list[str]]:
+        """Our own options, and what is behind them: a script, module or command with its arguments."""
+        index = 0
+        while index < len(words) and words[index].startswith("-") and words[index] not in ("-m", "--"):
+            action = self._option_string_actions.get(words[index])
+            index += 2 if action is not None and action.nargs is None else 1  # with its value
+        return words[:index], words[index:]
 
     def format_help(self) -> str:
         self.formatter_class = argparse.HelpFormatter  # as wide as the terminal
@@ -156,12 +161,6 @@ def emit(text: str) -> None:
         if isinstance(error, BrokenPipeError):
             raise
         raise DistbootError("output-failed", f"cannot write to standard output: {error.strerror}") from None
-
-
-def emit_error(error: DistbootError) -> None:
-    """Print an error on standard error, if that is there."""
-    with suppress(OSError, AttributeError):  # full or closed: the exit code has to do
-        _write(sys.stderr, printed(error))
 
 
 def _write(stream: TextIO, text: str) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from .. import frameworks
-from ..agent import child, supervisor
+from ..agent import supervisor
 from ..detection import arguments
 from ..detection.detect import detect, refuse_unless_rank
 from ..detection.export import base_environ, for_launcher, merged, require_master, variables, wait_until_resolves
@@ -16,7 +16,7 @@ from ..detection.launchers.tf_config import has_servers
 from ..detection.placement import NUMBERS, Placement
 from ..errors import DistbootError, rendezvous_needed, with_rank, with_too_few_files
 from ..frameworks import _torch
-from ..process import at_once
+from ..process import at_once, become
 from ..settings import (
     RANK,
     RestartSettings,
@@ -24,7 +24,6 @@ from ..settings import (
     join_timeout_setting,
     refuse_log,
     rendezvous_setting,
-    secret_setting,
     supervision_settings,
     warn_of_unknown,
 )
@@ -34,7 +33,7 @@ from .target import Nested, Target, fit_to_script, missing_framework_option, nes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from ..agent.in_wrapper import WrapperAgent
     from ..agent.logs import Logs
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
     from ..rendezvous.job_info import JobInfo
     from ..report.files import StartupReport
     from ..settings import SupervisionSettings
-
-    _Rank = tuple[JobInfo, dict[str, str]]
 
 
 def run(words: list[str]) -> int:
@@ -64,6 +61,8 @@ def run(words: list[str]) -> int:
             refuse_unless_rank(placement)
         if launch.inner is None:
             fit_to_script(options, target, os.environ)
+        else:
+            options.framework = "none"
         if options.nproc_per_node:
             return _of_node(launch, placement)
         placement = require_master(placement)
@@ -97,11 +96,6 @@ class _Launch(NamedTuple):
         """The launcher where it is the command itself, and so gets nothing that is about this process."""
         return self.nested if self.nested and not self.nested.is_in_shell else None
 
-    @property
-    def framework(self) -> str:
-        """What the processes of this job start."""
-        return "none" if self.inner else self.options.framework
-
     def apart(self, placement: Placement, ranks: int) -> str | None:
         """Why the processes, or so many ranks that are started on this node, may train apart; None: they do not."""
         per_node, environ = self.options.nproc_per_node, dict(os.environ)
@@ -111,7 +105,7 @@ class _Launch(NamedTuple):
             placement, environ = placement._replace(launcher="distboot"), base_environ(environ)
         if self.nested is not None:
             return self.nested.separate_jobs(placement, per_node)
-        return missing_framework_option(self.target, self.framework, placement, environ, per_node)
+        return missing_framework_option(self.target, self.options.framework, placement, environ, per_node)
 
     def logs(self, rank: int, who: str | None) -> Logs | None:
         """Where the output goes, if not to where ours does."""
@@ -130,7 +124,6 @@ class _Launch(NamedTuple):
         return variables(placement, environ, named=named, **more)
 
     def words(self, environ: Mapping[str, str]) -> list[str]:
-        """The command of a rank."""
         words, name = self.target.words, self.options.pass_local_rank
         if name is not None:
             if "LOCAL_RANK" not in environ:
@@ -138,28 +131,20 @@ class _Launch(NamedTuple):
             words = self.target.with_local_rank(environ["LOCAL_RANK"], name)
         return words if self.inner is None else self.inner.command(words)
 
-    def command(
-        self, environ: dict[str, str], logs: Logs | None, rank: int = 0, file: int | None = None
-    ) -> supervisor.Command:
-        """The command as a child."""
-        environ = child.with_hooks(environ)
-        if logs is not None:  # the output is a pipe, in which Python would else keep it back until it ends
-            environ.setdefault("PYTHONUNBUFFERED", "1")
-        return supervisor.Command(self.words(environ), environ, rank, file, logs)
-
 
 def _alone(launch: _Launch, placement: Placement, logs: Logs | None) -> int:
-    """For a process without others, or whose roll call is off."""
+    """Run the command of a process without others, or with the rendezvous off."""
     wait_until_resolves(placement, launch.join_timeout)
     others = _torch.torchelastic_variables(placement, os.environ)
-    if launch.framework != "torch" and launch.inner is None:  # a start of it does not pay for sockets
+    if launch.options.framework != "torch" and launch.inner is None:  # a start of it does not pay for sockets
         from ..rendezvous.job_info import alone
 
-        others = frameworks.exports(launch.framework, alone(placement, launch.join_timeout), os.environ)
+        others = frameworks.exports(launch.options.framework, alone(placement, launch.join_timeout), os.environ)
     environ = merged(launch.exports(placement, os.environ, others=others), os.environ)
     if launch.options.exec:
-        child.become(launch.words(environ), environ)
-    code = supervisor.run([launch.command(environ, logs)], grace=launch.grace)
+        become(launch.words(environ), environ)
+    command = supervisor.Command(launch.words(environ), environ, logs=logs)
+    code = supervisor.run([command], grace=launch.grace)
     if code:
         from ..agent.exit_status import leave  # here, as most end well
 
@@ -168,7 +153,7 @@ def _alone(launch: _Launch, placement: Placement, logs: Logs | None) -> int:
 
 
 def _of_node(launch: _Launch, placement: Placement) -> int:
-    """For a process that starts the ranks of its node."""
+    """Start the ranks of this node."""
     if launch.inner is not None:
         name = launch.inner.name
         raise DistbootError(
@@ -182,7 +167,11 @@ def _of_node(launch: _Launch, placement: Placement) -> int:
     placement = placement._replace(node_level=placement.node_level or "--nproc-per-node")
     with with_rank(placement.who):
         warn_if_bound(placement)
-        problem = launch.target.missing() or _folder_problem(launch.options)
+        problem = launch.target.missing()
+        if launch.options.log_dir is not None:  # the ranks, and so their files, have no names yet
+            from ..agent.logs import folder_problem
+
+            problem = problem or folder_problem(launch.options.log_dir)
         return _together(launch, require_master(placement), problem, ranks=ranks)
 
 
@@ -201,7 +190,7 @@ class _Job(NamedTuple):
         from ..rendezvous.plan import join_here
 
         launch, restarts, settings = self.launch, self.restarts, self.settings
-        told = {"framework": launch.framework, "problem": problem, "ranks": self.ranks}
+        told = {"framework": launch.options.framework, "problem": problem, "ranks": self.ranks}
         told |= {"round": restarts.round, "max_restarts": launch.restarts.most}
         join_timeout = launch.join_timeout + (launch.grace if restarts.round else 0.0)  # which an agent may need longer
         with (
@@ -209,38 +198,35 @@ class _Job(NamedTuple):
             join_here(self.placement, os.environ, join_timeout, failed=report.failed, **told) as job,
             report.until_watched(job),
             with_too_few_files(),
-            WrapperAgent(job, settings, secret_setting(os.environ), restarts) as watch,
+            WrapperAgent(job, settings, restarts) as watch,
         ):
             assert job.joined is not None
-            of_ranks = [(job, dict(os.environ))]
-            if self.ranks:
-                of_ranks = _jobs_of(job, watch.ranks, base_environ(os.environ))
-            environs = at_once(partial(self._environ_of, watch), of_ranks)
+            environs = at_once(partial(self._environ_of, job, watch), watch.ranks)
             job.joined.close_listener()
             files = job.joined.open_files
             if launch.options.exec:
                 watch.leave_job()
-                child.become(launch.words(environs[0]), environs[0], open_files=files)
+                become(launch.words(environs[0]), environs[0], open_files=files)
             if not settings.detects:
                 report.failed(job, None)
-            watch.only_serves_rank_0 = launch.framework == "tensorflow" and has_servers(environs[0])
+            watch.only_serves_rank_0 = launch.options.framework == "tensorflow" and has_servers(environs[0])
             commands = []
             for rank, environ in zip(watch.ranks, environs, strict=True):
                 own = launch.logs(rank, f"rank {rank}") if self.ranks else logs
-                commands.append(launch.command(watch.environ(rank, environ), own, rank, watch.files[rank]))
+                found, file = watch.environ(rank, environ), watch.files[rank]
+                commands.append(supervisor.Command(launch.words(found), found, rank, file, own))
             code = supervisor.run(commands, grace=launch.grace, open_files=files, watch=watch)
             cause = watch.next_round
         if cause is not None:
             restarts.ended(cause)
         return code
 
-    def _environ_of(self, watch: WrapperAgent, rank: _Rank) -> dict[str, str]:
-        """The environment of a rank."""
+    def _environ_of(self, job: JobInfo, watch: WrapperAgent, rank: int) -> dict[str, str]:
         from ..host import network  # here, so that a process that is alone does not pay for it
 
-        one, base = rank
+        one, base = _of_rank(job, rank) if self.ranks else (job, dict(os.environ))
         one.link = watch.link(one.placement.rank)
-        others = frameworks.exports(self.launch.framework, one, base)
+        others = frameworks.exports(self.launch.options.framework, one, base)
         counts, is_torchruns = self.restarts.variables(base), one.placement.launcher == "torchrun"
         others |= {} if is_torchruns else counts  # else one of them would show that torchrun has started the script
         exports = self.launch.exports(one.placement, base, others=others, met=True) | counts
@@ -254,7 +240,7 @@ class _Job(NamedTuple):
 def _together(
     launch: _Launch, placement: Placement, problem: DistbootError | None, logs: Logs | None = None, ranks: int = 0
 ) -> int:
-    """For a rank among others, which should hear of its problem; or for so many ranks, which are started here."""
+    """Run a rank among others, which should hear of its problem; or so many ranks, which are started here."""
     options = launch.options
     apart = launch.apart(placement, ranks)
     if placement.rank == 0 and apart:
@@ -277,18 +263,14 @@ def _together(
     return code
 
 
-def _jobs_of(job: JobInfo, ranks: Sequence[int], environ: Mapping[str, str]) -> list[_Rank]:
-    """What each rank of this node holds, once the nodes have met, and the environment with its numbers."""
-    membership = job.membership
-    assert membership is not None
-    found = []
-    for rank in ranks:
-        numbers = {"rank": rank, "world_size": membership.world_size, **membership.place(rank)}
-        own = {name: str(numbers[field]) for name, field in zip(RANK, NUMBERS, strict=True)}
-        where = {"MASTER_ADDR": str(job.placement.master_addr), "MASTER_PORT": str(job.placement.master_port)}
-        one = job.of_rank(detect({**environ, **own, **where}, launcher="distboot"))
-        found.append((one, {**environ, **own}))
-    return found
+def _of_rank(job: JobInfo, rank: int) -> tuple[JobInfo, dict[str, str]]:
+    """What a rank of this node holds, once the nodes have met, and the environment with its numbers."""
+    assert job.membership is not None
+    numbers = {"rank": rank, "world_size": job.membership.world_size, **job.membership.place(rank)}
+    own = {name: str(numbers[field]) for name, field in zip(RANK, NUMBERS, strict=True)}
+    where = {"MASTER_ADDR": str(job.placement.master_addr), "MASTER_PORT": str(job.placement.master_port)}
+    environ = {**base_environ(os.environ), **own}
+    return job.of_rank(detect({**environ, **where}, launcher="distboot")), environ
 
 
 def _check_local_rank(launch: _Launch, placement: Placement) -> None:
@@ -302,12 +284,3 @@ def _check_local_rank(launch: _Launch, placement: Placement) -> None:
     empty = arguments.empty_local_rank((launch.target.of_python or launch.target.words)[1:])
     if empty is not None and placement.rank == 0:
         log_line(placement.who, f"{empty}: leave it out, and pass it with python -m distboot run --pass-local-rank")
-
-
-def _folder_problem(options: Namespace) -> DistbootError | None:
-    """Why ranks that have no number yet could have no log files; None: nothing."""
-    if options.log_dir is None:
-        return None
-    from ..agent.logs import folder_problem
-
-    return folder_problem(options.log_dir)

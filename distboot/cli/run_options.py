@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 
 from .. import frameworks
 from ..detection import arguments
@@ -23,16 +22,17 @@ _UNBOUND = (
     "mpirun --bind-to none, srun --cpu-bind=none; where a platform starts mpirun, set in the environment of the job "
     "OMPI_MCA_hwloc_base_binding_policy=none and PRTE_MCA_hwloc_default_binding_policy=none"
 )
+_OPTION = re.compile(r"--?[A-Za-z][\w-]*", re.ASCII)
 _WITH_EXEC = "cannot be used with --exec, because the wrapper is replaced by the command"
 
 
 def parse(words: list[str]) -> tuple[Namespace, list[str]]:
     """Our own options, and the target."""
     parser = _parser()
-    start = _start_of_target(words, parser)
-    if "--log-json" in words[:start]:  # for what we start, too, and for what is wrong with the other options
+    own, target = parser.split(words)
+    if "--log-json" in own:  # for what we start, too, and for what is wrong with the other options
         os.environ["DISTBOOT_LOG"] = "json"
-    options, target = parser.parse_args(words[:start]), words[start:]
+    options = parser.parse_args(own)
     nproc = nproc_setting(os.environ)
     os.environ.pop("DISTBOOT_NPROC_PER_NODE", None)  # it is not for the ranks
     options.nproc_per_node = options.nproc_per_node or nproc
@@ -46,23 +46,15 @@ def parse(words: list[str]) -> tuple[Namespace, list[str]]:
     return options, target
 
 
-def _start_of_target(words: list[str], parser: Parser) -> int:
-    index = 0
-    while index < len(words) and words[index].startswith("-") and words[index] not in ("-m", "--"):
-        index += 2 if parser.takes_value(words[index]) else 1
-    return index
+def _text(holds: Callable[[str], object], problem: str) -> Callable[[str], str]:
+    """What an option has to be; `problem` is what it is not, "{} is not a number", say."""
 
-
-def _processes(text: str) -> str:
-    if is_nproc(text):
+    def check(text: str) -> str:
+        if not holds(text):
+            raise ArgumentTypeError(problem.format(repr(text)))
         return text
-    raise ArgumentTypeError(f"{text!r} is neither a number of processes nor auto, gpu or cpu")
 
-
-def _name_of(what: str, text: str) -> str:
-    if not text:
-        raise ArgumentTypeError(f"the name of a {what} is needed")
-    return text
+    return check
 
 
 def _framework(text: str) -> str:
@@ -74,12 +66,6 @@ def _framework(text: str) -> str:
     return name
 
 
-def _option(text: str) -> str:
-    if re.fullmatch(r"--?[A-Za-z][\w-]*", text, re.ASCII):
-        return text
-    raise ArgumentTypeError(f"{text!r} is not a valid name of an option, as --local_rank is")
-
-
 def _parser() -> Parser:
     parser = Parser(
         "run",
@@ -87,16 +73,11 @@ def _parser() -> Parser:
         "it, and its exit code is ours (128 + n when signal n ended it, 127 not found, 126 not executable).",
         usage="python -m distboot [run] [options] (script.py | -m module | -- command) [arguments …]",
     )
-    parser.add_argument(
-        "--join-timeout",
-        metavar="SECONDS",
-        help="how long to wait for all ranks to join (default: DISTBOOT_JOIN_TIMEOUT, or 300)",
-    )
-    parser.add_argument(
-        "--grace",
-        metavar="SECONDS",
-        help="how long the child may take to exit after TERM, before KILL (default: DISTBOOT_GRACE, or 30)",
-    )
+    for name, text in (
+        ("join-timeout", "how long to wait for all ranks to join (default: DISTBOOT_JOIN_TIMEOUT, or 300)"),
+        ("grace", "how long the child may take to exit after TERM, before KILL (default: DISTBOOT_GRACE, or 30)"),
+    ):
+        parser.add_argument(f"--{name}", metavar="SECONDS", help=text)
     parser.add_argument(
         "--framework",
         type=_framework,
@@ -109,7 +90,7 @@ def _parser() -> Parser:
         "--pass-local-rank",
         nargs="?",
         const=arguments.NAME,
-        type=_option,
+        type=_text(_OPTION.fullmatch, "{} is not a valid name of an option, as --local_rank is"),
         metavar="NAME",
         help=f"pass the local rank to the script, for example as {arguments.NAME}=3 (=NAME: in another spelling); "
         "without it, the local rank that torch.distributed.launch or DeepSpeed's launcher passes is removed; with "
@@ -129,39 +110,34 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--log-dir",
-        type=partial(_name_of, "folder"),
+        type=_text(bool, "the name of a folder is needed"),
         metavar="DIR",
         help="also append the output to a file for each rank: DIR/rank-3.log",
     )
     parser.add_argument(
         "--report",
-        type=partial(_name_of, "file"),
+        type=_text(bool, "the name of a file is needed"),
         metavar="FILE",
         help="write a report of the job, on rank 0's host: where each rank ran, how it started and ended, which one "
         "failed first; one HTML page if FILE ends in .html, else JSON (default: DISTBOOT_REPORT, or none)",
     )
     group = parser.add_argument_group("to restart the ranks after a rank fails or a node is lost")
-    group.add_argument(
-        "--max-restarts",
-        metavar="N",
-        help="end all ranks when one fails, let the agents meet, and start the command again, at most N times "
-        "(default: DISTBOOT_MAX_RESTARTS, or 0); the script continues from its checkpoint",
+    end_all = (
+        "end all ranks when one fails, let the agents meet, and start the command again, at most N times "
+        "(default: DISTBOOT_MAX_RESTARTS, or 0); the script continues from its checkpoint"
     )
-    group.add_argument(
-        "--restart-delay",
-        metavar="SECONDS",
-        help="how long to wait before each restart (default: DISTBOOT_RESTART_DELAY, or 0)",
+    bug = (
+        "a second failure at the same place in the code within this time counts as a bug, and stops the job "
+        "instead; 0: never (default: DISTBOOT_RESTART_WINDOW, or 600)"
     )
-    group.add_argument(
-        "--restart-window",
-        metavar="SECONDS",
-        help="a second failure at the same place in the code within this time counts as a bug, and stops the job "
-        "instead; 0: never (default: DISTBOOT_RESTART_WINDOW, or 600)",
-    )
+    delay = "how long to wait before each restart (default: DISTBOOT_RESTART_DELAY, or 0)"
+    group.add_argument("--max-restarts", metavar="N", help=end_all)
+    group.add_argument("--restart-delay", metavar="SECONDS", help=delay)
+    group.add_argument("--restart-window", metavar="SECONDS", help=bug)
     group = parser.add_argument_group("for launches of one process per node, pod or container")
     group.add_argument(
         "--nproc-per-node",
-        type=_processes,
+        type=_text(is_nproc, "{} is neither a number of processes nor auto, gpu or cpu"),
         metavar="N|auto",
         help="start N processes here, each a rank, with the node rank, the number of nodes and the address found (gpu: "
         "one per accelerator; cpu: one per CPU; auto: gpu, or cpu if there are none; default: DISTBOOT_NPROC_PER_NODE)",
@@ -170,11 +146,7 @@ def _parser() -> Parser:
 
 
 def count_of(wanted: str, placement: Placement, environ: Mapping[str, str]) -> int:
-    """How many ranks this process is to start.
-
-    Raises:
-        DistbootError: `usage`, it is not the only one on its node, or what is to be counted is not there.
-    """
+    """How many ranks this process is to start; `usage`: it is not alone on its node, or there is nothing to count."""
     from ..host import accelerators  # here, as most processes start no others
 
     launcher = launcher_of(placement)
@@ -197,11 +169,7 @@ def count_of(wanted: str, placement: Placement, environ: Mapping[str, str]) -> i
 
 
 def restarts_of(options: Namespace, environ: Mapping[str, str]) -> RestartSettings:
-    """How often the job may be started again, and when.
-
-    Raises:
-        DistbootError: `usage` or `broken-environment`; what was given is wrong, or cannot be had here.
-    """
+    """How often the job may be started again, and when; `DistbootError`: that is wrong, or cannot be had here."""
     found = restart_settings(environ, options.max_restarts, options.restart_delay, options.restart_window)
     if not found.most:
         return found

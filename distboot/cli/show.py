@@ -131,7 +131,8 @@ def env(arguments: list[str]) -> int:
     if options.json:
         emit(json.dumps(exports))
     elif options.format == "shell":
-        emit("\n".join(map(_shell, exports, exports.values())))
+        shell = (f"unset {n}" if value is None else f"export {n}={shlex.quote(value)}" for n, value in exports.items())
+        emit("\n".join(shell))
     else:
         # There the variables of the launcher are not, which these two speak of.
         ours = (inherited.VARIABLE, "DISTBOOT_LAUNCHER")
@@ -145,10 +146,6 @@ def docker(variables: list[str]) -> str:
     return " ".join(f"-e {shlex.quote(text)}" for text in variables)
 
 
-def _shell(name: str, value: str | None) -> str:
-    return f"unset {name}" if value is None else f"export {name}={shlex.quote(value)}"
-
-
 def launchers(arguments: list[str]) -> int:
     """`launchers`: print the table of all that can be recognised, from the records that detection itself uses."""
     parser = Parser("launchers", "Print all launchers, innermost first, and all platforms that can be recognised.")
@@ -156,7 +153,9 @@ def launchers(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.json:
         known: dict[str, tuple[Launcher | Platform, ...]] = {"launchers": INNERMOST_FIRST, "platforms": PLATFORMS}
-        emit(json.dumps({kind: list(map(_as_dict, records)) for kind, records in known.items()}))
+        fields = ("name", "title", "markers", "source")
+        listed = {kind: [{name: getattr(one, name) for name in fields} for one in all_] for kind, all_ in known.items()}
+        emit(json.dumps(listed))
         return 0
     lines = ["launchers, the innermost first: the first that claims a process owns its rank"]
     lines += map(_recognised, INNERMOST_FIRST)
@@ -164,10 +163,6 @@ def launchers(arguments: list[str]) -> int:
     lines += map(_recognised, PLATFORMS)
     emit("\n".join(lines))
     return 0
-
-
-def _as_dict(known: Launcher | Platform) -> dict[str, object]:
-    return {field: getattr(known, field) for field in ("name", "title", "markers", "source")}
 
 
 def _recognised(known: Launcher | Platform) -> str:

@@ -11,15 +11,16 @@ import re
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
-from ..agent import child
 from ..detection import arguments
 from ..detection.launchers.records import MPI_LAUNCHERS
 from ..detection.launchers.tf_config import has_servers
 from ..detection.placement import Placement
 from ..errors import DistbootError
 from ..host import free_port
+from ..process import command_not_found
 from ..text import did_you_mean, escape_control, short_repr
 
 _PROGRAM = re.compile(
@@ -88,13 +89,10 @@ class Target(NamedTuple):
     def text(self) -> str:
         """The beginning of the script that a Python is to run; empty if there is none that can be read."""
         script = "".join(self.of_python[:1])
-        if not os.path.isfile(script):  # a pipe can be read only once
-            return ""
-        try:
-            with open(script, encoding="utf-8", errors="replace") as file:
+        if os.path.isfile(script):  # a pipe can be read only once
+            with suppress(OSError), open(script, encoding="utf-8", errors="replace") as file:
                 return file.read(_LONGEST)
-        except OSError:
-            return ""
+        return ""
 
     def missing(self) -> DistbootError | None:
         """The error for a program that is not here; other ranks may have it, and should hear of this, too."""
@@ -106,7 +104,7 @@ class Target(NamedTuple):
         if os.sep in program and os.path.exists(program):
             hint = "name a program in it" if os.path.isdir(program) else "chmod +x it"
             return DistbootError("command-not-executable", f"{short_repr(program)} may not be executed", hint)
-        return child.not_found(program)
+        return command_not_found(program)
 
 
 def target_of(given: list[str]) -> Target:
@@ -196,7 +194,10 @@ def nested_launcher(target: Target, environ: Mapping[str, str]) -> Nested | None
     if in_shell:
         command = _after_env(re.sub(r"^\s*exec\s", "", command[2]).split())
     words = target._replace(words=command).of_python or command  # `python /usr/bin/torchrun`, too
-    name = _MODULES.get("".join(words[1:2]), "") if words[0] == "-m" else _program(words)
+    program = _PROGRAM.fullmatch(os.path.basename(words[0]))
+    name = _MODULES.get("".join(words[1:2]), "") if words[0] == "-m" else program[1] if program else ""
+    if name == "accelerate" and words[0] != "-m" and words[1:2] != ["launch"]:  # it has other commands
+        return None
     start = len(target.words) - len(words[2:] if words[0] == "-m" else words[1:])
     of_environ = f"--nnodes={environ.get('PET_NNODES', 1)}"  # which torchrun reads
     of_launcher = itertools.takewhile(lambda word: not word.endswith(".py"), words[1:])  # and not of the script
@@ -215,13 +216,6 @@ def _after_env(words: list[str]) -> list[str]:
     while rest and (rest[0].startswith("-") or "=" in rest[0]):
         rest = rest[2 if rest[0] in ("-u", "-C", "--unset", "--chdir") else 1 :]
     return rest or [""]
-
-
-def _program(words: list[str]) -> str:
-    match = _PROGRAM.fullmatch(os.path.basename(words[0]))
-    if match is None or (match[1] == "accelerate" and words[1:2] != ["launch"]):
-        return ""
-    return match[1]
 
 
 def fit_to_script(options: Namespace, target: Target, environ: Mapping[str, str]) -> None:

@@ -138,7 +138,7 @@ def context(
     `barrier` is the framework's own, if it has one; `leave` ends the framework, if it is up; `adds` are fields.
     """
     hints.install()
-    workers.install(os.environ.get("DISTBOOT_STOP_SIGNALS", ""))
+    workers.install()
     placement = job.placement
     if meets is None:
         if job.link is not None and placement.rank == 0 and not job.is_listener_taken:

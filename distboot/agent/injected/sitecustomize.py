@@ -1,11 +1,12 @@
-"""Runs at the start of every Python under the wrapper: for what it can say of an uncaught exception, and to whom.
+"""Runs at the start of every Python under the wrapper: it reports an uncaught exception to our agent.
 
-It leaves no trace: the script finds sys.path and PYTHONPATH as they were, and its own sitecustomize has run.
+It leaves no trace: the script finds sys.path and PYTHONPATH as they were, and its own sitecustomize has run. Only under
+`try` are the Pythons that this one starts to run it, too.
 """
 # ruff: noqa: INP001 - a folder of PYTHONPATH, and no package
 
 import contextlib
-import importlib.util
+import importlib
 import os
 import sys
 from types import ModuleType
@@ -14,7 +15,8 @@ from types import ModuleType
 def _begin() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]
-    others = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path != here]
+    is_tried = "DISTBOOT_TRY" in os.environ
+    others = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path != here or is_tried]
     if others and others != [""]:
         os.environ["PYTHONPATH"] = os.pathsep.join(others)
     else:
@@ -28,30 +30,27 @@ def _begin() -> None:
             raise
     finally:
         sys.modules.setdefault("sitecustomize", ours)
+    # The files beside our folder, as a package of its own: the rest of ours need not be there for this Python.
+    package = sys.modules["_distboot"] = ModuleType("_distboot")
+    package.__path__ = [os.path.dirname(here)]
     with contextlib.suppress(Exception):  # an old Python does without
-        _loaded(here, "hints").install()
-        _loaded(here, "workers").install(os.environ.get("DISTBOOT_STOP_SIGNALS", ""))
+        _loaded("hints").install()
+        _loaded("workers").install()
+    if is_tried:
+        _loaded("injected.trial_hook").install()
     with contextlib.suppress(Exception):  # and one that has closed the pipe, or has none
-        _listen(here, *map(int, said.split(":")))
+        _listen(*map(int, said.split(":")))
 
 
-def _listen(here: str, pipe: int, inode: int) -> None:
+def _listen(pipe: int, inode: int) -> None:
     if os.fstat(pipe).st_ino == inode:
         os.set_inheritable(pipe, False)
-        hooks = _loaded(here, "crash_hooks")
-        hooks.install(pipe)
-        _loaded(here, "progress").install(hooks.emit)
+        _loaded("crash_hooks").install(pipe)
+        _loaded("progress").install()
 
 
-def _loaded(here: str, name: str) -> ModuleType:
-    """A file beside our folder, as a module of its own: the rest of the package need not be there for this Python."""
-    path = os.path.join(os.path.dirname(here), f"{name}.py")
-    spec = importlib.util.spec_from_file_location(f"_distboot_{name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def _loaded(name: str) -> ModuleType:
+    return importlib.import_module(f"_distboot.{name}")
 
 
 _begin()

@@ -1,17 +1,24 @@
-"""What a launcher would have set: the environment of every rank of a launch that is written `"mpirun 2x4"`."""
+"""What a launcher would have set: the environment of every rank of a launch that is written `"mpirun 2x4"`.
+
+And how such ranks are run on this host. The environments are those of the captures in `tests/captures`.
+"""
 
 from __future__ import annotations
 
 import re
+import signal
 import socket
-from collections.abc import Callable, Mapping
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ..errors import DistbootError
-from ..text import did_you_mean, short_repr
+from .errors import DistbootError
+from .text import did_you_mean, short_repr
 
 _SHAPE = re.compile(r"(\w[\w ]*?) +(?:([1-9]\d{0,2})x([1-9]\d{0,2})|([1-9]\d{0,2})\+1)")
+_STOPPING = 10.0  # seconds for what has to end
 _HINT = "--as 'mpirun 2x4' is two nodes with four ranks each, --as 'kubeflow 3+1' three workers and a master"
 
 
@@ -19,15 +26,12 @@ class Process(NamedTuple):
     """One rank of a launch."""
 
     rank: int
+    size: int  # of the world
     local_rank: int
+    per_node: int
     node: int
     nodes: int
-    per_node: int
     port: int  # for rank 0
-
-    @property
-    def size(self) -> int:
-        return self.nodes * self.per_node
 
 
 class Launch(NamedTuple):
@@ -38,11 +42,15 @@ class Launch(NamedTuple):
     nodes: int
     per_node: int
 
-    def processes(self, port: int) -> list[Process]:
-        """All its ranks, in order."""
-        ranks = range(self.nodes * self.per_node)
-        size = self.per_node
-        return [Process(rank, rank % size, rank // size, self.nodes, size, port) for rank in ranks]
+    def environs(self, port: int, environ: Mapping[str, str]) -> list[dict[str, str]]:
+        """What each rank finds: this environment without what another launcher has set, and with what this one sets."""
+        own = {name: value for name, value in environ.items() if not _OF_LAUNCHERS.match(name)}
+        found, size = [], self.nodes * self.per_node
+        for rank in range(size):
+            node, local_rank = divmod(rank, self.per_node)
+            of_launcher = OF[self.launcher](Process(rank, size, local_rank, self.per_node, node, self.nodes, port))
+            found.append({**own, **of_launcher, "MASTER_ADDR": _address(), "DISTBOOT_HOST": f"node-{node}"})
+        return found
 
 
 def parse(text: str) -> Launch:
@@ -112,34 +120,51 @@ def _kubeflow(of: Process) -> dict[str, str]:
 OF: Mapping[str, Callable[[Process], dict[str, str]]] = {
     "mpirun": _mpirun, "srun": _srun, "torchrun": _torchrun, "azureml mpi": _azureml, "kubeflow": _kubeflow,
 }  # fmt: skip
-_LAUNCHERS = (
-    "OMPI",
-    "PMIX",
-    "PMI",
-    "PRTE",
-    "SLURM",
-    "SLURMD",
-    "TORCHELASTIC",
-    "ROLE",
-    "GROUP",
-    "PET",
-    "AZ",
-    "AZUREML",
-    "KUBERNETES",
+_OF_LAUNCHERS = re.compile(
+    r"(OMPI|PMIX?|PRTE|SLURMD?|TORCHELASTIC|ROLE|GROUP|PET|AZ|AZUREML|KUBERNETES)_|"
+    r"((LOCAL_)?(RANK|WORLD_SIZE)|NODE_RANK|MASTER_(ADDR|PORT))$"
 )
-_PREFIXES = tuple(f"{name}_" for name in _LAUNCHERS)
-_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"}
 
 
 def _address() -> str:
-    """An address of this host that is none of loopback's, as a node has one; loopback's if it has no other."""
+    """An address of this host beyond loopback, as a node has one; loopback's if it has no other."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
         probe.connect(("192.0.2.1", 9))  # of documentation, RFC 5737; nothing is sent
         return str(probe.getsockname()[0])
     return "127.0.0.1"
 
 
-def environ_of(launch: Launch, process: Process, environ: Mapping[str, str]) -> dict[str, str]:
-    """What a rank finds: this environment without what another launcher has set, and with what this one sets."""
-    own = {name: value for name, value in environ.items() if name not in _NAMES and not name.startswith(_PREFIXES)}
-    return {**own, **OF[launch.launcher](process), "MASTER_ADDR": _address(), "DISTBOOT_HOST": f"node-{process.node}"}
+def run(
+    command: Sequence[str],
+    environs: Sequence[Mapping[str, str]],
+    limit: float,
+    late: Callable[[subprocess.Popen[bytes]], object] = lambda _: None,
+    **output: Any,
+) -> list[int | None]:
+    """Run a command once for each of these ranks: the exit codes; None: it has not ended within the limit in seconds.
+
+    What is left then, or at an interrupt, is ended; but first `late` gets the process of rank 0.
+    """
+    end = time.monotonic() + limit
+    # In sessions of their own, so that their children, too, get no key of our terminal.
+    processes = [
+        subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, start_new_session=True, **output)
+        for environ in environs
+    ]
+    try:
+        _wait(processes, end)
+        codes = [process.returncode for process in processes]
+        if None in codes:
+            late(processes[0])
+        return codes
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for process in processes:
+                process.send_signal(number)
+            _wait(processes, time.monotonic() + _STOPPING)
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], end: float) -> None:
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(end - time.monotonic(), 0.0))

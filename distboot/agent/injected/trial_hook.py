@@ -9,26 +9,28 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import importlib
-import importlib.abc
 import importlib.util
 import json
 import os
 import re
 import sys
-from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 _LIBRARY = re.compile(r"/libmpi(ch|_abi)?\.so")
-_HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-class _Torch(importlib.abc.MetaPathFinder):
+def install() -> None:
+    """Look on from now on, and tell of MPI at the end."""
+    sys.meta_path.insert(0, _Torch())
+    atexit.register(_tell_of_mpi)
+
+
+class _Torch:
     """Finds torch as it would be found, and sees it once it is there."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:  # noqa: ARG002
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
         if name != "torch":
             return None
         sys.meta_path.remove(self)
@@ -89,29 +91,9 @@ def _tell_of_mpi() -> None:
 def _tell(**what: object) -> None:
     """One line of JSON about this rank, with the place in the script."""
     frame = sys._getframe(1)  # noqa: SLF001
-    while frame.f_back is not None and (
-        "/torch/" in frame.f_code.co_filename or "/distboot/" in frame.f_code.co_filename
-    ):
+    while frame.f_back is not None and re.search("/(torch|distboot)/", frame.f_code.co_filename):
         frame = frame.f_back
     at = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
     path = os.path.join(os.environ["DISTBOOT_TRY"], f"rank-{os.environ.get('RANK', '0')}")
     with contextlib.suppress(OSError), open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps({**what, "at": at}) + "\n")
-
-
-def _begin() -> None:
-    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != _HERE]
-    ours = sys.modules.pop("sitecustomize")
-    try:
-        importlib.import_module("sitecustomize")  # the user's, or the system's
-    except ImportError as error:
-        if error.name != "sitecustomize":
-            raise
-    finally:
-        sys.modules.setdefault("sitecustomize", ours)
-    if "DISTBOOT_TRY" in os.environ:
-        sys.meta_path.insert(0, _Torch())
-        atexit.register(_tell_of_mpi)
-
-
-_begin()
