@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from functools import partial
 
 from .. import frameworks
-from ..detection import arguments
 from ..detection.detect import launcher_of
+from ..detection.export import LOCAL_RANK
 from ..detection.placement import Placement
 from ..errors import DistbootError
 from ..host import cpus
@@ -108,10 +108,10 @@ def _parser() -> Parser:
     parser.add_argument(
         "--pass-local-rank",
         nargs="?",
-        const=arguments.NAME,
+        const=LOCAL_RANK,
         type=_option,
         metavar="NAME",
-        help=f"pass the local rank to the script, for example as {arguments.NAME}=3 (=NAME: in another spelling); "
+        help=f"pass the local rank to the script, for example as {LOCAL_RANK}=3 (=NAME: in another spelling); "
         "without it the one that torch.distributed.launch or DeepSpeed's launcher pass is kept from the script; with "
         "--framework deepspeed a script that has such an option gets it",
     )
