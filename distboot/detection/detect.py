@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from ..errors import DistbootError
 from ..settings import launcher_setting
-from ..text import did_you_mean, short_repr
+from ..text import did_you_mean, digits, short_repr
 from . import inherited
 from .env_reader import EnvReader, container_env_hint
 from .inherited import InheritedEnv
@@ -19,7 +19,6 @@ from .launchers.nodes import AWSBATCH, KUBEFLOW, SAGEMAKER, VOLCANO
 from .launchers.records import DISTBOOT, FLUX, INTELMPI, LSF, MPICH, MVAPICH, OPENMPI, PALS, PMI
 from .launchers.slurm import SINGLE, SLURM
 from .launchers.tf_config import TF_CONFIG
-from .parse import digits
 from .placement import NUMBERS, PLATFORMS, VARIABLES, Placement
 
 # The innermost launcher, the one that started this very process, owns its rank: what an outer launcher

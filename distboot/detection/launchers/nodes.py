@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from ...errors import DistbootError
-from ...text import short_repr
+from ...text import digits, short_repr
 from ..env_reader import EnvReader, variable
-from ..parse import digits, is_loopback, json_hosts, parse_address, parse_port
+from ..parse import is_loopback, json_hosts, parse_address, parse_port
 from . import Launcher, has_any
 
 # Kubeflow's PyTorchJob and TrainJob with several processes per pod: `PET_*`, which torchrun is to read in each. The

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...errors import DistbootError
+from ...text import digits
 from ..env_reader import EnvReader, container_env_hint, variable
-from ..parse import digits, expand_counts, expand_hosts
+from ..parse import expand_counts, expand_hosts
 from . import Launcher, has_any
 
 # Slurm 22.05.8, srun -N2 -n4, rank 3:
