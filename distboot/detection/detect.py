@@ -123,11 +123,20 @@ def launcher_of(placement: Placement) -> Launcher:
 
 
 def traces(environ: Mapping[str, str]) -> dict[str, str]:
-    """Every launcher that has variables of its own in an environment, with a digest of what they say."""
+    """Every launcher that has variables of its own in an environment, with what stands for what they say.
+
+    That is a digest of one process, and one of the job, where the launcher names it.
+    """
     without_ours, _ = inherited.strip(environ)
-    of_their_own = [each for each in INNERMOST_FIRST if not each.generic_names and each is not SINGLE]
-    found = ((each.name, _found_whole(each, _view(each, environ, without_ours))) for each in of_their_own)
-    return {name: _identity(placement) for name, placement in found if placement is not None}
+    found = {}
+    for each in INNERMOST_FIRST:
+        has_own = not each.generic_names and each is not SINGLE
+        placement = _found_whole(each, _view(each, environ, without_ours)) if has_own else None
+        if placement is not None:
+            one = inherited.digest(f"{placement.launcher}:{placement.rank}:{placement.world_size}")
+            of_launcher = placement.sources.get("job_id") not in _JOB_IDS_OF_PLATFORMS
+            found[each.name] = one + (inherited.digest(placement.job_id) if of_launcher else "")
+    return found
 
 
 def read_placement(launcher: Launcher, environ: Mapping[str, str]) -> Placement:
@@ -169,13 +178,6 @@ def _view(candidate: Launcher, environ: Mapping[str, str], without_ours: Mapping
         return environ
     of_ours = VARIABLES.values()
     return {name: text for name, text in environ.items() if name in without_ours or name not in of_ours}
-
-
-def _identity(placement: Placement) -> str:
-    """Eight hex digits that stand for one process of a launcher; and eight for the job, where the launcher names it."""
-    of_launcher = placement.sources.get("job_id") not in _JOB_IDS_OF_PLATFORMS
-    job = inherited.digest(placement.job_id) if of_launcher else ""
-    return inherited.digest(f"{placement.launcher}:{placement.rank}:{placement.world_size}") + job
 
 
 def _candidates(environ: Mapping[str, str], outer: InheritedEnv | None) -> Sequence[Launcher]:
@@ -267,7 +269,10 @@ def _refuse_conflict(environ: Mapping[str, str], placement: Placement, others: l
     for other in others:
         markers = _markers_present(environ, other)
         theirs = _found_whole(other, environ) if markers else None
-        if theirs is None or _same_place(placement, theirs):
+        if theirs is None:
+            continue
+        pairs = [(getattr(placement, field), getattr(theirs, field)) for field in NUMBERS]
+        if all(mine == its or None in (mine, its) for mine, its in pairs):  # the same, as far as both know
             continue
         if other not in _SCHEDULERS or not _may_be_daemons(placement, theirs.world_size, theirs.num_nodes):
             raise _conflict(placement, theirs.launcher, theirs.rank, theirs.world_size, markers)
@@ -327,12 +332,6 @@ def _may_be_daemons(placement: Placement, tasks: int, nodes: int | None) -> bool
     """Whether so many tasks can be the daemons of a launcher: one a node, on nodes without ranks too."""
     # Next to a world of one, several tasks are more likely to be what srun was told to start.
     return tasks == nodes and (placement.world_size > 1 or tasks == 1)
-
-
-def _same_place(one: Placement, other: Placement) -> bool:
-    """Whether two placements have the same numbers, as far as both know them."""
-    pairs = ((getattr(one, field), getattr(other, field)) for field in NUMBERS)
-    return all(mine == its or None in (mine, its) for mine, its in pairs)
 
 
 def _conflict(placement: Placement, name: str, rank: int, world_size: int, variables: str) -> DistbootError:

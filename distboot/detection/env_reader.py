@@ -131,9 +131,7 @@ class EnvReader:
     def job_id(self, *names: str) -> None:
         """Take the job id from the first of these variables that is set and not empty."""
         for name in names:
-            if self.environ.get(name):
-                self.put(name, job_id=self.environ[name])
-                return
+            self.put(name, job_id=self.environ.get(name) or None)
 
     def placement(self) -> Placement:
         """The whole placement, or one `broken-environment` with every problem in it."""
@@ -148,9 +146,8 @@ class EnvReader:
             del self.problems[found:]
         if self.problems:
             rank = self._values["rank"]
-            raise DistbootError("broken-environment", self._report(), self._remedy()).of(
-                f"rank {'?' if rank is None else rank}"
-            )
+            who = f"rank {'?' if rank is None else rank}"
+            raise DistbootError("broken-environment", self._report(), self._remedy()).of(who)
         if self.absent:
             self.notes.append(f"not set, so that what they say is unknown here: {', '.join(self.absent)}")
         sources = MappingProxyType({field: self._sources[field] for field in FIELDS if field in self._sources})
@@ -262,12 +259,11 @@ class EnvReader:
         return here is not None and world_size is not None and here < world_size
 
     def _report(self) -> str:
-        count, shown = len(self.problems), self.problems[:_MOST_PROBLEMS]
+        head, count = f"launcher {self._launcher!r}:", len(self.problems)
         if count == 1:
-            return f"launcher {self._launcher!r}: {self.problems[0]}"
-        more = [f"and {count - len(shown)} more"] if count > len(shown) else []
-        head = f"launcher {self._launcher!r}: {count} things are wrong:"
-        return head + "".join(f"\n  {line}" for line in (*shown, *more))
+            return f"{head} {self.problems[0]}"
+        more = [f"and {count - _MOST_PROBLEMS} more"] if count > _MOST_PROBLEMS else []
+        return "\n  ".join([f"{head} {count} things are wrong:", *self.problems[:_MOST_PROBLEMS], *more])
 
     def _remedy(self) -> str:
         if all(problem.startswith("MASTER_") for problem in self.problems):
