@@ -65,15 +65,24 @@ def start(
     if device.type == "xpu":
         others |= _torch.oneccl_variables(placement, before)
     export(job, exported, others)
-    meets = _start_group(torch, job, backend, options.timeout)
-    group = _Group(torch.distributed)
-    barrier = partial(torch.distributed.barrier, device_ids=[device.index] if backend == "nccl" else None)
-    fields = {"meets": meets, "barrier": barrier, "leave": group.leave, "is_up": group.is_up, "device": device}
+    meets, dist = _start_group(torch, job, backend, options.timeout), torch.distributed
+    destroy = dist.destroy_process_group
+    world = weakref.ref(dist.group.WORLD)  # a reference proper would keep Gloo's threads alive
+
+    def is_up() -> bool:  # the script may end the group, and start another one
+        return bool(dist.is_initialized() and world() is dist.group.WORLD)
+
+    def leave() -> None:
+        if is_up():
+            end_group(dist, destroy)
+
+    barrier = partial(dist.barrier, device_ids=[device.index] if backend == "nccl" else None)
     try:
-        group.destroy = adopt(user, backend) or group.destroy
+        destroy = adopt(user, backend) or destroy
+        fields = {"meets": meets, "barrier": barrier, "leave": leave, "is_up": is_up, "device": device}
         result = context(job, exported, options, **fields)
     except BaseException:
-        group.leave()
+        leave()
         raise
     if backend == "gloo":
         # Without close() Gloo is not to abort a script either, see `end_group`. After an exception peers may be gone,
@@ -81,22 +90,6 @@ def start(
         at_end(well=result.close, exited=result.close, failed=partial(time.sleep, _MOMENT))
     explain_second_group(placement.who)
     return result
-
-
-class _Group:
-    """The default process group that has just been started. The script may end it, and start another one."""
-
-    def __init__(self, dist: Any) -> None:
-        self._dist = dist
-        self._world = weakref.ref(dist.group.WORLD)  # a reference proper would keep Gloo's threads alive
-        self.destroy: Callable[[], None] = dist.destroy_process_group
-
-    def is_up(self) -> bool:
-        return self._dist.is_initialized() and self._world() is self._dist.group.WORLD
-
-    def leave(self) -> None:
-        if self.is_up():
-            end_group(self._dist, self.destroy)
 
 
 def _start_group(torch: Any, job: JobInfo, backend: str, timeout: float | None) -> Meets | None:

@@ -46,7 +46,7 @@ def exports(job: JobInfo, environ: Mapping[str, str]) -> dict[str, str]:
     """What scripts read, and `jax.distributed.initialize()` without arguments."""
     placement = job.placement
     address = format_address(str(placement.master_addr), _port(job))
-    (devices,) = job.ready(lambda: ((_devices(placement, environ),), Ready()))
+    devices = job.ready(lambda: (_devices(placement, environ), Ready()))
     found = {
         "JAX_COORDINATOR_ADDRESS": address,
         "JAX_NUM_PROCESSES": str(placement.world_size),

@@ -34,7 +34,6 @@ _MEND = (
     "start the job with the mpirun of that MPI (or srun --mpi=…, see srun --mpi=list), or make mpi4py use the MPI of "
     "the launcher: MPI4PY_LIBMPI names its libmpi.so"
 )
-_ONLY_TO_FIND = "; only to find rank 0, MASTER_ADDR and MASTER_PORT for all do, too"
 
 
 def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
@@ -68,8 +67,8 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
             local_comm.Free()
             comm.Free()
 
-    fields = {"comm": comm, "local_comm": local_comm}
-    return context(job, exported, options, barrier=comm.Barrier, leave=leave, is_up=is_up, **fields)
+    ours = {"comm": comm, "local_comm": local_comm, "barrier": comm.Barrier, "leave": leave, "is_up": is_up}
+    return context(job, exported, options, **ours)
 
 
 def located(placement: Placement, join_timeout: float, *, used: bool) -> tuple[Placement, list[str]]:
@@ -91,8 +90,8 @@ def located(placement: Placement, join_timeout: float, *, used: bool) -> tuple[P
                 own = [placement.master_port or free_port(), *(hosts or [os.uname().nodename])]
             port, *hosts = world.bcast(own)
     except DistbootError as error:
-        hint = error.hint if used else error.hint + _ONLY_TO_FIND
-        raise DistbootError(error.code, error.message, hint) from None
+        other = "" if used else "; only to find rank 0, MASTER_ADDR and MASTER_PORT for all do, too"
+        raise DistbootError(error.code, error.message, error.hint + other) from None
     found = {"master_addr": placement.master_addr or hosts[0], "master_port": port}
     return placement.with_fields("mpi4py: sent by rank 0", found), [] if placement.master_addr else hosts
 

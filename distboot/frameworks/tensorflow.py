@@ -213,25 +213,20 @@ def _serve(tf: Any, job: JobInfo, cluster: Cluster, gpus: list[int]) -> NoReturn
     raise SystemExit(0)
 
 
-def _dialled(address: tuple[str, int], timeout: float) -> socket.socket:
-    """A connection to the chief, which may be about to listen: below the wrapper it opens its port only now."""
-    end = time.monotonic() + _OPENING
-    while time.monotonic() < end:
-        with suppress(ConnectionRefusedError):
-            return socket.create_connection(address, timeout)
-        time.sleep(_AGAIN)
-    return socket.create_connection(address, timeout)
-
-
 def _connected(job: JobInfo) -> socket.socket:
-    """A task's end of its connection."""
+    """A task's end of its connection to the chief, which may be about to listen, as it is below the wrapper."""
     assert job.store_address is not None
-    try:
-        connection = _dialled(job.store_address, job.join_timeout)
-    except OSError as error:
-        where = format_address(*job.store_address)
-        problem = f"rank 0, the chief, does not listen at {where}: {error}"
-        raise DistbootError("rank-failed", problem, "look at its output") from None
+    end = time.monotonic() + _OPENING
+    while True:
+        try:
+            connection = socket.create_connection(job.store_address, job.join_timeout)
+        except OSError as error:
+            if not isinstance(error, ConnectionRefusedError) or time.monotonic() > end:
+                problem = f"rank 0, the chief, does not listen at {format_address(*job.store_address)}: {error}"
+                raise DistbootError("rank-failed", problem, "look at its output") from None
+        else:
+            break
+        time.sleep(_AGAIN)
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":
