@@ -26,7 +26,6 @@ from .report import ALL_CALLED, CALLED, GROUP
 from .settings import (
     SupervisionSettings,
     join_timeout_setting,
-    launcher_setting,
     refuse_log,
     rendezvous_setting,
     restart_settings,
@@ -144,7 +143,7 @@ def _the_one(
     is_new = held is None
     if held is None:
         placement = detect(os.environ, launcher=launcher)
-        if launcher is None and launcher_setting(os.environ) is None:
+        if launcher is None and not os.environ.get("DISTBOOT_LAUNCHER"):
             _refuse_spawned(placement)
         context = _started(_Call(placement, options, join_timeout, supervision_settings(os.environ)))
         held = _current = _Current(os.getpid(), context, options, os.environ["LOCAL_RANK"])

@@ -233,16 +233,6 @@ def refuse_log(environ: Mapping[str, str]) -> None:
     _switch(environ, "DISTBOOT_LOG", choices=("text", "json"))
 
 
-def launcher_setting(environ: Mapping[str, str]) -> str | None:
-    """The launcher that the user names; None: the innermost one is to be found."""
-    return environ.get("DISTBOOT_LAUNCHER") or None
-
-
-def secret_setting(environ: Mapping[str, str]) -> str:
-    """What only the ranks of the job know; may be empty."""
-    return environ.get("DISTBOOT_SECRET", "")
-
-
 def seconds(given: str, value: object, code: str = "usage") -> float:
     """A time limit in seconds, above 0 and at most a day; else an error with this code."""
     try:

@@ -24,7 +24,6 @@ from ..settings import (
     join_timeout_setting,
     refuse_log,
     rendezvous_setting,
-    secret_setting,
     supervision_settings,
     warn_of_unknown,
 )
@@ -209,7 +208,7 @@ class _Job(NamedTuple):
             join_here(self.placement, os.environ, join_timeout, failed=report.failed, **told) as job,
             report.until_watched(job),
             with_too_few_files(),
-            WrapperAgent(job, settings, secret_setting(os.environ), restarts) as watch,
+            WrapperAgent(job, settings, os.environ.get("DISTBOOT_SECRET", ""), restarts) as watch,
         ):
             assert job.joined is not None
             of_ranks = [(job, dict(os.environ))]

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from ..errors import DistbootError
-from ..settings import launcher_setting
 from ..text import did_you_mean, digits, short_repr
 from . import inherited
 from .env_reader import EnvReader, container_env_hint
@@ -96,7 +95,7 @@ def detect(environ: Mapping[str, str] | None = None, *, launcher: str | None = N
     without_ours, outer = inherited.strip(environ)
     name, option = launcher, "launcher="
     if name is None:
-        name, option = launcher_setting(environ), "DISTBOOT_LAUNCHER="
+        name, option = environ.get("DISTBOOT_LAUNCHER") or None, "DISTBOOT_LAUNCHER="
     if name is None:
         placement = _innermost(environ, without_ours, outer)
         if placement.launcher == SINGLE.name and outer and not outer.launches and outer.fields["world_size"] != 1:
@@ -140,11 +139,7 @@ def traces(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_placement(launcher: Launcher, environ: Mapping[str, str]) -> Placement:
-    """The placement of a process that a launcher started, by its claim or because the user says so.
-
-    Raises:
-        DistbootError: rank or size is missing, or what is there is broken.
-    """
+    """The placement of a process that a launcher started, by its claim or because the user says so; or an error."""
     reader = EnvReader(environ, launcher.name, launcher.in_order, nodes_are_hosts=launcher.nodes_are_hosts)
     names = (name and reader.first(name, launcher.instead.get(name, name)) for name in launcher.numbers)
     reader.integers(*names, optional=launcher.optional)
