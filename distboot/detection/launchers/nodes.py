@@ -125,7 +125,7 @@ def _read_sagemaker(reader: EnvReader) -> None:
     elif hosts and current is not None:
         reader.put("SM_CURRENT_HOST in SM_HOSTS", rank=hosts.index(current))
         reader.put("SM_HOSTS", world_size=len(hosts), num_nodes=len(hosts))
-    gpus = reader.integer("SM_NUM_GPUS", required=False)
+    gpus = reader.integer("SM_NUM_GPUS") if "SM_NUM_GPUS" in reader.environ else None
     if hosts and len(hosts) > 1 and gpus is not None and gpus > 1:
         reader.node_level = f"{variable(reader.environ, 'SM_NUM_GPUS')}, and one process was started on each host"
     if hosts:
