@@ -71,9 +71,8 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
             ):  # it would have no effect
                 where = "MPI has none for its operations" if kind == "mpi" else "horovodrun has set its own"
                 raise DistbootError("usage", f"timeout={options.timeout:g}, and {where}", "leave timeout= out")
-            device, device_id = None, None
-            if options.framework == "horovod.torch":
-                device, device_id = _build.set_own_device(hvd, placement, before)
+            is_torch = options.framework == "horovod.torch"
+            device, device_id = _build.set_own_device(hvd, placement, before) if is_torch else (None, None)
             offer, close = _served(kind, job)
             undo.callback(close)
             return (hvd, build, kind, device), Ready(device_id, offer)
