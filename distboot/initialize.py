@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from . import frameworks, settings
 from .context import Context, who_of
-from .detection import inherited
+from .detection import export, inherited
 from .detection.detect import detect, launcher_of, refuse_unless_rank
 from .detection.export import EnvTransaction, require_master, thread_variables, wait_until_resolves
 from .detection.launchers.slurm import SINGLE
@@ -132,7 +132,7 @@ def _the_one(
     is_new = held is None
     if held is None:
         placement = detect(os.environ, launcher=launcher)
-        if launcher is None and settings.launcher_setting(os.environ) is None:
+        if launcher is None and not os.environ.get("DISTBOOT_LAUNCHER"):
             _refuse_spawned(placement)
         context = _started(_Call(placement, options, join_timeout, settings.supervision_settings(os.environ)))
         held = _current = _Current(os.getpid(), context, options, os.environ["LOCAL_RANK"])
@@ -177,14 +177,12 @@ def _refuse_another(held: _Current, options: frameworks.Options) -> None:
 
 def _adjust_arguments(held: _Current, pass_local_rank: bool | None, *, is_new: bool) -> None:
     """Let `sys.argv` have the local rank, or not; or say that it has another one."""
-    from .detection import arguments  # here, as many scripts have no arguments
-
     given = sys.argv[1:]
     if pass_local_rank:
-        sys.argv[1:] = arguments.with_local_rank(given, held.local_rank)
+        sys.argv[1:] = export.with_local_rank(given, held.local_rank)
     elif pass_local_rank is False:
-        sys.argv[1:] = arguments.without_local_rank(given)
-    elif is_new and (wrong := arguments.wrong_local_rank(given, held.local_rank)) is not None:
+        sys.argv[1:] = export.without_local_rank(given)
+    elif is_new and (wrong := export.wrong_local_rank(given, held.local_rank)) is not None:
         log_line(who_of(held.context), wrong)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from .errors import DistbootError
-from .text import escape_control, log_line, short_repr
+from .text import digits, escape_control, log_line, short_repr
 
 # What users set; empty: it has no default.
 DEFAULTS: Mapping[str, str] = {
@@ -75,7 +75,6 @@ class SupervisionSettings(NamedTuple):
     stop_at: float | None = None  # when the job is asked to stop, as its end is known; in seconds since the epoch
     late_after: float = 0.0  # seconds for which others wait for a rank before it is said; 0: never
     hang_after: float | None = None  # seconds without any movement after which the job ends; None: it does not
-
     quit_shows: bool = False  # whether SIGQUIT lets the wrapper say where all ranks are
 
     @property
@@ -97,26 +96,21 @@ def supervision_settings(
             f"DISTBOOT_HEARTBEAT_TIMEOUT={bound:g} is shorter than {_LEAST_BOUND:g} s",
             "give 2 to 86400; ranks are heard of once a second, and 15 is a bound that a busy machine can keep",
         )
+    report = report or environ.get("DISTBOOT_REPORT")
+    grace, signals, stop_at = grace_setting(environ, grace), _stop_signals(environ), _stop_at(environ)
+    late_after = 0.0 if environ.get("DISTBOOT_LATE_AFTER") == "0" else _seconds(environ, "DISTBOOT_LATE_AFTER")
+    hang_after = _seconds(environ, "DISTBOOT_HANG_AFTER")
     return SupervisionSettings(
         bound,
-        grace_setting(environ, grace),
-        report_setting(environ, report),
+        grace,
+        os.path.abspath(report) if report else None,  # now, as a script may change its directory
         detects=is_on,
-        stop_signals=_stop_signals(environ),
-        stop_at=_stop_at(environ),
-        late_after=_late_after(environ),
-        hang_after=_hang_after(environ),
+        stop_signals=signals,
+        stop_at=stop_at,
+        late_after=late_after,
+        hang_after=hang_after if _switch(environ, "DISTBOOT_HANG", choices=("warn", "stop")) else None,
         quit_shows=_switch(environ, "DISTBOOT_SIGQUIT", choices=("forward", "stacks")),
     )
-
-
-def _late_after(environ: Mapping[str, str]) -> float:
-    return 0.0 if environ.get("DISTBOOT_LATE_AFTER") == "0" else _seconds(environ, "DISTBOOT_LATE_AFTER")
-
-
-def _hang_after(environ: Mapping[str, str]) -> float | None:
-    after = _seconds(environ, "DISTBOOT_HANG_AFTER")
-    return after if _switch(environ, "DISTBOOT_HANG", choices=("warn", "stop")) else None
 
 
 def _stop_signals(environ: Mapping[str, str]) -> tuple[int, ...]:
@@ -146,7 +140,7 @@ def _stop_at(environ: Mapping[str, str]) -> float | None:
         what = "DISTBOOT_STOP_BEFORE_END is set, and nothing says when the job ends: SLURM_JOB_END_TIME is missing"
         raise DistbootError("broken-environment", what, hint)
     end = environ[name]
-    if not (end.isascii() and end.isdigit() and len(end) < 12):
+    if digits(end, 11) is None:
         problem = f"{name}={short_repr(end)} is not a time in seconds since 1970"
         raise DistbootError("broken-environment", problem, "date +%s prints the time now")
     return float(end) - before
@@ -176,9 +170,7 @@ def warn_of_unknown(environ: Mapping[str, str], rank: int, who: str | None) -> N
 
 def join_timeout_setting(given: object, name: str = "join_timeout") -> float:
     """The join timeout in seconds: as given, under this name, or DISTBOOT_JOIN_TIMEOUT, or the default."""
-    if given is not None:
-        return seconds(f"{name}={short_repr(given)}", given)
-    return _seconds(os.environ, "DISTBOOT_JOIN_TIMEOUT")
+    return _seconds(os.environ, "DISTBOOT_JOIN_TIMEOUT", name, given)
 
 
 def rendezvous_setting() -> bool:
@@ -188,15 +180,7 @@ def rendezvous_setting() -> bool:
 
 def grace_setting(environ: Mapping[str, str], given: str | float | None = None) -> float:
     """Seconds between TERM and KILL: as given with --grace, or DISTBOOT_GRACE, or the default."""
-    if given is not None:
-        return seconds(f"--grace={short_repr(given)}", given)
-    return _seconds(environ, "DISTBOOT_GRACE")
-
-
-def report_setting(environ: Mapping[str, str], given: str | None = None) -> str | None:
-    """Where the report is to be, absolute; None: nowhere."""
-    path = given or environ.get("DISTBOOT_REPORT")
-    return os.path.abspath(path) if path else None  # now, as a script may change its directory
+    return _seconds(environ, "DISTBOOT_GRACE", "--grace", given)
 
 
 def refuse_invalid(environ: Mapping[str, str]) -> None:
@@ -222,14 +206,15 @@ def restart_settings(
 ) -> RestartSettings:
     """Those of this process; an option that was given comes before what the environment says."""
     said, text, code = _given(environ, "DISTBOOT_MAX_RESTARTS", "--max-restarts", most)
-    if not (text.isascii() and text.isdigit() and len(text) < 6):
+    most_restarts = digits(text, 5)
+    if most_restarts is None:
         raise DistbootError(code, f"{said} is not a number of restarts", "give 0 to 99999")
     times = (
         _given(environ, "DISTBOOT_RESTART_DELAY", "--restart-delay", delay),
         _given(environ, "DISTBOOT_RESTART_WINDOW", "--restart-window", window),
     )
     return RestartSettings(
-        int(text), *(0.0 if text == "0" else seconds(said, text, code) for said, text, code in times)
+        most_restarts, *(0.0 if text == "0" else seconds(said, text, code) for said, text, code in times)
     )
 
 
@@ -243,7 +228,7 @@ def _given(environ: Mapping[str, str], name: str, option: str, value: str | None
 
 def is_nproc(text: str) -> bool:
     """Whether it says how many ranks the wrapper is to start here."""
-    return text in ("auto", "gpu", "cpu") or (text.isascii() and text.isdigit() and len(text) < 5 and int(text) > 0)
+    return text in ("auto", "gpu", "cpu") or bool(digits(text, 4))
 
 
 def nproc_setting(environ: Mapping[str, str]) -> str | None:
@@ -260,16 +245,6 @@ def refuse_log(environ: Mapping[str, str]) -> None:
     _switch(environ, "DISTBOOT_LOG", choices=("text", "json"))
 
 
-def launcher_setting(environ: Mapping[str, str]) -> str | None:
-    """The launcher that the user names; None: the innermost one is to be found."""
-    return environ.get("DISTBOOT_LAUNCHER") or None
-
-
-def secret_setting(environ: Mapping[str, str]) -> str:
-    """What only the ranks of the job know; may be empty."""
-    return environ.get("DISTBOOT_SECRET", "")
-
-
 def seconds(given: str, value: object, code: str = "usage") -> float:
     """A time limit in seconds, above 0 and at most a day; else an error with this code."""
     try:
@@ -281,7 +256,9 @@ def seconds(given: str, value: object, code: str = "usage") -> float:
     return number
 
 
-def _seconds(environ: Mapping[str, str], name: str) -> float:
+def _seconds(environ: Mapping[str, str], name: str, option: str = "", given: object = None) -> float:
+    if given is not None:
+        return seconds(f"{option}={short_repr(given)}", given)
     text = environ.get(name, DEFAULTS[name])
     return seconds(f"{name}={short_repr(text)}", text, "broken-environment")
 

@@ -78,6 +78,11 @@ def did_you_mean(word: str, names: Iterable[str], known: Iterable[str] = ()) -> 
     return f"did you mean {near[0]!r}? " if near else ""
 
 
+def digits(text: str, most: int = 8) -> int | None:
+    """The number that a text with at most so many digits is; None for any other text."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= most else None
+
+
 def counted(count: int, what: str) -> str:
     """`"1 rank"`, `"3 ranks"`."""
     return f"{count} {what}{'' if count == 1 else 's'}"

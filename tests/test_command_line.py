@@ -16,7 +16,7 @@ from ranks import RunRanks
 
 from distboot import detect
 from distboot.cli.show import docker
-from distboot.detection.arguments import with_local_rank, without_local_rank, wrong_local_rank
+from distboot.detection.export import with_local_rank, without_local_rank, wrong_local_rank
 from distboot.detection.placement import FIELDS
 from distboot.errors import CODES
 

@@ -19,7 +19,7 @@ FLOORS = (
     # 2: this host; the environment of this process
     (
         {"host"},
-        {"detection.parse", "detection.placement", "detection.arguments"},
+        {"detection.parse", "detection.placement"},
         {"detection.inherited"},
         {"detection.env_reader"},
         {"detection.launchers"},

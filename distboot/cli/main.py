@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import NoReturn, TextIO
 
 from .. import __version__
-from ..detection.arguments import without_local_rank
+from ..detection.export import without_local_rank
 from ..errors import DistbootError, printed
 from ..text import did_you_mean, escape_control
 

@@ -9,9 +9,16 @@ from typing import Any, NamedTuple
 
 from .. import frameworks
 from ..agent import supervisor
-from ..detection import arguments
 from ..detection.detect import detect, refuse_unless_rank
-from ..detection.export import base_environ, for_launcher, merged, require_master, variables, wait_until_resolves
+from ..detection.export import (
+    base_environ,
+    empty_local_rank,
+    for_launcher,
+    merged,
+    require_master,
+    variables,
+    wait_until_resolves,
+)
 from ..detection.launchers.tf_config import has_servers
 from ..detection.placement import NUMBERS, Placement
 from ..errors import DistbootError, rendezvous_needed, with_rank, with_too_few_files
@@ -281,6 +288,6 @@ def _check_local_rank(launch: _Launch, placement: Placement) -> None:
             problem = f"--pass-local-rank passes the local rank of this process, and {name} starts others"
             raise DistbootError("usage", problem, f"give it to a wrapper that {name} starts")
         return
-    empty = arguments.empty_local_rank((launch.target.of_python or launch.target.words)[1:])
+    empty = empty_local_rank((launch.target.of_python or launch.target.words)[1:])
     if empty is not None and placement.rank == 0:
         log_line(placement.who, f"{empty}: leave it out, and pass it with python -m distboot run --pass-local-rank")

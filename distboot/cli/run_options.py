@@ -8,8 +8,8 @@ from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Mapping
 
 from .. import frameworks
-from ..detection import arguments
 from ..detection.detect import launcher_of
+from ..detection.export import LOCAL_RANK
 from ..detection.placement import Placement
 from ..errors import DistbootError
 from ..host import cpus
@@ -89,10 +89,10 @@ def _parser() -> Parser:
     parser.add_argument(
         "--pass-local-rank",
         nargs="?",
-        const=arguments.NAME,
+        const=LOCAL_RANK,
         type=_text(_OPTION.fullmatch, "{} is not a valid name of an option, as --local_rank is"),
         metavar="NAME",
-        help=f"pass the local rank to the script, for example as {arguments.NAME}=3 (=NAME: in another spelling); "
+        help=f"pass the local rank to the script, for example as {LOCAL_RANK}=3 (=NAME: in another spelling); "
         "without it, the local rank that torch.distributed.launch or DeepSpeed's launcher passes is removed; with "
         "--framework deepspeed, a script that has such an option gets it",
     )

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from ..detection import arguments
+from ..detection.export import with_local_rank
 from ..detection.launchers.records import MPI_LAUNCHERS
 from ..detection.launchers.tf_config import has_servers
 from ..detection.placement import Placement
@@ -66,7 +66,7 @@ class Target(NamedTuple):
 
     def with_local_rank(self, local_rank: str, name: str) -> list[str]:
         """The command with the local rank as the first argument of the script, or the last of another command."""
-        return [*self.words[: self.start], *arguments.with_local_rank(self.words[self.start :], local_rank, name)]
+        return [*self.words[: self.start], *with_local_rank(self.words[self.start :], local_rank, name)]
 
     @property
     def of_python(self) -> list[str]:

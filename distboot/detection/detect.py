@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from ..errors import DistbootError
-from ..settings import launcher_setting
-from ..text import did_you_mean, short_repr
+from ..text import did_you_mean, digits, short_repr
 from . import inherited
 from .env_reader import EnvReader, container_env_hint
 from .inherited import InheritedEnv
@@ -19,7 +18,6 @@ from .launchers.nodes import AWSBATCH, KUBEFLOW, SAGEMAKER, VOLCANO
 from .launchers.records import DISTBOOT, FLUX, INTELMPI, LSF, MPICH, MVAPICH, OPENMPI, PALS, PMI
 from .launchers.slurm import SINGLE, SLURM
 from .launchers.tf_config import TF_CONFIG
-from .parse import digits
 from .placement import NUMBERS, PLATFORMS, VARIABLES, Placement
 
 # The innermost launcher, the one that started this very process, owns its rank: what an outer launcher
@@ -97,7 +95,7 @@ def detect(environ: Mapping[str, str] | None = None, *, launcher: str | None = N
     without_ours, outer = inherited.strip(environ)
     name, option = launcher, "launcher="
     if name is None:
-        name, option = launcher_setting(environ), "DISTBOOT_LAUNCHER="
+        name, option = environ.get("DISTBOOT_LAUNCHER") or None, "DISTBOOT_LAUNCHER="
     if name is None:
         placement = _innermost(environ, without_ours, outer)
         if placement.launcher == SINGLE.name and outer and not outer.launches and outer.fields["world_size"] != 1:
@@ -124,19 +122,24 @@ def launcher_of(placement: Placement) -> Launcher:
 
 
 def traces(environ: Mapping[str, str]) -> dict[str, str]:
-    """Every launcher that has variables of its own in an environment, with a digest of what they say."""
+    """Every launcher that has variables of its own in an environment, with what stands for what they say.
+
+    That is a digest of one process, and one of the job, where the launcher names it.
+    """
     without_ours, _ = inherited.strip(environ)
-    of_their_own = [each for each in INNERMOST_FIRST if not each.generic_names and each is not SINGLE]
-    found = ((each.name, _found_whole(each, _view(each, environ, without_ours))) for each in of_their_own)
-    return {name: _identity(placement) for name, placement in found if placement is not None}
+    found = {}
+    for each in INNERMOST_FIRST:
+        has_own = not each.generic_names and each is not SINGLE
+        placement = _found_whole(each, _view(each, environ, without_ours)) if has_own else None
+        if placement is not None:
+            one = inherited.digest(f"{placement.launcher}:{placement.rank}:{placement.world_size}")
+            of_launcher = placement.sources.get("job_id") not in _JOB_IDS_OF_PLATFORMS
+            found[each.name] = one + (inherited.digest(placement.job_id) if of_launcher else "")
+    return found
 
 
 def read_placement(launcher: Launcher, environ: Mapping[str, str]) -> Placement:
-    """The placement of a process that a launcher started, by its claim or because the user says so.
-
-    Raises:
-        DistbootError: rank or size is missing, or what is there is broken.
-    """
+    """The placement of a process that a launcher started, by its claim or because the user says so; or an error."""
     reader = EnvReader(environ, launcher.name, launcher.in_order, nodes_are_hosts=launcher.nodes_are_hosts)
     names = (name and reader.first(name, launcher.instead.get(name, name)) for name in launcher.numbers)
     reader.integers(*names, optional=launcher.optional)
@@ -170,13 +173,6 @@ def _view(candidate: Launcher, environ: Mapping[str, str], without_ours: Mapping
         return environ
     of_ours = VARIABLES.values()
     return {name: text for name, text in environ.items() if name in without_ours or name not in of_ours}
-
-
-def _identity(placement: Placement) -> str:
-    """Eight hex digits that stand for one process of a launcher; and eight for the job, where the launcher names it."""
-    of_launcher = placement.sources.get("job_id") not in _JOB_IDS_OF_PLATFORMS
-    job = inherited.digest(placement.job_id) if of_launcher else ""
-    return inherited.digest(f"{placement.launcher}:{placement.rank}:{placement.world_size}") + job
 
 
 def _candidates(environ: Mapping[str, str], outer: InheritedEnv | None) -> Sequence[Launcher]:
@@ -268,7 +264,10 @@ def _refuse_conflict(environ: Mapping[str, str], placement: Placement, others: l
     for other in others:
         markers = _markers_present(environ, other)
         theirs = _found_whole(other, environ) if markers else None
-        if theirs is None or _same_place(placement, theirs):
+        if theirs is None:
+            continue
+        pairs = [(getattr(placement, field), getattr(theirs, field)) for field in NUMBERS]
+        if all(mine == its or None in (mine, its) for mine, its in pairs):  # the same, as far as both know
             continue
         if other not in _SCHEDULERS or not _may_be_daemons(placement, theirs.world_size, theirs.num_nodes):
             raise _conflict(placement, theirs.launcher, theirs.rank, theirs.world_size, markers)
@@ -328,12 +327,6 @@ def _may_be_daemons(placement: Placement, tasks: int, nodes: int | None) -> bool
     """Whether so many tasks can be the daemons of a launcher: one a node, on nodes without ranks too."""
     # Next to a world of one, several tasks are more likely to be what srun was told to start.
     return tasks == nodes and (placement.world_size > 1 or tasks == 1)
-
-
-def _same_place(one: Placement, other: Placement) -> bool:
-    """Whether two placements have the same numbers, as far as both know them."""
-    pairs = ((getattr(one, field), getattr(other, field)) for field in NUMBERS)
-    return all(mine == its or None in (mine, its) for mine, its in pairs)
 
 
 def _conflict(placement: Placement, name: str, rank: int, world_size: int, variables: str) -> DistbootError:

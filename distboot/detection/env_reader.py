@@ -1,9 +1,8 @@
 """`EnvReader`: one launcher's reading of one environment. It gathers values, their sources and *every* problem.
 
-`detect` makes one, takes the variables of a record from it, and ends with `placement()`, which checks that the
-numbers fit together, derives what follows from them, finds the address of rank 0, and raises a single error when
-anything was wrong. Rank and size have to be there. What else is missing is None, and one note names it: a container has
-only the variables that were passed to it.
+In the end `placement()` checks that the numbers fit together, derives what follows from them, finds the address of
+rank 0, and raises a single error when anything was wrong. Rank and size have to be there. What else is missing is None,
+and one note names it: a container has only the variables that were passed to it.
 """
 
 from __future__ import annotations
@@ -78,9 +77,9 @@ class EnvReader:
         value = self._values[field]
         return value if isinstance(value, int) else None
 
-    def integer(self, name: str, field: str | None = None, *, required: bool | None = None) -> int | None:
+    def integer(self, name: str, field: str | None = None, *, required: bool = False) -> int | None:
         """The integer of 0 or more in variable `name`, recorded under `field`; rank and world size are required."""
-        number = self.parsed(name, parse_number, required=field in ("rank", "world_size") or required)
+        number = self.parsed(name, parse_number, required=required or field in ("rank", "world_size"))
         if field is not None:
             self.put(name, **{field: number})
         return number
@@ -88,19 +87,15 @@ class EnvReader:
     def integers(self, *names: str | None, optional: tuple[str, ...] = ()) -> None:
         """Record the integers in these variables as `NUMBERS`, in their order; None: there is no such variable."""
         for name, field in zip(names, NUMBERS):  # noqa: B905 - the last ones may be missing
-            if name is not None:
-                self.integer(name, field, required=False if name in optional else None)
+            if name is not None and (name in self.environ or name not in optional):
+                self.integer(name, field)
 
-    def text(self, name: str, *, required: bool | None = None) -> str | None:
-        """The text of variable `name`.
-
-        Missing is a problem if it is required; if that is None, the launcher sets it always, and a note names it;
-        if it is False, the launcher need not set it.
-        """
+    def text(self, name: str, *, required: bool = False) -> str | None:
+        """The text of a variable that the launcher sets always; missing it is noted, or a problem if it is required."""
         text = self.environ.get(name)
         if text is None and required:
             self.problems.append(f"{name}{_MISSING}")
-        elif text is None and required is None:
+        elif text is None:
             self.absent.append(name)
         return text
 
@@ -108,11 +103,8 @@ class EnvReader:
         """The first of these variables that is set; if none is, the first of all, which is then the one to miss."""
         return next((name for name in names if name in self.environ), names[0])
 
-    def parsed(self, name: str, reader: Callable[[str], T], *, required: bool | None = None) -> T | None:
-        """What `reader` makes of variable `name`; None, and a problem, when `reader` refuses it.
-
-        `reader` raises ValueError with a cause that reads well after `NAME='value' `. If it is missing, as for `text`.
-        """
+    def parsed(self, name: str, reader: Callable[[str], T], *, required: bool = False) -> T | None:
+        """What `reader` makes of its `text`; None, and a problem, where it raises ValueError with the cause."""
         text = self.text(name, required=required)
         if text is None:
             return None
@@ -131,9 +123,7 @@ class EnvReader:
     def job_id(self, *names: str) -> None:
         """Take the job id from the first of these variables that is set and not empty."""
         for name in names:
-            if self.environ.get(name):
-                self.put(name, job_id=self.environ[name])
-                return
+            self.put(name, job_id=self.environ.get(name) or None)
 
     def placement(self) -> Placement:
         """The whole placement, or one `broken-environment` with every problem in it."""
@@ -148,9 +138,8 @@ class EnvReader:
             del self.problems[found:]
         if self.problems:
             rank = self._values["rank"]
-            raise DistbootError("broken-environment", self._report(), self._remedy()).of(
-                f"rank {'?' if rank is None else rank}"
-            )
+            who = f"rank {'?' if rank is None else rank}"
+            raise DistbootError("broken-environment", self._report(), self._remedy()).of(who)
         if self.absent:
             self.notes.append(f"not set, so that what they say is unknown here: {', '.join(self.absent)}")
         sources = MappingProxyType({field: self._sources[field] for field in FIELDS if field in self._sources})
@@ -262,12 +251,11 @@ class EnvReader:
         return here is not None and world_size is not None and here < world_size
 
     def _report(self) -> str:
-        count, shown = len(self.problems), self.problems[:_MOST_PROBLEMS]
+        head, count = f"launcher {self._launcher!r}:", len(self.problems)
         if count == 1:
-            return f"launcher {self._launcher!r}: {self.problems[0]}"
-        more = [f"and {count - len(shown)} more"] if count > len(shown) else []
-        head = f"launcher {self._launcher!r}: {count} things are wrong:"
-        return head + "".join(f"\n  {line}" for line in (*shown, *more))
+            return f"{head} {self.problems[0]}"
+        more = [f"and {count - _MOST_PROBLEMS} more"] if count > _MOST_PROBLEMS else []
+        return "\n  ".join([f"{head} {count} things are wrong:", *self.problems[:_MOST_PROBLEMS], *more])
 
     def _remedy(self) -> str:
         if all(problem.startswith("MASTER_") for problem in self.problems):

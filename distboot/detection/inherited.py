@@ -20,8 +20,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ..errors import DistbootError
-from ..text import short_repr
-from .parse import digits, parse_address
+from ..text import digits, short_repr
+from .parse import parse_address
 from .placement import NUMBERS, SIZES, VARIABLES, Placement
 
 VARIABLE = "DISTBOOT_PLACEMENT"

@@ -17,7 +17,6 @@ from ..text import is_address, short_repr
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?", re.ASCII)
 _SCOPE = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)  # the name or the number of an interface
-_DIGITS_AND_DOTS = re.compile(r"[0-9.]+", re.ASCII)
 
 # More hosts or nodes than any machine has; a bound so that a garbled list cannot eat the memory.
 _MOST = 1_000_000
@@ -57,11 +56,6 @@ def parse_number(text: str) -> int:
     if len(text) > 8 or int(text) > _MOST_PROCESSES:
         raise ValueError("is larger than any job")
     return int(text)
-
-
-def digits(text: str) -> int | None:
-    """The number that a text with at most eight digits is; None for any other text."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 8 else None
 
 
 def parse_port(text: str) -> int:
@@ -167,7 +161,7 @@ def _ipv6(host: str) -> str:
 def _name_or_ipv4(host: str) -> str:
     if not host:
         raise ValueError("is empty where a host is due")
-    if _DIGITS_AND_DOTS.fullmatch(host):
+    if is_address(host):
         parts = host.split(".")
         # Leading zeros are refused: some resolvers read 010 as octal 8.
         if len(parts) != 4 or not all(p and len(p) <= 3 and str(int(p)) == p and int(p) <= 255 for p in parts):

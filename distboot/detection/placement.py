@@ -73,9 +73,7 @@ class Placement(NamedTuple):
 
     def as_dict(self) -> dict[str, object]:
         """All fields as plain JSON types, `sources` as a dict and `notes` as a list."""
-        fields: dict[str, object] = {name: getattr(self, name) for name in FIELDS}
-        more = {"sources": dict(self.sources), "notes": list(self.notes), "node_level": self.node_level}
-        return {**fields, **more}
+        return {**self._asdict(), "sources": dict(self.sources), "notes": list(self.notes)}
 
 
 # In the order in which they are shown to people.

@@ -107,9 +107,7 @@ class Machine:
 
     def names(self, path: str) -> list[str]:
         """What a folder holds; nothing if it cannot be read."""
-        with suppress(OSError):
-            return sorted(os.listdir(self.root / path.lstrip("/")))
-        return []
+        return [found.rpartition("/")[2] for found in self.matching(f"{path}/*")]
 
     def matching(self, pattern: str) -> list[str]:
         """The paths that a pattern names, without a slash before them."""
@@ -137,7 +135,7 @@ class Machine:
 
     def pci_devices(self) -> list[tuple[str, str]]:
         """Vendor and class of each device on the PCI bus, which every container sees."""
-        folders = [f"sys/bus/pci/devices/{device}" for device in self.names("sys/bus/pci/devices")]
+        folders = self.matching("sys/bus/pci/devices/*")
         return [(self.text(f"{folder}/vendor"), self.text(f"{folder}/class")) for folder in folders]
 
     def rdma_ports(self) -> list[Port]:

@@ -19,6 +19,7 @@ from . import Check, Finding, Machine, Port, ok, problem, refused, warning
 _INFINIBAND = "0x0207"  # class of PCI devices, include/linux/pci_ids.h
 _NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 _EFA_PLUGINS = ("opt/*/lib*/libnccl-net*.so", "opt/amazon/*/lib*/libnccl-net*.so", "opt/amazon/*/lib/*/libnccl-net*.so")
+_VERBS_FILES = "sys/class/infiniband_verbs/uverbs*"
 _VERBS = "apt-get install libibverbs1 ibverbs-providers, or dnf install libibverbs, in the image"
 _NCCLS_CHOICE = "^docker,lo,virbr"  # the interfaces that NCCL leaves out where no variable names some
 _SEVERAL = 8  # InfiniBand ports, as Azure's ND series has since version 4
@@ -37,13 +38,9 @@ def rdma_devices(machine: Machine) -> Finding:
     if not found:
         return _no_ports(machine)
     # uverbs0 belongs to the device that this file names.
-    files = {
-        machine.text(f"sys/class/infiniband_verbs/{file}/ibdev"): file
-        for file in machine.names("sys/class/infiniband_verbs")
-        if file.startswith("uverbs")
-    }
-    here = machine.names("dev/infiniband")
-    missing = [port for port in found if files.get(port.device) not in here]
+    device_of = {Path(path).name: machine.text(f"{path}/ibdev") for path in machine.matching(_VERBS_FILES)}
+    here = [device for file, device in device_of.items() if machine.has(f"dev/infiniband/{file}")]
+    missing = [port for port in found if port.device not in here]
     if not missing:
         return ok(_describe(found))
     efa = missing[0].kind == "EFA"
@@ -165,7 +162,7 @@ def interfaces(machine: Machine) -> Finding:
     except DistbootError as error:
         return refused(error)
     text = given.get("NCCL_SOCKET_IFNAME", "")
-    if not text.startswith("^") or _names(text[1:], "lo"):
+    if not text.startswith("^") or network.nccl_means(text[1:], "lo"):
         return ok(", ".join(present))
     seen = f"NCCL_SOCKET_IFNAME={short_repr(text)} replaces NCCL's own {_NCCLS_CHOICE}, so that it may take lo"
     remedy = f"NCCL_SOCKET_IFNAME={_NCCLS_CHOICE}, or the name of the interface that leads to the other nodes"
@@ -186,7 +183,7 @@ def nccl_rdma(machine: Machine) -> Finding:
         seen = f"{setting}={given[setting]}, and this host has {_describe(own or found)}: NCCL takes TCP"
         # A card for Ethernet always offers RoCE, and the network may not carry it.
         return (warning if (own or found)[0].kind == "RoCE" else problem)(seen, f"unset {setting}")
-    if hca and own and not hca.startswith("^") and not any(_names(hca, port.device) for port in own):
+    if hca and own and not hca.startswith("^") and not any(network.nccl_means(hca, port.device) for port in own):
         here = ", ".join(port.device for port in own)
         seen = f"NCCL_IB_HCA={short_repr(hca)}, and this host has {here}: NCCL takes TCP"
         return problem(seen, "unset NCCL_IB_HCA, or name one of these")
@@ -225,12 +222,6 @@ def nccl_settings(machine: Machine) -> list[Finding]:
             seen = f"NCCL_SOCKET_NTHREADS={threads} times NCCL_NSOCKS_PERTHREAD={sockets} is more than 64, the most"
             found.append(warning(seen, "make one of them smaller"))
     return found or [ok(f"{len(given)} set" if given else "none set")]
-
-
-def _names(choice: str, device: str) -> bool:
-    """Whether a list of NCCL's means this one: beginnings of names, or after a = whole ones; a port may follow."""
-    words = [word.partition(":")[0] for word in choice.removeprefix("=").split(",")]
-    return device in words if choice.startswith("=") else device.startswith(tuple(filter(None, words)))
 
 
 ON_LINUX: tuple[Check, ...] = (

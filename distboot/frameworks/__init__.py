@@ -33,6 +33,9 @@ FILES = {
     "none": "none",
 }
 
+# Files that have more than their framework: others are built on torch's, and all on that of none.
+_SHARED = {"torch": "_torch", "none": "_base"}
+
 HELP = "help(distboot.init) says what each argument is"
 
 
@@ -115,4 +118,4 @@ def on_cpu(options: Options) -> bool:
 
 
 def _module(file: str) -> ModuleType:
-    return import_module(f".{'_torch' if file == 'torch' else file}", __name__)  # others are built on that one
+    return import_module(f".{_SHARED.get(file, file)}", __name__)

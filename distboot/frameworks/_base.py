@@ -1,4 +1,7 @@
-"""What several frameworks have in common: their import, the variables that are exported, the end, and the context."""
+"""What several frameworks have in common: their import, the variables that are exported, the end, and the context.
+
+And what is left without one: `init("none")`, the environment and the roll call, with its barrier.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,11 @@ from ..detection import inherited
 from ..detection.export import EnvTransaction, variables
 from ..detection.placement import FIELDS
 from ..errors import DistbootError, printed
+from ..host import free_port
 from ..host.network import NO_PROXIES, PROXIES
 from ..process import EXCEPTION, EXIT, WELL, exit_outcome, watch_exit
 from ..rendezvous.job_info import JobInfo
-from ..rendezvous.messages import BARRIER
+from ..rendezvous.messages import BARRIER, Ready
 from ..text import first_line
 from . import Options
 
@@ -85,6 +89,15 @@ def at_end(
             work()
 
     atexit.register(run)
+
+
+@contextmanager
+def in_our_words(code: str, problem: str, hint: str, *kinds: type[Exception]) -> Iterator[None]:
+    """What a framework raises in this block, if it is one of these kinds, is an error of ours."""
+    try:
+        yield
+    except kinds as error:
+        raise DistbootError(code, f"{problem}: {first_line(error)}", hint) from None
 
 
 @contextmanager
@@ -164,6 +177,19 @@ def context(
         _is_up=is_up,
         _preemption=Preemption(job.link),
     )
+
+
+def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
+    """Start no framework: export, when all ranks are there, with a MASTER_PORT that is free for the script."""
+    placement = job.placement
+    # torchrun's is that of its own store, which torch will use.
+    needed = placement.rank == 0 and placement.launcher != "torchrun" and job.store_address is not None
+    job.ready(lambda: (True, Ready(offer=str(free_port()) if needed else None)))
+    if 0 in job.offers:
+        ours = {"master_port": int(job.offers[0])}
+        job.placement = placement.with_fields("free on the host of rank 0, for what the script starts", ours)
+    export(job, exported)
+    return context(job, exported, options)
 
 
 def past_proxies(environ: Mapping[str, str], hosts: Sequence[str]) -> dict[str, str]:

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from ..detection.launchers.records import MPI_LAUNCHERS
 from ..detection.placement import Placement
 from ..errors import DistbootError
-from ..text import first_line, log_line, short_repr
-from ._base import imported
+from ..text import log_line, short_repr
+from ._base import imported, in_our_words
 from ._torch import device_id, set_device
 
 # Horovod's extensions (0.28.1) import the first only if they have MPI, and contain the second only if they have Gloo.
@@ -151,11 +151,9 @@ def set_own_device(hvd: Any, placement: Placement, environ: Mapping[str, str]) -
 @contextmanager
 def _legacy_keras(tensorflow: Any) -> Iterator[None]:
     """Horovod's module says `from keras import backend`: let it get that of tf.keras, which has to be legacy Keras."""
-    try:
+    problem = "horovod.keras needs legacy Keras"
+    with in_our_words("framework-not-installed", problem, "pip install tf-keras", ImportError):
         version = getattr(tensorflow.keras, "__version__", "2")  # legacy Keras does not say it there
-    except ImportError as error:
-        problem = f"horovod.keras needs legacy Keras: {first_line(error)}"
-        raise DistbootError("framework-not-installed", problem, "pip install tf-keras") from None
     if not version.startswith("2"):
         raise DistbootError(
             "framework-not-installed",

@@ -24,9 +24,9 @@ from ..host import network
 from ..process import result_within
 from ..rendezvous.job_info import JobInfo
 from ..rendezvous.messages import Key, Ready
-from ..text import escape_control, first_line, format_address, log_line, short_repr
+from ..text import escape_control, format_address, log_line, short_repr
 from . import Options, _torch
-from ._base import Meets, at_end, context, export, imported, limited
+from ._base import Meets, at_end, context, export, imported, in_our_words, limited
 from ._torch import device_and_backend, device_id, set_device
 
 _MOMENT = 0.1  # seconds for Gloo's threads to let go of their tensors
@@ -65,15 +65,24 @@ def start(
     if device.type == "xpu":
         others |= _torch.oneccl_variables(placement, before)
     export(job, exported, others)
-    meets = _start_group(torch, job, backend, options.timeout)
-    group = _Group(torch.distributed)
-    barrier = partial(torch.distributed.barrier, device_ids=[device.index] if backend == "nccl" else None)
-    fields = {"meets": meets, "barrier": barrier, "leave": group.leave, "is_up": group.is_up, "device": device}
+    meets, dist = _start_group(torch, job, backend, options.timeout), torch.distributed
+    destroy = dist.destroy_process_group
+    world = weakref.ref(dist.group.WORLD)  # a reference proper would keep Gloo's threads alive
+
+    def is_up() -> bool:  # the script may end the group, and start another one
+        return bool(dist.is_initialized() and world() is dist.group.WORLD)
+
+    def leave() -> None:
+        if is_up():
+            end_group(dist, destroy)
+
+    barrier = partial(dist.barrier, device_ids=[device.index] if backend == "nccl" else None)
     try:
-        group.destroy = adopt(user, backend) or group.destroy
+        destroy = adopt(user, backend) or destroy
+        fields = {"meets": meets, "barrier": barrier, "leave": leave, "is_up": is_up, "device": device}
         result = context(job, exported, options, **fields)
     except BaseException:
-        group.leave()
+        leave()
         raise
     if backend == "gloo":
         # Without close() Gloo is not to abort a script either, see `end_group`. After an exception peers may be gone,
@@ -81,22 +90,6 @@ def start(
         at_end(well=result.close, exited=result.close, failed=partial(time.sleep, _MOMENT))
     explain_second_group(placement.who)
     return result
-
-
-class _Group:
-    """The default process group that has just been started. The script may end it, and start another one."""
-
-    def __init__(self, dist: Any) -> None:
-        self._dist = dist
-        self._world = weakref.ref(dist.group.WORLD)  # a reference proper would keep Gloo's threads alive
-        self.destroy: Callable[[], None] = dist.destroy_process_group
-
-    def is_up(self) -> bool:
-        return self._dist.is_initialized() and self._world() is self._dist.group.WORLD
-
-    def leave(self) -> None:
-        if self.is_up():
-            end_group(self._dist, self.destroy)
 
 
 def _start_group(torch: Any, job: JobInfo, backend: str, timeout: float | None) -> Meets | None:
@@ -109,8 +102,11 @@ def _start_group(torch: Any, job: JobInfo, backend: str, timeout: float | None) 
     placement = job.placement
     store = _store(torch, job)
     store.set_timeout(limit or torch.distributed.constants.default_pg_timeout)
+    problem = f"torch could not start {short_repr(backend)}"
+    hint = "if it speaks of an interface or an address, look at GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME"
+    known = in_our_words("process-group-failed", problem, hint, RuntimeError)
     try:
-        with limited(job, "torch's process group did not start"):
+        with known, limited(job, "torch's process group did not start"):
             torch.distributed.init_process_group(
                 backend,
                 store=torch.distributed.PrefixStore("default_pg", store),
@@ -118,16 +114,10 @@ def _start_group(torch: Any, job: JobInfo, backend: str, timeout: float | None) 
                 world_size=placement.world_size,
                 timeout=limit,
             )
-    except BaseException as error:
+    except BaseException:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
-        if not isinstance(error, RuntimeError):
-            raise
-        raise DistbootError(
-            "process-group-failed",
-            f"torch could not start {short_repr(backend)}: {first_line(error)}",
-            "if it speaks of an interface or an address, look at GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME",
-        ) from None
+        raise
     return _at_store(store, placement.who) if job.membership is None else None
 
 
@@ -180,19 +170,16 @@ def _store(torch: Any, job: JobInfo) -> Any:
             *job.store_address, is_master=is_master, timeout=limit, wait_for_workers=False, **served
         )
 
-    try:
+    placement = job.placement
+    where = format_address(*(job.store_address or (str(placement.master_addr), placement.master_port or 0)))
+    problem = f"could not connect to torch's TCPStore at {where}"
+    hint = "look for a rank that ended early or never started (its own output says why), or for a firewall"
+    # torch's DistError and all of its kinds are RuntimeErrors.
+    with in_our_words("join-timeout", problem, hint, RuntimeError, TimeoutError):
         # torch waits for ever for a listener that never answers, whatever its timeout; its own message is better, where
         # it has one.
         late = "what listens there does not answer as torch's TCPStore"
         return result_within(job.join_timeout + 2.0, "distboot-store", connect, late)
-    except (RuntimeError, TimeoutError) as error:  # torch's DistError and all of its kinds are RuntimeErrors
-        placement = job.placement
-        where = format_address(*(job.store_address or (str(placement.master_addr), placement.master_port or 0)))
-        raise DistbootError(
-            "join-timeout",
-            f"could not connect to torch's TCPStore at {where}: {first_line(error)}",
-            "look for a rank that ended early or never started (its own output says why), or for a firewall",
-        ) from None
 
 
 def _version(torch: Any) -> tuple[int, int]:

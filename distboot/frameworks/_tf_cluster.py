@@ -34,22 +34,15 @@ _GIVEN = "given "  # how the offer of a rank with a TF_CONFIG of its own begins
 
 
 class Cluster:
-    """TensorFlow's cluster as one rank sees it: what all tasks are, and, once it is `completed`, where they are.
-
-    Attributes:
-        kinds: of the tasks of all ranks, for example "worker".
-        kind, index: the task of this rank, for example worker 1.
-        config: the text of TF_CONFIG; None: it is not known yet, or this process is alone, and needs none.
-        is_given: whether that was there before.
-        offer: what the other ranks need to know of this one.
-    """
+    """TensorFlow's cluster as one rank sees it: what all tasks are, and, once it is `completed`, where they are."""
 
     def __init__(self, job: JobInfo, environ: Mapping[str, str], options: Options) -> None:
         placement, (bare, _) = job.placement, inherited.strip(environ)
         self._job_info = job
         self.is_given, self.is_alone = VARIABLE in bare, placement.world_size == 1
-        self.config: str | None = None
-        self.offer: str | None = None
+        self.config: str | None = None  # TF_CONFIG; None: it is not known yet, or this process is alone, and needs none
+        self.offer: str | None = None  # what the other ranks need to know of this one
+        # `kinds` are those of the tasks of all ranks; `kind` and `index` the task of this one, for example worker 1.
         if self.is_given:
             self.config = _given(bare, placement)
             addresses, task = self.addresses, json.loads(self.config)["task"]
@@ -132,7 +125,6 @@ def _given(environ: Mapping[str, str], placement: Placement) -> str:
     """The text of TF_CONFIG, as its launcher corrects it, which must be that of this rank."""
     text = corrected(environ).get(VARIABLE, environ[VARIABLE])
     found = read_placement(TF_CONFIG, {VARIABLE: text})
-    assert found is not None
     if (found.rank, found.world_size) != (placement.rank, placement.world_size):
         raise DistbootError(
             "conflicting-launchers",

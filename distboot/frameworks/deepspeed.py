@@ -14,11 +14,9 @@ from typing import Any
 from ..context import Context
 from ..detection import inherited
 from ..detection.export import EnvTransaction, variables
-from ..errors import DistbootError
 from ..rendezvous.job_info import JobInfo
-from ..text import first_line
 from . import Options, _process_group, _torch
-from ._base import imported
+from ._base import imported, in_our_words
 
 # deepspeed/runtime/engine.py, _configure_with_arguments, asserts that this is LOCAL_RANK if it is there, as it is for
 # the processes that torchrun has started inside mpirun.
@@ -60,13 +58,10 @@ def _chosen(options: Options) -> Options:
 
 def _adopt(deepspeed: Any, backend: str) -> Callable[[], None]:
     """Let DeepSpeed use the group; what ends it, with what DeepSpeed remembers of it."""
-    try:
+    problem = f"DeepSpeed could not use the process group on {backend!r}"
+    hint = "if it speaks of building deepspeed_shm_comm, install DeepSpeed with DS_BUILD_SHM_COMM=1, or a compiler"
+    # What it builds at this moment for the CPU fails in many ways.
+    with in_our_words("process-group-failed", problem, hint, Exception):
         deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
-    except Exception as error:  # what it builds at this moment for the CPU fails in many ways
-        raise DistbootError(
-            "process-group-failed",
-            f"DeepSpeed could not use the process group on {backend!r}: {first_line(error)}",
-            "if it speaks of building deepspeed_shm_comm, install DeepSpeed with DS_BUILD_SHM_COMM=1, or a compiler",
-        ) from error
     destroy: Callable[[], None] = deepspeed.comm.destroy_process_group
     return destroy

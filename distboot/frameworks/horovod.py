@@ -22,10 +22,10 @@ from ..host import network
 from ..process import start_without_signals
 from ..rendezvous.job_info import JobInfo
 from ..rendezvous.messages import Ready
-from ..text import first_line, ranks_said, without_mapping
+from ..text import ranks_said, without_mapping
 from . import Options
 from . import _horovod_build as _build
-from ._base import context, export, imported, limited
+from ._base import context, export, imported, in_our_words, limited
 from ._horovod_build import SAME_MPI, Build, controller
 
 _SERVES = "horovodrun"  # the launcher that runs a rendezvous server, and sets all of Horovod's variables
@@ -71,9 +71,8 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
             ):  # it would have no effect
                 where = "MPI has none for its operations" if kind == "mpi" else "horovodrun has set its own"
                 raise DistbootError("usage", f"timeout={options.timeout:g}, and {where}", "leave timeout= out")
-            device, device_id = None, None
-            if options.framework == "horovod.torch":
-                device, device_id = _build.set_own_device(hvd, placement, before)
+            is_torch = options.framework == "horovod.torch"
+            device, device_id = _build.set_own_device(hvd, placement, before) if is_torch else (None, None)
             offer, close = _served(kind, job)
             undo.callback(close)
             return (hvd, build, kind, device), Ready(device_id, offer)
@@ -83,12 +82,10 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
         undo.callback(exported.write, {name: before.get(name) for name in others})  # what is over is not to be joined
         export(job, exported, others)
         undo.callback(hvd.shutdown)
-        with limited(job, "Horovod did not start"):  # on MPI it has no limit, and on Gloo it aborts without a name
-            try:
-                hvd.init()
-            except (ValueError, RuntimeError) as error:
-                problem = f"Horovod could not start: {first_line(error)}"
-                raise DistbootError("process-group-failed", problem, "look at what it has printed") from None
+        says = ("process-group-failed", "Horovod could not start", "look at what it has printed")
+        # On MPI it has no limit, and on Gloo it aborts without a name.
+        with limited(job, "Horovod did not start"), in_our_words(*says, ValueError, RuntimeError):
+            hvd.init()
         _compare(hvd, build, kind, job)
         leave = undo.pop_all().close
     return context(job, exported, options, leave=leave, is_up=hvd.is_initialized, hvd=hvd, device=device)

@@ -23,9 +23,9 @@ from ..errors import DistbootError, rendezvous_needed
 from ..host import accelerators, free_port
 from ..rendezvous.job_info import JobInfo
 from ..rendezvous.messages import Ready
-from ..text import first_line, format_address, log_line
+from ..text import format_address, log_line
 from . import Options
-from ._base import at_end, context, export, imported, limited, past_proxies
+from ._base import at_end, context, export, imported, in_our_words, limited, past_proxies
 from ._torch import own_device
 
 _INSTALL = "pip install 'jax>=0.9'"
@@ -46,7 +46,7 @@ def exports(job: JobInfo, environ: Mapping[str, str]) -> dict[str, str]:
     """What scripts read, and `jax.distributed.initialize()` without arguments."""
     placement = job.placement
     address = format_address(str(placement.master_addr), _port(job))
-    (devices,) = job.ready(lambda: ((_devices(placement, environ),), Ready()))
+    devices = job.ready(lambda: (_devices(placement, environ), Ready()))
     found = {
         "JAX_COORDINATOR_ADDRESS": address,
         "JAX_NUM_PROCESSES": str(placement.world_size),
@@ -130,23 +130,20 @@ def _initialize(jax: Any, job: JobInfo, address: str, devices: list[int] | None)
         # It would take SIGTERM for a notice that the script may ask for, and no rank would end by it.
         jax.config.update("jax_enable_preemption_service", False)
     jax.config.update("jax_check_proxy_envs", False)  # the proxies are out of the way
-    placement = job.placement
-    try:
-        with limited(job, f"JAX did not find all ranks at {address}"):
-            jax.distributed.initialize(
-                address,
-                placement.world_size,
-                placement.rank,
-                devices,
-                cluster_detection_method="deactivate",
-                initialization_timeout=max(round(job.join_timeout), 1) + 5,  # ours comes first, and names the rank
-                coordinator_bind_address=address if placement.num_nodes == 1 else None,
-                shutdown_timeout_seconds=0,  # else ranks wait for each other when they leave, and abort after 300 s
-            )
-    except RuntimeError as error:
-        problem = f"JAX could not start at {address}: {first_line(error)}"
-        hint = "look at the output of the other ranks; or for a firewall between the hosts"
-        raise DistbootError("process-group-failed", problem, hint) from None
+    placement, problem = job.placement, f"JAX could not start at {address}"
+    hint = "look at the output of the other ranks; or for a firewall between the hosts"
+    late = f"JAX did not find all ranks at {address}"
+    with in_our_words("process-group-failed", problem, hint, RuntimeError), limited(job, late):
+        jax.distributed.initialize(
+            address,
+            placement.world_size,
+            placement.rank,
+            devices,
+            cluster_detection_method="deactivate",
+            initialization_timeout=max(round(job.join_timeout), 1) + 5,  # ours comes first, and names the rank
+            coordinator_bind_address=address if placement.num_nodes == 1 else None,
+            shutdown_timeout_seconds=0,  # else ranks wait for each other when they leave, and abort after 300 s
+        )
 
 
 def _port(job: JobInfo) -> int:

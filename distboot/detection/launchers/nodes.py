@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from ...errors import DistbootError
-from ...text import short_repr
+from ...text import digits, short_repr
 from ..env_reader import EnvReader, variable
-from ..parse import digits, is_loopback, json_hosts, parse_address, parse_port
+from ..parse import is_loopback, json_hosts, parse_address, parse_port
 from . import Launcher, has_any
 
 # Kubeflow's PyTorchJob and TrainJob with several processes per pod: `PET_*`, which torchrun is to read in each. The
@@ -80,7 +80,9 @@ def _claim_volcano(environ: Mapping[str, str]) -> bool:
     # LOCAL_RANK: something has started processes in the pod, and numbered them. TF_CONFIG: the tensorflow plugin.
     if not has_any(environ, _VOLCANO) or has_any(environ, ("LOCAL_RANK", "TF_CONFIG")):
         return False
-    return has_any(environ, ("RANK", "WORLD_SIZE")) or _pods(environ) != 1
+    # VC_WORKER_NUM and its like, by which the svc plugin counts pods, if it is there.
+    counts = (digits(text) or 0 for name, text in environ.items() if name.startswith("VC_") and name.endswith("_NUM"))
+    return has_any(environ, ("RANK", "WORLD_SIZE")) or sum(counts) != 1
 
 
 def _read_volcano(reader: EnvReader) -> None:
@@ -96,13 +98,6 @@ def _read_volcano(reader: EnvReader) -> None:
     reader.put("WORLD_SIZE: Volcano counts pods", num_nodes=reader.number("world_size"))
     if reader.number("world_size") != 1:
         reader.node_level = "Volcano's RANK counts pods, and nothing says how many processes each is to run"
-
-
-def _pods(environ: Mapping[str, str]) -> int:
-    """How many pods the svc plugin counts; 0 when it is not there."""
-    return sum(
-        digits(value) or 0 for name, value in environ.items() if name.startswith("VC_") and name.endswith("_NUM")
-    )
 
 
 VOLCANO = Launcher(
@@ -130,7 +125,7 @@ def _read_sagemaker(reader: EnvReader) -> None:
     elif hosts and current is not None:
         reader.put("SM_CURRENT_HOST in SM_HOSTS", rank=hosts.index(current))
         reader.put("SM_HOSTS", world_size=len(hosts), num_nodes=len(hosts))
-    gpus = reader.integer("SM_NUM_GPUS", required=False)
+    gpus = reader.integer("SM_NUM_GPUS") if "SM_NUM_GPUS" in reader.environ else None
     if hosts and len(hosts) > 1 and gpus is not None and gpus > 1:
         reader.node_level = f"{variable(reader.environ, 'SM_NUM_GPUS')}, and one process was started on each host"
     if hosts:
@@ -168,8 +163,7 @@ def _read_awsbatch(reader: EnvReader) -> None:
         # Only the main node's address is known to all, so it is rank 0; the others keep their order.
         rank = 0 if node == main else node + 1 if node < main else node
         reader.put("AWS_BATCH_JOB_NODE_INDEX" + ("" if main == 0 else ", the main node first"), rank=rank)
-    job = reader.environ.get("AWS_BATCH_JOB_ID", "").partition("#")[0]
-    reader.put("AWS_BATCH_JOB_ID", job_id=job or None)
+    reader.put("AWS_BATCH_JOB_ID", job_id=reader.environ.get("AWS_BATCH_JOB_ID", "").partition("#")[0] or None)
     if nodes != 1:
         reader.node_level = "AWS Batch counts nodes, and nothing says how many processes each is to run"
     if _MAIN_ADDRESS in reader.environ:

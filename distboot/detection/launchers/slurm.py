@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...errors import DistbootError
+from ...text import digits
 from ..env_reader import EnvReader, container_env_hint, variable
-from ..parse import digits, expand_counts, expand_hosts
+from ..parse import expand_counts, expand_hosts
 from . import Launcher, has_any
 
 # Slurm 22.05.8, srun -N2 -n4, rank 3:
@@ -52,7 +53,15 @@ def _read(reader: EnvReader) -> None:
     _read_layout(reader, own)
     reader.agree("PMI_RANK", reader.number("rank"), "SLURM_PROCID")
     reader.agree("PMI_SIZE", reader.number("world_size"), reader.first(*_SIZE))
-    _check_for_left_overs(reader)
+    # A job that was submitted from inside a step inherits the variables of that step, but has its own of the job.
+    present = [pair for pair in _SAME_IN_A_STEP if all(name in reader.environ for name in pair)]
+    differing = next((pair for pair in present if reader.environ[pair[0]] != reader.environ[pair[1]]), None)
+    if differing is not None:
+        reader.reject(
+            differing[1],
+            f"contradicts {variable(reader.environ, differing[0])}: SLURM_STEP_* are left over from the step in which "
+            "this job was submitted, or `srun --preserve-env` kept the latter",
+        )
     job, step = reader.text("SLURM_JOB_ID"), reader.text("SLURM_STEP_ID")
     if job is not None and step is not None:
         reader.put("SLURM_JOB_ID and SLURM_STEP_ID", job_id=f"{job}.{step}")
@@ -120,19 +129,6 @@ def _read_layout(reader: EnvReader, own: int | None) -> None:
         reader.reject(
             "SLURM_GTIDS", f"does not have {here} tasks with SLURM_PROCID={rank} at SLURM_LOCALID={local_rank}"
         )
-
-
-def _check_for_left_overs(reader: EnvReader) -> None:
-    """A job that was submitted from inside a step inherits the variables of that step, but has its own of the job."""
-    for job, step in _SAME_IN_A_STEP:
-        of_job, of_step = reader.environ.get(job), reader.environ.get(step)
-        if of_job is not None and of_step is not None and of_job != of_step:
-            reader.reject(
-                step,
-                f"contradicts {variable(reader.environ, job)}: SLURM_STEP_* are left over from the step in which this "
-                "job was submitted, or `srun --preserve-env` kept the latter",
-            )
-            return
 
 
 SLURM = Launcher(

@@ -8,7 +8,7 @@ An evaluator is no part of the cluster and is a job of its own. What TensorFlow 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...text import short_repr
 from ..env_reader import EnvReader
@@ -159,17 +159,16 @@ def _own(config: dict[str, object], problems: list[str]) -> tuple[str, int]:
         if config:
             problems.append("TF_CONFIG has no 'task' object")
         return "", 0
-    kind, index, cluster = str(task.get("type")), task.get("index"), config.get("cluster")
+    index: Any = task.get("index")
+    kind, cluster = str(task.get("type")), config.get("cluster")
     addresses = cluster.get(kind) if isinstance(cluster, dict) else None
     if kind == _NO_RANK and index is None:
-        return kind, 0
+        index = 0
     if not isinstance(index, int) or isinstance(index, bool) or index < 0:
         problems.append(f"TF_CONFIG's task index {short_repr(index)} is not a whole number of 0 or more")
     elif kind != _NO_RANK and index >= len(addresses if isinstance(addresses, list) else ()):
         problems.append(f"TF_CONFIG's task {short_repr(kind)} {short_repr(index)} is not in its cluster")
-    else:
-        return kind, index
-    return kind, 0
+    return kind, index
 
 
 def _place(reader: EnvReader, ranks: list[_Task], kind: str, index: int) -> None:
