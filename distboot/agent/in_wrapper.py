@@ -95,6 +95,11 @@ class WrapperAgent:
         self._call(lambda now: self._begin(pids, now))
 
     @property
+    def may_restart(self) -> bool:
+        """Whether another round can follow."""
+        return self._role.may_restart
+
+    @property
     def next_round(self) -> RootCause | None:
         """Why the round has ended, once it has, if another one follows."""
         cause = self._role.root_cause

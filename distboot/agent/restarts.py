@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -25,7 +26,7 @@ COUNT = "DISTBOOT_RESTART_COUNT"
 _OF_TORCHRUN = "TORCHELASTIC_RESTART_COUNT"  # where scripts and libraries look for it
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 # What starting again does not change.
-_STAYS = {2: "a usage error", 78: "a broken environment", 126: "it cannot be run", 127: "it does not exist"}
+_STAYS = {2: "a usage error", 78: "a broken environment", 126: "a command that cannot be run", 127: "no such command"}
 _OF_MPI = ("PMI_", "PMIX_")  # Hydra and Slurm; Open MPI, and Slurm with PMIx
 _LIBRARY = re.compile(r"/libmpi(ch|_abi)?\.so")
 _CODE = re.compile(r"error\[([a-z-]+)\]")
@@ -39,11 +40,12 @@ class Restarts:
         rounds: on rank 0, those that have failed, as the report has them.
     """
 
-    def __init__(self, settings: RestartSettings, environ: Mapping[str, str]) -> None:
+    def __init__(self, settings: RestartSettings, environ: Mapping[str, str], *, of_launcher: bool = False) -> None:
         self.settings, self.round = settings, 0
         # Whether a rank that calls MPI_Init speaks to the launcher, which takes that of each process once.
         self._is_below_mpi = any(name.startswith(_OF_MPI) for name in environ)
         self._has_mpi = False
+        self._of_launcher = of_launcher  # whether ours are launchers, which fail at one place for whatever reason
         self.rounds: list[dict[str, Any]] = []
         self._failures: list[tuple[str, float]] = []  # where in the code, and when
         self._most, self._began, self._started = settings.most, time.monotonic(), time.time()
@@ -51,10 +53,14 @@ class Restarts:
         self.cause: RootCause | None = None  # of the round that has ended
 
     def look(self, pid: int) -> None:
-        """See whether a rank has loaded MPI; once a second."""
-        if self._is_below_mpi and not self._has_mpi:
+        """See whether a rank has loaded MPI, it or what it has started; once a second, and when it is decided."""
+        pids = [pid] if self._is_below_mpi else []
+        while pids and not self._has_mpi:
+            pid = pids.pop()
             with suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
                 self._has_mpi = any(map(_LIBRARY.search, file))
+            with suppress(OSError), open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+                pids += map(int, file.read().split())
 
     def begin(self, round_: int, most: int) -> None:
         """All have met for a round; rank 0's agent says which, and how many restarts there may be."""
@@ -81,16 +87,16 @@ class Restarts:
         return replace(cause, restarts=not self._decision), said
 
     def _why_not(self, cause: RootCause, end: ExitStatus | None, now: float, *, is_asked: bool) -> str:
-        place = _same_place(end)
+        place = "" if self._of_launcher else _same_place(end)
         earlier = [at for where, at in self._failures if where == place and now - at <= self.settings.window]
         self._failures.append((place, now))
-        code = _exit_code_of(end)
+        code, said = _exit_code_of(end)
         if not cause.is_failure or is_asked:
             return "the job was asked to stop"
         if self._has_mpi:
             return "the script uses MPI, whose launcher lets each of its processes call MPI_Init once"
         if code in _STAYS:
-            return f"exit code {code} ({_STAYS[code]}) comes again"
+            return f"{said} ({_STAYS[code]}) comes again"
         if place and earlier:
             ago = f"{now - earlier[-1]:.0f} s"
             return f"it is the second failure at the same place within {ago}, which is a bug and not a fault ({place})"
@@ -120,16 +126,18 @@ class Restarts:
         return found
 
 
-def _exit_code_of(end: ExitStatus | None) -> int | None:
-    """Of a script, or as it will be where it fails with an error of ours."""
-    code = _CODE.search(end.words) if end is not None else None
-    if code is not None and code[1] in CODES:
-        return CODES[code[1]][0]
-    return None if end is None else end.code
+def _exit_code_of(end: ExitStatus | None) -> tuple[int | None, str]:
+    """Of a script, or that of the error of ours with which it fails; and in words."""
+    error = _CODE.search(end.words) if end is not None else None
+    if error is not None and error[1] in CODES:
+        return CODES[error[1]][0], error[0]
+    code = None if end is None else end.code
+    return code, f"exit code {code}"
 
 
 def _same_place(end: ExitStatus | None) -> str:
     """Where in the code a rank has failed, if it was not for another one; empty: a signal, or it is not known."""
     if end is None or end.is_secondary or end.cause:
         return ""
-    return place_of(end) or (f"exit code {end.code}" if end.code else "")
+    is_signal = end.code is not None and 128 < end.code < 128 + signal.NSIG  # as a shell says it
+    return place_of(end) or (f"exit code {end.code}" if end.code and not is_signal else "")
