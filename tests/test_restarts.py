@@ -223,6 +223,10 @@ def test_agent_that_is_lost_and_comes_again_is_the_same_rank(start: Start, lost:
     assert [number for number, _ in rounds(job, 2)] == [0, 1]
     assert [number for number, _ in rounds(job, lost)] == [0, 1]
     assert f"rank {lost} became unreachable first: " in job.output(2)
+    assert "restart 1 of 2: " in job.output(0)
+    (failed,) = job.report()["failed_rounds"]
+    assert (failed["round"], failed["ranks"]) == (0, [lost])
+    assert (failed["start"] is None) is (lost == 0)  # which only the agent knew that is lost
 
 
 def test_agent_that_is_lost_while_the_ranks_meet_again_may_come_once_more(start: Start) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..errors import CODES
 from ..settings import RestartSettings
-from ..text import log_line, ranks_said
+from ..text import log_line, ranges, ranks_said
 from .exit_status import ExitStatus
 from .root_cause import RootCause, place_of
 
@@ -62,8 +62,13 @@ class Restarts:
             with suppress(OSError), open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
                 pids += map(int, file.read().split())
 
-    def begin(self, round_: int, most: int) -> None:
+    def begin(self, round_: int, most: int, *, is_rank_0: bool = True) -> None:
         """All have met for a round; rank 0's agent says which, and how many restarts there may be."""
+        if is_rank_0 and round_ > self.round:
+            rounds = f"round{'s' if round_ > 1 else ''} {ranges(range(round_))}"
+            text = f"rank 0's agent was lost, and this one in its place knows nothing of {rounds}"
+            self.rounds.append({"round": round_ - 1, "ranks": [0], "text": text, "start": None, "seconds": None})
+            log_line("rank 0", f"restart {round_} of {most}: {text}", event="restart", round=round_)
         self.round, self._most, self._decision, self.cause = round_, most, None, None
         self._began, self._started = time.monotonic(), time.time()
 
