@@ -17,7 +17,7 @@ from rendezvous_peers import HELLO, OPEN, Rank, answers, peer, record
 from supervised import Job, Start, until
 
 from distboot.agent.exit_status import ExitStatus
-from distboot.agent.restarts import Restarts
+from distboot.agent.restarts import _LIBRARY, Restarts
 from distboot.agent.root_cause import RankState, from_exit
 from distboot.agent.supervisor import _end_orphans
 from distboot.rendezvous.messages import Refused, RequestStop
@@ -377,6 +377,17 @@ def test_init_alone_says_that_it_cannot_start_its_process_again(run: Run) -> Non
     done = run(sys.executable, "-c", "import distboot; distboot.init('none')", env={"DISTBOOT_MAX_RESTARTS": "3"})
     assert done.returncode == 0
     assert "DISTBOOT_MAX_RESTARTS has no effect: init() cannot start its own process again" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("library", "found"),
+    [
+        ("libmpi.so.40.30.4", True), ("libmpich.so.12", True), ("libmpi_gnu_112.so.12", True),
+        ("libmpi_abi.so.0", True), ("libmpiwrapper.so", False), ("libmpir.so", False),
+    ],
+)  # fmt: skip
+def test_library_of_mpi_is_known_by_its_name(library: str, found: bool) -> None:
+    assert bool(_LIBRARY.search(f"7f1c00000000-7f1c00001000 r-xp 00000000 08:01 42  /usr/lib/{library}\n")) is found
 
 
 _MPI = """

@@ -28,7 +28,8 @@ _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 # What starting again does not change.
 _STAYS = {2: "a usage error", 78: "a broken environment", 126: "a command that cannot be run", 127: "no such command"}
 _OF_MPI = ("PMI_", "PMIX_")  # Hydra and Slurm; Open MPI, and Slurm with PMIx
-_LIBRARY = re.compile(r"/libmpi(ch|_abi)?\.so")
+# Open MPI and Intel; MPICH, as Debian has it; libmpi_gnu_112.so.12 and the like of Cray; libmpi_abi.so of MPI 5.
+_LIBRARY = re.compile(r"/libmpi(ch)?(_\w+)?\.so")
 _CODE = re.compile(r"error\[([a-z-]+)\]")
 
 
