@@ -213,9 +213,7 @@ def restart_settings(
         _given(environ, "DISTBOOT_RESTART_DELAY", "--restart-delay", delay),
         _given(environ, "DISTBOOT_RESTART_WINDOW", "--restart-window", window),
     )
-    return RestartSettings(
-        most_restarts, *(0.0 if text == "0" else seconds(said, text, code) for said, text, code in times)
-    )
+    return RestartSettings(most_restarts, *(seconds(said, text, code, may_be_0=True) for said, text, code in times))
 
 
 def _given(environ: Mapping[str, str], name: str, option: str, value: str | None) -> tuple[str, str, str]:
@@ -245,14 +243,15 @@ def refuse_log(environ: Mapping[str, str]) -> None:
     _switch(environ, "DISTBOOT_LOG", choices=("text", "json"))
 
 
-def seconds(given: str, value: object, code: str = "usage") -> float:
-    """A time limit in seconds, above 0 and at most a day; else an error with this code."""
+def seconds(given: str, value: object, code: str = "usage", *, may_be_0: bool = False) -> float:
+    """A time limit in seconds, above 0 (or that) and at most a day; else an error with this code."""
     try:
-        number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else 0.0
+        number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else -1.0
     except (ValueError, OverflowError):
-        number = 0.0
-    if not 0 < number <= 86400:
-        raise DistbootError(code, f"{given} is not a number of seconds", "give a number above 0, at most 86400")
+        number = -1.0
+    if not 0 <= number <= 86400 or not (number or may_be_0):
+        hint = "give 0 to 86400" if may_be_0 else "give a number above 0, at most 86400"
+        raise DistbootError(code, f"{given} is not a number of seconds", hint)
     return number
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,8 +17,9 @@ from rendezvous_peers import HELLO, OPEN, Rank, answers, peer, record
 from supervised import Job, Start, until
 
 from distboot.agent.exit_status import ExitStatus
-from distboot.agent.restarts import Restarts
+from distboot.agent.restarts import _LIBRARY, Restarts
 from distboot.agent.root_cause import RankState, from_exit
+from distboot.agent.supervisor import _end_orphans
 from distboot.rendezvous.messages import Refused, RequestStop
 from distboot.rendezvous.protocol import Channel, Frame, Frames, ProtocolError
 from distboot.settings import RestartSettings
@@ -80,7 +82,7 @@ REFUSED = {
     "usage error": ("sys.exit(2)", 2, "exit code 2 (a usage error) comes again"),
     "broken environment": ("sys.exit(78)", 78, "exit code 78 (a broken environment) comes again"),
     "error of ours": (
-        "import distboot; distboot.init('no such')", 1, "exit code 2 (a usage error) comes again"
+        "import distboot; distboot.init('no such')", 1, "error[unknown-framework] (a usage error) comes again"
     ),
     "bug": (
         "raise ValueError(round_)", 1, "the second failure at the same place within 0 s, which is a bug and not a fault"
@@ -112,6 +114,18 @@ def test_job_that_was_asked_to_end_is_not_started_again(start: Start) -> None:
     os.kill(job.processes[1].pid, signal.SIGTERM)
     assert 0 not in job.codes()
     assert all(len(rounds(job, rank)) == 1 for rank in range(3))
+
+
+def test_agent_that_is_asked_to_end_while_it_waits_for_the_others_does_not_go_on(start: Start) -> None:
+    job = start(_SCRIPT % "os.kill(os.getpid(), signal.SIGKILL)", **_ENV)
+    own = job.all_ready()[0]
+    os.kill(job.processes[2].pid, signal.SIGSTOP)  # its rank has not ended as far as is known
+    job.touch("fail")
+    until(lambda: not Path(f"/proc/{own}").exists())
+    os.kill(job.processes[0].pid, signal.SIGTERM)
+    assert job.processes[0].wait(10) not in (0, None)
+    assert "restart 1 of 2" not in job.output(0)
+    assert [number for number, _ in rounds(job, 0)] == [0]
 
 
 def test_rank_that_has_ended_well_begins_again(start: Start) -> None:
@@ -149,6 +163,34 @@ def test_what_a_rank_has_left_behind_has_gone_before_the_next_round(start: Start
     assert "has not ended within the grace after TERM" in job.output(0)
 
 
+def test_what_was_there_before_the_ranks_stays(run: Run, tmp_path: Path) -> None:
+    """As in a script that starts something in the background, and then becomes the wrapper."""
+    (tmp_path / "train.py").write_text(
+        "import os, signal\nif os.environ['DISTBOOT_RESTART_COUNT'] == '0': os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    command = f"sleep 99 & echo $! > before; exec {sys.executable} -m distboot --max-restarts 1 train.py"
+    done = run("bash", "-c", command)
+    before = int((tmp_path / "before").read_text())
+    os.kill(before, signal.SIGKILL)  # it is there
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_cannot_be_ended_is_named_and_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def kill(pid: int, number: int) -> None:
+        raise PermissionError(pid, number)
+
+    with subprocess.Popen(["sleep", "99"]) as child:
+        monkeypatch.setattr("distboot.agent.supervisor._KILLED", 0.1)
+        monkeypatch.setattr("distboot.agent.supervisor._children", lambda: {child.pid, 1})
+        monkeypatch.setattr("os.kill", kill)
+        _end_orphans(0.1, {1})
+        monkeypatch.undo()
+        child.kill()
+    assert f"cannot be ended, and stays: process {child.pid} (sleep)" in capfd.readouterr().err
+
+
 _CLOCK = """
 import os, time
 _right = time.time
@@ -181,6 +223,10 @@ def test_agent_that_is_lost_and_comes_again_is_the_same_rank(start: Start, lost:
     assert [number for number, _ in rounds(job, 2)] == [0, 1]
     assert [number for number, _ in rounds(job, lost)] == [0, 1]
     assert f"rank {lost} became unreachable first: " in job.output(2)
+    assert "restart 1 of 2: " in job.output(0)
+    (failed,) = job.report()["failed_rounds"]
+    assert (failed["round"], failed["ranks"]) == (0, [lost])
+    assert (failed["start"] is None) is (lost == 0)  # which only the agent knew that is lost
 
 
 def test_agent_that_is_lost_while_the_ranks_meet_again_may_come_once_more(start: Start) -> None:
@@ -252,6 +298,17 @@ def test_same_place_is_that_in_the_code(first: str, second: str | None, goes_on:
     assert (said is None) is goes_on
 
 
+@pytest.mark.parametrize(("code", "of_launcher", "goes_on"), [(3, False, False), (137, False, True), (1, True, True)])
+def test_what_says_nothing_of_the_place_is_no_bug(code: int, of_launcher: bool, goes_on: bool) -> None:
+    """A shell that says which signal has ended a program, and a launcher, which ends alike for all that happens."""
+    restarts = Restarts(RestartSettings(5, 0.0, 60.0), {}, of_launcher=of_launcher)
+    for round_ in (0, 1):
+        restarts.begin(round_, 5)
+        end = ExitStatus(code=code)
+        cause, _ = restarts.decided(from_exit(RankState(1, "a", 0, 1), end, 0.0), end, 10.0, is_asked=False)
+    assert cause.restarts is goes_on
+
+
 def test_no_file_is_left_open_by_a_round(distboot: Run, tmp_path: Path) -> None:
     script = """
 import os, signal
@@ -280,12 +337,28 @@ def test_report_that_cannot_be_written_does_not_end_the_job(distboot: Run, tmp_p
     assert "warning: the report could not be written" in done.stderr
 
 
+@pytest.mark.parametrize("options", [[], ["--nproc-per-node", "1"]])
+def test_log_file_that_cannot_be_written_any_more_does_not_end_the_job(
+    distboot: Run, tmp_path: Path, options: list[str]
+) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, shutil, signal\nprint('round', os.environ['DISTBOOT_RESTART_COUNT'], flush=True)\n"
+        "if os.environ['DISTBOOT_RESTART_COUNT'] == '0':\n"
+        "    shutil.rmtree('logs')\n    open('logs', 'w').close()\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = distboot(*options, "--max-restarts", "1", "--log-dir", "logs", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert "warning: the log file 'logs/rank-0.log' cannot be written: " in done.stderr
+    assert "round 1" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("options", "env", "said"),
     [
         (["--max-restarts", "-1"], {}, "--max-restarts='-1' is not a number of restarts"),
         ([], {"DISTBOOT_MAX_RESTARTS": "many"}, "DISTBOOT_MAX_RESTARTS='many' is not a number of restarts"),
         (["--max-restarts", "1", "--restart-delay", "-1"], {}, "--restart-delay='-1' is not a number of seconds"),
+        (["--max-restarts", "1", "--restart-delay", "inf"], {}, "hint: give 0 to 86400"),
         ([], {"DISTBOOT_RESTART_WINDOW": "x"}, "DISTBOOT_RESTART_WINDOW='x' is not a number of seconds"),
         (["--max-restarts", "1", "--exec"], {}, "cannot be used with --exec"),
         (["--max-restarts", "1"], {"DISTBOOT_RENDEZVOUS": "0"}, "needs what DISTBOOT_RENDEZVOUS=0 switches off"),
@@ -306,6 +379,17 @@ def test_init_alone_says_that_it_cannot_start_its_process_again(run: Run) -> Non
     assert "DISTBOOT_MAX_RESTARTS has no effect: init() cannot start its own process again" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("library", "found"),
+    [
+        ("libmpi.so.40.30.4", True), ("libmpich.so.12", True), ("libmpi_gnu_112.so.12", True),
+        ("libmpi_abi.so.0", True), ("libmpiwrapper.so", False), ("libmpir.so", False),
+    ],
+)  # fmt: skip
+def test_library_of_mpi_is_known_by_its_name(library: str, found: bool) -> None:
+    assert bool(_LIBRARY.search(f"7f1c00000000-7f1c00001000 r-xp 00000000 08:01 42  /usr/lib/{library}\n")) is found
+
+
 _MPI = """
 import os, signal, time
 from mpi4py import MPI
@@ -319,9 +403,12 @@ time.sleep(60)
 @pytest.mark.all
 @needs_mpirun
 @needs("mpi4py")
-def test_script_that_uses_mpi_is_not_started_again(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "target", [["train.py"], ["--", "bash", "-c", f"{sys.executable} train.py; exit $?"]], ids=["script", "in a shell"]
+)
+def test_script_that_uses_mpi_is_not_started_again(run: Run, tmp_path: Path, target: list[str]) -> None:
     (tmp_path / "train.py").write_text(_MPI)
-    command = [sys.executable, "-m", "distboot", "--max-restarts", "2", "train.py"]
+    command = [sys.executable, "-m", "distboot", "run", "--max-restarts", "2", *target]
     done = run(*TWO_OF_MPIRUN, *command, env=MPI_ENV)
     assert done.returncode != 0
     assert "no restart: the script uses MPI" in done.stderr

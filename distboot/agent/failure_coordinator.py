@@ -260,6 +260,8 @@ class FailureCoordinator(Participant):
         if self.restarts is not None:
             first = self.members[cause.ranks[0]]
             is_asked = self._agreement.is_asked or self._was_stopped
+            for member in self.own:
+                self.restarts.look(member.pid)
             cause, said = self.restarts.decided(cause, first.end or first.failing, now, is_asked=is_asked)
         self._send(messages.Abort(cause))
         self._stop_own(cause, now)

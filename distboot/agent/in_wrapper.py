@@ -44,7 +44,8 @@ class WrapperAgent:
         self._role, self.ranks = self._agent.role, self._agent.ranks
         assert job.membership is not None
         if restarts is not None:
-            restarts.begin(job.membership.round, job.membership.max_restarts)
+            is_rank_0 = isinstance(self._role, FailureCoordinator)
+            restarts.begin(job.membership.round, job.membership.max_restarts, is_rank_0=is_rank_0)
             self._role.restarts = restarts if job.membership.max_restarts else None
         self._events: queue.SimpleQueue[Callable[[float], object]] = queue.SimpleQueue()
         self._woken, self._wake = os.pipe()
@@ -88,6 +89,11 @@ class WrapperAgent:
         self._job.mark(COMMAND)
         self._job.is_watched = self._settings.detects
         self._call(lambda now: self._begin(pids, now))
+
+    @property
+    def may_restart(self) -> bool:
+        """Whether another round can follow."""
+        return self._role.may_restart
 
     @property
     def next_round(self) -> RootCause | None:

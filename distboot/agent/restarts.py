@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,7 +18,7 @@ from typing import Any
 
 from ..errors import CODES
 from ..settings import RestartSettings
-from ..text import log_line, ranks_said
+from ..text import log_line, ranges, ranks_said
 from .exit_status import ExitStatus
 from .root_cause import RootCause
 
@@ -25,20 +26,22 @@ COUNT = "DISTBOOT_RESTART_COUNT"
 _OF_TORCHRUN = "TORCHELASTIC_RESTART_COUNT"  # where scripts and libraries look for it
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 # What starting again does not change.
-_STAYS = {2: "a usage error", 78: "a broken environment", 126: "it cannot be run", 127: "it does not exist"}
+_STAYS = {2: "a usage error", 78: "a broken environment", 126: "a command that cannot be run", 127: "no such command"}
 _OF_MPI = ("PMI_", "PMIX_")  # Hydra and Slurm; Open MPI, and Slurm with PMIx
-_LIBRARY = re.compile(r"/libmpi(ch|_abi)?\.so")
+# Open MPI and Intel; MPICH, as Debian has it; libmpi_gnu_112.so.12 and the like of Cray; libmpi_abi.so of MPI 5.
+_LIBRARY = re.compile(r"/libmpi(ch)?(_\w+)?\.so")
 _CODE = re.compile(r"error\[([a-z-]+)\]")
 
 
 class Restarts:
     """What the wrapper knows of all rounds of its job."""
 
-    def __init__(self, settings: RestartSettings, environ: Mapping[str, str]) -> None:
+    def __init__(self, settings: RestartSettings, environ: Mapping[str, str], *, of_launcher: bool = False) -> None:
         self.settings, self.round = settings, 0  # that runs, or comes next
         # Whether a rank that calls MPI_Init speaks to the launcher, which takes that of each process once.
         self._is_below_mpi = any(name.startswith(_OF_MPI) for name in environ)
         self._has_mpi = False
+        self._of_launcher = of_launcher  # whether ours are launchers, which fail at one place for whatever reason
         self.rounds: list[dict[str, Any]] = []  # on rank 0, those that have failed, as the report has them
         self._failures: list[tuple[str, float]] = []  # where in the code, and when
         self._most, self._began, self._started = settings.most, time.monotonic(), time.time()
@@ -46,13 +49,22 @@ class Restarts:
         self.cause: RootCause | None = None  # of the round that has ended
 
     def look(self, pid: int) -> None:
-        """See whether a rank has loaded MPI; once a second."""
-        if self._is_below_mpi and not self._has_mpi:
+        """See whether a rank has loaded MPI, it or what it has started; once a second, and when it is decided."""
+        pids = [pid] if self._is_below_mpi else []
+        while pids and not self._has_mpi:
+            pid = pids.pop()
             with suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
                 self._has_mpi = any(map(_LIBRARY.search, file))
+            with suppress(OSError), open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+                pids += map(int, file.read().split())
 
-    def begin(self, round_: int, most: int) -> None:
+    def begin(self, round_: int, most: int, *, is_rank_0: bool = True) -> None:
         """All have met for a round; rank 0's agent says which, and how many restarts there may be."""
+        if is_rank_0 and round_ > self.round:
+            rounds = f"round{'s' if round_ > 1 else ''} {ranges(range(round_))}"
+            text = f"rank 0's agent was lost, and this one in its place knows nothing of {rounds}"
+            self.rounds.append({"round": round_ - 1, "ranks": [0], "text": text, "start": None, "seconds": None})
+            log_line("rank 0", f"restart {round_} of {most}: {text}", event="restart", round=round_)
         self.round, self._most, self._decision, self.cause = round_, most, None, None
         self._began, self._started = time.monotonic(), time.time()
 
@@ -72,16 +84,16 @@ class Restarts:
         return replace(cause, restarts=not self._decision), said
 
     def _why_not(self, cause: RootCause, end: ExitStatus | None, now: float, *, is_asked: bool) -> str:
-        place = _same_place(end)
+        place = "" if self._of_launcher else _same_place(end)
         earlier = [at for where, at in self._failures if where == place and now - at <= self.settings.window]
         self._failures.append((place, now))
-        code = _exit_code_of(end)
+        code, said = _exit_code_of(end)
         if not cause.is_failure or is_asked:
             return "the job was asked to stop"
         if self._has_mpi:
             return "the script uses MPI, whose launcher lets each of its processes call MPI_Init once"
         if code in _STAYS:
-            return f"exit code {code} ({_STAYS[code]}) comes again"
+            return f"{said} ({_STAYS[code]}) comes again"
         if place and earlier:
             ago = f"{now - earlier[-1]:.0f} s"
             return f"it is the second failure at the same place within {ago}, which is a bug and not a fault ({place})"
@@ -110,16 +122,18 @@ class Restarts:
         return found
 
 
-def _exit_code_of(end: ExitStatus | None) -> int | None:
-    """Of a script, or as it will be where it fails with an error of ours."""
-    code = _CODE.search(end.words) if end is not None else None
-    if code is not None and code[1] in CODES:
-        return CODES[code[1]][0]
-    return None if end is None else end.code
+def _exit_code_of(end: ExitStatus | None) -> tuple[int | None, str]:
+    """Of a script, or that of the error of ours with which it fails; and in words."""
+    error = _CODE.search(end.words) if end is not None else None
+    if error is not None and error[1] in CODES:
+        return CODES[error[1]][0], error[0]
+    code = None if end is None else end.code
+    return code, f"exit code {code}"
 
 
 def _same_place(end: ExitStatus | None) -> str:
     """Where in the code a rank has failed, if it was not for another one; empty: a signal, or it is not known."""
     if end is None or end.is_secondary or end.cause:
         return ""
-    return end.place or (f"exit code {end.code}" if end.code else "")
+    is_signal = end.code is not None and 128 < end.code < 128 + signal.NSIG  # as a shell says it
+    return end.place or (f"exit code {end.code}" if end.code and not is_signal else "")

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from ..errors import DistbootError
 from ..process import FROM_OUTSIDE, command_error, limit_files
+from ..text import escape_control, log_line
 
 TYPE_CHECKING = False  # type checkers take the name for typing's, whose import would slow every start
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ _WAITED_FOR = _FORWARDED | {signal.SIGCHLD, signal.SIGALRM}
 _HOOKS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "injected")
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _GROUP_LOOK = 0.02  # seconds
+_KILLED = 5.0  # seconds for a process to end that was killed
 _ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}  # HUP is "reload" to some
 
 
@@ -62,6 +64,7 @@ def run(
         signal.signal(quiet, lambda *_: None)  # is never run, as the signals are blocked
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
     children: dict[int, _Child] = {}  # by process id
+    spared = _children() if watch is not None and watch.may_restart else set()  # of the script that has become us, say
     try:
         for command in commands:
             process = _start(command, before, own_group=not shared_group, open_files=open_files)
@@ -74,7 +77,7 @@ def run(
             watch.start({child.command.rank: pid for pid, child in children.items()}, done)
         code = _Supervision(children, grace, watch, shared_group=shared_group).run()
         if watch is not None and watch.next_round is not None:
-            _end_orphans(grace)
+            _end_orphans(grace, spared)
             for logs in filter(None, (command.logs for command in commands)):
                 logs.close()
         return code  # noqa: TRY300 - with what is above it is one step
@@ -166,7 +169,7 @@ class _Supervision:
                 self._forward(number)
         signal.setitimer(signal.ITIMER_REAL, 0)
         while signal.sigpending() & _WAITED_FOR:  # it has come too late; let through, it would decide our exit code
-            _next_signal()
+            self._asked(_next_signal()[0])
         codes = {rank: 128 - code if code < 0 else code for rank, code in self._codes.items()}
         if self._watch is not None:
             return self._watch.final(codes)
@@ -230,8 +233,14 @@ class _Supervision:
         if number in _ENDING:
             self._is_over = self._is_hurried
             self._is_hurried = True
+            self._asked(number)
             for other in self._others:
                 other.hurry()
+
+    def _asked(self, number: int) -> None:
+        """A signal has come when no child was left: if it asks us to end, no other round follows."""
+        if self._watch is not None and number in _ENDING:
+            self._watch.asked(number)
 
     def _kill(self) -> None:
         if self._ending is not None:
@@ -239,15 +248,20 @@ class _Supervision:
                 child.process.kill()
 
 
-def _end_orphans(grace: float) -> None:
+def _end_orphans(grace: float, spared: set[int]) -> None:
     """End what the ranks have left behind, and what that has: it would keep a port or an accelerator.
 
-    It is ours by now, in whatever group or session it is: see `_start`.
+    It is ours by now, in whatever group or session it is: see `_start`. Those that were there before stay.
     """
     end = time.monotonic() + grace
     asked: set[int] = set()
-    while orphans := _children():
-        is_late = time.monotonic() >= end
+    while orphans := _children() - spared:
+        now = time.monotonic()
+        is_late = now >= end
+        if now >= end + _KILLED:  # another user's, or the kernel does not let go of it
+            left = ", ".join(f"{pid} ({_name(pid)})" for pid in sorted(orphans))
+            log_line(None, f"warning: what a rank has left behind cannot be ended, and stays: process {left}")
+            return
         for pid in orphans if is_late else orphans - asked:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL if is_late else signal.SIGTERM)
@@ -269,6 +283,13 @@ def _children() -> set[int]:
                 if file.read().rpartition(")")[2].split()[1] == str(os.getpid()):
                     found.add(int(name))
     return found
+
+
+def _name(pid: int) -> str:
+    """What a process runs, as far as is known."""
+    with suppress(OSError), open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+        return escape_control(file.read().strip())
+    return "?"
 
 
 def _next_signal() -> tuple[int, bool]:

@@ -114,14 +114,21 @@ class _Launch(NamedTuple):
             return self.nested.separate_jobs(placement, per_node)
         return missing_framework_option(self.target, self.options.framework, placement, environ, per_node)
 
-    def logs(self, rank: int, who: str | None) -> Logs | None:
+    def logs(self, rank: int, who: str | None, round_: int = 0) -> Logs | None:
         """Where the output goes, if not to where ours does."""
         options = self.options
         if not (options.log_prefix or options.nproc_per_node or options.log_dir is not None):  # of ranks line by line
             return None
         from ..agent.logs import Logs
 
-        return Logs(rank, who, prefix=options.log_prefix, folder=options.log_dir)
+        try:
+            return Logs(rank, who, prefix=options.log_prefix, folder=options.log_dir)
+        except DistbootError as error:
+            if not round_ or options.log_dir is None:
+                raise
+            # A job that goes on is worth more, as it is when a file can be written no more.
+            log_line(who, f"warning: {error.message}; its output goes to where ours does")
+            return Logs(rank, who, prefix=options.log_prefix, folder=None)
 
     def exports(self, placement: Placement, environ: Mapping[str, str], **more: Any) -> dict[str, str | None]:
         """The variables to set for the command, starting from `environ`."""
@@ -219,7 +226,7 @@ class _Job(NamedTuple):
             watch.only_serves_rank_0 = launch.options.framework == "tensorflow" and has_servers(environs[0])
             commands = []
             for rank, environ in zip(watch.ranks, environs, strict=True):
-                own = launch.logs(rank, f"rank {rank}") if self.ranks else logs
+                own = launch.logs(rank, f"rank {rank}", restarts.round) if self.ranks else logs
                 found, file = watch.environ(rank, environ), watch.files[rank]
                 commands.append(supervisor.Command(launch.words(found), found, rank, file, own))
             code = supervisor.run(commands, grace=launch.grace, open_files=files, watch=watch)
@@ -261,11 +268,12 @@ def _together(
     from ..agent.restarts import Restarts
     from ..report.files import StartupReport  # here, so that a process that is alone does not pay for them
 
-    report, restarts = StartupReport(settings.report, placement), Restarts(launch.restarts, os.environ)
+    report = StartupReport(settings.report, placement)
+    restarts = Restarts(launch.restarts, os.environ, of_launcher=launch.nested is not None)
     job = _Job(launch, placement, settings, restarts, ranks)
     code = job.round(report, problem or report.problem(), logs)
     while restarts.cause is not None:
-        logs = None if ranks else launch.logs(placement.rank, placement.who)
+        logs = None if ranks else launch.logs(placement.rank, placement.who, restarts.round)
         code = job.round(StartupReport(settings.report, placement, restarts.rounds), None, logs)
     return code
 

@@ -205,7 +205,7 @@ def _report(
         "later_failures": 0,
         "unlisted": [],
         "ranks": [],
-        "failed_rounds": [{**one, "start": utc(one["start"])} for one in rounds],
+        "failed_rounds": [{**one, "start": one["start"] and utc(one["start"])} for one in rounds],
         "events": [{**one._asdict(), "time": utc(one.time)} for one in in_order],
         "events_left_out": len(events) - len(in_order),
         **more,
