@@ -21,6 +21,7 @@ def needs(package: str) -> pytest.MarkDecorator:
 
 needs_hosts = pytest.mark.skipif(missing_for_hosts() is not None, reason=str(missing_for_hosts()))
 needs_slurm = pytest.mark.skipif(missing_for_slurm() is not None, reason=str(missing_for_slurm()))
+in_both_ways = pytest.mark.parametrize("init", [False, True], ids=["wrapper", "init"])
 needs_torch, needs_deepspeed = needs("torch"), needs("deepspeed")
 BIN = Path(sys.executable).parent
 MPIRUN = shutil.which("mpirun", path=f"{BIN}:{os.environ['PATH']}")

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, Run
-from hosts import Slurm, missing_for_hosts
-from launched import BIN, MPI_ENV, MPIRUN, TWO_OF_MPIRUN, json_lines, needs, needs_deepspeed, needs_mpirun, needs_slurm
-from ranks import HIDE, RunRanks
+from launched import BIN, MPI_ENV, MPIRUN, TWO_OF_MPIRUN, json_lines, needs, needs_deepspeed, needs_mpirun
+from ranks import HIDE
 
 pytestmark = [pytest.mark.all, needs_deepspeed, needs("sklearn")]
 EXAMPLE = str(ROOT / "examples" / "deepspeed_zero.py")
@@ -61,14 +60,6 @@ def test_zero_2_under_deepspeeds_own_launcher(run: Run, env: dict[str, str], por
     launch = [str(BIN / "deepspeed"), "--hostfile", "/nonexistent", "--num_gpus", "2", "--master_port", str(port)]
     # Which passes --local_rank, and the example's parser does not know that.
     _trained(run(*launch, EXAMPLE, "--stage", "2", env=env, timeout=LIMIT), 2)
-
-
-def test_zero_3_by_hand(run_ranks: RunRanks, env: dict[str, str]) -> None:
-    folder = str(Path(EXAMPLE).parent)  # where Python looks for what a script imports
-    script = f"import runpy, sys; sys.path.insert(0, {folder!r}); runpy.run_path({EXAMPLE!r}, run_name='__main__')"
-    first, second = run_ranks(script, "--stage", "3", **env)
-    assert second.code == 0, second.err
-    _trained(subprocess.CompletedProcess((), first.code, first.out, first.err), 2)
 
 
 _USE = """
@@ -180,14 +171,6 @@ def test_script_that_parses_the_local_rank(run: Run, env: dict[str, str], tmp_pa
         assert "hint: python -m distboot run --pass-local-rank passes --local_rank=N" in done.stderr, done.stderr
     else:
         assert json_lines(done) == [{"rank": rank, "local_rank": rank} for rank in range(2)]
-
-
-@needs_slurm
-@pytest.mark.skipif(missing_for_hosts() is not None, reason=str(missing_for_hosts()))
-def test_in_a_slurm_step_on_two_hosts(slurm: Slurm) -> None:
-    more = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-    launch = ["-N2", "-n3", "-m", "plane=2", sys.executable, EXAMPLE, "--stage", "1"]
-    _trained(slurm.srun(launch, more, LIMIT), 3)
 
 
 _FAILS = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -80,22 +79,6 @@ def test_mpi_on_two_hosts(hosts: Hosts, mpi: str, layout: str, script: str, plac
     assert {(line["launcher"], line["total"]) for line in lines} == {(mpi, 6.0 if script == "who.py" else None)}
 
 
-@needs_intel
-@pytest.mark.parametrize(
-    ("machines", "nodes"),
-    [("nodea:2\nnodeb:1\n", [0, 0, 1]), ("nodea:1\nnodeb:1\nnodea:1\n", [0, 1, 0]), ("nodeb:2\nnodea:1\n", [0, 0, 1])],
-    ids=["uneven", "cyclic", "reversed"],
-)
-def test_intel_mpi_on_two_hosts(hosts: Hosts, machines: str, nodes: list[int]) -> None:
-    machinefile = hosts.shared / "machines"
-    machinefile.write_text(machines)
-    command = [str(INTEL), "-n", "3", "-machinefile", str(machinefile), *SHOW]
-    lines = json_lines(hosts.run("nodea", command, {"I_MPI_ROOT": str(INTEL_ROOT)}))
-    assert _numbers(lines) == [("intelmpi", rank, 3) for rank in range(3)]
-    assert [line["node_rank"] for line in lines] == nodes
-    assert len({(line["job_id"], line["master_port"]) for line in lines}) == 1
-
-
 def _agent(rank_variable: str) -> list[str]:
     """torchrun on each node, numbered by the launcher around it, as people write it."""
     agent = "-m torch.distributed.run --nnodes 2 --nproc-per-node 2 --master-addr nodea --master-port 29508"
@@ -140,70 +123,3 @@ def test_mpi_inside_an_allocation(slurm: Slurm, mpi: str, spawner: str, how: str
         done.stdout += output.read_text()
     launcher = "openmpi" if mpi.startswith("openmpi") else mpi
     assert _numbers(json_lines(done)) == [(launcher, rank, 4) for rank in range(4)]
-
-
-def _sbatch(slurm: Slurm, script: str, *options: str, env: dict[str, str] | None = None) -> list[dict[str, object]]:
-    """What a batch script prints on all its tasks; `$SHOW` in it is our own command."""
-    folder = slurm.hosts.shared / "batch"
-    folder.mkdir(exist_ok=True)
-    for old in folder.iterdir():
-        old.unlink()
-    body = slurm.hosts.shared / "job.sh"
-    body.write_text(f"#!/bin/sh\nSHOW={shlex.quote(shlex.join(SHOW))}\n{script}\n")
-    done = slurm.run(["sbatch", "-Q", "--wait", "-o", f"{folder}/%A_%a", *options, str(body)], env, 120)
-    texts = [path.read_text() for path in sorted(folder.iterdir())]
-    assert done.returncode == 0, done.stderr + "".join(texts)
-    return [json.loads(line) for text in texts for line in text.splitlines() if line.startswith("{")]
-
-
-@needs_slurm
-def test_batch_script_is_one_process_and_its_steps_are_not(slurm: Slurm) -> None:
-    body, *step = _sbatch(slurm, "$SHOW; srun $SHOW", "-N2", "-n3")
-    assert (body["launcher"], body["world_size"]) == ("single", 1)
-    assert "not a step" in str(body["notes"])
-    assert sorted(_numbers(step)) == [("slurm", rank, 3) for rank in range(3)]
-
-
-@needs_slurm
-def test_two_steps_at_once_and_the_elements_of_an_array_are_worlds_of_their_own(slurm: Slurm) -> None:
-    steps = _sbatch(slurm, "srun --exact -n2 -c1 $SHOW & srun --exact -n2 -c1 $SHOW & wait", "-N2", "-n4")
-    assert sorted(_numbers(steps)) == sorted([("slurm", rank, 2) for rank in range(2)] * 2)
-    assert len({line["job_id"] for line in steps}) == 2
-    elements = _sbatch(slurm, "srun $SHOW", "-n2", "--array=0-1")
-    assert sorted(_numbers(elements)) == sorted([("slurm", rank, 2) for rank in range(2)] * 2)
-    assert len({line["job_id"] for line in elements}) == 2
-    assert len({line["master_port"] for line in elements}) == 2
-
-
-@needs_slurm
-@pytest.mark.parametrize("order", [("nodea", "nodeb"), ("nodeb", "nodea")], ids=["in order", "reversed"])
-def test_heterogeneous_step_is_one_world(slurm: Slurm, order: tuple[str, str]) -> None:
-    one, two = (["-w", host, f"-n{count}", *SHOW] for host, count in zip(order, (1, 2), strict=True))
-    lines = json_lines(slurm.srun([*one, ":", *two]))
-    assert _numbers(lines) == [("slurm", rank, 3) for rank in range(3)]
-    assert [(line["node_rank"], line["local_rank"], line["local_world_size"]) for line in lines] == [
-        (0, 0, 1), (1, 0, 2), (1, 1, 2),
-    ]  # fmt: skip
-    assert {line["master_addr"] for line in lines} == {None}, "the list of hosts is sorted by name, the ranks are not"
-
-
-@needs_slurm
-def test_step_in_a_heterogeneous_job_without_others_is_its_own_world(slurm: Slurm) -> None:
-    command = ["salloc", "-Q", "-n2", ":", "-n1", "srun", *SHOW]
-    assert _numbers(json_lines(slurm.run(command))) == [("slurm", rank, 2) for rank in range(2)]
-
-
-@needs_slurm
-@pytest.mark.parametrize("plugin", ["none", "pmi2", "pmix"])
-def test_interactive_shell_is_single_whatever_the_mpi_plugin_leaves_in_it(slurm: Slurm, plugin: str) -> None:
-    shell = ["srun", "-Q", f"--mpi={plugin}", "-N1", "-n1", "--pty", "bash", "-c", shlex.join(SHOW)]
-    (line,) = json_lines(slurm.run(["script", "-qec", shlex.join(shell), "/dev/null"]))
-    assert (line["launcher"], line["world_size"]) == ("single", 1)
-
-
-@needs_slurm
-def test_step_inside_an_interactive_shell(slurm: Slurm) -> None:
-    inner = ["srun", "-Q", "--overlap", "-n2", *SHOW]
-    shell = ["srun", "-Q", "-N1", "-n1", "--pty", "bash", "-c", shlex.join(inner)]
-    done = slurm.run(["script", "-qec", shlex.join(["salloc", "-Q", "-N1", "-n2", *shell]), "/dev/null"])
-    assert _numbers(json_lines(done)) == [("slurm", rank, 2) for rank in range(2)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -117,40 +116,3 @@ def test_log_file_in_a_read_only_container(env: dict[str, str], run: Run) -> Non
     done = run(*NAMESPACE, *_CONTAINERS["read-only"], *WRAPPER, *options, "--", "true", env=env)
     assert done.stderr.startswith("distboot: error[output-failed]: the log file '/var/log/distboot/rank-0.log' ")
     assert (done.returncode, done.stdout) == (74, "")
-
-
-_USAGE, _NOT_FOUND, _NOT_EXECUTABLE = (2, "usage"), (127, "command-not-found"), (126, "command-not-executable")
-
-
-@needs_namespace
-@pytest.mark.parametrize("options", [[], ["--exec"]], ids=["supervised", "--exec"])
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ([], _USAGE),
-        (["--"], _USAGE),
-        (["-m"], _USAGE),
-        (["missing.py"], _NOT_FOUND),
-        (["--", "missing"], _NOT_FOUND),
-        (["--", "/nowhere/missing"], _NOT_FOUND),
-        (["--", "./file/missing"], _NOT_FOUND),
-        (["--", "/"], _NOT_EXECUTABLE),
-        (["--", "./file"], _NOT_EXECUTABLE),
-        (["--", "./no-interpreter"], _NOT_EXECUTABLE),
-        (["--", "./no-program"], _NOT_EXECUTABLE),
-    ],
-    ids=lambda value: " ".join(map(str, value)) or "nothing",
-)
-def test_command_that_cannot_be_run(
-    run: Run, tmp_path: Path, arguments: list[str], expected: tuple[int, str], options: list[str]
-) -> None:
-    (tmp_path / "file").write_text("#!/bin/sh\n")
-    for name, text in (("no-interpreter", "#!/nowhere/sh\n"), ("no-program", "text")):
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(stat.S_IRWXU)
-    done = run(*NAMESPACE, *WRAPPER, *options, *arguments)
-    code, error = expected
-    assert (done.returncode, done.stdout) == (code, "")
-    complaint, hint = done.stderr.splitlines()
-    assert complaint.startswith(f"distboot: error[{error}]: ")
-    assert hint.startswith("hint: ")

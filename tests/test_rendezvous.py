@@ -230,16 +230,6 @@ def test_problem_of_one_is_the_end_of_all(rank0: StartRank0, readies: tuple[Read
         assert code != "framework-not-installed" or error.hint == "pip install torch"
 
 
-def test_rank_that_ends_before_it_is_ready_is_named(rank0: StartRank0) -> None:
-    first = rank0(3, 600, ready=Ready())
-    patient = Rank(first.port, record(1, 3), ready=Ready())
-    gone = Rank(first.port, record(2, 3, "b"), gate=lambda client: client.close())
-    assert gone.met()
-    for error in (patient.failed(), first.failed()):
-        assert error.code == "rank-failed"
-        assert "rank 2 (process 1002 on 'b') joined, and ended before the framework could start" in error.message
-
-
 def test_rank_that_does_not_get_ready_is_named(rank0: StartRank0) -> None:
     first, gate = rank0(3, 2.0, ready=Ready()), threading.Event()
     ranks = [Rank(first.port, record(1, 3), 4, ready=Ready())]

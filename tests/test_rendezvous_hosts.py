@@ -171,14 +171,6 @@ def test_variables_for_interfaces_are_set_only_where_they_are_not(hosts3: Hosts)
     ]
 
 
-def test_interface_that_one_host_lacks_is_told_to_all_at_once(hosts3: Hosts) -> None:
-    done = _job(hosts3, UNEVEN, "where.py", each={3: {"GLOO_SOCKET_IFNAME": "ib0"}})
-    for rank, each in done.items():
-        assert each.returncode == 1
-        assert "error[unknown-interface]" in each.stderr
-        assert ("" if rank == 3 else "rank 3 on 'nodec': ") + "GLOO_SOCKET_IFNAME='ib0'" in each.stderr
-
-
 # A route into nothing is a firewall that answers nobody.
 _NOWHERE = ["neigh", "replace", ADDRESSES["nodec"], "lladdr", "02:00:00:00:00:01", "dev", "eth0"]
 
@@ -223,22 +215,6 @@ def _until_rank_1_waits(hosts: Hosts) -> None:
     until(lambda: said.exists() and "rank 0 does not answer at nodea:29500 yet (" in said.read_text())
 
 
-def test_master_that_is_late_is_waited_for_and_said(three: Hosts) -> None:
-    (three.shared / "says.py").write_text(_SAYS)
-    done = _job(three, ("nodea", "nodeb"), "says.py", late={0: lambda: _until_rank_1_waits(three)})
-    assert _places(done) == [("nodea", 0, 0, 1), ("nodeb", 1, 0, 1)]
-    said = (three.shared / "said-1").read_text()
-    assert "rank 1 on nodeb: rank 0 does not answer at nodea:29500 yet (Connection refused)" in said
-
-
-def test_master_that_never_comes_is_named_by_all(hosts3: Hosts) -> None:
-    done = _job(hosts3, UNEVEN, *SHOW_JOB, absent=[0], DISTBOOT_JOIN_TIMEOUT="3")
-    for rank, each in done.items():
-        assert each.returncode == 75
-        said = f"rank {rank} on {UNEVEN[rank]}: rank 0 did not answer at nodea:29500 (from MASTER_ADDR) within 3 s"
-        assert said in each.stderr
-
-
 def test_name_that_resolves_only_later_is_waited_for_and_said(three: Hosts) -> None:
     _knows(three, "nodeb", {})
 
@@ -254,19 +230,6 @@ def test_name_that_resolves_only_later_is_waited_for_and_said(three: Hosts) -> N
         learning.result()
     assert _places(done) == [("nodea", 0, 0, 1), ("nodeb", 1, 0, 1)]
     assert "name resolution" in (three.shared / "said-1").read_text()
-
-
-def test_port_that_a_stranger_has_is_left_to_him(three: Hosts) -> None:
-    stranger = "import socket, time; s = socket.create_server(('', 29500)); print('up', flush=True); time.sleep(60)"
-    command = three.command("nodea", [sys.executable, "-c", stranger])
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=three.environment(), text=True) as program:
-        assert program.stdout is not None
-        assert program.stdout.readline() == "up\n"
-        done = _job(three, UNEVEN, *SHOW_JOB)
-        program.kill()
-    assert [each.returncode for each in done.values()] == [0] * 4, done
-    assert "rank 0 at nodea, port 29500." not in done[0].stdout
-    assert "port 29500 is taken" in done[0].stderr
 
 
 @pytest.mark.parametrize(
