@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 Cells = Mapping[tuple[str, str, str], str]  # by the name of the case, way and launcher
@@ -23,6 +24,15 @@ class Tables(NamedTuple):
     titles: Mapping[str, str]
     ways: Sequence[str]
     launchers: Sequence[str]
+
+    def checked(self, file: Path, texts: Cells, *, write: bool) -> str:
+        """The page, all of whose tables are as they should be; written first, where what was not run stays."""
+        page = file.read_text()
+        if write:
+            page = self.page(page, {**self.cells(page), **texts})
+            file.write_text(page)
+        assert self.page(page, self.cells(page)) == page
+        return page
 
     def page(self, old: str, texts: Cells) -> str:
         """The page with these cells in its tables."""
