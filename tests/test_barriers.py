@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 from conftest import Run
-from hosts import Hosts, missing_for_hosts
-from launched import MPI_ENV, MPIRUN, json_lines, needs_mpirun
 from ranks import BEGIN, Ranks
 from supervised import until
 
@@ -91,40 +89,6 @@ def test_without_the_rendezvous_there_is_no_gate(run: Run, port: int) -> None:
     result = run(sys.executable, "-c", BEGIN + "attempt(distboot.init('none').barrier)", env={**job, **place})
     said = "rendezvous-needed barrier() needs the roll call, and it is off | unset DISTBOOT_RENDEZVOUS\n"
     assert (result.stdout, result.stderr) == (said, "")
-
-
-_HOSTS = """
-shared = Path("barriers")
-with distboot.init("none", join_timeout=60) as ctx:
-    seen = {"rank": ctx.rank, "hosts": ctx.hosts}
-    shared.mkdir(exist_ok=True)
-    ctx.barrier()
-    for first, mine in ((ctx.main_first, ctx.is_main), (ctx.local_main_first, ctx.is_local_main)):
-        name = f"{first.__name__}-{0 if first == ctx.main_first else ctx.node_rank}"
-        touch(shared / f"{name}-{ctx.rank}")
-        with first(timeout=60):
-            if mine:
-                count = 4 if first == ctx.main_first else 2
-                while len(list(shared.glob(f"{name}-[0-9]"))) < count:
-                    time.sleep(0.01)
-                touch(shared / f"{name}-done")
-            seen[first.__name__] = (shared / f"{name}-done").exists()
-    ctx.barrier()
-say(json.dumps(seen))
-"""
-
-
-@needs_mpirun
-@pytest.mark.skipif(missing_for_hosts() is not None, reason=str(missing_for_hosts()))
-def test_on_two_hosts(hosts: Hosts) -> None:
-    (hosts.shared / "gate.py").write_text(BEGIN + _HOSTS)
-    ours = {"MASTER_ADDR": "nodea", "DISTBOOT_SECRET": "swordfish"}
-    exports = [word for name in (*ours, "PATH") for word in ("-x", name)]
-    launch = [str(MPIRUN), "--bind-to", "none", "-H", "nodea:2,nodeb:2", "--map-by", "node", *exports]
-    done = hosts.run("nodea", [*launch, sys.executable, "gate.py"], {**MPI_ENV, **ours}, 120)
-    assert json_lines(done) == [
-        {"rank": rank, "hosts": ["nodea", "nodeb"], "main_first": True, "local_main_first": True} for rank in range(4)
-    ]
 
 
 _TEXTS = [

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 from conftest import Run
-from hosts import Hosts, missing_for_hosts
-from launched import FILES, json_lines, needs_torch
+from hosts import Hosts
+from launched import FILES, json_lines, needs_hosts, needs_torch
 from supervised import until
 
-pytestmark = pytest.mark.skipif(missing_for_hosts() is not None, reason=str(missing_for_hosts()))
+pytestmark = needs_hosts
 
 NAMES = ("nodea", "nodeb", "nodec")
 ADDRESSES = dict(zip(NAMES, ("10.77.0.11", "10.77.0.12", "10.77.0.13"), strict=True))
@@ -232,20 +232,6 @@ def test_name_that_resolves_only_later_is_waited_for_and_said(three: Hosts) -> N
     assert "name resolution" in (three.shared / "said-1").read_text()
 
 
-@pytest.mark.parametrize(
-    "command",
-    [*WITHOUT, pytest.param(("who.py",), marks=GLOO)],
-    ids=["init", "wrapper", "Gloo"],
-)
-def test_two_jobs_with_one_port_on_the_same_hosts_both_come_up(hosts3: Hosts, command: tuple[str, ...]) -> None:
-    def job(secret: str) -> dict[int, Done]:
-        return _job(hosts3, NEAR_AND_FAR, *command, DISTBOOT_SECRET=secret)
-
-    with ThreadPoolExecutor(2) as pool:
-        for done in pool.map(job, ("one", "two")):
-            assert _places(done) == EXACT[NEAR_AND_FAR]
-
-
 def test_what_differs_between_the_ranks_is_said_once(hosts3: Hosts) -> None:
     done = _job(hosts3, UNEVEN, *SHOW_JOB, "--json", each={3: {"NCCL_IB_DISABLE": "1"}})
     said = "rank 3 (node 2): NCCL_IB_DISABLE='1', others not set"
@@ -308,23 +294,6 @@ def test_hosts_of_one_name_are_nodes_of_their_own(three: Hosts) -> None:
         assert three.run(host, ["hostname", "pytorch"]).returncode == 0  # as every container of one image may be called
     done = _job(three, CYCLIC, "where.py", MASTER_ADDR=ADDRESSES["nodea"])
     assert _places(done) == [("pytorch", *place[1:]) for place in EXACT[CYCLIC]]
-
-
-@pytest.mark.all
-@needs_torch
-def test_two_agents_of_torchrun_on_one_host(hosts3: Hosts) -> None:
-    agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "3", "--nproc-per-node", "2"]
-    where = ["--master-addr", "nodea", "--master-port", "29600"]
-
-    def start(node: int) -> Done:
-        command = [*agent, "--node-rank", str(node), *where, "where.py"]
-        return hosts3.run(("nodea", "nodea", "nodeb")[node], command, {"OMP_NUM_THREADS": "1"}, timeout=90)
-
-    with ThreadPoolExecutor(3) as pool:
-        lines = [line for done in pool.map(start, range(3)) for line in json_lines(done)]
-    assert [(line["RANK"], line["NODE_RANK"], line["LOCAL_RANK"], line["LOCAL_WORLD_SIZE"]) for line in lines] == [
-        (rank, rank // 2, rank % 2, 2) for rank in range(6)
-    ]
 
 
 def test_loopback_that_all_hosts_are_told_is_named(hosts3: Hosts) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from launched import in_both_ways, needs_torch
-from supervised import DEFAULT, FAILING, FAILING_TORCH, Start, until
+from launched import in_both_ways
+from supervised import DEFAULT, FAILING, Start, until
 
 _UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
@@ -46,16 +46,6 @@ until("end")
     assert codes[:2] == [143 if init else 5, 5]
     assert codes[2] in ((137, 143) if init else (5,))  # who was stopped goes on, and is ended by TERM
     assert running.first(2) == running.first(0)
-
-
-@needs_torch
-def test_term_from_outside_ends_all_at_once_and_is_no_failure(start_init: Start) -> None:
-    running = start_init(FAILING_TORCH % "pass", 2, framework="torch", CULPRIT="1")
-    pids = running.all_ready()
-    os.kill(pids[0], signal.SIGTERM)  # blocked in a collective operation
-    assert running.codes() == [143, 143]
-    assert running.first(1).startswith("stopped by an external SIGTERM: rank 0 got it first, on ")
-    assert running.report()["outcome"] == "stopped"
 
 
 def test_uncaught_keyboard_interrupt_is_from_outside(start_init: Start) -> None:
