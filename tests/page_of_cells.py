@@ -18,12 +18,14 @@ class Tables(NamedTuple):
         titles: of the cases, by name.
         ways: one table for each.
         launchers: the heads of the other columns.
+        missing: for what could not be had.
     """
 
     word: str
     titles: Mapping[str, str]
     ways: Sequence[str]
     launchers: Sequence[str]
+    missing: str = "n/a"
 
     def checked(self, file: Path, texts: Cells, *, write: bool) -> str:
         """The page, all of whose tables are as they should be; written first, where what was not run stays."""
@@ -61,6 +63,6 @@ class Tables(NamedTuple):
     def _table(self, way: str, texts: Cells) -> str:
         rows = [f"| {self.word} | {' | '.join(self.launchers)} |", "|---" * (len(self.launchers) + 1) + "|"]
         for name, title in self.titles.items():
-            found = [texts.get((name, way, launcher), "n/a") for launcher in self.launchers]
+            found = [texts.get((name, way, launcher), self.missing) for launcher in self.launchers]
             rows.append(f"| {title} | {' | '.join(found)} |")
         return "\n".join(rows) + "\n"

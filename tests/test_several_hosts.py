@@ -81,19 +81,6 @@ def test_unmodified_script_on_two_hosts_through_the_wrapper(hosts: Hosts) -> Non
     assert places_of(lines) == [(host, None, local_rank, size) for host, _, local_rank, size in places]
 
 
-@needs_mpirun
-@pytest.mark.parametrize(
-    ("options", "places"), [((), UNEVEN), (("--map-by", "node"), CYCLIC)], ids=["uneven", "uneven-cyclic"]
-)
-def test_bare_mpirun_on_two_hosts_comes_up_with_mpi4py(
-    hosts: Hosts, options: tuple[str, ...], places: list[tuple[object, ...]]
-) -> None:
-    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
-    lines = json_lines(mpirun_on(hosts, "nodea:2,nodeb:1", sys.executable, "where.py", options=options))
-    assert places_of(lines) == places
-    assert {line["launcher"] for line in lines} == {"openmpi"}
-
-
 @needs_slurm
 @pytest.mark.parametrize(
     ("script", "total"),
