@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -90,6 +92,15 @@ dist.destroy_process_group()
 # What is on all hosts. Importing torch takes two seconds of CPU in each rank: those without it are for where it is not
 # the subject.
 FILES = {"who.py": WHO, "where.py": _WHO % "none", "plain.py": _PLAIN, "environment.py": _ENVIRONMENT}
+
+
+@contextmanager
+def hosts_up(*names: str) -> Iterator[Hosts]:
+    """Hosts, all of which have these."""
+    with Hosts.up(*([names] if names else [])) as up:
+        for name, text in FILES.items():
+            (up.shared / name).write_text(text)
+        yield up
 
 
 def json_lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:

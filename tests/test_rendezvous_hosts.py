@@ -13,13 +13,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from conftest import Run
 from hosts import Hosts
-from launched import FILES, json_lines, needs_hosts, needs_torch
+from launched import FILES, hosts_up, json_lines, needs_hosts, needs_torch
 from supervised import until
 
 pytestmark = needs_hosts
@@ -35,25 +34,17 @@ SHOW_JOB = ("-m", "distboot", "show", "--job")
 Done = subprocess.CompletedProcess[str]
 
 
-@contextmanager
-def _three_up() -> Iterator[Hosts]:
-    with Hosts.up(("head", *NAMES)) as hosts:
-        for name, text in FILES.items():
-            (hosts.shared / name).write_text(text)
-        yield hosts
-
-
 @pytest.fixture
 def three() -> Iterator[Hosts]:
     """Three hosts for one test, which may break them."""
-    with _three_up() as hosts:
+    with hosts_up("head", *NAMES) as hosts:
         yield hosts
 
 
 @pytest.fixture(scope="module")
 def hosts3() -> Iterator[Hosts]:
     """Three hosts for the tests that leave them as they are."""
-    with _three_up() as hosts:
+    with hosts_up("head", *NAMES) as hosts:
         yield hosts
 
 
