@@ -115,6 +115,7 @@ def test_derived_ports_are_the_same_for_a_job_and_spread_over_jobs() -> None:
     assert set(ports) <= set(DERIVED_PORTS)
     assert len(set(ports)) > 400
     steps = [detect({**one("slurm-srun-22.05.8/2nodes_2procs", 0), "SLURM_STEP_ID": str(step)}) for step in (0, 1)]
+    assert (steps[0].platform, steps[0].master_addr) == ("slurm", "nodea")
     assert steps[0].job_id != steps[1].job_id
     assert steps[0].master_port != steps[1].master_port
 

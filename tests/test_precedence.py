@@ -133,6 +133,11 @@ def test_local_rank_is_the_launchers_own_in_whatever_order(capture: str, source:
     assert {placement.sources["local_rank"] for placement in placements} == {source}
 
 
+def test_ranks_of_a_heterogeneous_step_do_not_say_where_rank_0_is() -> None:
+    # The list of hosts is sorted by name, and the ranks need not be.
+    assert detect(one("slurm-het-22.05.8/salloc_srun_colon_n", 0)).master_addr is None
+
+
 ONE_TASK_A_NODE, STEP = "slurm-srun-22.05.8/2nodes_1proc", "slurm-srun-22.05.8/2nodes_2procs"
 MPICH, MPICH_ALONE = one("mpich-4.0.2/2nodes_2procs", 0), one("mpich-4.0.2/1node_1proc", 0)
 MPI_5, MPI_5_ALONE = one("openmpi-5.0.11/2nodes_2procs", 0), one("openmpi-5.0.11/1node_1proc", 0)
