@@ -18,8 +18,7 @@ from supervised import Job, Start, until
 from distboot.agent.exit_status import ExitStatus
 from distboot.agent.restarts import Restarts
 from distboot.agent.root_cause import RankState, from_exit
-from distboot.rendezvous.messages import Refused, RequestStop
-from distboot.rendezvous.protocol import Channel, Frame, Frames, ProtocolError
+from distboot.rendezvous.messages import Refused
 from distboot.settings import RestartSettings
 
 _ROUND = """
@@ -217,20 +216,6 @@ def test_second_agent_of_a_rank_that_is_there_is_refused_and_the_job_goes_on(ran
     assert "comes a second time, and rank 1 is there already, as process 1001 on 'a'" in late.why
     last = Rank(first.port, record(2, 3))
     assert {each.met().round for each in (first, again, last)} == {4}  # which only one of them knew
-
-
-def test_what_was_said_in_an_earlier_round_is_refused() -> None:
-    said = Channel("secret", "this rank", "challenge", "nonce", 0).sign(RequestStop("SIGUSR1"))
-    with pytest.raises(ProtocolError, match="speaks of round 0 of the job, and this is round 1"):
-        Channel("secret", "rank 0", "challenge", "nonce", 1).verify(*_frame(said), RequestStop)
-    forged = said[:4] + (1).to_bytes(4, "big") + said[8:]
-    with pytest.raises(ProtocolError, match="another DISTBOOT_SECRET"):
-        Channel("secret", "rank 0", "challenge", "nonce", 1).verify(*_frame(forged), RequestStop)
-
-
-def _frame(data: bytes) -> tuple[Frame, Frames]:
-    frames = Frames()
-    return frames.feed(data)[0], frames
 
 
 _PATH_OF_FAILURE = 'File "/job/train.py", line %d, in step'

@@ -84,24 +84,6 @@ def test_script_that_is_process_1_of_a_container_is_stopped(start_init: Start) -
     assert running.first(0).startswith("rank 1 failed first: exit code 3")
 
 
-def test_what_a_shell_has_started_does_not_outlive_the_job(start: Start) -> None:
-    script = """
-import subprocess
-if rank != 1:
-    inner = "import signal, time; signal.signal(15, signal.SIG_IGN); print('in', flush=True); time.sleep(60)"
-    child = subprocess.Popen([sys.executable, "-c", inner], stdout=subprocess.PIPE)
-    child.stdout.readline()
-    Path(f"inner-{rank}").write_text(str(child.pid))
-"""
-    running = start(script + FAILING % "os._exit(5)", CULPRIT="1", DISTBOOT_GRACE="1")
-    running.all_ready()
-    inner = [int(path.read_text()) for path in running.folder.glob("inner-*")]
-    running.touch("fail")
-    assert running.codes() == [5, 5, 5]
-    assert len(inner) == 2
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in inner))
-
-
 def test_term_for_rank_0_that_waits_for_the_others_is_no_failure_of_theirs(start: Start) -> None:
     running = start("ready()\nuntil(f'end-{rank}')\n")
     running.all_ready()
