@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Run
-from process1 import EXEC_PROCESS_1, NAMESPACE, PROCESS_1, WRAPPER, Mode, Wrapped, in_modes, needs_namespace, wrapped
+from process1 import EXEC_PROCESS_1, NAMESPACE, PROCESS_1, Mode, Wrapped, in_modes, needs_namespace, wrapped
 
 
 def _prepared(script: str) -> tuple[str, ...]:
@@ -107,12 +107,3 @@ def test_other_commands_in_containers_that_lack_something(
     done = run(*NAMESPACE, *_CONTAINERS[container], sys.executable, "-m", "distboot", command, "--json", env=env)
     expected = 78 if (container, command) == ("no /dev/shm", "doctor") else 0
     assert (done.returncode, done.stderr) == (expected, "")
-
-
-@needs_root
-@needs_namespace
-def test_log_file_in_a_read_only_container(env: dict[str, str], run: Run) -> None:
-    options = ["--log-dir", "/var/log/distboot"]
-    done = run(*NAMESPACE, *_CONTAINERS["read-only"], *WRAPPER, *options, "--", "true", env=env)
-    assert done.stderr.startswith("distboot: error[output-failed]: the log file '/var/log/distboot/rank-0.log' ")
-    assert (done.returncode, done.stdout) == (74, "")
