@@ -22,7 +22,7 @@ import tensorflows
 from captured import without_launchers
 from horovods import write_scripts
 from hosts import Hosts, Slurm
-from launched import FILES
+from launched import hosts_up
 from ranks import Ranks, RunRanks, run_ranks, runner
 from recorded import Get, machine
 from rendezvous_peers import OURS, FakeRank0, Rank0, record
@@ -134,9 +134,7 @@ def get(tmp_path: Path) -> Get:
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Hosts]:
-    with Hosts.up() as up:
-        for name, text in FILES.items():
-            (up.shared / name).write_text(text)
+    with hosts_up() as up:
         yield up
 
 

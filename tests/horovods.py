@@ -9,13 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launched import MPI_ENV, OPENMPI4, needs, needs_openmpi4
+from launched import MPI_ENV, OPENMPI4, needs
 
 if TYPE_CHECKING:
     from conftest import Run  # which imports this
 
 needs_horovod = needs("horovod")  # tests/frameworks/wheels.sh builds it
-__all__ = ["OPENMPI4", "needs_openmpi4"]  # which others have from here
 
 UNDER_4 = (str(OPENMPI4), "--oversubscribe", "-n", "2")
 

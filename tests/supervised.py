@@ -41,17 +41,6 @@ if rank == int(os.environ["CULPRIT"]):
     %s
 until("end")
 """
-
-# The survivors wait in a collective operation of Gloo, which no handler written in Python interrupts.
-FAILING_TORCH = """
-import torch, torch.distributed as dist
-ready()
-if rank == int(os.environ["CULPRIT"]):
-    until("fail")
-    %s
-dist.all_reduce(torch.ones(1))
-until("end")
-"""
 # What the rank does that fails, its exit code, and what is said of it.
 ENDS = {
     "exception": ("raise ValueError('boom')", 1, "uncaught exception: ValueError: boom"),

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 from conftest import Run
-from hosts import Hosts, missing_for_hosts
-from launched import MPI_ENV, MPIRUN, json_lines, needs_mpirun
 from ranks import BEGIN, Ranks
 from supervised import until
 
@@ -80,19 +78,9 @@ def test_waiting_inside_main_first_and_a_time_limit_that_is_none_are_refused(cou
                 ctx.barrier()
             with pytest.raises(distboot.DistbootError, match=r"local_main_first\(\) inside main_first\(\): "):
                 ctx.local_main_first().__enter__()
+        with ctx.local_main_first(timeout=9):
+            pass
         ctx.barrier()
-
-
-def test_alone(run: Run) -> None:
-    script = """
-with distboot.init("none", timeout=0.1) as ctx:
-    ctx.barrier()
-    for first in (ctx.main_first, ctx.local_main_first):
-        with first(timeout=0.1):
-            say(ctx.rank, ctx.is_main, ctx.is_local_main)
-"""
-    result = run(sys.executable, "-c", BEGIN + script)
-    assert (result.stdout, result.stderr) == ("0 True True\n" * 2, "")
 
 
 def test_without_the_rendezvous_there_is_no_gate(run: Run, port: int) -> None:
@@ -101,40 +89,6 @@ def test_without_the_rendezvous_there_is_no_gate(run: Run, port: int) -> None:
     result = run(sys.executable, "-c", BEGIN + "attempt(distboot.init('none').barrier)", env={**job, **place})
     said = "rendezvous-needed barrier() needs the roll call, and it is off | unset DISTBOOT_RENDEZVOUS\n"
     assert (result.stdout, result.stderr) == (said, "")
-
-
-_HOSTS = """
-shared = Path("barriers")
-with distboot.init("none", join_timeout=60) as ctx:
-    seen = {"rank": ctx.rank, "hosts": ctx.hosts}
-    shared.mkdir(exist_ok=True)
-    ctx.barrier()
-    for first, mine in ((ctx.main_first, ctx.is_main), (ctx.local_main_first, ctx.is_local_main)):
-        name = f"{first.__name__}-{0 if first == ctx.main_first else ctx.node_rank}"
-        touch(shared / f"{name}-{ctx.rank}")
-        with first(timeout=60):
-            if mine:
-                count = 4 if first == ctx.main_first else 2
-                while len(list(shared.glob(f"{name}-[0-9]"))) < count:
-                    time.sleep(0.01)
-                touch(shared / f"{name}-done")
-            seen[first.__name__] = (shared / f"{name}-done").exists()
-    ctx.barrier()
-say(json.dumps(seen))
-"""
-
-
-@needs_mpirun
-@pytest.mark.skipif(missing_for_hosts() is not None, reason=str(missing_for_hosts()))
-def test_on_two_hosts(hosts: Hosts) -> None:
-    (hosts.shared / "gate.py").write_text(BEGIN + _HOSTS)
-    ours = {"MASTER_ADDR": "nodea", "DISTBOOT_SECRET": "swordfish"}
-    exports = [word for name in (*ours, "PATH") for word in ("-x", name)]
-    launch = [str(MPIRUN), "--bind-to", "none", "-H", "nodea:2,nodeb:2", "--map-by", "node", *exports]
-    done = hosts.run("nodea", [*launch, sys.executable, "gate.py"], {**MPI_ENV, **ours}, 120)
-    assert json_lines(done) == [
-        {"rank": rank, "hosts": ["nodea", "nodeb"], "main_first": True, "local_main_first": True} for rank in range(4)
-    ]
 
 
 _TEXTS = [
@@ -199,7 +153,7 @@ def test_block_of_rank_0_may_be_long_or_fail(ranks: Ranks) -> None:
 def test_failure_is_told_also_to_a_rank_that_comes_later_without_the_secret_and_not_endless(ranks: Ranks) -> None:
     script = """
 with distboot.init("none", join_timeout=60) as ctx:
-    denied = OSError("denied for " + os.environ["DISTBOOT_SECRET"] + " disk full" * 10_000)
+    denied = OSError("denied for " + os.environ["DISTBOOT_SECRET"] + "\\x07 disk full" * 10_000)
     for error in (denied, None):
         if error is not None and not ctx.is_main:
             until("failed")
@@ -216,7 +170,7 @@ with distboot.init("none", join_timeout=60) as ctx:
     (first, first_code), (second, second_code) = ranks(script, DISTBOOT_SECRET="it's me")
     assert (first, first_code, second_code) == ("inside\n", 0, 0)
     assert second.startswith("DistbootError True ")
-    assert "the block failed on rank 0: OSError: denied for *** disk full disk full" in second
+    assert "the block failed on rank 0: OSError: denied for ***\\x07 disk full\\x07 disk full" in second
     assert "me" not in second.partition("denied")[2].partition("\n")[0]
     assert second.endswith("\ninside\n")
 
@@ -267,19 +221,6 @@ for leaves in (1, 0):
     )
     # So whoever ended is the one that failed first, also if failure detection hears later of it than of these.
     assert all(ExitStatus(words=f"distboot.DistbootError: {output}").is_secondary for output, _ in (first, second))
-
-
-@pytest.mark.parametrize("dies", [0, 1])
-def test_rank_that_dies_and_not_one_that_waits_for_it_failed_first(ranks: Ranks, dies: int) -> None:
-    script = """
-ctx = distboot.init("none", join_timeout=60)
-if ctx.rank == DIES:
-    os.kill(os.getpid(), 9)
-ctx.barrier()
-"""
-    outputs = ranks(script.replace("DIES", str(dies)), 3)
-    first = f"rank {dies} failed first: "
-    assert all(first in output for rank, (output, _) in enumerate(outputs) if rank != dies), outputs
 
 
 _LATE = """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,18 +15,6 @@ from ranks import BEGIN, Ranks
 import distboot
 
 pytestmark = needs_torch
-
-
-@pytest.mark.all
-@pytest.mark.ranks(2)
-def test_main_goes_first(shared_tmp_path: Path) -> None:
-    # It may take longer than a collective operation, and whoever was first may end before the others are through.
-    with distboot.init(join_timeout=60, timeout=3) as ctx, ctx.main_first():
-        if ctx.is_main:
-            time.sleep(4)  # the work that the other one must not overtake
-            (shared_tmp_path / "done").touch()
-        else:
-            assert (shared_tmp_path / "done").exists()
 
 
 def test_timeout_bounds_a_collective(ranks: Ranks) -> None:

@@ -16,14 +16,9 @@ from typing import Any
 
 import pytest
 import yaml
-from captured import one
 from conftest import PACKAGE
-from documented import AZUREML_PYTORCH
 from pages import Block, blocks
 from ranks import RunRanks
-
-from distboot import detect
-from distboot.detection.detect import refuse_unless_rank
 
 needs_azure = pytest.mark.skipif(
     not any(distributions(name="azure-ai-ml")), reason="azure-ai-ml is not installed (pip install azure-ai-ml)"
@@ -107,16 +102,6 @@ def test_every_kind_of_job_is_shown_in_yaml_and_in_python() -> None:
     pythons = "".join(block.text for block in SHOWN if block.language == "python")
     for name in ("MpiDistribution", "PyTorchDistribution", "TensorFlowDistribution"):
         assert f"distribution={name}(" in pythons
-
-
-def test_processes_of_each_distribution_know_who_they_are() -> None:
-    mpi = {**one("openmpi-4.1.4/2nodes_2procs", 3), "AZ_BATCH_MASTER_NODE": "10.0.0.4:6000", "AZUREML_RUN_ID": "run"}
-    workers = {"cluster": {"worker": ["10.0.0.4:2222", "10.0.0.5:2222"]}, "task": {"type": "worker", "index": 1}}
-    for environ in (mpi, AZUREML_PYTORCH, {"TF_CONFIG": json.dumps(workers), "AZUREML_RUN_ID": "run"}):
-        placement = detect(environ)
-        assert (placement.platform, placement.master_addr) == ("azureml", "10.0.0.4")
-        assert placement.master_port is not None
-        refuse_unless_rank(placement)
 
 
 def test_copy_of_the_folder_next_to_the_script_is_enough(tmp_path: Path, run_ranks: RunRanks) -> None:

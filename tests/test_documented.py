@@ -18,16 +18,11 @@ def _numbers(placement: Placement) -> tuple[int | None, ...]:
 @pytest.mark.parametrize(
     ("environ", "launcher"),
     [
-        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, "openmpi"),
         ({"PMI_RANK": "3", "PMI_SIZE": "4"}, "pmi"),
-        ({"MV2_COMM_WORLD_RANK": "3", "MV2_COMM_WORLD_SIZE": "4"}, "mvapich"),
         ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4"}, "slurm"),
         ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}, "slurm"),
         ({"RANK": "3", "WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "none"}, "torchrun"),
         ({"RANK": "3", "WORLD_SIZE": "4"}, "torch"),
-        ({"RANK": "3", "WORLD_SIZE": "4", "DISTBOOT_LAUNCHER": "deepspeed"}, "deepspeed"),
-        ({"PMI_RANK": "3", "PMI_SIZE": "4", "DISTBOOT_LAUNCHER": "intelmpi"}, "intelmpi"),
-        ({"HOROVOD_RANK": "3", "HOROVOD_SIZE": "4"}, "horovodrun"),
         ({"FLUX_TASK_RANK": "3", "FLUX_JOB_SIZE": "4"}, "flux"),
         ({"PALS_RANKID": "3", "PMI_SIZE": "4"}, "pals"),
         ({"JSM_NAMESPACE_RANK": "3", "JSM_NAMESPACE_SIZE": "4"}, "lsf"),

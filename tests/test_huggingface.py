@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import sys
-
 import pytest
-from conftest import Run
-from launched import MPI_ENV, TWO_OF_MPIRUN, needs, needs_mpirun
+from launched import needs
 from ranks import WRAPPER, RunRanks
 
 pytestmark = pytest.mark.all
@@ -38,14 +34,3 @@ def test_accelerate_unmodified_on_uneven_nodes(run_ranks: RunRanks) -> None:
         {"numbers": [1, 0, 3], "local_world_size": 1, "total": [0, 1, 2]},
         {"numbers": [2, 1, 3], "local_world_size": 2, "total": [0, 1, 2]},
     ]
-
-
-@needs_mpirun
-@needs("accelerate")
-def test_accelerate_after_init(run: Run) -> None:
-    script = f"import distboot\nctx = distboot.init()\n{_NUMBERS}ctx.close()"
-    result = run(*TWO_OF_MPIRUN, sys.executable, "-c", script, env=MPI_ENV)
-    lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
-    assert sorted(line["numbers"] for line in lines) == [[0, 0, 2], [1, 1, 2]], result.stderr
-    assert [line["total"] for line in lines] == [[0, 1], [0, 1]]
-    assert result.returncode == 0

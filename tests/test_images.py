@@ -19,13 +19,12 @@ import pytest
 import yaml
 from conftest import Run
 from launched import MPI_ENV, MPIRUN, json_lines, needs_mpirun
-from podman import DOCKER, ROOT, Container, Podman, argument, history, missing
+from podman import DOCKER, Container, Podman, argument, history, missing
 
 pytestmark = [pytest.mark.all, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 
 _PACKAGES = f"numpy=={version('numpy')} scikit-learn=={version('scikit-learn')}"
 _TWO_RANKS = '--entrypoint=["python", "-m", "distboot", "run", "--nproc-per-node=2", "--"]'
-_EXAMPLES = f"--volume={ROOT / 'examples'}:/workspace:ro"
 _OFFLINE = "--network=none"
 _WAITS = """import signal
 print("READY", flush=True)
@@ -82,28 +81,6 @@ def test_distboot_is_installed_beside_torch(podman: Podman, image: str) -> None:
     torch = podman.run(image, "python", "-c", "import distboot, torch; print(distboot.__file__, torch.__version__)")
     assert torch.stdout.split() == [torch.stdout.split()[0], version("torch")], torch.stderr
     assert not torch.stdout.startswith(("/opt", "/workspace"))
-
-
-@pytest.mark.parametrize(
-    ("command", "code", "said"),
-    [
-        (("true",), 0, ""),
-        (("sh", "-c", "exit 3"), 3, ""),
-        (("sh", "-c", "kill -KILL $$"), 137, ""),
-        (("sh", "-c", "kill -SEGV $$"), 139, ""),
-        (("/etc/passwd",), 126, "error[command-not-executable]"),
-        (("train.py",), 127, "error[command-not-found]"),
-        ((), 2, "error[usage]: no command"),
-    ],
-    ids=["0", "3", "killed", "crashed", "not-executable", "not-found", "no-command"],
-)
-def test_exit_code_of_the_container_is_that_of_the_command(
-    podman: Podman, image: str, command: tuple[str, ...], code: int, said: str
-) -> None:
-    done = podman.run(image, *command)
-    assert (done.returncode, done.stdout) == (code, ""), done.stderr
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_mpirun_starts_ranks_in_an_image_with_an_mpi_library(podman: Podman) -> None:
@@ -165,26 +142,6 @@ def test_doctor_in_a_container_names_the_option_of_docker_run(podman: Podman, im
     assert (finding["status"], finding["remedy"].partition("=")[0]) == ("problem", "docker run --shm-size")
 
 
-def test_two_containers_of_two_ranks_train(podman: Podman, image: str) -> None:
-    command = ("python", "train_digits_distboot.py", "--epochs", "5")
-    narrow = ("--shm-size=1m", "--read-only", "--user=12345:0")  # podman leaves a /tmp
-    with _nodes(podman, image, 2, *command, options=(_TWO_RANKS, _EXAMPLES, *narrow)) as nodes:
-        assert [node.exit_code() for node in nodes] == [0, 0], "".join(node.logs() for node in nodes)
-        assert _has_trained(nodes[0].logs()), nodes[0].logs()
-
-
-def test_container_that_is_killed_is_named_in_all_others(podman: Podman, image: str) -> None:
-    with _nodes(podman, image, 3, "python", "-c", _WAITS) as nodes:
-        for node in nodes:
-            node.wait_for("READY")
-        podman("kill", "--signal=KILL", nodes[2].name)
-        for rank, node in enumerate(nodes[:2]):
-            assert node.exit_code() != 0
-            assert re.search(
-                rf"distboot: rank {rank} on node{rank}: rank 2 became unreachable first: .*, on node2 ", node.logs()
-            )
-
-
 def test_container_of_two_ranks_that_is_killed_is_named_by_the_other_two(podman: Podman, image: str) -> None:
     script = f"import distboot; distboot.init('none'); {_WAITS}"
     with _nodes(podman, image, 2, "python", "-c", script, options=(_TWO_RANKS,)) as nodes:
@@ -195,72 +152,6 @@ def test_container_of_two_ranks_that_is_killed_is_named_by_the_other_two(podman:
         assert re.search(
             r"distboot: node 0 on node0: ranks 2-3 became unreachable first: .*, on node1 ", nodes[0].logs()
         )
-
-
-_BEGINS_AGAIN = """import os, signal, subprocess, sys, time
-round_, rank = os.environ["DISTBOOT_RESTART_COUNT"], os.environ["RANK"]
-print("READY", round_, flush=True)
-if round_ == "0":
-    subprocess.Popen(["sleep", "1000"], start_new_session=True)
-    time.sleep(1000)
-if round_ == "1" and rank == "0":
-    os.kill(os.getpid(), signal.SIGKILL)
-while round_ == "1":
-    time.sleep(1)
-print("processes", sum(name.isdigit() for name in os.listdir("/proc")), flush=True)
-"""
-
-
-@pytest.mark.parametrize("lost", [0, 1])
-def test_container_that_is_killed_and_started_again_is_the_same_rank(podman: Podman, image: str, lost: int) -> None:
-    with _nodes(podman, image, 2, "python", "-c", _BEGINS_AGAIN, options=("--env=DISTBOOT_MAX_RESTARTS=2",)) as nodes:
-        for node in nodes:
-            node.wait_for("READY 0")
-        podman("kill", "--signal=KILL", nodes[lost].name)
-        podman("start", nodes[lost].name)
-        assert [node.exit_code() for node in nodes] == [0, 0], "".join(node.logs() for node in nodes)
-        for node in nodes:  # as process 1, which leaves nothing of a round behind
-            assert re.findall(r"READY (\d)", node.logs())[-1] == "2"
-            assert "processes 2\n" in node.logs()
-
-
-_FAILS = """
-import os, signal, sys
-if sys.argv[1:]:
-    import distboot
-    distboot.init("none")
-if os.environ["RANK"] == "2":
-    open("/dev/termination-log", "w").write("mine")
-def fail(*_):
-    raise ValueError("boom")
-signal.signal(signal.SIGUSR1, fail)
-print("READY", flush=True)
-while True:
-    signal.pause()
-"""
-
-
-@pytest.mark.parametrize("init", [False, True], ids=["ENTRYPOINT", "init"])
-def test_first_failure_is_in_the_termination_log_of_every_container(
-    podman: Podman, image: str, tmp_path: Path, init: bool
-) -> None:
-    files = [tmp_path / f"log{node}" for node in range(3)]
-    for file in files:
-        file.touch()
-        file.chmod(0o666)  # as the kubelet does it: the user in the container is another one
-    command = ["-c", _FAILS, "init"] if init else ["python", "-c", _FAILS]
-    mounted = f"--volume={tmp_path}/log{{node}}:/dev/termination-log"
-    with _nodes(podman, image, 3, *command, options=(mounted, *(["--entrypoint=python"] if init else []))) as nodes:
-        for node in nodes:
-            node.wait_for("READY")
-        podman("kill", "--signal=USR1", nodes[1].name)
-        assert [node.exit_code() for node in nodes][1] == 1
-        logs = "".join(node.logs() for node in nodes)
-    first, second, third = (file.read_text() for file in files)
-    assert first.startswith("distboot: rank 1 failed first: uncaught exception: ValueError: boom, on node1, in "), logs
-    assert first.endswith("\n  | ValueError: boom")
-    assert second.partition(", on node1")[0] == first.partition(", on node1")[0]
-    assert third == "mine"
 
 
 def test_compose_file_builds_and_trains(podman: Podman, tmp_path: Path) -> None:

@@ -77,14 +77,6 @@ def test_alone(run: Run) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.all
-def test_many_single_processes_at_once_do_not_share_a_port(clean_env: dict[str, str]) -> None:
-    script = "import distboot; distboot.init('torch', join_timeout=30).close(); print('up')"
-    command = [sys.executable, "-c", script]
-    started = [subprocess.Popen(command, env=clean_env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    assert [process.communicate(timeout=120)[0] for process in started] == ["up\n"] * 2
-
-
 def test_init_process_group_that_is_left_in_the_script_is_named(run: Run) -> None:
     script = "import distboot; distboot.init(); import torch.distributed as dist; dist.init_process_group('gloo')"
     result = run(sys.executable, "-c", script)

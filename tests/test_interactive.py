@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from launched import needs
-from supervised import until
 
 _OTHER = """
 import distboot
@@ -92,20 +90,3 @@ def test_kernel_of_a_notebook_is_a_rank(environ: dict[str, str], other: subproce
         assert (other.returncode, "went on" in said, "failed first" in said) == (0, True, False), said
     finally:
         kernel.shutdown_kernel(now=True)
-
-
-def test_session_that_is_killed_is_a_failure(
-    environ: dict[str, str], other: subprocess.Popen[str], tmp_path: Path
-) -> None:
-    session = subprocess.Popen(
-        [sys.executable, "-i", "-q"], env=environ, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
-    assert session.stdin is not None
-    with session:
-        session.stdin.write("\n".join([*_CELLS[:2], "open('ready', 'w').close()", ""]))
-        session.stdin.flush()
-        until((tmp_path / "ready").exists)
-        session.send_signal(signal.SIGKILL)
-        said = other.communicate(timeout=60)[0]
-    assert "rank 0 failed first" in said or "rank 0 became unreachable first" in said

@@ -353,25 +353,6 @@ def test_rank_that_is_late_is_named_until_it_goes_on(start: Start, init: bool) -
     assert events[-1]["event"] == "late_over"
 
 
-@pytest.mark.parametrize(
-    ("does", "expected"),
-    [
-        (
-            "import re; re.match('(a+)+b', 'a' * 99)",
-            r"for rank 1 .* it is in match \(train.py:\d+\); ranks 0, 2 wait in all_r",
-        ),
-        ("os.kill(os.getpid(), signal.SIGSTOP)", r"for rank 1 .* it is (in .*, )?stopped by a signal"),
-        ("dist.broadcast(torch.ones(1), src=1)", r"for \S+ .* wait"),
-    ],
-    ids=["holds-the-lock", "stopped", "another-collective"],
-)
-def test_where_a_rank_is_that_runs_no_python(start: Start, does: str, expected: str) -> None:
-    job = start(TRAIN.format(does=does), ranks=3, framework="torch", **LATE)
-    job.all_ready()
-    wait_for(job, ": waiting for ")
-    assert re.search("waiting " + expected, notices(job)), notices(job)
-
-
 def test_collective_that_times_out_is_the_fault_of_whom_it_waited_for(start: Start) -> None:
     script = "import datetime\n" + TRAIN.replace('"gloo"', '"gloo", timeout=datetime.timedelta(seconds=9)')
     job = start(script.format(does="until('never')"), ranks=3, framework="torch", DISTBOOT_GRACE="2")

@@ -201,24 +201,6 @@ def test_size_check_is_for_trainings_in_jobs_of_ours_only(monkeypatch: pytest.Mo
     assert callbacks() == []
 
 
-def test_exports_are_no_launcher_for_what_the_script_starts(run_ranks: RunRanks) -> None:
-    script = """
-def shown():
-    show = [sys.executable, "-m", "distboot", "show", "--json"]
-    return json.loads(subprocess.run(show, capture_output=True, check=True).stdout)["launcher"]
-found = [shown()]
-with distboot.init("none", join_timeout=60) as ctx:
-    found.append(shown())
-    names = ("TORCHELASTIC_RUN_ID", "GROUP_RANK", "GROUP_WORLD_SIZE")
-    env = {name: os.environ[name] for name in names}
-say(rank=ctx.rank, launchers=found, env=env)
-"""
-    ended = run_ranks(_BEGIN + script, before=WRAPPER)
-    env = {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
-    lines = [rank.line() for rank in ended]
-    assert lines == [{"rank": rank, "launchers": ["torch", "torch"], "env": env} for rank in range(2)]
-
-
 def test_master_port_is_free_after_init_none(run_ranks: RunRanks) -> None:
     script = """
 import socket

@@ -98,21 +98,6 @@ def _exported(environ: dict[str, str]) -> dict[str, str]:
     return merged(variables(detect(environ), environ), environ)
 
 
-def test_child_of_the_wrapper_is_the_same_process_of_the_job() -> None:
-    for name, rank in (
-        ("plain-python-3.11/nothing", 0),
-        ("openmpi-4.1.4/1node_4procs", 2),
-        ("torchrun-2.13.0/1node_4procs", 1),
-    ):
-        outer = detect(one(name, rank))
-        inner = detect(_exported(one(name, rank)))
-        assert {**inner.as_dict(), "sources": {}} == {**outer.as_dict(), "sources": {}}
-        assert {**detect(_exported(_exported(one(name, rank)))).as_dict(), "sources": {}} == {
-            **outer.as_dict(),
-            "sources": {},
-        }
-
-
 def test_port_that_the_wrapper_found_reaches_the_child() -> None:
     environ = {**_exported({}), "MASTER_PORT": "61234"}
     environ[VARIABLE] = environ[VARIABLE].replace("exported=", "master_port=61234,exported=MASTER_PORT+")

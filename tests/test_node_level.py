@@ -12,8 +12,7 @@ import pytest
 from captured import one
 from conftest import Run
 from documented import AZUREML_NODE, AZUREML_PYTORCH, FLUX, PYTORCHJOB_4_A_POD, TRAINJOB
-from horovods import OPENMPI4, needs_openmpi4
-from launched import FILES, MPI_ENV, MPIRUN, json_lines, needs_mpirun
+from launched import FILES, MPI_ENV, MPIRUN, OPENMPI4, json_lines, needs_mpirun, needs_openmpi4
 from supervised import until
 from wrappers import alive
 

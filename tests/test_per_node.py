@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 from conftest import Run
 from documented import AWSBATCH, SAGEMAKER, TRAINJOB, VOLCANO
-from hosts import Hosts, Slurm
+from hosts import Hosts
 from launched import (
     UNEVEN,
     json_lines,
     mpirun_on,
     needs_hosts,
     needs_mpirun,
-    needs_slurm,
     needs_torch,
     places_of,
 )
+from ranks import WRAPPER, RunRanks
 
 # Two ranks on nodea, one on nodeb.
 _UNEVENLY = f"""
@@ -75,54 +75,17 @@ def test_ranks_of_one_mpi_process_a_node(hosts: Hosts) -> None:
     assert {(line["launcher"], line["total"]) for line in lines} == {("distboot", 6.0)}
 
 
-@pytest.mark.all
-@needs_slurm
-def test_ranks_of_one_slurm_task_a_node(slurm: Slurm) -> None:
-    lines = json_lines(slurm.srun(["-N2", "--ntasks-per-node=1", *UNEVENLY]))
-    assert places_of(lines) == UNEVEN
-
-
-@needs_hosts
-def test_killed_rank_is_named_on_the_other_host(hosts: Hosts) -> None:
-    (hosts.shared / "die.py").write_text("""
-import os, signal, time
-import distboot
-ctx = distboot.init("none", join_timeout=60)
-ctx.barrier()
-if ctx.rank == 2:
-    os.kill(os.getpid(), signal.SIGKILL)
-time.sleep(100)
-""")
-
-    def node(host: str, environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        return hosts.run(host, [*UNEVENLY[:2], UNEVENLY[2].replace("where.py", "die.py")], env=environ)
-
-    with ThreadPoolExecutor(2) as pool:
-        done = list(pool.map(node, ("nodea", "nodeb"), PLATFORMS["Kubernetes Indexed Job"]))
-    assert [each.returncode for each in done] == [137, 137]
-    assert "node 0 on nodea: rank 2 failed first: killed by SIGKILL" in done[0].stderr
-
-
-# Two nodes on this host; what comes first is for the second one. The first host that is listed is the first node.
-_NODES = """
-import os, subprocess, sys
-command = [sys.executable, "-m", "distboot", "run", *sys.argv[1:]]
-second = subprocess.Popen([*command, "--nproc-per-node", "1", "train.py"], env={**os.environ, "RANK": "1"})
-first = subprocess.run([*command, "--nproc-per-node", "2", "train.py"], env={**os.environ, "RANK": "0"})
-print(first.returncode, second.wait(), flush=True)
-"""
+Nodes = Callable[..., tuple[list[str], str]]
 
 
 @pytest.fixture
-def two_nodes(run: Run, tmp_path: Path, port: int) -> Callable[..., tuple[list[str], str]]:
+def two_nodes(run_ranks: RunRanks) -> Nodes:
     """Run a script on two nodes with two ranks and one: the lines that are printed, the exit codes last; and stderr."""
 
     def start(script: str, *options: str, **env: str) -> tuple[list[str], str]:
-        (tmp_path / "nodes.py").write_text(_NODES)
-        (tmp_path / "train.py").write_text(script)
-        where = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        done = run(sys.executable, "nodes.py", *options, env={**where, **env})
-        return done.stdout.splitlines(), done.stderr
+        places = [{"DISTBOOT_NPROC_PER_NODE": count} for count in ("2", "1")]
+        first, second = run_ranks(script, before=[*WRAPPER, *options], places=places, **env)
+        return [*(first.out + second.out).splitlines(), f"{first.code} {second.code}"], first.err + second.err
 
     return start
 
@@ -139,22 +102,20 @@ with distboot.init("none", join_timeout=60) as ctx:
 """
 
 
-def test_uneven_nodes_meet_once_and_the_scripts_find_their_agents(
-    two_nodes: Callable[..., tuple[list[str], str]],
-) -> None:
+def test_uneven_nodes_meet_once_and_the_scripts_find_their_agents(two_nodes: Nodes) -> None:
     lines, stderr = two_nodes(_MEET)
     assert sorted(lines) == ["0 0", "0 3 0 2 0 2", "1 3 1 2 0 2", "2 3 0 1 1 2"]
     assert "summary: 3 ranks on 2 nodes" in stderr
     assert stderr.count("distboot:") == 1, "nothing else is said"
 
 
-def test_exit_code_is_that_of_the_rank_that_failed_first(two_nodes: Callable[..., tuple[list[str], str]]) -> None:
+def test_exit_code_is_that_of_the_rank_that_failed_first(two_nodes: Nodes) -> None:
     lines, stderr = two_nodes(_MEET + "    sys.exit(7 if ctx.rank == 2 else __import__('time').sleep(100))\n")
     assert lines[-1] == "7 7"
     assert f"node 0 on {os.uname().nodename}: rank 2 failed first: exit code 7" in stderr
 
 
-def test_unmodified_script_is_watched_too(two_nodes: Callable[..., tuple[list[str], str]], tmp_path: Path) -> None:
+def test_unmodified_script_is_watched_too(two_nodes: Nodes, tmp_path: Path) -> None:
     script = "import os, time\nos.environ['RANK'] == '1' and os._exit(4)\ntime.sleep(100)\n"
     lines, stderr = two_nodes(script, DISTBOOT_REPORT="job.json")
     assert lines[-1] == "4 4"
@@ -162,16 +123,14 @@ def test_unmodified_script_is_watched_too(two_nodes: Callable[..., tuple[list[st
     assert json.loads((tmp_path / "job.json").read_text())["launcher"] == "distboot"
 
 
-def test_lines_of_the_ranks_stay_whole_and_have_their_prefix(two_nodes: Callable[..., tuple[list[str], str]]) -> None:
+def test_lines_of_the_ranks_stay_whole_and_have_their_prefix(two_nodes: Nodes) -> None:
     script = "import os, sys\nfor _ in range(200):\n    [sys.stdout.write(c) for c in 'x' * 99 + chr(10)]\n"
     lines, _ = two_nodes(script, "--log-prefix")
     host = os.uname().nodename
     assert sorted(lines[:-1]) == sorted(f"[rank {rank} {host}] {'x' * 99}" for rank in range(3) for _ in range(200))
 
 
-def test_port_that_somebody_else_has_fails_no_job(
-    two_nodes: Callable[..., tuple[list[str], str]],
-) -> None:
+def test_port_that_somebody_else_has_fails_no_job(two_nodes: Nodes) -> None:
     with socket.create_server(("", 0)) as other:
         lines, stderr = two_nodes(_MEET, MASTER_PORT=str(other.getsockname()[1]))
     assert lines[-1] == "0 0", stderr

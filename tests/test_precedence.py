@@ -1,4 +1,4 @@
-"""Which launcher owns the rank when several speak; the real nested runs are in test_nested_launchers.py."""
+"""Which launcher owns the rank when several speak; nested runs of real launchers are in the captures."""
 
 from __future__ import annotations
 
@@ -131,6 +131,11 @@ def test_local_rank_is_the_launchers_own_in_whatever_order(capture: str, source:
     placements = [detect(one(capture, rank)) for rank in range(len(local_ranks))]
     assert [placement.local_rank for placement in placements] == local_ranks
     assert {placement.sources["local_rank"] for placement in placements} == {source}
+
+
+def test_ranks_of_a_heterogeneous_step_do_not_say_where_rank_0_is() -> None:
+    # The list of hosts is sorted by name, and the ranks need not be.
+    assert detect(one("slurm-het-22.05.8/salloc_srun_colon_n", 0)).master_addr is None
 
 
 ONE_TASK_A_NODE, STEP = "slurm-srun-22.05.8/2nodes_1proc", "slurm-srun-22.05.8/2nodes_2procs"

@@ -7,7 +7,6 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from conftest import Run
@@ -27,7 +26,6 @@ from process1 import (
     until_true,
     wrapped,
 )
-from supervised import until
 
 # Prints the name of every signal that it gets; the second TERM ends it with 7. By `sigwait`: a handler in Python does
 # not run if the signal comes right before the call that waits for it.
@@ -177,30 +175,6 @@ def test_thousand_orphans(clean_env: dict[str, str], mode: Mode, when: str) -> N
     program = _ORPHANS + until_true("not others()") + "os._exit(43)"
     with wrapped(mode, clean_env, *python(program, when)) as wrapper:
         assert (wrapper.rest(), wrapper.code()) == ("", 43)
-
-
-# Fills the pipe, and then waits in `write`.
-_FILLS = """
-import os, sys
-os.set_blocking(1, False)
-try:
-    while True:
-        os.write(1, b"x" * 4096)
-except BlockingIOError:
-    os.set_blocking(1, True)
-open(sys.argv[1], "w").close()
-os.write(1, b"x" * 4096)
-os._exit(1)
-"""
-
-
-@in_modes(*SUPERVISED)
-def test_term_ends_a_child_whose_reader_has_stopped(clean_env: dict[str, str], mode: Mode, tmp_path: Path) -> None:
-    is_full = tmp_path / "is full"
-    with wrapped(mode, clean_env, *python(_FILLS, str(is_full))) as wrapper:
-        until(is_full.exists)
-        wrapper.send("TERM")
-        assert wrapper.code() == 128 + signal.SIGTERM
 
 
 _CLOSED = ("sh", "-c", 'exec "$@" <&- >&-', "sh")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Run
-from process1 import EXEC_PROCESS_1, NAMESPACE, PROCESS_1, WRAPPER, Mode, Wrapped, in_modes, needs_namespace, wrapped
+from process1 import EXEC_PROCESS_1, NAMESPACE, PROCESS_1, Mode, Wrapped, in_modes, needs_namespace, wrapped
 
 
 def _prepared(script: str) -> tuple[str, ...]:
@@ -108,49 +107,3 @@ def test_other_commands_in_containers_that_lack_something(
     done = run(*NAMESPACE, *_CONTAINERS[container], sys.executable, "-m", "distboot", command, "--json", env=env)
     expected = 78 if (container, command) == ("no /dev/shm", "doctor") else 0
     assert (done.returncode, done.stderr) == (expected, "")
-
-
-@needs_root
-@needs_namespace
-def test_log_file_in_a_read_only_container(env: dict[str, str], run: Run) -> None:
-    options = ["--log-dir", "/var/log/distboot"]
-    done = run(*NAMESPACE, *_CONTAINERS["read-only"], *WRAPPER, *options, "--", "true", env=env)
-    assert done.stderr.startswith("distboot: error[output-failed]: the log file '/var/log/distboot/rank-0.log' ")
-    assert (done.returncode, done.stdout) == (74, "")
-
-
-_USAGE, _NOT_FOUND, _NOT_EXECUTABLE = (2, "usage"), (127, "command-not-found"), (126, "command-not-executable")
-
-
-@needs_namespace
-@pytest.mark.parametrize("options", [[], ["--exec"]], ids=["supervised", "--exec"])
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ([], _USAGE),
-        (["--"], _USAGE),
-        (["-m"], _USAGE),
-        (["missing.py"], _NOT_FOUND),
-        (["--", "missing"], _NOT_FOUND),
-        (["--", "/nowhere/missing"], _NOT_FOUND),
-        (["--", "./file/missing"], _NOT_FOUND),
-        (["--", "/"], _NOT_EXECUTABLE),
-        (["--", "./file"], _NOT_EXECUTABLE),
-        (["--", "./no-interpreter"], _NOT_EXECUTABLE),
-        (["--", "./no-program"], _NOT_EXECUTABLE),
-    ],
-    ids=lambda value: " ".join(map(str, value)) or "nothing",
-)
-def test_command_that_cannot_be_run(
-    run: Run, tmp_path: Path, arguments: list[str], expected: tuple[int, str], options: list[str]
-) -> None:
-    (tmp_path / "file").write_text("#!/bin/sh\n")
-    for name, text in (("no-interpreter", "#!/nowhere/sh\n"), ("no-program", "text")):
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(stat.S_IRWXU)
-    done = run(*NAMESPACE, *WRAPPER, *options, *arguments)
-    code, error = expected
-    assert (done.returncode, done.stdout) == (code, "")
-    complaint, hint = done.stderr.splitlines()
-    assert complaint.startswith(f"distboot: error[{error}]: ")
-    assert hint.startswith("hint: ")

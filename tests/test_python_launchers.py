@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import shutil
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from conftest import Run
 from hosts import Hosts
 from launched import BIN, json_lines, needs, needs_deepspeed, needs_hosts, places_of
-from ranks import SAY_PLACE
 
 pytestmark = pytest.mark.all
 
@@ -60,30 +58,6 @@ def test_launcher_on_one_node(run: Run, seen: str, port: int, launch: list[str],
         assert [line["argv"] for line in lines] == [["--local_rank=0"], ["--local_rank=1"]]
 
 
-_BOTH_ARE_THERE = (
-    SAY_PLACE
-    + """
-    own, other = sys.argv[1:]
-    open(own, "w").close()
-    while not os.path.exists(other):
-        os.sched_yield()
-    ctx.barrier()
-"""
-)
-
-
-@needs_deepspeed
-def test_two_deepspeed_at_once_on_one_host(run: Run, tmp_path: Path) -> None:
-    """Both want port 29500. And with --module the launcher puts --local_rank=N before `run`."""
-    (tmp_path / "both.py").write_text(_BOTH_ARE_THERE)
-    launch = [*_DEEPSPEED, "--module", "distboot", "run"]
-    env = {"DS_ACCELERATOR": "cpu", "PATH": f"{BIN}:/usr/bin:/bin"}
-    with ThreadPoolExecutor(2) as pool:
-        done = list(pool.map(lambda names: run(*launch, "both.py", *names, env=env), ("ab", "ba")))
-    places = [sorted(str(line["place"]) for line in json_lines(each)) for each in done]
-    assert places == [["[0, 2, 0, 2, 0, 1]", "[1, 2, 1, 2, 0, 1]"]] * 2
-
-
 @needs_deepspeed
 @needs_hosts
 @pytest.mark.skipif(shutil.which("pdsh") is None, reason="no pdsh (see tests/cluster/packages.txt)")
@@ -124,11 +98,3 @@ def test_lightnings_own_launcher_is_recognised_and_refused_by_init(run: Run, tmp
     assert [line["first"] for line in lines] == [["single", 0], ["lightning", 1]]
     assert [line["refused"] for line in lines] == ["", "unsupported-launcher"]
     assert [line["after"] for line in lines] == [["lightning", rank, 2, rank] for rank in range(2)]
-
-
-@needs("lightning")
-def test_lightning_under_torchrun_uses_its_processes(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "fabric.py").write_text(_FABRIC.replace("distboot.init()", '""'))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "fabric.py"]
-    lines = json_lines(run(*launch))
-    assert [line["after"] for line in lines] == [["torchrun", rank, 2, rank] for rank in range(2)]

@@ -96,31 +96,6 @@ def test_exit_code_of_a_wrapped_rank_reaches_mpirun(run: Run) -> None:
     assert run(*MPIRUN_2, *WRAPPED, "run", "--", "sh", "-c", "exit 3").returncode == 3
 
 
-_RESTARTED = """
-import os
-import distboot
-life = os.environ["TORCHELASTIC_RESTART_COUNT"]
-ctx = distboot.init(join_timeout=60)
-import torch
-total = torch.ones(1)
-torch.distributed.all_reduce(total)
-if life == "0" and ctx.rank == 1:
-    os._exit(3)
-ctx.barrier()
-ctx.close()
-os.write(1, f"life {life} rank {ctx.rank} total {total.item()}\\n".encode())
-"""
-
-
-@pytest.mark.all
-def test_torchrun_restart(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "restarted.py").write_text(_RESTARTED)
-    result = run(*TORCHRUN, "--max-restarts", "1", "restarted.py")
-    assert result.returncode == 0, result.stderr
-    second_life = sorted(line for line in result.stdout.splitlines() if line.startswith("life 1"))
-    assert second_life == [f"life 1 rank {rank} total 2.0" for rank in range(2)]
-
-
 @needs_mpirun
 def test_mpirun_of_the_same_size_inside_the_wrapper_inside_mpirun(run: Run) -> None:
     shown = json_lines(run(*MPIRUN_2, *WRAPPED, "run", "--", *MPIRUN_2, PYTHON, *SHOW))

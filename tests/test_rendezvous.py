@@ -55,15 +55,6 @@ def test_missing_ranks_are_named_on_every_rank_when_the_first_has_waited_long_en
         assert (error.code, said in error.message) == ("missing-rank", True), error.message
 
 
-def test_missing_rank_0_is_named_by_every_other() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    error = Rank(port, record(1, 2), 0.5).failed()
-    assert error.code == "missing-rank"
-    assert f"rank 0 did not answer at 127.0.0.1:{port} within 0.5 s: Connection refused" in error.message
-    assert "127.0.0.1 is this very host" in error.hint
-
-
 _SECOND = replace(record(1, 4, "b"), process="77")
 
 
@@ -115,16 +106,6 @@ def test_rank_that_was_there_and_has_gone_is_said(rank0: StartRank0) -> None:
     gone.recv(100)
     gone.close()
     assert "missing 1-2; joined and disconnected: rank 1 (process 1001 on 'b')" in first.failed().message
-
-
-def test_rank_that_lost_its_connection_may_report_again(rank0: StartRank0) -> None:
-    first = rank0(3)
-    data = HELLO + OPEN.sign(record(1, 3))
-    lost = peer(first.port, data)
-    lost.recv(100)
-    lost.close()
-    ranks = [Rank(first.port, record(1, 3)), Rank(first.port, record(2, 3))]
-    assert all(rank.met() for rank in ranks)
 
 
 def test_end_of_an_old_connection_does_not_undo_a_newer_one(rank0: StartRank0) -> None:
@@ -227,16 +208,6 @@ def test_problem_of_one_is_the_end_of_all(rank0: StartRank0, readies: tuple[Read
         assert error.code == code
         assert said in error.message
         assert code != "framework-not-installed" or error.hint == "pip install torch"
-
-
-def test_rank_that_ends_before_it_is_ready_is_named(rank0: StartRank0) -> None:
-    first = rank0(3, 600, ready=Ready())
-    patient = Rank(first.port, record(1, 3), ready=Ready())
-    gone = Rank(first.port, record(2, 3, "b"), gate=lambda client: client.close())
-    assert gone.met()
-    for error in (patient.failed(), first.failed()):
-        assert error.code == "rank-failed"
-        assert "rank 2 (process 1002 on 'b') joined, and ended before the framework could start" in error.message
 
 
 def test_rank_that_does_not_get_ready_is_named(rank0: StartRank0) -> None:

@@ -13,16 +13,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from conftest import Run
-from hosts import Hosts, missing_for_hosts
-from launched import FILES, json_lines, needs_torch
+from hosts import Hosts
+from launched import FILES, hosts_up, json_lines, needs_hosts, needs_torch
 from supervised import until
 
-pytestmark = pytest.mark.skipif(missing_for_hosts() is not None, reason=str(missing_for_hosts()))
+pytestmark = needs_hosts
 
 NAMES = ("nodea", "nodeb", "nodec")
 ADDRESSES = dict(zip(NAMES, ("10.77.0.11", "10.77.0.12", "10.77.0.13"), strict=True))
@@ -35,25 +34,17 @@ SHOW_JOB = ("-m", "distboot", "show", "--job")
 Done = subprocess.CompletedProcess[str]
 
 
-@contextmanager
-def _three_up() -> Iterator[Hosts]:
-    with Hosts.up(("head", *NAMES)) as hosts:
-        for name, text in FILES.items():
-            (hosts.shared / name).write_text(text)
-        yield hosts
-
-
 @pytest.fixture
 def three() -> Iterator[Hosts]:
     """Three hosts for one test, which may break them."""
-    with _three_up() as hosts:
+    with hosts_up("head", *NAMES) as hosts:
         yield hosts
 
 
 @pytest.fixture(scope="module")
 def hosts3() -> Iterator[Hosts]:
     """Three hosts for the tests that leave them as they are."""
-    with _three_up() as hosts:
+    with hosts_up("head", *NAMES) as hosts:
         yield hosts
 
 
@@ -171,14 +162,6 @@ def test_variables_for_interfaces_are_set_only_where_they_are_not(hosts3: Hosts)
     ]
 
 
-def test_interface_that_one_host_lacks_is_told_to_all_at_once(hosts3: Hosts) -> None:
-    done = _job(hosts3, UNEVEN, "where.py", each={3: {"GLOO_SOCKET_IFNAME": "ib0"}})
-    for rank, each in done.items():
-        assert each.returncode == 1
-        assert "error[unknown-interface]" in each.stderr
-        assert ("" if rank == 3 else "rank 3 on 'nodec': ") + "GLOO_SOCKET_IFNAME='ib0'" in each.stderr
-
-
 # A route into nothing is a firewall that answers nobody.
 _NOWHERE = ["neigh", "replace", ADDRESSES["nodec"], "lladdr", "02:00:00:00:00:01", "dev", "eth0"]
 
@@ -223,22 +206,6 @@ def _until_rank_1_waits(hosts: Hosts) -> None:
     until(lambda: said.exists() and "rank 0 does not answer at nodea:29500 yet (" in said.read_text())
 
 
-def test_master_that_is_late_is_waited_for_and_said(three: Hosts) -> None:
-    (three.shared / "says.py").write_text(_SAYS)
-    done = _job(three, ("nodea", "nodeb"), "says.py", late={0: lambda: _until_rank_1_waits(three)})
-    assert _places(done) == [("nodea", 0, 0, 1), ("nodeb", 1, 0, 1)]
-    said = (three.shared / "said-1").read_text()
-    assert "rank 1 on nodeb: rank 0 does not answer at nodea:29500 yet (Connection refused)" in said
-
-
-def test_master_that_never_comes_is_named_by_all(hosts3: Hosts) -> None:
-    done = _job(hosts3, UNEVEN, *SHOW_JOB, absent=[0], DISTBOOT_JOIN_TIMEOUT="3")
-    for rank, each in done.items():
-        assert each.returncode == 75
-        said = f"rank {rank} on {UNEVEN[rank]}: rank 0 did not answer at nodea:29500 (from MASTER_ADDR) within 3 s"
-        assert said in each.stderr
-
-
 def test_name_that_resolves_only_later_is_waited_for_and_said(three: Hosts) -> None:
     _knows(three, "nodeb", {})
 
@@ -254,33 +221,6 @@ def test_name_that_resolves_only_later_is_waited_for_and_said(three: Hosts) -> N
         learning.result()
     assert _places(done) == [("nodea", 0, 0, 1), ("nodeb", 1, 0, 1)]
     assert "name resolution" in (three.shared / "said-1").read_text()
-
-
-def test_port_that_a_stranger_has_is_left_to_him(three: Hosts) -> None:
-    stranger = "import socket, time; s = socket.create_server(('', 29500)); print('up', flush=True); time.sleep(60)"
-    command = three.command("nodea", [sys.executable, "-c", stranger])
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=three.environment(), text=True) as program:
-        assert program.stdout is not None
-        assert program.stdout.readline() == "up\n"
-        done = _job(three, UNEVEN, *SHOW_JOB)
-        program.kill()
-    assert [each.returncode for each in done.values()] == [0] * 4, done
-    assert "rank 0 at nodea, port 29500." not in done[0].stdout
-    assert "port 29500 is taken" in done[0].stderr
-
-
-@pytest.mark.parametrize(
-    "command",
-    [*WITHOUT, pytest.param(("who.py",), marks=GLOO)],
-    ids=["init", "wrapper", "Gloo"],
-)
-def test_two_jobs_with_one_port_on_the_same_hosts_both_come_up(hosts3: Hosts, command: tuple[str, ...]) -> None:
-    def job(secret: str) -> dict[int, Done]:
-        return _job(hosts3, NEAR_AND_FAR, *command, DISTBOOT_SECRET=secret)
-
-    with ThreadPoolExecutor(2) as pool:
-        for done in pool.map(job, ("one", "two")):
-            assert _places(done) == EXACT[NEAR_AND_FAR]
 
 
 def test_what_differs_between_the_ranks_is_said_once(hosts3: Hosts) -> None:
@@ -345,23 +285,6 @@ def test_hosts_of_one_name_are_nodes_of_their_own(three: Hosts) -> None:
         assert three.run(host, ["hostname", "pytorch"]).returncode == 0  # as every container of one image may be called
     done = _job(three, CYCLIC, "where.py", MASTER_ADDR=ADDRESSES["nodea"])
     assert _places(done) == [("pytorch", *place[1:]) for place in EXACT[CYCLIC]]
-
-
-@pytest.mark.all
-@needs_torch
-def test_two_agents_of_torchrun_on_one_host(hosts3: Hosts) -> None:
-    agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "3", "--nproc-per-node", "2"]
-    where = ["--master-addr", "nodea", "--master-port", "29600"]
-
-    def start(node: int) -> Done:
-        command = [*agent, "--node-rank", str(node), *where, "where.py"]
-        return hosts3.run(("nodea", "nodea", "nodeb")[node], command, {"OMP_NUM_THREADS": "1"}, timeout=90)
-
-    with ThreadPoolExecutor(3) as pool:
-        lines = [line for done in pool.map(start, range(3)) for line in json_lines(done)]
-    assert [(line["RANK"], line["NODE_RANK"], line["LOCAL_RANK"], line["LOCAL_WORLD_SIZE"]) for line in lines] == [
-        (rank, rank // 2, rank % 2, 2) for rank in range(6)
-    ]
 
 
 def test_loopback_that_all_hosts_are_told_is_named(hosts3: Hosts) -> None:

@@ -28,14 +28,16 @@ def test_what_was_said_once_proves_nothing_anywhere_else() -> None:
     assert _taken(CHANNEL, data, WorkerInfo) == record(1, 2)
     with pytest.raises(ProtocolError, match="has another DISTBOOT_SECRET"):
         _taken(RANK, data, WorkerInfo)  # which it has sent itself
-    others: list[dict[str, Any]] = [{"challenge": "2"}, {"nonce": "2"}, {"secret": "2"}, {"round": 1}, {"secret": ""}]
+    others: list[dict[str, Any]] = [{"challenge": "2"}, {"nonce": "2"}, {"secret": "2"}, {"secret": ""}]
     for other in others:
         with pytest.raises(ProtocolError):
             _taken(replace(CHANNEL, **other), data, WorkerInfo)
+    with pytest.raises(ProtocolError, match="speaks of round 0 of the job, and this is round 1"):
+        _taken(replace(CHANNEL, round=1), data, WorkerInfo)
     with pytest.raises(ProtocolError):
         _taken(CHANNEL, data.replace(b"openmpi", b"openmpj"), WorkerInfo)
-    with pytest.raises(ProtocolError):
-        _taken(CHANNEL, data[:4] + b"\0\0\0\1" + data[8:], WorkerInfo)
+    with pytest.raises(ProtocolError, match="another DISTBOOT_SECRET"):
+        _taken(replace(CHANNEL, round=1), data[:4] + b"\0\0\0\1" + data[8:], WorkerInfo)
 
 
 @pytest.mark.parametrize("length", [10, 100_000])

@@ -88,18 +88,6 @@ def test_page_of_a_bare_init_under_mpirun(run: Run, tmp_path: Path) -> None:
     assert list(tmp_path.glob("*.part")) == []
 
 
-@pytest.mark.all
-@needs_torch
-def test_option_of_the_wrapper_under_torchrun(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import os\nraise SystemExit(3 * (os.environ['RANK'] == '1'))\n")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    done = run(*torchrun, "-m", "distboot", "--report", "job.json", "train.py")
-    assert done.returncode == 1
-    report = _read(tmp_path / "job.json")
-    first = report["first_failure"]
-    assert (report["launcher"], first["rank"], first["exit_code"]) == ("torchrun", 1, 3)
-
-
 @needs_torch
 def test_option_is_passed_on_to_the_ranks_that_the_wrapper_starts(run: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")

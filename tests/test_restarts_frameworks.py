@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT
 from launched import needs
 from supervised import Start
-from test_stopping_frameworks import ALL, ENV, LIMIT, PYTORCH, SHOWN, STEPS, WAYS, Way
+from test_stopping_frameworks import ENV, LIMIT, PYTORCH, SHOWN, STEPS, WAYS, Way
 
 PAGE = (ROOT / "docs/how-to/restarts.md").read_text()
 _PACE = f"""
@@ -56,7 +56,7 @@ def _script(name: str, way: Way) -> str:
 
 
 def _mark(way: Way) -> tuple[pytest.MarkDecorator, ...]:
-    return way.marks or (ALL, needs("torch"))
+    return way.marks or (needs("torch"),)
 
 
 @pytest.mark.parametrize(

@@ -1,28 +1,52 @@
-"""Real mpirun, torchrun and Slurm over two hosts (network namespaces, see cluster/README.md), uneven and cyclic."""
+"""Real launchers over two hosts (network namespaces, see cluster/README.md), uneven, cyclic and in each other.
+
+What each of them tells its processes, Slurm in all of its forms and every pair that occurs in life, is in the captures.
+"""
 
 from __future__ import annotations
 
-import subprocess
+import os
+import shlex
+import shutil
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from hosts import Hosts, Slurm
 from launched import (
     AZUREML,
     CYCLIC,
-    SHOW,
+    MPI_ENV,
+    MPICH,
+    MPIRUN,
+    OPENMPI4,
     UNEVEN,
     json_lines,
     mpirun_on,
     needs_hosts,
+    needs_mpich,
     needs_mpirun,
+    needs_openmpi4,
     needs_slurm,
     needs_torch,
     places_of,
 )
 
 pytestmark = needs_hosts
+
+# Free of charge, but not of a licence that the project could depend on: it is tested where somebody has installed it.
+INTEL_ROOT = Path(os.environ.get("I_MPI_ROOT", Path(sys.prefix) / "intelmpi"))
+INTEL = shutil.which("mpiexec.hydra", path=str(INTEL_ROOT / "bin"))
+needs_intel = pytest.mark.skipif(INTEL is None, reason="no Intel MPI (pip install --prefix .venv/intelmpi impi-rt)")
+MPIS = [
+    pytest.param("mpich", marks=needs_mpich),
+    pytest.param("openmpi4", marks=needs_openmpi4),
+    pytest.param("openmpi5", marks=needs_mpirun),
+    pytest.param("intelmpi", marks=needs_intel),
+]
+
+REVERSED = [("nodeb", 0, 0, 1), ("nodea", 1, 0, 2), ("nodea", 1, 1, 2)]
+TWO_BY_TWO = [("nodea", 0, 0, 2), ("nodea", 0, 1, 2), ("nodeb", 1, 0, 2), ("nodeb", 1, 1, 2)]
 
 
 @needs_mpirun
@@ -57,76 +81,6 @@ def test_unmodified_script_on_two_hosts_through_the_wrapper(hosts: Hosts) -> Non
     assert places_of(lines) == [(host, None, local_rank, size) for host, _, local_rank, size in places]
 
 
-@needs_mpirun
-def test_first_of_hosts_need_not_be_the_first_in_the_alphabet(hosts: Hosts) -> None:
-    lines = json_lines(mpirun_on(hosts, "nodeb:1,nodea:1", sys.executable, "where.py", MASTER_ADDR="nodeb"))
-    assert places_of(lines) == [("nodeb", 0, 0, 1), ("nodea", 1, 0, 1)]
-
-
-@needs_mpirun
-def test_bare_mpirun_on_two_hosts_says_what_to_pass_to_the_wrapper(hosts: Hosts) -> None:
-    done = mpirun_on(hosts, "nodea:1,nodeb:1", sys.executable, "-m", "distboot", "plain.py")
-    assert done.returncode != 0
-    assert "error[no-master-addr]" in done.stderr
-    assert "mpirun -x MASTER_ADDR=" in done.stderr
-
-
-@needs_mpirun
-@pytest.mark.parametrize(
-    ("options", "places"), [((), UNEVEN), (("--map-by", "node"), CYCLIC)], ids=["uneven", "uneven-cyclic"]
-)
-def test_bare_mpirun_on_two_hosts_comes_up_with_mpi4py(
-    hosts: Hosts, options: tuple[str, ...], places: list[tuple[object, ...]]
-) -> None:
-    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
-    lines = json_lines(mpirun_on(hosts, "nodea:2,nodeb:1", sys.executable, "where.py", options=options))
-    assert places_of(lines) == places
-    assert {line["launcher"] for line in lines} == {"openmpi"}
-
-
-@needs_mpirun
-def test_two_mpiruns_with_one_port_on_the_same_hosts_both_come_up(hosts: Hosts) -> None:
-    def job(_: int) -> subprocess.CompletedProcess[str]:
-        command = (sys.executable, "where.py")
-        return mpirun_on(hosts, "nodea:2,nodeb:1", *command, MASTER_ADDR="nodea", MASTER_PORT="29533")
-
-    with ThreadPoolExecutor(2) as pool:
-        for done in pool.map(job, range(2)):
-            assert places_of(json_lines(done)) == UNEVEN
-
-
-@needs_slurm
-@pytest.mark.parametrize(
-    ("options", "numbers"),
-    [
-        (["-N2", "-n2"], [(0, 0, 1), (1, 0, 1)]),
-        (["-N2", "-n4", "--ntasks-per-node=2"], [(0, 0, 2), (0, 1, 2), (1, 0, 2), (1, 1, 2)]),
-        (["-N2", "-n4", "--ntasks-per-node=2", "-m", "cyclic"], [(0, 0, 2), (1, 0, 2), (0, 1, 2), (1, 1, 2)]),
-        (["-N2", "-n3", "-m", "plane=2"], [(0, 0, 2), (0, 1, 2), (1, 0, 1)]),
-        (["-N1", "-n2", "-w", "nodea"], [(0, 0, 2), (0, 1, 2)]),
-    ],
-    ids=lambda value: " ".join(value) if value and isinstance(value[0], str) else "",
-)
-def test_slurm_step(slurm: Slurm, options: list[str], numbers: list[tuple[int, int, int]]) -> None:
-    lines = json_lines(slurm.srun([*options, *SHOW]))
-    seen = [(line["node_rank"], line["local_rank"], line["local_world_size"]) for line in lines]
-    assert seen == numbers
-    assert {(line["launcher"], line["platform"], line["master_addr"]) for line in lines} == {
-        ("slurm", "slurm", "nodea")
-    }
-    assert len({line["master_port"] for line in lines}) == 1
-
-
-@needs_slurm
-def test_slurm_step_in_an_arbitrary_order(slurm: Slurm) -> None:
-    hostfile = slurm.hosts.shared / "order"
-    hostfile.write_text("nodeb\nnodea\nnodeb\n")
-    done = slurm.srun(["-n3", "-m", "arbitrary", *SHOW], {"SLURM_HOSTFILE": str(hostfile)})
-    lines = json_lines(done)
-    assert [line["local_rank"] for line in lines] == [0, 0, 1]
-    assert {(line["node_rank"], line["master_addr"]) for line in lines} == {(None, None)}, "not first in the list"
-
-
 @needs_slurm
 @pytest.mark.parametrize(
     ("script", "total"),
@@ -140,31 +94,48 @@ def test_init_in_a_slurm_step(slurm: Slurm, script: str, total: float | None) ->
 
 
 @pytest.mark.all
-@needs_slurm
 @needs_torch
-def test_unmodified_script_in_a_slurm_step_through_the_wrapper(slurm: Slurm) -> None:
-    command = ["-N2", "-n2", sys.executable, "-m", "distboot", "plain.py"]
-    lines = json_lines(slurm.srun(command, {"OMP_NUM_THREADS": "1"}, 120))
-    assert places_of(lines) == [("nodea", "0", 0, 1), ("nodeb", "1", 0, 1)]
+@pytest.mark.parametrize(
+    ("mpi", "layout", "script", "places"),
+    [
+        pytest.param("mpich", "nodea:2,nodeb:1", "where.py", UNEVEN, marks=needs_mpich),
+        pytest.param("mpich", "nodeb:1,nodea:2", "where.py", REVERSED, marks=needs_mpich),
+        # The launcher tells both processes on nodea that they are alone there.
+        pytest.param("mpich", "nodea:1,nodeb:1,nodea:1", "who.py", CYCLIC, marks=needs_mpich),
+        pytest.param("openmpi", "nodea:2,nodeb:1", "who.py", UNEVEN, marks=needs_openmpi4),
+        pytest.param("openmpi", "nodea:2,nodeb:1 --map-by node", "where.py", CYCLIC, marks=needs_openmpi4),
+    ],
+)
+def test_mpi_on_two_hosts(hosts: Hosts, mpi: str, layout: str, script: str, places: list[tuple[object, ...]]) -> None:
+    master = {"MASTER_ADDR": layout[:5], "MASTER_PORT": "29507"}
+    if mpi == "mpich":
+        passed = [word for name, value in master.items() for word in ("-genv", name, value)]
+        launch = [str(MPICH), "-n", "3", "-hosts", layout, *passed, sys.executable, script]
+    else:
+        exports = [word for name in ("PATH", "OMP_NUM_THREADS", *master) for word in ("-x", name)]
+        launch = [str(OPENMPI4), "--bind-to", "none", "-H", *layout.split(), *exports, sys.executable, script]
+    lines = json_lines(hosts.run("nodea", launch, {**MPI_ENV, **master}, 120))
+    assert places_of(lines) == places
+    assert {(line["launcher"], line["total"]) for line in lines} == {(mpi, 6.0 if script == "who.py" else None)}
+
+
+def _agent(rank_variable: str) -> list[str]:
+    """torchrun on each node, numbered by the launcher around it, as people write it."""
+    agent = "-m torch.distributed.run --nnodes 2 --nproc-per-node 2 --master-addr nodea --master-port 29508"
+    return ["sh", "-c", f"exec {shlex.quote(sys.executable)} {agent} --node-rank ${rank_variable} where.py"]
 
 
 @pytest.mark.all
-@needs_slurm
 @needs_torch
-def test_torchrun_inside_a_slurm_step(slurm: Slurm) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
-    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-id", "7", "--rdzv-endpoint", "nodea:29400"]
-    done = slurm.srun(["-N2", "-n2", *torchrun, *rendezvous, "where.py"], {"OMP_NUM_THREADS": "1"}, 120)
-    lines = json_lines(done)
+@pytest.mark.parametrize("outer", MPIS)
+def test_torchrun_inside_an_mpi_launcher(hosts: Hosts, outer: str) -> None:
+    exports = ["-x", "PATH", "-x", "OMP_NUM_THREADS"]
+    commands = {
+        "mpich": [str(MPICH), "-n", "2", "-hosts", "nodea:1,nodeb:1", *_agent("PMI_RANK")],
+        "openmpi4": [str(OPENMPI4), "-H", "nodea:1,nodeb:1", *exports, *_agent("OMPI_COMM_WORLD_RANK")],
+        "openmpi5": [str(MPIRUN), "-H", "nodea:1,nodeb:1", *exports, *_agent("OMPI_COMM_WORLD_RANK")],
+        "intelmpi": [str(INTEL), "-n", "2", "-ppn", "1", "-hosts", "nodea,nodeb", *_agent("PMI_RANK")],
+    }
+    lines = json_lines(hosts.run("nodea", commands[outer], {**MPI_ENV, "I_MPI_ROOT": str(INTEL_ROOT)}, 120))
+    assert places_of(lines) == TWO_BY_TWO
     assert {line["launcher"] for line in lines} == {"torchrun"}
-    assert {(line["host"], line["NODE_RANK"]) for line in lines} in (
-        {("nodea", 0), ("nodeb", 1)},
-        {("nodea", 1), ("nodeb", 0)},  # the agents are numbered as they come
-    )
-
-
-@needs_slurm
-def test_allocation_is_single(slurm: Slurm) -> None:
-    (line,) = json_lines(slurm.run(["salloc", "-Q", "-N2", *SHOW]))
-    assert (line["launcher"], line["rank"], line["world_size"]) == ("single", 0, 1)
-    assert any("not a step" in note for note in list(line["notes"]))  # type: ignore[call-overload]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rendezvous_peers import Rank, Rank0, answers, peer, record
+from rendezvous_peers import Rank0, answers, peer
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 
@@ -21,10 +20,8 @@ from simulate_rendezvous import simulated
 from simulate_supervision import silence_noticed, supervision
 from simulate_tables import crossing
 
-from distboot.rendezvous.connection_pool import Connection, ConnectionPool
-from distboot.rendezvous.keys import Keys
-from distboot.rendezvous.messages import Go, Hello, Members, Ready, WorkerInfo
-from distboot.rendezvous.protocol import Channel, Frame, Frames, decode
+from distboot.rendezvous.messages import Go, Members, Ready
+from distboot.rendezvous.protocol import Channel, Frames, decode
 
 MICRO = 1e-6
 COSTS = Costs(
@@ -34,36 +31,6 @@ COSTS = Costs(
     peer=36 * MICRO, memory=1300, base=22e6, hello_bytes=78, challenge_bytes=65, record_bytes=450, ready_bytes=76,
     go_bytes=43, beat_bytes=26, verdict_bytes=168,
 )  # fmt: skip
-
-
-def test_messages_are_those_that_the_real_server_gets(monkeypatch: pytest.MonkeyPatch) -> None:
-    got: Counter[str] = Counter()
-    take = ConnectionPool.__init__
-
-    def counting(self: ConnectionPool, *arguments: object) -> None:
-        listener, ranks, handle, lost, say = arguments
-
-        def counted(peer: Connection, frame: Frame) -> None:
-            got[type(decode(frame.body, Hello, WorkerInfo)).__name__] += 1
-            handle(peer, frame)  # type: ignore[operator]
-
-        take(self, listener, ranks, counted, lost, say)  # type: ignore[arg-type]
-
-    def ready(self: Keys, rank: int, message: Ready, now: float) -> None:
-        got["Ready"] += rank > 0
-        get_ready(self, rank, message, now)
-
-    get_ready = Keys.get_ready
-    monkeypatch.setattr(Keys, "get_ready", ready)
-    monkeypatch.setattr(ConnectionPool, "__init__", counting)
-    rank_0 = Rank0(record(0, 16), ready=Ready())
-    ranks = [Rank(rank_0.port, record(rank, 16), ready=Ready()) for rank in range(1, 16)]
-    for each in (*ranks, rank_0):
-        each.met()
-    rank_0.close()
-    ours = simulated(Setting(16), COSTS).messages
-    assert (ours["hello"], ours["record"], ours["ready"]) == (got["Hello"], got["WorkerInfo"], got["Ready"])
-    assert ours["membership"] == ours["go"] == len(ranks)
 
 
 def test_ranks_of_the_measurement_are_taken_by_the_real_rank_0() -> None:

@@ -142,32 +142,6 @@ def test_read_is_true_from_the_answer_on(asked: int, stop: int, count: int, now:
     assert answer(page, count, now) is expected
 
 
-def test_agent_that_does_not_answer_is_left_behind_and_named() -> None:
-    agreement = StopAgreement(range(3), limit=10.0)
-    agreement.ask(now=100.0)
-    agreement.count(0, 4)
-    agreement.leave(2)
-    assert agreement.due == 110.0
-    assert not agreement.decide(now=109.0)
-    assert agreement.decide(now=110.0)
-    assert (agreement.read, agreement.missing) == (5, [1])
-    assert not agreement.decide(now=111.0), "it is decided once"
-
-
-def test_stop_that_lasts_is_for_the_first_read_of_the_next_context() -> None:
-    agreement = StopAgreement(range(2), limit=10.0)
-    assert agreement.ask(now=1.0, lasts=False)
-    agreement.count(0, 40)
-    agreement.count(1, 41)
-    assert agreement.decide(now=2.0)
-    assert not agreement.begin()
-    assert agreement.due == float("inf")
-    assert agreement.ask(now=3.0, lasts=False)
-    assert not agreement.ask(now=3.0), "all are being counted already"
-    assert agreement.begin()
-    assert agreement.read == 1
-
-
 def test_what_was_read_in_the_context_before_does_not_count() -> None:
     agreement = StopAgreement(range(2), limit=10.0)
     agreement.ask(now=1.0, lasts=False)

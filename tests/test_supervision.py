@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, Run
-from launched import needs_torch
+from launched import in_both_ways, needs_torch
 from ranks import RunRanks
-from supervised import DEFAULT, ENDS, FAILING, FAILING_TORCH, Start, until
+from supervised import ENDS, FAILING, Start, until
 
 # Where the kernel is older than 6.15, and the parent was quicker than the sidecar.
 UNSEEN = "exited without reporting a status"
@@ -23,7 +22,6 @@ SHOWN = {
 }
 EACH_FOR_ITSELF = "ready()\nuntil(f'end-{rank}')\n"
 
-in_both_ways = pytest.mark.parametrize("init", [False, True], ids=["wrapper", "init"])
 either = pytest.mark.parametrize("rank", [0, 1])
 
 
@@ -44,29 +42,6 @@ def test_first_failure_is_known_to_all_and_all_stop(start: Start, init: bool, en
     report = running.report()
     assert (report["outcome"], report["first_failure"]["rank"]) == ("failed", culprit)
     assert init or [rank["exit_code"] for rank in report["ranks"]] == codes
-
-
-@needs_torch
-@pytest.mark.all
-@pytest.mark.parametrize(("end", "culprit"), [("exception", 2), ("SIGKILL", 0)])
-def test_first_failure_while_the_others_are_in_a_collective(start_init: Start, end: str, culprit: int) -> None:
-    statement, code, said = ENDS[end]
-    running = start_init(FAILING_TORCH % statement, framework="torch", CULPRIT=str(culprit))
-    codes = running.fail()
-    # Gloo's exception of a lost peer may come before our TERM, which no handler takes there.
-    assert all(each == code if rank == culprit else each in (code, 143) for rank, each in enumerate(codes))
-    (line,) = {running.first(rank) for rank in range(3) if rank != culprit}
-    assert any(line.startswith(f"rank {culprit} failed first: {text}") for text in (said, UNSEEN))
-    assert running.report()["outcome"] == "failed"
-
-
-def test_own_output_of_a_rank_stays_and_the_others_do_not_see_the_secret(start: Start) -> None:
-    running = start(FAILING % "raise ValueError('s3cret-word')", CULPRIT="1", DISTBOOT_SECRET="s3cret-word")
-    assert running.fail() == [1, 1, 1]
-    assert running.output(1).startswith("Traceback (most recent call last):\n")
-    assert running.output(1).endswith("ValueError: s3cret-word\n")
-    assert "ValueError: ***" in running.first(0)
-    assert "s3cret-word" not in running.output(0) + running.output(2) + str(running.report())
 
 
 @in_both_ways
@@ -112,30 +87,6 @@ def test_job_in_which_all_end_well_says_so_in_one_line(start: Start) -> None:
     assert {rank["host"] for rank in report["ranks"]} == {os.uname().nodename}
 
 
-@in_both_ways
-def test_a_rank_that_was_stopped_or_held_the_lock_for_a_while_is_no_failure(start: Start, init: bool) -> None:
-    hold = "ready()\nif rank == 1:\n    import ctypes\n    ctypes.PyDLL(None).sleep(4)  # with Python's lock\n"
-    running = start(hold + "until('end')" if init else DEFAULT, init=init, DISTBOOT_HEARTBEAT_TIMEOUT="3")
-    pids = running.all_ready()
-    stopped = [pids[2]] if init else [pids[1], running.processes[2].pid]  # a script, and a wrapper
-    for pid in stopped:
-        os.kill(pid, signal.SIGSTOP)
-    time.sleep(2)  # shorter than the bound: what is tested is that nothing happens
-    for pid in stopped:
-        os.kill(pid, signal.SIGCONT)
-    time.sleep(3 if init else 2)
-    assert running.finish() == [0, 0, 0]
-    assert "all ended well" in running.summary()
-
-
-@pytest.mark.parametrize(("init", "rank"), [(False, 0), (False, 1), (True, 1)])
-def test_script_that_is_stopped_for_ever_is_a_failure(start: Start, init: bool, rank: int) -> None:
-    running = start(init=init, DISTBOOT_HEARTBEAT_TIMEOUT="2", DISTBOOT_GRACE="1")
-    running.send(rank, signal.SIGSTOP)
-    assert running.codes()[2] == 143
-    assert running.first(2).startswith(f"rank {rank} failed first: stopped by a signal (SIGSTOP?) for 2 s")
-
-
 @either
 @pytest.mark.parametrize(
     ("number", "said"),
@@ -165,17 +116,6 @@ def test_rank_that_freezes_before_its_supervision_begins_is_lost(start: Start) -
         assert running.first(rank).startswith(
             "rank 1 became unreachable first: no answer for 2 s, though the host answers: "
         )
-
-
-def test_two_failures_at_once_have_one_first(start: Start) -> None:
-    running = start(ranks=4)
-    pids = running.all_ready()
-    for rank in (1, 2):
-        os.kill(pids[rank], signal.SIGKILL)
-    assert running.codes() == [137] * 4
-    assert running.first(0) == running.first(3)
-    assert "; 1 failed after that; " in running.summary()
-    assert running.report()["later_failures"] == 1
 
 
 def test_supervision_can_be_off(start: Start) -> None:
@@ -215,16 +155,6 @@ def test_command_that_is_missing_on_one_rank_is_named_on_all(run_ranks: RunRanks
     ended = run_ranks("", before=["sh", "-c", command, sys.executable])
     assert [rank.code for rank in ended] == [127, 127]
     assert all("error[command-not-found]" in rank.err and "'no-such-command'" in rank.err for rank in ended)
-
-
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [("DISTBOOT_FAILURE_DETECTION", "yes"), ("DISTBOOT_HEARTBEAT_TIMEOUT", "-1"), ("DISTBOOT_GRACE", "soon")],
-)
-def test_setting_that_is_none_is_refused(start: Start, variable: str, value: str) -> None:
-    running = start(**{variable: value})
-    assert running.codes() == [78, 78, 78]
-    assert f"{variable}='{value}'" in running.output(1)
 
 
 def test_alone_there_is_nobody_to_watch(start_init: Start) -> None:

@@ -46,17 +46,6 @@ def connected(interval: float = 1.0) -> Iterator[tuple[HeartbeatConnection, sock
         yield line, other
 
 
-def test_peer_that_is_silent_and_whose_kernel_answers_is_frozen() -> None:
-    with connected() as (line, _):
-        start = time.monotonic()
-        while (fault := line.liveness_fault(time.monotonic(), 0.3)) is None:
-            line.heartbeat(time.monotonic())
-            assert time.monotonic() < start + 10
-        assert time.monotonic() > start + 0.3
-        assert fault.is_lost
-        assert "stopped or frozen" in fault.why
-
-
 def test_silence_is_noticed_although_no_file_is_left() -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     with connected(interval=0.1) as (line, _):

@@ -10,24 +10,10 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from launched import needs_torch
-from supervised import DEFAULT, FAILING, FAILING_TORCH, Start, until
+from launched import in_both_ways
+from supervised import DEFAULT, FAILING, Start, until
 
-in_both_ways = pytest.mark.parametrize("init", [False, True], ids=["wrapper", "init"])
 _UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
-
-
-def test_survivors_have_the_grace_for_a_checkpoint_and_no_success(start: Start) -> None:
-    checkpoint = """
-def save(*_):
-    time.sleep(1.5)
-    Path(f"saved-{rank}").touch()
-    sys.exit(0)
-signal.signal(signal.SIGTERM, save)
-"""
-    running = start(checkpoint + FAILING % "os._exit(5)", CULPRIT="1")
-    assert running.fail() == [5, 5, 5]
-    assert sorted(path.name for path in running.folder.glob("saved-*")) == ["saved-0", "saved-2"]
 
 
 # Blocked in C with Python's lock held, and stopped: no handler of Python's runs there.
@@ -62,63 +48,11 @@ until("end")
     assert running.first(2) == running.first(0)
 
 
-def test_term_from_outside_stops_all_and_is_no_failure(start: Start) -> None:
-    script = """
-def stop(*_):
-    print("TERM", flush=True)
-    sys.exit(0 if rank == 0 else 9)
-signal.signal(signal.SIGTERM, stop)
-"""
-    running = start(script + DEFAULT)
-    running.all_ready()
-    running.processes[1].terminate()
-    assert running.codes() == [0, 9, 9]
-    assert [running.output(rank).count("TERM\n") for rank in range(3)] == [1, 1, 1]
-    assert running.first(2).startswith("stopped by an external SIGTERM: rank 1 got it first, on ")
-    assert "stopped by an external SIGTERM" in running.summary()
-    assert running.report()["outcome"] == "stopped"
-
-
-def test_child_that_ignores_term_from_outside_is_killed_after_the_grace(start: Start) -> None:
-    running = start("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + DEFAULT, DISTBOOT_GRACE="1")
-    running.all_ready()
-    running.processes[1].terminate()
-    assert running.codes() == [143, 143, 143]
-    assert running.report()["outcome"] == "stopped"
-
-
-@needs_torch
-def test_term_from_outside_ends_all_at_once_and_is_no_failure(start_init: Start) -> None:
-    running = start_init(FAILING_TORCH % "pass", 2, framework="torch", CULPRIT="1")
-    pids = running.all_ready()
-    os.kill(pids[0], signal.SIGTERM)  # blocked in a collective operation
-    assert running.codes() == [143, 143]
-    assert running.first(1).startswith("stopped by an external SIGTERM: rank 0 got it first, on ")
-    assert running.report()["outcome"] == "stopped"
-
-
 def test_uncaught_keyboard_interrupt_is_from_outside(start_init: Start) -> None:
     running = start_init(FAILING % "raise KeyboardInterrupt", CULPRIT="1")
     running.fail()
     assert running.first(2).startswith("stopped by an external SIGINT: rank 1 got it first, on ")
     assert running.report()["outcome"] == "stopped"
-
-
-def test_preempted_is_for_scripts_that_ask(start_init: Start) -> None:
-    script = """
-assert not ctx.preempted
-ready()
-while not ctx.preempted:
-    time.sleep(0.02)
-Path(f"saved-{rank}").touch()
-sys.exit(0 if rank else 12)
-"""
-    running = start_init(script)
-    pids = running.all_ready()
-    os.kill(pids[2], signal.SIGTERM)
-    assert running.codes() == [12, 0, 0]
-    assert len(list(running.folder.glob("saved-*"))) == 3
-    assert "stopped by an external SIGTERM: rank 2 got it first" in running.summary()
 
 
 def test_success_after_the_failure_of_another_rank_is_none(start_init: Start) -> None:
@@ -148,24 +82,6 @@ def test_script_that_is_process_1_of_a_container_is_stopped(start_init: Start) -
     assert codes[1] == 3
     assert codes[0] != 0
     assert running.first(0).startswith("rank 1 failed first: exit code 3")
-
-
-def test_what_a_shell_has_started_does_not_outlive_the_job(start: Start) -> None:
-    script = """
-import subprocess
-if rank != 1:
-    inner = "import signal, time; signal.signal(15, signal.SIG_IGN); print('in', flush=True); time.sleep(60)"
-    child = subprocess.Popen([sys.executable, "-c", inner], stdout=subprocess.PIPE)
-    child.stdout.readline()
-    Path(f"inner-{rank}").write_text(str(child.pid))
-"""
-    running = start(script + FAILING % "os._exit(5)", CULPRIT="1", DISTBOOT_GRACE="1")
-    running.all_ready()
-    inner = [int(path.read_text()) for path in running.folder.glob("inner-*")]
-    running.touch("fail")
-    assert running.codes() == [5, 5, 5]
-    assert len(inner) == 2
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in inner))
 
 
 def test_term_for_rank_0_that_waits_for_the_others_is_no_failure_of_theirs(start: Start) -> None:
@@ -231,28 +147,6 @@ except ChildProcessError:
     assert "all ended well" in running.summary()
 
 
-@needs_torch
-def test_data_loader_with_workers_goes_on(start_init: Start) -> None:
-    script = """
-import torch
-class Numbers(torch.utils.data.Dataset):
-    def __len__(self): return 8
-    def __getitem__(self, index): return index
-if __name__ == "__main__":
-    for _ in range(2):
-        assert sum(int(n) for n in torch.utils.data.DataLoader(Numbers(), num_workers=2)) == 28
-    ready()
-    if rank == 1:
-        until("fail")
-        os._exit(2)
-    workers = iter(torch.utils.data.DataLoader(Numbers(), num_workers=1))
-    until("end")
-"""
-    running = start_init(script, ranks=2, framework="torch")
-    assert running.fail() == [143, 2]
-    assert running.first(0).startswith("rank 1 failed first: ")
-
-
 @in_both_ways
 def test_own_handlers_of_the_script_stay_in_force_and_what_stopped_it_is_known(start: Start, init: bool) -> None:
     script = """
@@ -275,6 +169,7 @@ for number in (signal.SIGUSR1, signal.SIGUSR2):
     assert running.codes() == [7, 7, 7]
     assert len(list(running.folder.glob("saved-*"))) == 3
     assert "stopped by an external SIGTERM: rank 1 got it first" in running.summary()
+    assert running.report()["outcome"] == "stopped"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,9 @@ SCRIPT = """
 import os, sys, time
 if {init}:
     import distboot
-    ctx = distboot.init("none", join_timeout=60)
+    ctx = distboot.init("torch", join_timeout=60)
+    import torch
+    torch.distributed.all_reduce(torch.ones(1))  # in a group of this attempt
 attempt, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
 if rank == 1 and attempt < 2:
     raise ValueError(f"boom of attempt {{attempt}}") if attempt else SystemExit(3)

@@ -117,13 +117,6 @@ def test_the_same_for_a_script_as_it_is(by_hand: ByHand) -> None:
     assert any(_keras_3_is_named(ranks, rank) for rank in (0, 1))
 
 
-def test_script_for_workers_only_with_parameter_servers(by_hand: ByHand) -> None:
-    wrapper = ["-m", "distboot", "run", "--framework", "tensorflow"]
-    ranks = by_hand(_MIRRORED, each=tasks(worker=2, ps=1)[1:2], wrapper=wrapper)  # before the ranks meet
-    assert ranks.codes() == [2]
-    assert "TF_CONFIG has parameter servers, and the script's MultiWorkerMirroredStrategy has no use" in ranks.output(0)
-
-
 def test_wrapper_makes_tf_config_for_a_script_as_it_is(by_hand: ByHand) -> None:
     ranks = by_hand(_MIRRORED, env=PROXY, wrapper=["-m", "distboot", "run", "--framework", "tensorflow"])
     assert ranks.lines() == [{"rank": 0, "total": 2.0}, {"rank": 1, "total": 2.0}]

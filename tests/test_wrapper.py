@@ -56,14 +56,6 @@ def test_child_does_not_outlive_a_killed_wrapper(clean_env: dict[str, str]) -> N
         until(lambda: not alive(child))
 
 
-def test_what_a_child_leaves_running_on_purpose_stays(clean_env: dict[str, str]) -> None:
-    with wrapped(BARE, clean_env, "sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!") as wrapper:
-        left_behind = int(wrapper.line())
-        assert wrapper.code() == 0
-        assert alive(left_behind)
-        os.kill(left_behind, signal.SIGKILL)
-
-
 def test_child_starts_with_the_signal_mask_and_handlers_of_its_parent(distboot: Run) -> None:
     show = "grep -E '^Sig(Blk|Ign)' /proc/self/status"
     direct = subprocess.run(["bash", "-c", show], capture_output=True, text=True, check=True).stdout
