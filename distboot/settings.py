@@ -57,7 +57,7 @@ INTERNAL = (
 KNOWN = (*DEFAULTS, *INTERNAL)
 
 _OF_PYTORCH = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")  # what users set by hand; other names are too common
-_BEGINNINGS = ("DISTBOOT", "MASTER", "WORLD")
+_OURS_OR_SIMILAR = ("DISTBOOT", "MASTER", "WORLD")
 _STOP_SIGNALS = ("USR1", "USR2", "INT", "HUP", "XCPU")
 _LEAST_BOUND = 2.0  # seconds
 _ALIKE = 0.85  # of 1, the beginning that they have in common included
@@ -149,7 +149,7 @@ def _stop_at(environ: Mapping[str, str]) -> float | None:
 def misspelled(environ: Mapping[str, str]) -> dict[str, str]:
     """Each variable that looks like a misspelled setting, or like a missing one of PyTorch's; and what is meant."""
     known = (*KNOWN, *_OF_PYTORCH)
-    strange = [name for name in environ if name.startswith(_BEGINNINGS) and name not in known]
+    strange = [name for name in environ if name.startswith(_OURS_OR_SIMILAR) and name not in known]
     if not strange:
         return {}
     from difflib import get_close_matches  # here, as it is slow to import
