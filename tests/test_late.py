@@ -318,10 +318,9 @@ for step in range(10):
     train(step)
     if step == 3:
         rank == 1 or ready()
-if is_ours:  # Gloo aborts a rank that is still busy with its group when another one has gone
-    dist.barrier()
-    dist.destroy_process_group()
 """
+# Gloo aborts a rank that is still busy with its group when another one has gone.
+TOGETHER = "if is_ours:\n    dist.barrier()\n    dist.destroy_process_group()\n"
 SLEEPS = "until('end')"
 LATE = {"DISTBOOT_LATE_AFTER": "2"}
 
@@ -340,7 +339,7 @@ def wait_for(job: Job, text: str) -> None:
 
 @pytest.mark.parametrize("init", [True, False], ids=["init", "below-the-wrapper"])
 def test_rank_that_is_late_is_named_until_it_goes_on(start: Start, init: bool) -> None:
-    job = start(TRAIN.format(does=SLEEPS), ranks=3, init=init, framework="torch", **LATE)
+    job = start(TRAIN.format(does=SLEEPS) + TOGETHER, ranks=3, init=init, framework="torch", **LATE)
     wait_for(job, "distboot: rank 0 on " + os.uname().nodename + ": waiting for rank 1 (")
     assert job.finish() == [0, 0, 0]
     said = notices(job)
@@ -391,7 +390,7 @@ def test_all_ranks_outside_of_a_collective_operation_are_named_if_none_of_them_w
 ) -> None:
     does = "pass" if is_busy else "time.sleep(0.1)"
     evaluates = f"import time\nend = time.monotonic() + 8\nwhile time.monotonic() < end:\n    {does}\ntrain(99)\n"
-    job = start(TRAIN.format(does="pass") + evaluates, ranks=2, framework="torch", **LATE)
+    job = start(TRAIN.format(does="pass") + evaluates + TOGETHER, ranks=2, framework="torch", **LATE)
     assert job.finish() == [0, 0], job.output(0)
     assert "waiting for " not in notices(job), notices(job)
     assert is_busy != bool(re.search(r"no rank has moved for \d s: ranks 0-1 are in <module> \(", notices(job)))
