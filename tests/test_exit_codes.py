@@ -135,6 +135,7 @@ if rank == 1:
 
 
 _CONSEQUENCE = """
+sys.modules["mpi4py"] = os  # in place of what speaks to peers
 ready()
 until("fail")
 if rank == 1:
@@ -145,12 +146,21 @@ raise RuntimeError("Connection closed by peer")
 
 @in_both_ways
 @pytest.mark.parametrize("end", ["sys.exit", "SystemExit", "SIGKILL", "exception"])
-def test_those_that_miss_a_peer_end_with_its_code(start: Start, init: bool, end: str) -> None:
+def test_those_that_miss_a_peer_end_with_its_code_and_without_a_traceback(start: Start, init: bool, end: str) -> None:
     statement, code, _ = ENDS[end]
     running = start(_CONSEQUENCE % statement, init=init)
     assert running.fail() == [code] * 3
     assert running.first(0) == running.first(2)
     assert running.first(0).startswith("rank 1 failed first: ")
+    assert ["\nTraceback" in f"\n{running.output(rank)}" for rank in range(3)] == [False, end == "exception", False]
+
+
+@in_both_ways
+def test_rank_that_misses_what_is_no_peer_shows_its_traceback(start: Start, init: bool) -> None:
+    running = start(_CONSEQUENCE.replace("raise", "rank == 1 or until('end')\nraise") % "pass", init=init)
+    assert running.fail()[1] == 1
+    assert running.first(0).startswith("rank 1 failed first, because a peer disconnected: ")
+    assert ["\nTraceback" in f"\n{running.output(rank)}" for rank in range(3)] == [False, True, False]
 
 
 @in_both_ways

@@ -28,12 +28,35 @@ MOST = 3500  # bytes of a traceback; a write to a pipe of up to 4096 is all or n
 _LINES, _WIDEST = 40, 300  # and characters of each: no more is shown
 _LINES_OF_EXIT = 3  # of the text of `sys.exit`, so that its beginning is within MOST
 EXITED = "SystemExit: "  # how that begins: no exception that comes through the hook does
-EXCEPTION, INTERRUPT, TERM, ENDING, STEPS, ASK = "exception", "interrupt", "term", "ending", "steps", "ask"
+EXCEPTION, INTERRUPT, TERM, ENDING, STEPS = "exception", "interrupt", "term", "ending", "steps"
+ASK, ASK_FIRST = "ask", "ask_first"  # with which exit code to end; whether another rank has failed first
 _OF_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")  # the others are the script's own
 _RANK = "DISTBOOT_RANK"  # is there where the agent of a node has started this as one of its ranks
 JOB_ENDS = os.O_APPEND  # that flag of the pipe, which its reader sets: no message, so that a good end asks for none
+# How a rank speaks of a peer that has gone before: what is found in such an exception is a consequence.
+# Gloo, the kernel, NCCL, torch's store, MPI; TensorFlow of gRPC; Horovod, which does not say why.
+_OF_A_PEER = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection was likely closed",
+    "broken pipe",
+    "connection refused",
+    "ncclremoteerror",
+    "remote process exited",
+    "failed to recv",
+    "timed out waiting",
+    "errors_impl.unavailableerror",
+    "horovod has been shut down",
+    "error[rank-failed]",
+    "ended, or closed its context",  # at a key of ours
+)
+# What is in it where it was a process of its own that closed a connection, a data loader's worker say.
+_OF_ITS_WORKER = ("dataloader worker (pid", "/multiprocessing/connection.py")
+_FRAMEWORKS = ("torch", "tensorflow", "jax", "mpi4py", "horovod")  # through which a process speaks to its peers
+_EXPLAINED = 2.0  # seconds for the wrapper to stop a rank that fails for another one
 INJECTED = "_distboot.crash_hooks"  # this file as a module, where the wrapper has had it loaded
 
+is_of_another: Callable[[], bool] | None = None  # asks the agent whether another rank has failed first
 _pipe: tuple[int, int] | None = None  # where words go: file descriptor, inode; None: nothing listens
 _secret = ""  # of the job, not to be passed on
 _mask: set[int] = set()  # of signals, before a fork
@@ -213,10 +236,12 @@ def _excepthook(before: Hook) -> Hook:
         for _ in range(2):  # a signal handler may raise meanwhile, as torch's for SIGCHLD does
             with suppress(Exception):
                 if _pipe is not None and _is_the_end():
-                    _emit_exception(kind, error, trace)
+                    words = _emit_exception(kind, error, trace)
                     if issubclass(kind, KeyboardInterrupt) and _RANK in os.environ and trace is not None:
                         _say_interrupted(trace)
                         return
+                    if speaks_of_a_peer(words) and _follows_another():
+                        return  # the agent has it, and says which rank was first
                 break
         before(kind, error, trace)
 
@@ -252,13 +277,33 @@ def _is_the_end() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _emit_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def speaks_of_a_peer(words: str) -> bool:
+    """Whether a traceback says itself that a peer had gone before."""
+    words = words.lower()
+    message = " ".join(line for line in words.splitlines() if not line.startswith(" "))
+    return any(phrase in message for phrase in _OF_A_PEER) and not any(one in words for one in _OF_ITS_WORKER)
+
+
+def _follows_another() -> bool:
+    """Whether this rank fails because another one has: the agent says so, or the wrapper stops us meanwhile."""
+    if is_of_another is not None:
+        return is_of_another()
+    if any(name in sys.modules for name in _FRAMEWORKS):  # else it is another program of the script
+        import time
+
+        time.sleep(_EXPLAINED)
+    return False
+
+
+def _emit_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
     if issubclass(kind, KeyboardInterrupt):
         emit(INTERRUPT)
-        return
+        return ""
     import traceback
 
-    _emit_lines(without(_secret, "".join(traceback.format_exception(kind, error, trace))).splitlines())
+    words = without(_secret, "".join(traceback.format_exception(kind, error, trace)))
+    _emit_lines(words.splitlines())
+    return words
 
 
 def _watch_stderr() -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from ..process import FROM_OUTSIDE
 from ..rendezvous.protocol import flag, number, of, optional, text, time_or_duration
 from ..text import escape_control
-from .crash_hooks import EXITED, without
+from .crash_hooks import EXITED, speaks_of_a_peer, without
 
 LAST_RESORT = 64  # SIGRTMAX on Linux: what ends process 1 of a container, which no other signal does
 FATAL = "Fatal Python error: "  # how faulthandler begins
@@ -33,25 +33,6 @@ _SAGEMAKER = "/opt/ml/output/failure"
 _OURS = b"distboot: "
 _FIRST_LINE = 900  # characters
 _KILLED = "out of memory, or kill -9"
-# How a rank speaks of a peer that has gone before: what is found in such an exception is a consequence.
-# Gloo, the kernel, NCCL, torch's store, MPI; TensorFlow of gRPC; Horovod, which does not say why.
-_OF_A_PEER = (
-    "connection closed by peer",
-    "connection reset by peer",
-    "connection was likely closed",
-    "broken pipe",
-    "connection refused",
-    "ncclremoteerror",
-    "remote process exited",
-    "failed to recv",
-    "timed out waiting",
-    "errors_impl.unavailableerror",
-    "horovod has been shut down",
-    "error[rank-failed]",
-    "ended, or closed its context",  # at a key of ours
-)
-# What is in it where it was a process of its own that closed a connection, a data loader's worker say.
-_OF_ITS_WORKER = ("dataloader worker (pid", "/multiprocessing/connection.py")
 # How it speaks of a collective operation to which others did not come: Gloo; torch of NCCL, twice.
 _HAS_WAITED = ("timed out waiting", "collective operation timeout", "wait timeout after")
 STOPPED = 143  # the exit code of a job that no failure gives one: 128 + SIGTERM, which platforms take for "try again"
@@ -106,9 +87,7 @@ class ExitStatus:
     @property
     def is_secondary(self) -> bool:
         """Whether it says itself that a peer had gone before."""
-        words = self.words.lower()
-        message = " ".join(line for line in words.splitlines() if not line.startswith(" "))
-        return any(phrase in message for phrase in _OF_A_PEER) and not any(one in words for one in _OF_ITS_WORKER)
+        return speaks_of_a_peer(self.words)
 
     @property
     def has_waited(self) -> bool:

@@ -22,7 +22,7 @@ from ..errors import DistbootError, with_too_few_files
 from ..rendezvous.join import Joined
 from ..rendezvous.protocol import Frames
 from .agent import CREDENTIALS, Agent
-from .crash_hooks import ASK, JOB_ENDS
+from .crash_hooks import ASK, ASK_FIRST, JOB_ENDS
 from .exit_status import ExitStatus
 from .local import MOST, OPEN, AskLog, Begin, Finish, Log, Raised
 from .loop import AFTER_THE_FIRST
@@ -42,7 +42,7 @@ class ForeignProcess(MonitoredProcess):
         hooks = HookReader(pipe, begin.plan.secret)
         super().__init__(begin.plan.own.rank, process, hooks, agent, begin.settings.bound)
         self._status = status
-        self._asks = False  # whether the script, about to end, waits to hear with which exit code
+        self._asks = ""  # what the script, about to end, waits to hear
         self._given = 0  # what it has heard: that of the job; 0: its own
         if sys.platform == "linux":
             status.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -96,21 +96,27 @@ class ForeignProcess(MonitoredProcess):
 
     def decided(self, now: float) -> None:
         fcntl.fcntl(self._hooks.pipe, fcntl.F_SETFL, JOB_ENDS | os.O_NONBLOCK)
-        self._tell_code()
+        self._reply()
         self._loop.call_at(now + AFTER_THE_FIRST, self.let_go)
 
     def _take(self, event: HookEvent, now: float) -> None:
-        self._asks = self._asks or event.kind == ASK
-        self._tell_code()
+        self._asks = event.kind if event.kind in (ASK, ASK_FIRST) else self._asks
+        self._reply()
         super()._take(event, now)
 
-    def _tell_code(self) -> None:
-        """Tell the script that asks the exit code of the job, once it is known whether that is its own."""
-        is_known = self._role.root_cause is not None or not ExitStatus(words=self._traceback).is_secondary
-        if self._asks and (is_known or (self.rank > 0 and not self._role.peers)):  # which alone would say it
-            self._asks, self._given = False, self._instead(code=1 if self._traceback else 0)
-            with suppress(OSError):
-                self._status.send(bytes([self._given]))
+    def _reply(self) -> None:
+        """Answer the script that asks, once it is known whether this rank was the first."""
+        cause = self._role.root_cause
+        is_known = cause is not None or not ExitStatus(words=self._traceback).is_secondary
+        if not self._asks or not (is_known or (self.rank > 0 and not self._role.peers)):  # which alone would say it
+            return
+        if self._asks == ASK:
+            answer = self._given = self._instead(code=1 if self._traceback else 0)
+        else:
+            answer = int(cause is not None and self.rank not in cause.ranks)
+        self._asks = ""
+        with suppress(OSError):
+            self._status.send(bytes([answer]))
 
     def _instead(self, code: int) -> int:
         """The exit code of the job, where the script must not end with this one; 0: it may."""

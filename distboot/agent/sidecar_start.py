@@ -79,6 +79,7 @@ class Sidecar:
             except (OSError, AttributeError) as error:
                 log_line(self._who, f"warning: this rank's exit code is not known in time: {error}")
             crash_hooks.install(self._reports, term=True)
+            crash_hooks.is_of_another = lambda: bool(self._asked(crash_hooks.ASK_FIRST))
             progress.install()
             job.is_watched = True
         tell_steps(job)
@@ -87,7 +88,11 @@ class Sidecar:
         """That of the job, where this process, about to end, is not to end with its own; 0: it may."""
         if not hasattr(sys, "last_type") and not fcntl.fcntl(self._files[0], fcntl.F_GETFL) & crash_hooks.JOB_ENDS:
             return 0
-        crash_hooks.emit(crash_hooks.ASK)
+        return self._asked(crash_hooks.ASK)
+
+    def _asked(self, question: str) -> int:
+        """The agent's answer, 0 to 255, which it gives once it knows which rank failed first."""
+        crash_hooks.emit(question)
         return int.from_bytes(os.read(self._status, 1), "big")
 
     def close(self) -> None:
