@@ -53,7 +53,7 @@ def verdict(rank: int = 8) -> RootCause:
     """What all are told when a rank has gone."""
     node = rank - rank % RANKS_A_NODE
     membership = membership_of_nodes(node + RANKS_A_NODE)
-    return from_disconnect(ranks_of(membership)[rank : rank + 1], "its connection closed without an exit report")
+    return from_disconnect(ranks_of(membership)[rank : rank + 1], "the connection closed without an exit report")
 
 
 def place(rank: int, *, is_late: bool = False, alike: bool = True) -> Stacks:

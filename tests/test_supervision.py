@@ -92,7 +92,7 @@ def test_job_in_which_all_end_well_says_so_in_one_line(start: Start) -> None:
     ("number", "said"),
     [
         (signal.SIGSTOP, "no answer for 2 s, though the host answers: stopped or frozen"),
-        (signal.SIGKILL, "its connection closed without an exit report, on "),
+        (signal.SIGKILL, "the connection closed without an exit report, on "),
     ],
 )
 def test_wrapper_that_is_frozen_or_killed_is_a_lost_rank(start: Start, rank: int, number: int, said: str) -> None:

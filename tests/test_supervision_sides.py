@@ -171,7 +171,7 @@ ORDERS = {
     ),
     "host": (
         [(3, LOST), (2, LOST), 1],
-        "ranks 2-3 became unreachable first: its connection closed without an exit report, on host-1 (node 1)",
+        "ranks 2-3 became unreachable first: the connection closed without an exit report, on host-1 (node 1)",
         0,
     ),
 }

@@ -182,7 +182,7 @@ class HeartbeatConnection:
             return LivenessFault(True, f"no answer for {bound:g} s, though the host answers: stopped or frozen")
         if self._probe.is_answered():
             return LivenessFault(False, f"sent no heartbeat for {bound:g} s, though its host answers (a firewall?)")
-        return LivenessFault(True, f"no heartbeat for {bound:g} s: its host, or the network to it, is down")
+        return LivenessFault(True, f"no heartbeat for {bound:g} s: the host, or the network to it, is down")
 
     def close(self) -> None:
         self.socket.close()

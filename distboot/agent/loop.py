@@ -100,7 +100,7 @@ class Participant:
                 if connection in self.peers:  # else it has detached just now
                     self._take_from(connection, rank, message, now)
         except DisconnectedError as error:
-            self._lose(connection, "its connection closed without an exit report", str(error), now)
+            self._lose(connection, "the connection closed without an exit report", str(error), now)
         except ProtocolError as error:
             self._abandon(connection, str(error), now)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..errors import CODES
 from ..settings import RestartSettings
-from ..text import log_line, ranges, ranks_said
+from ..text import digits, log_line, ranges, ranks_said
 from .exit_status import ExitStatus
 from .root_cause import RootCause
 
@@ -93,12 +93,12 @@ class Restarts:
         if self._has_mpi:
             return "the script uses MPI, whose launcher lets each of its processes call MPI_Init once"
         if code in _STAYS:
-            return f"{said} ({_STAYS[code]}) comes again"
+            return f"{said} ({_STAYS[code]}) would come again"
         if place and earlier:
             ago = f"{now - earlier[-1]:.0f} s"
-            return f"it is the second failure at the same place within {ago}, which is a bug and not a fault ({place})"
+            return f"it is the second failure {place} within {ago}, which is a bug and not a fault"
         if self.round >= self._most:
-            return f"all {self._most} are used up" if self._most > 1 else "the one that was allowed is used up"
+            return f"--max-restarts {self._most} allows no more"
         return ""
 
     def ended(self, cause: RootCause) -> None:
@@ -117,8 +117,8 @@ class Restarts:
         """What the script is to find."""
         found = {COUNT: str(self.round)}
         if self._most:
-            before = environ.get(_OF_TORCHRUN, "0")
-            found[_OF_TORCHRUN] = str(self.round + int(before if before.isdigit() else 0))
+            before = digits(environ.get(_OF_TORCHRUN, ""))
+            found[_OF_TORCHRUN] = str(self.round + (before or 0))
         return found
 
 
@@ -132,8 +132,8 @@ def _exit_code_of(end: ExitStatus | None) -> tuple[int | None, str]:
 
 
 def _same_place(end: ExitStatus | None) -> str:
-    """Where in the code a rank has failed, if it was not for another one; empty: a signal, or it is not known."""
+    """`"at load (data.py:41)"`: how a rank has failed by itself, where that tells a bug; empty: it does not."""
     if end is None or end.is_secondary or end.cause:
         return ""
     is_signal = end.code is not None and 128 < end.code < 128 + signal.NSIG  # as a shell says it
-    return end.place or (f"exit code {end.code}" if end.code and not is_signal else "")
+    return f"at {end.place}" if end.place else f"with exit code {end.code}" if end.code and not is_signal else ""
