@@ -21,7 +21,7 @@ from .messages import ONE_DISTBOOT, Failed, Hello, Refused, Welcome, WorkerInfo,
 from .protocol import VERSION, Broadcast, Channel, Frame, JobCredentials, ProtocolError, decode
 
 _ANSWER_LIMIT = 10.0  # seconds that all of them together have to take the answer
-_PROGRESS = 5.0  # seconds between two lines
+_PROGRESS, _LEAST_PROGRESS = 5.0, 60.0  # seconds between two lines that differ, and at most between two that do not
 _LINGER = 0.5  # seconds for ranks that come a little later than a failure to hear of it
 _MOST_SKEW = 30.0  # seconds; more than that, and logs cannot be compared and credentials expire early
 _MOST_GROUPS = 4  # odd groups named for one fact
@@ -121,15 +121,16 @@ class Coordinator:
         return DistbootError("missing-rank", f"{joined}, missing {table.describe_missing()}{why}", self.hint)
 
     def _wait(self, over: Callable[[], bool], late: Callable[[], DistbootError]) -> None:
-        next_line = time.monotonic() + 1.0  # what is there within a second needs no line
+        next_line, between, said = time.monotonic() + 1.0, _PROGRESS, ""  # what is there within a second needs no line
         while not over():
             self._wanted()
             now = time.monotonic()
             if now >= self._end:
                 raise late()
             if now >= next_line:
-                next_line = now + _PROGRESS
                 progress = f"{self.table.progress()}{self.table.describe_departed()}{self.reachability_hint}"
+                between = min(between * 2, _LEAST_PROGRESS) if progress == said else _PROGRESS
+                next_line, said = now + between, progress
                 self._say(f"{progress}; giving up in {self._end - now:.0f} s", event="waiting")
             try:
                 self.pool.poll(min(self._end, next_line) - now)
