@@ -207,7 +207,7 @@ def test_what_cannot_be_ended_is_named_and_not_waited_for(
         _end_orphans(0.1, {1})
         monkeypatch.undo()
         child.kill()
-    assert f"cannot be ended, and stays: process {child.pid} (sleep)" in capfd.readouterr().err
+    assert f"cannot end processes that a rank has left behind: {child.pid} (sleep)" in capfd.readouterr().err
 
 
 _CLOCK = """
