@@ -97,7 +97,7 @@ def evaluation(seconds: float) -> bool:
     """Whether exactly the notices come that have to, while rank 0 of 4 evaluates alone for so long."""
     expected = [
         *((at, "waiting for rank 0 ") for at in _doubled(_AFTER) if at < seconds - _DELAY),
-        (seconds, "rank 0 goes on"),
+        (seconds, "rank 0 continues"),
     ]
     found = list(_notices(_EVALUATION, seconds, _AFTER))
     return len(found) == len(expected) and all(

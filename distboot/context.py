@@ -182,7 +182,7 @@ class Context:
         """Refuse what waits for ranks that wait for this one to leave a block; without `blocks`: any."""
         block = self._inside.get(threading.get_ident())
         if block is not None and (not blocks or block in blocks):
-            problem = f"{what} inside {block}: the other ranks come to it only when this one has left"
+            problem = f"{what} inside {block}: the other ranks reach it only after this one has left"
             raise DistbootError("usage", problem, "call it before or after the block")
 
     def _first(self, what: str, timeout: float, node: int | None, *, goes_first: bool) -> Iterator[None]:

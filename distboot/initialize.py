@@ -171,7 +171,7 @@ def _refuse_another(held: _Current, options: frameworks.Options) -> None:
         raise DistbootError("already-initialized", problem, "close() the first context, or use one framework a process")
     differences = options.differences(held.options)
     if differences:
-        said = f"warning: init() a second time: {', '.join(differences)} has no effect, the context of the first stays"
+        said = f"warning: init() was called again: {', '.join(differences)} has no effect, the first context stays"
         log_line(who_of(held.context), said)
 
 

@@ -94,7 +94,7 @@ def supervision_settings(
         raise DistbootError(
             "broken-environment",
             f"DISTBOOT_HEARTBEAT_TIMEOUT={bound:g} is shorter than {_LEAST_BOUND:g} s",
-            "give 2 to 86400; ranks are heard of once a second, and 15 is a bound that a busy machine can keep",
+            "give 2 to 86400; ranks send a heartbeat once a second, and 15 is enough for a busy machine",
         )
     report = report or environ.get("DISTBOOT_REPORT")
     grace, signals, stop_at = grace_setting(environ, grace), _stop_signals(environ), _stop_at(environ)

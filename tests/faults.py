@@ -146,6 +146,6 @@ FAULTS = [
     Fault(
         "firewall", "a firewall closes the port of failure detection",
         inject=do.close_port, env=QUIET, after=do.open_port, cut=True, well=(0, 0, None, None),
-        once="rank 3 on nodeb: warning: .* goes on without failure detection",
+        once="rank 3 on nodeb: warning: .* continues without failure detection",
     ),
 ]  # fmt: skip

@@ -139,9 +139,9 @@ def test_block_of_rank_0_may_be_long_or_fail(ranks: Ranks) -> None:
     first, second = ranks(_DOOR, 2, DISTBOOT_SECRET="swordfish")
     refused = [line.rpartition("the connecting process ")[2] for line in first[0].splitlines() if "refused" in line]
     assert refused == [
-        "sends no JSON; the job goes on",
-        "does not send Hello where that is due; the job goes on",
-        "belongs to another job; the job goes on",
+        "sends no JSON; the job continues",
+        "does not send Hello where that is due; the job continues",
+        "belongs to another job; the job continues",
     ]
     said = [line for line in first[0].splitlines() if "refused" not in line]
     assert (said, first[1]) == (["True", "disk full", "again", "end"], 0)
@@ -239,7 +239,7 @@ _HINT = "give its block more time: main_first(timeout=…)"
 def test_block_that_takes_too_long_is_an_error_on_all(ranks: Ranks) -> None:
     first, second = ranks(_LATE.format(how="attempt(step)\ntouch('late')"))
     assert second == (
-        f"missing-rank main_first(): rank 0 was not through within 0.5 s | look at its output, or {_HINT}\n",
+        f"missing-rank main_first(): rank 0 did not finish its block within 0.5 s | look at its output, or {_HINT}\n",
         0,
     )
     said = "missing-rank main_first(): rank 1 timed out after 0.5 s waiting for this one | "
@@ -249,7 +249,7 @@ def test_block_that_takes_too_long_is_an_error_on_all(ranks: Ranks) -> None:
 def test_block_that_takes_too_long_ends_the_job(ranks: Ranks) -> None:
     first, second = ranks(_LATE.format(how="step()"))  # rank 0's block would take a minute
     host = os.uname().nodename
-    late = "main_first(): rank 0 was not through within 0.5 s"
+    late = "main_first(): rank 0 did not finish its block within 0.5 s"
     assert f"rank 1 failed first: error[missing-rank]: {late}, on {host}, in " in first[0]
     assert f"error[missing-rank]: rank 1 on {host}: {late}" in first[0]
     assert second[1] == 1

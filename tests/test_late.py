@@ -223,7 +223,7 @@ def test_rank_that_has_ended_is_said_where_the_others_wait_for_it() -> None:
         job.watch.turn(now)
     assert "ranks 0, 2 wait in all_reduce (train.py:84); rank 1 ended before" in job.said[0]
     job.watch.take(0, Position(0, 0.1, {"0": 9}, 0, 0), 101.0)
-    assert job.said[1] == "the ranks go on"
+    assert job.said[1] == "the ranks continue"
     job.watch.turn(500.0)
     assert len(job.said) == 2
 
@@ -350,7 +350,7 @@ def test_rank_that_is_late_is_named_until_it_goes_on(start: Start, init: bool) -
         r"  \| ranks 0, 2: all_reduce < train \(train.py:\d+\) < <module> \(train.py:\d+\)\n",
         said,
     ), said
-    assert "rank 1 goes on" in said
+    assert "rank 1 continues" in said
     events = [one for one in job.report()["events"] if one["event"].startswith("late")]
     assert events[0]["details"]["ranks"] == [1]
     assert events[-1]["event"] == "late_over"
@@ -394,7 +394,7 @@ def test_all_ranks_outside_of_a_collective_operation_are_named_if_none_of_them_w
     assert job.finish() == [0, 0], job.output(0)
     assert "waiting for " not in notices(job), notices(job)
     assert is_busy != bool(re.search(r"no rank has moved for \d s: ranks 0-1 are in <module> \(", notices(job)))
-    assert is_busy != ("ranks 0-1 go on" in notices(job)), notices(job)
+    assert is_busy != ("ranks 0-1 continue" in notices(job)), notices(job)
 
 
 @pytest.mark.parametrize("init", [True, False], ids=["init", "below-the-wrapper"])
@@ -431,12 +431,13 @@ def test_jobs_on_a_host_are_told_apart_by_the_id_that_their_launcher_gave(start:
                     AZUREML_RUN_ID=f"{job}.{step}", MASTER_PORT=str(free_port()))  # fmt: skip
         until(lambda: len(list(one.folder.glob(f"ready-?-{step}"))) == 2)  # noqa: B023 - it is called here
     several = distboot("stacks", "--job", job)
-    listed = re.search(r"2 jobs are here\s+hint: give one: --job (\S+\.0-[0-9a-f]{8}), --job \S+\.1-", several.stderr)
+    wanted = r"2 jobs run on this host\s+hint: give one: --job (\S+\.0-[0-9a-f]{8}), --job \S+\.1-"
+    listed = re.search(wanted, several.stderr)
     assert listed, several.stderr
     assert several.returncode == 2
     for name in (f"{job}.1", listed[1]):
         assert re.match("ranks 0-1: until", distboot("stacks", "--job", name).stdout)
-    assert "no agent of a job is here" in distboot("stacks", "--job", job[:-1]).stderr
+    assert "no agent of a job runs on this host" in distboot("stacks", "--job", job[:-1]).stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")

@@ -126,7 +126,7 @@ def test_rank_0_that_has_ended_while_the_ranks_joined_is_said_to_have(fake: Fake
     somebody = fake(welcome)
     error = Rank(somebody.port, record(1, 3), 0.5).failed()
     assert error.code == "missing-rank"
-    assert "rank 0 was there, and disconnected before all ranks had joined" in error.message
+    assert "rank 0 was reached, but disconnected before all ranks had joined" in error.message
     assert error.hint.startswith("look at the output of rank 0: it ended, or was stopped")
 
 

@@ -81,10 +81,12 @@ def test_job_goes_on_in_another_round(start: Start, how: str, culprit: str) -> N
 
 _TWICE = _ROUND + "%s"
 REFUSED = {
-    "usage error": ("sys.exit(2)", 2, r"exit code 2 \(a usage error\) would come again"),
-    "broken environment": ("sys.exit(78)", 78, r"exit code 78 \(a broken environment\) would come again"),
+    "usage error": ("sys.exit(2)", 2, r"exit code 2 \(a usage error\) would happen again"),
+    "broken environment": ("sys.exit(78)", 78, r"exit code 78 \(a broken environment\) would happen again"),
     "error of ours": (
-        "import distboot; distboot.init('no such')", 1, r"error\[unknown-framework\] \(a usage error\) would come again"
+        "import distboot; distboot.init('no such')",
+        1,
+        r"error\[unknown-framework\] \(a usage error\) would happen again",
     ),
     "bug": (
         "raise ValueError(round_)",
@@ -205,7 +207,7 @@ def test_what_cannot_be_ended_is_named_and_not_waited_for(
         _end_orphans(0.1, {1})
         monkeypatch.undo()
         child.kill()
-    assert f"cannot be ended, and stays: process {child.pid} (sleep)" in capfd.readouterr().err
+    assert f"cannot end processes that a rank has left behind: {child.pid} (sleep)" in capfd.readouterr().err
 
 
 _CLOCK = """

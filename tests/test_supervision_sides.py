@@ -223,7 +223,7 @@ def test_garbage_is_said_once_and_the_training_goes_on(running: Job, reporter: J
         assert job.said[0].isprintable()
     assert running.said[0].startswith("warning: rank 2 on host-1 (node 1, local rank 0, process 102) ")
     assert running.said[0].endswith("; it is not watched any more")
-    assert reporter.said[0].endswith("this rank goes on without failure detection")
+    assert reporter.said[0].endswith("this rank continues without failure detection")
     running.send(1, Exited(DIED))  # the others are still watched
     assert running.first == (1,)
 

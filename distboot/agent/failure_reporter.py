@@ -166,7 +166,7 @@ class FailureReporter(Participant):
         self._end(connection, how, now)
 
     def _abandon(self, connection: HeartbeatConnection, why: str, now: float) -> None:
-        self.say(f"warning: rank 0 {self.members[0].where} {why}; this rank goes on without failure detection")
+        self.say(f"warning: rank 0 {self.members[0].where} {why}; this rank continues without failure detection")
         super()._abandon(connection, why, now)
         self._cannot_ask(why, now)
 

@@ -64,7 +64,7 @@ def _of_keras(frame: FrameType) -> str | None:
         return None
     return (
         f"{name}() of Keras 3 does not work under a strategy of several processes: pip install tf-keras and set "
-        "TF_USE_LEGACY_KERAS=1 before the script starts, or write the training loop out, as in the examples"
+        "TF_USE_LEGACY_KERAS=1 before the script starts, or write your own training loop, as in the examples"
     )
 
 

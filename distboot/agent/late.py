@@ -305,7 +305,7 @@ class LateWatch:
         if named is not None:
             who = ranks_said(named) if named else "the ranks"
             self._job.log.add("late_over", (named or [0])[0])
-            self._job.say(f"{who} {'goes' if len(named) == 1 else 'go'} on", event="late_over", ranks=named)
+            self._job.say(f"{who} {'continues' if len(named) == 1 else 'continue'}", event="late_over", ranks=named)
 
     def _tell(self, late: Late, now: float) -> None:
         self._is_new, self._named = False, late.ranks

@@ -295,7 +295,7 @@ class EventLoop:
             frames = traceback.extract_tb(error.__traceback__)
             where = [frame for frame in frames if "distboot" in frame.filename][-1]
             said = f"{type(error).__name__}: {first_line(error)} ({os.path.basename(where.filename)}:{where.lineno})"
-            self._role.say(f"warning: this rank goes on without failure detection, because of a defect in it: {said}")
+            self._role.say(f"warning: this rank continues without failure detection, because of a bug in it: {said}")
             self._role.leave()
         finally:
             self._role.close()

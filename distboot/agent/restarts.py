@@ -62,7 +62,7 @@ class Restarts:
         """All have met for a round; rank 0's agent says which, and how many restarts there may be."""
         if is_rank_0 and round_ > self.round:
             rounds = f"round{'s' if round_ > 1 else ''} {ranges(range(round_))}"
-            text = f"rank 0's agent was lost, and this one in its place knows nothing of {rounds}"
+            text = f"rank 0's agent was lost, and its replacement has no record of {rounds}"
             self.rounds.append({"round": round_ - 1, "ranks": [0], "text": text, "start": None, "seconds": None})
             log_line("rank 0", f"restart {round_} of {most}: {text}", event="restart", round=round_)
         self.round, self._most, self._decision, self.cause = round_, most, None, None
@@ -93,7 +93,7 @@ class Restarts:
         if self._has_mpi:
             return "the script uses MPI, whose launcher lets each of its processes call MPI_Init once"
         if code in _STAYS:
-            return f"{said} ({_STAYS[code]}) would come again"
+            return f"{said} ({_STAYS[code]}) would happen again"
         if place and earlier:
             ago = f"{now - earlier[-1]:.0f} s"
             return f"it is the second failure {place} within {ago}, which is a bug and not a fault"

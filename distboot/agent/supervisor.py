@@ -260,7 +260,7 @@ def _end_orphans(grace: float, spared: set[int]) -> None:
         is_late = now >= end
         if now >= end + _KILLED:  # another user's, or the kernel does not let go of it
             left = ", ".join(f"{pid} ({_name(pid)})" for pid in sorted(orphans))
-            log_line(None, f"warning: what a rank has left behind cannot be ended, and stays: process {left}")
+            log_line(None, f"warning: cannot end processes that a rank has left behind: {left}")
             return
         for pid in orphans if is_late else orphans - asked:
             with suppress(ProcessLookupError, PermissionError):

@@ -178,16 +178,17 @@ def stacks(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     found = _agents(options.job)
     if not found:
-        raise DistbootError("usage", "no agent of a job is here", _HERE)
+        raise DistbootError("usage", "no agent of a job runs on this host", _HERE)
     if len(found) > 1 and not options.pid:
-        raise DistbootError("usage", f"{len(found)} jobs are here", f"give one: --job {', --job '.join(sorted(found))}")
+        hint = f"give one: --job {', --job '.join(sorted(found))}"
+        raise DistbootError("usage", f"{len(found)} jobs run on this host", hint)
     for name in (name for names in found.values() for name in names):
         said = _ask(name, options.pid)
         if said is not None:
             emit("\n".join(map(escape_control, said)))
             return 0
     of = f" for --pid {options.pid}" if options.pid else ""
-    raise DistbootError("usage", f"no agent that is here answers{of}", _HERE)
+    raise DistbootError("usage", f"no agent on this host answers{of}", _HERE)
 
 
 def _agents(job: str) -> dict[str, list[str]]:

@@ -217,7 +217,7 @@ class EnvReader:
     def _take_given_address(self) -> None:
         host, port = self.parsed("MASTER_ADDR", parse_address) or (None, None)
         if host and self._nodes_are_hosts and self._spans_nodes() and is_loopback(host):
-            why = "is a loopback address, and there are several nodes: the others would call themselves"
+            why = "is a loopback address, and there are several nodes: the others would connect to themselves"
             self.reject("MASTER_ADDR", why)
         self.put("MASTER_ADDR", master_addr=host, master_port=port)
         self.agree("MASTER_PORT", port, "the port in MASTER_ADDR")

@@ -196,7 +196,7 @@ def nccl_settings(machine: Machine) -> list[Finding]:
     for setting in ("NCCL_TOPO_FILE", "NCCL_CONF_FILE"):
         path = given.get(setting, "")
         if path and not machine.has(path):
-            seen = f"{setting}={short_repr(path)}, and there is no such file here: NCCL goes on without it"
+            seen = f"{setting}={short_repr(path)}, and there is no such file here: NCCL continues without it"
             how = machine.how(f"-v {path}:{path}:ro", f"# mount {path} of the node (hostPath)", f"unset {setting}")
             found.append(warning(seen, how))
     if machine.azure() and not given.get("NCCL_TOPO_FILE") and len(machine.rdma_ports()) >= _SEVERAL:
@@ -209,7 +209,7 @@ def nccl_settings(machine: Machine) -> list[Finding]:
         found.append(warning(seen, remedy))
     plugin = given.get("NCCL_NET_PLUGIN", "none")
     if plugin != "none" and not any(map(machine.library, (plugin, f"libnccl-net-{plugin}.so"))):
-        why = "and the dynamic linker finds no such library: NCCL goes on without it"
+        why = "and the dynamic linker finds no such library: NCCL continues without it"
         remedy = "name the folder of it in LD_LIBRARY_PATH, or unset NCCL_NET_PLUGIN"
         found.append(warning(f"NCCL_NET_PLUGIN={short_repr(plugin)}, {why}", remedy))
     for setting, what in (("NCCL_P2P_DISABLE", "from GPU to GPU"), ("NCCL_SHM_DISABLE", "through shared memory")):

@@ -109,7 +109,7 @@ def proxies(machine: Machine) -> Finding:
         return ok(f"{proxy} is set; no peer to reach is known")
     if is_loopback(peer) or peer.endswith(endings):  # of "*" nothing is left, with which all names end
         return ok(f"{proxy} is set, and no_proxy spares {peer}")
-    seen = f"{proxy} is set, and no_proxy does not name {peer}: gRPC (TensorFlow, JAX) sends what is for it there"
+    seen = f"{proxy} is set, and no_proxy does not name {peer}: gRPC (TensorFlow, JAX) connects through the proxy"
     return warning(seen, f"no_proxy={','.join(filter(None, (spared, peer)))}, with all hosts of the job")
 
 

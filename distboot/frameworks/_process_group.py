@@ -140,7 +140,7 @@ def _at_store(store: Any, who: str | None) -> Meets:
             stores[0].set(key, failure or "")
             return
         # Asking again and again, as waiting would hold the store's lock, which the group needs.
-        waiting = Backoff(who, limit, f"{where.text}: {_FIRST} is not through yet")
+        waiting = Backoff(who, limit, f"{where.text}: {_FIRST} has not finished its block yet")
         while not stores[0].check([key]):
             if not waiting.sleep_or_expire("its block still runs"):
                 raise not_opened(where, _FIRST, limit)

@@ -112,7 +112,7 @@ def _import(options: Options) -> Any:
 
     if options.backend is not None:
         hint = "leave backend out; on the CPU jax_cpu_collectives_implementation is JAX's own setting for it"
-        raise DistbootError("usage", f"backend={options.backend!r}, and JAX knows itself what to use", hint)
+        raise DistbootError("usage", f"backend={options.backend!r}, but JAX chooses its own", hint)
     if "shutdown_timeout_seconds" not in inspect.signature(jax.distributed.initialize).parameters:
         raise DistbootError("framework-not-installed", f"JAX {jax.__version__} is older than 0.9", _INSTALL)
     is_up = jax.distributed.is_initialized()
@@ -186,7 +186,7 @@ def _see_off(jax: Any, placement: Placement) -> None:
         if not thread.is_alive():
             return
         left, pause = left - min(left, pause), pause * 2
-        said = "the script has ended, and this rank stays for the others: JAX would end them with it"
+        said = "the script has ended, but this rank waits for the others: JAX would end them with it"
         log_line(placement.who, f"{said}; giving up in {left:.0f} s", event="waiting")
 
 

@@ -228,6 +228,6 @@ class ConnectionPool:
         if why in self._refused or len(self._refused) < _MOST_REASONS:
             self._refused[why] += 1
         if self._refused[why] in _SAID_OF_A_REASON:
-            self._say(f"refused a connection from {peer.at}: the connecting process {why}; the job goes on")
+            self._say(f"refused a connection from {peer.at}: the connecting process {why}; the job continues")
         self.send(peer, peer.channel.sign(Refused(f"the connecting process {why}"[:LONGEST_TEXT])))
         self.drop(peer)

@@ -140,7 +140,7 @@ class Keys:
             elif one.ends and missing & gone:
                 self._abort(key, 0.0)
         elif self._leader(key) in gone:
-            why = f"rank {self._named([self._leader(key)])} ended, or closed its context, without being through"
+            why = f"rank {self._named([self._leader(key)])} ended, or closed its context, without finishing its block"
             self._fail(list(one.ends), _missing(key, why, "look at its output"), key)
 
     def _answer(self, ranks: Iterable[int], key: Key) -> bool:
@@ -280,7 +280,7 @@ def _not_waited_for(key: Key, ranks: Iterable[int], limit: float, hint: str) -> 
 def not_opened(key: Key, leader: str, limit: float) -> DistbootError:
     """The error for a rank that has waited so many seconds in vain for the leader to be through."""
     hint = f"look at its output, or give its block more time: {key.name.removesuffix('()')}(timeout=…)"
-    return _missing(key, f"{leader} was not through within {limit:g} s", hint)
+    return _missing(key, f"{leader} did not finish its block within {limit:g} s", hint)
 
 
 def leader_failed(key: Key, leader: str, why: str) -> DistbootError:

@@ -20,7 +20,7 @@ _FIRST_LIMIT = 1.0  # seconds for an unknown process to answer; it grows, becaus
 _LAST_LIMIT = 10.0
 _LOOK = 0.2  # seconds between two looks at whether the call is still wanted
 _GRACE = 0.8  # seconds beyond the join timeout for rank 0 to say who is missing
-_LOST = "rank 0 was there, and disconnected before all ranks had joined"
+_LOST = "rank 0 was reached, but disconnected before all ranks had joined"
 
 
 class NoAnswerError(Exception):

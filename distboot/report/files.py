@@ -41,8 +41,7 @@ def refuse_unwritable(path: str) -> None:
         raise DistbootError(
             "output-failed",
             f"the report {short_repr(path)} cannot be written: {why}",
-            "let --report or DISTBOOT_REPORT name a file in a folder of rank 0's host that is there and can be written "
-            "to",
+            "let --report or DISTBOOT_REPORT name a file in an existing, writable folder of rank 0's host",
         ) from None
 
 
