@@ -319,8 +319,8 @@ for step in range(10):
     if step == 3:
         rank == 1 or ready()
 """
-# Gloo aborts a rank that is still busy with its group when another one has gone.
-TOGETHER = "if is_ours:\n    dist.barrier()\n    dist.destroy_process_group()\n"
+# Gloo aborts a rank that is still busy with its group when another one has gone, and torch some when Python ends.
+TOGETHER = "if is_ours:\n    dist.barrier()\n    dist.destroy_process_group()\n    os._exit(0)\n"
 SLEEPS = "until('end')"
 LATE = {"DISTBOOT_LATE_AFTER": "2"}
 
