@@ -30,7 +30,7 @@ _LINES_OF_EXIT = 3  # of the text of `sys.exit`, so that its beginning is within
 EXITED = "SystemExit: "  # how that begins: no exception that comes through the hook does
 EXCEPTION, INTERRUPT, TERM, ENDING, STEPS = "exception", "interrupt", "term", "ending", "steps"
 ASK, ASK_FIRST = "ask", "ask_first"  # with which exit code to end; whether another rank has failed first
-_OF_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")  # the others are the script's own
+OF_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3")  # in a file's name; others are the script's own
 _RANK = "DISTBOOT_RANK"  # is there where the agent of a node has started this as one of its ranks
 JOB_ENDS = os.O_APPEND  # that flag of the pipe, which its reader sets: no message, so that a good end asks for none
 # How a rank speaks of a peer that has gone before: what is found in such an exception is a consequence.
@@ -252,7 +252,7 @@ def _say_interrupted(trace: TracebackType) -> None:
     """Where Ctrl-C has come, in one line: all ranks of a node get it, and their tracebacks would be mixed."""
     inner: TracebackType | None = trace
     while inner is not None:
-        if not any(part in inner.tb_frame.f_code.co_filename for part in _OF_LIBRARIES):
+        if not any(part in inner.tb_frame.f_code.co_filename for part in (*OF_LIBRARIES, "<frozen ")):
             trace = inner
         inner = inner.tb_next
     code = trace.tb_frame.f_code

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from ..process import FROM_OUTSIDE
 from ..rendezvous.protocol import flag, number, of, optional, text, time_or_duration
 from ..text import escape_control
-from .crash_hooks import EXITED, speaks_of_a_peer, without
+from .crash_hooks import EXITED, OF_LIBRARIES, speaks_of_a_peer, without
 
 LAST_RESORT = 64  # SIGRTMAX on Linux: what ends process 1 of a container, which no other signal does
 FATAL = "Fatal Python error: "  # how faulthandler begins
@@ -43,7 +43,6 @@ _FRAME = re.compile(r'  File "([^"]+)", line ')
 _OF_OURS = re.compile(r".*/distboot/(.+)")
 _ERROR = re.compile(r"[\w.]*\bDistbootError: (error\[[a-z-]+\]: )(?:(?:rank|node) \d+ on \S+: )?")
 _PLACE = re.compile(r'^ +File "([^"]+)", line (\d+),? in (.+)$', re.MULTILINE)  # of Python, and of faulthandler
-_OF_OTHERS = re.compile(r"/(site|dist)-packages/|/lib/python3|^<")
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -136,7 +135,7 @@ class ExitStatus:
     def place(self) -> str:
         """Where in the code it has failed, `"load (data.py:41)"`: in the script's own, if any is; empty: not known."""
         frames = _PLACE.findall(self.words)
-        frames = [one for one in frames if not _OF_OTHERS.search(one[0]) and not _is_ours(one[0])] or frames
+        frames = [one for one in frames if not _is_of_others(one[0])] or frames
         if not frames:
             return ""
         file, line, function = frames[0 if self.is_crash else -1]
@@ -174,9 +173,8 @@ class ExitStatus:
         if len(kept) <= _MOST_LINES:
             return kept
         begin = len(kept) - _MOST_LINES
-        while (
-            kept[begin].startswith("    ") and begin < len(kept) - _MOST_LINES + 2
-        ):  # a line of code without its place
+        # Not with a line of code without its place.
+        while kept[begin].startswith("    ") and begin < len(kept) - _MOST_LINES + 2:
             begin += 1
         return [_LEFT_OUT, *kept[begin:]]
 
@@ -196,6 +194,11 @@ def signal_name(number: int) -> str:
 def shown(words: str) -> str:
     """A traceback for the terminal, indented and without control characters."""
     return "".join(f"\n  | {escape_control(line)[:_LONGEST_LINE]}" for line in words.splitlines() if line.strip())
+
+
+def _is_of_others(file: str) -> bool:
+    """Whether it is not the script's."""
+    return file.startswith("<") or any(part in file for part in OF_LIBRARIES) or _is_ours(file)
 
 
 def _is_ours(file: str) -> bool:

@@ -28,8 +28,8 @@ _HOROVOD = "HOROVOD_GLOO_IFACE"
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 NO_PROXIES = ("no_grpc_proxy", "no_proxy")
 
-_PROGRESS = 5.0  # seconds between two lines that say what is being waited for, at first
-_LEAST_PROGRESS = 60.0  # and later: a thousand ranks may say the same
+PROGRESS = 5.0  # seconds between two lines that say what is being waited for, at first
+LEAST_PROGRESS = 60.0  # and later: a thousand ranks may say the same
 
 Found = list[tuple[int, tuple[object, ...]]]  # family and socket address
 
@@ -155,7 +155,7 @@ class Backoff:
         self._who, self._what, self._quiet = who, what, quiet
         now = time.monotonic()
         self._end, self._next_line = now + limit, now + 1.0  # what is there within a second needs no line
-        self._pause, self._between = 0.01, _PROGRESS
+        self._pause, self._between = 0.01, PROGRESS
 
     def left(self) -> float:
         return max(self._end - time.monotonic(), 0.001)
@@ -167,7 +167,7 @@ class Backoff:
             return False
         if now >= self._next_line and not self._quiet:
             self._next_line = now + self._between
-            self._between = min(self._between * 2, _LEAST_PROGRESS)
+            self._between = min(self._between * 2, LEAST_PROGRESS)
             log_line(self._who, f"{self._what} ({cause}); trying for {self.left():.0f} s more", event="waiting")
         # Soon at first, for ranks that start together; then with jitter and less often, because a thousand of them
         # ask the same name server or call the same port.

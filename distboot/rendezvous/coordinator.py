@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from ..errors import DistbootError
 from ..host import FRAMEWORK
+from ..host.network import LEAST_PROGRESS, PROGRESS
 from ..report import JoinLog, StartupTimeline
 from ..text import escape_control, log_line, nodes_said, ranks_said, short_repr, without_mapping
 from .connection_pool import Connection, ConnectionPool, DetachedConnection, OutOfFilesError, allow_files, send_to_all
@@ -21,7 +22,6 @@ from .messages import ONE_DISTBOOT, Failed, Hello, Refused, Welcome, WorkerInfo,
 from .protocol import VERSION, Broadcast, Channel, Frame, JobCredentials, ProtocolError, decode
 
 _ANSWER_LIMIT = 10.0  # seconds that all of them together have to take the answer
-_PROGRESS, _LEAST_PROGRESS = 5.0, 60.0  # seconds between two lines that differ, and at most between two that do not
 _LINGER = 0.5  # seconds for ranks that come a little later than a failure to hear of it
 _MOST_SKEW = 30.0  # seconds; more than that, and logs cannot be compared and credentials expire early
 _MOST_GROUPS = 4  # odd groups named for one fact
@@ -121,7 +121,7 @@ class Coordinator:
         return DistbootError("missing-rank", f"{joined}, missing {table.describe_missing()}{why}", self.hint)
 
     def _wait(self, over: Callable[[], bool], late: Callable[[], DistbootError]) -> None:
-        next_line, between, said = time.monotonic() + 1.0, _PROGRESS, ""  # what is there within a second needs no line
+        next_line, between, said = time.monotonic() + 1.0, PROGRESS, ""  # what is there within a second needs no line
         while not over():
             self._wanted()
             now = time.monotonic()
@@ -129,7 +129,7 @@ class Coordinator:
                 raise late()
             if now >= next_line:
                 progress = f"{self.table.progress()}{self.table.describe_departed()}{self.reachability_hint}"
-                between = min(between * 2, _LEAST_PROGRESS) if progress == said else _PROGRESS
+                between = min(between * 2, LEAST_PROGRESS) if progress == said else PROGRESS
                 next_line, said = now + between, progress
                 self._say(f"{progress}; giving up in {self._end - now:.0f} s", event="waiting")
             try:
