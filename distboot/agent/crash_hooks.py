@@ -287,8 +287,9 @@ def speaks_of_a_peer(words: str) -> bool:
 def _follows_another() -> bool:
     """Whether this rank fails because another one has: the agent says so, or the wrapper stops us meanwhile."""
     if is_of_another is not None:
-        return is_of_another()
-    if any(name in sys.modules for name in _FRAMEWORKS):  # else it is another program of the script
+        with suppress(OSError):  # an agent that a user has stopped does not answer in time
+            return is_of_another()
+    elif any(name in sys.modules for name in _FRAMEWORKS):  # else it is another program of the script
         import time
 
         time.sleep(_EXPLAINED)

@@ -90,10 +90,12 @@ class Sidecar:
             return 0
         return self._asked(crash_hooks.ASK)
 
-    def _asked(self, question: str) -> int:
+    @staticmethod
+    def _asked(question: str) -> int:
         """The agent's answer, 0 to 255, which it gives once it knows which rank failed first."""
         crash_hooks.emit(question)
-        return int.from_bytes(os.read(self._status, 1), "big")
+        # Not at `_status`, whose number may be that of another file where the script has closed all of them.
+        return 0 if _exit_file is None else int.from_bytes(os.read(_exit_file, 1), "big")
 
     def close(self) -> None:
         """End the agent of a rank that has left the job; or one that is not needed."""
