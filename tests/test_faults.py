@@ -97,7 +97,7 @@ def run(hosts: Hosts, fault: Fault, way: str, launcher: str, index: int) -> Outc
 
 
 # Python takes seconds to end of an exception on a busy machine, and after three the rank is stopped like all others.
-EXCEPTIONS, STOPPED = ("exception", "ulimit"), 143
+EXCEPTIONS, STOPPED = ("exception", "system-exit", "ulimit"), 143
 
 
 def check(outcome: Outcome, fault: Fault, way: str, launcher: str) -> None:
@@ -140,7 +140,8 @@ def check(outcome: Outcome, fault: Fault, way: str, launcher: str) -> None:
     _check_exit_codes(outcome, fault, way, launcher)
     if launcher == "mpirun" and isinstance(fault.code, int):
         # Of two failures on its own host mpirun (Open MPI 5) keeps the later one, with and without distboot.
-        assert outcome.exits == [fault.code] or (way == "init" and 0 in fault.culprits and outcome.exits == [143])
+        is_second = is_stopped or (way == "init" and 0 in fault.culprits)
+        assert outcome.exits == [fault.code] or (is_second and outcome.exits == [STOPPED])
     if launcher == "plain" and isinstance(fault.code, int):
         codes: tuple[int, ...] = (fault.code, STOPPED) if is_stopped else (fault.code,)
         codes += (134,) if _IS_TORCHS in outcome.output else ()

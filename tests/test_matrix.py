@@ -197,7 +197,7 @@ def test_cell(request: pytest.FixtureRequest, tmp_path: Path, row: Row, launcher
 
 def test_page_has_all_cells() -> None:
     page = _TABLES.checked(DOCS, _texts, write=WRITE)
-    assert f"must be {LEAST} or better, and within {SPREAD} of all others of its row" in page
+    assert f"at least {LEAST}, and within {SPREAD} of all other cells of its row" in page
     found = {**_TABLES.cells(page), **_texts}
     for row in ROWS:
         mine = [found.get((row.name, "", launcher), "-") for launcher in LAUNCHERS]
