@@ -71,7 +71,7 @@ class Costs:
         membership: drawing up and writing the membership, a rank.
         prove: writing it for one more line where there is a DISTBOOT_SECRET.
         read_membership: reading it on another rank, a rank of it.
-        beat: hearing the beat of a line, answering it and looking whether it is silent.
+        beat: hearing the heartbeat of a line, sending one, and looking whether it is confirmed.
         wake: what a line adds to each time that failure detection's loop wakes up.
         watch: beginning to watch a rank.
         end: hearing how a rank ended.
@@ -214,13 +214,17 @@ def coordinator_of(server: Coordinator, membership: Membership, late_after: floa
 
 
 def _supervision(them: Peers, coordinator: FailureCoordinator, read: Callable[[], None]) -> dict[str, float]:
-    loop = _Loop(coordinator, 1.0)
+    loop = _Loop(coordinator)
     coordinator.take(0, Register(os.getpid()), time.monotonic())
     lines = len(coordinator.peers)
 
     def tell() -> None:
         for line in coordinator.peers:
             line.send(Abort(verdict()))
+
+    def beat() -> None:
+        coordinator.beat(time.monotonic())
+        assert len([line for line in coordinator.peers if line.is_acknowledged()]) == lines
 
     found: dict[str, float] = {}
     them.do("watch")
@@ -229,7 +233,7 @@ def _supervision(them: Peers, coordinator: FailureCoordinator, read: Callable[[]
     beats = []
     for _ in range(5):
         them.do("beat")
-        beats.append(_cpu(lambda: coordinator.tick(time.monotonic())) / lines)
+        beats.append(_cpu(beat) / lines)
     found["beat"] = statistics.median(beats)
     found["wake"] = statistics.median(_cpu(loop.wake) for _ in range(9)) / lines
     found["tell"] = _cpu(tell) / lines

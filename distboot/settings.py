@@ -83,25 +83,27 @@ class SupervisionSettings(NamedTuple):
         return min(filter(None, (self.late_after, self.hang_after)), default=0.0)
 
 
+def heartbeat_timeout(environ: Mapping[str, str]) -> float:
+    """Seconds for which a rank may be silent."""
+    found = _seconds(environ, "DISTBOOT_HEARTBEAT_TIMEOUT")
+    if found < _LEAST_BOUND:
+        why = f"DISTBOOT_HEARTBEAT_TIMEOUT={found:g} is shorter than {_LEAST_BOUND:g} s"
+        raise DistbootError("broken-environment", why, "give 2 to 86400; 15 is enough for a busy machine")
+    return found
+
+
 def supervision_settings(
     environ: Mapping[str, str], grace: float | None = None, report: str | None = None
 ) -> SupervisionSettings:
     """Those of this process; an option that was given comes before what the environment says."""
     more = "; how long a rank may be silent is DISTBOOT_HEARTBEAT_TIMEOUT"
     is_on = _switch(environ, "DISTBOOT_FAILURE_DETECTION", more)
-    bound = _seconds(environ, "DISTBOOT_HEARTBEAT_TIMEOUT")
-    if bound < _LEAST_BOUND:
-        raise DistbootError(
-            "broken-environment",
-            f"DISTBOOT_HEARTBEAT_TIMEOUT={bound:g} is shorter than {_LEAST_BOUND:g} s",
-            "give 2 to 86400; ranks send a heartbeat once a second, and 15 is enough for a busy machine",
-        )
     report = report or environ.get("DISTBOOT_REPORT")
     grace, signals, stop_at = grace_setting(environ, grace), _stop_signals(environ), _stop_at(environ)
     late_after = 0.0 if environ.get("DISTBOOT_LATE_AFTER") == "0" else _seconds(environ, "DISTBOOT_LATE_AFTER")
     hang_after = _seconds(environ, "DISTBOOT_HANG_AFTER")
     return SupervisionSettings(
-        bound,
+        heartbeat_timeout(environ),
         grace,
         os.path.abspath(report) if report else None,  # now, as a script may change its directory
         detects=is_on,

@@ -25,7 +25,7 @@ from supervised import pair
 
 from distboot.agent.crash_hooks import EXCEPTION, EXITED, without
 from distboot.agent.exit_status import ExitStatus
-from distboot.agent.heartbeat import HeartbeatConnection, close_gracefully
+from distboot.agent.heartbeat import HeartbeatConnection, LivenessFault, close_gracefully
 from distboot.agent.messages import KINDS, Abort, Done, Exited, Exiting, Terminating
 from distboot.agent.monitored_process import HookReader
 from distboot.agent.root_cause import RankState, RootCause, from_exit
@@ -38,61 +38,66 @@ DIED = ExitStatus(signal=9, when=1.0)
 
 
 @contextmanager
-def connected(interval: float = 1.0) -> Iterator[tuple[HeartbeatConnection, socket.socket]]:
+def connected(bound: float = 15.0) -> Iterator[tuple[HeartbeatConnection, socket.socket]]:
     """A connection, and its raw other end."""
     one, other = pair()
-    line = HeartbeatConnection(one, Channel(), interval)
+    line = HeartbeatConnection(one, Channel(), bound)
     with closing(line), other:
         yield line, other
 
 
-def test_silence_is_noticed_although_no_file_is_left() -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="other kernels have other options")
+@pytest.mark.parametrize("bound", [2, 3, 7, 10, 15, 60, 900])
+def test_kernel_gives_up_in_time_for_a_second_opinion(bound: int) -> None:
+    with connected(bound) as (line, _):
+        names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_USER_TIMEOUT")
+        first, between, limit = (line.socket.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names)
+        assert line.socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    # The first question only asks; the kernel looks at the limit with each of the others.
+    looks = range(first + between, 2000, between)
+    end = next(at for at in looks if at * 1000 >= limit)
+    assert bound - 4 - between <= end <= bound - min(4, bound / 2) + 1
+
+
+@pytest.fixture
+def silence(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets for how many seconds the kernel of the peer has given no sign: no real one is so silent on one host."""
+    return lambda seconds: monkeypatch.setattr(HeartbeatConnection, "silence", lambda _: seconds)
+
+
+def test_silence_is_noticed_although_no_file_is_left(silence: Callable[[float], None]) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with connected(interval=0.1) as (line, _):
+    silence(11.5)
+    with connected() as (line, _):
         try:
             with open(os.devnull) as next_file:
                 lowest = next_file.fileno()
             resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
-            while (fault := line.liveness_fault(time.monotonic(), 0.3)) is None:
-                pass
-            assert fault.is_lost
+            assert line.fault(100.0) is None
+            fault = line.fault(103.0)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert fault == LivenessFault(True, "no answer for 15 s: the host, or the network to it, is down")
 
 
-def test_old_opinion_on_a_silence_that_ended_well_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    probes: list[_Unanswered] = []
-
-    def probe(_: socket.socket) -> _Unanswered:
-        probes.append(_Unanswered())
-        return probes[-1]
-
-    monkeypatch.setattr("distboot.agent.heartbeat.Probe", probe)
-    with connected(interval=0.1) as (line, other):
-        for silences in (1, 2):
-            start = time.monotonic()
-            while not line.suspect:
-                time.sleep(0.1)  # the interval
-                line.heartbeat(time.monotonic())
-                assert line.liveness_fault(time.monotonic(), 0.5) is None
-                assert time.monotonic() < start + 10
-            assert len(probes) == silences
-            other.sendall(Channel().sign(None))
-            line.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-            assert select.select([line], [], [], 5)[0]
-            time.sleep(0.1)  # the interval, in which the kernel of the peer confirms what it got
-            line.receive(time.monotonic())
-            line.heartbeat(time.monotonic())
-            assert line.liveness_fault(time.monotonic(), 0.5) is None
-            assert not line.suspect
+def test_old_opinion_on_a_silence_that_ended_well_is_not_asked_again(silence: Callable[[float], None]) -> None:
+    with connected() as (line, _):
+        now = time.monotonic()
+        for seconds, after in ((11.5, 0.0), (1.0, 1.0), (11.5, 4.0)):
+            silence(seconds)
+            assert line.fault(now + after) is None
+        fault = line.fault(now + 7.0)
+        assert fault == LivenessFault(False, "gave no answer for 15 s, though its host answers (a firewall?)")
 
 
-class _Unanswered:
-    def is_answered(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass
+def test_peer_that_sends_no_heartbeat_is_frozen_although_its_kernel_answers() -> None:
+    with connected() as (line, other):
+        other.sendall(Channel().sign(None))
+        now = time.monotonic() + 20
+        line.receive(now)
+        assert line.fault(now + 28) is None
+        fault = line.fault(now + 30)
+        assert fault == LivenessFault(True, "no answer for 30 s, though the host answers: stopped or frozen")
 
 
 def test_last_word_arrives_although_something_is_left_unread() -> None:
@@ -117,12 +122,12 @@ def test_what_the_kernel_does_not_take_at_once_is_sent_later_and_whole() -> None
         go = Go(tuple(Offer(rank, os.urandom(100).hex()) for rank in range(2000)))
         received: list[object] = []
         line.send(Broadcast(go), 1)
-        line.heartbeat(time.monotonic())
+        line.heartbeat()
         line.send(Detach(), 1)
         other.settimeout(0.05)
         frames = Frames(1 << 20)
         while len(received) < 2:
-            line.heartbeat(time.monotonic())
+            line.flush()
             with suppress(TimeoutError):
                 received += [
                     Channel().verify(each, frames, Go, type(None), *KINDS) for each in frames.feed(other.recv(1 << 20))

@@ -90,6 +90,7 @@ class Coordinator:
         return replace(
             build_membership(records),
             master_addr=self._reached(), round=next_round, max_restarts=self._own.max_restarts,
+            heartbeat_timeout=self._own.heartbeat_timeout,
         )  # fmt: skip
 
     def serve(self) -> None:

@@ -8,11 +8,12 @@ from itertools import accumulate, pairwise
 
 from ..errors import DistbootError
 from ..text import ranges, runs, short_repr, with_nodes
-from .messages import LONGEST_TEXT, MOST_RANKS_A_NODE, Members, WorkerInfo, as_error
+from .messages import LONGEST_TEXT, MOST_RANKS_A_NODE, Members, WorkerInfo, as_error, heartbeat_timeout
 from .protocol import ProtocolError, flag, nested, number, of, optional, several, text, time_or_duration
 
 LOOPBACK = "127.0.0.1"
 _line = text(LONGEST_TEXT)
+_ALIKE = ("master_addr", "by_node", "round", "max_restarts", "heartbeat_timeout")  # in a membership and in Members
 _MOST_LEFT = 8  # ranks that one line names
 _DUPLICATE = (
     "look for a second copy of the job, or for RANK set once for several processes; of two jobs on one host give each "
@@ -39,6 +40,7 @@ class Membership:
         by_node: whether each node has one agent for all of its ranks; else each rank has its own.
         round: of the job, from 0; each restart begins a new one.
         max_restarts: what rank 0's agent was started with, which counts for all.
+        heartbeat_timeout: that of rank 0's agent, in seconds, likewise.
     """
 
     hosts: tuple[str, ...] = of(several(text(LONGEST_TEXT)))
@@ -47,6 +49,7 @@ class Membership:
     by_node: bool = of(flag, default=False)
     round: int = of(number, default=0)
     max_restarts: int = of(number, default=0)
+    heartbeat_timeout: float = of(heartbeat_timeout, default=15.0)
 
     @property
     def world_size(self) -> int:
@@ -67,7 +70,8 @@ class Membership:
 
     def as_message(self) -> Members:
         nodes = tuple(tuple((run.start, len(run)) for run in runs(ranks)) for ranks in self.nodes)
-        return Members(self.hosts, nodes, self.master_addr, self.by_node, self.round, self.max_restarts)
+        alike = {name: getattr(self, name) for name in _ALIKE}
+        return Members(hosts=self.hosts, nodes=nodes, **alike)
 
     @classmethod
     def from_message(cls, message: Members, agents: int) -> Membership:
@@ -85,7 +89,7 @@ class Membership:
         nodes = tuple(tuple(rank for run in runs for rank in range(run[0], sum(run))) for runs in message.nodes)
         all_ranks = sorted(rank for node in nodes for rank in node)
         refuse_if(all_ranks != list(range(world_size)), "its ranks are not all there, once")
-        return cls(message.hosts, nodes, message.master_addr, by_node, message.round, message.max_restarts)
+        return cls(message.hosts, nodes, **{name: getattr(message, name) for name in _ALIKE})
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ ONE_DISTBOOT = "install the same version of distboot on all nodes"  # what to do
 _line = text(LONGEST_TEXT)
 _count = integer(1, what="count")
 _round = integer(0, MOST_ROUNDS, "number of restarts")
+heartbeat_timeout = valid(lambda value: type(value) in (int, float) and 2 <= value <= 86400, "heartbeat timeout")
 _problem = several(_line, 3, least=3, what="error")
 _facts = several(several(_line, 2, least=2, what="list of names and values"), 100)
 _run = several(number, 2, least=2, what="first rank and number of ranks")
@@ -128,6 +129,7 @@ class WorkerInfo:
     ranks: int = of(integer(0, MOST_RANKS_A_NODE, "number of ranks of one node"), default=0)
     round: int = of(_round, default=0)  # of the job, that it knows to come next; 0 also for an agent that is new
     max_restarts: int = of(_round, default=0)  # what it was started with
+    heartbeat_timeout: float = of(heartbeat_timeout, default=15.0)  # seconds, likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,7 @@ class Members:
     by_node: bool = of(flag, default=False)
     round: int = of(_round, default=0)
     max_restarts: int = of(_round, default=0)
+    heartbeat_timeout: float = of(heartbeat_timeout, default=15.0)
 
 
 @dataclass(frozen=True, slots=True)

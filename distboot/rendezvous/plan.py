@@ -15,6 +15,7 @@ from ..detection import inherited
 from ..detection.placement import LEFT_OPEN, Placement
 from ..errors import DistbootError, with_too_few_files
 from ..host import FRAMEWORK, accelerators, derived_port, network
+from ..settings import heartbeat_timeout
 from .job_info import JobInfo
 from .membership import JoinPlan
 from .messages import WorkerInfo, as_problem
@@ -70,6 +71,7 @@ def plan_of(
         ranks=ranks,
         round=round,
         max_restarts=max_restarts,
+        heartbeat_timeout=heartbeat_timeout(environ),
         # What an agent of a node knows of itself is not about its ranks.
         **({} if ranks else {name: getattr(placement, name) for name in LEFT_OPEN}),
     )
