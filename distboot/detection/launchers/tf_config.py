@@ -159,7 +159,8 @@ def _own(config: dict[str, Any], problems: list[str]) -> tuple[str, int]:
         problems.append("TF_CONFIG has no 'task' object")
         return "", 0
     kind = str(task.get("type"))
-    addresses, index = _cluster(config).get(kind), task.get("index")
+    addresses = _cluster(config).get(kind)
+    index: Any = task.get("index")
     if kind == _NO_RANK and index is None:
         index = 0
     if not isinstance(index, int) or isinstance(index, bool) or index < 0:
