@@ -93,15 +93,14 @@ def detect(environ: Mapping[str, str] | None = None, *, launcher: str | None = N
     """
     environ = os.environ if environ is None else environ
     without_ours, outer = inherited.strip(environ)
-    name, option = launcher, "launcher="
-    if name is None:
-        name, option = environ.get("DISTBOOT_LAUNCHER") or None, "DISTBOOT_LAUNCHER="
+    name = environ.get("DISTBOOT_LAUNCHER") or None if launcher is None else launcher
     if name is None:
         placement = _innermost(environ, without_ours, outer)
         if placement.launcher == SINGLE.name and outer and not outer.launches and outer.fields["world_size"] != 1:
             placement = _as_exported(environ, outer)
     else:
-        placement = _named(environ, without_ours, name, f"{option}{short_repr(name)}")
+        option = "DISTBOOT_LAUNCHER" if launcher is None else "launcher"
+        placement = _named(environ, without_ours, name, f"{option}={short_repr(name)}")
     return outer.merge(placement) if outer and outer.is_about(placement) else placement
 
 
@@ -298,15 +297,12 @@ def _check_generic_vars(
 ) -> list[str]:
     """Refuse when variables with generic names describe another world: one is stale, and nothing says which."""
     notes: list[str] = []
-    noted: set[str] = set()
     for other in others:
         ignored = [name for name in other.markers if name in environ]
         try:
             theirs = _found(other, environ) if ignored else None
         except DistbootError:  # half of a launcher, or broken: clearly a left-over
-            if not noted.issuperset(ignored):
-                notes.append(f"{', '.join(ignored)} ignored: {placement.launcher} owns the rank")
-            noted.update(ignored)
+            notes.append(f"{', '.join(ignored)} ignored: {placement.launcher} owns the rank")
             continue
         if theirs is None or (outer is not None and outer._replace(launches=False).is_about(theirs)):
             continue  # the process that the outer distboot was about, or for which it was a launcher
