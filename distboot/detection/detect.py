@@ -96,12 +96,12 @@ def detect(environ: Mapping[str, str] | None = None, *, launcher: str | None = N
     name = environ.get("DISTBOOT_LAUNCHER") or None if launcher is None else launcher
     if name is None:
         placement = _innermost(environ, without_ours, outer)
-        if placement.launcher == SINGLE.name and outer and not outer.launches and outer.fields["world_size"] != 1:
+        if placement.launcher == SINGLE.name and not outer.launches and outer.fields.get("world_size", 1) != 1:
             placement = _as_exported(environ, outer)
     else:
         option = "DISTBOOT_LAUNCHER" if launcher is None else "launcher"
         placement = _named(environ, without_ours, name, f"{option}={short_repr(name)}")
-    return outer.merge(placement) if outer and outer.is_about(placement) else placement
+    return outer.merge(placement) if outer.is_about(placement) else placement
 
 
 def refuse_unless_rank(placement: Placement) -> None:
@@ -113,11 +113,6 @@ def refuse_unless_rank(placement: Placement) -> None:
             "and is not a rank",
             NODE_LEVEL_HINT,
         )
-
-
-def launcher_of(placement: Placement) -> Launcher:
-    """The record of the launcher that a placement names."""
-    return LAUNCHERS[placement.launcher]
 
 
 def traces(environ: Mapping[str, str]) -> dict[str, str]:
@@ -178,9 +173,9 @@ def _view(candidate: Launcher, environ: Mapping[str, str], without_ours: Mapping
     return {name: text for name, text in environ.items() if name in without_ours or name not in of_ours}
 
 
-def _candidates(environ: Mapping[str, str], outer: InheritedEnv | None) -> Sequence[Launcher]:
+def _candidates(environ: Mapping[str, str], outer: InheritedEnv) -> Sequence[Launcher]:
     """Those that may have started this process: below a distboot not those that are further out than it."""
-    if outer is None:
+    if not outer.fields:
         return INNERMOST_FIRST
     found, own = traces(environ), outer.fields["launcher"]
     new = {name for name, identity in found.items() if outer.is_new(name, identity)}
@@ -189,7 +184,7 @@ def _candidates(environ: Mapping[str, str], outer: InheritedEnv | None) -> Seque
     return [one for one in INNERMOST_FIRST if one.name not in found or one.name == own]
 
 
-def _innermost(environ: Mapping[str, str], without_ours: Mapping[str, str], outer: InheritedEnv | None) -> Placement:
+def _innermost(environ: Mapping[str, str], without_ours: Mapping[str, str], outer: InheritedEnv) -> Placement:
     notes: list[str] = []
     candidates = _candidates(environ, outer)
     for candidate in candidates:
@@ -221,7 +216,7 @@ def _innermost(environ: Mapping[str, str], without_ours: Mapping[str, str], oute
 def _as_exported(environ: Mapping[str, str], outer: InheritedEnv) -> Placement:
     """The rank that an outer distboot has exported, in a container that has not got the variables of its launcher."""
     exported = {name: value for name, value in environ.items() if name != inherited.VARIABLE}
-    placement = _innermost(exported, exported, None)
+    placement = _innermost(exported, exported, InheritedEnv())
     if placement.launcher == SINGLE.name:
         rank, world_size = outer.fields["rank"], outer.fields["world_size"]
         raise DistbootError(
@@ -293,7 +288,7 @@ def _refuse_slurm_step(environ: Mapping[str, str], placement: Placement) -> None
 
 
 def _check_generic_vars(
-    environ: Mapping[str, str], placement: Placement, others: list[Launcher], outer: InheritedEnv | None
+    environ: Mapping[str, str], placement: Placement, others: list[Launcher], outer: InheritedEnv
 ) -> list[str]:
     """Refuse when variables with generic names describe another world: one is stale, and nothing says which."""
     notes: list[str] = []
@@ -304,7 +299,7 @@ def _check_generic_vars(
         except DistbootError:  # half of a launcher, or broken: clearly a left-over
             notes.append(f"{', '.join(ignored)} ignored: {placement.launcher} owns the rank")
             continue
-        if theirs is None or (outer is not None and outer._replace(launches=False).is_about(theirs)):
+        if theirs is None or outer._replace(launches=False).is_about(theirs):
             continue  # the process that the outer distboot was about, or for which it was a launcher
         if theirs.world_size != placement.world_size:
             raise _conflict(placement, theirs.launcher, theirs.rank, theirs.world_size, ", ".join(ignored))
