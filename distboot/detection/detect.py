@@ -200,7 +200,7 @@ def _innermost(environ: Mapping[str, str], without_ours: Mapping[str, str], oute
             if SLURM in candidates:
                 _refuse_slurm_step(without_ours, placement)
         for other in () if candidate is SINGLE else further_out:
-            # Of two with daemons that are there and agree, one has inherited the variables of the other: no news.
+            # Of two with daemons that are there and agree, one has inherited the variables of the other.
             names = "" if candidate.uses_daemons and other.uses_daemons else _markers_present(without_ours, other)
             notes += [f"{names} ignored: {candidate.name} owns the rank, {other.name} is further out"] if names else []
         if not candidate.owns_torch_vars:

@@ -64,7 +64,7 @@ def parse_port(text: str) -> int:
     if "://" in text:
         raise ValueError("is a URL, not a port" + _service_link(text))
     if not _is_whole_number(text):
-        raise ValueError("is not a port number" if text else "is empty where a port number is due")
+        raise ValueError("is not a port number" if text else "is empty: a port number is needed")
     if len(text) > 5 or not 1 <= int(text) <= 65535:
         raise ValueError("is not a port: ports are 1 to 65535")
     return int(text)
@@ -160,7 +160,7 @@ def _ipv6(host: str) -> str:
 
 def _name_or_ipv4(host: str) -> str:
     if not host:
-        raise ValueError("is empty where a host is due")
+        raise ValueError("is empty: a host is needed")
     if is_address(host):
         parts = host.split(".")
         # Leading zeros are refused: some resolvers read 010 as octal 8.

@@ -1,6 +1,6 @@
 """Slurm: a task of a job step, as `srun` starts it; and `single`, a process that no launcher started.
 
-A bare allocation (salloc), the body of a batch script (sbatch) and an interactive shell are no steps: they hold
+A bare allocation (salloc), the body of a batch script (sbatch) and an interactive shell are not steps: they hold
 one process and stale numbers. Only SLURM_STEP_* and the task's own variables are the step's truth. A step of several
 components (`srun A : B`) is one world, and so is a plain `srun` in a heterogeneous job.
 A batch script has SLURM_PROCID=0 and SLURM_NTASKS, as the first task has: a rank above 0 is a task, and rank 0 is one
@@ -40,7 +40,7 @@ _INTERACTIVE_STEP = "4294967290"
 
 def _claim(environ: Mapping[str, str]) -> bool:
     is_task = has_any(environ, _MARKERS) or environ.get("SLURM_PROCID", "0") != "0"
-    # srun --pty bash: one task, which is the shell; what runs in it is no task of the step.
+    # srun --pty bash: one task, which is the shell; what runs in it is not a task of the step.
     in_shell = "SLURM_PTY_PORT" in environ and environ.get("SLURM_STEP_NUM_TASKS") == "1"
     return is_task and not in_shell and environ.get("SLURM_STEP_ID") != _INTERACTIVE_STEP
 

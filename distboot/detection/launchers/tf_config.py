@@ -1,7 +1,7 @@
 """`TF_CONFIG`: TensorFlow's cluster description, set by TFJob, by Azure ML's TensorFlow jobs, or by a person.
 
 Ranks follow TensorFlow's order of tasks: chief, workers, parameter servers. Tasks of one host name are one node.
-An evaluator is no part of the cluster and is a job of its own. What TensorFlow 2 cannot take as Azure ML sets it,
+An evaluator is not part of the cluster and is a job of its own. What TensorFlow 2 cannot take as Azure ML sets it,
 `corrected` puts right, and no number of any task changes by that.
 """
 
@@ -65,7 +65,7 @@ def _corrected(config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 def _read(reader: EnvReader) -> None:
     reader.remedy = (
-        'TF_CONFIG is to be {"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index": 0}}, '
+        'TF_CONFIG must be {"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index": 0}}, '
         "the same cluster for all, and another index for each task of a type"
     )
     config = _json_object(reader.environ[_NAME], reader.problems)
