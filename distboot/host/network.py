@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import socket
 import struct
 import time
@@ -19,7 +20,7 @@ from ..process import result_within
 from ..text import is_address, log_line, short_repr, without_mapping
 
 _SIOCGIFCONF = 0x8912  # from linux/sockios.h; netdevice(7): all addresses of IPv4
-_IFREQ = 40  # bytes of one of its entries, a name and a socket address
+_IFREQ = struct.Struct(f"16s4x4s{2 * struct.calcsize('P')}x")  # one of its entries: a name, and an address
 _MOST_ADDRESSES = 1024
 
 _GLOO, _NCCL, _TENSORPIPE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"
@@ -39,11 +40,11 @@ def addresses() -> list[tuple[str, str]]:
     """Interface and address of all addresses of this host; empty where the kernel is not Linux or does not tell."""
     found: list[tuple[str, str]] = []
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as kernel:
-        room = array("B", bytes(_MOST_ADDRESSES * _IFREQ))
+        room = array("B", bytes(_MOST_ADDRESSES * _IFREQ.size))
         wanted = struct.pack("iP", len(room), room.buffer_info()[0])
         length, _ = struct.unpack("iP", fcntl.ioctl(kernel, _SIOCGIFCONF, wanted))
-        for name, its in struct.iter_unpack("16s4x4s16x", room.tobytes()[:length]):
-            found.append((name.partition(b"\0")[0].decode().partition(":")[0], socket.inet_ntoa(its)))  # eth0:1
+        for name, its in _IFREQ.iter_unpack(room.tobytes()[:length]):
+            found.append((os.fsdecode(re.split(rb"[\0:]", name)[0]), socket.inet_ntoa(its)))  # also of eth0:1
     # fd000000000000000000000000000002 02 40 00 80     eth0
     with suppress(OSError), open("/proc/net/if_inet6", encoding="ascii") as file:
         for digits, *_, name in map(str.split, file):
