@@ -138,9 +138,6 @@ def read_placement(launcher: Launcher, environ: Mapping[str, str]) -> Placement:
     names = (name and reader.first(name, launcher.instead.get(name, name)) for name in launcher.numbers)
     reader.integers(*names, optional=launcher.optional)
     launcher.more(reader)
-    if launcher.sets_torch_vars:
-        reader.text("MASTER_ADDR")
-        reader.text("MASTER_PORT")
     for name, own in launcher.same.items():
         number = reader.number(NUMBERS[launcher.numbers.index(own)])
         reader.agree(name, number, reader.first(own, launcher.instead.get(own, own)))

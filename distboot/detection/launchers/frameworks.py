@@ -34,6 +34,8 @@ def _read_torchrun(reader: EnvReader) -> None:
         reader.put(source, local_rank=true_one)
     if reader.text("TORCHELASTIC_RUN_ID") != "none":  # its word for no --rdzv-id
         reader.job_id("TORCHELASTIC_RUN_ID")
+    reader.text("MASTER_ADDR")
+    reader.text("MASTER_PORT")
 
 
 TORCHRUN = Launcher(
@@ -66,6 +68,8 @@ def _check_deepspeed(reader: EnvReader) -> None:
     rank, here = reader.number("rank"), reader.number("local_world_size")
     if rank is not None and here:
         reader.agree("LOCAL_RANK", rank % here, "RANK % LOCAL_SIZE")
+    reader.text("MASTER_ADDR")
+    reader.text("MASTER_PORT")
 
 
 DEEPSPEED = Launcher(
