@@ -8,6 +8,7 @@ import select
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import groupby
 
 _DIGITS_AND_DOTS = re.compile(r"[0-9.]+", re.ASCII)
 _STDERR_LIMIT = 500  # milliseconds
@@ -111,19 +112,12 @@ def ranks_said(ranks: Sequence[int]) -> str:
 
 def with_nodes(ranks: Iterable[int], node_of: Mapping[int, int]) -> str:
     """`"3 (node 0), 8-31 (nodes 1-3)"`, for ranks in ascending order."""
-    by_node: dict[int, list[int]] = {}
-    for rank in ranks:
-        by_node.setdefault(node_of[rank], []).append(rank)
-    groups: list[tuple[list[int], list[range]]] = []  # nodes, and the runs of their ranks
-    for node, here in by_node.items():
-        found = runs(here)
-        nodes, before = groups[-1] if groups else ([], [])
-        if len(found) == len(before) == 1 and node == nodes[-1] + 1 and found[0].start == before[0].stop:
-            nodes.append(node)
-            before[0] = range(before[0].start, found[0].stop)
-        else:
-            groups.append(([node], found))
-    return _first([f"{_joined(found)} {nodes_said(nodes)}" for nodes, found in groups])
+
+    def nodes_of(run: range) -> list[int]:
+        return sorted({node_of[rank] for rank in run})
+
+    groups = groupby(runs(ranks), nodes_of)
+    return _first([f"{_joined([*found])} {nodes_said(nodes)}" for nodes, found in groups])
 
 
 def nodes_said(nodes: Sequence[int]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from ..detection import inherited
-from ..detection.detect import INNERMOST_FIRST, detect, launcher_of, refuse_unless_rank
+from ..detection.detect import INNERMOST_FIRST, LAUNCHERS, detect, refuse_unless_rank
 from ..detection.export import require_master, variables, wait_until_resolves
 from ..detection.launchers import Launcher
 from ..detection.placement import FIELDS, PLATFORMS, Placement, Platform
@@ -55,7 +55,7 @@ def _table(placement: Placement) -> str:
 
 def _headline(placement: Placement) -> str:
     """One sentence: who this process is, by whom it was started, and where."""
-    launcher = launcher_of(placement)
+    launcher = LAUNCHERS[placement.launcher]
     platform = next((f", in {platform.title}" for platform in PLATFORMS if platform.name == placement.platform), "")
     if placement.node_level is not None:
         node, why = f"Node {placement.rank} of {placement.world_size}", escape_control(placement.node_level)

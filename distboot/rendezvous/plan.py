@@ -53,7 +53,6 @@ def plan_of(
         network.refuse_unknown(environ)
     except DistbootError as error:
         problem = problem or error
-    outer = inherited.about(placement, environ)
     host, ids = environ.get("DISTBOOT_HOST") or socket.gethostname(), accelerators.visible(environ)
     own = WorkerInfo(
         rank=placement.rank,
@@ -87,7 +86,7 @@ def plan_of(
         source=placement.sources.get("master_addr", ""),
         # One process per node says what all of them wait for: on rank 0's own node rank 1, as rank 0 may be missing.
         quiet=bool(placement.local_rank) and placement.rank != 1 and not ranks,
-        again=outer is not None and outer.met,
+        again=inherited.about(placement, environ).met,
         join_timeout=join_timeout if problem is None else min(join_timeout, _PATIENCE_WITH_A_PROBLEM),
         name=placement.job_id or "",
     )
@@ -149,7 +148,7 @@ def _job(placement: Placement, environ: Mapping[str, str]) -> str:
     _, outer = inherited.strip(environ)
     words = [placement.job_id, placement.master_port]
     if placement.num_nodes == 1:  # then all ranks have inherited the same environment, from the same process
-        if outer is not None and (outer.launches or outer.fields["launcher"] != placement.launcher):
+        if outer.launches or outer.fields.get("launcher", placement.launcher) != placement.launcher:
             words.append(environ[inherited.VARIABLE])  # each process of an outer job may have started one
         elif placement.launcher == "deepspeed" and placement.job_id is None:  # whose port is 29500 in every job
             words.append(_ancestor("deepspeed.launcher.launch"))
