@@ -14,7 +14,7 @@ _STDERR_LIMIT = 500  # milliseconds
 _PIPE_BUF = 4096  # bytes
 _LONGEST = 200  # characters of a value that a message shows
 _MOST_SPANS = 20  # ranges in one line
-_BEGINNINGS = ("summary", "warning")  # of a text that are events
+_BEGINNINGS = ("summary", "warning", "hint")  # of a text that are events
 
 
 def short_repr(value: object) -> str:

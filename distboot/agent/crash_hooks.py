@@ -54,7 +54,6 @@ _OF_A_PEER = (
 _OF_ITS_WORKER = ("dataloader worker (pid", "/multiprocessing/connection.py")
 _FRAMEWORKS = ("torch", "tensorflow", "jax", "mpi4py", "horovod")  # through which a process speaks to its peers
 _EXPLAINED = 2.0  # seconds for the wrapper to stop a rank that fails for another one
-INJECTED = "_distboot.crash_hooks"  # this file as a module, where the wrapper has had it loaded
 
 is_of_another: Callable[[], bool] | None = None  # asks the agent whether another rank has failed first
 _pipe: tuple[int, int] | None = None  # where words go: file descriptor, inode; None: nothing listens
@@ -104,8 +103,8 @@ def emit(kind: str, text: str = "") -> None:
     """Send something in one piece: what it is, whose it is, and the text."""
     if _pipe is not None:
         _write(_pipe, kind, os.getpid(), text)
-    elif __name__ != INJECTED and INJECTED in sys.modules:
-        sys.modules[INJECTED].emit(kind, text)
+    elif f"_{__name__}" in sys.modules:  # where the wrapper has had this file loaded
+        sys.modules[f"_{__name__}"].emit(kind, text)
 
 
 @contextmanager

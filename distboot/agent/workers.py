@@ -34,7 +34,7 @@ folder, signals, starter = {!r}
 try:
     package = sys.modules.setdefault("_distboot", types.ModuleType("_distboot"))
     package.__path__ = [folder]
-    importlib.import_module("_distboot.workers").shield(signals, starter)
+    importlib.import_module("_distboot.agent.workers").shield(signals, starter)
 except Exception:
     signal.signal({}, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
@@ -118,7 +118,8 @@ class _Shield:
     """Once unpickled, it is there; a worker that does not find this file is as it was without us."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        return exec, (_LOAD.format((os.path.dirname(os.path.abspath(__file__)), _signals, os.getpid()), _TERM_TOO), {})
+        folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        return exec, (_LOAD.format((folder, _signals, os.getpid()), _TERM_TOO), {})
 
 
 def shield(signals: Iterable[int], starter: int) -> None:
