@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from rendezvous_peers import OURS, FakeRank0, record, welcome
 from supervised import pair
 
-from distboot.agent.crash_hooks import EXCEPTION, EXITED, without
+from distboot.agent.crash_hooks import EXCEPTION, EXITED
 from distboot.agent.exit_status import ExitStatus
 from distboot.agent.heartbeat import HeartbeatConnection, close_gracefully
 from distboot.agent.messages import KINDS, Abort, Done, Exited, Exiting, Terminating
@@ -33,6 +33,7 @@ from distboot.rendezvous.membership import Membership
 from distboot.rendezvous.messages import Detach, Go, Leave, Offer
 from distboot.rendezvous.protocol import Broadcast, Channel, Frames, ProtocolError, decode, encode
 from distboot.rendezvous.worker import Worker
+from distboot.text import without_secret
 
 DIED = ExitStatus(signal=9, when=1.0)
 
@@ -276,7 +277,7 @@ def test_secret_is_recognised_however_it_is_written(secret: str, writers: list[C
     text = f"<{secret}>"
     for write in writers:
         text = write(text)
-    assert set(without(secret, text)) <= set("<***>'\"\\")  # but for quotes, and what escapes them
+    assert set(without_secret(text, secret)) <= set("<***>'\"\\")  # but for quotes, and what escapes them
 
 
 @pytest.fixture
@@ -341,7 +342,7 @@ def test_traceback_that_does_not_begin_with_its_beginning_says_so(
     (tmp_path / "deep.py").write_text(_DEEP.format(pad=pad))
     command = [sys.executable, "deep.py", str(writing), str(depth)]
     subprocess.run(command, stderr=subprocess.DEVNULL, pass_fds=[writing], cwd=tmp_path, timeout=60, check=False)
-    text = next(words.text for words in reader.read() if words.kind == EXCEPTION)
+    text = next(text for kind, _, text in reader.read() if kind == EXCEPTION)
     first, *_, last = text.splitlines()
     begin = "Traceback (most recent call last):" if depth == 1 else "…"
     assert (first, last) == (begin, "ZeroDivisionError: division by zero")
@@ -365,9 +366,8 @@ def test_exception_is_told_where_a_signal_handler_raises_meanwhile(hooks: tuple[
     reader, writing = hooks
     command = [sys.executable, "-c", _INTERRUPTED, str(writing)]
     subprocess.run(command, stderr=subprocess.DEVNULL, pass_fds=[writing], timeout=60, check=False)
-    assert [words.text.splitlines()[-1] for words in reader.read() if words.kind == EXCEPTION] == [
-        "ZeroDivisionError: division by zero"
-    ]
+    said = [text.splitlines()[-1] for kind, _, text in reader.read() if kind == EXCEPTION]
+    assert said == ["ZeroDivisionError: division by zero"]
 
 
 _EXITS = """
@@ -411,7 +411,7 @@ def test_text_with_which_a_script_exits_is_sent(
     reader, writing = hooks
     command = [sys.executable, "-c", _EXITS.format(pipe=writing, script=script)]
     subprocess.run(command, stderr=subprocess.DEVNULL, pass_fds=[writing], cwd=ROOT, timeout=60, check=False)
-    texts = [words.text.splitlines() for words in reader.read() if words.kind == EXCEPTION]
+    texts = [text.splitlines() for kind, _, text in reader.read() if kind == EXCEPTION]
     assert texts == ([] if said is None else [[EXITED + said[0], *said[1:]]])
 
 

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 from ..process import FROM_OUTSIDE
 from ..rendezvous.protocol import flag, number, of, optional, text, time_or_duration
-from ..text import escape_control
-from .crash_hooks import EXITED, OF_LIBRARIES, speaks_of_a_peer, without
+from ..text import escape_control, without_secret
+from .crash_hooks import EXITED, OF_LIBRARIES
+from .hints import speaks_of_a_peer
 
 LAST_RESORT = 64  # SIGRTMAX on Linux: what ends process 1 of a container, which no other signal does
 FATAL = "Fatal Python error: "  # how faulthandler begins
@@ -223,7 +224,7 @@ def _message(words: Sequence[str]) -> str:
 
 def leave(text: str, *, replaces: bool = False) -> None:
     """Leave a text there; `replaces`: also in the place of an earlier one of distboot's. Nothing is said of errors."""
-    data = _OURS + _shortened(without(os.environ.get("DISTBOOT_SECRET", ""), text))
+    data = _OURS + _shortened(without_secret(text))
     with suppress(OSError):
         _leave(_KUBERNETES, 0, data, replaces=replaces)
     with suppress(OSError, ImportError):

@@ -10,18 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..rendezvous import messages as rendezvous
-from ..rendezvous.protocol import (
-    both,
-    flag,
-    integer,
-    nested,
-    number,
-    of,
-    optional,
-    table,
-    time_or_duration,
-    valid,
-)
+from ..rendezvous.protocol import both, flag, integer, nested, number, of, optional, table, time_or_duration, valid
 from .exit_status import ExitStatus
 from .preemption import LARGEST
 from .progress import MOST_GROUPS
