@@ -156,9 +156,6 @@ def deadline(
         if watcher == 0:
             os.close(writing)
             watch()
-    except OSError:
-        os.close(writing)
-        raise
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(reading)

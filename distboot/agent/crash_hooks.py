@@ -25,13 +25,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 MOST = 3500  # bytes of a traceback; a write to a pipe of up to 4096 is all or nothing (pipe(7))
-_LINES, _WIDEST = 40, 300  # and characters of each: no more is shown
-_LINES_OF_EXIT = 3  # of the text of `sys.exit`, so that its beginning is within MOST
+# No more is shown: lines, of the text of `sys.exit` so few that its beginning is within MOST, and characters of each.
+_LINES, _LINES_OF_EXIT, _WIDEST = 40, 3, 300
 EXITED = "SystemExit: "  # how that begins: no exception that comes through the hook does
 EXCEPTION, INTERRUPT, TERM, ENDING, STEPS = "exception", "interrupt", "term", "ending", "steps"
 ASK, ASK_FIRST = "ask", "ask_first"  # with which exit code to end; whether another rank has failed first
 OF_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3")  # in a file's name; others are the script's own
-_RANK = "DISTBOOT_RANK"  # is there where the agent of a node has started this as one of its ranks
 JOB_ENDS = os.O_APPEND  # that flag of the pipe, which its reader sets: no message, so that a good end asks for none
 _FRAMEWORKS = ("torch", "tensorflow", "jax", "mpi4py", "horovod")  # through which a process speaks to its peers
 _EXPLAINED = 2.0  # seconds for the wrapper to stop a rank that fails for another one
@@ -198,11 +197,12 @@ def _excepthook(
     for _ in range(2):  # a signal handler may raise meanwhile, as torch's for SIGCHLD does
         with suppress(Exception):
             if _pipe is not None and _is_the_end():
-                words = _emit_exception(kind, error, trace)
-                if issubclass(kind, KeyboardInterrupt) and _RANK in os.environ and trace is not None:
-                    _say_interrupted(trace)
-                    return
-                if speaks_of_a_peer(words) and _follows_another():
+                if issubclass(kind, KeyboardInterrupt):
+                    emit(INTERRUPT)
+                    if "DISTBOOT_RANK" in os.environ and trace is not None:  # one of those that an agent has started
+                        _say_interrupted(trace)
+                        return
+                elif speaks_of_a_peer(_emit_exception(kind, error, trace)) and _follows_another():
                     return  # the agent has it, and says which rank was first
             break
     before(kind, error, trace)
@@ -210,13 +210,14 @@ def _excepthook(
 
 def _say_interrupted(trace: TracebackType) -> None:
     """Where Ctrl-C has come, in one line: all ranks of a node get it, and their tracebacks would be mixed."""
-    import traceback
-
-    first, *others = traceback.extract_tb(trace)
-    own = [one for one in others if not any(part in one.filename for part in (*OF_LIBRARIES, "<frozen "))]
-    last = [first, *own][-1]
-    where = f"{last.name} ({os.path.basename(last.filename)}:{last.lineno})"
-    sys.stderr.write(f"distboot: rank {os.environ[_RANK]} on {os.uname().nodename}: interrupted in {where}\n")
+    inner: TracebackType | None = trace
+    while inner is not None:  # not by `traceback`: its import calls `eval`, and Python forgets that Ctrl-C ends it
+        if not any(part in inner.tb_frame.f_code.co_filename for part in (*OF_LIBRARIES, "<frozen ")):
+            trace = inner
+        inner = inner.tb_next
+    code = trace.tb_frame.f_code
+    where = f"{code.co_name} ({os.path.basename(code.co_filename)}:{trace.tb_lineno})"
+    sys.stderr.write(f"distboot: rank {os.environ['DISTBOOT_RANK']} on {os.uname().nodename}: interrupted in {where}\n")
 
 
 def _is_the_end() -> bool:
@@ -225,13 +226,14 @@ def _is_the_end() -> bool:
     So does an interactive session: Python's own prompt, `python -i`, IPython, and the kernel of a notebook.
     """
     import threading
-    import traceback
 
-    is_main = threading.current_thread() is threading.main_thread()
-    if hasattr(sys, "ps1") or sys.flags.interactive or not is_main:
-        return False
-    callers = (frame for frame, _ in traceback.walk_stack(sys._getframe(1)))  # noqa: SLF001
-    return not any(one.f_code.co_name == "<module>" and one.f_globals.get("__name__") == "__main__" for one in callers)
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
+            return False
+        frame = frame.f_back
+    is_interactive = hasattr(sys, "ps1") or sys.flags.interactive
+    return not is_interactive and threading.current_thread() is threading.main_thread()
 
 
 def _follows_another() -> bool:
@@ -245,9 +247,6 @@ def _follows_another() -> bool:
 
 
 def _emit_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
-    if issubclass(kind, KeyboardInterrupt):
-        emit(INTERRUPT)
-        return ""
     import traceback
 
     words = "".join(traceback.format_exception(kind, error, trace))

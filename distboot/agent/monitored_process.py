@@ -63,9 +63,9 @@ class Process:
         """A letter, as proc_pid_stat(5) has it; empty: it has ended."""
         return "".join(proc_stat(self.pid)[:1])
 
-    def stopped(self) -> str | None:
-        """How long it had run when a signal stopped it, which stays the same while it is; None: it is not stopped."""
-        return self.read("schedstat") if self.state == "T" else None  # what a debugger does, "t", is its own matter
+    def stopped(self) -> str:
+        """Text that stays the same while it is stopped by a signal, and not by a debugger ("t"); else empty."""
+        return f"T {self.read('schedstat')}" if self.state == "T" else ""
 
     def has_ended(self) -> bool:
         return self.state in ("", "Z", "X")
@@ -159,7 +159,7 @@ class HookReader:
 class MonitoredProcess:
     """The process of a rank; its parent, or what else sees it end, says so with `ended`."""
 
-    def __init__(self, rank: int, process: Process, hooks: HookReader, agent: Agent, bound: float) -> None:
+    def __init__(self, rank: int, process: Process, hooks: HookReader, agent: Agent) -> None:
         self.ending: int | None = None  # the last signal with which it was made to end; None: it was not
         self.external_signal: int | None = None  # that has asked it to stop
         self._is_stopped = False  # by us, for the failure of another rank
@@ -167,11 +167,8 @@ class MonitoredProcess:
         self.has_ended = self._is_killed_soon = False
         self.rank, self.process = rank, process
         self._loop, self._role = agent.loop, agent.role
-        self._hooks = hooks
-        self._bound = bound  # seconds for which it may be stopped by a signal
-        self._stopped: str | None = None
-        self._stopped_since = 0.0
-        self._traceback = ""
+        self._hooks, self._traceback = hooks, ""
+        self._stopped, self._stopped_since = "", 0.0  # how long it had run by then
         self._other = (0.0, "")  # when another process of this rank had one, and which
         settings, now = self._role.settings, time.monotonic()
         self._stacks = StackReader(process, hooks, self._loop)
@@ -212,7 +209,7 @@ class MonitoredProcess:
             self.process.send(LAST_RESORT if self.process.pid == 1 else signal.SIGKILL)
 
     def decided(self, now: float) -> None:
-        """It is clear now who failed first, or who stopped the job."""
+        """It is clear now which rank failed first, or what stopped the job."""
 
     def look(self, now: float) -> None:
         """Whether it has been stopped for too long, or has stalled; once a second."""
@@ -220,13 +217,13 @@ class MonitoredProcess:
             self._role.restarts.look(self.process.pid)
         if not self.has_ended and self._movement.stalled(self._role.stops.numbers(self.rank), now):
             self._role.take(self.rank, Stalled(), now)
-        stopped = None if self.has_ended else self.process.stopped()
-        if stopped is None or stopped != self._stopped:  # else it has not run since we looked
+        stopped = "" if self.has_ended else self.process.stopped()
+        if not stopped or stopped != self._stopped:  # else it has not run since we looked
             self._stopped, self._stopped_since = stopped, now
-        elif now >= self._stopped_since + self._bound:
-            cause = f"stopped by a signal (SIGSTOP?) for {self._bound:g} s"
+        elif now >= self._stopped_since + self._role.settings.bound:
+            cause = f"stopped by a signal (SIGSTOP?) for {self._role.settings.bound:g} s"
             self._role.take(self.rank, Failing(ExitStatus(cause=cause, when=time.time())), now)
-            self._stopped = None
+            self._stopped = ""
 
     def locate(self, question: Locate, now: float) -> None:
         movement, numbers = self._movement, self._role.stops.numbers(self.rank)

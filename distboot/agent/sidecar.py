@@ -40,7 +40,7 @@ class ForeignProcess(MonitoredProcess):
 
     def __init__(self, begin: Begin, process: Process, pipe: int, status: socket.socket, agent: Agent) -> None:
         hooks = HookReader(pipe, begin.plan.secret)
-        super().__init__(begin.plan.own.rank, process, hooks, agent, begin.settings.bound)
+        super().__init__(begin.plan.own.rank, process, hooks, agent)
         self._status = status
         self._asks = ""  # what the script, about to end, waits to hear
         self._given = 0  # what it has heard: that of the job; 0: its own
