@@ -54,8 +54,14 @@ def watch_exit() -> None:
 
 
 def exit_asked() -> SystemExit | None:
-    """In a function of `atexit`: with what `sys.exit` has ended the script; None: it has not."""
-    return _asked if _asked is not None and _is_uncaught(_asked) else None
+    """In a function of `atexit`: with what `sys.exit` has ended the script; None: it has not, or that was caught."""
+    if _asked is None or _asked.__traceback__ is None:  # before Python 3.12, where no frame could catch it
+        return _asked
+    import opcode
+
+    frame = _asked.__traceback__.tb_frame
+    has_returned = opcode.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
+    return _asked if frame.f_back is None and not has_returned else None  # it has come to the outermost frame
 
 
 def exit_outcome() -> str:
@@ -67,17 +73,6 @@ def exit_outcome() -> str:
         return EXCEPTION
     asked = exit_asked()
     return WELL if asked is None or asked.code in (None, 0) else EXIT
-
-
-def _is_uncaught(error: SystemExit) -> bool:
-    """Whether it was not caught: it has come to the outermost frame, and that has not returned."""
-    import opcode
-
-    trace = error.__traceback__
-    if trace is None:  # before Python 3.12, where no frame could catch it
-        return True
-    frame = trace.tb_frame
-    return frame.f_back is None and not opcode.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
 
 
 def start_without_signals(name: str, work: Callable[[], object]) -> threading.Thread:

@@ -169,15 +169,14 @@ class ExitStatus:
             is_ours = _is_ours(frame[1]) if frame is not None else is_ours and line.startswith("    ")
             if not is_ours:
                 kept.append(line)
-            elif not kept or kept[-1] != _LEFT_OUT:
+            elif kept[-1:] != [_LEFT_OUT]:
                 kept.append(_LEFT_OUT)
         if len(kept) <= _MOST_LINES:
             return kept
-        begin = len(kept) - _MOST_LINES
-        # Not with a line of code without its place.
-        while kept[begin].startswith("    ") and begin < len(kept) - _MOST_LINES + 2:
-            begin += 1
-        return [_LEFT_OUT, *kept[begin:]]
+        last = kept[-_MOST_LINES:]
+        for _ in range(2):  # not with a line of code without its place
+            last = last[1:] if last[0].startswith("    ") else last
+        return [_LEFT_OUT, *last]
 
     def as_details(self) -> dict[str, object]:
         how = {"exit_code": self.status, "signal": self.signal, "stopped_by_us": self.stopped_by_us}

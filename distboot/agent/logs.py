@@ -175,9 +175,6 @@ class _Stream:
             return self._held_since + _HOLD
         return inf if self._owed > 0 else self._ended + self._linger
 
-    def _end_of_writing(self) -> float:
-        return max(self._moved, self._ended) + self._patience
-
     def _is_ready(self, file: int, event: int, end: Callable[[], float]) -> bool:
         """Wait for a file, but not beyond an end, which may change when we are told something."""
         poll = select.poll()
@@ -234,7 +231,9 @@ class _Stream:
 
     def _show(self, data: bytes) -> None:
         while data and self._console is not None:
-            if not self._is_ready(self._console, select.POLLOUT, self._end_of_writing):
+            if not self._is_ready(
+                self._console, select.POLLOUT, lambda: max(self._moved, self._ended) + self._patience
+            ):
                 rest = "is lost" if self._file is None else "is in the log file only"
                 log_line(self._who, f"warning: {self._name} is not read: the end of the command's output {rest}")
                 self._console = None

@@ -10,10 +10,9 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -69,16 +68,16 @@ def run(
         for command in commands:
             children[_start(command, before, own_group=not shared_group, open_files=open_files)] = command
         done = partial(signal.pthread_kill, threading.get_ident(), signal.SIGCHLD)
-        for command in commands:
-            if command.logs is not None:
-                command.logs.start(done)
+        logs = [command.logs for command in commands if command.logs is not None]
+        for each in logs:
+            each.start(done)
         if watch is not None:
             watch.start({command.rank: pid for pid, command in children.items()}, done)
         code = _Supervision(children, grace, watch, shared_group=shared_group).run()
         if watch is not None and watch.next_round is not None:
             _end_orphans(grace, spared)
-            for logs in filter(None, (command.logs for command in commands)):
-                logs.close()
+            for each in logs:
+                each.close()
         return code  # noqa: TRY300 - with what is above it is one step
     except DistbootError:  # what had started before
         for pid in children:
@@ -91,7 +90,9 @@ def run(
 
 def _start(command: Command, mask: set[int | signal.Signals], *, own_group: bool, open_files: int | None) -> int:
     """Start a command as our child, in which the signals in `mask` are blocked; `DistbootError`: it cannot be."""
-    prctl, parent = _prctl(), os.getpid()
+    import ctypes
+
+    prctl, parent = getattr(ctypes.CDLL(None), "prctl", lambda *_: None), os.getpid()  # macOS has none
     # Those below us that lose their parent become ours, where Linux can do it: process 1 may be a program that does not
     # reap, and whose zombies no user should wait for.
     prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -124,14 +125,6 @@ def _start(command: Command, mask: set[int | signal.Signals], *, own_group: bool
         raise command_error(command.words[0], error) from None
     process.returncode = 0  # or Popen would wait for it, too
     return process.pid
-
-
-def _prctl() -> Callable[..., object]:
-    if sys.platform != "linux":
-        return lambda *_: None
-    import ctypes
-
-    return ctypes.CDLL(None).prctl
 
 
 class _Supervision:
