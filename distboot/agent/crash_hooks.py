@@ -58,7 +58,7 @@ def install(pipe: int, *, term: bool = False) -> None:
     # Also again: of what is registered the last runs first, and the frameworks end their groups in such functions.
     atexit.unregister(emit)
     atexit.register(emit, ENDING)
-    if signal.getsignal(signal.SIGURG) == signal.SIG_DFL:  # else the script has use for it
+    if signal.getsignal(signal.SIGURG) == signal.SIG_DFL:  # else the script uses it
         faulthandler.register(signal.SIGURG, pipe, all_threads=True)  # see `stacks`
     if not faulthandler.is_enabled():  # else the user has said where its dumps are to go
         faulthandler.enable(pipe)

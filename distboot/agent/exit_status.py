@@ -86,7 +86,7 @@ class ExitStatus:
 
     @property
     def is_secondary(self) -> bool:
-        """Whether it says itself that a peer had gone before."""
+        """Whether it says itself that a peer disconnected before."""
         return speaks_of_a_peer(self.words)
 
     @property

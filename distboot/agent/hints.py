@@ -1,4 +1,4 @@
-"""What the traceback of an uncaught exception tells beyond its text: what to do, and that only a peer had gone before.
+"""What the traceback of an uncaught exception tells beyond its text: what to do, and that a peer disconnected before.
 
 This file is also read by the Python of an unmodified script, which may have another distboot, or none: it imports
 nothing but the standard library, and `text` once there is a hint.
@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
-# How a rank speaks of a peer that has gone before: what is found in such an exception is a consequence.
+# How a rank speaks of a peer that disconnected before: an exception with one of these is a consequence.
 # Gloo, the kernel, NCCL, torch's store, MPI; TensorFlow of gRPC; Horovod, which does not say why.
 _OF_A_PEER = (
     "connection closed by peer",
@@ -37,7 +37,7 @@ _OF_ITS_WORKER = ("dataloader worker (pid", "/multiprocessing/connection.py")
 
 
 def speaks_of_a_peer(words: str) -> bool:
-    """Whether a traceback says itself that a peer had gone before."""
+    """Whether a traceback says itself that a peer disconnected before."""
     words = words.lower()
     message = " ".join(line for line in words.splitlines() if not line.startswith(" "))
     return any(phrase in message for phrase in _OF_A_PEER) and not any(one in words for one in _OF_ITS_WORKER)

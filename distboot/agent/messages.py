@@ -2,7 +2,7 @@
 
 A connection that ends before Exited or Detach is that of a rank that was lost. So is one that is silent for the bound,
 unless its host answers elsewhere: then only the connection is cut, which is said, and the training goes on. Whether the
-other side's kernel takes what we send tells a host that has gone from a process that is stopped.
+other side's kernel takes what we send tells an unreachable host from a stopped process.
 """
 
 from __future__ import annotations

@@ -239,7 +239,7 @@ class MonitoredProcess:
             reply()
 
     def stopping(self, now: float, number: int = signal.SIGTERM) -> None:
-        """It got a signal that asks it to stop; if that is the first, and not ours, all ranks are to hear of it."""
+        """It got a signal that asks it to stop; if that is the first, and not ours, all ranks are told."""
         if self.external_signal is None and not self.stopped_by_us and not self.has_ended:
             self.external_signal = int(number)
             self._role.take(self.rank, Terminating(self.external_signal), now)

@@ -186,7 +186,7 @@ def _has_ended(starter: int, parent: int) -> bool:
 
 @cache
 def _wrap() -> None:
-    """Let the programs that this worker starts have the signals as ever."""
+    """Let the programs that this worker starts have no signal blocked."""
     import subprocess
 
     subprocess.Popen._execute_child = _unshielded(subprocess.Popen._execute_child)  # type: ignore[attr-defined]  # noqa: SLF001
