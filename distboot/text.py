@@ -6,8 +6,9 @@ import os
 import re
 import select
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import groupby
 
 _DIGITS_AND_DOTS = re.compile(r"[0-9.]+", re.ASCII)
@@ -15,7 +16,7 @@ _STDERR_LIMIT = 500  # milliseconds
 _PIPE_BUF = 4096  # bytes
 _LONGEST = 200  # characters of a value that a message shows
 _MOST_SPANS = 20  # ranges in one line
-_BEGINNINGS = ("summary", "warning")  # of a text that are events
+_BEGINNINGS = ("summary", "warning", "hint")  # of a text that are events
 
 
 def short_repr(value: object) -> str:
@@ -155,9 +156,22 @@ def without_mapping(host: str) -> str:
     return host.removeprefix("::ffff:") if "." in host else host
 
 
-def without_secret(text: str) -> str:
-    """A text without the DISTBOOT_SECRET of this process, also as repr and JSON write it. Tracebacks have `without`."""
-    secret = os.environ.get("DISTBOOT_SECRET", "")
-    for form in {secret, repr(secret)[1:-1], ascii(secret)[1:-1]} if secret else ():
+def without_secret(text: str, secret: str | None = None) -> str:
+    """A text without a secret, by default the DISTBOOT_SECRET of this process.
+
+    As it is, as repr, ascii and JSON write it, and as they write that once more.
+    """
+    secret = os.environ.get("DISTBOOT_SECRET", "") if secret is None else secret
+    if not secret:
+        return text
+    import json
+
+    writers: list[Callable[[str], str]] = [repr, ascii, json.dumps, partial(json.dumps, ensure_ascii=False)]
+    forms = {secret, repr(secret.encode(errors="surrogateescape"))[2:-1]}
+    for _ in range(2):
+        plain = [write(form)[1:-1] for form in forms for write in writers]
+        quotes = [write(form + "'\"")[1:-4] for form in forms for write in (repr, ascii)]  # so that its own are escaped
+        forms.update(plain, quotes)
+    for form in sorted(forms, key=len, reverse=True):
         text = text.replace(form, "***")
     return text

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from rendezvous_peers import OURS, FakeRank0, record, welcome
 from supervised import pair
 
-from distboot.agent.crash_hooks import EXCEPTION, EXITED, without
+from distboot.agent.crash_hooks import EXCEPTION, EXITED
 from distboot.agent.exit_status import ExitStatus
 from distboot.agent.heartbeat import HeartbeatConnection, LivenessFault, close_gracefully
 from distboot.agent.messages import KINDS, Abort, Done, Exited, Exiting, Terminating
@@ -33,6 +33,7 @@ from distboot.rendezvous.membership import Membership
 from distboot.rendezvous.messages import Detach, Go, Leave, Offer
 from distboot.rendezvous.protocol import Broadcast, Channel, Frames, ProtocolError, decode, encode
 from distboot.rendezvous.worker import Worker
+from distboot.text import without_secret
 
 DIED = ExitStatus(signal=9, when=1.0)
 
@@ -281,7 +282,7 @@ def test_secret_is_recognised_however_it_is_written(secret: str, writers: list[C
     text = f"<{secret}>"
     for write in writers:
         text = write(text)
-    assert set(without(secret, text)) <= set("<***>'\"\\")  # but for quotes, and what escapes them
+    assert set(without_secret(text, secret)) <= set("<***>'\"\\")  # but for quotes, and what escapes them
 
 
 @pytest.fixture
@@ -328,13 +329,29 @@ Extension modules: numpy.core (total: 1)
     ]
 
 
-_DEEP = """
-import sys
+_INSTALLED = """
+import atexit, os, signal, sys, threading, traceback
 from distboot.agent.crash_hooks import install
+os.environ["DISTBOOT_SECRET"] = "s3cret-word"
 install(int(sys.argv[1]))
+"""
+
+
+def _sent(hooks: tuple[HookReader, int], folder: Path, script: str) -> list[str]:
+    """The lines of what a script sends of its end, in which the hooks are installed."""
+    reader, writing = hooks
+    (folder / "train.py").write_text(_INSTALLED + script)
+    command, env = [sys.executable, "train.py", str(writing)], {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, stderr=subprocess.DEVNULL, pass_fds=[writing], cwd=folder, env=env, timeout=60, check=False)
+    texts = [text.splitlines() for kind, _, text in reader.read() if kind == EXCEPTION]
+    assert len(texts) <= 1
+    return texts[0] if texts else []
+
+
+_DEEP = """
 def one(left): {pad} two(left)
 def two(left): one(left - 1) if left else 1 / 0
-one(int(sys.argv[2]))
+one({depth})
 """
 
 
@@ -342,20 +359,12 @@ one(int(sys.argv[2]))
 def test_traceback_that_does_not_begin_with_its_beginning_says_so(
     hooks: tuple[HookReader, int], tmp_path: Path, depth: int, pad: str
 ) -> None:
-    reader, writing = hooks
-    (tmp_path / "deep.py").write_text(_DEEP.format(pad=pad))
-    command = [sys.executable, "deep.py", str(writing), str(depth)]
-    subprocess.run(command, stderr=subprocess.DEVNULL, pass_fds=[writing], cwd=tmp_path, timeout=60, check=False)
-    text = next(words.text for words in reader.read() if words.kind == EXCEPTION)
-    first, *_, last = text.splitlines()
+    first, *_, last = _sent(hooks, tmp_path, _DEEP.format(depth=depth, pad=pad))
     begin = "Traceback (most recent call last):" if depth == 1 else "…"
     assert (first, last) == (begin, "ZeroDivisionError: division by zero")
 
 
 _INTERRUPTED = """
-import signal, sys, traceback
-from distboot.agent.crash_hooks import install
-install(int(sys.argv[1]))
 def fail(*_): raise RuntimeError("a worker has died")
 def formatted(*arguments, before=traceback.format_exception):
     traceback.format_exception = before
@@ -366,27 +375,19 @@ traceback.format_exception = formatted
 """
 
 
-def test_exception_is_told_where_a_signal_handler_raises_meanwhile(hooks: tuple[HookReader, int]) -> None:
-    reader, writing = hooks
-    command = [sys.executable, "-c", _INTERRUPTED, str(writing)]
-    subprocess.run(command, stderr=subprocess.DEVNULL, pass_fds=[writing], timeout=60, check=False)
-    assert [words.text.splitlines()[-1] for words in reader.read() if words.kind == EXCEPTION] == [
-        "ZeroDivisionError: division by zero"
-    ]
+def test_exception_is_told_where_a_signal_handler_raises_meanwhile(
+    hooks: tuple[HookReader, int], tmp_path: Path
+) -> None:
+    assert _sent(hooks, tmp_path, _INTERRUPTED)[-1] == "ZeroDivisionError: division by zero"
 
 
 _EXITS = """
-import atexit, os, sys, threading
-from distboot.agent.crash_hooks import install
-os.environ["DISTBOOT_SECRET"] = "s3cret-word"
-install({pipe})
 class Both:
     def __init__(self, other): self.other = other
     def write(self, text): return self.other.write(text)
     def flush(self): pass
 class Fails:
     def __del__(self): raise ValueError("deleted")
-{script}
 """
 
 
@@ -401,23 +402,20 @@ class Fails:
         ("sys.exit('1\\n2\\n3\\n4')", ["1", "2", "3"]),
         ("sys.exit('€' * 5000)", ["€" * (300 - len(EXITED)) + "…"]),
         ("atexit.register(print, 'saved', file=sys.stderr)\nsys.exit('no data')", ["no data"]),
-        ("atexit.register(print, 'saved', file=sys.stderr)\nsys.exit(1)", None),
-        ("try: sys.exit('caught')\nexcept SystemExit: print('gone on', file=sys.stderr)\nsys.exit(1)", None),
-        ("one = threading.Thread(target=sys.exit, args=['ended'])\none.start()\none.join()\nsys.exit(1)", None),
-        ("def main():\n  fails = Fails()\n  sys.exit(1)\nmain()", None),
-        ("if os.fork() == 0: sys.exit('not the rank')\nos.wait()\nsys.exit(1)", None),
-        ("sys.exit()", None),
-        ("sys.exit('')", None),
+        ("atexit.register(print, 'saved', file=sys.stderr)\nsys.exit(1)", []),
+        ("try: sys.exit('caught')\nexcept SystemExit: print('gone on', file=sys.stderr)\nsys.exit(1)", []),
+        ("one = threading.Thread(target=sys.exit, args=['ended'])\none.start()\none.join()\nsys.exit(1)", []),
+        ("def main():\n  fails = Fails()\n  sys.exit(1)\nmain()", []),
+        ("if os.fork() == 0: sys.exit('not the rank')\nos.wait()\nsys.exit(1)", []),
+        ("sys.exit()", []),
+        ("sys.exit('')", []),
     ],
 )
 def test_text_with_which_a_script_exits_is_sent(
-    hooks: tuple[HookReader, int], script: str, said: list[str] | None
+    hooks: tuple[HookReader, int], tmp_path: Path, script: str, said: list[str]
 ) -> None:
-    reader, writing = hooks
-    command = [sys.executable, "-c", _EXITS.format(pipe=writing, script=script)]
-    subprocess.run(command, stderr=subprocess.DEVNULL, pass_fds=[writing], cwd=ROOT, timeout=60, check=False)
-    texts = [words.text.splitlines() for words in reader.read() if words.kind == EXCEPTION]
-    assert texts == ([] if said is None else [[EXITED + said[0], *said[1:]]])
+    first, *more = said or [""]
+    assert _sent(hooks, tmp_path, _EXITS + script) == ([EXITED + first, *more] if said else [])
 
 
 def test_text_of_an_exit_is_in_the_headline_and_below_it_only_if_there_is_more() -> None:

@@ -27,7 +27,7 @@ from .exit_status import ExitStatus
 from .local import MOST, OPEN, AskLog, Begin, Finish, Log, Raised
 from .loop import AFTER_THE_FIRST
 from .messages import Register
-from .monitored_process import HookEvent, HookReader, MonitoredProcess, Process
+from .monitored_process import HookReader, MonitoredProcess, Process
 
 _HANG_UP = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
 
@@ -40,7 +40,7 @@ class ForeignProcess(MonitoredProcess):
 
     def __init__(self, begin: Begin, process: Process, pipe: int, status: socket.socket, agent: Agent) -> None:
         hooks = HookReader(pipe, begin.plan.secret)
-        super().__init__(begin.plan.own.rank, process, hooks, agent, begin.settings.bound)
+        super().__init__(begin.plan.own.rank, process, hooks, agent)
         self._status = status
         self._asks = ""  # what the script, about to end, waits to hear
         self._given = 0  # what it has heard: that of the job; 0: its own
@@ -99,10 +99,10 @@ class ForeignProcess(MonitoredProcess):
         self._reply()
         self._loop.call_at(now + AFTER_THE_FIRST, self.let_go)
 
-    def _take(self, event: HookEvent, now: float) -> None:
-        self._asks = event.kind if event.kind in (ASK, ASK_FIRST) else self._asks
+    def _take(self, kind: str, text: str, now: float) -> None:
+        self._asks = kind if kind in (ASK, ASK_FIRST) else self._asks
         self._reply()
-        super()._take(event, now)
+        super()._take(kind, text, now)
 
     def _reply(self) -> None:
         """Answer the script that asks, once it is known whether this rank was the first."""

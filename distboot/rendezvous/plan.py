@@ -15,6 +15,7 @@ from ..detection import inherited
 from ..detection.placement import LEFT_OPEN, Placement
 from ..errors import DistbootError, with_too_few_files
 from ..host import FRAMEWORK, accelerators, derived_port, network
+from ..process import proc_stat
 from ..settings import heartbeat_timeout
 from .job_info import JobInfo
 from .membership import JoinPlan
@@ -163,8 +164,7 @@ def _ancestor(module: str) -> int | None:
             with open(f"/proc/{pid}/cmdline", "rb") as file:
                 if module.encode() in file.read().split(b"\0"):
                     return pid
-            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-                pid = int(file.read().rpartition(")")[2].split()[1])
+            pid = int(proc_stat(pid)[1])
     return None
 
 
@@ -205,8 +205,7 @@ def _installed(folders: Iterable[str]) -> dict[str, str]:
 def _own_start() -> float:
     """When this process began, in seconds since the epoch; 0.0 where there is no /proc."""
     try:
-        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
-            ticks = int(file.read().rpartition(")")[2].split()[_START_TIME])
+        ticks = int(proc_stat()[_START_TIME])
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError, AttributeError):
         return 0.0
