@@ -15,8 +15,8 @@ from distboot.agent.messages import Phases
 from distboot.errors import DistbootError
 from distboot.rendezvous.membership import Membership
 from distboot.rendezvous.protocol import ProtocolError, decode, encode
-from distboot.report import ClockOffset, EventLog, JoinLog, Kind, StartupTimeline, own_steps, slowest, spans
-from distboot.report.content import JobState, job_report, startup_report, summary_line
+from distboot.report import ClockOffset, EventLog, JobState, JoinLog, Kind, own_steps, slowest, spans
+from distboot.report.content import job_report, startup_report, summary_line
 from distboot.report.files import page
 
 PAIR = Membership(("node-0",), ((0, 1),))
@@ -180,7 +180,7 @@ def test_clock_of_a_rank_is_read_between_two_moments_of_rank_0() -> None:
     log = JoinLog(record(0, 3))
     log.joined(record(1, 3, clock=1000.0), welcomed=0.0)
     log.joined(record(2, 3, node="b", clock=1000.0), welcomed=0.0)
-    offsets = StartupTimeline(log).offsets()
+    offsets = JobState(log).offsets()
     assert offsets[1] == 0.0  # on rank 0's own host
     assert offsets[2] < -1e8
 
@@ -188,7 +188,7 @@ def test_clock_of_a_rank_is_read_between_two_moments_of_rank_0() -> None:
 def test_times_of_a_rank_are_put_on_the_clock_of_rank_0() -> None:
     log = begun(2).at(12.0, "joined", 1, **join(process_start=107.0, detected=108.0, offset=97.5))
     log.at(13.0, "all_joined", findings=[]).at(16.0, "phases", 1, group_ready=112.5)
-    assert StartupTimeline(EventLog.from_json(json.loads(json.dumps(log)))).steps(1) == {
+    assert JobState(EventLog.from_json(json.loads(json.dumps(log)))).steps(1) == {
         "process_start": 9.5,
         "detected": 10.5,
         "joined": 12.0,

@@ -22,8 +22,7 @@ from distboot.rendezvous.keys import Keys
 from distboot.rendezvous.membership import JoinTable, Membership
 from distboot.rendezvous.messages import Detach, Members
 from distboot.rendezvous.protocol import Channel
-from distboot.report import EventLog
-from distboot.report.content import JobState
+from distboot.report import EventLog, JobState
 from distboot.settings import SupervisionSettings
 
 SETTINGS = SupervisionSettings(bound=15, grace=5)
