@@ -191,7 +191,7 @@ class Job0:
         self.said: list[str] = []
         self.say: Callable[..., None] = lambda text, *_, **__: self.said.append(text)
         self.blamed: list[RootCause] = []
-        self.watch = LateWatch(self)
+        self.watch = LateWatch(self)  # type: ignore[arg-type]
         self._positions, self.silent = positions, set[int]()
 
     def end_job(self, cause: RootCause, _text: str, _now: float) -> None:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from ..report import EventLog
-from ..settings import SupervisionSettings
 from ..text import escape_control, ranks_said
 from .exit_status import ExitStatus, shown
 from .messages import Locate, Position, Stalled
-from .root_cause import RankState, RootCause, from_late
+from .root_cause import RankState, from_late
 from .stacks import Stacks, fold, lines, may_compute, waits, where
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .failure_coordinator import FailureCoordinator
 
 _TOLERANCE = 3.5  # seconds: agents look once a second, and scripts say every other one how far they are
 _UP_TO_DATE = 6.0  # seconds: of a rank that has waited so long the others have said since how far they are
@@ -62,20 +64,19 @@ def _by_numbers(positions: Mapping[int, Position], least: float) -> Late | None:
     found = []
     for group in sorted({group for position in positions.values() for group in position.counts}):
         counts = {rank: position.counts[group] for rank, position in positions.items() if group in position.counts}
-        held = {rank for rank in counts if positions[rank].is_held}
-        most = max((count for rank, count in counts.items() if rank not in held), default=0)
-        there = {rank for rank in counts.keys() - held if counts[rank] == most}
+        free = {rank: count for rank, count in counts.items() if not positions[rank].is_held}
+        most = max(free.values(), default=0)
+        there = {rank for rank, count in free.items() if count == most}
         waiting = sorted(rank for rank in there if positions[rank].since >= least)
         if waiting and there < counts.keys():
             found.append(Late(sorted(counts.keys() - there), waiting, group))
     # A rank that waits in another group, or in another operation, is held up itself.
-    held_up = {rank for late in found for rank in late.waiting}
-    held_up |= {rank for late in found for rank in late.ranks if _waits(positions[rank], least)}
+    too = {rank for late in found for rank in late.ranks if _waits(positions[rank], least)}
+    held_up = too.union(*(late.waiting for late in found))
     for late in found:
         ranks = [rank for rank in late.ranks if rank not in held_up]
-        too = [rank for rank in late.ranks if _waits(positions[rank], least)]
         if ranks:
-            return late._replace(ranks=ranks, waiting=sorted({*late.waiting, *too}))
+            return late._replace(ranks=ranks, waiting=sorted(too.intersection(late.ranks).union(late.waiting)))
     return Late([], sorted(held_up)) if held_up else None
 
 
@@ -105,26 +106,25 @@ def text_of(
 
     It begins with `begin`, `"waiting for {}"` say.
     """
+    places, waiting = (_places(ranks, positions) for ranks in (late.ranks, late.waiting))
     is_certain = bool(late.group) or all(positions[rank].is_counted for rank in late.waiting or late.ranks)
     length = f"{seconds:.0f} s" + ("" if is_certain else ", to judge by the stacks")
-    begin = f"{begin} for {length}"
-    waiting, who = _places(late.waiting, positions), ranks_said(late.ranks)
     if not late.waiting:
-        return f"no rank has moved for {length}: {_listed(_places(late.ranks, positions), 'are')}"
+        return f"no rank has moved for {length}: {_listed(places, 'are')}"
     if not late.ranks:
         ended = [member.rank for member in members.values() if member.end is not None]
         why = "; the network between them, or a device, may not answer" if len(waiting) == 1 else ""
         why = f"; {ranks_said(ended)} ended before" if ended else why
-        return f"{begin.format('each other')}: {_listed(waiting, 'wait')}{why}"
+        return f"{begin.format('each other')} for {length}: {_listed(waiting, 'wait')}{why}"
+    who, is_one = ranks_said(late.ranks), len(late.ranks) == 1
     hosts = sorted({escape_control(members[rank].host) for rank in late.ranks})
-    place, places = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts", _places(late.ranks, positions)
-    there = f"it is{places[0][1] or ' there'}" if len(late.ranks) == 1 else _listed(places, "are")
-    said = f"{begin.format(f'{who} ({place})')}: {there}; {_listed(waiting, 'wait')}"
+    place = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
+    there = f"it is{places[0][1] or ' there'}" if is_one else _listed(places, "are")
     most = max(positions[rank].counts.get(late.group, 0) for rank in late.waiting)
     least = min(positions[rank].counts.get(late.group, most) for rank in late.ranks)
-    if least >= most:
-        return said
-    return f"{said}, collective operation {most:,}, {who} {'has' if len(late.ranks) == 1 else 'have'} begun {least:,}"
+    begun = f", collective operation {most:,}, {who} {'has' if is_one else 'have'} begun {least:,}"
+    said = f"{begin.format(f'{who} ({place})')} for {length}: {there}; {_listed(waiting, 'wait')}"
+    return said + (begun if least < most else "")
 
 
 def _least(after: float) -> float:
@@ -162,24 +162,12 @@ def _listed(places: Sequence[tuple[Sequence[int], str]], verb: str) -> str:
     return ", ".join([*shown[:_MOST_PLACES], *more])
 
 
-class Job(Protocol):
-    """Rank 0's side of failure detection, as far as it is used here."""
-
-    members: dict[int, RankState]
-    settings: SupervisionSettings
-    log: EventLog
-    root_cause: RootCause | None
-
-    def say(self, text: str, **more: object) -> None: ...
-    def ask_ranks(self, question: Locate, ranks: Collection[int]) -> None: ...  # or rather their agents
-    def end_job(self, cause: RootCause, text: str, now: float) -> None: ...  # which the text explains
-
-
 class LateWatch:
     """Rank 0's: when to ask agents where their ranks are, and what follows. All times are those of `time.monotonic`."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: FailureCoordinator) -> None:
         self.late: Late | None = None  # as far as is known
+        self._said: Late | None = None  # the last one that was said to be late
         self._answers: dict[int, Position] = {}  # to the question under way
         self._positions: dict[int, Position] = {}  # of all ranks, from the question before
         self._before: dict[int, Position] = {}  # the same, with the stacks before
@@ -190,8 +178,6 @@ class LateWatch:
         self._as_of = -inf  # when that was asked from which the positions are
         self._awaited: set[int] = set()
         self._end = self._next = self._poll = inf
-        self._is_new = False  # whether it is to be said that they are late
-        self._named: list[int] | None = None  # who was said to be late
         self._has_failed = False  # whether a rank has waited for too long
         self._shows: list[Callable[[Sequence[str]], object]] = []
 
@@ -207,9 +193,12 @@ class LateWatch:
             self._answers[rank] = message
             self._awaited -= {rank}
         elif not message.number and self.late is not None and rank == self.late.witness:
-            if self._has_gone_on(self._positions[rank], message, now):
+            before, has_moved = self._positions[rank], message.since < now - self._as_of
+            if self._is_busy(before):
+                has_moved = message.stacks is not None and message.stacks != before.stacks
+            if has_moved:
                 self._over()
-            elif self._is_new:
+            elif self._said is not self.late:
                 self._tell(self.late, now)
 
     def show(self, reply: Callable[[Sequence[str]], object], now: float) -> None:
@@ -249,15 +238,7 @@ class LateWatch:
         if self._job.root_cause is not None:
             self._awaited, self._next, self._poll = set(), inf, inf
         if self._end < inf and (not self._awaited or now >= self._end):
-            self._end = inf
-            silent = Position(self._question.number, 0.0, {}, 0, 0, Stacks(state=_SILENT))
-            self._positions, self._as_of = self._answers | dict.fromkeys(self._awaited, silent), self._asked_at
-            if self._question.stacks:
-                self._show()
-                if self._job.root_cause is None:
-                    self._judge(now)
-            elif may_be_late(self._positions, self._after):  # a rank that ends meanwhile has said how far it is
-                self._ask_all(now, stacks=True, known=self._positions)
+            self._take_answers(now)
         if now >= self._next and self._end == inf:
             self._ask_all(now, stacks=self.late is not None or bool(self._shows))
         if now >= self._poll and self.late is not None:
@@ -275,12 +256,26 @@ class LateWatch:
                 self._awaited.add(rank)
         self._job.ask_ranks(self._question, frozenset(self._awaited))  # some answer at once
 
+    def _take_answers(self, now: float) -> None:
+        self._end = inf
+        silent = Position(self._question.number, 0.0, {}, 0, 0, Stacks(state=_SILENT))
+        self._positions, self._as_of = self._answers | dict.fromkeys(self._awaited, silent), self._asked_at
+        if not self._question.stacks:
+            if may_be_late(self._positions, self._after):  # a rank that ends meanwhile has said how far it is
+                self._ask_all(now, stacks=True, known=self._positions)
+            return
+        shows, self._shows = self._shows, []
+        for reply in shows:
+            reply(self._places())
+        if self._job.root_cause is None:
+            self._judge(now)
+
     def _judge(self, now: float) -> None:
         before, self._before = self._before, self._positions
         late = find_late(self._positions, before, self._after)
         if late is not None:
             # What a script says of itself is up to a second old: they may have gone on just now.
-            self.late, self._is_new, self._poll = late, True, now + _POLLING
+            self.late, self._poll = late, now + _POLLING
             seconds = max(_waited_for(late, self._positions), 1.0)
             self._next = now + min(at - seconds for at in (2 * seconds, self._hang_after) if at > seconds)
         elif self.late is not None:
@@ -294,23 +289,19 @@ class LateWatch:
         """Whether a rank uses a processor while it waits, so that only its stack tells that it has gone on."""
         return not position.is_counted and position.since < _least(self._after)
 
-    def _has_gone_on(self, before: Position, position: Position, now: float) -> bool:
-        if self._is_busy(before):
-            return position.stacks is not None and position.stacks != before.stacks
-        return position.since < now - self._as_of
-
     def _over(self) -> None:
-        named, self.late, self._named = self._named, None, None
+        said, self.late, self._said = self._said, None, None
         self._next, self._poll, self._before = inf, inf, {}
-        if named is not None:
-            who = ranks_said(named) if named else "the ranks"
-            self._job.log.add("late_over", (named or [0])[0])
-            self._job.say(f"{who} {'continues' if len(named) == 1 else 'continue'}", event="late_over", ranks=named)
+        if said is not None:
+            who = ranks_said(said.ranks) if said.ranks else "the ranks"
+            self._job.log.add("late_over", (said.ranks or [0])[0])
+            verb = "continues" if len(said.ranks) == 1 else "continue"
+            self._job.say(f"{who} {verb}", event="late_over", ranks=said.ranks)
 
     def _tell(self, late: Late, now: float) -> None:
-        self._is_new, self._named = False, late.ranks
-        said = self._text(late, now, "waiting for {}")
-        places, first = self._places(), (late.ranks or late.waiting)[0]
+        self._said = late
+        said, places = self._text(late, now, "waiting for {}"), self._places()
+        first = (late.ranks or late.waiting)[0]
         self._job.log.add("late", first, ranks=late.ranks, waiting=late.waiting, text=said, stacks=places)
         self._job.say(said + shown("\n".join(places)), event="late", ranks=late.ranks)
         at_rest = min(one.since for one in self._positions.values())
@@ -319,12 +310,7 @@ class LateWatch:
 
     def _places(self) -> list[str]:
         places = {rank: one.stacks for rank, one in self._positions.items() if one.stacks is not None}
-        return lines(places, frozenset() if self.late is None else frozenset(self.late.ranks))
-
-    def _show(self) -> None:
-        shows, self._shows = self._shows, []
-        for reply in shows:
-            reply(self._places())
+        return lines(places, () if self.late is None else frozenset(self.late.ranks))
 
     def _end_job(self, late: Late, end: ExitStatus | None, now: float) -> None:
         said = self._text(late, now, "{} held up the job" if late.ranks else "the ranks have waited for {}")
