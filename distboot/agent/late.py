@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ..text import escape_control, ranks_said
 from .exit_status import ExitStatus, shown
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from .failure_coordinator import FailureCoordinator
 
 _TOLERANCE = 3.5  # seconds: agents look once a second, and scripts say every other one how far they are
-_UP_TO_DATE = 6.0  # seconds: of a rank that has waited so long the others have said since how far they are
+_UP_TO_DATE = 3.0  # seconds: of a rank that has waited twice as long the others have said since how far they are
 _ANSWERING = 8.0  # seconds for all agents to answer; a stack takes up to 6
 _ASKED_A_SECOND = 2000  # ranks
 _POLLING = 1.0  # seconds between two looks whether it is over
 _SECOND_LOOK = 3.0  # seconds; where no numbers tell that a rank does not move, its stack is the same then
 _MOST_PLACES = 4  # in one line
 _SILENT = "at a place that its agent does not tell"
+Positions: TypeAlias = Mapping[int, Position]  # by rank
 
 
 class Late(NamedTuple):
@@ -43,24 +44,24 @@ class Late(NamedTuple):
         return (self.waiting or self.ranks)[0]
 
 
-def find_late(positions: Mapping[int, Position], before: Mapping[int, Position], after: float) -> Late | None:
+def find_late(positions: Positions, before: Positions, least: float) -> Late | None:
     """Who is late, once others have waited so many seconds; None: no rank is, as far as is known.
 
     `positions` are those of all ranks that have answered, and those `before` were the same some seconds ago.
     """
-    least = _least(after)
-    still = {rank for rank, one in positions.items() if rank in before and _is_at_rest(before[rank], one)}
+    # Where no numbers tell that a rank moves, its stack does.
+    uncounted = {rank: one.stacks for rank, one in positions.items() if one.stacks and not one.is_counted}
+    still = {rank for rank, stacks in uncounted.items() if rank in before and before[rank].stacks == stacks}
     return _by_numbers(positions, least) or _by_stacks(positions, still, least) or _all_idle(positions, still, least)
 
 
-def may_be_late(positions: Mapping[int, Position], after: float) -> bool:
+def may_be_late(positions: Positions, least: float) -> bool:
     """Whether it is worth to look at the stacks, which disturbs the scripts a little."""
-    least = _least(after)
     has_stalled = all(not one.is_counted or one.since >= least for one in positions.values())
     return _by_numbers(positions, least) is not None or (len(positions) > 1 and has_stalled)
 
 
-def _by_numbers(positions: Mapping[int, Position], least: float) -> Late | None:
+def _by_numbers(positions: Positions, least: float) -> Late | None:
     found = []
     for group in sorted({group for position in positions.values() for group in position.counts}):
         counts = {rank: position.counts[group] for rank, position in positions.items() if group in position.counts}
@@ -80,9 +81,8 @@ def _by_numbers(positions: Mapping[int, Position], least: float) -> Late | None:
     return Late([], sorted(held_up)) if held_up else None
 
 
-def _by_stacks(positions: Mapping[int, Position], still: Collection[int], least: float) -> Late | None:
-    waited = (rank for rank, one in positions.items() if one.since >= least or rank in still)
-    waiting = sorted(rank for rank in waited if _waits(positions[rank]))
+def _by_stacks(positions: Positions, still: Collection[int], least: float) -> Late | None:
+    waiting = sorted(rank for rank, one in positions.items() if (one.since >= least or rank in still) and _waits(one))
     others = sorted(positions.keys() - set(waiting))
     is_known = all(positions[rank].stacks is not None and not _waits(positions[rank]) for rank in others)
     if not others:  # or they compute there
@@ -90,7 +90,7 @@ def _by_stacks(positions: Mapping[int, Position], still: Collection[int], least:
     return Late(others, waiting) if waiting and is_known and len(positions) > 1 else None
 
 
-def _all_idle(positions: Mapping[int, Position], still: Collection[int], least: float) -> Late | None:
+def _all_idle(positions: Positions, still: Collection[int], least: float) -> Late | None:
     """All ranks, if none of them moves or uses a processor."""
     is_idle = all(
         one.stacks and one.stacks.main and min(one.since, one.idle) >= least and (one.is_counted or rank in still)
@@ -99,13 +99,8 @@ def _all_idle(positions: Mapping[int, Position], still: Collection[int], least: 
     return Late(sorted(positions), []) if len(positions) > 1 and is_idle else None
 
 
-def text_of(
-    late: Late, positions: Mapping[int, Position], members: Mapping[int, RankState], begin: str, seconds: float
-) -> str:
-    """`"waiting for rank 3 (node-1) for 60 s: it is in load (data.py:41); ranks 0-2 wait in step (train.py:84)"`.
-
-    It begins with `begin`, `"waiting for {}"` say.
-    """
+def text_of(late: Late, positions: Positions, members: Mapping[int, RankState], begin: str, seconds: float) -> str:
+    """`"waiting for rank 3 (node-1) for 60 s: it is in load (data.py:41); …"`, where `begin` is `"waiting for {}"`."""
     places, waiting = (_places(ranks, positions) for ranks in (late.ranks, late.waiting))
     is_certain = bool(late.group) or all(positions[rank].is_counted for rank in late.waiting or late.ranks)
     length = f"{seconds:.0f} s" + ("" if is_certain else ", to judge by the stacks")
@@ -127,28 +122,11 @@ def text_of(
     return said + (begun if least < most else "")
 
 
-def _least(after: float) -> float:
-    """Seconds that an agent says, at the least, of a rank that has not moved for so many."""
-    return after - min(_TOLERANCE, after / 2)
-
-
-def _waited_for(late: Late, positions: Mapping[int, Position]) -> float:
-    """Seconds for which others have waited, or none has moved."""
-    # One that waits may use a processor: then there is only since when the others are at rest.
-    ranks = late.waiting if late.group else [*late.waiting, *late.ranks]
-    return max(positions[rank].since for rank in ranks)
-
-
-def _is_at_rest(before: Position, position: Position) -> bool:
-    """Whether its stack has not changed, where it has no numbers that would tell."""
-    return not position.is_counted and position.stacks is not None and position.stacks == before.stacks
-
-
 def _waits(position: Position, least: float = 0.0) -> bool:
     return position.stacks is not None and waits(position.stacks) and position.since >= least
 
 
-def _places(ranks: Iterable[int], positions: Mapping[int, Position]) -> list[tuple[list[int], str]]:
+def _places(ranks: Iterable[int], positions: Positions) -> list[tuple[list[int], str]]:
     """Where ranks are, as far as is known, those of fewest ranks first: `" in load (data.py:41)"`."""
     stacks = {rank: positions[rank].stacks for rank in ranks}
     return fold({rank: "" if one is None else f" {where(one)}" for rank, one in stacks.items()})
@@ -167,12 +145,14 @@ class LateWatch:
 
     def __init__(self, job: FailureCoordinator) -> None:
         self.late: Late | None = None  # as far as is known
+        self._waited = 0.0  # seconds for which others have waited, or none has moved
         self._said: Late | None = None  # the last one that was said to be late
         self._answers: dict[int, Position] = {}  # to the question under way
         self._positions: dict[int, Position] = {}  # of all ranks, from the question before
         self._before: dict[int, Position] = {}  # the same, with the stacks before
         self._job = job
-        self._after, self._hang_after = job.settings.stalls_after, job.settings.hang_after or inf
+        after, self._hang_after = job.settings.stalls_after, job.settings.hang_after or inf
+        self._least = after - min(_TOLERANCE, after / 2)  # what an agent says, at the least, of a rank that has stalled
         self._again = max(1.0, len(job.members) / _ASKED_A_SECOND)  # seconds between two questions to all
         self._question, self._asked_at = Locate(0, stacks=False), -inf  # the last one to all
         self._as_of = -inf  # when that was asked from which the positions are
@@ -218,20 +198,19 @@ class LateWatch:
     def fails(self, end: ExitStatus, now: float) -> None:
         """A rank fails: if it has waited for too long, it is to be known for whom."""
         if self.late is None and end.has_waited and not self._has_failed:
-            self._has_failed, self._after = True, _UP_TO_DATE
+            self._has_failed, self._least = True, _UP_TO_DATE
             self._ask_all(now, stacks=False)
 
     def explains(self, rank: int, end: ExitStatus, now: float) -> bool | None:
         """Whether a rank has failed as it waited for others that live, for which the job then ends; None: not yet."""
-        if self.late is not None and rank not in self.late.waiting:
-            return False
-        if not end.has_waited and (self.late is None or not end.is_abort):
+        late, has_waited = self.late, end.has_waited or (self.late is not None and end.is_abort)
+        if not has_waited or (late is not None and rank not in late.waiting):
             return False
         if self._end < inf:
             return None
-        if self.late is None or not self.late.ranks:
+        if late is None or not late.ranks:
             return False
-        self._end_job(self.late, end, now)
+        self._end_job(late, end, now)
         return True
 
     def turn(self, now: float) -> None:
@@ -251,9 +230,8 @@ class LateWatch:
         self._question, self._asked_at = Locate(self._question.number + 1, stacks), now
         self._next, self._end = inf, now + _ANSWERING
         self._answers = dict(known)
-        for rank, member in self._job.members.items():
-            if member.is_open and member.pid and (member.exiting is None or member.failing is not None):
-                self._awaited.add(rank)
+        running = (one for one in self._job.members.values() if one.is_open and one.pid)
+        self._awaited |= {one.rank for one in running if one.exiting is None or one.failing is not None}
         self._job.ask_ranks(self._question, frozenset(self._awaited))  # some answer at once
 
     def _take_answers(self, now: float) -> None:
@@ -261,22 +239,24 @@ class LateWatch:
         silent = Position(self._question.number, 0.0, {}, 0, 0, Stacks(state=_SILENT))
         self._positions, self._as_of = self._answers | dict.fromkeys(self._awaited, silent), self._asked_at
         if not self._question.stacks:
-            if may_be_late(self._positions, self._after):  # a rank that ends meanwhile has said how far it is
+            if may_be_late(self._positions, self._least):  # a rank that ends meanwhile has said how far it is
                 self._ask_all(now, stacks=True, known=self._positions)
             return
-        shows, self._shows = self._shows, []
-        for reply in shows:
-            reply(self._places())
+        while self._shows:
+            self._shows.pop(0)(self._places())
         if self._job.root_cause is None:
             self._judge(now)
 
     def _judge(self, now: float) -> None:
         before, self._before = self._before, self._positions
-        late = find_late(self._positions, before, self._after)
+        late = find_late(self._positions, before, self._least)
         if late is not None:
             # What a script says of itself is up to a second old: they may have gone on just now.
             self.late, self._poll = late, now + _POLLING
-            seconds = max(_waited_for(late, self._positions), 1.0)
+            # One that waits may use a processor: then there is only since when the others are at rest.
+            ranks = late.waiting if late.group else [*late.waiting, *late.ranks]
+            self._waited = max(self._positions[rank].since for rank in ranks)
+            seconds = max(self._waited, 1.0)
             self._next = now + min(at - seconds for at in (2 * seconds, self._hang_after) if at > seconds)
         elif self.late is not None:
             self._over()
@@ -287,16 +267,16 @@ class LateWatch:
 
     def _is_busy(self, position: Position) -> bool:
         """Whether a rank uses a processor while it waits, so that only its stack tells that it has gone on."""
-        return not position.is_counted and position.since < _least(self._after)
+        return not position.is_counted and position.since < self._least
 
     def _over(self) -> None:
         said, self.late, self._said = self._said, None, None
         self._next, self._poll, self._before = inf, inf, {}
         if said is not None:
-            who = ranks_said(said.ranks) if said.ranks else "the ranks"
             self._job.log.add("late_over", (said.ranks or [0])[0])
-            verb = "continues" if len(said.ranks) == 1 else "continue"
-            self._job.say(f"{who} {verb}", event="late_over", ranks=said.ranks)
+            who = ranks_said(said.ranks) if said.ranks else "the ranks"
+            text = f"{who} {'continues' if len(said.ranks) == 1 else 'continue'}"
+            self._job.say(text, event="late_over", ranks=said.ranks)
 
     def _tell(self, late: Late, now: float) -> None:
         self._said = late
@@ -317,5 +297,4 @@ class LateWatch:
         self._job.end_job(from_late(late.ranks or late.waiting, said, end), said, now)
 
     def _text(self, late: Late, now: float, begin: str) -> str:
-        seconds = _waited_for(late, self._positions) + now - self._as_of
-        return text_of(late, self._positions, self._job.members, begin, seconds)
+        return text_of(late, self._positions, self._job.members, begin, self._waited + now - self._as_of)
