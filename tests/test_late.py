@@ -288,18 +288,10 @@ def notices(job: Job) -> str:
     return "\n".join(re.findall(r"^distboot: .*|^  \| .*", job.output(0), re.MULTILINE))
 
 
-def wait_for(job: Job, text: str) -> None:
-    end = time.monotonic() + 60
-    while text not in job.output(0):
-        assert time.monotonic() < end, job.output(0)
-        assert job.processes[0].poll() is None, job.output(0)
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize("init", [True, False], ids=["init", "below-the-wrapper"])
 def test_rank_that_is_late_is_named_until_it_goes_on(start: Start, init: bool) -> None:
     job = start(TRAIN.format(does=SLEEPS) + TOGETHER, ranks=3, init=init, framework="torch", **LATE)
-    wait_for(job, "distboot: rank 0 on " + os.uname().nodename + ": waiting for rank 1 (")
+    until(lambda: f"distboot: rank 0 on {os.uname().nodename}: waiting for rank 1 (" in job.output(0))
     assert job.finish() == [0, 0, 0]
     said = notices(job)
     assert re.search(
@@ -320,9 +312,8 @@ def test_collective_that_times_out_is_the_fault_of_whom_it_waited_for(start: Sta
     job = start(script.format(does="until('never')"), ranks=3, framework="torch", DISTBOOT_GRACE="2")
     assert job.codes() == [1, 1, 1]
     for rank in range(3):
-        assert re.search(r"rank 1 \(\S+\) held up the job for \d+ s: it is in until \(", job.output(rank)), job.output(
-            rank
-        )
+        said = job.output(rank)
+        assert re.search(r"rank 1 \(\S+\) held up the job for \d+ s: it is in until \(", said), said
     assert "then one of those that waited failed: uncaught exception: " in job.output(0)
 
 

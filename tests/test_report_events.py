@@ -156,14 +156,8 @@ def test_template_asks_the_network_for_nothing_and_writes_no_markup() -> None:
 @pytest.mark.parametrize(
     "times",
     [
-        None,
-        [],
-        {"group_ready": "now"},
-        {"group_ready": True},
-        {"group_ready": -1.0},
-        {"group_ready": 1e300},
-        {"group_ready": float("nan")},
-        {str(number): 1.0 for number in range(100)},
+        *(None, [], {str(number): 1.0 for number in range(100)}),
+        *({"group_ready": time} for time in ("now", True, -1.0, 1e300, float("nan"))),
     ],
 )
 def test_steps_that_are_none_are_refused(times: Any) -> None:
