@@ -80,11 +80,7 @@ def job_report(
 
 
 def startup_report(
-    events: Sequence[Event],
-    membership: Membership | None,
-    error: BaseException | None,
-    now: float,
-    rounds: Rounds = (),
+    events: Sequence[Event], membership: Membership | None, error: BaseException | None, now: float, rounds: Rounds = ()
 ) -> dict[str, object]:
     """The report of a job that is not supervised, or not yet; without an error it has started."""
     job = JobState(events)
