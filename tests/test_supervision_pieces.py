@@ -288,6 +288,14 @@ def hooks() -> Iterator[tuple[HookReader, int]]:
         yield HookReader(reading), writing
 
 
+def _exceptions(hooks: tuple[HookReader, int], *python: str) -> list[list[str]]:
+    """The lines of each exception that a Python has told, whose last argument is the pipe."""
+    reader, writing = hooks
+    command = [sys.executable, *python, str(writing)]
+    subprocess.run(command, stderr=subprocess.DEVNULL, pass_fds=[writing], cwd=ROOT, timeout=60, check=False)
+    return [event.text.splitlines() for event in reader.read() if event.kind == EXCEPTION]
+
+
 def test_crash_of_many_threads_begins_with_what_it_is(hooks: tuple[HookReader, int]) -> None:
     reader, writing = hooks
     os.write(writing, b"Fatal Python error: Segmentation fault\n\n" + b'  File "train.py", line 1 in f\n' * 200)
@@ -330,7 +338,7 @@ from distboot.agent.crash_hooks import install
 install(int(sys.argv[1]))
 def one(left): {pad} two(left)
 def two(left): one(left - 1) if left else 1 / 0
-one(int(sys.argv[2]))
+one({depth})
 """
 
 
@@ -338,12 +346,8 @@ one(int(sys.argv[2]))
 def test_traceback_that_does_not_begin_with_its_beginning_says_so(
     hooks: tuple[HookReader, int], tmp_path: Path, depth: int, pad: str
 ) -> None:
-    reader, writing = hooks
-    (tmp_path / "deep.py").write_text(_DEEP.format(pad=pad))
-    command = [sys.executable, "deep.py", str(writing), str(depth)]
-    subprocess.run(command, stderr=subprocess.DEVNULL, pass_fds=[writing], cwd=tmp_path, timeout=60, check=False)
-    text = next(words.text for words in reader.read() if words.kind == EXCEPTION)
-    first, *_, last = text.splitlines()
+    (tmp_path / "deep.py").write_text(_DEEP.format(pad=pad, depth=depth))
+    ((first, *_, last),) = _exceptions(hooks, str(tmp_path / "deep.py"))
     begin = "Traceback (most recent call last):" if depth == 1 else "…"
     assert (first, last) == (begin, "ZeroDivisionError: division by zero")
 
@@ -363,19 +367,15 @@ traceback.format_exception = formatted
 
 
 def test_exception_is_told_where_a_signal_handler_raises_meanwhile(hooks: tuple[HookReader, int]) -> None:
-    reader, writing = hooks
-    command = [sys.executable, "-c", _INTERRUPTED, str(writing)]
-    subprocess.run(command, stderr=subprocess.DEVNULL, pass_fds=[writing], timeout=60, check=False)
-    assert [words.text.splitlines()[-1] for words in reader.read() if words.kind == EXCEPTION] == [
-        "ZeroDivisionError: division by zero"
-    ]
+    ((*_, last),) = _exceptions(hooks, "-c", _INTERRUPTED)
+    assert last == "ZeroDivisionError: division by zero"
 
 
 _EXITS = """
 import atexit, os, sys, threading
 from distboot.agent.crash_hooks import install
 os.environ["DISTBOOT_SECRET"] = "s3cret-word"
-install({pipe})
+install(int(sys.argv[1]))
 class Both:
     def __init__(self, other): self.other = other
     def write(self, text): return self.other.write(text)
@@ -409,11 +409,8 @@ class Fails:
 def test_text_with_which_a_script_exits_is_sent(
     hooks: tuple[HookReader, int], script: str, said: list[str] | None
 ) -> None:
-    reader, writing = hooks
-    command = [sys.executable, "-c", _EXITS.format(pipe=writing, script=script)]
-    subprocess.run(command, stderr=subprocess.DEVNULL, pass_fds=[writing], cwd=ROOT, timeout=60, check=False)
-    texts = [words.text.splitlines() for words in reader.read() if words.kind == EXCEPTION]
-    assert texts == ([] if said is None else [[EXITED + said[0], *said[1:]]])
+    told = [] if said is None else [[EXITED + said[0], *said[1:]]]
+    assert _exceptions(hooks, "-c", _EXITS.format(script=script)) == told
 
 
 def test_text_of_an_exit_is_in_the_headline_and_below_it_only_if_there_is_more() -> None:

@@ -32,7 +32,7 @@ Kind = Literal[
     "late_over",
     "root_cause",  # kind, ranks, text, location, traceback
 ]
-_PLACE = ("local_rank", "local_world_size", "node_rank")  # as a launcher says them
+PLACE = ("local_rank", "local_world_size", "node_rank")  # as a launcher says them
 _MOST_OF_A_KIND = 100  # of one rank: what a rank may send again and again is bounded
 
 
@@ -69,11 +69,6 @@ class ClockOffset(NamedTuple):
     offset: float = 0.0
     uncertainty: float = 0.0
 
-    @classmethod
-    def read(cls, said: float, before: float, after: float) -> ClockOffset:
-        """The clock showed `said` at some moment between two of rank 0's: 107 between 100 and 101 is 6.5 ± 0.5."""
-        return cls(said - (before + after) / 2, abs(after - before) / 2)
-
 
 class JoinLog(EventLog):
     """The events of the rendezvous, which begin with rank 0's own record."""
@@ -89,8 +84,11 @@ class JoinLog(EventLog):
 
     def joined(self, record: WorkerInfo, welcomed: float | None = None) -> None:
         """A rank has sent its record, and read its clock for that between `welcomed` and now; None: on our clock."""
-        clock = ClockOffset() if welcomed is None else ClockOffset.read(record.clock, welcomed, time.time())
-        place = {name: getattr(record, name) for name in _PLACE}
+        clock = ClockOffset()
+        if welcomed is not None:  # 107 at some moment between 100 and 101 is 6.5 ± 0.5
+            now = time.time()
+            clock = ClockOffset(record.clock - (welcomed + now) / 2, abs(now - welcomed) / 2)
+        place = {name: getattr(record, name) for name in PLACE}
         node = self._nodes.setdefault(record.node, len(self._nodes))
         when = {"process_start": record.started, "detected": record.detected, **clock._asdict()}
         self.add("joined", record.rank, host=record.host, node=node, pid=record.pid, **place, **when)
@@ -104,7 +102,7 @@ class JoinLog(EventLog):
         for one in told:
             ranks = (None,) if one.rank is None else nodes[one.rank]
             for local_rank, rank in enumerate(ranks):
-                place = dict(zip(_PLACE, (local_rank, len(ranks), one.rank), strict=True))
+                place = dict(zip(PLACE, (local_rank, len(ranks), one.rank), strict=True))
                 self.append(Event(one.time, rank, one.event, one.details | (place if one.event == "joined" else {})))
 
 

@@ -14,7 +14,7 @@ from ..errors import DistbootError
 from ..process import FROM_OUTSIDE
 from ..rendezvous.membership import Membership, node_size
 from ..text import counted, first_line, ranks_said, without_secret
-from . import CALLED, Event, JobState, slowest
+from . import CALLED, PLACE, Event, JobState, slowest
 
 _LONGEST = 4000  # characters of an error
 _STOPS = {128 + number: number.name for number in FROM_OUTSIDE}
@@ -191,8 +191,7 @@ def _places_so_far(joined: Mapping[int, Event], missing: Sequence[int]) -> dict[
     of the ranks.
     """
     there = {rank: joined[rank].details for rank in sorted(joined)}
-    told = ("local_rank", "local_world_size", "node_rank")
-    here = node_size({rank: tuple(details[name] for name in told) for rank, details in there.items()})
+    here = node_size({rank: tuple(details[name] for name in PLACE) for rank, details in there.items()})
     if here is not None:
         hosts = {rank // here: details["host"] for rank, details in reversed(there.items())}
         return {rank: _place(hosts.get(rank // here), *divmod(rank, here)) for rank in (*there, *missing)}
