@@ -151,7 +151,7 @@ def test_next_read_of_who_asks_is_true_and_a_fork_is_not_the_rank(run_ranks: Run
 def test_agent_that_is_frozen_is_left_behind_and_named(start_init: Start) -> None:
     job = start_init(READS, ranks=3, DISTBOOT_GRACE="3", DISTBOOT_STOP_SIGNALS="USR1")
     job.all_ready()
-    frozen = sidecar_of(job.pid(2))
+    frozen = sidecar_of(job, 2)
     os.kill(frozen, signal.SIGSTOP)
     try:
         job.send(1, signal.SIGUSR1)
@@ -162,20 +162,15 @@ def test_agent_that_is_frozen_is_left_behind_and_named(start_init: Start) -> Non
     assert "without rank 2, which did not say how far it is" in job.output(0)
 
 
-def sidecar_of(pid: int) -> int:
-    """The agent of a script: the process that has the other end of one of its pipes."""
-
-    def pipes(process: Path) -> set[str]:
-        with suppress(OSError):
-            return {os.readlink(file) for file in (process / "fd").iterdir() if os.readlink(file).startswith("pipe:")}
-        return set()
-
+def sidecar_of(job: Job, rank: int) -> int:
+    """The agent of a rank, which has the environment of its script."""
+    own = {f"{name}={job.environs[rank][name]}".encode() for name in ("RANK", "MASTER_PORT")}
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             is_sidecar = b"distboot.agent.sidecar" in (process / "cmdline").read_bytes()
-            if is_sidecar and pipes(process) & pipes(Path(f"/proc/{pid}")):
+            if is_sidecar and own <= set((process / "environ").read_bytes().split(b"\0")):
                 return int(process.name)
-    raise AssertionError(f"process {pid} has no agent")
+    raise AssertionError(f"rank {rank} has no agent")
 
 
 @pytest.mark.parametrize(
