@@ -69,7 +69,12 @@ class Preemption:
         self._page[READS] = count  # before we look: what asks writes first, and counts then
         if count == 1:
             self.listen([signal.SIGTERM])
-        return self._page[ASKED] != 0 and self._is_agreed(count)
+        if self._page[ASKED] and not self._is_true:
+            self._page[READS] = count - 1  # it has not been answered, and may be the one at which all stop
+            while (found := answer(self._page, count, time.monotonic_ns())) is None:
+                time.sleep(_PAUSE)
+            self._page[READS], self._is_true = count, found
+        return self._is_true
 
     def step(self) -> None:
         """The script has come to its next step."""
@@ -103,14 +108,6 @@ class Preemption:
             timer = threading.Timer(max(at - time.time(), 0.0), self.request, [why])
             timer.daemon = True
             timer.start()
-
-    def _is_agreed(self, count: int) -> bool:
-        if not self._is_true:
-            self._page[READS] = count - 1  # it has not been answered, and may be the one at which all stop
-            while (found := answer(self._page, count, time.monotonic_ns())) is None:
-                time.sleep(_PAUSE)
-            self._page[READS], self._is_true = count, found
-        return self._is_true
 
 
 def answer(page: Page, count: int, now: int) -> bool | None:

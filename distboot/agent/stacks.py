@@ -2,7 +2,7 @@
 
 They are read from outside with py-spy where it can; else faulthandler writes them, which the hooks have registered for
 a signal (see `crash_hooks`), and which answers also while C code holds Python's lock. The signal may cut a `sleep` in C
-short, so it is sent only when a rank is late, or somebody asks.
+short, so it is sent only when a rank is late, or a user asks.
 
 A frame is a text, `"load_batch (/job/data.py:41)"`, and a stack a tuple of them, the innermost first.
 """
