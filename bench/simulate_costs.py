@@ -206,7 +206,7 @@ def _hosts(size: int) -> tuple[str, ...]:
 
 def coordinator_of(server: Coordinator, membership: Membership, late_after: float = 0.0) -> FailureCoordinator:
     """What rank 0's agent goes on with once all have met."""
-    settings = SupervisionSettings(bound=15.0, grace=30.0, late_after=late_after)
+    settings = SupervisionSettings(grace=30.0, late_after=late_after)
     coordinator = participant_of(0, membership, server, settings, held=True)
     assert isinstance(coordinator, FailureCoordinator)
     coordinator.is_starting = True

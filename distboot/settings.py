@@ -62,7 +62,6 @@ _ALIKE = 0.85  # of 1, the beginning that they have in common included
 class SupervisionSettings(NamedTuple):
     """What a user can set about failure detection."""
 
-    bound: float  # seconds for which a rank may be silent, or stopped, before it counts as lost
     grace: float  # seconds between TERM and KILL for a process that has to stop
     report: str | None = None  # file for the report of the job, absolute
     apart: str = ""  # the launcher of which each rank starts a job of its own, as far as the wrapper knows
@@ -96,7 +95,6 @@ def supervision_settings(
     hang_after = _seconds(environ, "DISTBOOT_HANG_AFTER")
     report = report or environ.get("DISTBOOT_REPORT")
     return SupervisionSettings(
-        heartbeat_timeout(environ),
         grace_setting(environ, grace),
         os.path.abspath(report) if report else None,  # now, as a script may change its directory
         detects=_switch(environ, "DISTBOOT_FAILURE_DETECTION", more),
@@ -179,6 +177,7 @@ def grace_setting(environ: Mapping[str, str], given: str | float | None = None) 
 def refuse_invalid(environ: Mapping[str, str]) -> None:
     """Refuse every setting that a job would refuse."""
     supervision_settings(environ)
+    heartbeat_timeout(environ)
     _seconds(environ, "DISTBOOT_JOIN_TIMEOUT")
     _switch(environ, "DISTBOOT_RENDEZVOUS")
     nproc_setting(environ)

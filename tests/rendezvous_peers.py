@@ -76,7 +76,7 @@ class Process(threading.Thread):
         own = WorkerInfo(self.rank, "openmpi", "a", "a/boot", 1, "1", self.membership.world_size)
         joined = Joined(JoinPlan(own, "", "", ("",), (1,), True, "", True, False, limit), side=side)
         joined.result = JoinResult(self.membership)
-        self.agent = agent = Agent(joined, SupervisionSettings(15.0, 5.0), held=False, is_starting=True)
+        self.agent = agent = Agent(joined, SupervisionSettings(5.0), held=False, is_starting=True)
         agent.role.take(self.rank, Register(1000 + self.rank), time.monotonic())
         ours, its = socket.socketpair()
         agent.serve(its, self.rank)

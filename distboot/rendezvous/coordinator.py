@@ -14,7 +14,7 @@ from typing import NoReturn
 from ..errors import DistbootError
 from ..host import FRAMEWORK
 from ..host.network import LEAST_PROGRESS, PROGRESS
-from ..report import JoinLog, StartupTimeline
+from ..report import JobState, JoinLog
 from ..text import escape_control, log_line, nodes_said, ranks_said, short_repr, without_mapping
 from .connection_pool import Connection, ConnectionPool, DetachedConnection, OutOfFilesError, allow_files, send_to_all
 from .membership import JoinTable, Membership, build_membership
@@ -70,7 +70,7 @@ class Coordinator:
                 self.log.spread(membership)
             records = self.table.in_order()
             refuse_several_frameworks(records, membership)
-            self.warnings = consistency_warnings(records, membership, StartupTimeline(self.log).offsets())
+            self.warnings = consistency_warnings(records, membership, JobState(self.log).offsets())
             for warning in self.warnings if warn else ():
                 self._say(f"warning: {warning}")
         except DistbootError as error:

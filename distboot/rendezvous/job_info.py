@@ -58,7 +58,7 @@ class JobInfo:
         self.when_ready: Callable[[], None] = lambda: None  # called when all ranks are ready to start the framework
         self.is_watched = False  # whether failure detection has begun
         self.is_listener_taken = False  # whether the script has rank 0's listening socket
-        self.steps: dict[str, float] = {}  # when this rank took which (`report.timeline`), in seconds since the epoch
+        self.steps: dict[str, float] = {}  # when this rank took which (see `report`), in seconds since the epoch
         self._met = time.monotonic()
         self._process = os.getpid()
         self._counts: Counter[tuple[str, int | None]] = Counter()  # how often this rank has come to a key
