@@ -17,9 +17,9 @@ from ..host.network import LEAST_PROGRESS, PROGRESS
 from ..report import JoinLog, StartupTimeline
 from ..text import escape_control, log_line, nodes_said, ranks_said, short_repr, without_mapping
 from .connection_pool import Connection, ConnectionPool, DetachedConnection, OutOfFilesError, allow_files, send_to_all
-from .membership import JoinTable, Membership, build_membership
+from .membership import JoinPlan, JoinTable, Membership, build_membership
 from .messages import ONE_DISTBOOT, Failed, Hello, Refused, Welcome, WorkerInfo, as_problem
-from .protocol import VERSION, Broadcast, Channel, Frame, JobCredentials, ProtocolError, decode
+from .protocol import VERSION, Broadcast, Channel, Frame, ProtocolError, decode
 
 _ANSWER_LIMIT = 10.0  # seconds that all of them together have to take the answer
 _LINGER = 0.5  # seconds for ranks that come a little later than a failure to hear of it
@@ -33,17 +33,17 @@ class Coordinator:
     def __init__(
         self,
         listener: socket.socket,  # which stays open
-        own: WorkerInfo,
-        credentials: JobCredentials,
+        plan: JoinPlan,
         wanted: Callable[[], None] = lambda: None,  # called again and again; raises if it is not to wait any more
     ) -> None:
+        own = plan.own
         self.table = JoinTable(own.world_size, by_node=own.ranks > 0)
         self.warnings: list[str] = []  # what the ranks should have alike and have not
         self.log = JoinLog(own)
         self.open_files: int | None = None  # the soft limit before it was raised for all connections; None: it was not
         self.reachability_hint = ""  # why ranks may be missing, to be said with them
         self.hint = "look at the output of the missing ranks: they ended early, never started, or cannot reach rank 0"
-        self._own, self._credentials, self._wanted = own, credentials, wanted
+        self._plan, self._own, self._wanted = plan, own, wanted
         self._say: Callable[..., None] = partial(log_line, f"{self.table.unit} 0")
         self.pool = ConnectionPool(listener, own.world_size, self._take, self._lost, self._say)
         self._at: dict[int, Connection] = {}  # by rank
@@ -54,12 +54,10 @@ class Coordinator:
         self._end = 0.0
         self._limit = ""  # what ended the waiting for ranks, as the error says it
 
-    def wait_for_join(self, join_timeout: float, *, warn: bool = True) -> Membership:
-        """Wait for all ranks and answer them with the membership, or with the `DistbootError` that this raises.
-
-        `warn` of what they should have alike and have not.
-        """
-        self._end, self._limit = time.monotonic() + join_timeout, f"within {join_timeout:g} s"
+    def wait_for_join(self) -> Membership:
+        """Wait for all ranks and answer them with the membership, or with the `DistbootError` that this raises."""
+        limit = self._plan.join_timeout
+        self._end, self._limit = time.monotonic() + limit, f"within {limit:g} s"
         try:
             self.open_files = allow_files(self.pool.room, self._say, self._own.ranks)
             self.table.add(self._own)
@@ -71,7 +69,7 @@ class Coordinator:
             records = self.table.in_order()
             refuse_several_frameworks(records, membership)
             self.warnings = consistency_warnings(records, membership, StartupTimeline(self.log).offsets())
-            for warning in self.warnings if warn else ():
+            for warning in () if self._plan.again else self.warnings:
                 self._say(f"warning: {warning}")
         except DistbootError as error:
             self._abort(error)
@@ -154,17 +152,17 @@ class Coordinator:
             raise ProtocolError("reports twice on one connection")
 
     def _take_hello(self, peer: Connection, hello: Hello) -> None:
-        if hello.job != self._credentials.job:
+        if hello.job != self._plan.job:
             raise ProtocolError("belongs to another job")
         if hello.version != VERSION:
             self._refuse_version(peer, hello.version)
-        peer.channel = Channel(self._credentials.secret, "rank 0", peer.challenge, hello.nonce)
+        peer.channel = Channel(self._plan.secret, "rank 0", peer.challenge, hello.nonce)
         peer.welcomed = time.time()
         self.pool.send(peer, peer.channel.sign(Welcome(peer.challenge)))
 
     def _refuse_version(self, peer: Connection, version: int) -> NoReturn:
         text = f"speaks version {version} of the protocol, and rank 0 {VERSION}"
-        if self._credentials.secret or self._has_met:  # it is not proved that it is of this job, or it is too late
+        if self._plan.secret or self._has_met:  # it is not proved that it is of this job, or it is too late
             raise ProtocolError(text)
         self.pool.send(peer, peer.channel.sign(Refused(f"the connecting process {text}", incompatible=True)))
         raise DistbootError("version-mismatch", f"the connecting process at {peer.at} {text}", ONE_DISTBOOT)

@@ -93,15 +93,15 @@ class JoinPlan:
     """What an agent needs to know to join."""
 
     own: WorkerInfo = of(nested(WorkerInfo))
-    job: str = of(text(100))  # as the secret, of `JobCredentials`
-    secret: str = of(text(1 << 16), repr=False)
+    job: str = of(text(100))  # digest of what tells it from others
     hosts: tuple[str, ...] = of(several(_line))  # where rank 0 may be, the likeliest first
     ports: tuple[int, ...] = of(several(number))  # those that the ranks try, in this order
-    is_certain: bool = of(flag)  # whether rank 0 is at the first host, or may be at any of them
-    source: str = of(_line)  # what says where rank 0 is, for example "MASTER_ADDR"
-    quiet: bool = of(flag)  # whether another rank of this node says what is being waited for
-    again: bool = of(flag)  # whether an agent around this one has met the others, and keeps other jobs from the port
     join_timeout: float = of(time_or_duration)
+    secret: str = of(text(1 << 16), default="", repr=False)  # which all ranks of the job know; empty: there is none
+    is_certain: bool = of(flag, default=True)  # whether rank 0 is at the first host, or may be at any of them
+    source: str = of(_line, default="")  # what says where rank 0 is, for example "MASTER_ADDR"
+    quiet: bool = of(flag, default=False)  # whether another rank of this node says what is being waited for
+    again: bool = of(flag, default=False)  # whether an agent around this one has met the others, and keeps the port
     name: str = of(text(1 << 16), default="")  # the job's, for users: what the launcher or the platform calls it
 
 

@@ -225,14 +225,6 @@ class Frames:
 
 
 @dataclass(frozen=True, slots=True)
-class JobCredentials:
-    """What tells the processes of one job from all others."""
-
-    job: str = ""  # digest of the job id and MASTER_PORT
-    secret: str = field(default="", repr=False)  # what all ranks of the job know; empty when there is none
-
-
-@dataclass(frozen=True, slots=True)
 class Channel:
     """What the frames of one connection are authenticated with. Without a secret nothing is proved."""
 
