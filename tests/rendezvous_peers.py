@@ -14,10 +14,10 @@ from typing import Any
 from distboot import DistbootError
 from distboot.agent.agent import Agent
 from distboot.agent.failure_coordinator import FailureCoordinator
-from distboot.agent.local import AgentLink
 from distboot.agent.messages import KINDS, Register
 from distboot.rendezvous.coordinator import Coordinator
 from distboot.rendezvous.join import Joined
+from distboot.rendezvous.local import AgentLink
 from distboot.rendezvous.membership import JoinPlan, JoinResult, Membership
 from distboot.rendezvous.messages import Hello, Members, Ready, Refused, Welcome, WorkerInfo
 from distboot.rendezvous.protocol import HEADER, Channel, Frames, decode, encode

@@ -12,8 +12,8 @@ import pytest
 from ranks import BEGIN, Ranks
 from rendezvous_peers import framed
 
-from distboot.agent.local import Attach, attached
 from distboot.errors import DistbootError
+from distboot.rendezvous.local import Attach, attached
 from distboot.rendezvous.protocol import Channel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the abstract namespace of Unix sockets is Linux's")
@@ -21,7 +21,7 @@ _STRANGERS = """
 name, _, token = os.environ["DISTBOOT_AGENT"].partition(":")
 from distboot.rendezvous.messages import Leave, Ready
 from distboot.rendezvous.protocol import Channel
-from distboot.agent.local import Attach, Finish
+from distboot.rendezvous.local import Attach, Finish
 def stranger(*said):
     one = socket.socket(socket.AF_UNIX)
     one.connect("\\0" + name)
@@ -118,7 +118,7 @@ def test_variable_that_is_stale_or_of_nobody_is_not_used() -> None:
 
 @pytest.mark.parametrize("waiting", [0, 9], ids=["full queue", "silence"])
 def test_wrapper_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch, waiting: int) -> None:
-    monkeypatch.setattr("distboot.agent.local._ATTACH", 0.5)
+    monkeypatch.setattr("distboot.rendezvous.local._ATTACH", 0.5)
     name = f"distboot-test-{os.urandom(4).hex()}"
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as stranger:
         listener.bind(f"\0{name}")
@@ -201,7 +201,7 @@ os._exit(0)
 
 def test_listening_socket_of_rank_0_is_not_inherited(wrapped: Ranks) -> None:
     script = """
-from distboot.agent.local import attached
+from distboot.rendezvous.local import attached
 link, result = attached(os.environ)
 listener = link.listener(result.port)
 say(listener and os.get_inheritable(listener.fileno()))

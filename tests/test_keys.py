@@ -47,12 +47,12 @@ class Job:
         self, *ranks: int, key: Key = THERE, limit: float = 10.0, now: float = 0.0, **more: Any
     ) -> dict[int, Any]:
         for rank in ranks:
-            self.keys.arrive(rank, Arrive(key, limit, **more), now)
+            self.keys.take(rank, Arrive(key, limit, **more), now)
         return self.sent()
 
     def ready(self, *ranks: int, **more: Any) -> dict[int, Any]:
         for rank in ranks:
-            self.keys.get_ready(rank, Ready(**more), 0.0)
+            self.keys.take(rank, Ready(**more), 0.0)
         return self.sent()
 
 
@@ -91,7 +91,7 @@ def test_nodes_have_leaders_of_their_own() -> None:
 )
 def test_what_no_rank_of_ours_says_is_refused(rank: int, message: Arrive) -> None:
     with pytest.raises(ProtocolError):
-        Job().keys.arrive(rank, message, 0.0)
+        Job().keys.take(rank, message, 0.0)
 
 
 def test_keys_are_bounded() -> None:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
+from ..rendezvous import local
 from ..rendezvous.coordinator import Coordinator
 from ..rendezvous.join import Joined, PortInUse, listening
 from ..rendezvous.keys import Keys
@@ -22,7 +23,6 @@ from ..rendezvous.protocol import BEFORE_AUTHENTICATION, Frames, ProtocolError, 
 from ..rendezvous.worker import Worker
 from ..settings import SupervisionSettings
 from ..text import log_line
-from . import local
 from .failure_coordinator import FailureCoordinator
 from .failure_reporter import FailureReporter
 from .heartbeat import HeartbeatConnection, interval_of

@@ -20,11 +20,11 @@ from typing import Any
 
 from ..errors import DistbootError, with_too_few_files
 from ..rendezvous.join import Joined
+from ..rendezvous.local import MOST, OPEN, AskLog, Begin, Finish, Log, Raised
 from ..rendezvous.protocol import Frames
 from .agent import CREDENTIALS, Agent
 from .crash_hooks import ASK, ASK_FIRST, JOB_ENDS
 from .exit_status import ExitStatus
-from .local import MOST, OPEN, AskLog, Begin, Finish, Log, Raised
 from .loop import AFTER_THE_FIRST
 from .messages import Register
 from .monitored_process import HookEvent, HookReader, MonitoredProcess, Process

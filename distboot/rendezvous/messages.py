@@ -12,20 +12,7 @@ from dataclasses import dataclass
 
 from ..errors import CODES, DistbootError
 from ..text import escape_control, without_secret
-from .protocol import (
-    VERSION,
-    both,
-    flag,
-    integer,
-    nested,
-    number,
-    of,
-    optional,
-    several,
-    text,
-    time_or_duration,
-    valid,
-)
+from .protocol import VERSION, both, flag, integer, nested, number, of, optional, several, text, time_or_duration, valid
 
 Problem = tuple[str, str, str]  # code, message and hint of an error
 LONGEST_TEXT = 1000  # characters
@@ -84,6 +71,11 @@ class Key:
     def place(self) -> tuple[str, int | None]:
         """The same for all counts."""
         return self.name, self.node
+
+    @property
+    def is_for_all(self) -> bool:
+        """Whether all ranks wait for all others; else for a leader."""
+        return self.name in (BARRIER, READY)
 
     @property
     def text(self) -> str:

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import CODES, DistbootError
-from ..rendezvous.membership import JoinPlan, JoinResult
-from ..rendezvous.messages import Arrive, AskStacks, Failed, Go, Leave, Ready, Release, RequestStop, as_error
-from ..rendezvous.protocol import Channel, Frame, Frames, ProtocolError, nested, number, of, several, text
 from ..report import EventLog
 from ..settings import SupervisionSettings
+from .membership import JoinPlan, JoinResult
+from .messages import Arrive, AskStacks, Failed, Go, Leave, Ready, Release, RequestStop, as_error
+from .protocol import Channel, Check, Frame, Frames, ProtocolError, both, nested, number, of, several, text, valid
 
 VARIABLE = "DISTBOOT_AGENT"
 PREFIX = "distboot-agent-"  # of the name of a socket; the name of the job, a mark of it, and a random number follow
@@ -42,16 +42,12 @@ def socket_name(job: str) -> str:
     return re.sub(r"[^\w.-]", "_", job, flags=re.ASCII)[:60]
 
 
-def _row(value: object) -> list[Any]:
-    if not isinstance(value, list) or len(value) != 4:
-        raise ValueError("event")
-    return value
+def _list_of(size: int, what: str) -> Check:
+    return valid(lambda value: isinstance(value, list) and len(value) == size, what)
 
 
-def _settings(value: object) -> SupervisionSettings:
-    if not isinstance(value, list) or len(value) != len(SupervisionSettings._fields):
-        raise ValueError("list of settings")
-    return SupervisionSettings(*value)
+_rows = several(_list_of(4, "event"))
+_settings = both(_list_of(len(SupervisionSettings._fields), "list of settings"), SupervisionSettings._make)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +73,7 @@ class Raised:
     code: str = of(text(100))
     message: str = of(text(_LONG))
     hint: str = of(text(_LONG))
-    events: tuple[Any, ...] = of(several(_row), default=())
+    events: tuple[Any, ...] = of(_rows, default=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +107,14 @@ class AskLog:
 class Log:
     """The events so far."""
 
-    events: tuple[Any, ...] = of(several(_row), default=())
+    events: tuple[Any, ...] = of(_rows, default=())
 
 
 FROM_SCRIPT = (Attach, AskStacks, Ready, Arrive, RequestStop, Leave, Listen, Keep, AskLog, Finish)
 
 
 class AgentLink:
-    """The script's end of the socket; a `Link`."""
+    """The script's end of the socket."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._inode = connection, os.fstat(connection.fileno()).st_ino
@@ -130,8 +126,9 @@ class AgentLink:
         self._ends_with_context = False  # as below the wrapper, whose agent stays
         self.page: int | None = None  # that came with the last Go, for `ctx.preempted`; a file descriptor
 
-    def begin(self, begin: Begin) -> None:
-        self._tell(begin)
+    def tell(self, content: object) -> None:
+        with self._lock, suppress(OSError):
+            self._send(content)
 
     def joined(self, limit: float) -> JoinResult:
         """Wait until it has; `DistbootError`: the ranks have not met."""
@@ -142,20 +139,17 @@ class AgentLink:
         return answer
 
     def get_ready(self, ready: Ready) -> dict[int, str]:
-        answer = self._ask(ready, ready.limit + _MARGIN, Go, Failed)
-        if isinstance(answer, Failed):
-            raise as_error(answer.problem, "")
+        """Wait until all ranks are: what they offer, by rank."""
+        go: Go = self._ask(ready, ready.limit + _MARGIN, Go, Failed)
         self.page, self._files = (self._files[0] if self._files else None), self._files[1:]
-        return {each.rank: each.offer for each in answer.offers}
+        return {each.rank: each.offer for each in go.offers}
 
     def arrive(self, arrive: Arrive) -> None:
-        answer = self._ask(arrive, arrive.limit + _MARGIN, Release, Failed)
-        while answer.key != arrive.key:  # of an earlier one, of which this side had given up hope
-            answer = self._next(arrive.limit + _MARGIN, Release, Failed)
-        if isinstance(answer, Failed):
-            raise as_error(answer.problem, "")
+        """Wait at a key, or lead there."""
+        self._ask(arrive, arrive.limit + _MARGIN, Release, Failed)
 
     def listener(self, port: int) -> socket.socket | None:
+        """Rank 0's listening socket, which is the caller's now; None: it is not to be had."""
         self._ask(Listen(port), _ATTACH, Listening)
         return socket.socket(fileno=self._files.pop()) if self._files else None
 
@@ -165,14 +159,17 @@ class AgentLink:
             self._send(RequestStop(why, lasts))
 
     def keep(self) -> None:
-        self._tell(Keep())
+        """The listener is not needed."""
+        self.tell(Keep())
 
     def log(self) -> EventLog | None:
+        """What rank 0 has learned of the job; None on all other ranks."""
         with suppress(DistbootError):  # it may have ended
             self._events = self._events or self._ask(AskLog(), _ATTACH, Log).events
         return EventLog.from_json(self._events) if self._events else None
 
     def leave(self) -> None:
+        """This rank comes to no key any more, and any process may have its port."""
         if self._lock.locked():  # a signal handler does so while the script waits here
             with suppress(OSError):
                 self._send(Leave())
@@ -185,7 +182,7 @@ class AgentLink:
     def end(self) -> None:
         """The agent is needed no more."""
         if os.getpid() == self._process:
-            self._tell(Finish())
+            self.tell(Finish())
             self._close()
 
     def attach(self, token: str) -> JoinResult:
@@ -193,10 +190,6 @@ class AgentLink:
         answer: JoinResult = self._ask(Attach(token), _ATTACH, JoinResult)
         self._ends_with_context = True
         return answer
-
-    def _tell(self, content: object) -> None:
-        with self._lock, suppress(OSError):
-            self._send(content)
 
     def _send(self, content: object) -> None:
         self._open(_ATTACH).sendall(OPEN.sign(content))
@@ -219,7 +212,13 @@ class AgentLink:
                 self._send(content)
             except OSError as error:
                 raise _gone(error.strerror or str(error)) from None
-            return self._next(limit, *kinds)
+            answer = self._next(limit, *kinds)
+            # One for another key is that of an earlier question, of which this side had given up hope.
+            while isinstance(content, Arrive) and answer.key not in (content.key, None):
+                answer = self._next(limit, *kinds)
+        if isinstance(answer, Failed):
+            raise as_error(answer.problem, "")
+        return answer
 
     def _next(self, limit: float, *kinds: type) -> Any:
         end = time.monotonic() + limit
