@@ -6,7 +6,6 @@ import socket
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import NoReturn
@@ -61,12 +60,16 @@ class Coordinator:
         try:
             self.open_files = allow_files(self.pool.room, self._say, self._own.ranks)
             self.table.add(self._own)
-            self._wait(lambda: self.table.is_complete, self._missing)
-            membership = self._membership()
+            self._gather()
+            records = self.table.in_order()
+            # This rank 0 may have come in the place of another one, and the others know which round is next.
+            next_round, most = max(record.round for record in records), self._own.max_restarts
+            membership = build_membership(records)
+            membership = replace(membership, master_addr=self._reached(), round=next_round, max_restarts=most)
             if membership.by_node:
                 self.table.spread(membership)
                 self.log.spread(membership)
-            records = self.table.in_order()
+                records = self.table.in_order()
             refuse_several_frameworks(records, membership)
             self.warnings = consistency_warnings(records, membership, StartupTimeline(self.log).offsets())
             for warning in () if self._plan.again else self.warnings:
@@ -81,19 +84,10 @@ class Coordinator:
         self._has_met = True
         return membership
 
-    def _membership(self) -> Membership:
-        records = self.table.in_order()
-        # This rank 0 may have come in the place of another one, and the others know which round is next.
-        next_round = max(record.round for record in records)
-        return replace(
-            build_membership(records),
-            master_addr=self._reached(), round=next_round, max_restarts=self._own.max_restarts,
-        )  # fmt: skip
-
-    def serve(self) -> None:
-        """Once the ranks have met: tell those that still come why they are too late."""
+    def serve(self, limit: float = 0.0) -> None:
+        """Once the ranks have met, or will not: tell those that still come why they are too late."""
         try:
-            self.pool.poll(0.0)
+            self.pool.poll(limit)
         except OutOfFilesError:
             self.pool.accept_no_more()
 
@@ -118,13 +112,14 @@ class Coordinator:
         joined = f"{len(table.records)} of {table.world_size} {table.unit}s joined {self._limit}"
         return DistbootError("missing-rank", f"{joined}, missing {table.describe_missing()}{why}", self.hint)
 
-    def _wait(self, over: Callable[[], bool], late: Callable[[], DistbootError]) -> None:
+    def _gather(self) -> None:
+        """Wait for all ranks, and say now and then which are missing."""
         next_line, between, said = time.monotonic() + 1.0, PROGRESS, ""  # what is there within a second needs no line
-        while not over():
+        while not self.table.is_complete:
             self._wanted()
             now = time.monotonic()
             if now >= self._end:
-                raise late()
+                raise self._missing()
             if now >= next_line:
                 progress = f"{self.table.progress()}{self.table.describe_departed()}{self.reachability_hint}"
                 between = min(between * 2, LEAST_PROGRESS) if progress == said else PROGRESS
@@ -133,15 +128,10 @@ class Coordinator:
             try:
                 self.pool.poll(min(self._end, next_line) - now)
             except OutOfFilesError as error:
-                if self._failure is None:
-                    raise self._too_few_files(error) from None
-                self.pool.accept_no_more()  # all that are there hear of the failure
-
-    def _too_few_files(self, error: OutOfFilesError) -> DistbootError:
-        needed = f"too few for the connections of {self.table.world_size} {self.table.unit}s"
-        why = f"rank 0 may open {error}, {needed}; {len(self.table.records)} of them had joined"
-        hint = "raise the limit for rank 0 (ulimit -n, LimitNOFILE=, or docker run --ulimit nofile=…)"
-        return DistbootError("too-few-files", why, hint)
+                needed = f"too few for the connections of {self.table.world_size} {self.table.unit}s"
+                why = f"rank 0 may open {error}, {needed}; {len(self.table.records)} of them had joined"
+                hint = "raise the limit for rank 0 (ulimit -n, LimitNOFILE=, or docker run --ulimit nofile=…)"
+                raise DistbootError("too-few-files", why, hint) from None
 
     def _take(self, peer: Connection, frame: Frame) -> None:
         if not peer.welcomed:
@@ -162,7 +152,8 @@ class Coordinator:
 
     def _refuse_version(self, peer: Connection, version: int) -> NoReturn:
         text = f"speaks version {version} of the protocol, and rank 0 {VERSION}"
-        if self._plan.secret or self._has_met:  # it is not proved that it is of this job, or it is too late
+        # Where it is not proved that it is of this job, or it is too late, the job goes on.
+        if self._plan.secret or self._has_met or self._failure is not None:
             raise ProtocolError(text)
         self.pool.send(peer, peer.channel.sign(Refused(f"the connecting process {text}", incompatible=True)))
         raise DistbootError("version-mismatch", f"the connecting process at {peer.at} {text}", ONE_DISTBOOT)
@@ -174,11 +165,12 @@ class Coordinator:
             self._told += 1
             return
         first = self.table.records.get(rank, record)
-        if self._has_met:
-            raise ProtocolError(f"comes after the roll call, and {self._is_there(first)}")
-        if first.process != record.process and max(self._own.round, first.round, record.round):
-            # After a restart: the agent that was lost, and the one in its place. The job needs one of them.
-            raise ProtocolError(f"comes a second time, and {self._is_there(first)}")
+        # After a restart: the agent that was lost, and the one in its place. The job needs one of them.
+        is_second = first.process != record.process and max(self._own.round, first.round, record.round) > 0
+        if self._has_met or is_second:
+            when = "after the roll call" if self._has_met else "a second time"
+            place = f"process {first.pid} on {short_repr(first.host)}"
+            raise ProtocolError(f"comes {when}, and {self.table.unit} {rank} is there already, as {place}")
         self._rejected = peer
         self.table.add(record)
         self._rejected = None
@@ -193,10 +185,6 @@ class Coordinator:
             self._limit = f"within the join timeout of {self.table.unit} {rank}, which was over first"
         self._end = min(end, self._end)  # when the first rank is out of patience, all are told who is missing
 
-    def _is_there(self, first: WorkerInfo) -> str:
-        where = f"as process {first.pid} on {short_repr(first.host)}"
-        return f"{self.table.unit} {first.rank} is there already, {where}"
-
     def _lost(self, peer: Connection) -> None:
         if peer.rank is not None:
             del self._at[peer.rank]
@@ -208,9 +196,9 @@ class Coordinator:
         failure = Failed(as_problem(error))
         self._broadcast(failure)
         self._failure, self._told = failure, len(self._at)
-        self._end = min(self._end, time.monotonic() + _LINGER)
-        with suppress(DistbootError):
-            self._wait(lambda: self._told >= self._own.world_size - 1, lambda: error)
+        end = min(self._end, time.monotonic() + _LINGER)
+        while self._told < self._own.world_size - 1 and (left := end - time.monotonic()) > 0:
+            self.serve(left)
         self.close()
 
     def _broadcast(self, message: object) -> None:

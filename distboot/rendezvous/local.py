@@ -24,7 +24,7 @@ from ..report import EventLog
 from ..settings import SupervisionSettings
 from .membership import JoinPlan, JoinResult
 from .messages import Arrive, AskStacks, Failed, Go, Leave, Ready, Release, RequestStop, as_error
-from .protocol import Channel, Check, Frame, Frames, ProtocolError, both, nested, number, of, several, text, valid
+from .protocol import Channel, Frame, Frames, ProtocolError, both, nested, number, of, several, text
 
 VARIABLE = "DISTBOOT_AGENT"
 PREFIX = "distboot-agent-"  # of the name of a socket; the name of the job, a mark of it, and a random number follow
@@ -42,12 +42,13 @@ def socket_name(job: str) -> str:
     return re.sub(r"[^\w.-]", "_", job, flags=re.ASCII)[:60]
 
 
-def _list_of(size: int, what: str) -> Check:
-    return valid(lambda value: isinstance(value, list) and len(value) == size, what)
+def _as_it_is(value: object) -> object:
+    return value
 
 
-_rows = several(_list_of(4, "event"))
-_settings = both(_list_of(len(SupervisionSettings._fields), "list of settings"), SupervisionSettings._make)
+_SETTINGS = len(SupervisionSettings._fields)
+_settings = both(several(_as_it_is, _SETTINGS, _SETTINGS, "list of settings"), SupervisionSettings._make)
+_events = several(several(_as_it_is, 4, 4, "event"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class Raised:
     code: str = of(text(100))
     message: str = of(text(_LONG))
     hint: str = of(text(_LONG))
-    events: tuple[Any, ...] = of(_rows, default=())
+    events: tuple[Any, ...] = of(_events, default=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ class AskLog:
 class Log:
     """The events so far."""
 
-    events: tuple[Any, ...] = of(_rows, default=())
+    events: tuple[Any, ...] = of(_events, default=())
 
 
 FROM_SCRIPT = (Attach, AskStacks, Ready, Arrive, RequestStop, Leave, Listen, Keep, AskLog, Finish)
