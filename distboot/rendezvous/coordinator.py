@@ -46,7 +46,6 @@ class Coordinator:
         self._say: Callable[..., None] = partial(log_line, f"{self.table.unit} 0")
         self.pool = ConnectionPool(listener, own.world_size, self._take, self._lost, self._say)
         self._at: dict[int, Connection] = {}  # by rank
-        self._rejected: Connection | None = None  # whose record ended the rendezvous
         self._has_met = False
         self._failure: Failed | None = None  # once it has failed: why, as all ranks are told
         self._told = 0
@@ -171,9 +170,11 @@ class Coordinator:
             when = "after the roll call" if self._has_met else "a second time"
             place = f"process {first.pid} on {short_repr(first.host)}"
             raise ProtocolError(f"comes {when}, and {self.table.unit} {rank} is there already, as {place}")
-        self._rejected = peer
-        self.table.add(record)
-        self._rejected = None
+        try:
+            self.table.add(record)
+        except DistbootError as error:
+            self.pool.send(peer, peer.channel.sign(Failed(as_problem(error))))
+            raise
         earlier = self._at.get(rank)
         self._at[rank], peer.rank = peer, rank
         if earlier is not None:  # the same process, over a new connection
@@ -203,8 +204,8 @@ class Coordinator:
 
     def _broadcast(self, message: object) -> None:
         broadcast = Broadcast(message)
-        told = {*self._at.values(), *([self._rejected] if self._rejected else [])}
-        send_to_all({peer.socket: partial(broadcast.sign, peer.channel) for peer in told}, _ANSWER_LIMIT)
+        said = {peer.socket: partial(broadcast.sign, peer.channel) for peer in self._at.values()}
+        send_to_all(said, _ANSWER_LIMIT)
 
 
 def consistency_warnings(

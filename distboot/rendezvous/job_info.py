@@ -85,11 +85,9 @@ class JobInfo:
         try:
             result, own = step()
             self.mark(IMPORTED)
-        except DistbootError as error:
-            failure = error
         except Exception as error:  # noqa: BLE001 - whatever a driver says, the other ranks must hear of it
-            failure = DistbootError("device-failed", first_line(error), "look at this rank's device and driver")
-        if failure is not None:
+            of_driver = DistbootError("device-failed", first_line(error), "look at this rank's device and driver")
+            failure = error if isinstance(error, DistbootError) else of_driver
             own = Ready(problem=as_problem(failure))
         self.offers = {} if own.offer is None else {self.placement.rank: own.offer}
         if self.link is not None:
@@ -124,10 +122,10 @@ class JobInfo:
         if self.placement.rank != 0 or self.store_address is None:
             return None
         self.is_listener_taken = True
-        if self.link is not None:
-            listener = self.link.listener(self.store_address[1])
-        else:
+        if self.link is None:  # else the agent has it, also where that is a thread of this process
             listener = None if self.joined is None else self.joined.take_listener()
+        else:
+            listener = self.link.listener(self.store_address[1])
         return None if listener is None else listener.detach()
 
     def wait_for(

@@ -116,7 +116,7 @@ class Joined:
         )
 
     def _listen(self) -> int:
-        """Listen at the first port that is to be had."""
+        """Listen at the first port that is free."""
         taken: list[tuple[int, str]] = []
         for port in self.plan.ports:
             try:

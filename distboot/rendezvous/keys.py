@@ -60,7 +60,7 @@ class Keys:
         return [min(one.next_line, *one.ends.values()) for one in self._waiting.values() if one.ends]
 
     def take(self, rank: int, message: Arrive | Ready | Leave, now: float) -> None:
-        """What a rank says; `ProtocolError`: it has no business at that key."""
+        """What a rank says; `ProtocolError`: it may not wait there, or not lead."""
         if isinstance(message, Arrive):
             self._arrive(rank, message, now)
         elif isinstance(message, Ready):

@@ -35,10 +35,11 @@ _MARGIN = 5.0  # seconds beyond a limit for the agent to say that it is over
 _ATTACH = 10.0  # seconds for an agent to answer
 _PAUSE = 0.002  # seconds until the queue of an agent is tried again
 _LONG = 1 << 20  # characters
+_LONGEST_NAME = 107  # bytes of that of a socket, unix(7)
 
 
 def socket_name(job: str) -> str:
-    """What the launcher calls a job, as it stands in the name of a socket, which has at most 107 characters."""
+    """What the launcher calls a job, as it stands in the name of a socket."""
     return re.sub(r"[^\w.-]", "_", job, flags=re.ASCII)[:60]
 
 
@@ -79,7 +80,7 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """The script wants rank 0's listening socket. It comes with `Listening`, if it is to be had."""
+    """The script wants rank 0's listening socket. It comes with `Listening`, if it is there."""
 
     port: int = of(number)
 
@@ -150,7 +151,7 @@ class AgentLink:
         self._ask(arrive, arrive.limit + _MARGIN, Release, Failed)
 
     def listener(self, port: int) -> socket.socket | None:
-        """Rank 0's listening socket, which is the caller's now; None: it is not to be had."""
+        """Rank 0's listening socket, which is the caller's now; None: it is not available."""
         self._ask(Listen(port), _ATTACH, Listening)
         return socket.socket(fileno=self._files.pop()) if self._files else None
 
@@ -253,24 +254,20 @@ def attached(environ: Mapping[str, str]) -> tuple[AgentLink, JoinResult] | None:
     `DistbootError`: there is one, which does not answer.
     """
     name, _, token = environ.get(VARIABLE, "").partition(":")
-    if not name or not token:
+    if not name or not token or len(name) > _LONGEST_NAME:
         return None
-    end = time.monotonic() + _ATTACH
-    while True:
-        connection = socket.socket(socket.AF_UNIX)
-        try:
-            connection.settimeout(_ATTACH)
-            connection.connect(f"\0{name}")
-            link = AgentLink(connection)
+    connection, end = socket.socket(socket.AF_UNIX), time.monotonic() + _ATTACH
+    connection.settimeout(_ATTACH)
+    # Its queue may be full, for which connect(2) does not wait, whatever the timeout is.
+    while (code := connection.connect_ex(f"\0{name}")) == errno.EAGAIN and time.monotonic() < end:
+        time.sleep(_PAUSE)
+    link = AgentLink(connection)
+    with suppress(DistbootError):
+        if code == 0:
             return link, link.attach(token)
-        except (OSError, DistbootError) as error:
-            connection.close()
-            is_late = time.monotonic() >= end
-            # The wrapper has ended, or is in another network namespace; or it has refused the token, or is none.
-            if isinstance(error, ConnectionRefusedError) or (isinstance(error, DistbootError) and not is_late):
-                return None
-            if is_late or not isinstance(error, BlockingIOError):
-                hint = "look at its output; was it stopped, or is its machine overloaded?"
-                why = "the wrapper around this process does not answer"
-                raise DistbootError("rank-failed", why, hint) from None
-        time.sleep(_PAUSE)  # its queue is full, for which connect(2) does not wait, whatever the timeout is
+    connection.close()
+    # The wrapper has ended, or is in another network namespace; or it has refused the token, or is not a wrapper.
+    if code == errno.ECONNREFUSED or (code == 0 and time.monotonic() < end):
+        return None
+    hint = "look at its output; was it stopped, or is its machine overloaded?"
+    raise DistbootError("rank-failed", "the wrapper around this process does not answer", hint)

@@ -145,7 +145,7 @@ def decode(body: bytes, *kinds: type) -> Any:
     name = content.pop("kind", None) if isinstance(content, dict) else None
     kind = next((each for each in kinds if each.__name__ == name and each is not type(None)), None)
     if kind is None:
-        raise ProtocolError(f"does not send {' or '.join(each.__name__ for each in kinds)} where that is due")
+        raise ProtocolError(f"does not send the expected {' or '.join(each.__name__ for each in kinds)}")
     try:
         return _made(kind, content)
     except ValueError as error:
