@@ -14,8 +14,8 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,7 +134,8 @@ class AgentLink:
 
     def joined(self, limit: float) -> JoinResult:
         """Wait until it has; `DistbootError`: the ranks have not met."""
-        answer: JoinResult | Raised = self._next(limit + 2 * _ATTACH, JoinResult, Raised)
+        with _answering():
+            answer: JoinResult | Raised = self._next(limit + 2 * _ATTACH, JoinResult, Raised)
         if isinstance(answer, Raised):
             self._events = answer.events
             raise DistbootError(answer.code if answer.code in CODES else "rank-failed", answer.message, answer.hint)
@@ -209,11 +210,8 @@ class AgentLink:
             self._open(0.0).close()
 
     def _ask(self, content: object, limit: float, *kinds: type) -> Any:
-        with self._lock:
-            try:
-                self._send(content)
-            except OSError as error:
-                raise _gone(error.strerror or str(error)) from None
+        with self._lock, _answering():
+            self._send(content)
             answer = self._next(limit, *kinds)
             # One for another key is that of an earlier question, of which this side had given up hope.
             while isinstance(content, Arrive) and answer.key not in (content.key, None):
@@ -224,28 +222,28 @@ class AgentLink:
 
     def _next(self, limit: float, *kinds: type) -> Any:
         end = time.monotonic() + limit
-        try:
-            while not self._come:
-                connection = self._open(max(end - time.monotonic(), 0.01))
-                data, files, _, _ = socket.recv_fds(connection, 1 << 20, 4)
-                if not data:
-                    raise _gone("it has ended")
-                for file in files:
-                    os.set_inheritable(file, False)
-                self._files += files
-                self._come += self._frames.feed(data)
-            return OPEN.verify(self._come.popleft(), self._frames, *kinds)
-        except TimeoutError:
-            raise _gone("it does not answer") from None
-        except OSError as error:
-            raise _gone(error.strerror or str(error)) from None
-        except ProtocolError as error:
-            raise _gone(f"it {error}") from None
+        while not self._come:
+            connection = self._open(max(end - time.monotonic(), 0.01))
+            data, files, _, _ = socket.recv_fds(connection, 1 << 20, 4)
+            if not data:
+                raise ProtocolError("has ended")
+            for file in files:
+                os.set_inheritable(file, False)
+            self._files += files
+            self._come += self._frames.feed(data)
+        return OPEN.verify(self._come.popleft(), self._frames, *kinds)
 
 
-def _gone(why: str) -> DistbootError:
-    why = f"the monitor process of this rank cannot be asked: {why}"
-    return DistbootError("rank-failed", why, "look at the lines above; was it killed?")
+@contextmanager
+def _answering() -> Iterator[None]:
+    """`DistbootError`: the agent does not answer, or not as one."""
+    try:
+        yield
+    except (OSError, ProtocolError) as error:
+        how = f"it {error}" if isinstance(error, ProtocolError) else error.strerror or str(error)
+        how = "it does not answer" if isinstance(error, TimeoutError) else how
+        why = f"the monitor process of this rank cannot be asked: {how}"
+        raise DistbootError("rank-failed", why, "look at the lines above; was it killed?") from None
 
 
 def attached(environ: Mapping[str, str]) -> tuple[AgentLink, JoinResult] | None:
