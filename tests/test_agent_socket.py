@@ -203,7 +203,7 @@ def test_listening_socket_of_rank_0_is_not_inherited(wrapped: Ranks) -> None:
     script = """
 from distboot.rendezvous.local import attached
 link, result = attached(os.environ)
-listener = link.listener(result.port)
+listener = link.take_listener()
 say(listener and os.get_inheritable(listener.fileno()))
 """
     assert wrapped(script) == [("False\n", 0), ("None\n", 0)]

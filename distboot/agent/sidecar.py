@@ -144,7 +144,7 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
     except _ScriptGoneError:
         return
     except DistbootError as error:
-        control.sendall(OPEN.sign(Raised(error.code, error.message, error.hint, _events(joined))))
+        control.sendall(OPEN.sign(Raised(error.code, error.message, error.hint, tuple(joined.log() or ()))))
         return
     rank = begin.plan.own.rank
     script = ForeignProcess(begin, process, pipe, status, agent)
@@ -184,10 +184,6 @@ def _watching(control: socket.socket, frames: Frames, process: Process, joined: 
             for message in _said(control, frames, AskLog, Finish):  # it is being stopped, and reports what was so far
                 if isinstance(message, Finish):
                     raise _ScriptGoneError
-                control.sendall(OPEN.sign(Log(_events(joined))))
+                control.sendall(OPEN.sign(Log(tuple(joined.log() or ()))))
 
     return wanted
-
-
-def _events(joined: Joined) -> tuple[list[object], ...]:
-    return tuple(list(event) for event in joined.log() or ())

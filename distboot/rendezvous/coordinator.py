@@ -39,12 +39,13 @@ class Coordinator:
         self.table = JoinTable(own.world_size, by_node=own.ranks > 0)
         self.warnings: list[str] = []  # what the ranks should have alike and have not
         self.log = JoinLog(own)
-        self.open_files: int | None = None  # the soft limit before it was raised for all connections; None: it was not
         self.reachability_hint = ""  # why ranks may be missing, to be said with them
         self.hint = "look at the output of the missing ranks: they ended early, never started, or cannot reach rank 0"
         self._plan, self._own, self._wanted = plan, own, wanted
         self._say: Callable[..., None] = partial(log_line, f"{self.table.unit} 0")
         self.pool = ConnectionPool(listener, own.world_size, self._take, self._lost, self._say)
+        # The soft limit before it was raised for all connections; None: it was not.
+        self.open_files = allow_files(self.pool.room, self._say, own.ranks)
         self._at: dict[int, Connection] = {}  # by rank
         self._has_met = False
         self._failure: Failed | None = None  # once it has failed: why, as all ranks are told
@@ -57,7 +58,6 @@ class Coordinator:
         limit = self._plan.join_timeout
         self._end, self._limit = time.monotonic() + limit, f"within {limit:g} s"
         try:
-            self.open_files = allow_files(self.pool.room, self._say, self._own.ranks)
             self.table.add(self._own)
             self._gather()
             records = self.table.in_order()

@@ -122,10 +122,8 @@ class JobInfo:
         if self.placement.rank != 0 or self.store_address is None:
             return None
         self.is_listener_taken = True
-        if self.link is None:  # else the agent has it, also where that is a thread of this process
-            listener = None if self.joined is None else self.joined.take_listener()
-        else:
-            listener = self.link.listener(self.store_address[1])
+        agent = self.link or self.joined  # both, where the agent is a thread of this process
+        listener = None if agent is None else agent.take_listener()
         return None if listener is None else listener.detach()
 
     def wait_for(

@@ -82,8 +82,6 @@ class Raised:
 class Listen:
     """The script wants rank 0's listening socket. It comes with `Listening`, if it is there."""
 
-    port: int = of(number)
-
 
 @dataclass(frozen=True, slots=True)
 class Listening:
@@ -151,9 +149,9 @@ class AgentLink:
         """Wait at a key, or lead there."""
         self._ask(arrive, arrive.limit + _MARGIN, Release, Failed)
 
-    def listener(self, port: int) -> socket.socket | None:
+    def take_listener(self) -> socket.socket | None:
         """Rank 0's listening socket, which is the caller's now; None: it is not available."""
-        self._ask(Listen(port), _ATTACH, Listening)
+        self._ask(Listen(), _ATTACH, Listening)
         return socket.socket(fileno=self._files.pop()) if self._files else None
 
     def request_stop(self, why: str, *, lasts: bool) -> None:

@@ -161,7 +161,7 @@ class Worker:
         if isinstance(answer, Refused):
             if answer.incompatible and not self._plan.secret:
                 raise DistbootError("version-mismatch", f"rank 0 says: {short_repr(answer.why)}", ONE_DISTBOOT)
-            raise _refused(answer)
+            raise ProtocolError(f"refused this rank: {short_repr(answer.why)}")
         self._channel = Channel(self._plan.secret, "this rank", answer.challenge, nonce)
         try:
             self._channel.verify(frame, self._frames, Welcome)
@@ -179,7 +179,7 @@ class Worker:
             raise NoAnswerError(_LOST) from None
         answer: Any = self._channel.verify(frame, self._frames, Members, Failed, Refused)
         if isinstance(answer, Refused):
-            raise _refused(answer)
+            raise ProtocolError(f"refused this rank: {short_repr(answer.why)}")
         if isinstance(answer, Failed):
             raise as_error(answer.problem, "rank 0 says")
         return Membership.from_message(answer, self._own.world_size)
@@ -223,7 +223,3 @@ class Worker:
         where = format_address(plan.hosts[0], plan.ports[0]) + (f" (from {plan.source})" if plan.source else "")
         text = f"rank 0 did not answer at {where} within {plan.join_timeout:g} s: {why}{earlier}"
         return DistbootError(code, text, hint)
-
-
-def _refused(message: Refused) -> ProtocolError:
-    return ProtocolError(f"refused this rank: {short_repr(message.why)}")
