@@ -29,8 +29,6 @@ from .loop import AFTER_THE_FIRST
 from .messages import Register
 from .monitored_process import HookEvent, HookReader, MonitoredProcess, Process
 
-_HANG_UP = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
-
 
 class ForeignProcess(MonitoredProcess):
     """The process of the script, which is not our child, and waits for us when it ends.
@@ -173,7 +171,7 @@ def _said(control: socket.socket, frames: Frames, *kinds: type) -> list[Any]:
 def _watching(control: socket.socket, frames: Frames, process: Process, joined: Joined) -> Callable[[], None]:
     """What raises once the script has ended, or does not want to join any more."""
     poll = select.poll()
-    poll.register(control, select.POLLIN | _HANG_UP)
+    poll.register(control, select.POLLIN)
     if process.file is not None:
         poll.register(process.file, select.POLLIN)
 

@@ -150,17 +150,16 @@ def _hint_at_unreachable(coordinator: Coordinator, given: str, addresses: networ
     from ..detection.parse import is_loopback  # here, as the agent of `init` needs nothing else of detection
 
     elsewhere = bool(addresses) and not any(_is_ours(*each) for each in addresses)
-    why = ""
+    where, problem = given, ""
     if is_loopback(given):
-        why = f"they look for rank 0 at {given}, which on each host is that host itself" if num_nodes != 1 else ""
+        problem = "on each host is that host itself" if num_nodes != 1 else ""
     elif not addresses:
-        why = f"they look for rank 0 at {given}, which does not resolve on this host"
+        problem = "does not resolve on this host"
     elif elsewhere:  # as with a Service of Kubernetes, whose address no host has
-        address = addresses[0][1][0]
+        problem, address = "is not an address of this host", addresses[0][1][0]
         where = given if address == given else f"{given}, {address}"
-        why = f"they look for rank 0 at {where}, which is not an address of this host"
-    if why:
-        coordinator.reachability_hint = f"; {why}"
+    if problem:
+        coordinator.reachability_hint = f"; they look for rank 0 at {where}, which {problem}"
         first = f"set MASTER_ADDR to the host of rank 0, which is {socket.gethostname()}"
         coordinator.hint = f"{first}; or {coordinator.hint}"
     return elsewhere

@@ -111,20 +111,25 @@ class Worker:
         self.host, self.port = host, port
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        has_reported = False
         try:
             self._handshake(time.monotonic() + limit)
             self._send(replace(self._own, clock=time.time(), patience=max(end - time.monotonic(), 0.0)))
+            has_reported = True
             return self._membership(end + _GRACE)
         except BaseException as error:
             self.close()
-            if isinstance(error, ProtocolError | EOFError):
-                self._refusal = f"the process that listens there {error}"
-                raise NoAnswerError(self._refusal) from None
-            if isinstance(error, TimeoutError):
-                raise NoAnswerError("a process listens there, and does not answer as rank 0") from None
-            if isinstance(error, OSError):
-                raise NoAnswerError(error.strerror or str(error)) from None
-            raise
+            if has_reported and isinstance(error, ConnectionError | EOFError):
+                why = self._refusal = _LOST
+            elif isinstance(error, ProtocolError | EOFError):
+                why = self._refusal = f"the process that listens there {error}"
+            elif isinstance(error, TimeoutError):
+                why = "a process listens there, and does not answer as rank 0"
+            elif isinstance(error, OSError):
+                why = error.strerror or str(error)
+            else:
+                raise
+            raise NoAnswerError(why) from None
 
     def _connected(self, host: str, port: int, end: float, limit: float) -> socket.socket:
         self.resolves = True
@@ -172,12 +177,7 @@ class Worker:
 
     def _membership(self, end: float) -> Membership:
         """The answer of rank 0; complete before `end`, however slowly it comes."""
-        try:
-            frame = self._next_frame(end)
-        except (ConnectionError, EOFError):
-            self._refusal = _LOST
-            raise NoAnswerError(_LOST) from None
-        answer: Any = self._channel.verify(frame, self._frames, Members, Failed, Refused)
+        answer: Any = self._channel.verify(self._next_frame(end), self._frames, Members, Failed, Refused)
         if isinstance(answer, Refused):
             raise ProtocolError(f"refused this rank: {short_repr(answer.why)}")
         if isinstance(answer, Failed):
