@@ -13,7 +13,8 @@ from ranks import BEGIN, Ranks
 from rendezvous_peers import framed
 
 from distboot.errors import DistbootError
-from distboot.rendezvous.local import Attach, attached
+from distboot.rendezvous.local import AgentLink, Attach, attached
+from distboot.rendezvous.messages import BARRIER, Arrive, Failed, Key, Release
 from distboot.rendezvous.protocol import Channel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the abstract namespace of Unix sockets is Linux's")
@@ -147,6 +148,15 @@ def test_agent_that_does_not_answer_as_one_is_not_believed() -> None:
             thread.start()
             assert attached({"DISTBOOT_AGENT": f"{name}:token"}) is None
             thread.join(20)
+
+
+def test_answer_to_an_earlier_question_is_skipped_and_a_failure_of_all_is_not() -> None:
+    ours, its = socket.socketpair()
+    with ours, its:
+        for answer in (Release(Key(BARRIER)), Failed(("rank-failed", "no disk", ""))):
+            its.sendall(Channel().sign(answer))
+        with pytest.raises(DistbootError, match="no disk"):
+            AgentLink(ours).arrive(Arrive(Key(BARRIER, None, 2), 20.0))
 
 
 def test_contexts_follow_each_other_below_one_wrapper_and_leave_nothing_open(wrapped: Ranks) -> None:
