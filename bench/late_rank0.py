@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT), *(str(ROOT / each) for each in ("bench", "tests"))]
 
 from measure import PYTHON, UnmeasuredError, output_of  # noqa: E402 - beside this file, and so are the next
 from simulate_costs import coordinator_of  # noqa: E402
-from simulate_messages import JOB, place, record  # noqa: E402
+from simulate_messages import place, plan  # noqa: E402
 from simulate_peers import Peers, allow_all_files  # noqa: E402
 
 from distboot.agent.heartbeat import BOUND, HeartbeatConnection  # noqa: E402
@@ -80,10 +80,10 @@ class _Rank0:
         self.now = time.monotonic()
         listener = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
         self.them = Peers(listener.getsockname()[1], agents)
-        server = Coordinator(listener, record(0, agents), JOB)
+        server = Coordinator(listener, plan(agents))
         self.them.begin("meet")
         select.select([listener], [], [])
-        membership = server.wait_for_join(300)
+        membership = server.wait_for_join()
         self.them.done()
         self.side = coordinator_of(server, membership, _AFTER)
         self.late = vars(self.side)["_late"]

@@ -27,8 +27,8 @@ from simulate_messages import (  # noqa: E402 - beside this file
     BEAT,
     CHALLENGE,
     HELLO,
-    JOB,
     lines_of,
+    plan,
     record,
     verdict,
 )
@@ -150,7 +150,7 @@ def costs(lines: int) -> dict[str, float]:
     listener = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
     them = Peers(listener.getsockname()[1], world_size)
     allow_all_files()
-    server, found = _Steps(listener, record(0, world_size), JOB), dict[str, float]()
+    server, found = _Steps(listener, plan(world_size)), dict[str, float]()
     found["peer"] = them.do("connect") / lines
     before = found["base"] = resident()
     found["accept"] = _cpu(lambda: server.turns(math.ceil(lines / _ACCEPTED_AT_ONCE))) / lines
@@ -165,7 +165,7 @@ def costs(lines: int) -> dict[str, float]:
     found["record"] = _cpu(lambda: server.turns(1)) / lines
     found["turn"] = _cpu(lambda: server.turns(100)) / 100
     them.begin("read")
-    membership = server.wait_for_join(60)
+    membership = server.wait_for_join()
     found["memory"] = (resident() - before) / lines
     them.done()
     coordinator = coordinator_of(server, membership)

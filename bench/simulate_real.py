@@ -21,7 +21,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent)]
 
 from simulate_costs import coordinator_of, resident  # noqa: E402 - beside this file, and so are the next
-from simulate_messages import JOB, record  # noqa: E402
+from simulate_messages import plan  # noqa: E402
 from simulate_peers import Peers  # noqa: E402
 
 from distboot.agent.failure_coordinator import FailureCoordinator  # noqa: E402
@@ -62,11 +62,11 @@ def real(world_size: int) -> Measured:
 def _whole(world_size: int) -> Measured:
     listener = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
     them = Peers(listener.getsockname()[1], world_size)
-    server = Coordinator(listener, record(0, world_size), JOB)
+    server = Coordinator(listener, plan(world_size))
     them.begin("meet")
     select.select([listener], [], [])
     cpu = time.process_time()
-    membership = server.wait_for_join(300)
+    membership = server.wait_for_join()
     cpu = time.process_time() - cpu
     took, memory = them.done(), resident()
     coordinator = coordinator_of(server, membership)

@@ -26,8 +26,8 @@ from .text import log_line, short_repr
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .agent.local import AgentLink
     from .agent.sidecar_start import Sidecar
+    from .rendezvous.local import AgentLink
     from .rendezvous.membership import JoinResult
     from .report.files import StartupReport
 
@@ -195,7 +195,7 @@ def _started(call: _Call) -> Context:
         settings.warn_of_unknown(os.environ, placement.rank, placement.who)
         found = None
         if outer.met:
-            from .agent.local import attached  # here and below, as a process that is alone has no agent
+            from .rendezvous.local import attached  # here and below, as a process that is alone has no agent
 
             found = attached(os.environ)
         if found is None and placement.rank == 0 and settings.restart_settings(os.environ).most:

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 from simulate import written
 from simulate_costs import Costs
 from simulate_job import Setting
-from simulate_messages import HELLO, JOB, lines_of, membership_bytes, membership_of_nodes
+from simulate_messages import HELLO, lines_of, membership_bytes, membership_of_nodes
 from simulate_messages import record as rank_of
 from simulate_rendezvous import simulated
 from simulate_supervision import supervision
@@ -34,7 +34,7 @@ COSTS = Costs(
 
 
 def test_ranks_of_the_measurement_are_taken_by_the_real_rank_0() -> None:
-    first = Rank0(rank_of(0, 20), credentials=JOB, ready=Ready())
+    first = Rank0(rank_of(0, 20), ready=Ready())
     lines = [(line, peer(first.port, HELLO)) for line in lines_of(20)]
     for line, connection in lines:
         assert b"challenge" in connection.recv(1000)

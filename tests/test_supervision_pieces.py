@@ -20,7 +20,7 @@ import pytest
 from conftest import PACKAGE, ROOT
 from hypothesis import given
 from hypothesis import strategies as st
-from rendezvous_peers import OURS, FakeRank0, record, welcome
+from rendezvous_peers import FakeRank0, plan_for, record, welcome
 from supervised import pair
 
 from distboot.agent.crash_hooks import EXCEPTION, EXITED
@@ -158,8 +158,8 @@ def test_what_rank_0_says_after_the_membership_is_left_to_the_supervision() -> N
         connection.sendall(Channel().sign(membership.as_message()) + bye)
 
     with closing(FakeRank0(talk)) as fake:
-        client = Worker(["127.0.0.1"], [fake.port], record(1, 2), OURS)
-        assert client.report(20) == membership
+        client = Worker(plan_for(record(1, 2), port=fake.port))
+        assert client.report() == membership
         ((rank, connection, _),) = client.detach_all()
         with connection:
             connection.settimeout(20)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
+from ..rendezvous import local
 from ..rendezvous.coordinator import Coordinator
 from ..rendezvous.join import Joined, PortInUse, listening
 from ..rendezvous.keys import Keys
@@ -22,7 +23,6 @@ from ..rendezvous.protocol import BEFORE_AUTHENTICATION, Frames, ProtocolError, 
 from ..rendezvous.worker import Worker
 from ..settings import SupervisionSettings
 from ..text import log_line
-from . import local
 from .failure_coordinator import FailureCoordinator
 from .failure_reporter import FailureReporter
 from .heartbeat import HeartbeatConnection
@@ -160,12 +160,12 @@ class Agent:
                 session.send(local.Listening())
             self.role.take(rank, message, now)
         elif isinstance(message, local.Listen):
-            self._give_listener(session, message.port if rank == 0 else None)
+            self._give_listener(session, rank)
         elif isinstance(message, local.Keep):
             if rank == 0 and self._coordinator is not None and self._joined.listener is not None:
                 self._coordinator.pool.accept_again()
         elif isinstance(message, local.AskLog):
-            session.send(local.Log(tuple(list(event) for event in self._joined.log() or ())))
+            session.send(local.Log(tuple(self._joined.log() or ())))
         elif isinstance(message, local.Finish):
             self.role.leave()
             self.role.turn(now)
@@ -199,11 +199,11 @@ class Agent:
             raise ProtocolError("wants to know what is not for it")
         self.role.ask_stacks(lambda lines: session.send(ShowStacks(tuple(lines))), now)
 
-    def _give_listener(self, session: _Session, port: int | None) -> None:
-        listener = None if port is None else self._joined.take_listener()
-        if listener is None and port is not None:  # the wrapper has left the port to its script
+    def _give_listener(self, session: _Session, rank: int) -> None:
+        listener = self._joined.take_listener() if rank == 0 else None
+        if listener is None and rank == 0:  # the wrapper has left the port to its script
             with suppress(PortInUse):
-                listener = listening(port)
+                listener = listening(self._result.port)
         session.send(local.Listening(), *([] if listener is None else [listener.fileno()]))
         if listener is not None:
             listener.close()

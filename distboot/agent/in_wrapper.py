@@ -11,13 +11,13 @@ from contextlib import suppress
 
 from ..process import FROM_OUTSIDE, start_without_signals
 from ..rendezvous.job_info import JobInfo
+from ..rendezvous.local import VARIABLE, AgentLink
 from ..report import COMMAND
 from ..settings import SupervisionSettings
 from .agent import Agent
 from .crash_hooks import out_of_the_way
 from .exit_status import ExitStatus, shown
 from .failure_coordinator import FailureCoordinator
-from .local import VARIABLE, AgentLink
 from .messages import Phases, Register
 from .monitored_process import HookReader, MonitoredProcess, Process
 

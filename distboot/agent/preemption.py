@@ -29,7 +29,7 @@ from . import crash_hooks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..rendezvous.job_info import Link
+    from ..rendezvous.local import AgentLink
 
 READS, ASKED, STOP, STEPS = range(4)  # the numbers of a page; ASKED is a time of `time.monotonic_ns`
 LARGEST = (1 << 64) - 1  # of them: a script may write there what it likes
@@ -49,7 +49,7 @@ _was_told = False  # whether one of them has come: of this process, whatever its
 class Preemption:
     """Whether the script of a context is to stop; without an agent, which only this process then knows."""
 
-    def __init__(self, agent: Link | None) -> None:
+    def __init__(self, agent: AgentLink | None) -> None:
         global _current  # noqa: PLW0603 - a process has one context
         self._agent, self._process, self._is_true, self._count = agent, os.getpid(), False, 0
         self._page: Page = [0, 0, 0, 0]

@@ -193,7 +193,7 @@ def stacks(arguments: list[str]) -> int:
 
 def _agents(job: str) -> dict[str, list[str]]:
     """The names of the sockets of the agents of a job, or of all jobs, in this network namespace, by job."""
-    from ..agent.local import PREFIX, socket_name
+    from ..rendezvous.local import PREFIX, socket_name
 
     wanted = tuple(socket_name(job) + end for end in (".", "-")) if job else ("",)  # 4711 is that of step 4711.0
     found: dict[str, list[str]] = {}
@@ -209,7 +209,7 @@ def _ask(name: str, pid: int) -> Sequence[str] | None:
     """What an agent says; None: it has ended, or it is not that of this process."""
     import socket
 
-    from ..agent.local import MOST, OPEN
+    from ..rendezvous.local import MOST, OPEN
     from ..rendezvous.messages import AskStacks, ShowStacks
     from ..rendezvous.protocol import Frames, ProtocolError
 

@@ -136,9 +136,8 @@ def joining(
 
 def candidate_ports(placement: Placement) -> list[int]:
     """The ports to try in this order, the same on all ranks."""
-    derived = [
-        derived_port(f"{placement.job_id}:{placement.master_port}:{number}") for number in range(1, _CANDIDATES + 1)
-    ]
+    job = f"{placement.job_id}:{placement.master_port}"
+    derived = [derived_port(f"{job}:{number}") for number in range(1, _CANDIDATES + 1)]
     if placement.launcher == "torchrun":  # whose agent listens at MASTER_PORT itself
         return derived
     return [placement.master_port or 0, *derived[1:]]
