@@ -100,6 +100,7 @@ class Participant:
         self.take(rank, message, now)
 
     def read(self, connection: HeartbeatConnection, now: float) -> None:
+        """Take what another agent says."""
         try:
             for rank, message in connection.receive(now, *KINDS):
                 if connection in self.peers:  # else it has detached just now
@@ -132,7 +133,7 @@ class Participant:
     def beat(self, now: float) -> None:
         """Read and send heartbeats, and look which have not come."""
         for connection in list(self.peers):
-            self.read(connection, now)
+            Participant.read(self, connection, now)  # replies are sent later in this turn
             if self._is_running(connection):
                 connection.heartbeat()
             if connection.is_frozen(now):

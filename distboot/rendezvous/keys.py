@@ -45,6 +45,7 @@ class Keys:
         self._released: dict[tuple[str, int | None], int] = {}
         self._failed: dict[tuple[str, int | None], tuple[int, DistbootError]] = {}
         self._ready: dict[int, Ready] = {}
+        self._framework = 0, ""  # the first of these ranks that names one, which is to be that of all
         self._gone: set[int] = set()  # comes to no key any more
         self._ended: set[int] = set()  # of these, those that do not get ready again, either
 
@@ -116,12 +117,11 @@ class Keys:
         """Release or fail the ranks at a key, if it is clear by now what becomes of them."""
         one, gone = self._waiting[key], self._ended if key.name == READY else self._gone
         if key.is_for_all:
-            missing = self._node_of.keys() - one.ends.keys()
-            if not missing:
+            if len(one.ends) == len(self._node_of):
                 answer = self._begin() if key.name == READY else Release(key)
                 self.outbox += [(rank, answer) for rank in one.ends]
                 del self._waiting[key]
-            elif one.ends and missing & gone:
+            elif one.ends and not gone <= one.ends.keys():
                 self._abort(key, 0.0)
         elif self._leader(key) in gone:
             why = f"{self._ranks([self._leader(key)])} ended, or closed its context, without finishing its block"
@@ -207,14 +207,17 @@ class Keys:
     def _enter(self, rank: int, message: Ready) -> None:
         record = self._table.records[rank]
         if not self._ready:
+            self._framework = 0, ""
             self._table.forget_accelerators()  # of which the frameworks know better
         if message.problem is not None:
             raise as_error(message.problem, f"rank {rank} on {short_repr(record.host)}")
         self._table.claim_device(record, message.device)
-        other = next((one for one in self._ready.items() if one[1].framework != message.framework), None)
         self._ready[rank] = message
-        if other is not None and message.framework and other[1].framework:
-            what = f"rank {rank} is about to start {message.framework}, and rank {other[0]} {other[1].framework}"
+        other, named = self._framework
+        if not named:
+            self._framework = rank, message.framework
+        elif message.framework not in ("", named):
+            what = f"rank {rank} is about to start {message.framework}, and rank {other} {named}"
             hint = "let all ranks call init() with the same arguments, and give the wrapper the same --framework"
             raise DistbootError("membership-mismatch", what, hint)
 
