@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..agent import crash_hooks, hints, workers
 from ..agent.preemption import Preemption
@@ -131,19 +131,11 @@ def limited(job: JobInfo, what: str) -> Iterator[None]:
         timer.join()  # a script may fork next
 
 
-class Meets(NamedTuple):
-    """How the ranks wait for each other where it is not at keys of the agents: as `JobInfo` has it."""
-
-    wait_for: Callable[..., None]
-    close: Callable[[], None]
-
-
 def context(
     job: JobInfo,
     exported: EnvTransaction,
     options: Options,
     *,
-    meets: Meets | None = None,
     barrier: Callable[[], None] | None = None,
     leave: Callable[[], None] = lambda: None,
     is_up: Callable[[], bool] = lambda: True,
@@ -156,16 +148,13 @@ def context(
     hints.install()
     workers.install()
     placement = job.placement
-    if meets is None:
-        if job.link is not None and placement.rank == 0 and not job.is_listener_taken:
-            job.link.keep()
-        barrier = barrier or partial(job.wait_for, BARRIER, options.timeout or _BARRIER_LIMIT)
-        meets = Meets(job.wait_for, job.leave)
+    if job.link is not None and placement.rank == 0 and not job.is_listener_taken:
+        job.link.keep()
     after = inherited.after_close(os.environ[inherited.VARIABLE])
 
     def stop() -> None:
         leave()
-        meets.close()
+        job.leave()
         # What this process starts from now on may be the rank in its place.
         exported.write({inherited.VARIABLE: after})
 
@@ -174,8 +163,8 @@ def context(
         **{name: getattr(placement, name) for name in FIELDS},
         hosts=job.hosts,
         **adds,
-        _barrier=barrier or (lambda: None),
-        _wait_for=meets.wait_for,
+        _barrier=barrier or partial(job.wait_for, BARRIER, options.timeout or _BARRIER_LIMIT),
+        _wait_for=job.wait_for,
         _stop=stop,
         _is_up=is_up,
         _preemption=Preemption(job.link),

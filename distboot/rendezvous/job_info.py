@@ -57,6 +57,7 @@ class JobInfo:
         self.count = 1  # how often this process has got ready, this time included
         self.when_ready: Callable[[], None] = lambda: None  # called when all ranks are ready to start the framework
         self.is_watched = False  # whether failure detection has begun
+        self.arrive: Callable[[Arrive], None] | None = None  # how to wait at keys, if not through the agent
         self.is_listener_taken = False  # whether the script has rank 0's listening socket
         self.steps: dict[str, float] = {}  # when this rank took which (`report.timeline`), in seconds since the epoch
         self._met = time.monotonic()
@@ -159,8 +160,9 @@ class JobInfo:
             if os.getpid() != self._process:
                 why = f"{what} in a process that the rank forked: the rank is process {self._process}"
                 raise DistbootError("already-joined", why, "leave it to that one")
-            if self.link is not None:
-                self.link.arrive(Arrive(key, limit, opens, failure))
+            arrive = self.arrive or (None if self.link is None else self.link.arrive)
+            if arrive is not None:
+                arrive(Arrive(key, limit, opens, failure))
             elif self.placement.world_size > 1:
                 why = f"{key.text} needs the roll call, and it is off"
                 raise DistbootError("rendezvous-needed", why, "unset DISTBOOT_RENDEZVOUS")
