@@ -311,7 +311,7 @@ def _with_sidecar(
             sidecar.begin(plan, call.supervision)
             if placement.local_world_size is not None and problem is None:
                 exported.write(thread_variables(placement, os.environ))  # which the import reads
-                frameworks.preload(call.options)
+                frameworks.preload(call.options, job)
             job.take(sidecar.link.joined(plan.join_timeout))
         yield job
         tell_steps(job)

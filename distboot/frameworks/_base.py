@@ -34,13 +34,8 @@ from . import Options
 _BARRIER_LIMIT = 1800.0  # seconds; what PyTorch gives a collective operation on Gloo
 
 
-_not_preloaded: dict[str, DistbootError] = {}
-
-
 def imported(module: str, install: str = "") -> Any:
     """A framework's module; `install` says how to get it, by default: with pip."""
-    if module in _not_preloaded:  # a second attempt may fail in another way
-        raise _not_preloaded.pop(module)
     package = module.partition(".")[0]
     is_new, collects = module not in sys.modules, gc.isenabled()
     gc.disable()  # what an import makes stays; looking for garbage in it costs a tenth of the time of large ones
@@ -57,14 +52,6 @@ def imported(module: str, install: str = "") -> Any:
             gc.freeze()  # nor is it looked through again, which with torch costs 0.4 s at the end of Python
         if collects:
             gc.enable()
-
-
-def preload(module: str) -> None:
-    """Import a framework's module while the ranks meet; if that fails, all of them hear of it when they have."""
-    try:
-        imported(module)
-    except DistbootError as error:
-        _not_preloaded[module] = error
 
 
 def export(job: JobInfo, exported: EnvTransaction, others: Mapping[str, str] = {}) -> None:

@@ -142,11 +142,9 @@ def _refuse_several(offers: Mapping[int, str]) -> None:
         )
     odd = [rank for rank, offer in given.items() if offer != offers[min(given)]]
     if odd:
-        raise DistbootError(
-            "membership-mismatch",
-            f"the cluster in the TF_CONFIG of {ranks_said(odd)} is another one than that of rank {min(given)}",
-            "give all processes the same 'cluster'; only 'task' may differ",
-        )
+        problem = f"the cluster in the TF_CONFIG of {ranks_said(odd)} is another one than that of rank {min(given)}"
+        hint = "give all processes the same 'cluster'; only 'task' may differ"
+        raise DistbootError("membership-mismatch", problem, hint)
 
 
 def _held(port: int) -> socket.socket:

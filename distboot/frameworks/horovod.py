@@ -108,11 +108,9 @@ def _exports(kind: str, job: JobInfo, bare: Mapping[str, str], timeout: float | 
     others = [rank for rank, offer in sorted(job.offers.items()) if offer.partition(" ")[0] != kind]
     if others:
         same = [rank for rank in sorted(job.offers) if rank not in others]
-        raise DistbootError(
-            "rank-mismatch",
-            f"Horovod is about to use {kind} on {ranks_said(same)}, and something else on {ranks_said(others)}",
-            "use the same Horovod and the same HOROVOD_CONTROLLER on all hosts, or backend='gloo' for all",
-        )
+        problem = f"Horovod is about to use {kind} on {ranks_said(same)}, and something else on {ranks_said(others)}"
+        hint = "use the same Horovod and the same HOROVOD_CONTROLLER on all hosts, or backend='gloo' for all"
+        raise DistbootError("rank-mismatch", problem, hint)
     if job.placement.launcher == _SERVES:
         return {}
     if kind == "mpi":
@@ -216,9 +214,7 @@ def _ipv4(job: JobInfo) -> str:
     name = network.interface_of(own)
     found = next((its for other, its in network.addresses() if other == name and ":" not in its), None)
     if found is None:
-        raise DistbootError(
-            "backend-not-available",
-            f"Horovod on Gloo needs IPv4, and rank 0 was reached at {own}, on interface {name}, which has none",
-            "give the interface an IPv4 address, or start the job with mpirun and a Horovod that has its MPI",
-        )
+        problem = f"Horovod on Gloo needs IPv4, and rank 0 was reached at {own}, on interface {name}, which has none"
+        hint = "give the interface an IPv4 address, or start the job with mpirun and a Horovod that has its MPI"
+        raise DistbootError("backend-not-available", problem, hint)
     return found

@@ -111,11 +111,9 @@ def loaded() -> Any:
     finally:
         mpi4py.rc.initialize = by_import
     if MPI.Is_finalized():
-        raise DistbootError(
-            "already-initialized",
-            "MPI has been finalized in this process, and cannot start a second time",
-            "leave MPI.Finalize() to the end of the script, where it comes by itself",
-        )
+        problem = "MPI has been finalized in this process, and cannot start a second time"
+        hint = "leave MPI.Finalize() to the end of the script, where it comes by itself"
+        raise DistbootError("already-initialized", problem, hint)
     return MPI
 
 

@@ -87,11 +87,9 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
             gpus = own_gpus(tf, job, cluster, options, before)
             if (options.backend or "").lower() == "nccl" and not gpus:
                 # TensorFlow takes something else for it, and says so in a line among many.
-                raise DistbootError(
-                    "backend-not-available",
-                    "backend='nccl', and TensorFlow sees no GPU in this process",
-                    "leave backend= out to get the right one for the device, or install a build with CUDA",
-                )
+                problem = "backend='nccl', and TensorFlow sees no GPU in this process"
+                hint = "leave backend= out to get the right one for the device, or install a build with CUDA"
+                raise DistbootError("backend-not-available", problem, hint)
             return (tf, cluster, gpus), Ready(offer=cluster.offer)
 
         tf, cluster, gpus = job.ready(step)

@@ -55,6 +55,7 @@ class JobInfo:
         self.link: Link | None = None  # the way to the agent, if there is one
         self.framework = ""  # that is about to be started, and has to be the same on all ranks; empty: any
         self.count = 1  # how often this process has got ready, this time included
+        self.problem: DistbootError | None = None  # why this process will not get ready, if it is known by now
         self.when_ready: Callable[[], None] = lambda: None  # called when all ranks are ready to start the framework
         self.is_watched = False  # whether failure detection has begun
         self.arrive: Callable[[Arrive], None] | None = None  # how to wait at keys, if not through the agent
@@ -96,10 +97,11 @@ class JobInfo:
 
         It returns its result, and what the other ranks are to know of it: see `offers`.
         """
-        failure: DistbootError | None = None
+        failure = self.problem
         try:
-            result, own = step()
-            self.mark(IMPORTED)
+            if failure is None:
+                result, own = step()
+                self.mark(IMPORTED)
         except DistbootError as error:
             failure = error
         except Exception as error:  # noqa: BLE001 - whatever a driver says, the other ranks must hear of it
