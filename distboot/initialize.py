@@ -36,7 +36,7 @@ _counts = itertools.count(1)  # how often the ranks below a wrapper have got rea
 
 
 class _Current(NamedTuple):
-    """The context that there is, the options with which it was made, and the process that did: a fork has none."""
+    """The context of this process and the options with which it was made; a fork has none."""
 
     process: int
     context: Context

@@ -172,7 +172,7 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
 
 
 def past_proxies(environ: Mapping[str, str], hosts: Sequence[str]) -> dict[str, str]:
-    """What keeps gRPC from going to the peers through a proxy, where it takes waiting for ever for the way there."""
+    """What keeps gRPC from connecting to the peers through a proxy, where it would wait for ever."""
     if not any(environ.get(name) for name in PROXIES):
         return {}
     known = next((environ[name].split(",") for name in NO_PROXIES if name in environ), [])

@@ -217,7 +217,7 @@ def _asked(environ: Mapping[str, str], backend: str | None) -> tuple[str | None,
 
 
 def _refuse_mpi(build: Build, placement: Placement, stranger: str | None, by: str) -> None:
-    """Refuse MPI, which the user asks for, where it is not to be had."""
+    """Refuse MPI, which the user asks for, where it is not available."""
     if not build.mpi:
         raise _lacks("MPI", "HOROVOD_WITH_MPI", f"{by} asks for it")
     if placement.world_size > 1 and placement.launcher not in _MAY_START_MPI:

@@ -7,13 +7,11 @@ starts, on a store that rank 0 serves at the very socket where they met.
 from __future__ import annotations
 
 import re
-import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from functools import cache, partial
-from types import TracebackType
+from functools import partial
 from typing import Any
 
 from ..context import Context
@@ -23,7 +21,7 @@ from ..host import network
 from ..process import result_within
 from ..rendezvous.job_info import JobInfo
 from ..rendezvous.messages import Arrive, Ready
-from ..text import escape_control, format_address, log_line, short_repr
+from ..text import escape_control, format_address, short_repr
 from . import Options, _torch
 from ._base import at_end, context, export, imported, in_our_words, limited
 from ._torch import device_and_backend, device_id, set_device
@@ -31,8 +29,6 @@ from ._torch import device_and_backend, device_id, set_device
 _MOMENT = 0.1  # seconds for Gloo's threads to let go of their tensors
 _OLDEST = (2, 2)
 _FIRST = "the first rank"
-
-_OF_TORCH = "default process group twice"  # 2.13: "trying to initialize the default process group twice!"
 
 
 def start(
@@ -88,7 +84,6 @@ def start(
         # Without close() Gloo is not to abort a script either, see `end_group`. After an exception peers may be gone,
         # but an abort would change the exit code.
         at_end(well=result.close, exited=result.close, failed=partial(time.sleep, _MOMENT))
-    explain_second_group(placement.who)
     return result
 
 
@@ -209,16 +204,3 @@ def end_group(dist: Any, destroy: Callable[[], None]) -> None:
     # of the group joins them, in torch 2.2 with Python's lock held, for which the thread with the tensor waits: 1 of 10
     # such scripts hung. A moment lets them finish.
     time.sleep(_MOMENT)
-
-
-@cache  # a process has one excepthook
-def explain_second_group(who: str | None) -> None:
-    """Say it after the traceback of that error; `who` as `Placement.who`."""
-    before = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        before(kind, error, trace)
-        if _OF_TORCH in str(error):
-            log_line(who, "distboot.init() has started the process group: remove init_process_group() from the script")
-
-    sys.excepthook = hook
