@@ -108,15 +108,12 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
 
 def _strategy(tf: Any, job: JobInfo, cluster: Cluster, options: Options, gpus: int) -> Any:
     """That of a rank that runs the script; with one process the one that suits the number of its GPUs."""
-    if cluster.kind == EVALUATOR:
+    chosen = options.strategy or (MULTI_WORKER if not cluster.is_alone else MIRRORED if gpus > 1 else DEFAULT)
+    if chosen == DEFAULT or cluster.kind == EVALUATOR:
         return tf.distribute.get_strategy()
-    if options.strategy == PARAMETER_SERVER:
+    if chosen == PARAMETER_SERVER:
         with _starting("ParameterServerStrategy"), _in_time(job):
             return tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
-    is_alone = job.placement.world_size == 1
-    chosen = options.strategy or (MULTI_WORKER if not is_alone else MIRRORED if gpus > 1 else DEFAULT)
-    if chosen == DEFAULT:
-        return tf.distribute.get_strategy()
     if chosen == MIRRORED:
         with _starting("MirroredStrategy"):
             return tf.distribute.MirroredStrategy()
