@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
@@ -61,7 +62,7 @@ def test_rendezvous_on_ipv6_alone_is_refused() -> None:
     job = JobInfo(detect({}), 1.0)
     job.own_address = "2001:db8::1"
     with pytest.raises(DistbootError, match="needs IPv4, and rank 0 was reached at 2001:db8::1"):
-        serve_rendezvous(job)
+        serve_rendezvous(job, ExitStack())
 
 
 Layout = tuple[tuple[str, int], ...]
