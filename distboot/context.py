@@ -190,6 +190,7 @@ class Context:
         if node is not None:  # rank 0 waits there for the first ones of all nodes
             self._refuse_inside(what, "main_first()")
         is_alone = self.world_size == 1
+        others_wait = goes_first and not is_alone
         if not goes_first and not is_alone:
             self._wait_for(what, timeout, opens=False, node=node)
         thread = threading.get_ident()
@@ -198,7 +199,7 @@ class Context:
         try:
             yield
         except BaseException as error:
-            if goes_first and not is_alone:  # the others wait for it, and what is wrong with them is not to be told now
+            if others_wait:  # and what is wrong with them is not to be told now
                 said = without_secret(f"{type(error).__name__}: {first_line(error)}")
                 failure = escape_control(said)[:LONGEST_FAILURE]
                 with suppress(Exception):
@@ -206,7 +207,7 @@ class Context:
             raise
         finally:
             self._inside[thread] = outer
-        if goes_first and not is_alone:
+        if others_wait:
             self._wait_for(what, timeout, opens=True, node=node)
 
 

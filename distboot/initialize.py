@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from . import frameworks, settings
@@ -36,7 +36,7 @@ _counts = itertools.count(1)  # how often the ranks below a wrapper have got rea
 
 
 class _Current(NamedTuple):
-    """The context that there is, the options with which it was made, and the process that did: a fork has none."""
+    """The context of this process and the options with which it was made; a fork has none."""
 
     process: int
     context: Context
@@ -202,7 +202,7 @@ def _started(call: _Call) -> Context:
             why = "init() cannot start its own process again; start the script with python -m distboot"
             log_line(placement.who, f"warning: DISTBOOT_MAX_RESTARTS has no effect: {why}")
         with EnvTransaction() as exported:
-            meeting = _met(call, exported) if found is None else _met_in_wrapper(call, *found, called)
+            meeting = _meeting(call, exported) if found is None else _met_in_wrapper(call, *found, called)
             with meeting as job:
                 exported.write(thread_variables(job.placement, os.environ))
                 context = frameworks.start(job, exported, call.options)
@@ -259,8 +259,7 @@ def _met_in_wrapper(call: _Call, link: AgentLink, result: JoinResult, called: fl
     sidecar_start.tell_steps(job)
 
 
-@contextmanager
-def _met(call: _Call, exported: EnvTransaction) -> Iterator[JobInfo]:
+def _meeting(call: _Call, exported: EnvTransaction) -> AbstractContextManager[JobInfo]:
     """All ranks together, or, where the roll call is off, what this process's environment alone proves."""
     for_plan: dict[str, Any] = {"framework": call.options.said, "on_cpu": frameworks.on_cpu(call.options)}
     placement, is_mpi = call.placement, call.options.framework == "mpi"
@@ -272,26 +271,21 @@ def _met(call: _Call, exported: EnvTransaction) -> Iterator[JobInfo]:
     call = call._replace(placement=placement)
     if settings.rendezvous_setting() and placement.world_size == 1 and call.supervision.report is None:
         # No other process is to hear of it.
-        with join_here(placement, os.environ, call.join_timeout, **for_plan) as job:
-            yield job
-        return
+        return join_here(placement, os.environ, call.join_timeout, **for_plan)
     from .report.files import StartupReport
 
     report = StartupReport(call.supervision.report, placement)
     if not settings.rendezvous_setting():
         report.impossible()
         wait_until_resolves(placement, call.join_timeout)
-        yield alone(placement, call.join_timeout)
-        return
+        return nullcontext(alone(placement, call.join_timeout))
     from .agent.sidecar_start import Sidecar
 
     for_plan["problem"] = report.problem()
     try:
-        meeting = _with_sidecar(call, for_plan, Sidecar(), report, exported)
+        return _with_sidecar(call, for_plan, Sidecar(), report, exported)
     except OSError as error:
-        meeting = _without_sidecar(call, for_plan, error)
-    with meeting as job, report.until_watched(job):
-        yield job
+        return _without_sidecar(call, for_plan, error, report)
 
 
 @contextmanager
@@ -311,9 +305,10 @@ def _with_sidecar(
             sidecar.begin(plan, call.supervision)
             if placement.local_world_size is not None and problem is None:
                 exported.write(thread_variables(placement, os.environ))  # which the import reads
-                frameworks.preload(call.options)
+                frameworks.preload(call.options, job)
             job.take(sidecar.link.joined(plan.join_timeout))
-        yield job
+        with report.until_watched(job):
+            yield job
         tell_steps(job)
     except BaseException:
         if not sidecar.is_current:  # else it reports how this process ends
@@ -322,7 +317,9 @@ def _with_sidecar(
 
 
 @contextmanager
-def _without_sidecar(call: _Call, for_plan: Mapping[str, Any], why: OSError) -> Iterator[JobInfo]:
+def _without_sidecar(
+    call: _Call, for_plan: Mapping[str, Any], why: OSError, report: StartupReport
+) -> Iterator[JobInfo]:
     """All ranks together, with a thread of this process as its agent, which cannot detect how it ends."""
     from .agent.in_wrapper import WrapperAgent
     from .frameworks._base import at_end
@@ -334,5 +331,6 @@ def _without_sidecar(call: _Call, for_plan: Mapping[str, Any], why: OSError) -> 
         with WrapperAgent(job, call.supervision._replace(detects=False, report=None), None) as agent:
             job.link, job.framework = agent.link(placement.rank), call.options.said
             at_end(well=agent.leave_job)  # else the end of its connections would be a failure to the others
-            yield job
+            with report.until_watched(job):
+                yield job
         job.joined = None  # the thread has it, until this process ends

@@ -17,8 +17,11 @@ from conftest import ROOT, Run
 from launched import needs_torch
 from ranks import HIDE, RunRanks
 
-from distboot import DistbootError
-from distboot.frameworks._base import imported, preload
+from distboot import DistbootError, detect
+from distboot.frameworks import Options, preload
+from distboot.frameworks._base import imported
+from distboot.rendezvous.job_info import JobInfo
+from distboot.rendezvous.messages import Ready
 
 pytestmark = needs_torch
 
@@ -82,9 +85,8 @@ def test_init_process_group_that_is_left_in_the_script_is_named(run: Run) -> Non
     result = run(sys.executable, "-c", script)
     *_, of_torch, said = result.stderr.splitlines()
     assert "trying to initialize the default process group twice!" in of_torch
-    assert (
-        said == "distboot: distboot.init() has started the process group: remove init_process_group() from the script"
-    )
+    has_started = "distboot.init() has started the process group: remove init_process_group() from the script"
+    assert said == f"distboot: hint: {has_started}"
     assert result.returncode == 1
 
 
@@ -271,14 +273,15 @@ def test_rank_that_dies_before_the_framework_starts_is_named(run_ranks: RunRanks
 def test_import_that_fails_while_the_ranks_meet_is_told_as_it_failed_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "fragile.py").write_text(
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    (tmp_path / "torch.py").write_text(
         "import sys\nsys.attempts = getattr(sys, 'attempts', 0) + 1\nraise ImportError(f'attempt {sys.attempts}')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    preload("fragile")
-    for attempt in (1, 2):
-        with pytest.raises(DistbootError, match=f"attempt {attempt}"):
-            imported("fragile")
+    job = JobInfo(detect({}), 1.0)
+    preload(Options("torch"), job)
+    with pytest.raises(DistbootError, match="attempt 1"):
+        job.ready(lambda: (imported("torch"), Ready()))
 
 
 def test_ctrl_c_while_the_ranks_meet_is_the_scripts_own_interrupt(clean_env: dict[str, str], port: int) -> None:

@@ -275,21 +275,6 @@ def test_parameter_servers_end_with_the_chief(by_hand: ByHand) -> None:
     assert evaluator["strategy"] == "_DefaultDistributionStrategy"
 
 
-# The chief opens its port later than the others come to it.
-_LATE_CHIEF = """
-import os, time
-from distboot.frameworks import tensorflow
-if os.environ["RANK"] == "0":
-    listener = tensorflow._listener
-    tensorflow._listener = lambda job: (time.sleep(2), listener(job))[1]
-"""
-
-
-def test_servers_wait_for_a_chief_that_is_slow(by_hand: ByHand) -> None:
-    chief, _ = by_hand(_LATE_CHIEF + _SERVERS, 4, env={"EVALUATOR": "1"}, wrapper=["-m", "distboot"]).lines()
-    assert (chief["task"], chief["weight"]) == (["chief", 0], 4.0)
-
-
 # As in TensorFlow's guide: a server has no end.
 _UNMODIFIED = """
 import json, os, sys

@@ -41,7 +41,7 @@ def test_roles_follow_the_ranks() -> None:
     cluster = _cluster(3, 6, offers, **chosen, evaluator=True).completed()
     assert cluster.kinds == ["chief", "worker", "worker", "ps", "ps", "evaluator"]
     assert cluster.addresses == {"chief": ["a:1"], "worker": ["a:2", "a:3"], "ps": ["a:4", "a:5"]}
-    assert json.loads(cluster.config or "")["task"] == {"type": "ps", "index": 0}
+    assert json.loads(cluster.exports({})["TF_CONFIG"])["task"] == {"type": "ps", "index": 0}
 
 
 def test_rank_of_tf_config_must_be_that_of_the_launcher() -> None:

@@ -66,8 +66,8 @@ def _hint(trace: TracebackType | None) -> str | None:
     """The hint for an exception that has come through these frames."""
     hint = None
     while trace is not None and hint is None:
-        hint = _of_keras(trace.tb_frame) or _of_lightning(trace.tb_frame) or _of_deepspeed(trace.tb_frame)
-        trace = trace.tb_next
+        hints = (of(trace.tb_frame) for of in (_of_keras, _of_lightning, _of_deepspeed, _of_torch))
+        hint, trace = next(filter(None, hints), None), trace.tb_next
     return hint
 
 
@@ -105,6 +105,15 @@ def _of_deepspeed(frame: FrameType) -> str | None:
         "python -m distboot run --pass-local-rank passes --local_rank=N to the script, as does "
         "distboot.init(pass_local_rank=True) before it parses its arguments"
     )
+
+
+def _of_torch(frame: FrameType) -> str | None:
+    """What the script still has from before: "trying to initialize the default process group twice!" (2.13)."""
+    if _module(frame) != "torch.distributed.distributed_c10d" or frame.f_code.co_name != "init_process_group":
+        return None
+    if "distboot.initialize" not in sys.modules or not sys.modules["torch.distributed"].is_initialized():
+        return None
+    return "distboot.init() has started the process group: remove init_process_group() from the script"
 
 
 def _module(frame: FrameType) -> str:

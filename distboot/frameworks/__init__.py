@@ -103,12 +103,18 @@ def exports(file: str, job: JobInfo, environ: Mapping[str, str]) -> dict[str, st
     return {} if of_file is None else of_file(job, environ)
 
 
-def preload(options: Options) -> None:
-    """Import what a framework is built on, where that reads nothing which is known only once all ranks have met."""
+def preload(options: Options, job: JobInfo) -> None:
+    """Import what a framework is built on, where that reads nothing which is known only once all ranks have met.
+
+    If that fails all of them hear of it then: a second attempt may fail in another way.
+    """
     if options.framework in ("torch", "deepspeed", "horovod.torch"):
         from . import _base
 
-        _base.preload("torch")
+        try:
+            _base.imported("torch")
+        except DistbootError as error:
+            job.problem = error
 
 
 def on_cpu(options: Options) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..agent import crash_hooks, hints, workers
 from ..agent.preemption import Preemption
@@ -34,13 +34,8 @@ from . import Options
 _BARRIER_LIMIT = 1800.0  # seconds; what PyTorch gives a collective operation on Gloo
 
 
-_not_preloaded: dict[str, DistbootError] = {}
-
-
 def imported(module: str, install: str = "") -> Any:
     """A framework's module; `install` says how to get it, by default: with pip."""
-    if module in _not_preloaded:  # a second attempt may fail in another way
-        raise _not_preloaded.pop(module)
     package = module.partition(".")[0]
     is_new, collects = module not in sys.modules, gc.isenabled()
     gc.disable()  # what an import makes stays; looking for garbage in it costs a tenth of the time of large ones
@@ -57,14 +52,6 @@ def imported(module: str, install: str = "") -> Any:
             gc.freeze()  # nor is it looked through again, which with torch costs 0.4 s at the end of Python
         if collects:
             gc.enable()
-
-
-def preload(module: str) -> None:
-    """Import a framework's module while the ranks meet; if that fails, all of them hear of it when they have."""
-    try:
-        imported(module)
-    except DistbootError as error:
-        _not_preloaded[module] = error
 
 
 def export(job: JobInfo, exported: EnvTransaction, others: Mapping[str, str] = {}) -> None:
@@ -130,19 +117,11 @@ def limited(job: JobInfo, what: str) -> Iterator[None]:
         timer.join()  # a script may fork next
 
 
-class Meets(NamedTuple):
-    """How the ranks wait for each other where it is not at keys of the agents: as `JobInfo` has it."""
-
-    wait_for: Callable[..., None]
-    close: Callable[[], None]
-
-
 def context(
     job: JobInfo,
     exported: EnvTransaction,
     options: Options,
     *,
-    meets: Meets | None = None,
     barrier: Callable[[], None] | None = None,
     leave: Callable[[], None] = lambda: None,
     is_up: Callable[[], bool] = lambda: True,
@@ -155,16 +134,13 @@ def context(
     hints.install()
     workers.install()
     placement = job.placement
-    if meets is None:
-        if job.link is not None and placement.rank == 0 and not job.is_listener_taken:
-            job.link.keep()
-        barrier = barrier or partial(job.wait_for, BARRIER, options.timeout or _BARRIER_LIMIT)
-        meets = Meets(job.wait_for, job.leave)
+    if job.link is not None and placement.rank == 0 and not job.is_listener_taken:
+        job.link.keep()
     after = inherited.after_close(os.environ[inherited.VARIABLE])
 
     def stop() -> None:
         leave()
-        meets.close()
+        job.leave()
         # What this process starts from now on may be the rank in its place.
         exported.write({inherited.VARIABLE: after})
 
@@ -173,8 +149,8 @@ def context(
         **{name: getattr(placement, name) for name in FIELDS},
         hosts=job.hosts,
         **adds,
-        _barrier=barrier or (lambda: None),
-        _wait_for=meets.wait_for,
+        _barrier=barrier or partial(job.wait_for, BARRIER, options.timeout or _BARRIER_LIMIT),
+        _wait_for=job.wait_for,
         _stop=stop,
         _is_up=is_up,
         _preemption=Preemption(job.link),
@@ -195,7 +171,7 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
 
 
 def past_proxies(environ: Mapping[str, str], hosts: Sequence[str]) -> dict[str, str]:
-    """What keeps gRPC from going to the peers through a proxy, where it takes waiting for ever for the way there."""
+    """What keeps gRPC from connecting to the peers through a proxy, where it would wait for ever."""
     if not any(environ.get(name) for name in PROXIES):
         return {}
     known = next((environ[name].split(",") for name in NO_PROXIES if name in environ), [])

@@ -81,11 +81,9 @@ def _extensions(part: str, what: str, flag: str) -> list[Path]:
         raise DistbootError("framework-not-installed", "horovod is not installed in this Python", rebuild(flag))
     found = sorted(Path(spec.submodule_search_locations[0]).glob(f"{part}/mpi_lib*.so"))
     if not found:
-        raise DistbootError(
-            "framework-not-installed",
-            f"this Horovod was built without its part for {what} ({flag}=1)",
-            f"build it again where {what} is installed: {rebuild(flag)}",
-        )
+        problem = f"this Horovod was built without its part for {what} ({flag}=1)"
+        hint = f"build it again where {what} is installed: {rebuild(flag)}"
+        raise DistbootError("framework-not-installed", problem, hint)
     return found
 
 
@@ -189,11 +187,9 @@ def controller(build: Build, placement: Placement, environ: Mapping[str, str], b
         raise _lacks("Gloo", "HOROVOD_WITH_GLOO", f"{by} needs it")
     operations = environ.get("HOROVOD_CPU_OPERATIONS", "")
     if operations.lower() == "mpi":
-        raise DistbootError(
-            "broken-environment",
-            f"HOROVOD_CPU_OPERATIONS={short_repr(operations)} contradicts Gloo, which Horovod uses here ({by})",
-            "unset HOROVOD_CPU_OPERATIONS, or start the job with the mpirun of Horovod's MPI",
-        )
+        problem = f"HOROVOD_CPU_OPERATIONS={short_repr(operations)} contradicts Gloo, which Horovod uses here ({by})"
+        hint = "unset HOROVOD_CPU_OPERATIONS, or start the job with the mpirun of Horovod's MPI"
+        raise DistbootError("broken-environment", problem, hint)
     if stranger is not None and asked is None and placement.rank == 0:
         log_line(placement.who, f"{stranger}; so Horovod uses Gloo")
     return "gloo"
@@ -221,15 +217,14 @@ def _asked(environ: Mapping[str, str], backend: str | None) -> tuple[str | None,
 
 
 def _refuse_mpi(build: Build, placement: Placement, stranger: str | None, by: str) -> None:
-    """Refuse MPI, which the user asks for, where it is not to be had."""
+    """Refuse MPI, which the user asks for, where it is not available."""
     if not build.mpi:
         raise _lacks("MPI", "HOROVOD_WITH_MPI", f"{by} asks for it")
     if placement.world_size > 1 and placement.launcher not in _MAY_START_MPI:
-        raise DistbootError(
-            "backend-not-available" if by.startswith("backend=") else "broken-environment",
-            f"{by} asks for MPI, and launcher {placement.launcher!r} does not start it: each rank would be alone",
-            "leave it out, and Horovod uses Gloo; or start the job with mpirun",
-        )
+        problem = f"{by} asks for MPI, and launcher {placement.launcher!r} does not start it: each rank would be alone"
+        hint = "leave it out, and Horovod uses Gloo; or start the job with mpirun"
+        code = "backend-not-available" if by.startswith("backend=") else "broken-environment"
+        raise DistbootError(code, problem, hint)
     if stranger is not None:
         raise DistbootError(
             "mpi-mismatch", f"{by} asks for MPI, and {stranger}", f"{SAME_MPI}; or leave it out, and Horovod uses Gloo"

@@ -7,14 +7,11 @@ starts, on a store that rank 0 serves at the very socket where they met.
 from __future__ import annotations
 
 import re
-import sys
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from functools import cache, partial
-from types import TracebackType
+from functools import partial
 from typing import Any
 
 from ..context import Context
@@ -23,17 +20,15 @@ from ..errors import DistbootError
 from ..host import network
 from ..process import result_within
 from ..rendezvous.job_info import JobInfo
-from ..rendezvous.messages import Key, Ready
-from ..text import escape_control, format_address, log_line, short_repr
+from ..rendezvous.messages import Arrive, Ready
+from ..text import escape_control, format_address, short_repr
 from . import Options, _torch
-from ._base import Meets, at_end, context, export, imported, in_our_words, limited
+from ._base import at_end, context, export, imported, in_our_words, limited
 from ._torch import device_and_backend, device_id, set_device
 
 _MOMENT = 0.1  # seconds for Gloo's threads to let go of their tensors
 _OLDEST = (2, 2)
 _FIRST = "the first rank"
-
-_OF_TORCH = "default process group twice"  # 2.13: "trying to initialize the default process group twice!"
 
 
 def start(
@@ -65,21 +60,22 @@ def start(
     if device.type == "xpu":
         others |= _torch.oneccl_variables(placement, before)
     export(job, exported, others)
-    meets, dist = _start_group(torch, job, backend, options.timeout), torch.distributed
-    destroy = dist.destroy_process_group
+    _start_group(torch, job, backend, options.timeout)
+    dist, destroy = torch.distributed, torch.distributed.destroy_process_group
     world = weakref.ref(dist.group.WORLD)  # a reference proper would keep Gloo's threads alive
 
     def is_up() -> bool:  # the script may end the group, and start another one
         return bool(dist.is_initialized() and world() is dist.group.WORLD)
 
     def leave() -> None:
+        job.arrive = None  # which has the store
         if is_up():
             end_group(dist, destroy)
 
     barrier = partial(dist.barrier, device_ids=[device.index] if backend == "nccl" else None)
     try:
         destroy = adopt(user, backend) or destroy
-        fields = {"meets": meets, "barrier": barrier, "leave": leave, "is_up": is_up, "device": device}
+        fields = {"barrier": barrier, "leave": leave, "is_up": is_up, "device": device}
         result = context(job, exported, options, **fields)
     except BaseException:
         leave()
@@ -88,15 +84,14 @@ def start(
         # Without close() Gloo is not to abort a script either, see `end_group`. After an exception peers may be gone,
         # but an abort would change the exit code.
         at_end(well=result.close, exited=result.close, failed=partial(time.sleep, _MOMENT))
-    explain_second_group(placement.who)
     return result
 
 
-def _start_group(torch: Any, job: JobInfo, backend: str, timeout: float | None) -> Meets | None:
+def _start_group(torch: Any, job: JobInfo, backend: str, timeout: float | None) -> None:
     """Start the default process group where the ranks have met, or leave nothing behind.
 
-    It returns how the ranks wait for each other where the roll call is off, and never the store itself: torch 2.2 keeps
-    the frames in which it was imported, the caller's is below them, and the port would be the store's until the end.
+    It does not return the store: torch 2.2 keeps the frames in which it was imported, the caller's is below them, and
+    the port would be the store's until the end.
     """
     limit = None if timeout is None else timedelta(seconds=timeout)
     placement = job.placement
@@ -118,37 +113,32 @@ def _start_group(torch: Any, job: JobInfo, backend: str, timeout: float | None) 
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
         raise
-    return _at_store(store, placement.who) if job.membership is None else None
+    if job.membership is None:
+        job.arrive = _at_store(store, placement.who)
 
 
-def _at_store(store: Any, who: str | None) -> Meets:
-    """How the ranks wait for each other without a roll call: for a key of the store that the group began with.
+def _at_store(store: Any, who: str | None) -> Callable[[Arrive], None]:
+    """How a rank waits without a roll call: for a key of the store that the group began with.
 
     Rank 0 must not end before the others have seen it.
     """
-    from ..host.network import Backoff
-    from ..rendezvous.keys import leader_failed, not_opened  # here, as with a roll call nothing else needs them
+    from ..rendezvous.keys import leader_failed, not_opened  # here, as with a roll call the agent has them
 
-    stores = [store]
-    times: Counter[tuple[str, int | None]] = Counter()
-
-    def wait_for(what: str, limit: float, *, opens: bool, node: int | None = None, failure: str | None = None) -> None:
-        times[what, node] += 1
-        where = Key(what, node, times[what, node])
-        key = f"distboot/{where.text}/{where.count}"
-        if opens:
-            stores[0].set(key, failure or "")
+    def arrive(message: Arrive) -> None:
+        key, said = f"distboot/{message.key.text}/{message.key.count}", f"{message.key.text}: {_FIRST}"
+        if message.leads:
+            store.set(key, message.failure or "")
             return
         # Asking again and again, as waiting would hold the store's lock, which the group needs.
-        waiting = Backoff(who, limit, f"{where.text}: {_FIRST} has not finished its block yet")
-        while not stores[0].check([key]):
+        waiting = network.Backoff(who, message.limit, f"{said} has not finished its block yet")
+        while not store.check([key]):
             if not waiting.sleep_or_expire("its block still runs"):
-                raise not_opened(where, _FIRST, limit)
-        why = escape_control(stores[0].get(key).decode(errors="replace"))
+                raise not_opened(message.key, _FIRST, message.limit)
+        why = escape_control(store.get(key).decode(errors="replace"))
         if why:
-            raise leader_failed(where, _FIRST, why)
+            raise leader_failed(message.key, _FIRST, why)
 
-    return Meets(wait_for, stores.clear)
+    return arrive
 
 
 def _store(torch: Any, job: JobInfo) -> Any:
@@ -214,16 +204,3 @@ def end_group(dist: Any, destroy: Callable[[], None]) -> None:
     # of the group joins them, in torch 2.2 with Python's lock held, for which the thread with the tensor waits: 1 of 10
     # such scripts hung. A moment lets them finish.
     time.sleep(_MOMENT)
-
-
-@cache  # a process has one excepthook
-def explain_second_group(who: str | None) -> None:
-    """Say it after the traceback of that error; `who` as `Placement.who`."""
-    before = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        before(kind, error, trace)
-        if _OF_TORCH in str(error):
-            log_line(who, "distboot.init() has started the process group: remove init_process_group() from the script")
-
-    sys.excepthook = hook

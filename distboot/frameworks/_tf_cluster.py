@@ -40,15 +40,15 @@ class Cluster:
         placement, (bare, _) = job.placement, inherited.strip(environ)
         self._job_info = job
         self.is_given, self.is_alone = VARIABLE in bare, placement.world_size == 1
-        self.config: str | None = None  # TF_CONFIG; None: it is not known yet, or this process is alone, and needs none
+        self.addresses: dict[str, list[str]] = {}  # by type of task; without the evaluator's, which is no part of it
         self.offer: str | None = None  # what the other ranks need to know of this one
         # `kinds` are those of the tasks of all ranks; `kind` and `index` the task of this one, for example worker 1.
         if self.is_given:
-            self.config = _given(bare, placement)
-            addresses, task = self.addresses, json.loads(self.config)["task"]
-            self.kind, self.index = str(task["type"]), int(task.get("index") or 0)
-            self.kinds = [kind for kind in ("chief", "worker", "ps") for _ in addresses.get(kind, ())]
-            self.offer = _GIVEN + inherited.digest(json.dumps(addresses, sort_keys=True))
+            config = _given(bare, placement)
+            self.kind, self.index = str(config["task"]["type"]), int(config["task"].get("index") or 0)
+            self.addresses = {kind: tasks for kind, tasks in config["cluster"].items() if kind != EVALUATOR}
+            self.kinds = [kind for kind in ("chief", "worker", "ps") for _ in self.addresses.get(kind, ())]
+            self.offer = _GIVEN + inherited.digest(json.dumps(self.addresses, sort_keys=True))
             return
         self.kinds = _kinds(placement.world_size, options)
         self.kind = self.kinds[placement.rank]
@@ -85,22 +85,15 @@ class Cluster:
         offers = self._job_info.offers
         _refuse_several(offers)
         if not self.is_given and not self.is_alone:
-            cluster: dict[str, list[str]] = {}
             for rank, kind in enumerate(self.kinds):
                 if kind != EVALUATOR:
-                    cluster.setdefault(kind, []).append(offers[rank])
-            self.config = json.dumps({"cluster": cluster, "task": {"type": self.kind, "index": self.index}})
+                    self.addresses.setdefault(kind, []).append(offers[rank])
         return self
-
-    @property
-    def addresses(self) -> dict[str, list[str]]:
-        """Type of task -> its addresses; without the evaluator, which is not part of the cluster."""
-        cluster: dict[str, list[str]] = json.loads(self.config or "{}").get("cluster", {})
-        return {kind: tasks for kind, tasks in cluster.items() if kind != EVALUATOR}
 
     def exports(self, environ: Mapping[str, str]) -> dict[str, str]:
         """The variables for TensorFlow that are not as they should be in `environ`."""
-        found = {} if self.config is None or self.is_given else {VARIABLE: self.config}
+        config = {"cluster": self.addresses, "task": {"type": self.kind, "index": self.index}}
+        found = {} if self.is_given or self.is_alone else {VARIABLE: json.dumps(config)}
         hosts = {parse_address(address)[0]: None for tasks in self.addresses.values() for address in tasks}
         return found | past_proxies(environ, list(hosts))
 
@@ -121,8 +114,8 @@ def _kinds(world_size: int, options: Options) -> list[str]:
     return ["chief", *["worker"] * workers, *["ps"] * options.ps, *[EVALUATOR] * options.evaluator]
 
 
-def _given(environ: Mapping[str, str], placement: Placement) -> str:
-    """The text of TF_CONFIG, as its launcher corrects it, which must be that of this rank."""
+def _given(environ: Mapping[str, str], placement: Placement) -> dict[str, Any]:
+    """TF_CONFIG, as its launcher corrects it, which must be that of this rank."""
     text = corrected(environ).get(VARIABLE, environ[VARIABLE])
     found = read_placement(TF_CONFIG, {VARIABLE: text})
     if (found.rank, found.world_size) != (placement.rank, placement.world_size):
@@ -132,7 +125,8 @@ def _given(environ: Mapping[str, str], placement: Placement) -> str:
             f"{found.rank} of {found.world_size}: {found.sources['rank']}",
             "unset TF_CONFIG to have it made from the ranks, or set DISTBOOT_LAUNCHER=tf_config to go by it alone",
         )
-    return text
+    config: dict[str, Any] = json.loads(text)
+    return config
 
 
 def _refuse_several(offers: Mapping[int, str]) -> None:
@@ -148,11 +142,9 @@ def _refuse_several(offers: Mapping[int, str]) -> None:
         )
     odd = [rank for rank, offer in given.items() if offer != offers[min(given)]]
     if odd:
-        raise DistbootError(
-            "membership-mismatch",
-            f"the cluster in the TF_CONFIG of {ranks_said(odd)} is another one than that of rank {min(given)}",
-            "give all processes the same 'cluster'; only 'task' may differ",
-        )
+        problem = f"the cluster in the TF_CONFIG of {ranks_said(odd)} is another one than that of rank {min(given)}"
+        hint = "give all processes the same 'cluster'; only 'task' may differ"
+        raise DistbootError("membership-mismatch", problem, hint)
 
 
 def _held(port: int) -> socket.socket:
@@ -205,7 +197,7 @@ def refuse_job(cluster: Cluster, job: JobInfo, options: Options) -> None:
         )
         hint = f"leave strategy= out to have {MULTI_WORKER!r}, or start one process"
     elif "ps" in kinds:
-        problem = f"TF_CONFIG has parameter servers, and strategy={short_repr(strategy)} has no use for them"
+        problem = f"TF_CONFIG has parameter servers, which strategy={short_repr(strategy)} does not use"
         hint = f'init("tensorflow", strategy="{PARAMETER_SERVER}")'
     if problem:
         raise DistbootError("usage", problem, hint)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -46,7 +46,7 @@ def exports(job: JobInfo, environ: Mapping[str, str]) -> dict[str, str]:
 
     def step() -> tuple[str, Ready]:
         kind = controller(_build.of_files(ask_mpi=placement.launcher in MPI_LAUNCHERS), placement, bare)
-        return kind, Ready(offer=_served(kind, job)[0])
+        return kind, Ready(offer=_offer(kind, job, ExitStack()))  # the server ends with the wrapper
 
     return _exports(job.ready(step), job, bare)
 
@@ -66,16 +66,12 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
             if _build.mpi_has_ended() and (kind == "mpi" or hvd.mpi_enabled()):
                 problem = "Horovod has used MPI in this process and ended it, and MPI cannot be started a second time"
                 raise DistbootError("already-initialized", problem, "keep the context open until the script ends")
-            if options.timeout is not None and (
-                kind == "mpi" or placement.launcher == _SERVES
-            ):  # it would have no effect
-                where = "MPI has none for its operations" if kind == "mpi" else "horovodrun has set its own"
+            where = "MPI has none for its operations" if kind == "mpi" else "horovodrun has set its own"
+            if options.timeout is not None and (kind == "mpi" or placement.launcher == _SERVES):
                 raise DistbootError("usage", f"timeout={options.timeout:g}, and {where}", "leave timeout= out")
             is_torch = options.framework == "horovod.torch"
             device, device_id = _build.set_own_device(hvd, placement, before) if is_torch else (None, None)
-            offer, close = _served(kind, job)
-            undo.callback(close)
-            return (hvd, build, kind, device), Ready(device_id, offer)
+            return (hvd, build, kind, device), Ready(device_id, _offer(kind, job, undo))
 
         hvd, build, kind, device = job.ready(step)
         others = _exports(kind, job, bare, options.timeout)
@@ -91,16 +87,15 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
     return context(job, exported, options, leave=leave, is_up=hvd.is_initialized, hvd=hvd, device=device)
 
 
-def _served(kind: str, job: JobInfo) -> tuple[str, Callable[[], None]]:
-    """What the others hear of this rank, "mpi", "gloo" or "gloo 10.0.0.1:61234"; and what ends its server."""
+def _offer(kind: str, job: JobInfo, undo: ExitStack) -> str:
+    """What the others hear of this rank: "mpi", "gloo", or "gloo 10.0.0.1:61234" with a server, until `undo`."""
     placement = job.placement
     if kind == "gloo" and placement.world_size > 1 and placement.launcher != _SERVES:
         if job.membership is None:
             raise rendezvous_needed("so no rank can learn where rank 0 runs Horovod's rendezvous server")
         if placement.rank == 0:
-            address, close = serve_rendezvous(job)
-            return f"{kind} {address}", close
-    return kind, lambda: None
+            return f"{kind} {serve_rendezvous(job, undo)}"
+    return kind
 
 
 def _exports(kind: str, job: JobInfo, bare: Mapping[str, str], timeout: float | None = None) -> dict[str, str]:
@@ -108,11 +103,9 @@ def _exports(kind: str, job: JobInfo, bare: Mapping[str, str], timeout: float | 
     others = [rank for rank, offer in sorted(job.offers.items()) if offer.partition(" ")[0] != kind]
     if others:
         same = [rank for rank in sorted(job.offers) if rank not in others]
-        raise DistbootError(
-            "rank-mismatch",
-            f"Horovod is about to use {kind} on {ranks_said(same)}, and something else on {ranks_said(others)}",
-            "use the same Horovod and the same HOROVOD_CONTROLLER on all hosts, or backend='gloo' for all",
-        )
+        problem = f"Horovod is about to use {kind} on {ranks_said(same)}, and something else on {ranks_said(others)}"
+        hint = "use the same Horovod and the same HOROVOD_CONTROLLER on all hosts, or backend='gloo' for all"
+        raise DistbootError("rank-mismatch", problem, hint)
     if job.placement.launcher == _SERVES:
         return {}
     if kind == "mpi":
@@ -184,8 +177,8 @@ def _gloo_variables(job: JobInfo, environ: Mapping[str, str], timeout: float | N
     return {**{name: value for name, value in choices.items() if not environ.get(name)}, **ours}
 
 
-def serve_rendezvous(job: JobInfo) -> tuple[str, Callable[[], None]]:
-    """Run Horovod's own rendezvous server in a thread, which does not keep the process alive; its address, its end."""
+def serve_rendezvous(job: JobInfo, undo: ExitStack) -> str:
+    """Run Horovod's own rendezvous server in a daemon thread, until `undo`; its address."""
     host = _ipv4(job)
     module = imported("horovod.runner.http.http_server")
     everywhere = "" if job.placement.num_nodes != 1 else host
@@ -202,10 +195,9 @@ def serve_rendezvous(job: JobInfo) -> tuple[str, Callable[[], None]]:
         server.shutdown()
         server.server_close()
 
-    def close() -> None:  # in a thread, as the server's loop takes half a second to see it
-        threading.Thread(target=stop, name="distboot-horovod", daemon=True).start()
-
-    return f"{host}:{server.server_address[1]}", close
+    # In a thread, as the server's loop takes half a second to see it.
+    undo.callback(threading.Thread(target=stop, name="distboot-horovod", daemon=True).start)
+    return f"{host}:{server.server_address[1]}"
 
 
 def _ipv4(job: JobInfo) -> str:
@@ -216,9 +208,7 @@ def _ipv4(job: JobInfo) -> str:
     name = network.interface_of(own)
     found = next((its for other, its in network.addresses() if other == name and ":" not in its), None)
     if found is None:
-        raise DistbootError(
-            "backend-not-available",
-            f"Horovod on Gloo needs IPv4, and rank 0 was reached at {own}, on interface {name}, which has none",
-            "give the interface an IPv4 address, or start the job with mpirun and a Horovod that has its MPI",
-        )
+        problem = f"Horovod on Gloo needs IPv4, and rank 0 was reached at {own}, on interface {name}, which has none"
+        hint = "give the interface an IPv4 address, or start the job with mpirun and a Horovod that has its MPI"
+        raise DistbootError("backend-not-available", problem, hint)
     return found

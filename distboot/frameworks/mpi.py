@@ -53,8 +53,7 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
 
     library = job.ready(step)
     remedy = "look for a rank that did not reach init(), and at what MPI itself says"
-    with _watched(placement, library, job.join_timeout, "MPI did not start", remedy):
-        world = _started(library, placement)
+    with _started(placement, library, job.join_timeout, "MPI did not start", remedy) as world:
         comm = world.Dup()
         local_comm = world.Split(placement.node_rank, placement.local_rank)
     export(job, exported)
@@ -81,9 +80,7 @@ def located(placement: Placement, join_timeout: float, *, used: bool) -> tuple[P
         return placement, []
     remedy = "look for a rank that did not start or did not reach init(), or set MASTER_ADDR and MASTER_PORT for all"
     try:
-        library = loaded()
-        with _watched(placement, library, join_timeout, "MPI did not say where rank 0 is", remedy):
-            world = _started(library, placement)
+        with _started(placement, loaded(), join_timeout, "MPI did not say where rank 0 is", remedy) as world:
             own = None
             if placement.rank == 0:
                 hosts = [address for name, address in addresses() if name != "lo" and not address.startswith("fe80:")]
@@ -114,16 +111,28 @@ def loaded() -> Any:
     finally:
         mpi4py.rc.initialize = by_import
     if MPI.Is_finalized():
-        raise DistbootError(
-            "already-initialized",
-            "MPI has been finalized in this process, and cannot start a second time",
-            "leave MPI.Finalize() to the end of the script, where it comes by itself",
-        )
+        problem = "MPI has been finalized in this process, and cannot start a second time"
+        hint = "leave MPI.Finalize() to the end of the script, where it comes by itself"
+        raise DistbootError("already-initialized", problem, hint)
     return MPI
 
 
-def _started(library: Any, placement: Placement) -> Any:
-    """The world of MPI, which is started unless it was, and in which this process is the rank of the placement."""
+@contextmanager
+def _started(placement: Placement, library: Any, limit: float, late: str, remedy: str) -> Iterator[Any]:
+    """The world of MPI, which is started unless it was.
+
+    End this process if the block has not ended within `limit` seconds; and if MPI does so instead, say it. Starting MPI
+    holds Python's lock, and there is no other way out of its C code.
+    """
+    name, who = _name(library), placement.who
+    too_late = DistbootError("join-timeout", f"{late} within {limit:g} s ({name})", remedy).of(who)
+    problem = f"this process has ended while {name} was starting under launcher {placement.launcher!r}"
+    with deadline(limit, too_late, DistbootError("mpi-failed", problem, _MEND).of(who)):
+        yield _world(library, placement)
+
+
+def _world(library: Any, placement: Placement) -> Any:
+    """The world of MPI, in which this process is the rank of the placement."""
     from mpi4py import rc
 
     if not library.Is_initialized():
@@ -164,16 +173,3 @@ def _abort_when_we_fail() -> None:
         run.set_abort_status(error if isinstance(error, KeyboardInterrupt) else 1)
 
     at_end(exited=lambda: run.set_abort_status(exit_asked()), failed=failed)
-
-
-@contextmanager
-def _watched(placement: Placement, library: Any, limit: float, late: str, remedy: str) -> Iterator[None]:
-    """End this process if the block has not ended within `limit` seconds; and if MPI does so instead, say it.
-
-    Starting MPI holds Python's lock, and there is no other way out of its C code.
-    """
-    name, who = _name(library), placement.who
-    too_late = DistbootError("join-timeout", f"{late} within {limit:g} s ({name})", remedy).of(who)
-    problem = f"this process has ended while {name} was starting under launcher {placement.launcher!r}"
-    with deadline(limit, too_late, DistbootError("mpi-failed", problem, _MEND).of(who)):
-        yield

@@ -2,9 +2,8 @@
 
 The strategy is created here, as TensorFlow takes a cluster only before anything has used its runtime. The tasks of a
 parameter server strategy that only serve never return from here: they serve until the chief ends. TensorFlow's server
-cannot be told to end. So each of these tasks has a connection to the socket of rank 0 where the ranks have met, and
-waits for its end. The chief leaves it unaccepted, which costs it nothing, until it is done; if it exits otherwise, the
-kernel resets the connection, and failure detection knows whether that was a failure.
+cannot be told to end. So each of these tasks waits at a key, which the chief opens when it is done; if it exits
+otherwise, failure detection knows whether that was a failure.
 """
 
 from __future__ import annotations
@@ -12,12 +11,9 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import socket
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from functools import partial
 from typing import Any, NoReturn
 
 from ..agent import crash_hooks
@@ -27,11 +23,11 @@ from ..errors import DistbootError
 from ..host.accelerators import own_index
 from ..process import deadline
 from ..rendezvous.job_info import JobInfo
-from ..rendezvous.messages import Ready
+from ..rendezvous.messages import SERVE, Arrive, Key, Ready
 from ..settings import supervision_settings
-from ..text import format_address, log_line
+from ..text import log_line
 from . import Options
-from ._base import Meets, at_end, context, export, imported, in_our_words
+from ._base import at_end, context, export, imported, in_our_words
 from ._tf_cluster import (
     DEFAULT,
     EVALUATOR,
@@ -46,9 +42,8 @@ from ._tf_cluster import (
 )
 
 _LARGEST_ACTION = 512  # bytes; struct sigaction has 152 (glibc on x86-64)
-_KEPT_ALIVE = 60  # seconds of silence; firewalls forget a connection after some minutes
-_OPENING = 10.0  # seconds for the chief to listen, once all ranks are ready
-_AGAIN = 0.05  # seconds until the next attempt
+_CHIEF = Key(SERVE)  # which opens when the chief is done
+_AGAIN = 86400.0  # seconds until a task waits there once more
 _MOMENT = 3.0  # seconds for our monitor process to end us, if the chief has failed
 
 
@@ -92,47 +87,33 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
             gpus = own_gpus(tf, job, cluster, options, before)
             if (options.backend or "").lower() == "nccl" and not gpus:
                 # TensorFlow takes something else for it, and says so in a line among many.
-                raise DistbootError(
-                    "backend-not-available",
-                    "backend='nccl', and TensorFlow sees no GPU in this process",
-                    "leave backend= out to get the right one for the device, or install a build with CUDA",
-                )
+                problem = "backend='nccl', and TensorFlow sees no GPU in this process"
+                hint = "leave backend= out to get the right one for the device, or install a build with CUDA"
+                raise DistbootError("backend-not-available", problem, hint)
             return (tf, cluster, gpus), Ready(offer=cluster.offer)
 
         tf, cluster, gpus = job.ready(step)
         export(job, exported, cluster.completed().exports(before))
         adds: dict[str, Any] = {"task_type": cluster.kind, "task_id": cluster.index}
-        no_other = Meets(lambda *_, **__: None, lambda: None)  # that runs the script
-        if cluster.kind == EVALUATOR:
-            adds |= {"meets": no_other, "strategy": tf.distribute.get_strategy()}
-        elif options.strategy == PARAMETER_SERVER:
-            if cluster.kind != "chief":
-                _serve(tf, job, cluster, gpus)
-            listener = _listener(job)
-            dismiss = partial(_dismiss, listener)
-            adds |= {"meets": no_other, "leave": dismiss, "strategy": _of_servers(tf, job, listener)}
-            at_end(well=dismiss)  # of an exception failure detection tells the other tasks
-        else:
-            adds["strategy"] = _of_equals(tf, job, options, len(gpus))
+        if cluster.kind == EVALUATOR or options.strategy == PARAMETER_SERVER:
+            job.arrive = lambda _: None  # no other rank runs the script
+        if options.strategy == PARAMETER_SERVER and cluster.kind not in ("chief", EVALUATOR):
+            _serve(tf, job, cluster, gpus)
+        adds["strategy"] = _strategy(tf, job, cluster, options, len(gpus))
+        if cluster.kind == "chief" and options.strategy == PARAMETER_SERVER:
+            adds["leave"] = lambda: _dismiss(job)
+            at_end(well=adds["leave"])  # of an exception failure detection tells the other tasks
         return context(job, exported, options, **adds)
 
 
-def _of_servers(tf: Any, job: JobInfo, listener: socket.socket) -> Any:
-    """The strategy of the chief; if it does not start, the other tasks are left alone."""
-    try:
+def _strategy(tf: Any, job: JobInfo, cluster: Cluster, options: Options, gpus: int) -> Any:
+    """That of a rank that runs the script; with one process the one that suits the number of its GPUs."""
+    chosen = options.strategy or (MULTI_WORKER if not cluster.is_alone else MIRRORED if gpus > 1 else DEFAULT)
+    if chosen == DEFAULT or cluster.kind == EVALUATOR:
+        return tf.distribute.get_strategy()
+    if chosen == PARAMETER_SERVER:
         with _starting("ParameterServerStrategy"), _in_time(job):
             return tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
-    except BaseException:
-        listener.close()
-        raise
-
-
-def _of_equals(tf: Any, job: JobInfo, options: Options, gpus: int) -> Any:
-    """A strategy of which every rank runs the script; with one process the one that suits the number of its GPUs."""
-    is_alone = job.placement.world_size == 1
-    chosen = options.strategy or (MULTI_WORKER if not is_alone else MIRRORED if gpus > 1 else DEFAULT)
-    if chosen == DEFAULT:
-        return tf.distribute.get_strategy()
     if chosen == MIRRORED:
         with _starting("MirroredStrategy"):
             return tf.distribute.MirroredStrategy()
@@ -175,34 +156,23 @@ def _term_kept() -> Iterator[None]:
         libc.sigaction(signal.SIGTERM, action, None)
 
 
-def _listener(job: JobInfo) -> socket.socket:
-    """The chief's end of the connections."""
-    file = job.take_listener()
-    assert file is not None, "the chief is rank 0"
-    listener = socket.socket(fileno=file)
-    os.register_at_fork(after_in_child=listener.close)  # they end with the chief, not its last data loader
-    return listener
-
-
-def _dismiss(listener: socket.socket) -> None:
-    """Let the tasks end, unless that was done."""
-    with suppress(OSError), listener:
-        listener.setblocking(False)
-        while True:
-            listener.accept()[0].close()
+def _dismiss(job: JobInfo) -> None:
+    """Let the tasks end that serve this one, unless that was done."""
+    assert job.link is not None
+    with suppress(DistbootError):  # its agent has ended; or a task has waited for longer than a day
+        job.link.arrive(Arrive(_CHIEF, 0.0, leads=True))
 
 
 def _serve(tf: Any, job: JobInfo, cluster: Cluster, gpus: list[int]) -> NoReturn:
     """Serve as a worker or a parameter server until the chief ends, and end this process."""
-    connection = _connected(job)
     config = tf.compat.v1.ConfigProto(device_count={} if gpus else {"GPU": 0})
     config.gpu_options.visible_device_list = ",".join(map(str, gpus))
     spec = tf.train.ClusterSpec(cluster.addresses)
     with _starting(f"the server of {cluster.kind} {cluster.index}"):
         server = tf.distribute.Server(spec, job_name=cluster.kind, task_index=cluster.index, config=config)
     try:
-        connection.recv(1)
-    except OSError:
+        _wait_for_chief(job)
+    except DistbootError:
         problem = "rank 0, the chief, exited without reporting"
         if not supervision_settings(os.environ).detects:
             hint = "look at its output; failure detection, which is off, would know whether it has failed"
@@ -213,27 +183,16 @@ def _serve(tf: Any, job: JobInfo, cluster: Cluster, gpus: list[int]) -> NoReturn
     raise SystemExit(0)
 
 
-def _connected(job: JobInfo) -> socket.socket:
-    """A task's end of its connection to the chief, which may be about to listen, as it is below the wrapper."""
-    assert job.store_address is not None
-    end = time.monotonic() + _OPENING
+def _wait_for_chief(job: JobInfo) -> None:
+    """`DistbootError`: it has ended, and not said so."""
+    assert job.link is not None
     while True:
+        begin = time.monotonic()
         try:
-            connection = socket.create_connection(job.store_address, job.join_timeout)
-        except OSError as error:
-            if not isinstance(error, ConnectionRefusedError) or time.monotonic() > end:
-                problem = f"rank 0, the chief, does not listen at {format_address(*job.store_address)}: {error}"
-                raise DistbootError("rank-failed", problem, "look at its output") from None
-        else:
-            break
-        time.sleep(_AGAIN)
-    connection.settimeout(None)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if sys.platform == "linux":
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEPT_ALIVE)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEPT_ALIVE // 3)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    return connection
+            return job.link.arrive(Arrive(_CHIEF, _AGAIN))
+        except DistbootError:
+            if time.monotonic() < begin + _AGAIN:
+                raise
 
 
 def _starting(what: str) -> AbstractContextManager[None]:

@@ -41,8 +41,10 @@ class JobInfo:
         self.link: AgentLink | None = None  # the way to the agent, if there is one
         self.framework = ""  # that is about to be started, and has to be the same on all ranks; empty: any
         self.count = 1  # how often this process has got ready, this time included
+        self.problem: DistbootError | None = None  # why this process will not get ready, if it is known by now
         self.when_ready: Callable[[], None] = lambda: None  # called when all ranks are ready to start the framework
         self.is_watched = False  # whether failure detection has begun
+        self.arrive: Callable[[Arrive], None] | None = None  # how to wait at keys, if not through the agent
         self.is_listener_taken = False  # whether the script has rank 0's listening socket
         self.steps: dict[str, float] = {}  # when this rank took which (see `report`), in seconds since the epoch
         self._met = time.monotonic()
@@ -81,13 +83,15 @@ class JobInfo:
 
         It returns its result, and what the other ranks are to know of it: see `offers`.
         """
-        failure: DistbootError | None = None
+        failure = self.problem
         try:
-            result, own = step()
-            self.mark(IMPORTED)
+            if failure is None:
+                result, own = step()
+                self.mark(IMPORTED)
         except Exception as error:  # noqa: BLE001 - whatever a driver says, the other ranks must hear of it
             of_driver = DistbootError("device-failed", first_line(error), "look at this rank's device and driver")
             failure = error if isinstance(error, DistbootError) else of_driver
+        if failure is not None:
             own = Ready(problem=as_problem(failure))
         self.offers = {} if own.offer is None else {self.placement.rank: own.offer}
         if self.link is not None:
@@ -141,8 +145,9 @@ class JobInfo:
             if os.getpid() != self._process:
                 why = f"{what} in a process that the rank forked: the rank is process {self._process}"
                 raise DistbootError("already-joined", why, "leave it to that one")
-            if self.link is not None:
-                self.link.arrive(Arrive(key, limit, opens, failure))
+            arrive = self.arrive or (None if self.link is None else self.link.arrive)
+            if arrive is not None:
+                arrive(Arrive(key, limit, opens, failure))
             elif self.placement.world_size > 1:
                 why = f"{key.text} needs the roll call, and it is off"
                 raise DistbootError("rendezvous-needed", why, "unset DISTBOOT_RENDEZVOUS")

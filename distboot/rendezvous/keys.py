@@ -1,22 +1,25 @@
 """Keys: where ranks wait for each other. Pure; rank 0's agent asks it, and sends what is in `outbox`.
 
 `barrier()` is over when all ranks have come. `main_first()` and `local_main_first()` have a leader, rank 0 or the first
-rank of a node, for whom the others wait. In `init()` each rank gets ready and publishes what the others need to know.
+rank of a node, for whom the others wait, as parameter servers do until it ends. In `init()` each rank gets ready and
+publishes what the others need to know.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from ..errors import DistbootError
 from ..text import escape_control, ranks_said, short_repr, with_nodes
 from .membership import JoinTable, Membership
-from .messages import BARRIER, READY, Arrive, Failed, Go, Key, Leave, Offer, Ready, Release, as_error, as_problem
+from .messages import BARRIER, READY, SERVE, Arrive, Failed, Go, Key, Leave, Offer, Ready, Release, as_error, as_problem
 from .protocol import ProtocolError
 
 _FIRST_LINE, _MOST_BETWEEN = 10.0, 300.0  # seconds; one rank may well be slower than another for a moment
-_READY_LINE, _READY_BETWEEN = 1.0, 5.0  # the same while ranks get ready
+# Sooner while ranks get ready; never where no rank is late.
+_LINES = {READY: (1.0, 5.0), SERVE: (inf, inf)}
 _MOST = 1000  # keys at which ranks wait at the same time
 
 
@@ -108,7 +111,7 @@ class Keys:
     def _wait(self, rank: int, key: Key, limit: float, now: float) -> None:
         if self._answer([rank], key):
             return
-        first, between = (_READY_LINE, _READY_BETWEEN) if key.name == READY else (_FIRST_LINE, _FIRST_LINE)
+        first, between = _LINES.get(key.name, (_FIRST_LINE, _FIRST_LINE))
         one = self._waiting.setdefault(key, _Waiting(now + first, between))
         one.ends[rank], one.limits[rank] = now + limit, limit
         self._settle(key)

@@ -20,6 +20,7 @@ LONGEST_OFFER = 300  # characters
 LONGEST_FAILURE = 500  # characters
 _LONGEST_LINE, _MOST_LINES = 4000, 200  # characters; of stacks
 BARRIER, MAIN_FIRST, LOCAL_MAIN_FIRST, READY = "barrier()", "main_first()", "local_main_first()", "init()"
+SERVE = "parameter servers"  # that wait for rank 0 to be done, as long as that may take
 MOST_RANKS_A_NODE = 9999
 MOST_ROUNDS = 1_000_000
 ONE_DISTBOOT = "install the same version of distboot on all nodes"  # what to do about another VERSION
@@ -32,7 +33,7 @@ _problem = several(line, 3, least=3, what="error")
 _facts = several(several(line, 2, least=2, what="list of names and values"), 100)
 _run = several(number, 2, least=2, what="first rank and number of ranks")
 _offer = both(text(LONGEST_OFFER), valid(str.isprintable, "printable text"))
-_key_name = valid(lambda value: value in (BARRIER, MAIN_FIRST, LOCAL_MAIN_FIRST, READY), "name of a key")
+_key_name = valid(lambda value: value in (BARRIER, MAIN_FIRST, LOCAL_MAIN_FIRST, READY, SERVE), "name of a key")
 _nonce = both(text(32), valid(re.compile("[0-9a-f]{32}").fullmatch, "nonce"))
 
 
