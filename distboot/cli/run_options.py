@@ -6,6 +6,7 @@ import os
 import re
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from .. import frameworks
 from ..detection.detect import launcher_of
@@ -66,6 +67,45 @@ def _framework(text: str) -> str:
     return name
 
 
+# As in the help; a line that is not of an option is the title of a group.
+_OPTIONS = f"""\
+--join-timeout SECONDS  how long to wait for all ranks to join (default: DISTBOOT_JOIN_TIMEOUT, or 300)
+--grace SECONDS  how long the child may take to exit after TERM, before KILL (default: DISTBOOT_GRACE, or 30)
+--framework NAME  what the script uses: torch (the default, also for frameworks built on it), deepspeed, horovod,
+  tensorflow, jax, mpi, none; distboot also exports the variables that it reads: HOROVOD_*, TF_CONFIG, …
+--pass-local-rank NAME  pass the local rank to the script, for example as {LOCAL_RANK}=3 (=NAME: in another spelling);
+  without it, the local rank that torch.distributed.launch or DeepSpeed's launcher passes is removed; with
+  --framework deepspeed, a script that has such an option gets it
+--exec  replace the wrapper by the command: no failure detection and no grace; not with --framework horovod or
+  tensorflow, because the wrapper holds a port for their scripts
+--log-prefix  begin each line of the output with its rank and host
+--log-json  write each line of distboot's own as JSON, like DISTBOOT_LOG=json
+--log-dir DIR  also append the output to a file for each rank: DIR/rank-3.log
+--report FILE  write a report of the job, on rank 0's host: where each rank ran, how it started and ended, which one
+  failed first; one HTML page if FILE ends in .html, else JSON (default: DISTBOOT_REPORT, or none)
+to restart the ranks after a rank fails or a node is lost
+--max-restarts N  end all ranks when one fails, let the agents meet, and start the command again, at most N times
+  (default: DISTBOOT_MAX_RESTARTS, or 0); the script continues from its checkpoint
+--restart-delay SECONDS  how long to wait before each restart (default: DISTBOOT_RESTART_DELAY, or 0)
+--restart-window SECONDS  a second failure at the same place in the code within this time counts as a bug, and stops
+  the job instead; 0: never (default: DISTBOOT_RESTART_WINDOW, or 600)
+for launches of one process per node, pod or container
+--nproc-per-node N|auto  start N processes here, each a rank, with the node rank, the number of nodes and the address
+  found (gpu: one per accelerator; cpu: one per CPU; auto: gpu, or cpu if there are none; default:
+  DISTBOOT_NPROC_PER_NODE)"""
+_MORE: dict[str, dict[str, Any]] = {
+    "--framework": {"type": _framework, "default": "torch"},
+    "--pass-local-rank": {
+        "type": _text(_OPTION.fullmatch, "{} is not a valid name of an option, as --local_rank is"),
+        "nargs": "?",
+        "const": LOCAL_RANK,
+    },
+    "--log-dir": {"type": _text(bool, "the name of a folder is needed")},
+    "--report": {"type": _text(bool, "the name of a file is needed")},
+    "--nproc-per-node": {"type": _text(is_nproc, "{} is neither a number of processes nor auto, gpu or cpu")},
+}
+
+
 def _parser() -> Parser:
     parser = Parser(
         "run",
@@ -73,75 +113,15 @@ def _parser() -> Parser:
         "it, and its exit code is ours (128 + n when signal n ended it, 127 not found, 126 not executable).",
         usage="python -m distboot [run] [options] (script.py | -m module | -- command) [arguments …]",
     )
-    for name, text in (
-        ("join-timeout", "how long to wait for all ranks to join (default: DISTBOOT_JOIN_TIMEOUT, or 300)"),
-        ("grace", "how long the child may take to exit after TERM, before KILL (default: DISTBOOT_GRACE, or 30)"),
-    ):
-        parser.add_argument(f"--{name}", metavar="SECONDS", help=text)
-    parser.add_argument(
-        "--framework",
-        type=_framework,
-        default="torch",
-        metavar="NAME",
-        help="what the script uses: torch (the default, also for frameworks built on it), deepspeed, horovod, "
-        "tensorflow, jax, mpi, none; distboot also exports the variables that it reads: HOROVOD_*, TF_CONFIG, …",
-    )
-    parser.add_argument(
-        "--pass-local-rank",
-        nargs="?",
-        const=LOCAL_RANK,
-        type=_text(_OPTION.fullmatch, "{} is not a valid name of an option, as --local_rank is"),
-        metavar="NAME",
-        help=f"pass the local rank to the script, for example as {LOCAL_RANK}=3 (=NAME: in another spelling); "
-        "without it, the local rank that torch.distributed.launch or DeepSpeed's launcher passes is removed; with "
-        "--framework deepspeed, a script that has such an option gets it",
-    )
-    parser.add_argument(
-        "--exec",
-        action="store_true",
-        help="replace the wrapper by the command: no failure detection and no grace; not with --framework horovod or "
-        "tensorflow, because the wrapper holds a port for their scripts",
-    )
-    parser.add_argument(
-        "--log-prefix", action="store_true", help="begin each line of the output with its rank and host"
-    )
-    parser.add_argument(
-        "--log-json", action="store_true", help="write each line of distboot's own as JSON, like DISTBOOT_LOG=json"
-    )
-    parser.add_argument(
-        "--log-dir",
-        type=_text(bool, "the name of a folder is needed"),
-        metavar="DIR",
-        help="also append the output to a file for each rank: DIR/rank-3.log",
-    )
-    parser.add_argument(
-        "--report",
-        type=_text(bool, "the name of a file is needed"),
-        metavar="FILE",
-        help="write a report of the job, on rank 0's host: where each rank ran, how it started and ended, which one "
-        "failed first; one HTML page if FILE ends in .html, else JSON (default: DISTBOOT_REPORT, or none)",
-    )
-    group = parser.add_argument_group("to restart the ranks after a rank fails or a node is lost")
-    end_all = (
-        "end all ranks when one fails, let the agents meet, and start the command again, at most N times "
-        "(default: DISTBOOT_MAX_RESTARTS, or 0); the script continues from its checkpoint"
-    )
-    bug = (
-        "a second failure at the same place in the code within this time counts as a bug, and stops the job "
-        "instead; 0: never (default: DISTBOOT_RESTART_WINDOW, or 600)"
-    )
-    delay = "how long to wait before each restart (default: DISTBOOT_RESTART_DELAY, or 0)"
-    group.add_argument("--max-restarts", metavar="N", help=end_all)
-    group.add_argument("--restart-delay", metavar="SECONDS", help=delay)
-    group.add_argument("--restart-window", metavar="SECONDS", help=bug)
-    group = parser.add_argument_group("for launches of one process per node, pod or container")
-    group.add_argument(
-        "--nproc-per-node",
-        type=_text(is_nproc, "{} is neither a number of processes nor auto, gpu or cpu"),
-        metavar="N|auto",
-        help="start N processes here, each a rank, with the node rank, the number of nodes and the address found (gpu: "
-        "one per accelerator; cpu: one per CPU; auto: gpu, or cpu if there are none; default: DISTBOOT_NPROC_PER_NODE)",
-    )
+    add = parser.add_argument
+    for entry in re.split(r"\n(?! )", _OPTIONS):
+        option, _, text = entry.partition("  ")
+        name, _, metavar = option.partition(" ")
+        if not text:
+            add = parser.add_argument_group(entry).add_argument
+            continue
+        form = {"metavar": metavar} if metavar else {"action": "store_true"}
+        add(name, help=text, **form, **_MORE.get(name, {}))
     return parser
 
 
