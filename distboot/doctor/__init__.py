@@ -21,7 +21,7 @@ from ..detection.detect import detect
 from ..detection.placement import Placement, recognise
 from ..errors import DistbootError
 from ..host import network
-from ..rendezvous.protocol import of, text
+from ..rendezvous.protocol import of, text, valid
 
 _LOOK_UP_LIMIT = 0.3  # seconds
 _AMAZON = "0x1d0f"  # vendor of EFA devices, include/linux/pci_ids.h
@@ -31,18 +31,12 @@ LONGEST = 2000  # characters of one text of a finding
 STATUSES = ("problem", "warning", "unknown", "ok")
 
 
-def _status(value: object) -> str:
-    if value not in STATUSES:
-        raise ValueError("status")
-    return str(value)
-
-
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One check, and what it found."""
 
     name: str = of(text(LONGEST))  # of the check, kebab-case, stable; `examine` adds it
-    status: str = of(_status)
+    status: str = of(valid(STATUSES.__contains__, "status"))
     seen: str = of(text(LONGEST))  # what was found, in one line
     remedy: str = of(text(LONGEST), default="")  # what to do, as exact as may be; may have several lines
 
