@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ..host import accelerators as of_host
 from ..text import counted, short_repr
@@ -20,8 +20,7 @@ _TARGETS = {"cuda": "CUDA", "hip": "ROCm", "xpu": "XPU", "hpu": "Gaudi"}
 _HOW = "pytorch.org, Get started, names the builds"
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(NamedTuple):
     """One kind of accelerator."""
 
     title: str  # what people call one
@@ -30,7 +29,7 @@ class Kind:
     classes: tuple[str, ...]
     # Patterns of its device files, all of which are needed; those of the first stand for the devices.
     files: tuple[str, ...]
-    build: str  # what torch is built for where it can use it, a key of `TorchBuild.targets`
+    build: str  # what torch is built for where it can use it, a key of `_TARGETS`
     docker: str  # options of `docker run` that give them to a container
     resource: str  # name of one in a pod's limits
     apptainer: str = ""  # options of `apptainer exec`, or empty
@@ -53,16 +52,11 @@ KINDS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class TorchBuild:
-    """What the installed torch was built for; its files are read, it is not imported."""
+def torch_build(machine: Machine) -> tuple[str, dict[str, str]] | None:
+    """The version of the torch that Python would import, and for what it was built: a key of `_TARGETS`, its version.
 
-    version: str  # for example "2.13.0+cpu"
-    targets: dict[str, str]  # a key of `_TARGETS` -> its version, which is not known of "hpu"
-
-
-def torch_build(machine: Machine) -> TorchBuild | None:
-    """The build that Python would import, if there is one."""
+    Its files are read, it is not imported; they do not tell the version of "hpu".
+    """
     for folder in machine.packages:
         # cuda: Optional[str] = '12.6'
         text = machine.text(str(Path(folder, "torch/version.py")))
@@ -71,7 +65,7 @@ def torch_build(machine: Machine) -> TorchBuild | None:
             targets = {name: values[name] for name in ("cuda", "hip", "xpu") if name in values}
             if machine.has(str(Path(folder, "habana_frameworks"))):
                 targets["hpu"] = ""
-            return TorchBuild(values["__version__"], targets)
+            return values["__version__"], targets
     return None
 
 
@@ -106,8 +100,8 @@ def _of_kind(machine: Machine, kind: Kind, count: int) -> Finding:
 
 def _not_here(machine: Machine, kind: Kind, seen: str, count: int) -> Finding:
     build = torch_build(machine)
-    if build is not None and kind.build not in build.targets:
-        return ok(f"{seen}; torch {build.version} is not built for them anyway")
+    if build is not None and kind.build not in build[1]:
+        return ok(f"{seen}; torch {build[0]} is not built for them anyway")
     if machine.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") and kind.build in ("cuda", "hip"):
         return ok(f"{seen}; CUDA_VISIBLE_DEVICES hides them anyway")
     pod = f"containers: [{{resources: {{limits: {{{kind.resource}: {count}}}}}}}]"
@@ -151,28 +145,21 @@ def _variables(machine: Machine) -> tuple[str, ...]:
 def _first_fault(environ: Mapping[str, str], variables: Sequence[str], everything: list[str]) -> str | None:
     known = everything
     for variable in variables:
-        fault = _fault(environ[variable], known)
-        if fault:
+        if fault := _fault(environ[variable], known):
             return f"{variable}={short_repr(environ[variable])}, and {fault}"
-        if variable == "ROCR_VISIBLE_DEVICES":  # HIP counts what this one leaves
-            words = environ[variable].split(",")
-            known = [known[int(word)] if word.strip().isdecimal() else word for word in words]
+        known = of_host.chosen(known, environ[variable])  # HIP counts what ROCm leaves
     return None
 
 
 def _fault(choice: str, everything: list[str]) -> str | None:
     """The first word of a choice that names no device; what follows it is not visible either, in CUDA as in HIP."""
-    words = [word.strip() for word in choice.split(",")]
+    words, chosen = [word.strip() for word in choice.split(",")], of_host.chosen(everything, choice)
     if words[0] in ("", "-1", "NoDevFiles", "none", "void"):  # the ways to hide all of them
         return None
     for index, word in enumerate(words):
-        if word.startswith("MIG-"):
-            continue
-        if re.fullmatch("[0-9]+", word):
-            if int(word) >= len(everything):
-                return f"there is no device {word}"
-        elif not word.startswith("GPU-") or not any(known.startswith(word) for known in everything):
-            return f"no device here is called {short_repr(word)}"
+        if index >= len(chosen) or chosen[index] not in everything:
+            is_index = word.isascii() and word.isdecimal()
+            return f"there is no device {word}" if is_index else f"no device here is called {short_repr(word)}"
         if word in words[:index]:
             return f"it names {word} twice"
     return None
@@ -193,20 +180,20 @@ def driver(machine: Machine) -> Finding:
     has_nvidia, has_amd = bool(machine.matching("dev/nvidia[0-9]*")), machine.has("dev/kfd")
     if build is None:
         return ok(f"NVIDIA driver {version}; no torch is installed" if version else "no torch is installed")
-    torch = f"torch {build.version}"
-    if not build.targets:
+    torch, targets = f"torch {build[0]}", build[1]
+    if not targets:
         if not (has_nvidia or has_amd):
             return ok(f"{torch}, for the CPU")
         seen = f"{torch} is built for the CPU only, and there are {'NVIDIA' if has_nvidia else 'AMD'} GPUs here"
         return warning(seen, f"install a build for {'CUDA' if has_nvidia else 'ROCm'}: {_HOW}")
-    if "cuda" in build.targets and has_amd and not has_nvidia:
+    if "cuda" in targets and has_amd and not has_nvidia:
         return problem(f"{torch} is built for CUDA, and there are AMD GPUs here", f"install ROCm's: {_HOW}")
-    if "hip" in build.targets and has_nvidia and not has_amd:
+    if "hip" in targets and has_nvidia and not has_amd:
         return problem(f"{torch} is built for ROCm, and there are NVIDIA GPUs here", f"install CUDA's: {_HOW}")
-    if "cuda" in build.targets and version:
-        return _against_cuda(machine, f"{torch} for CUDA {build.targets['cuda']}", build.targets["cuda"], version)
-    targets = ", ".join(f"{_TARGETS[target]} {its}".rstrip() for target, its in build.targets.items())
-    return ok(f"{torch} for {targets}")
+    if "cuda" in targets and version:
+        return _against_cuda(machine, f"{torch} for CUDA {targets['cuda']}", targets["cuda"], version)
+    listed = ", ".join(f"{_TARGETS[target]} {its}".rstrip() for target, its in targets.items())
+    return ok(f"{torch} for {listed}")
 
 
 def _against_cuda(machine: Machine, torch: str, cuda: str, version: str) -> Finding:

@@ -13,7 +13,7 @@ from ..errors import DistbootError
 from ..host import cpus as of_host
 from ..host.network import NO_PROXIES, PROXIES
 from ..settings import misspelled
-from ..text import counted, escape_control, is_address, short_repr, without_mapping
+from ..text import counted, is_address, short_repr, without_mapping
 from . import Check, Finding, Machine, ok, problem, refused, unknown, warning
 
 _LISTENING = "0A"  # TCP_LISTEN, linux/net/tcp_states.h
@@ -39,7 +39,7 @@ def launcher(machine: Machine) -> Finding:
         return refused(error)
     number = f"{placement.rank} of {placement.world_size}"
     if placement.node_level is not None:
-        return ok(f"node {number}, and not a rank: {escape_control(placement.node_level)}")
+        return ok(f"node {number}, and not a rank: {placement.node_level}")
     if placement.launcher == "single":
         return ok("none: one process, alone")
     return ok(f"rank {number}, by {launcher_of(placement).title}")
@@ -48,10 +48,7 @@ def launcher(machine: Machine) -> Finding:
 def settings(machine: Machine) -> list[Finding]:
     """The variables that look like misspelled settings."""
     found = misspelled(machine.environ).items()
-    return [
-        warning(f"unknown variable {escape_control(name)} is ignored", f"did you mean {meant}?")
-        for name, meant in found
-    ]
+    return [warning(f"unknown variable {name} is ignored", f"did you mean {meant}?") for name, meant in found]
 
 
 def host_name(machine: Machine) -> Finding:
