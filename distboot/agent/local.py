@@ -142,21 +142,21 @@ class AgentLink:
         return answer
 
     def get_ready(self, ready: Ready) -> dict[int, str]:
-        answer = self._ask(ready, ready.limit + _MARGIN, Go, Failed)
+        answer = self.ask(ready, ready.limit + _MARGIN, Go, Failed)
         if isinstance(answer, Failed):
             raise as_error(answer.problem, "")
         self.page, self._files = (self._files[0] if self._files else None), self._files[1:]
         return {each.rank: each.offer for each in answer.offers}
 
     def arrive(self, arrive: Arrive) -> None:
-        answer = self._ask(arrive, arrive.limit + _MARGIN, Release, Failed)
+        answer = self.ask(arrive, arrive.limit + _MARGIN, Release, Failed)
         while answer.key != arrive.key:  # of an earlier one, of which this side had given up hope
             answer = self._next(arrive.limit + _MARGIN, Release, Failed)
         if isinstance(answer, Failed):
             raise as_error(answer.problem, "")
 
     def listener(self, port: int) -> socket.socket | None:
-        self._ask(Listen(port), _ATTACH, Listening)
+        self.ask(Listen(port), _ATTACH, Listening)
         return socket.socket(fileno=self._files.pop()) if self._files else None
 
     def request_stop(self, why: str, *, lasts: bool) -> None:
@@ -169,7 +169,7 @@ class AgentLink:
 
     def log(self) -> EventLog | None:
         with suppress(DistbootError):  # it may have ended
-            self._events = self._events or self._ask(AskLog(), _ATTACH, Log).events
+            self._events = self._events or self.ask(AskLog(), _ATTACH, Log).events
         return EventLog.from_json(self._events) if self._events else None
 
     def leave(self) -> None:
@@ -178,7 +178,7 @@ class AgentLink:
                 self._send(Leave())
             return
         with suppress(DistbootError):  # it may have ended
-            self._ask(Leave(), _ATTACH, Listening)
+            self.ask(Leave(), _ATTACH, Listening)
         if self._ends_with_context:
             self._close()
 
@@ -190,7 +190,7 @@ class AgentLink:
 
     def attach(self, token: str) -> JoinResult:
         """Be known to the wrapper's agent."""
-        answer: JoinResult = self._ask(Attach(token), _ATTACH, JoinResult)
+        answer: JoinResult = self.ask(Attach(token), _ATTACH, JoinResult)
         self._ends_with_context = True
         return answer
 
@@ -213,7 +213,8 @@ class AgentLink:
         with suppress(OSError):
             self._open(0.0).close()
 
-    def _ask(self, content: object, limit: float, *kinds: type) -> Any:
+    def ask(self, content: object, limit: float, *kinds: type) -> Any:
+        """What the agent answers; `DistbootError`: it does not, in so many seconds."""
         with self._lock:
             try:
                 self._send(content)

@@ -42,16 +42,12 @@ class Findings:
 
 def doctor(arguments: list[str]) -> int:
     """`doctor`: examine this container, or those of all ranks."""
-    parser = Parser(
-        "doctor", "Look for what will make a distributed job fail, hang or be slow here: exit code 78 if so."
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument(
-        "--job",
-        action="store_true",
-        help="run on all ranks: they meet once, and rank 0 prints what is not ok on which of them",
-    )
-    options = parser.parse_args(arguments)
+    options = Parser(
+        "doctor",
+        "Look for what will make a distributed job fail, hang or be slow here: exit code 78 if so.",
+        "--json  print one JSON object\n"
+        "--job  run on all ranks: they meet once, and rank 0 prints what is not ok on which of them",
+    ).parse_args(arguments)
     environ = {**os.environ, "DISTBOOT_LAUNCHER": options.launcher} if options.launcher else os.environ
     machine = Machine(environ)
     found = examine(machine)

@@ -27,26 +27,6 @@ _OPTION = re.compile(r"--?[A-Za-z][\w-]*", re.ASCII)
 _WITH_EXEC = "cannot be used with --exec, because the wrapper is replaced by the command"
 
 
-def parse(words: list[str]) -> tuple[Namespace, list[str]]:
-    """Our own options, and the target."""
-    parser = _parser()
-    own, target = parser.split(words)
-    if "--log-json" in own:  # for what we start, too, and for what is wrong with the other options
-        os.environ["DISTBOOT_LOG"] = "json"
-    options = parser.parse_args(own)
-    nproc = nproc_setting(os.environ)
-    os.environ.pop("DISTBOOT_NPROC_PER_NODE", None)  # it is not for the ranks
-    options.nproc_per_node = options.nproc_per_node or nproc
-    if not target:
-        parser.error("no script, module or command to run")
-    if options.exec and options.framework in ("horovod", "tensorflow"):
-        parser.error(f"--framework {options.framework}, for which the wrapper holds a port, {_WITH_EXEC}")
-    for name in ("grace", "log_dir", "log_prefix", "report", "nproc_per_node", "max_restarts"):
-        if options.exec and getattr(options, name):
-            parser.error(f"--{name.replace('_', '-')} {_WITH_EXEC}")
-    return options, target
-
-
 def _text(holds: Callable[[str], object], problem: str) -> Callable[[str], str]:
     """What an option has to be; `problem` is what it is not, "{} is not a number", say."""
 
@@ -67,7 +47,6 @@ def _framework(text: str) -> str:
     return name
 
 
-# As in the help; a line that is not of an option is the title of a group.
 _OPTIONS = f"""\
 --join-timeout SECONDS  how long to wait for all ranks to join (default: DISTBOOT_JOIN_TIMEOUT, or 300)
 --grace SECONDS  how long the child may take to exit after TERM, before KILL (default: DISTBOOT_GRACE, or 30)
@@ -106,23 +85,31 @@ _MORE: dict[str, dict[str, Any]] = {
 }
 
 
-def _parser() -> Parser:
+def parse(words: list[str]) -> tuple[Namespace, list[str]]:
+    """Our own options, and the target."""
     parser = Parser(
         "run",
         "Export the variables of torch.distributed and run a script or command as a child: signals are forwarded to "
         "it, and its exit code is ours (128 + n when signal n ended it, 127 not found, 126 not executable).",
+        _OPTIONS,
+        more=_MORE,
         usage="python -m distboot [run] [options] (script.py | -m module | -- command) [arguments …]",
     )
-    add = parser.add_argument
-    for entry in re.split(r"\n(?! )", _OPTIONS):
-        option, _, text = entry.partition("  ")
-        name, _, metavar = option.partition(" ")
-        if not text:
-            add = parser.add_argument_group(entry).add_argument
-            continue
-        form = {"metavar": metavar} if metavar else {"action": "store_true"}
-        add(name, help=text, **form, **_MORE.get(name, {}))
-    return parser
+    own, target = parser.split(words)
+    if "--log-json" in own:  # for what we start, too, and for what is wrong with the other options
+        os.environ["DISTBOOT_LOG"] = "json"
+    options = parser.parse_args(own)
+    nproc = nproc_setting(os.environ)
+    os.environ.pop("DISTBOOT_NPROC_PER_NODE", None)  # it is not for the ranks
+    options.nproc_per_node = options.nproc_per_node or nproc
+    if not target:
+        parser.error("no script, module or command to run")
+    if options.exec and options.framework in ("horovod", "tensorflow"):
+        parser.error(f"--framework {options.framework}, for which the wrapper holds a port, {_WITH_EXEC}")
+    for name in ("grace", "log_dir", "log_prefix", "report", "nproc_per_node", "max_restarts"):
+        if options.exec and getattr(options, name):
+            parser.error(f"--{name.replace('_', '-')} {_WITH_EXEC}")
+    return options, target
 
 
 def count_of(wanted: str, placement: Placement, environ: Mapping[str, str]) -> int:

@@ -45,18 +45,13 @@ def _row(*columns: str) -> str:
 def _options(arguments: list[str]) -> tuple[Any, list[str]]:
     usage = "python -m distboot try [options] script.py | -m module | -- command  [arguments …]"
     parser = Parser(
-        "try", "Run a script here as other launchers would run it elsewhere, and report what goes wrong.", usage
-    )
-    parser.add_argument(
-        "--as",
-        dest="shapes",
-        metavar="LAUNCH",
-        action="append",
-        help=f"launcher, and nodes x ranks per node, in quotes: {', '.join(OF)}; may be given several times "
-        f"(default: {', '.join(_DEFAULT)})",
-    )
-    parser.add_argument(
-        "--timeout", metavar="S", type=float, default=120.0, help="seconds for one launch (default: 120)"
+        "try",
+        "Run a script here as other launchers would run it elsewhere, and report what goes wrong.",
+        f"--as LAUNCH  launcher, and nodes x ranks per node, in quotes: {', '.join(OF)}; may be given several times "
+        f"(default: {', '.join(_DEFAULT)})\n"
+        "--timeout S  seconds for one launch (default: 120)",
+        more={"--as": {"dest": "shapes", "action": "append"}, "--timeout": {"type": float, "default": 120.0}},
+        usage=usage,
     )
     words, command = parser.split(arguments)
     own = parser.parse_args(words)
