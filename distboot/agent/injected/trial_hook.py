@@ -57,29 +57,25 @@ def _look_on(torch: Any) -> None:
             set_device(device)
 
     torch.cuda.set_device = told
-    if torch.distributed.is_available():
-        _look_on_group(torch.distributed)
-
-
-def _look_on_group(distributed: Any) -> None:
+    distributed = torch.distributed
+    if not distributed.is_available():
+        return
     begin = distributed.init_process_group
 
     @functools.wraps(begin)
-    def told(*given: Any, **more: Any) -> Any:
-        where = more.get("init_method") or os.environ.get("MASTER_ADDR")
-        _tell(meets=str(where))
+    def told_of_group(*given: Any, **more: Any) -> Any:
+        _tell(meets=str(more.get("init_method") or os.environ.get("MASTER_ADDR")))
         done = begin(*given, **more)
         _tell(size=distributed.get_world_size())
         return done
 
-    distributed.init_process_group = distributed.distributed_c10d.init_process_group = told
+    distributed.init_process_group = distributed.distributed_c10d.init_process_group = told_of_group
 
 
 def _tell_of_mpi() -> None:
     """Whether this process has called MPI_Init; at its end."""
     with contextlib.suppress(OSError, AttributeError), open("/proc/self/maps", encoding="utf-8") as file:
-        found = {line.split()[-1] for line in file if _LIBRARY.search(line)}
-        for path in found:
+        for path in {line.split()[-1] for line in file if _LIBRARY.search(line)}:
             import ctypes
 
             flag = ctypes.c_int(0)
