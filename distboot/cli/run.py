@@ -13,7 +13,6 @@ from ..agent import supervisor
 from ..detection.detect import detect, refuse_unless_rank
 from ..detection.export import (
     base_environ,
-    empty_local_rank,
     for_launcher,
     merged,
     require_master,
@@ -36,7 +35,7 @@ from ..settings import (
     warn_of_unknown,
 )
 from ..text import escape_control, log_line
-from .run_options import count_of, parse, restarts_of, warn_if_bound
+from .run_options import check_local_rank, count_of, parse, restarts_of, warn_if_bound
 from .target import Nested, Target, fit_to_script, missing_framework_option, nested_launcher, target_of
 
 TYPE_CHECKING = False
@@ -63,7 +62,7 @@ def run(words: list[str]) -> int:
         target = target_of(given)
         nested = nested_launcher(target, os.environ)
         launch = _Launch(options, target, nested, grace, join_timeout, restarts_of(options, os.environ))
-        _check_local_rank(launch, placement)
+        check_local_rank(options, target, nested, placement)
         starts_ranks_here = options.nproc_per_node or (launch.inner is not None and launch.inner.is_told_of_nodes)
         if not starts_ranks_here:
             refuse_unless_rank(placement)
@@ -127,7 +126,7 @@ class _Launch(NamedTuple):
         except DistbootError as error:
             if not round_ or options.log_dir is None:
                 raise
-            # A job that goes on is worth more, as it is when a file can be written no more.
+            # A job that goes on is worth more than its log.
             log_line(who, f"warning: {error.message}; its output goes to where ours does")
             return Logs(rank, who, prefix=options.log_prefix, folder=None)
 
@@ -296,16 +295,3 @@ def _of_rank(job: JobInfo, rank: int) -> tuple[JobInfo, dict[str, str]]:
     where = {"MASTER_ADDR": str(job.placement.master_addr), "MASTER_PORT": str(job.placement.master_port)}
     environ = {**base_environ(os.environ), **own}
     return job.of_rank(detect({**environ, **where}, launcher="distboot")), environ
-
-
-def _check_local_rank(launch: _Launch, placement: Placement) -> None:
-    """Refuse to pass it to a launcher, and say that an argument for it is empty."""
-    if launch.options.pass_local_rank:
-        if launch.nested is not None:
-            name = launch.nested.name
-            problem = f"--pass-local-rank passes the local rank of this process, and {name} starts others"
-            raise DistbootError("usage", problem, f"give it to a wrapper that {name} starts")
-        return
-    empty = empty_local_rank((launch.target.of_python or launch.target.words)[1:])
-    if empty is not None and placement.rank == 0:
-        log_line(placement.who, f"{empty}: leave it out, and pass it with python -m distboot run --pass-local-rank")

@@ -10,13 +10,14 @@ from typing import Any
 
 from .. import frameworks
 from ..detection.detect import launcher_of
-from ..detection.export import LOCAL_RANK
+from ..detection.export import LOCAL_RANK, empty_local_rank
 from ..detection.placement import Placement
 from ..errors import DistbootError
 from ..host import cpus
 from ..settings import RestartSettings, is_nproc, nproc_setting, restart_settings
 from ..text import did_you_mean, log_line
 from .main import Parser
+from .target import Nested, Target
 
 # The variables for a platform that types mpirun itself: Open MPI 4, and 5.
 _UNBOUND = (
@@ -159,3 +160,15 @@ def warn_if_bound(placement: Placement) -> None:
     if placement.launcher != "single" and own is not None and there is not None and own < there:
         bound = f"{placement.launcher} has bound this process to {own} of {there} CPUs, and so all ranks of this node"
         log_line(placement.who, f"warning: {bound}: {_UNBOUND}")
+
+
+def check_local_rank(options: Namespace, target: Target, nested: Nested | None, placement: Placement) -> None:
+    """Refuse to pass it to a launcher, and say that an argument for it is empty."""
+    if options.pass_local_rank:
+        if nested is not None:
+            problem = f"--pass-local-rank passes the local rank of this process, and {nested.name} starts others"
+            raise DistbootError("usage", problem, f"give it to a wrapper that {nested.name} starts")
+        return
+    empty = empty_local_rank((target.of_python or target.words)[1:])
+    if empty is not None and placement.rank == 0:
+        log_line(placement.who, f"{empty}: leave it out, and pass it with python -m distboot run --pass-local-rank")

@@ -81,8 +81,7 @@ class Target(NamedTuple):
                 return ["-m", *filter(None, [value]), *rest[1:]]
             if option == "c" or rest[0] == "-":
                 return []
-            has_next = (option and not value) or rest[0] == "--check-hash-based-pycs"
-            rest = rest[2 if has_next else 1 :]
+            rest = rest[2 if option and not value else 1 :]
         return rest
 
     @property
@@ -210,12 +209,11 @@ def nested_launcher(target: Target, environ: Mapping[str, str]) -> Nested | None
 
 def _after_env(words: list[str]) -> list[str]:
     """A command without the `env NAME=VALUE …` before it."""
-    if os.path.basename(words[0] if words else "") != "env":
-        return words or [""]
-    rest = words[1:]
-    while rest and (rest[0].startswith("-") or "=" in rest[0]):
-        rest = rest[2 if rest[0] in ("-u", "-C", "--unset", "--chdir") else 1 :]
-    return rest or [""]
+    if os.path.basename("".join(words[:1])) == "env":
+        words = words[1:]
+        while words and (words[0].startswith("-") or "=" in words[0]):
+            words = words[2 if words[0] in ("-u", "-C", "--unset", "--chdir") else 1 :]
+    return words or [""]
 
 
 def fit_to_script(options: Namespace, target: Target, environ: Mapping[str, str]) -> None:
@@ -233,7 +231,7 @@ def fit_to_script(options: Namespace, target: Target, environ: Mapping[str, str]
     if options.framework == "tensorflow" and has_only_workers and has_servers(environ):
         raise DistbootError(
             "usage",
-            "TF_CONFIG has parameter servers, and the script's MultiWorkerMirroredStrategy has no use for them",
+            "TF_CONFIG has parameter servers, and the script's MultiWorkerMirroredStrategy does not use them",
             "start the job without them (on Azure ML parameter_server_count: 0), or use ParameterServerStrategy",
         )
 

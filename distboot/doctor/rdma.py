@@ -7,6 +7,7 @@ Facts: NVIDIA's user guide for NCCL, Environment Variables; NCCL, src/misc/socke
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -90,11 +91,10 @@ def rdma_libraries(machine: Machine) -> Finding:
         return problem("the image has no libibverbs.so.1, without which NCCL and UCX take TCP", _VERBS)
     for port in found:
         # DRIVER=mlx5_core
-        uevent = machine.text(f"sys/class/infiniband/{port.device}/device/uevent")
-        for file in (f"etc/libibverbs.d/{name}.driver" for name in ("mlx4", "mlx5") if f"DRIVER={name}_core" in uevent):
-            if not machine.has(file):
-                seen = f"libibverbs.so.1 is here, and not its driver for {port.device} (/{file})"
-                return problem(seen, _VERBS)
+        driver = re.search("DRIVER=(mlx[45])_core", machine.text(f"sys/class/infiniband/{port.device}/device/uevent"))
+        file = f"etc/libibverbs.d/{driver[1]}.driver" if driver else ""
+        if file and not machine.has(file):
+            return problem(f"libibverbs.so.1 is here, and not its driver for {port.device} (/{file})", _VERBS)
     return ok("libibverbs.so.1 is here")
 
 
@@ -114,10 +114,10 @@ def _efa_plugin(machine: Machine) -> Finding:
 
 def rdma_gids(machine: Machine) -> Finding:
     """RoCE finds the other side by a GID, which follows from an IP address in this very network namespace."""
-    found = [port for port in machine.rdma_ports() if port.kind == "RoCE" and port.active]
-    if not found:
+    ports = machine.rdma_ports()
+    usable = {port.device: _gids(machine, port) for port in ports if port.kind == "RoCE" and port.active}
+    if not usable:
         return ok("not needed: no RoCE")
-    usable = {port.device: _gids(machine, port) for port in found}
     index = machine.environ.get("NCCL_IB_GID_INDEX", "-1")  # -1: NCCL looks for it
     for device in (device for device, gids in usable.items() if not gids):
         pod = "hostNetwork: true  # or a network of the RDMA CNI plugin"
@@ -137,8 +137,9 @@ def _gids(machine: Machine, port: Port) -> list[str]:
     for index in sorted(machine.names(f"{folder}/gids"), key=int):
         gid = machine.text(f"{folder}/gids/{index}")
         # fe80:… follows from the card, and passes no router. Reading the type of an empty one fails.
-        if gid not in ("", _NO_GID) and not gid.startswith("fe80:"):
-            found += [index] if machine.text(f"{folder}/gid_attrs/types/{index}") == "RoCE v2" else []
+        is_routed = gid not in ("", _NO_GID) and not gid.startswith("fe80:")
+        if is_routed and machine.text(f"{folder}/gid_attrs/types/{index}") == "RoCE v2":
+            found.append(index)
     return found
 
 
@@ -224,7 +225,4 @@ def nccl_settings(machine: Machine) -> list[Finding]:
     return found or [ok(f"{len(given)} set" if given else "none set")]
 
 
-ON_LINUX: tuple[Check, ...] = (
-    *(rdma_devices, rdma_ports, rdma_libraries, rdma_gids),
-    *(interfaces, nccl_rdma, nccl_settings),
-)
+ON_LINUX: Sequence[Check] = (rdma_devices, rdma_ports, rdma_libraries, rdma_gids, interfaces, nccl_rdma, nccl_settings)

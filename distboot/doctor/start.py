@@ -170,7 +170,7 @@ def cpus(machine: Machine) -> Finding:
 
 
 def clock(machine: Machine) -> Finding:
-    """A clock that is behind: certificates are not valid yet, and credentials not or no more."""
+    """A clock that is behind: certificates and credentials are not valid yet, or no longer."""
     seen = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(machine.now))
     if machine.now >= machine.since - 86400:  # in another time zone it may have been set by hand to the local date
         return ok(f"{seen}; doctor --job compares it with those of the other ranks")
