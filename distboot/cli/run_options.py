@@ -8,13 +8,12 @@ from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .. import frameworks
+from .. import frameworks, settings
 from ..detection.detect import launcher_of
 from ..detection.export import LOCAL_RANK, empty_local_rank
 from ..detection.placement import Placement
 from ..errors import DistbootError
 from ..host import cpus
-from ..settings import RestartSettings, is_nproc, nproc_setting, restart_settings
 from ..text import did_you_mean, log_line
 from .main import Parser
 from .target import Nested, Target
@@ -82,7 +81,7 @@ _MORE: dict[str, dict[str, Any]] = {
     },
     "--log-dir": {"type": _text(bool, "the name of a folder is needed")},
     "--report": {"type": _text(bool, "the name of a file is needed")},
-    "--nproc-per-node": {"type": _text(is_nproc, "{} is neither a number of processes nor auto, gpu or cpu")},
+    "--nproc-per-node": {"type": _text(settings.is_nproc, "{} is neither a number of processes nor auto, gpu or cpu")},
 }
 
 
@@ -100,7 +99,7 @@ def parse(words: list[str]) -> tuple[Namespace, list[str]]:
     if "--log-json" in own:  # for what we start, too, and for what is wrong with the other options
         os.environ["DISTBOOT_LOG"] = "json"
     options = parser.parse_args(own)
-    nproc = nproc_setting(os.environ)
+    nproc = settings.nproc_setting(os.environ)
     os.environ.pop("DISTBOOT_NPROC_PER_NODE", None)  # it is not for the ranks
     options.nproc_per_node = options.nproc_per_node or nproc
     if not target:
@@ -136,9 +135,17 @@ def count_of(wanted: str, placement: Placement, environ: Mapping[str, str]) -> i
     return count
 
 
-def restarts_of(options: Namespace, environ: Mapping[str, str]) -> RestartSettings:
-    """How often the job may be started again, and when; `DistbootError`: that is wrong, or cannot be had here."""
-    found = restart_settings(environ, options.max_restarts, options.restart_delay, options.restart_window)
+def complete(options: Namespace, environ: Mapping[str, str]) -> None:
+    """Set what the environment says where no option does; `DistbootError`: it is not valid, or cannot be had here."""
+    settings.refuse_log(environ)
+    options.join_timeout = settings.join_timeout_setting(options.join_timeout, "--join-timeout")
+    options.grace = settings.grace_setting(environ, options.grace)
+    options.restarts = _restarts_of(options, environ)
+
+
+def _restarts_of(options: Namespace, environ: Mapping[str, str]) -> settings.RestartSettings:
+    """How often the job may be started again, and when."""
+    found = settings.restart_settings(environ, options.max_restarts, options.restart_delay, options.restart_window)
     if not found.most:
         return found
     off = "--max-restarts (or DISTBOOT_MAX_RESTARTS) "
