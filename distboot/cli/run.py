@@ -149,23 +149,21 @@ def _of_node(launch: _Launch, placement: Placement) -> int:
     """Start the ranks of this node."""
     if launch.inner is not None:
         name = launch.inner.name
-        raise DistbootError(
-            "usage",
-            f"--nproc-per-node starts the ranks of this node, and in each of them {name} would start others",
-            f"leave {name} out: python -m distboot --nproc-per-node N script.py …; or leave --nproc-per-node out",
-        )
+        problem = f"--nproc-per-node starts the ranks of this node, and in each of them {name} would start others"
+        hint = f"leave {name} out: python -m distboot --nproc-per-node N script.py …; or leave --nproc-per-node out"
+        raise DistbootError("usage", problem, hint)
     ranks = count_of(launch.options.nproc_per_node, placement, os.environ)
     if not rendezvous_setting():
         raise rendezvous_needed("the nodes number their ranks when they meet")
     placement = placement._replace(node_level=placement.node_level or "--nproc-per-node")
     with with_rank(placement.who):
         warn_if_bound(placement)
-        problem = launch.target.missing()
+        missing = launch.target.missing()
         if launch.options.log_dir is not None:  # the ranks, and so their files, have no names yet
             from ..agent.logs import folder_problem
 
-            problem = problem or folder_problem(launch.options.log_dir)
-        return _together(launch, export.require_master(placement), problem, ranks=ranks)
+            missing = missing or folder_problem(launch.options.log_dir)
+        return _together(launch, export.require_master(placement), missing, ranks=ranks)
 
 
 class _Job(NamedTuple):

@@ -120,11 +120,9 @@ def count_of(wanted: str, placement: Placement, environ: Mapping[str, str]) -> i
     here = environ.get(launcher.local_count) or str(placement.local_world_size or 1)
     if here != "1" or placement.local_rank:
         many = here if here.isdigit() and here != "1" else "several"
-        raise DistbootError(
-            "usage",
-            f"--nproc-per-node, but {placement.launcher} started {many} processes on this node",
-            "start one process per node, or leave --nproc-per-node (or DISTBOOT_NPROC_PER_NODE) out",
-        )
+        problem = f"--nproc-per-node, but {placement.launcher} started {many} processes on this node"
+        hint = "start one process per node, or leave --nproc-per-node (or DISTBOOT_NPROC_PER_NODE) out"
+        raise DistbootError("usage", problem, hint)
     if wanted.isdigit():
         return int(wanted)
     found, all_cpus = len(accelerators.visible(environ)), cpus.affinity() or os.cpu_count()

@@ -229,11 +229,9 @@ def fit_to_script(options: Namespace, target: Target, environ: Mapping[str, str]
         options.pass_local_rank = found and found[1]
     has_only_workers = "MultiWorkerMirroredStrategy(" in text and "ParameterServerStrategy" not in text
     if options.framework == "tensorflow" and has_only_workers and has_servers(environ):
-        raise DistbootError(
-            "usage",
-            "TF_CONFIG has parameter servers, and the script's MultiWorkerMirroredStrategy does not use them",
-            "start the job without them (on Azure ML parameter_server_count: 0), or use ParameterServerStrategy",
-        )
+        problem = "TF_CONFIG has parameter servers, and the script's MultiWorkerMirroredStrategy does not use them"
+        hint = "start the job without them (on Azure ML parameter_server_count: 0), or use ParameterServerStrategy"
+        raise DistbootError("usage", problem, hint)
 
 
 def missing_framework_option(

@@ -37,6 +37,7 @@ class Kind(NamedTuple):
 
 _NVIDIA_FILES = ("dev/nvidia[0-9]*", "dev/nvidiactl", "dev/nvidia-uvm")
 _AMD_FILES, _AMD_OPTIONS = ("dev/kfd", "dev/dri/renderD*"), "--device=/dev/kfd --device=/dev/dri"
+_INTEL_FILES, _GAUDI_FILES = ("dev/dri/renderD*",), ("dev/accel/accel*",)
 _GAUDI_OPTIONS = "--runtime=habana -e HABANA_VISIBLE_DEVICES=all"
 
 # From NVIDIA's Container Toolkit, AMD's "Running ROCm Docker containers", Habana's "Docker Installation" and the device
@@ -44,12 +45,9 @@ _GAUDI_OPTIONS = "--runtime=habana -e HABANA_VISIBLE_DEVICES=all"
 KINDS = (
     Kind("NVIDIA GPU", "0x10de", ("0x0300", "0x0302"), _NVIDIA_FILES, "cuda", "--gpus all", "nvidia.com/gpu", "--nv"),
     Kind("AMD GPU", "0x1002", ("0x0380", "0x1200"), _AMD_FILES, "hip", _AMD_OPTIONS, "amd.com/gpu", "--rocm"),
-    Kind("Gaudi accelerator", "0x1da3", ("0x1200",), ("dev/accel/accel*",), "hpu", _GAUDI_OPTIONS, "habana.ai/gaudi"),
-    Kind(
-        "Intel GPU", "0x8086", ("0x0300", "0x0380"), ("dev/dri/renderD*",), "xpu", "--device=/dev/dri",
-        "gpu.intel.com/i915",
-    ),
-)  # fmt: skip
+    Kind("Gaudi accelerator", "0x1da3", ("0x1200",), _GAUDI_FILES, "hpu", _GAUDI_OPTIONS, "habana.ai/gaudi"),
+    Kind("Intel GPU", "0x8086", ("0x0300", "0x0380"), _INTEL_FILES, "xpu", "--device=/dev/dri", "gpu.intel.com/i915"),
+)
 
 
 def torch_build(machine: Machine) -> tuple[str, dict[str, str]] | None:
@@ -88,11 +86,8 @@ def _of_kind(machine: Machine, kind: Kind, count: int) -> Finding:
         return _not_here(machine, kind, f"{listed} on this host, and no /{missing} here", count)
     if not any(machine.may_open(machine.root / file) for file in files[0]):
         group = (machine.root / files[0][0]).stat().st_gid
-        remedy = machine.how(
-            f"--group-add {group}",
-            f"securityContext: {{supplementalGroups: [{group}]}}",
-            f"usermod -aG {group} USER, and log in again",
-        )
+        pod = f"securityContext: {{supplementalGroups: [{group}]}}"
+        remedy = machine.how(f"--group-add {group}", pod, f"usermod -aG {group} USER, and log in again")
         return problem(f"{listed} on this host, and this user may not open /{files[0][0]}", remedy)
     here = len(files[0])
     return ok(f"{here} of the {listed} of this host" if kind is KINDS[0] and 0 < here < count else listed)

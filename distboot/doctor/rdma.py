@@ -47,12 +47,11 @@ def rdma_devices(machine: Machine) -> Finding:
     efa = missing[0].kind == "EFA"
     limit = f"vpc.amazonaws.com/efa: {len(found)}" if efa else "rdma/hca_shared_devices_a: 1"
     named = "" if efa else "  # or as `kubectl describe node` calls it"
-    remedy = machine.how(
-        "--device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1",
+    pod = (
         f"containers: [{{securityContext: {{capabilities: {{add: [IPC_LOCK]}}}}, resources: {{limits: {{{limit}}}}}}}]"
-        + named,
-        "modprobe ib_uverbs",
     )
+    docker = "--device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1"
+    remedy = machine.how(docker, f"{pod}{named}", "modprobe ib_uverbs")
     whose = "this host has" if len(missing) == len(found) else "of the RDMA ports of this host"
     seen = f"{whose} {_describe(missing)}, and their files in /dev/infiniband are not here: NCCL and UCX take TCP"
     # A card for Ethernet always offers RoCE; whether the network carries it is not to be seen from here.
@@ -202,12 +201,10 @@ def nccl_settings(machine: Machine) -> list[Finding]:
             found.append(warning(seen, how))
     if machine.azure() and not given.get("NCCL_TOPO_FILE") and len(machine.rdma_ports()) >= _SEVERAL:
         seen = "NCCL_TOPO_FILE is not set, and Azure's virtual PCI bus does not show which card is close to which GPU"
-        remedy = machine.how(
-            "-v /opt/microsoft:/opt/microsoft:ro -v /etc/nccl.conf:/etc/nccl.conf:ro",
-            "# mount /opt/microsoft and /etc/nccl.conf of the node (hostPath), as Azure's HPC images have them",
-            "NCCL_TOPO_FILE=/opt/microsoft/ndv5-topo.xml, or that of another series (Azure/azhpc-images, topology/)",
-        )
-        found.append(warning(seen, remedy))
+        docker = "-v /opt/microsoft:/opt/microsoft:ro -v /etc/nccl.conf:/etc/nccl.conf:ro"
+        pod = "# mount /opt/microsoft and /etc/nccl.conf of the node (hostPath), as Azure's HPC images have them"
+        bare = "NCCL_TOPO_FILE=/opt/microsoft/ndv5-topo.xml, or that of another series (Azure/azhpc-images, topology/)"
+        found.append(warning(seen, machine.how(docker, pod, bare)))
     plugin = given.get("NCCL_NET_PLUGIN", "none")
     if plugin != "none" and not any(map(machine.library, (plugin, f"libnccl-net-{plugin}.so"))):
         why = "and the dynamic linker finds no such library: NCCL continues without it"

@@ -227,11 +227,9 @@ def open_files(machine: Machine) -> Finding:
     soft, hard = limits
     ranks = machine.placement().world_size
     needed = ranks + 64  # some for the script
-    more = machine.how(
-        "--ulimit nofile=65536:65536",
-        "# has no field for it: raise LimitNOFILE of containerd on the node, or call `ulimit -n` in the command",
-        "ulimit -n 65536; for all users: `* - nofile 65536` in /etc/security/limits.conf",
-    )
+    pod = "# has no field for it: raise LimitNOFILE of containerd on the node, or call `ulimit -n` in the command"
+    bare = "ulimit -n 65536; for all users: `* - nofile 65536` in /etc/security/limits.conf"
+    more = machine.how("--ulimit nofile=65536:65536", pod, bare)
     if hard is not None and hard < needed:
         return problem(f"{hard} files may be open, and the {ranks} ranks need {needed} connections", more)
     if soft is None:
