@@ -14,21 +14,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from .errors import DistbootError
 from .host import free_port
-from .trial import parse, run
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
-
-    from .trial import Launch
+from .trial import Launch, parse, run
 
 _FOLDER = "DISTBOOT_PYTEST"  # where a rank writes its reports
 _TIMEOUT = 300.0  # seconds for a test

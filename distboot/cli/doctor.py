@@ -17,15 +17,13 @@ from ..detection.detect import detect, refuse_unless_rank
 from ..detection.export import require_master
 from ..doctor import LONGEST, STATUSES, Check, Finding, Machine, accelerators, rdma, start, unknown
 from ..errors import with_rank
+from ..rendezvous.job_info import JobInfo
 from ..rendezvous.membership import Membership
+from ..rendezvous.plan import join_here
 from ..rendezvous.protocol import Channel, Frames, ProtocolError, nested, of, several
 from ..settings import join_timeout_setting
 from ..text import counted, escape_control, first_line, ranks_said
 from .main import Parser, emit
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ..rendezvous.job_info import JobInfo
 
 _ON_LINUX = (*start.CHECKS, *start.ON_LINUX, *accelerators.ON_LINUX, *rdma.ON_LINUX)
 _NOT_READY = 78  # EX_CONFIG of sysexits.h, as for every broken environment
@@ -88,8 +86,6 @@ def _is_ready(found: Iterable[Finding]) -> bool:
 
 def _of_job(machine: Machine, own: list[Finding]) -> tuple[dict[str, object], str] | None:
     """What all ranks have found, as JSON and for people, at rank 0."""
-    from ..rendezvous.plan import join_here  # only here, so that a plain `doctor` does not pay for it
-
     placement = detect(machine.environ)
     with with_rank(placement.who):
         refuse_unless_rank(placement)

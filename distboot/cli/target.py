@@ -168,18 +168,16 @@ class Nested(NamedTuple):
 
     def separate_jobs(self, placement: Placement, per_node: str | None = None) -> str | None:
         """A warning where each rank would start a job of its own, or None; `per_node`: of --nproc-per-node."""
-        count = placement.world_size
-        if per_node and not self.is_told_of_nodes:
-            return (
-                f"warning: each rank of --nproc-per-node {per_node} starts {self.name}, which starts a job of its own: "
-                f"jobs that train apart. Leave {self.name} out (python -m distboot --nproc-per-node {per_node} "
-                "script.py …)"
-            )
-        if count == 1 or self.is_told_of_nodes:
+        count, starts = placement.world_size, f"starts {self.name}, which starts a job of its own"
+        if self.is_told_of_nodes or (count == 1 and not per_node):
             return None
+        if per_node:
+            command = f"python -m distboot --nproc-per-node {per_node} script.py …"
+            whose = f"each rank of --nproc-per-node {per_node}"
+            return f"warning: {whose} {starts}: jobs that train apart. Leave {self.name} out ({command})"
         options = f"; or pass it {_TOGETHER[self.name][1]}" if self.name in _TOGETHER else ""
         return (
-            f"warning: each of the {count} ranks starts {self.name}, which starts a job of its own: {count} jobs that "
+            f"warning: each of the {count} ranks {starts}: {count} jobs that "
             f"train apart. Leave {self.name} out, as the {count} ranks are there (python -m distboot script.py …); or "
             "start one process per node, and let the wrapper start the ranks (python -m distboot --nproc-per-node N "
             f"script.py …){options}"
