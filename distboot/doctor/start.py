@@ -2,8 +2,6 @@
 limits that a container has and its image does not show: shared memory, locked memory, open files.
 """
 
-from __future__ import annotations
-
 import time
 from contextlib import suppress
 
