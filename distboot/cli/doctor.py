@@ -10,6 +10,7 @@ import socket
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
+from typing import Any
 
 from ..detection.detect import detect, refuse_unless_rank
 from ..detection.export import require_master
@@ -53,10 +54,11 @@ def doctor(arguments: list[str]) -> int:
             return 0  # rank 0 speaks for all of them; many launchers would kill it if another one failed first
         report, for_people = told
     else:
-        report = {"host": machine.host, "ready": _is_ready(found), "findings": [asdict(finding) for finding in found]}
+        report = {"host": machine.host, "findings": [asdict(finding) for finding in found]}
         for_people = text(found, machine.host)
-    emit(json.dumps(report) if options.json else for_people)
-    return 0 if report["ready"] else _NOT_READY
+    ready = all(finding["status"] != "problem" for finding in report["findings"])
+    emit(json.dumps({"ready": ready, **report}) if options.json else for_people)
+    return 0 if ready else _NOT_READY
 
 
 def examine(machine: Machine, checks: tuple[Check, ...] | None = None) -> list[Finding]:
@@ -78,11 +80,7 @@ def _found(check: Check, machine: Machine) -> list[Finding]:
         return [unknown(seen, "please report it, with the output of `python -m distboot doctor --json`")]
 
 
-def _is_ready(found: Iterable[Finding]) -> bool:
-    return all(finding.status != "problem" for finding in found)
-
-
-def _of_job(machine: Machine, own: list[Finding]) -> tuple[dict[str, object], str] | None:
+def _of_job(machine: Machine, own: list[Finding]) -> tuple[dict[str, Any], str] | None:
     """What all ranks have found, as JSON and for people, at rank 0."""
     placement = detect(machine.environ)
     with with_rank(placement.who):
@@ -94,10 +92,9 @@ def _of_job(machine: Machine, own: list[Finding]) -> tuple[dict[str, object], st
     if placement.rank != 0 or job.membership is None:
         return None
     findings = [{**asdict(finding), "ranks": ranks} for finding, ranks in groups]
-    ready = _is_ready(finding for finding, _ in groups)
     titled = [(finding, f"{finding.name}: {_whose(ranks, job.membership)}") for finding, ranks in groups]
     where = f"{counted(placement.world_size, 'rank')} on {counted(len(job.hosts), 'node')}"
-    report = {"hosts": job.hosts, "ready": ready, "findings": findings, "warnings": job.warnings}
+    report = {"hosts": job.hosts, "findings": findings, "warnings": job.warnings}
     return report, _text(titled, where)
 
 

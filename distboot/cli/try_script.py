@@ -25,22 +25,6 @@ _Told = list[tuple[int, dict[str, Any]]]  # a rank, and what the hook says of it
 
 def try_script(arguments: list[str]) -> int:
     """`try`: the exit code is 1 if anything is wrong, or nothing could be tried, else 0."""
-    own, command = _options(arguments)
-    launches = [parse(text) for text in own.shapes or _DEFAULT]
-    width, verdicts = max(len(launch.text) for launch in launches), set()
-    emit(_row("as".ljust(width), *_HEAD))
-    for launch in launches:
-        is_good, columns, lines = _tried(launch, command, own.timeout)
-        verdicts.add(is_good)
-        emit("\n  ".join([_row(launch.text.ljust(width), *columns), *lines]))
-    return 0 if True in verdicts and False not in verdicts else 1
-
-
-def _row(*columns: str) -> str:
-    return "  ".join(f"{column:<8}" for column in columns).rstrip()
-
-
-def _options(arguments: list[str]) -> tuple[Any, list[str]]:
     usage = "python -m distboot try [options] script.py | -m module | -- command  [arguments …]"
     parser = Parser(
         "try",
@@ -57,7 +41,18 @@ def _options(arguments: list[str]) -> tuple[Any, list[str]]:
         raise DistbootError("usage", "there is no script to try", usage)
     if not 0 < own.timeout < 1e6:
         raise DistbootError("usage", f"--timeout {own.timeout:g} is not a number of seconds", "--timeout 300, say")
-    return own, command
+    launches = [parse(text) for text in own.shapes or _DEFAULT]
+    width, verdicts = max(len(launch.text) for launch in launches), set()
+    emit(_row("as".ljust(width), *_HEAD))
+    for launch in launches:
+        is_good, columns, lines = _tried(launch, command, own.timeout)
+        verdicts.add(is_good)
+        emit("\n  ".join([_row(launch.text.ljust(width), *columns), *lines]))
+    return 0 if True in verdicts and False not in verdicts else 1
+
+
+def _row(*columns: str) -> str:
+    return "  ".join(f"{column:<8}" for column in columns).rstrip()
 
 
 def _tried(launch: Launch, command: Sequence[str], limit: float) -> tuple[bool | None, tuple[str, ...], Sequence[str]]:
