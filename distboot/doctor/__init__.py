@@ -170,13 +170,12 @@ class Machine:
         What `others` say for one of them, and is not empty, comes before that.
         """
         kind = self.container() or ""
-        if others.get(kind):
-            return others[kind]
-        if kind == "kubernetes":
-            return f"in the pod:\n{pod}"
-        if kind == "azureml":
-            return f'in the job\'s YAML: resources: {{docker_args: "{docker}"}}'
-        return f"docker run {docker}" if kind == "docker" else bare
+        remedies = {
+            "docker": f"docker run {docker}",
+            "kubernetes": f"in the pod:\n{pod}",
+            "azureml": f'in the job\'s YAML: resources: {{docker_args: "{docker}"}}',
+        }
+        return others.get(kind) or remedies.get(kind, bare)
 
 
 Check = Callable[[Machine], Finding | Iterable[Finding]]

@@ -146,8 +146,7 @@ def _settings(machine: Machine) -> dict[str, str]:
     own = environ.get("NCCL_CONF_FILE") or os.path.join(environ.get("HOME", "/"), ".nccl.conf")
     found: dict[str, str] = {}
     for path in ("etc/nccl.conf", own):
-        pairs = (line.split("=", 1) for line in machine.text(path).splitlines() if "=" in line)
-        found |= {name.strip(): value.strip() for name, value in pairs if name.strip().startswith("NCCL_")}
+        found |= dict(re.findall(r"^\s*(NCCL_\w+)\s*=[ \t]*(.*?)\s*$", machine.text(path), re.MULTILINE))
     return found | {name: value for name, value in environ.items() if name.startswith("NCCL_")}
 
 

@@ -2,8 +2,8 @@
 limits that a container has and its image does not show: shared memory, locked memory, open files.
 """
 
+import re
 import time
-from contextlib import suppress
 
 from ..detection.detect import detect, launcher_of
 from ..detection.parse import is_loopback
@@ -14,7 +14,8 @@ from ..settings import misspelled
 from ..text import counted, is_address, short_repr, without_mapping
 from . import Check, Finding, Machine, ok, problem, refused, unknown, warning
 
-_LISTENING = "0A"  # TCP_LISTEN, linux/net/tcp_states.h
+# 0: 0100007F:81FF 00000000:0000 0A …, where 0A is TCP_LISTEN (linux/net/tcp_states.h).
+_LISTENING = r"^\s*\d+: [0-9A-F]+:([0-9A-F]+) \S+ 0A\b"
 
 _MIB = 1 << 20
 _GIB = 1 << 30
@@ -127,15 +128,8 @@ def ports(machine: Machine) -> Finding:
 
 def _listeners(machine: Machine) -> set[int]:
     """The TCP ports of this network namespace at which some process listens."""
-    found = set()
-    for table in ("proc/net/tcp", "proc/net/tcp6"):
-        for line in machine.text(table).splitlines()[1:]:
-            with suppress(ValueError, IndexError):
-                # 0: 0100007F:81FF 00000000:0000 0A …
-                _, local, _, state = line.split()[:4]
-                if state == _LISTENING:
-                    found.add(int(local.rpartition(":")[2], 16))
-    return found
+    tables = "\n".join(map(machine.text, ("proc/net/tcp", "proc/net/tcp6")))
+    return {int(port, 16) for port in re.findall(_LISTENING, tables, re.MULTILINE)}
 
 
 def cpus(machine: Machine) -> Finding:
@@ -242,19 +236,17 @@ def open_files(machine: Machine) -> Finding:
 def _limits(machine: Machine, title: str) -> list[int | None]:
     """Soft and hard limit, None where there is none; nothing if /proc does not say."""
     # Max open files            1024                 1048576              files
-    for line in machine.text("proc/self/limits").splitlines():
-        if line.startswith(title):
-            return [None if word == "unlimited" else int(word) for word in line.removeprefix(title).split()[:2]]
-    return []
+    pattern = rf"^{title}\s+(\d+|unlimited)\s+(\d+|unlimited)\s"
+    found = re.search(pattern, machine.text("proc/self/limits"), re.MULTILINE)
+    return [None if word == "unlimited" else int(word) for word in found.groups()] if found else []
 
 
 def _may_lock(machine: Machine) -> bool:
     """Whether the kernel lets this process lock what it likes: the capability counts in the first user namespace."""
     if machine.text("proc/self/uid_map").split() != ["0", "0", "4294967295"]:
         return False
-    lines = machine.text("proc/self/status").splitlines()
-    effective = next((line.split()[1] for line in lines if line.startswith("CapEff:")), "0")
-    return bool(int(effective, 16) >> _IPC_LOCK & 1)
+    effective = re.search(r"^CapEff:\s*([0-9a-f]+)", machine.text("proc/self/status"), re.MULTILINE)
+    return effective is not None and bool(int(effective[1], 16) >> _IPC_LOCK & 1)
 
 
 def _size(count: int) -> str:
