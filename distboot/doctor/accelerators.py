@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ from . import Check, Finding, Machine, ok, problem, unknown, warning
 
 _HIP = "HIP_VISIBLE_DEVICES"
 # The oldest driver for each major version of CUDA: NVIDIA's CUDA Compatibility, "Minor Version Compatibility".
-_OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
+_OLDEST_DRIVER = {"11": 450, "12": 525, "13": 580}
 _COMPATIBLE = "usr/local/cuda/compat/libcuda.so*"  # of the same document: forward compatibility, for data-center GPUs
 _TARGETS = {"cuda": "CUDA", "hip": "ROCm", "xpu": "XPU", "hpu": "Gaudi"}
 _HOW = "pytorch.org, Get started, names the builds"
@@ -190,9 +189,7 @@ def driver(machine: Machine) -> Finding:
 
 
 def _against_cuda(machine: Machine, torch: str, cuda: str, version: str) -> Finding:
-    oldest = 0
-    with suppress(ValueError):
-        oldest = _OLDEST_DRIVER.get(int(cuda.partition(".")[0]), 0)
+    oldest = _OLDEST_DRIVER.get(cuda.partition(".")[0], 0)
     if int(version.partition(".")[0]) >= oldest:
         return ok(f"{torch}, NVIDIA driver {version}")
     seen = f"{torch} needs NVIDIA driver {oldest} or newer, and this host has {version}"
