@@ -26,10 +26,10 @@ sys.path[:0] = [str(ROOT), *(str(ROOT / each) for each in ("bench", "tests"))]
 
 from measure import PYTHON, UnmeasuredError, output_of  # noqa: E402 - beside this file, and so are the next
 from simulate_costs import coordinator_of  # noqa: E402
-from simulate_messages import JOB, place, record  # noqa: E402
+from simulate_messages import place, plan  # noqa: E402
 from simulate_peers import Peers, allow_all_files  # noqa: E402
 
-from distboot.agent.heartbeat import HeartbeatConnection, interval_of  # noqa: E402
+from distboot.agent.heartbeat import BOUND, HeartbeatConnection  # noqa: E402
 from distboot.agent.late import LateWatch  # noqa: E402
 from distboot.agent.messages import Locate, Position, Register  # noqa: E402
 from distboot.agent.stacks import lines  # noqa: E402
@@ -80,17 +80,15 @@ class _Rank0:
         self.now = time.monotonic()
         listener = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
         self.them = Peers(listener.getsockname()[1], agents)
-        server = Coordinator(listener, record(0, agents), JOB)
+        server = Coordinator(listener, plan(agents))
         self.them.begin("meet")
         select.select([listener], [], [])
-        membership = server.wait_for_join(300)
+        membership = server.wait_for_join()
         self.them.done()
-        self.interval = interval_of(membership)
         self.side = coordinator_of(server, membership, _AFTER)
         self.late = vars(self.side)["_late"]
         self.them.do("ready")
         self.read()
-        self.side.settings = self.side.settings._replace(bound=600.0)  # they are one process, on a machine that is busy
         self.side.take(0, Ready(), self.now)
         self.them.do("read")  # that they may go
         self.them.do("watch")
@@ -107,7 +105,7 @@ class _Rank0:
         self.side.turn(self.now)
 
     def beat(self) -> None:
-        self.side.tick(self.now)
+        self.side.beat(self.now)
         self.turn()
         self.side.due(self.now)
 
@@ -159,7 +157,7 @@ def _whole(agents: int, kind: str) -> Cost:
     allow_all_files()
     rank0 = _Rank0(agents)
     sent, beat, without = _still(rank0)
-    return Cost(sent, beat, without, rank0.interval, *_episode(rank0, kind))
+    return Cost(sent, beat, without, BOUND, *_episode(rank0, kind))
 
 
 if __name__ == "__main__":

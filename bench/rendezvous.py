@@ -23,13 +23,13 @@ from typing import NamedTuple
 
 from distboot import DistbootError
 from distboot.rendezvous.coordinator import Coordinator
-from distboot.rendezvous.membership import Membership, build_membership
+from distboot.rendezvous.membership import JoinPlan, Membership, build_membership
 from distboot.rendezvous.messages import Hello, Members, WorkerInfo
 from distboot.rendezvous.plan import environment_facts
-from distboot.rendezvous.protocol import HEADER, Channel, Frames, JobCredentials, most_from_rank_0
+from distboot.rendezvous.protocol import HEADER, Channel, Frames, most_from_rank_0
 from distboot.rendezvous.worker import Worker
 
-JOB = JobCredentials("5c2f10aa")
+JOB = "5c2f10aa"
 _COMPRESSED = 1 << 31  # in the length of a frame: that its body is
 
 
@@ -84,7 +84,7 @@ def _peers(port: int, world_size: int) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     poll, connections, stage = select.epoll(), {}, {}
-    hello = Channel().sign(Hello(JOB.job, "0" * 32))
+    hello = Channel().sign(Hello(JOB, "0" * 32))
     messages = [_report(rank, world_size) for rank in range(world_size)]
     print("ready", flush=True)
     sys.stdin.readline()
@@ -124,13 +124,13 @@ def _rank_0(world_size: int) -> Cost:
     assert peers.stdout is not None
     assert peers.stdin is not None
     peers.stdout.readline()
-    server = Coordinator(listener, record(0, world_size), JOB)
+    server = Coordinator(listener, JoinPlan(record(0, world_size), JOB, ("127.0.0.1",), (1,), 300.0))
     meter = Meter()
     peers.stdin.write("\n")
     peers.stdin.flush()
     select.select([listener], [], [])
     meter.start()
-    server.wait_for_join(300)
+    server.wait_for_join()
     cost = meter.stop()
     assert peers.wait(60) == 0
     return cost
@@ -148,11 +148,9 @@ def naming(join_timeout: float, *ranks: WorkerInfo, world_size: int = 8) -> tupl
             codes.append(error.code)
         ends.append(time.perf_counter())
 
-    server = Coordinator(listener, record(0, world_size), JOB)
-    threads = [threading.Thread(target=ended, args=(lambda: server.wait_for_join(join_timeout),))]
-    for each in ranks:
-        client = Worker(["127.0.0.1"], [port], each, JOB)
-        threads.append(threading.Thread(target=ended, args=(lambda client=client: client.report(join_timeout),)))
+    plans = [JoinPlan(each, JOB, ("127.0.0.1",), (port,), join_timeout) for each in (record(0, world_size), *ranks)]
+    meets = [Coordinator(listener, plans[0]).wait_for_join, *(Worker(plan).report for plan in plans[1:])]
+    threads = [threading.Thread(target=ended, args=(meet,)) for meet in meets]
     for thread in threads[:-1]:
         thread.start()
     arrived = time.perf_counter()

@@ -137,24 +137,24 @@ def _meet(agents: int) -> tuple[float, float]:
     """From the decision that a round is over until all have the membership of the next: rank 0's CPU, and seconds."""
     import socket
 
-    from simulate_messages import JOB, record
+    from simulate_messages import plan
     from simulate_peers import Peers
 
     from distboot.rendezvous.coordinator import Coordinator
 
     listener = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
     sides = [Peers(listener.getsockname()[1], agents) for _ in range(2)]
-    first = Coordinator(listener, record(0, agents), JOB)
+    first = Coordinator(listener, plan(agents))
     sides[0].begin("meet")
-    first.wait_for_join(300)
+    first.wait_for_join()
     sides[0].done()
     begin, own = time.monotonic(), time.process_time()
     for _, connection, _ in first.detach_all():
         connection.close()
     first.close()
-    second = Coordinator(listener, record(0, agents), JOB)
+    second = Coordinator(listener, plan(agents))
     sides[1].begin("meet")
-    second.wait_for_join(300)
+    second.wait_for_join()
     own = time.process_time() - own
     sides[1].done()
     return own, time.monotonic() - begin

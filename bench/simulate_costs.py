@@ -27,8 +27,8 @@ from simulate_messages import (  # noqa: E402 - beside this file
     BEAT,
     CHALLENGE,
     HELLO,
-    JOB,
     lines_of,
+    plan,
     record,
     verdict,
 )
@@ -71,7 +71,7 @@ class Costs:
         membership: drawing up and writing the membership, a rank.
         prove: writing it for one more line where there is a DISTBOOT_SECRET.
         read_membership: reading it on another rank, a rank of it.
-        beat: hearing the beat of a line, answering it and looking whether it is silent.
+        beat: hearing the heartbeat of a line, sending one, and looking whether it is confirmed.
         wake: what a line adds to each time that failure detection's loop wakes up.
         watch: beginning to watch a rank.
         end: hearing how a rank ended.
@@ -150,7 +150,7 @@ def costs(lines: int) -> dict[str, float]:
     listener = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
     them = Peers(listener.getsockname()[1], world_size)
     allow_all_files()
-    server, found = _Steps(listener, record(0, world_size), JOB), dict[str, float]()
+    server, found = _Steps(listener, plan(world_size)), dict[str, float]()
     found["peer"] = them.do("connect") / lines
     before = found["base"] = resident()
     found["accept"] = _cpu(lambda: server.turns(math.ceil(lines / _ACCEPTED_AT_ONCE))) / lines
@@ -165,7 +165,7 @@ def costs(lines: int) -> dict[str, float]:
     found["record"] = _cpu(lambda: server.turns(1)) / lines
     found["turn"] = _cpu(lambda: server.turns(100)) / 100
     them.begin("read")
-    membership = server.wait_for_join(60)
+    membership = server.wait_for_join()
     found["memory"] = (resident() - before) / lines
     them.done()
     coordinator = coordinator_of(server, membership)
@@ -206,7 +206,7 @@ def _hosts(size: int) -> tuple[str, ...]:
 
 def coordinator_of(server: Coordinator, membership: Membership, late_after: float = 0.0) -> FailureCoordinator:
     """What rank 0's agent goes on with once all have met."""
-    settings = SupervisionSettings(bound=15.0, grace=30.0, late_after=late_after)
+    settings = SupervisionSettings(grace=30.0, late_after=late_after)
     coordinator = participant_of(0, membership, server, settings, held=True)
     assert isinstance(coordinator, FailureCoordinator)
     coordinator.is_starting = True
@@ -214,13 +214,17 @@ def coordinator_of(server: Coordinator, membership: Membership, late_after: floa
 
 
 def _supervision(them: Peers, coordinator: FailureCoordinator, read: Callable[[], None]) -> dict[str, float]:
-    loop = _Loop(coordinator, 1.0)
+    loop = _Loop(coordinator)
     coordinator.take(0, Register(os.getpid()), time.monotonic())
     lines = len(coordinator.peers)
 
     def tell() -> None:
         for line in coordinator.peers:
             line.send(Abort(verdict()))
+
+    def beat() -> None:
+        coordinator.beat(time.monotonic())
+        assert len([line for line in coordinator.peers if line.is_acknowledged()]) == lines
 
     found: dict[str, float] = {}
     them.do("watch")
@@ -229,7 +233,7 @@ def _supervision(them: Peers, coordinator: FailureCoordinator, read: Callable[[]
     beats = []
     for _ in range(5):
         them.do("beat")
-        beats.append(_cpu(lambda: coordinator.tick(time.monotonic())) / lines)
+        beats.append(_cpu(beat) / lines)
     found["beat"] = statistics.median(beats)
     found["wake"] = statistics.median(_cpu(loop.wake) for _ in range(9)) / lines
     found["tell"] = _cpu(tell) / lines

@@ -14,14 +14,14 @@ from distboot.agent.exit_status import ExitStatus
 from distboot.agent.messages import Exited, Position, Register, Stalled
 from distboot.agent.root_cause import RootCause, from_disconnect, ranks_of
 from distboot.agent.stacks import Stacks, frame
-from distboot.rendezvous.membership import Membership
+from distboot.rendezvous.membership import JoinPlan, Membership
 from distboot.rendezvous.messages import Hello, Ready, Welcome, WorkerInfo
 from distboot.rendezvous.plan import environment_facts
-from distboot.rendezvous.protocol import Channel, JobCredentials
+from distboot.rendezvous.protocol import Channel
 
 RANKS_A_NODE = 8
-JOB = JobCredentials("5c2f10aa")
-HELLO = Channel().sign(Hello(JOB.job, "0" * 32))
+JOB = "5c2f10aa"
+HELLO = Channel().sign(Hello(JOB, "0" * 32))
 CHALLENGE = Channel().sign(Welcome("0" * 32))
 BEAT = Channel().sign(None)
 _FACTS = environment_facts({}, RANKS_A_NODE, "torch")
@@ -35,6 +35,11 @@ def record(rank: int, world_size: int, **more: object) -> WorkerInfo:
         rank, "slurm", host, f"{host}/boot", 1000 + rank, str(rank), world_size, local_rank=rank % RANKS_A_NODE,
         local_world_size=min(RANKS_A_NODE, world_size - node * RANKS_A_NODE), node_rank=node, facts=_FACTS, **more,  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+def plan(world_size: int) -> JoinPlan:
+    """That of rank 0."""
+    return JoinPlan(record(0, world_size), JOB, ("127.0.0.1",), (1,), 300.0)
 
 
 def membership_of_nodes(world_size: int) -> Membership:

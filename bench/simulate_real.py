@@ -1,6 +1,6 @@
 """A real roll call and a real supervision at real sockets, whole: what the simulation is held against.
 
-    python bench/simulate_real.py 100000 8    ranks, and how many of them share a connection
+    python bench/simulate_real.py 10000    ranks
 
 All ranks but rank 0 are sockets of one other process on the same machine.
 """
@@ -21,11 +21,11 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent)]
 
 from simulate_costs import coordinator_of, resident  # noqa: E402 - beside this file, and so are the next
-from simulate_messages import JOB, record  # noqa: E402
+from simulate_messages import plan  # noqa: E402
 from simulate_peers import Peers  # noqa: E402
 
 from distboot.agent.failure_coordinator import FailureCoordinator  # noqa: E402
-from distboot.agent.heartbeat import interval_of  # noqa: E402
+from distboot.agent.heartbeat import BOUND  # noqa: E402
 from distboot.agent.loop import EventLoop  # noqa: E402
 from distboot.agent.messages import Register  # noqa: E402
 from distboot.rendezvous.coordinator import Coordinator  # noqa: E402
@@ -41,7 +41,7 @@ class Measured:
         took: seconds, from the first connection until all have it.
         memory: bytes that are resident then.
         go: seconds of CPU for hearing that all are ready, and letting them go.
-        beat: seconds of CPU, for one beat of failure detection on all lines.
+        beat: seconds of CPU of failure detection, from one beat on all lines to the next.
         told: seconds from the end of a rank until all know.
     """
 
@@ -62,11 +62,11 @@ def real(world_size: int) -> Measured:
 def _whole(world_size: int) -> Measured:
     listener = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
     them = Peers(listener.getsockname()[1], world_size)
-    server = Coordinator(listener, record(0, world_size), JOB)
+    server = Coordinator(listener, plan(world_size))
     them.begin("meet")
     select.select([listener], [], [])
     cpu = time.process_time()
-    membership = server.wait_for_join(300)
+    membership = server.wait_for_join()
     cpu = time.process_time() - cpu
     took, memory = them.done(), resident()
     coordinator = coordinator_of(server, membership)
@@ -77,15 +77,14 @@ def _whole(world_size: int) -> Measured:
     coordinator.take(0, Ready(), time.monotonic())
     go = time.process_time() - go
     them.do("read")
-    interval = interval_of(membership)
-    loop = EventLoop(coordinator, interval)
+    loop = EventLoop(coordinator)
     coordinator.take(0, Register(os.getpid()), time.monotonic())
     threading.Thread(target=loop.run, daemon=True).start()
-    return Measured(cpu, took, memory, go, *_supervision(them, coordinator, interval))
+    return Measured(cpu, took, memory, go, *_supervision(them, coordinator))
 
 
-def _supervision(them: Peers, coordinator: FailureCoordinator, interval: float) -> tuple[float, float]:
-    """The CPU of one beat, while nothing else happens, and the seconds until all know of an end."""
+def _supervision(them: Peers, coordinator: FailureCoordinator) -> tuple[float, float]:
+    """The CPU from one beat to the next, while nothing else happens, and the seconds until all know of an end."""
     them.do("watch")
     them.do("beat")
     while sum(one.event == "registered" for one in coordinator.log) < len(coordinator.members):
@@ -93,7 +92,7 @@ def _supervision(them: Peers, coordinator: FailureCoordinator, interval: float) 
     them.do("read")
     them.do("beat")
     idle = time.process_time()
-    time.sleep(interval)
+    time.sleep(BOUND)
     beat = time.process_time() - idle
     them.do("beat")
     return beat, them.do("die")

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import dataclass
 
 from simulate_costs import Costs
 from simulate_job import Link
 
-from distboot.agent.heartbeat import INTERVAL
+from distboot.agent.heartbeat import BOUND
 from distboot.agent.root_cause import GATHERING
-from distboot.settings import DEFAULTS
 
-_LOOKS = 0.1  # seconds between two looks at a line that is suspect
-# In intervals, as agent/heartbeat.py has them.
-_SLACK, _PROBING, _QUIET = 0.6, 1.0, 1.5
-_MOST_BEATS = 2000  # a second, as agent/heartbeat.py has it
-_LEAST_BEATS = 2  # within the bound, as agent/agent.py has it
+# Seconds, as agent/heartbeat.py has them for this bound.
+_PATIENCE = (10.0, 11.0)  # without an answer until the kernel gives up
+_BETWEEN = 2.0  # two of its questions
+_PROBE = (2.9, 3.9)  # until the host counts as lost then
 
 
 @dataclass(frozen=True)
@@ -43,17 +40,14 @@ class Supervision:
 
 def supervision(costs: Costs, world_size: int, *, latency: float = 1e-4, link: float = 10e9) -> Supervision:
     """Failure detection of a job."""
-    interval = max(INTERVAL, world_size / _MOST_BEATS)
-    bound = max(float(DEFAULTS["DISTBOOT_HEARTBEAT_TIMEOUT"]), _LEAST_BEATS * interval)
-    # The loop wakes up for its own beats; those of the others wait until then.
-    beat = world_size * (costs.beat + costs.wake)
+    beat = world_size * costs.beat
     return Supervision(
-        interval,
+        BOUND,
         beat,
-        beat / interval,
+        beat / BOUND + world_size * costs.wake,  # the loop wakes up once a second
         _told(costs, world_size, latency, link),
-        silence_noticed(interval, bound),
-        world_size * costs.beat_bytes / interval,
+        (_PATIENCE[0] - _BETWEEN + _PROBE[0], _PATIENCE[1] + _PROBE[1]),
+        world_size * costs.beat_bytes / BOUND,
     )
 
 
@@ -81,17 +75,3 @@ def end_of_all(costs: Costs, world_size: int, within: float = 1.0) -> float:
         took = costs.wake * world_size + (here - heard) * costs.end
         now, heard, spent = now + took, here, spent + took
     return spent
-
-
-def silence_noticed(interval: float, bound: float) -> tuple[float, float]:
-    """Seconds from the moment when a host has gone until rank 0 counts its ranks as lost: at best and at worst.
-
-    Rank 0 looks at a line when it beats, and more often at one that is suspect. The host goes between the beat at 0,
-    which it still acknowledged, and the next one.
-    """
-    beats = math.ceil(_QUIET)  # until it is looked at
-    while beats * interval <= bound - _PROBING * interval:
-        beats += 1
-    suspect, lost = beats * interval, bound + _SLACK * interval
-    noticed = suspect + max(math.ceil((lost - suspect) / _LOOKS) * _LOOKS, 0.0)
-    return noticed - interval, noticed

@@ -64,7 +64,7 @@ def section(effort: Effort) -> Section:
         Limit("`detect()` on any capture, median", f"the slowest {slowest * 1e6:.0f} µs", "≤ 100 µs", slowest <= 1e-4),
         Limit("a Slurm hostlist of 100,000 hosts", f"the slowest of {len(_HOSTLISTS)} forms {hostlist * 1e3:.0f} ms",
               "≤ 100 ms", hostlist <= 0.1),
-        promise("wrapper around `python -c pass`, over it", wrapper, 60e-3, "≤ 60 ms", unit="ms", digits=1, more=True),
+        promise("wrapper around `python -c pass`, over it", wrapper, 40e-3, "≤ 40 ms", unit="ms", digits=1, more=True),
         _doctor(effort),
         _memory(),
     ]  # fmt: skip
@@ -163,4 +163,4 @@ def _memory() -> Limit:
     wrapper.communicate("\n")
     kib = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
     megabytes = kib * 1024 / 1e6
-    return Limit("the wrapper's own resident memory, a rank", f"{megabytes:.1f} MB", "≤ 20 MB", megabytes <= 20)
+    return Limit("the wrapper's own resident memory, a rank", f"{megabytes:.1f} MB", "≤ 15 MB", megabytes <= 15)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from . import frameworks, settings
 from .context import Context, who_of
 from .detection import export, inherited
-from .detection.detect import detect, launcher_of, refuse_unless_rank
+from .detection.detect import LAUNCHERS, detect, refuse_unless_rank
 from .detection.export import EnvTransaction, require_master, thread_variables, wait_until_resolves
 from .detection.launchers.slurm import SINGLE
 from .detection.placement import Placement
@@ -26,8 +26,8 @@ from .text import log_line, short_repr
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .agent.local import AgentLink
     from .agent.sidecar_start import Sidecar
+    from .rendezvous.local import AgentLink
     from .rendezvous.membership import JoinResult
     from .report.files import StartupReport
 
@@ -194,8 +194,8 @@ def _started(call: _Call) -> Context:
         settings.refuse_log(os.environ)
         settings.warn_of_unknown(os.environ, placement.rank, placement.who)
         found = None
-        if outer is not None and outer.met:
-            from .agent.local import attached  # here and below, as a process that is alone has no agent
+        if outer.met:
+            from .rendezvous.local import attached  # here and below, as a process that is alone has no agent
 
             found = attached(os.environ)
         if found is None and placement.rank == 0 and settings.restart_settings(os.environ).most:
@@ -215,9 +215,9 @@ def _started(call: _Call) -> Context:
             return context
 
 
-def _refuse_process(placement: Placement, outer: inherited.InheritedEnv | None) -> None:
+def _refuse_process(placement: Placement, outer: inherited.InheritedEnv) -> None:
     """Refuse a process that is not, or need not be, the rank that its environment says."""
-    if placement.world_size > 1 and outer is not None and outer.joined not in (0, os.getpid()):
+    if placement.world_size > 1 and outer.joined not in (0, os.getpid()):
         # A DataLoader worker or a subprocess, which inherits the environment of its rank.
         raise DistbootError(
             "already-joined",
@@ -225,7 +225,7 @@ def _refuse_process(placement: Placement, outer: inherited.InheritedEnv | None) 
             "call distboot.init() in one process per rank, below `if __name__ == '__main__':` where workers are"
             " spawned, or close() the context before another process takes its place",
         )
-    launcher = launcher_of(placement)
+    launcher = LAUNCHERS[placement.launcher]
     if launcher.unsupported_reason:
         problem = f"distboot.init() does not work under {launcher.title}: the other processes do not exist yet"
         raise DistbootError("unsupported-launcher", problem, launcher.unsupported_reason)

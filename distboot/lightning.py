@@ -132,9 +132,9 @@ def callbacks() -> list[object]:
     _, ours = inherited.strip(os.environ)
     home = next((sys.modules[name] for name in _TRAINERS if name in sys.modules), None)
     # Another WORLD_SIZE is that of a launcher further in.
-    if ours is None or home is None or os.environ.get("WORLD_SIZE") != str(ours.fields["world_size"]):
-        return []
     job = ours.fields
+    if not job or home is None or os.environ.get("WORLD_SIZE") != str(job["world_size"]):
+        return []
 
     class SizeCheck(home.Callback):  # type: ignore[name-defined, misc]
         def setup(self, trainer: Any, module: object, stage: str) -> None:  # noqa: ARG002 - as Lightning calls it

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import queue
 import resource
 import select
 import signal
@@ -55,8 +54,14 @@ def watch_exit() -> None:
 
 
 def exit_asked() -> SystemExit | None:
-    """In a function of `atexit`: with what `sys.exit` has ended the script; None: it has not."""
-    return _asked if _asked is not None and _is_uncaught(_asked) else None
+    """In a function of `atexit`: with what `sys.exit` has ended the script; None: it has not, or that was caught."""
+    if _asked is None or _asked.__traceback__ is None:  # before Python 3.12, where no frame could catch it
+        return _asked
+    import opcode
+
+    frame = _asked.__traceback__.tb_frame
+    has_returned = opcode.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
+    return _asked if frame.f_back is None and not has_returned else None  # it has come to the outermost frame
 
 
 def exit_outcome() -> str:
@@ -70,44 +75,34 @@ def exit_outcome() -> str:
     return WELL if asked is None or asked.code in (None, 0) else EXIT
 
 
-def _is_uncaught(error: SystemExit) -> bool:
-    """Whether it was not caught: it has come to the outermost frame, and that has not returned."""
-    import opcode
-
-    trace = error.__traceback__
-    if trace is None:  # before Python 3.12, where no frame could catch it
-        return True
-    frame = trace.tb_frame
-    return frame.f_back is None and not opcode.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
-
-
-def start_without_signals(name: str, work: Callable[[], object]) -> None:
+def start_without_signals(name: str, work: Callable[[], object]) -> threading.Thread:
     """Start a thread that takes no signal, and does not keep the process alive."""
+    thread = threading.Thread(target=work, name=name, daemon=True)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
-        threading.Thread(target=work, name=name, daemon=True).start()
+        thread.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return thread
 
 
 def result_within(limit: float, name: str, work: Callable[[], T], late: str) -> T:
     """What `work` returns or raises in a thread of this name, which may outlive us; `late` says what has timed out."""
-    done: queue.SimpleQueue[tuple[list[T], BaseException | None]] = queue.SimpleQueue()
+    results: list[T] = []
+    errors: list[BaseException] = []
 
     def run() -> None:
         try:
-            done.put(([work()], None))
+            results.append(work())
         except BaseException as error:  # noqa: BLE001 - raised again below, in the thread of the caller
-            done.put(([], error))
+            errors.append(error)
 
-    start_without_signals(name, run)
-    try:
-        found, error = done.get(timeout=limit)
-    except queue.Empty:
-        raise TimeoutError(late) from None
-    if error is not None:
-        raise error
-    return found[0]
+    start_without_signals(name, run).join(limit)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError(late)
+    return results[0]
 
 
 def at_once(work: Callable[[S], T], on: Sequence[S]) -> list[T]:
@@ -156,9 +151,6 @@ def deadline(
         if watcher == 0:
             os.close(writing)
             watch()
-    except OSError:
-        os.close(writing)
-        raise
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(reading)
@@ -207,6 +199,13 @@ def become(command: Sequence[str], environ: Mapping[str, str], *, open_files: in
         os.execvpe(command[0], list(command), dict(environ))  # noqa: S606 - what the user asks for
     except OSError as error:
         raise command_error(command[0], error) from None
+
+
+def proc_stat(process: object = "self") -> list[str]:
+    """The fields of proc_pid_stat(5) from the third one on, the state; none: it has ended, or there is no /proc."""
+    with suppress(OSError), open(f"/proc/{process}/stat", encoding="ascii", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()
+    return []
 
 
 def limit_files(soft: int | None) -> None:

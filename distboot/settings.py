@@ -37,12 +37,8 @@ DEFAULTS: Mapping[str, str] = {
 }
 # What one process of distboot leaves for another.
 RANK = (  # by the agent of a node, for each rank of its own
-    "DISTBOOT_RANK",
-    "DISTBOOT_WORLD_SIZE",
-    "DISTBOOT_LOCAL_RANK",
-    "DISTBOOT_LOCAL_WORLD_SIZE",
-    "DISTBOOT_NODE_RANK",
-    "DISTBOOT_NUM_NODES",
+    *("DISTBOOT_RANK", "DISTBOOT_WORLD_SIZE", "DISTBOOT_LOCAL_RANK", "DISTBOOT_LOCAL_WORLD_SIZE"),
+    *("DISTBOOT_NODE_RANK", "DISTBOOT_NUM_NODES"),
 )
 INTERNAL = (
     "DISTBOOT_AGENT",
@@ -66,7 +62,6 @@ _ALIKE = 0.85  # of 1, the beginning that they have in common included
 class SupervisionSettings(NamedTuple):
     """What a user can set about failure detection."""
 
-    bound: float  # seconds for which a rank may be silent, or stopped, before it counts as lost
     grace: float  # seconds between TERM and KILL for a process that has to stop
     report: str | None = None  # file for the report of the job, absolute
     apart: str = ""  # the launcher of which each rank starts a job of its own, as far as the wrapper knows
@@ -83,31 +78,29 @@ class SupervisionSettings(NamedTuple):
         return min(filter(None, (self.late_after, self.hang_after)), default=0.0)
 
 
+def heartbeat_timeout(environ: Mapping[str, str]) -> float:
+    """Seconds for which a rank may be silent."""
+    found = _seconds(environ, "DISTBOOT_HEARTBEAT_TIMEOUT")
+    if found < _LEAST_BOUND:
+        why = f"DISTBOOT_HEARTBEAT_TIMEOUT={found:g} is shorter than {_LEAST_BOUND:g} s"
+        raise DistbootError("broken-environment", why, "give 2 to 86400; 15 is enough for a busy machine")
+    return found
+
+
 def supervision_settings(
     environ: Mapping[str, str], grace: float | None = None, report: str | None = None
 ) -> SupervisionSettings:
     """Those of this process; an option that was given comes before what the environment says."""
     more = "; how long a rank may be silent is DISTBOOT_HEARTBEAT_TIMEOUT"
-    is_on = _switch(environ, "DISTBOOT_FAILURE_DETECTION", more)
-    bound = _seconds(environ, "DISTBOOT_HEARTBEAT_TIMEOUT")
-    if bound < _LEAST_BOUND:
-        raise DistbootError(
-            "broken-environment",
-            f"DISTBOOT_HEARTBEAT_TIMEOUT={bound:g} is shorter than {_LEAST_BOUND:g} s",
-            "give 2 to 86400; ranks send a heartbeat once a second, and 15 is enough for a busy machine",
-        )
-    report = report or environ.get("DISTBOOT_REPORT")
-    grace, signals, stop_at = grace_setting(environ, grace), _stop_signals(environ), _stop_at(environ)
-    late_after = 0.0 if environ.get("DISTBOOT_LATE_AFTER") == "0" else _seconds(environ, "DISTBOOT_LATE_AFTER")
     hang_after = _seconds(environ, "DISTBOOT_HANG_AFTER")
+    report = report or environ.get("DISTBOOT_REPORT")
     return SupervisionSettings(
-        bound,
-        grace,
+        grace_setting(environ, grace),
         os.path.abspath(report) if report else None,  # now, as a script may change its directory
-        detects=is_on,
-        stop_signals=signals,
-        stop_at=stop_at,
-        late_after=late_after,
+        detects=_switch(environ, "DISTBOOT_FAILURE_DETECTION", more),
+        stop_signals=_stop_signals(environ),
+        stop_at=_stop_at(environ),
+        late_after=_seconds(environ, "DISTBOOT_LATE_AFTER", may_be_0=True),
         hang_after=hang_after if _switch(environ, "DISTBOOT_HANG", choices=("warn", "stop")) else None,
         quit_shows=_switch(environ, "DISTBOOT_SIGQUIT", choices=("forward", "stacks")),
     )
@@ -139,25 +132,23 @@ def _stop_at(environ: Mapping[str, str]) -> float | None:
         hint = "DISTBOOT_JOB_END_TIME=$(( $(date +%s) + 86400 )) for a day from now, or unset it"
         what = "DISTBOOT_STOP_BEFORE_END is set, and nothing says when the job ends: SLURM_JOB_END_TIME is missing"
         raise DistbootError("broken-environment", what, hint)
-    end = environ[name]
-    if digits(end, 11) is None:
-        problem = f"{name}={short_repr(end)} is not a time in seconds since 1970"
+    end = digits(environ[name], 11)
+    if end is None:
+        problem = f"{name}={short_repr(environ[name])} is not a time in seconds since 1970"
         raise DistbootError("broken-environment", problem, "date +%s prints the time now")
-    return float(end) - before
+    return end - before
 
 
 def misspelled(environ: Mapping[str, str]) -> dict[str, str]:
     """Each variable that looks like a misspelled setting, or like a missing one of PyTorch's; and what is meant."""
-    known = (*KNOWN, *_OF_PYTORCH)
-    strange = [name for name in environ if name.startswith(_OURS_OR_SIMILAR) and name not in known]
+    strange = [name for name in environ if name.startswith(_OURS_OR_SIMILAR) and name not in (*KNOWN, *_OF_PYTORCH)]
     if not strange:
         return {}
     from difflib import get_close_matches  # here, as it is slow to import
 
     # What is like no setting is the user's own, or of a newer distboot.
     wanted = [*KNOWN, *(name for name in _OF_PYTORCH if name not in environ)]
-    meant = {name: get_close_matches(name, wanted, 1, _ALIKE) for name in strange}
-    return {name: close[0] for name, close in meant.items() if close}
+    return {name: close[0] for name in strange if (close := get_close_matches(name, wanted, 1, _ALIKE))}
 
 
 def warn_of_unknown(environ: Mapping[str, str], rank: int, who: str | None) -> None:
@@ -186,6 +177,7 @@ def grace_setting(environ: Mapping[str, str], given: str | float | None = None) 
 def refuse_invalid(environ: Mapping[str, str]) -> None:
     """Refuse every setting that a job would refuse."""
     supervision_settings(environ)
+    heartbeat_timeout(environ)
     _seconds(environ, "DISTBOOT_JOIN_TIMEOUT")
     _switch(environ, "DISTBOOT_RENDEZVOUS")
     nproc_setting(environ)
@@ -206,18 +198,18 @@ def restart_settings(
 ) -> RestartSettings:
     """Those of this process; an option that was given comes before what the environment says."""
     said, text, code = _given(environ, "DISTBOOT_MAX_RESTARTS", "--max-restarts", most)
-    most_restarts = digits(text, 5)
+    most_restarts = digits(str(text), 5)
     if most_restarts is None:
         raise DistbootError(code, f"{said} is not a number of restarts", "give 0 to 99999")
-    times = (
-        _given(environ, "DISTBOOT_RESTART_DELAY", "--restart-delay", delay),
-        _given(environ, "DISTBOOT_RESTART_WINDOW", "--restart-window", window),
+    return RestartSettings(
+        most_restarts,
+        _seconds(environ, "DISTBOOT_RESTART_DELAY", "--restart-delay", delay, may_be_0=True),
+        _seconds(environ, "DISTBOOT_RESTART_WINDOW", "--restart-window", window, may_be_0=True),
     )
-    return RestartSettings(most_restarts, *(seconds(said, text, code, may_be_0=True) for said, text, code in times))
 
 
-def _given(environ: Mapping[str, str], name: str, option: str, value: str | None) -> tuple[str, str, str]:
-    """A setting as an error says it, its text, and the code of the error."""
+def _given(environ: Mapping[str, str], name: str, option: str, value: object) -> tuple[str, object, str]:
+    """A setting as an error says it, its value, and the code of the error."""
     if value is not None:
         return f"{option}={short_repr(value)}", value, "usage"
     text = environ.get(name) or DEFAULTS[name]
@@ -255,11 +247,10 @@ def seconds(given: str, value: object, code: str = "usage", *, may_be_0: bool = 
     return number
 
 
-def _seconds(environ: Mapping[str, str], name: str, option: str = "", given: object = None) -> float:
-    if given is not None:
-        return seconds(f"{option}={short_repr(given)}", given)
-    text = environ.get(name, DEFAULTS[name])
-    return seconds(f"{name}={short_repr(text)}", text, "broken-environment")
+def _seconds(
+    environ: Mapping[str, str], name: str, option: str = "", given: object = None, *, may_be_0: bool = False
+) -> float:
+    return seconds(*_given(environ, name, option, given), may_be_0=may_be_0)
 
 
 def _switch(environ: Mapping[str, str], name: str, hint: str = "", choices: tuple[str, str] = ("0", "1")) -> bool:

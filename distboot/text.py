@@ -6,15 +6,17 @@ import os
 import re
 import select
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from itertools import groupby
 
 _DIGITS_AND_DOTS = re.compile(r"[0-9.]+", re.ASCII)
 _STDERR_LIMIT = 500  # milliseconds
 _PIPE_BUF = 4096  # bytes
 _LONGEST = 200  # characters of a value that a message shows
 _MOST_SPANS = 20  # ranges in one line
-_BEGINNINGS = ("summary", "warning")  # of a text that are events
+_BEGINNINGS = ("summary", "warning", "hint")  # of a text that are events
 
 
 def short_repr(value: object) -> str:
@@ -111,19 +113,12 @@ def ranks_said(ranks: Sequence[int]) -> str:
 
 def with_nodes(ranks: Iterable[int], node_of: Mapping[int, int]) -> str:
     """`"3 (node 0), 8-31 (nodes 1-3)"`, for ranks in ascending order."""
-    by_node: dict[int, list[int]] = {}
-    for rank in ranks:
-        by_node.setdefault(node_of[rank], []).append(rank)
-    groups: list[tuple[list[int], list[range]]] = []  # nodes, and the runs of their ranks
-    for node, here in by_node.items():
-        found = runs(here)
-        nodes, before = groups[-1] if groups else ([], [])
-        if len(found) == len(before) == 1 and node == nodes[-1] + 1 and found[0].start == before[0].stop:
-            nodes.append(node)
-            before[0] = range(before[0].start, found[0].stop)
-        else:
-            groups.append(([node], found))
-    return _first([f"{_joined(found)} {nodes_said(nodes)}" for nodes, found in groups])
+
+    def nodes_of(run: range) -> list[int]:
+        return sorted({node_of[rank] for rank in run})
+
+    groups = groupby(runs(ranks), nodes_of)
+    return _first([f"{_joined([*found])} {nodes_said(nodes)}" for nodes, found in groups])
 
 
 def nodes_said(nodes: Sequence[int]) -> str:
@@ -161,9 +156,22 @@ def without_mapping(host: str) -> str:
     return host.removeprefix("::ffff:") if "." in host else host
 
 
-def without_secret(text: str) -> str:
-    """A text without the DISTBOOT_SECRET of this process, also as repr and JSON write it. Tracebacks have `without`."""
-    secret = os.environ.get("DISTBOOT_SECRET", "")
-    for form in {secret, repr(secret)[1:-1], ascii(secret)[1:-1]} if secret else ():
+def without_secret(text: str, secret: str | None = None) -> str:
+    """A text without a secret, by default the DISTBOOT_SECRET of this process.
+
+    As it is, as repr, ascii and JSON write it, and as they write that once more.
+    """
+    secret = os.environ.get("DISTBOOT_SECRET", "") if secret is None else secret
+    if not secret:
+        return text
+    import json
+
+    writers: list[Callable[[str], str]] = [repr, ascii, json.dumps, partial(json.dumps, ensure_ascii=False)]
+    forms = {secret, repr(secret.encode(errors="surrogateescape"))[2:-1]}
+    for _ in range(2):
+        plain = [write(form)[1:-1] for form in forms for write in writers]
+        quotes = [write(form + "'\"")[1:-4] for form in forms for write in (repr, ascii)]  # so that its own are escaped
+        forms.update(plain, quotes)
+    for form in sorted(forms, key=len, reverse=True):
         text = text.replace(form, "***")
     return text

@@ -25,14 +25,13 @@ from hosts import Hosts, Slurm
 from launched import hosts_up
 from ranks import Ranks, RunRanks, run_ranks, runner
 from recorded import Get, machine
-from rendezvous_peers import OURS, FakeRank0, Rank0, record
+from rendezvous_peers import FakeRank0, Rank0, record
 from supervised import Start, job
 from tensorflows import QUIET, ByHand, by_rank
 
 import distboot as package
 from distboot.doctor import Machine
 from distboot.rendezvous.messages import Ready
-from distboot.rendezvous.protocol import JobCredentials
 
 ROOT = Path(__file__).parent.parent  # of the repository, or of an sdist
 PACKAGE = Path(package.__file__).parent  # what is tested: in ROOT, or where the wheel is installed (environments.py)
@@ -199,13 +198,13 @@ def rank0() -> Iterator[StartRank0]:
         def start(
             world_size: int,
             join_timeout: float = 20,
-            credentials: JobCredentials = OURS,
+            secret: str = "",
             *,
             ready: Ready | None = None,
             **more: Any,
         ) -> Rank0:
             own = record(0, world_size, **more)
-            return stack.enter_context(closing(Rank0(own, join_timeout, credentials, ready=ready)))
+            return stack.enter_context(closing(Rank0(own, join_timeout, secret, ready=ready)))
 
         yield start
 

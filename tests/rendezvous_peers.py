@@ -14,21 +14,21 @@ from typing import Any
 from distboot import DistbootError
 from distboot.agent.agent import Agent
 from distboot.agent.failure_coordinator import FailureCoordinator
-from distboot.agent.local import AgentLink
 from distboot.agent.messages import KINDS, Register
 from distboot.rendezvous.coordinator import Coordinator
 from distboot.rendezvous.join import Joined
+from distboot.rendezvous.local import AgentLink
 from distboot.rendezvous.membership import JoinPlan, JoinResult, Membership
 from distboot.rendezvous.messages import Hello, Members, Ready, Refused, Welcome, WorkerInfo
-from distboot.rendezvous.protocol import HEADER, Channel, Frames, JobCredentials, decode, encode
+from distboot.rendezvous.protocol import HEADER, Channel, Frames, decode, encode
 from distboot.rendezvous.worker import Worker
 from distboot.settings import SupervisionSettings
 
-OURS = JobCredentials("5c2f10aa")
+OURS = "5c2f10aa"  # the job
 OPEN = Channel()  # of a job without a secret
 FROM_RANK_0 = (type(None), Welcome, Members, Refused, *KINDS)
 NONCE = "0" * 32
-HELLO = OPEN.sign(Hello(OURS.job, NONCE))
+HELLO = OPEN.sign(Hello(OURS, NONCE))
 
 
 def framed(body: bytes | str | dict[str, Any]) -> bytes:
@@ -46,6 +46,11 @@ def record(rank: int, world_size: int, node: str = "a", **more: Any) -> WorkerIn
     """A record of a rank on a node."""
     pid = 1000 + rank
     return WorkerInfo(rank, "openmpi", node, f"{node}/boot", pid, f"{node}/{pid}", world_size, **more)
+
+
+def plan_for(own: WorkerInfo, join_timeout: float = 20, secret: str = "", port: int = 1) -> JoinPlan:
+    """The plan of a rank of our job, whose rank 0 listens on this host."""
+    return JoinPlan(own, OURS, ("127.0.0.1",), (port,), join_timeout, secret)
 
 
 class Process(threading.Thread):
@@ -74,9 +79,9 @@ class Process(threading.Thread):
         """What the agent of the rank does once all have met."""
         assert self.membership is not None
         own = WorkerInfo(self.rank, "openmpi", "a", "a/boot", 1, "1", self.membership.world_size)
-        joined = Joined(JoinPlan(own, "", "", ("",), (1,), True, "", True, False, limit), side=side)
+        joined = Joined(plan_for(own), side=side)
         joined.result = JoinResult(self.membership)
-        self.agent = agent = Agent(joined, SupervisionSettings(15.0, 5.0), held=False, is_starting=True)
+        self.agent = agent = Agent(joined, SupervisionSettings(5.0), held=False, is_starting=True)
         agent.role.take(self.rank, Register(1000 + self.rank), time.monotonic())
         ours, its = socket.socketpair()
         agent.serve(its, self.rank)
@@ -119,20 +124,20 @@ class Rank0(Process):
         self,
         own: WorkerInfo,
         join_timeout: float = 20,
-        credentials: JobCredentials = OURS,
+        secret: str = "",
         *,
         ready: Ready | None = None,
     ) -> None:
         super().__init__()
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self.listener.getsockname()[1]
-        self.server = Coordinator(self.listener, own, credentials)
+        self.server = Coordinator(self.listener, plan_for(own, join_timeout, secret))
         self.arguments = join_timeout, ready
         self.start()
 
     def meet(self) -> None:
         join_timeout, ready = self.arguments
-        self.membership = self.server.wait_for_join(join_timeout)
+        self.membership = self.server.wait_for_join()
         if ready is not None:
             self.get_ready(self.server, ready, join_timeout)
 
@@ -150,20 +155,20 @@ class Rank(Process):
         port: int,
         own: WorkerInfo,
         join_timeout: float = 20,
-        credentials: JobCredentials = OURS,
+        secret: str = "",
         *,
         ready: Ready | None = None,
         gate: Callable[[Worker], object] = lambda _: None,
     ) -> None:
         super().__init__()
-        self.client, self.rank = Worker(["127.0.0.1"], [port], own, credentials), own.rank
+        self.client, self.rank = Worker(plan_for(own, join_timeout, secret, port)), own.rank
         self.arguments = join_timeout, ready, gate
         self.start()
 
     def meet(self) -> None:
         join_timeout, ready, gate = self.arguments
         try:
-            self.membership = self.client.report(join_timeout)
+            self.membership = self.client.report()
             gate(self.client)
             if ready is not None:
                 self.get_ready(self.client, ready, join_timeout)

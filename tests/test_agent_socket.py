@@ -12,8 +12,9 @@ import pytest
 from ranks import BEGIN, Ranks
 from rendezvous_peers import framed
 
-from distboot.agent.local import Attach, attached
 from distboot.errors import DistbootError
+from distboot.rendezvous.local import AgentLink, Attach, attached
+from distboot.rendezvous.messages import BARRIER, Arrive, Failed, Key, Release
 from distboot.rendezvous.protocol import Channel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the abstract namespace of Unix sockets is Linux's")
@@ -21,7 +22,7 @@ _STRANGERS = """
 name, _, token = os.environ["DISTBOOT_AGENT"].partition(":")
 from distboot.rendezvous.messages import Leave, Ready
 from distboot.rendezvous.protocol import Channel
-from distboot.agent.local import Attach, Finish
+from distboot.rendezvous.local import Attach, Finish
 def stranger(*said):
     one = socket.socket(socket.AF_UNIX)
     one.connect("\\0" + name)
@@ -118,7 +119,7 @@ def test_variable_that_is_stale_or_of_nobody_is_not_used() -> None:
 
 @pytest.mark.parametrize("waiting", [0, 9], ids=["full queue", "silence"])
 def test_wrapper_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch, waiting: int) -> None:
-    monkeypatch.setattr("distboot.agent.local._ATTACH", 0.5)
+    monkeypatch.setattr("distboot.rendezvous.local._ATTACH", 0.5)
     name = f"distboot-test-{os.urandom(4).hex()}"
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as stranger:
         listener.bind(f"\0{name}")
@@ -147,6 +148,15 @@ def test_agent_that_does_not_answer_as_one_is_not_believed() -> None:
             thread.start()
             assert attached({"DISTBOOT_AGENT": f"{name}:token"}) is None
             thread.join(20)
+
+
+def test_answer_to_an_earlier_question_is_skipped_and_a_failure_of_all_is_not() -> None:
+    ours, its = socket.socketpair()
+    with ours, its:
+        for answer in (Release(Key(BARRIER)), Failed(("rank-failed", "no disk", ""))):
+            its.sendall(Channel().sign(answer))
+        with pytest.raises(DistbootError, match="no disk"):
+            AgentLink(ours).arrive(Arrive(Key(BARRIER, None, 2), 20.0))
 
 
 def test_contexts_follow_each_other_below_one_wrapper_and_leave_nothing_open(wrapped: Ranks) -> None:
@@ -201,9 +211,9 @@ os._exit(0)
 
 def test_listening_socket_of_rank_0_is_not_inherited(wrapped: Ranks) -> None:
     script = """
-from distboot.agent.local import attached
+from distboot.rendezvous.local import attached
 link, result = attached(os.environ)
-listener = link.listener(result.port)
+listener = link.take_listener()
 say(listener and os.get_inheritable(listener.fileno()))
 """
     assert wrapped(script) == [("False\n", 0), ("None\n", 0)]

@@ -140,7 +140,7 @@ def test_block_of_rank_0_may_be_long_or_fail(ranks: Ranks) -> None:
     refused = [line.rpartition("the connecting process ")[2] for line in first[0].splitlines() if "refused" in line]
     assert refused == [
         "sends no JSON; the job continues",
-        "does not send Hello where that is due; the job continues",
+        "does not send the expected Hello; the job continues",
         "belongs to another job; the job continues",
     ]
     said = [line for line in first[0].splitlines() if "refused" not in line]

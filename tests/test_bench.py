@@ -155,7 +155,7 @@ def test_lines_go_up_with_their_values_and_their_names_do_not_cover_each_other(*
         ("dead", "  rank      : 2 (local_rank: 0)", True),
         ("dead", "srun: error: nodeb: task 2: Killed", True),
         ("dead", "  rank      : 20 (local_rank: 2)", False),
-        ("lost", "distboot: rank 0 on nodea: ranks 2-3 became unreachable first: no heartbeat for 15 s", True),
+        ("lost", "distboot: rank 0 on nodea: ranks 2-3 became unreachable first: no answer for 15 s", True),
         ("lost", "srun: error: Node failure on nodeb", True),
         ("lost", "[rank0]: RuntimeError: Connection closed by peer [10.77.0.12]:1234", False),
     ],

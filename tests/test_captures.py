@@ -10,6 +10,7 @@ import pytest
 from captured import ALL, NUMBERS, Capture, one, refused, shared_local_ranks, wrong_numbers
 
 from distboot import DistbootError, Placement, detect
+from distboot.detection.detect import LAUNCHERS
 
 # What the environment of each captured process cannot prove: capture -> the unknown numbers, rank by rank. After a
 # change that is meant: DISTBOOT_WRITE_UNKNOWN=1 make test ARGS=tests/test_captures.py, and read the difference.
@@ -73,20 +74,17 @@ def test_damaged_environment_gives_the_same_numbers_or_a_named_error(capture: Ca
                 assert placement.master_addr in {None, address, process.expected["rank0_host"], loopback}, what
 
 
+def _read(launcher: str, *more: str) -> tuple[str, ...]:
+    return (*filter(None, LAUNCHERS[launcher].numbers), *more)
+
+
 # The variables that each launcher reads: the first two are rank and size, without which it cannot do.
+_SLURM = _read("slurm", "SLURM_NODEID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST")
 _READ = {
-    "openmpi-5.0.11/uneven_3_1": (
-        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
-    "torchrun-2.13.0/uneven_3_1_c10d": (
-        "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR",
-        "MASTER_PORT",
-    ),
-    "slurm-srun-22.05.8/uneven_3_1_default": (
-        "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_NODES",
-        "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST",
-    ),
-}  # fmt: skip
+    "openmpi-5.0.11/uneven_3_1": _read("openmpi"),
+    "torchrun-2.13.0/uneven_3_1_c10d": _read("torchrun", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    "slurm-srun-22.05.8/uneven_3_1_default": _SLURM,
+}
 
 # What else says the same.
 _INSTEAD = {"OMPI_COMM_WORLD_RANK": "PMIX_RANK", "SLURM_STEP_NUM_TASKS": "SLURM_NTASKS"}

@@ -47,12 +47,12 @@ class Job:
         self, *ranks: int, key: Key = THERE, limit: float = 10.0, now: float = 0.0, **more: Any
     ) -> dict[int, Any]:
         for rank in ranks:
-            self.keys.arrive(rank, Arrive(key, limit, **more), now)
+            self.keys.take(rank, Arrive(key, limit, **more), now)
         return self.sent()
 
     def ready(self, *ranks: int, **more: Any) -> dict[int, Any]:
         for rank in ranks:
-            self.keys.get_ready(rank, Ready(**more), 0.0)
+            self.keys.take(rank, Ready(**more), 0.0)
         return self.sent()
 
 
@@ -91,7 +91,7 @@ def test_nodes_have_leaders_of_their_own() -> None:
 )
 def test_what_no_rank_of_ours_says_is_refused(rank: int, message: Arrive) -> None:
     with pytest.raises(ProtocolError):
-        Job().keys.arrive(rank, message, 0.0)
+        Job().keys.take(rank, message, 0.0)
 
 
 def test_keys_are_bounded() -> None:
@@ -139,9 +139,12 @@ def test_closing_a_context_is_no_end_for_those_that_get_ready_again() -> None:
     assert "rank 3 (process 1003 on 'b') joined, and ended before the framework could start" in _why(sent[2])
 
 
-def test_rank_that_was_ready_and_ends_is_named_and_not_the_one_that_is_slow() -> None:
+@pytest.mark.parametrize("begun", [False, True])
+def test_rank_that_was_ready_and_ends_is_named_and_not_the_one_that_is_slow(begun: bool) -> None:
     job = Job()
-    job.ready(0, 1)
+    if begun:
+        job.ready(0, 1, 2, 3)
+    job.ready(0, 1, count=1 + begun)
     job.keys.leave(1)
     sent = job.sent()
     assert sent[0].problem[0] == "rank-failed"
@@ -188,6 +191,16 @@ def test_an_init_after_one_that_has_failed(begun: bool) -> None:
     assert _why(job.ready(2, count=first)[2]).endswith("no driver")
     assert job.ready(0, 1, 2, count=first + 1) == {}
     assert job.ready(3, count=first + 1) == dict.fromkeys(range(4), Go())
+    assert job.ready(0, count=first) == {}, "another process below the same wrapper, which counts from 1"
+
+
+def test_rank_that_has_missed_several_barriers_waits_at_none_of_them() -> None:
+    job = Job()
+    for count in (1, 2):
+        job.arrive(0, 1, 2, key=Key(BARRIER, None, count))
+        job.keys.expire(10.0)
+        assert job.sent().keys() == {0, 1, 2}
+    assert all("timed out" in _why(job.arrive(3, key=Key(BARRIER, None, count))[3]) for count in (1, 2))
 
 
 def test_ranks_that_get_ready_with_a_smaller_count_are_those_that_are_waited_for() -> None:

@@ -37,41 +37,52 @@ def at(count: int, stacks: Stacks | None, since: float = AFTER, group: str = "0"
     return Position(1, since, {group: count} if count else {}, 0, 0, stacks)
 
 
-@pytest.mark.parametrize(
-    ("positions", "late"),
-    [
-        ([at(8, REDUCES), at(8, REDUCES), at(8, REDUCES), at(7, LOADS)], Late([3], [0, 1, 2], "0")),
-        ([at(8, REDUCES), at(7, None), at(8, REDUCES), at(7, LOADS)], Late([1, 3], [0, 2], "0")),
-        # It is late for its own group, and the other group waits for nobody.
-        ([at(5, REDUCES, group="1"), at(4, LOADS, group="1"), at(9, REDUCES, group="2"), at(9, REDUCES, group="2")],
-         Late([1], [0], "1")),
-        # Rank 2 waits for rank 3 in their group, and rank 0 for rank 2 in another one.
-        ([replace(at(5, REDUCES, group="a"), counts={"a": 5, "b": 3}), at(5, LOADS, 10.0, group="c"),
-          replace(at(4, REDUCES, group="a"), counts={"a": 4, "d": 9}), at(8, LOADS, group="d")],
-         Late([3], [2], "d")),
-        # Two wait for each other, each in another group.
-        ([replace(at(5, REDUCES), counts={"a": 5, "b": 3}), replace(at(5, SENDS), counts={"a": 4, "b": 4})],
-         Late([], [0, 1])),
-        # Just now; and all at the same collective operation, at which nobody waits, or all.
-        ([at(8, REDUCES, 10), at(8, REDUCES, 10), at(8, REDUCES, 10), at(7, LOADS, 70)], None),
-        ([at(8, LOADS), at(8, LOADS), at(8, LOADS), at(8, LOADS)], None),
-        ([at(8, REDUCES), at(8, REDUCES), at(8, REDUCES), at(8, REDUCES)], Late([], [0, 1, 2, 3])),
-        # Another one, of the same number.
-        ([at(8, REDUCES), at(8, SENDS), at(8, REDUCES), at(8, REDUCES)], Late([], [0, 1, 2, 3])),
-        # Another one, which another rank has left already.
-        ([at(9, REDUCES), at(8, SENDS), at(8, REDUCES), at(8, REDUCES)], Late([], [0, 1, 2, 3])),
-        ([at(9, REDUCES), at(8, SENDS), at(8, LOADS), at(8, SENDS)], Late([2], [0, 1, 3], "0")),
-        # None waits for another, and none does anything.
-        ([replace(at(8, LOADS), idle=AFTER)] * 4, Late([0, 1, 2, 3], [])),
-        ([replace(at(8, LOADS), idle=AFTER)] * 3 + [at(8, LOADS)], None),
-        # Nothing is counted: only the stacks say it, and a rank without one says nothing.
-        ([at(0, REDUCES), at(0, LOADS), at(0, REDUCES), at(0, REDUCES)], Late([1], [0, 2, 3])),
-        ([at(0, REDUCES), at(0, None), at(0, REDUCES), at(0, REDUCES)], None),
-        ([at(0, LOADS), at(0, LOADS), at(0, LOADS), at(0, LOADS)], None),
-    ],
-)  # fmt: skip
-def test_ranks_that_do_not_come_are_late(positions: list[Position], late: Late | None) -> None:
-    assert find_late(dict(enumerate(positions)), {}, AFTER) == late
+# What is said of each, if it is not said as of another one.
+CASES: list[tuple[list[Position], Late | None, str]] = [
+    ([at(1968, REDUCES), at(1968, REDUCES), at(1968, REDUCES), at(1967, LOADS)], Late([3], [0, 1, 2], "0"),
+     ("waiting for rank 3 (node-1) for 60 s: it is in load_batch (data.py:41); ranks 0-2 wait in all_reduce "
+     "(train.py:84), collective operation 1,968, rank 3 has begun 1,967")),
+    ([at(9, REDUCES), at(8, LOADS), at(9, None), at(8, Stacks(state="stopped by a signal"))], Late([1, 3], [0, 2], "0"),
+     ("waiting for ranks 1, 3 (2 hosts) for 60 s: rank 1 is in load_batch (data.py:41), rank 3 is stopped by a signal; "
+     "rank 0 waits in all_reduce (train.py:84), rank 2 waits, collective operation 9, ranks 1, 3 have begun 8")),
+    # It is late for its own group, and the other group waits for nobody.
+    ([at(5, REDUCES, group="1"), at(4, LOADS, group="1"), at(9, REDUCES, group="2"), at(9, REDUCES, group="2")],
+     Late([1], [0], "1"), ""),
+    # Rank 2 waits for rank 3 in their group, and rank 0 for rank 2 in another one.
+    ([replace(at(5, REDUCES, group="a"), counts={"a": 5, "b": 3}), at(5, LOADS, 10.0, group="c"),
+      replace(at(4, REDUCES, group="a"), counts={"a": 4, "d": 9}), at(8, LOADS, group="d")], Late([3], [2], "d"), ""),
+    # Two wait for each other, each in another group.
+    ([replace(at(5, REDUCES), counts={"a": 5, "b": 3}), replace(at(5, SENDS), counts={"a": 4, "b": 4})],
+     Late([], [0, 1]), ""),
+    # Just now; and all at the same collective operation, at which nobody waits, or all.
+    ([at(8, REDUCES, 10), at(8, REDUCES, 10), at(8, REDUCES, 10), at(7, LOADS, 70)], None, ""),
+    ([at(8, LOADS), at(8, LOADS), at(8, LOADS), at(8, LOADS)], None, ""),
+    ([at(8, REDUCES)] * 4, Late([], [0, 1, 2, 3]),
+     ("waiting for each other for 60 s: ranks 0-3 wait in all_reduce (train.py:84); the network between them, or a "
+     "device, may not answer")),
+    # Another one, of the same number.
+    ([at(8, REDUCES), at(8, SENDS), at(8, REDUCES), at(8, REDUCES)], Late([], [0, 1, 2, 3]),
+     ("waiting for each other for 60 s: rank 1 waits in broadcast (train.py:90), ranks 0, 2-3 wait in all_reduce "
+     "(train.py:84)")),
+    # Another one, which another rank has left already.
+    ([at(9, REDUCES), at(8, SENDS), at(8, REDUCES), at(8, REDUCES)], Late([], [0, 1, 2, 3]), ""),
+    ([at(9, REDUCES), at(8, SENDS), at(8, LOADS), at(8, SENDS)], Late([2], [0, 1, 3], "0"), ""),
+    # None waits for another, and none does anything.
+    ([replace(at(8, LOADS), idle=AFTER)] * 4, Late([0, 1, 2, 3], []),
+     "no rank has moved for 60 s: ranks 0-3 are in load_batch (data.py:41)"),
+    ([replace(at(8, LOADS), idle=AFTER)] * 3 + [at(8, LOADS)], None, ""),
+    # Nothing is counted: only the stacks say it, and a rank without one says nothing.
+    ([at(0, REDUCES), at(0, LOADS), at(0, REDUCES), at(0, REDUCES)], Late([1], [0, 2, 3]), ""),
+    ([at(0, REDUCES), at(0, None), at(0, REDUCES), at(0, REDUCES)], None, ""),
+    ([at(0, LOADS), at(0, LOADS), at(0, LOADS), at(0, LOADS)], None, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("positions", "late", "said"), CASES)
+def test_ranks_that_do_not_come_are_late(positions: list[Position], late: Late | None, said: str) -> None:
+    found = dict(enumerate(positions))
+    assert find_late(found, {}, AFTER) == late
+    assert late is None or said in ("", text_of(late, found, MEMBERS, "waiting for {}", 60))
 
 
 def test_busy_rank_without_numbers_waits_if_its_stack_stays_the_same() -> None:
@@ -108,52 +119,6 @@ def test_stacks_are_read_only_where_they_may_tell_something(positions: list[Posi
     assert may_be_late(dict(enumerate(positions)), AFTER) == expected
 
 
-@pytest.mark.parametrize(
-    ("positions", "said"),
-    [
-        (
-            [at(1968, REDUCES), at(1968, REDUCES), at(1968, REDUCES), at(1967, LOADS)],
-            """
-            waiting for rank 3 (node-1) for 60 s: it is in load_batch (data.py:41);
-            ranks 0-2 wait in all_reduce (train.py:84), collective operation 1,968, rank 3 has begun 1,967
-            """,
-        ),
-        (
-            [at(9, REDUCES), at(8, LOADS), at(9, None), at(8, Stacks(state="stopped by a signal"))],
-            """
-            waiting for ranks 1, 3 (2 hosts) for 60 s: rank 1 is in load_batch (data.py:41), rank 3 is stopped by a
-            signal; rank 0 waits in all_reduce (train.py:84), rank 2 waits, collective operation 9, ranks 1, 3 have
-            begun 8
-            """,
-        ),
-        (
-            [at(9, REDUCES), at(9, SENDS), at(9, REDUCES), at(9, REDUCES)],
-            """
-            waiting for each other for 60 s: rank 1 waits in broadcast (train.py:90),
-            ranks 0, 2-3 wait in all_reduce (train.py:84)
-            """,
-        ),
-        (
-            [at(9, REDUCES)] * 4,
-            """
-            waiting for each other for 60 s: ranks 0-3 wait in all_reduce (train.py:84);
-            the network between them, or a device, may not answer
-            """,
-        ),
-        (
-            [replace(at(9, LOADS), idle=AFTER)] * 4,
-            "no rank has moved for 60 s: ranks 0-3 are in load_batch (data.py:41)",
-        ),
-    ],
-    ids=["one", "two", "different-operations", "all-alike", "idle"],
-)
-def test_line_names_who_is_late_and_where(positions: list[Position], said: str) -> None:
-    found = dict(enumerate(positions))
-    late = find_late(found, {}, AFTER)
-    assert late is not None
-    assert text_of(late, found, MEMBERS, "waiting for {}", 60) == " ".join(said.split())
-
-
 def test_rank_moves_while_a_number_grows_or_without_numbers_while_it_works() -> None:
     movement = Movement(os.getpid(), 10.0, now=0.0)
     movement.take("0 5\n1 7", now=5.0)
@@ -185,31 +150,35 @@ class Job0:
 
     def __init__(self, positions: list[Position]) -> None:
         self.members = {rank: RankState(rank, "node-0", 0, rank, pid=7) for rank in range(len(positions))}
-        self.settings = SupervisionSettings(15.0, 30.0, late_after=AFTER)
+        self.settings = SupervisionSettings(30.0, late_after=AFTER)
         self.log = EventLog()
         self.root_cause: RootCause | None = None
         self.said: list[str] = []
         self.say: Callable[..., None] = lambda text, *_, **__: self.said.append(text)
         self.blamed: list[RootCause] = []
-        self.watch = LateWatch(self)
-        self._positions, self.silent = positions, set[int]()
+        self.watch = LateWatch(self)  # type: ignore[arg-type]
+        self.positions, self.silent = positions, set[int]()
+
+    def stall(self, *looks: float) -> None:
+        """Rank 0 says that it has stalled; the times are those at which the loop turns from then on."""
+        self.watch.take(0, Stalled(), 98.0)
+        for now in looks:
+            self.watch.turn(now)
 
     def end_job(self, cause: RootCause, _text: str, _now: float) -> None:
         self.blamed.append(cause)
 
     def ask_ranks(self, question: Locate, ranks: Collection[int]) -> None:
         for rank in set(ranks) - self.silent:
-            stacks = self._positions[rank].stacks if question.stacks else None
-            answer = replace(self._positions[rank], number=question.number, stacks=stacks)
+            stacks = self.positions[rank].stacks if question.stacks else None
+            answer = replace(self.positions[rank], number=question.number, stacks=stacks)
             self.watch.take(rank, answer, 100.0)
 
 
 def test_agent_that_does_not_answer_has_the_rank_that_is_late() -> None:
     job = Job0([at(8, REDUCES), at(8, REDUCES), at(8, REDUCES)])
     job.silent = {1}
-    job.watch.take(0, Stalled(), 98.0)
-    for now in (98.0, 107.0, 107.0, 116.0, 118.0):
-        job.watch.turn(now)
+    job.stall(98.0, 107.0, 107.0, 116.0, 118.0)
     (said,) = job.said
     assert "waiting for rank 1 (node-0) for " in said
     assert ": it is at a place that its agent does not tell; ranks 0, 2 wait in all_reduce" in said
@@ -218,9 +187,7 @@ def test_agent_that_does_not_answer_has_the_rank_that_is_late() -> None:
 def test_rank_that_has_ended_is_said_where_the_others_wait_for_it() -> None:
     job = Job0([at(8, REDUCES), at(7, None), at(8, REDUCES)])
     job.members[1].end = ExitStatus(code=0)
-    job.watch.take(0, Stalled(), 98.0)
-    for now in (98.0, 98.0, 98.0, 99.0, 100.0):
-        job.watch.turn(now)
+    job.stall(98.0, 98.0, 98.0, 99.0, 100.0)
     assert "ranks 0, 2 wait in all_reduce (train.py:84); rank 1 ended before" in job.said[0]
     job.watch.take(0, Position(0, 0.1, {"0": 9}, 0, 0), 101.0)
     assert job.said[1] == "the ranks continue"
@@ -230,9 +197,7 @@ def test_rank_that_has_ended_is_said_where_the_others_wait_for_it() -> None:
 
 def test_rank_that_has_ended_since_is_late_no_more() -> None:
     job = Job0([at(8, REDUCES), at(7, LOADS), at(8, REDUCES)])
-    job.watch.take(0, Stalled(), 98.0)
-    for now in (98.0, 98.0, 98.0):
-        job.watch.turn(now)
+    job.stall(98.0, 98.0, 98.0)
     assert job.watch.late == Late([1], [0, 2], "0")
     job.members[1].end = ExitStatus(code=0)
     job.watch.leave(1)
@@ -243,9 +208,7 @@ def test_rank_that_has_ended_since_is_late_no_more() -> None:
 
 def test_question_of_a_user_does_not_disturb_what_is_about_to_be_said() -> None:
     job = Job0([at(8, REDUCES), at(7, LOADS), at(8, REDUCES)])
-    job.watch.take(0, Stalled(), 98.0)
-    for now in (98.0, 98.0, 98.0):
-        job.watch.turn(now)
+    job.stall(98.0, 98.0, 98.0)
     job.silent = {1}
     shown: list[Sequence[str]] = []
     job.watch.show(shown.append, 98.5)
@@ -257,10 +220,8 @@ def test_question_of_a_user_does_not_disturb_what_is_about_to_be_said() -> None:
 
 def test_nothing_is_said_of_ranks_that_went_on_just_then() -> None:
     job = Job0([at(8, REDUCES), at(7, LOADS), at(8, REDUCES)])
-    job.watch.take(0, Stalled(), 98.0)
-    job.watch.turn(98.0)
-    job.watch.turn(98.0)
-    job._positions = [at(9, LOADS, 0.0)] * 3
+    job.stall(98.0, 98.0)
+    job.positions = [at(9, LOADS, 0.0)] * 3
     job.watch.turn(98.0)
     job.watch.turn(99.5)
     assert job.said == []
@@ -290,9 +251,7 @@ def test_first_failure_is_the_rank_that_did_not_come(
 ) -> None:
     job = Job0([at(8, REDUCES, since), at(7, LOADS, 200.0), at(8, REDUCES, since)])
     if is_told_before:
-        job.watch.take(0, Stalled(), 98.0)
-        for now in (98.0, 98.5, 99.0, 100.0, 101.0):
-            job.watch.turn(now)
+        job.stall(98.0, 98.5, 99.0, 100.0, 101.0)
         assert "waiting for rank 1 " in job.said[0]
     job.watch.fails(end, 102.0)
     job.watch.turn(102.0)
@@ -329,18 +288,10 @@ def notices(job: Job) -> str:
     return "\n".join(re.findall(r"^distboot: .*|^  \| .*", job.output(0), re.MULTILINE))
 
 
-def wait_for(job: Job, text: str) -> None:
-    end = time.monotonic() + 60
-    while text not in job.output(0):
-        assert time.monotonic() < end, job.output(0)
-        assert job.processes[0].poll() is None, job.output(0)
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize("init", [True, False], ids=["init", "below-the-wrapper"])
 def test_rank_that_is_late_is_named_until_it_goes_on(start: Start, init: bool) -> None:
     job = start(TRAIN.format(does=SLEEPS) + TOGETHER, ranks=3, init=init, framework="torch", **LATE)
-    wait_for(job, "distboot: rank 0 on " + os.uname().nodename + ": waiting for rank 1 (")
+    until(lambda: f"distboot: rank 0 on {os.uname().nodename}: waiting for rank 1 (" in job.output(0))
     assert job.finish() == [0, 0, 0]
     said = notices(job)
     assert re.search(
@@ -361,9 +312,8 @@ def test_collective_that_times_out_is_the_fault_of_whom_it_waited_for(start: Sta
     job = start(script.format(does="until('never')"), ranks=3, framework="torch", DISTBOOT_GRACE="2")
     assert job.codes() == [1, 1, 1]
     for rank in range(3):
-        assert re.search(r"rank 1 \(\S+\) held up the job for \d+ s: it is in until \(", job.output(rank)), job.output(
-            rank
-        )
+        said = job.output(rank)
+        assert re.search(r"rank 1 \(\S+\) held up the job for \d+ s: it is in until \(", said), said
     assert "then one of those that waited failed: uncaught exception: " in job.output(0)
 
 

@@ -32,7 +32,7 @@ FLOORS = (
         {"rendezvous.messages"},
         {"rendezvous.membership"},
         {"rendezvous.keys", "report"},
-        {"rendezvous.connection_pool"},
+        {"rendezvous.connection_pool", "rendezvous.local"},
         {"rendezvous.worker"},
         {"rendezvous.coordinator"},
         {"rendezvous.join"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from captured import ALL, Capture, one, refused, wrong_numbers
+from captured import ALL, one, refused, wrong_numbers
 from documented import tf_config
 
 from distboot import detect
@@ -22,21 +22,17 @@ def test_launcher_names_are_unique_and_documented() -> None:
 
 
 _FIRST = {each.launcher: each for each in reversed(ALL) if len(each.processes) > 1 and "+" not in each.name}
-_SEVERAL = [capture for launcher, capture in _FIRST.items() if launcher != "single"]
 
 
 # An inner distboot says itself, in DISTBOOT_PLACEMENT, what was there before it: see test_per_node.py.
-@pytest.mark.parametrize("outer", _SEVERAL, ids=lambda capture: capture.launcher)
-@pytest.mark.parametrize(
-    "inner", [each for each in _SEVERAL if each.launcher != "distboot"], ids=lambda capture: capture.launcher
-)
-def test_launcher_below_the_wrapper_owns_the_rank(outer: Capture, inner: Capture) -> None:
-    environ = outer.processes[1].environ
+@pytest.mark.parametrize("inner", [name for name in _FIRST if name not in ("distboot", "single")])
+@pytest.mark.parametrize("outer", [name for name in _FIRST if name != "single"])
+def test_launcher_below_the_wrapper_owns_the_rank(outer: str, inner: str) -> None:
+    environ = _FIRST[outer].processes[1].environ
     environ = merged(for_launcher(detect(environ), environ, together=False), environ)
-    for process in inner.processes:
+    for process in _FIRST[inner].processes:
         placement = detect({**environ, **process.environ})
-        assert placement.launcher == inner.launcher
-        assert wrong_numbers(placement, process) == {}
+        assert (placement.launcher, wrong_numbers(placement, process)) == (inner, {})
 
 
 @pytest.mark.parametrize("job", [(), ("SLURM_JOB_ID",), ("SLURM_STEP_ID",), ("SLURM_JOB_ID", "SLURM_STEP_ID")], ids=str)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,6 +31,12 @@ while True:
 ctx.barrier()  # the checkpoint's: that of a rank that left its loop a step early would meet the training's
 Path(f"stopped-{rank}").write_text(str(step))
 """
+READS = """
+while not ctx.preempted:
+    ready()
+    time.sleep(0.02)
+Path(f"stopped-{rank}").touch()
+"""
 BELOW = "import distboot\nctx = distboot.init('none', join_timeout=60)\n"
 
 
@@ -41,43 +46,27 @@ def stopped_at(job: Job) -> list[int]:
     return [int((job.folder / f"stopped-{rank}").read_text()) for rank in range(job.ranks)]
 
 
-def terminate(*ranks: int) -> Callable[[Job], None]:
-    def ask(job: Job) -> None:
-        for rank in ranks:
-            job.send(rank, signal.SIGTERM)
-
-    return ask
-
-
-def user_signal(job: Job) -> None:
-    """As `sbatch --signal=USR1@120` does to every process of the job."""
-    for rank in range(job.ranks):
-        job.send(rank, signal.SIGUSR1)
-
-
-def nothing(job: Job) -> None:
-    job.all_ready()
-
-
 @pytest.mark.parametrize(
-    ("init", "ask", "env", "said"),
+    ("init", "asked", "env", "said"),
     [
-        (True, terminate(0), {}, "rank 0 was asked to stop (SIGTERM)"),
-        (True, terminate(3), {}, "rank 3 was asked to stop (SIGTERM)"),
-        (False, terminate(1, 2), {}, "was asked to stop (SIGTERM)"),
-        (False, terminate(0, 1, 2, 3), {}, "was asked to stop (SIGTERM)"),
-        (True, user_signal, {"DISTBOOT_STOP_SIGNALS": "SIGUSR1"}, "was asked to stop (SIGUSR1)"),
-        (False, nothing, {"STOP_ITSELF": "20"}, "rank 2 was asked to stop (ctx.request_stop())"),
-        (True, terminate(3), {"DISTBOOT_FAILURE_DETECTION": "0"}, "rank 3 was asked to stop (SIGTERM)"),
+        (True, [0], {}, "rank 0 was asked to stop (SIGTERM)"),
+        (True, [3], {}, "rank 3 was asked to stop (SIGTERM)"),
+        (False, [1, 2], {}, "was asked to stop (SIGTERM)"),
+        (False, [0, 1, 2, 3], {}, "was asked to stop (SIGTERM)"),
+        # As `sbatch --signal=USR1@120` does to every process of the job.
+        (True, [0, 1, 2, 3], {"DISTBOOT_STOP_SIGNALS": "SIGUSR1"}, "was asked to stop (SIGUSR1)"),
+        (False, [], {"STOP_ITSELF": "20"}, "rank 2 was asked to stop (ctx.request_stop())"),
+        (True, [3], {"DISTBOOT_FAILURE_DETECTION": "0"}, "rank 3 was asked to stop (SIGTERM)"),
     ],
     ids=["rank-0", "rank-3", "two", "all", "USR1", "request_stop", "no-failure-detection"],
 )
 def test_all_ranks_stop_at_the_same_read(
-    start: Start, init: bool, ask: Callable[[Job], None], env: dict[str, str], said: str
+    start: Start, init: bool, asked: list[int], env: dict[str, str], said: str
 ) -> None:
     job = start(("" if init else BELOW) + TRAIN, ranks=4, init=init, **env)
     job.all_ready()
-    ask(job)
+    for rank in asked:
+        job.send(rank, signal.Signals[env.get("DISTBOOT_STOP_SIGNALS", "SIGTERM")])
     (read,) = set(stopped_at(job))
     assert f"{said}: all ranks stop at read {read} of ctx.preempted\n" in job.output(0)
     if "DISTBOOT_FAILURE_DETECTION" not in env:
@@ -93,19 +82,12 @@ def test_job_stops_before_its_end(start_init: Start) -> None:
 
 def test_ranks_that_do_not_read_hold_up_none(start_init: Start) -> None:
     script = """
-if rank == 1:
+if rank in (1, 2):
     ready()
+    rank == 1 or until("stopped-0")
     sys.exit()
-if rank == 2:
-    ready()
-    until("stopped-0")
-    sys.exit()
-while not ctx.preempted:
-    ready()
-    time.sleep(0.02)
-Path(f"stopped-{rank}").touch()
 """
-    job = start_init(script, ranks=4, DISTBOOT_STOP_SIGNALS="USR1")
+    job = start_init(script + READS, ranks=4, DISTBOOT_STOP_SIGNALS="USR1")
     job.all_ready()
     job.processes[1].wait(20)
     job.send(3, signal.SIGUSR1)
@@ -167,15 +149,9 @@ def test_next_read_of_who_asks_is_true_and_a_fork_is_not_the_rank(run_ranks: Run
 
 
 def test_agent_that_is_frozen_is_left_behind_and_named(start_init: Start) -> None:
-    script = """
-while not ctx.preempted:
-    ready()
-    time.sleep(0.02)
-Path(f"stopped-{rank}").touch()
-"""
-    job = start_init(script, ranks=3, DISTBOOT_GRACE="3", DISTBOOT_STOP_SIGNALS="USR1")
+    job = start_init(READS, ranks=3, DISTBOOT_GRACE="3", DISTBOOT_STOP_SIGNALS="USR1")
     job.all_ready()
-    frozen = sidecar_of(job.pid(2))
+    frozen = sidecar_of(job, 2)
     os.kill(frozen, signal.SIGSTOP)
     try:
         job.send(1, signal.SIGUSR1)
@@ -186,20 +162,15 @@ Path(f"stopped-{rank}").touch()
     assert "without rank 2, which did not say how far it is" in job.output(0)
 
 
-def sidecar_of(pid: int) -> int:
-    """The agent of a script: the process that has the other end of one of its pipes."""
-
-    def pipes(process: Path) -> set[str]:
-        with suppress(OSError):
-            return {os.readlink(file) for file in (process / "fd").iterdir() if os.readlink(file).startswith("pipe:")}
-        return set()
-
+def sidecar_of(job: Job, rank: int) -> int:
+    """The agent of a rank, which has the environment of its script."""
+    own = {f"{name}={job.environs[rank][name]}".encode() for name in ("RANK", "MASTER_PORT")}
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             is_sidecar = b"distboot.agent.sidecar" in (process / "cmdline").read_bytes()
-            if is_sidecar and pipes(process) & pipes(Path(f"/proc/{pid}")):
+            if is_sidecar and own <= set((process / "environ").read_bytes().split(b"\0")):
                 return int(process.name)
-    raise AssertionError(f"process {pid} has no agent")
+    raise AssertionError(f"rank {rank} has no agent")
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 from conftest import StartRank0
-from rendezvous_peers import HELLO, OPEN, OURS, Rank, Rank0, altered, answers, framed, peer, record
+from rendezvous_peers import HELLO, OPEN, Rank, Rank0, altered, answers, framed, peer, plan_for, record
 
 from distboot import DistbootError
 from distboot.rendezvous.coordinator import Coordinator
 from distboot.rendezvous.membership import JoinTable, Membership
 from distboot.rendezvous.messages import Ready, Refused, Welcome, WorkerInfo
-from distboot.rendezvous.protocol import JobCredentials
 from distboot.text import ranges
 
 
@@ -33,8 +32,8 @@ def test_rank_0_may_come_last() -> None:
         port = probe.getsockname()[1]
     rank = Rank(port, record(1, 2))
     with socket.create_server(("127.0.0.1", port)) as listener:
-        server = Coordinator(listener, record(0, 2), OURS)
-        membership = server.wait_for_join(20)
+        server = Coordinator(listener, plan_for(record(0, 2)))
+        membership = server.wait_for_join()
         server.close()
     assert rank.met() == membership
 
@@ -175,13 +174,11 @@ def test_every_rank_hears_of_a_file_limit_that_is_too_low(clean_env: dict[str, s
     assert set(codes) <= {"too-few-files", "missing-rank"}, "those for whom there was no room"
 
 
-@pytest.mark.parametrize("credentials", [OURS, JobCredentials(OURS.job, "secret")], ids=["open", "secret"])
-def test_all_go_when_the_last_one_is_ready_and_hear_what_each_offers(
-    rank0: StartRank0, credentials: JobCredentials
-) -> None:
-    first, gate = rank0(3, credentials=credentials, ready=Ready(offer="10.0.0.4:6000")), threading.Event()
-    slow = Rank(first.port, record(1, 3), 20, credentials, ready=Ready("GPU-1"), gate=lambda _: gate.wait(20))
-    quick = Rank(first.port, record(2, 3), 20, credentials, ready=Ready("GPU-2", offer="10.0.0.5:6000"))
+@pytest.mark.parametrize("secret", ["", "secret"])
+def test_all_go_when_the_last_one_is_ready_and_hear_what_each_offers(rank0: StartRank0, secret: str) -> None:
+    first, gate = rank0(3, secret=secret, ready=Ready(offer="10.0.0.4:6000")), threading.Event()
+    slow = Rank(first.port, record(1, 3), 20, secret, ready=Ready("GPU-1"), gate=lambda _: gate.wait(20))
+    quick = Rank(first.port, record(2, 3), 20, secret, ready=Ready("GPU-2", offer="10.0.0.5:6000"))
     quick.join(0.5)
     assert quick.is_alive(), "it waits for the slow one"
     gate.set()

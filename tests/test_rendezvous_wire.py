@@ -84,8 +84,6 @@ def test_messages_survive_the_wire() -> None:
         (framed({"kind": "Oops"}), "does not send"),
         (framed({"kind": ["Ready"]}), "does not send"),
         (framed({}), "does not send"),
-        (framed("7"), "does not send"),
-        (framed('{"kind":'), "sends no JSON"),
     ],
 )
 def test_message_that_is_not_what_its_fields_accept_is_refused(data: bytes, why: str) -> None:

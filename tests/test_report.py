@@ -23,7 +23,7 @@ from supervised import FAILING, Start, until
 from distboot.errors import DistbootError
 from distboot.rendezvous.messages import Ready
 from distboot.report.content import startup_report
-from distboot.report.files import refuse_unwritable, write
+from distboot.report.files import unwritable, write
 
 BEGIN = ["process_start", "detected", "joined", "all_joined"]
 INIT = ["framework_imported", "all_ready", "group_ready"]
@@ -258,18 +258,17 @@ def test_earlier_report_stays_when_a_new_one_cannot_be_written(tmp_path: Path) -
 
 @pytest.mark.parametrize("path", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/2"])
 def test_own_output_is_no_file_for_a_report(path: str) -> None:
-    with pytest.raises(DistbootError, match="another file for each process"):
-        refuse_unwritable(path)
+    assert "another file for each process" in str(unwritable(path))
 
 
 def test_link_stays_a_link_and_a_pipe_needs_no_reader_yet(tmp_path: Path) -> None:
     (tmp_path / "link.json").symlink_to("job.json")
-    refuse_unwritable(str(tmp_path / "link.json"))
+    assert unwritable(str(tmp_path / "link.json")) is None
     write(str(tmp_path / "link.json"), {"outcome": "ended"})
     assert (tmp_path / "link.json").is_symlink()
     assert json.loads((tmp_path / "job.json").read_text()) == {"outcome": "ended"}
     os.mkfifo(tmp_path / "pipe")
-    refuse_unwritable(str(tmp_path / "pipe"))
+    assert unwritable(str(tmp_path / "pipe")) is None
 
 
 def test_report_is_for_no_more_eyes_than_the_one_that_it_replaces(tmp_path: Path) -> None:
@@ -283,8 +282,7 @@ def test_report_is_for_no_more_eyes_than_the_one_that_it_replaces(tmp_path: Path
 
 def test_link_that_cannot_be_followed_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "job.json").symlink_to("job.json")
-    with pytest.raises(DistbootError, match="Too many levels of symbolic links"):
-        refuse_unwritable(str(tmp_path / "job.json"))
+    assert "Too many levels of symbolic links" in str(unwritable(str(tmp_path / "job.json")))
     with pytest.raises(OSError, match="Too many levels of symbolic links"):
         write(str(tmp_path / "job.json"), {})
     assert (tmp_path / "job.json").is_symlink()
@@ -301,8 +299,7 @@ def test_link_of_another_user_leads_nowhere(tmp_path: Path) -> None:
     shared.chmod(0o1777)
     (shared / "job.json").symlink_to(tmp_path / "precious")
     os.chown(shared / "job.json", 65534, 65534, follow_symlinks=False)
-    with pytest.raises(DistbootError, match="Permission denied"):
-        refuse_unwritable(str(shared / "job.json"))
+    assert "Permission denied" in str(unwritable(str(shared / "job.json")))
     with pytest.raises(PermissionError):
         write(str(shared / "job.json"), {})
     assert (tmp_path / "precious").read_text() == "earlier"

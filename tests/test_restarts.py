@@ -17,7 +17,7 @@ from rendezvous_peers import HELLO, OPEN, Rank, answers, peer, record
 from supervised import Job, Start, until
 
 from distboot.agent.exit_status import ExitStatus
-from distboot.agent.restarts import _LIBRARY, Restarts
+from distboot.agent.restarts import MPI_LIBRARY, Restarts
 from distboot.agent.root_cause import RankState, from_exit
 from distboot.agent.supervisor import _end_orphans
 from distboot.rendezvous.messages import Refused
@@ -281,37 +281,33 @@ def test_second_agent_of_a_rank_that_is_there_is_refused_and_the_job_goes_on(ran
     assert {each.met().round for each in (first, again, last)} == {4}  # which only one of them knew
 
 
-_PATH_OF_FAILURE = 'File "/job/train.py", line %d, in step'
+def _raised(words: str, line: int = 7) -> ExitStatus:
+    return ExitStatus(words=f'Traceback\n  File "/job/train.py", line {line}, in step\n    x\n{words}')
+
+
+_OF_A_PEER = _raised("RuntimeError: Connection closed by peer")
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "goes_on"),
+    ("first", "second", "of_launcher", "goes_on"),
     [
-        ("ValueError: 1", "ValueError: 2", False),
-        ("ValueError: 1", None, True),  # at another line
-        ("RuntimeError: Connection closed by peer", "RuntimeError: Connection closed by peer", True),
+        (_raised("ValueError: 1"), _raised("ValueError: 2"), False, False),
+        (_raised("ValueError: 1"), _raised("ValueError: 1", line=8), False, True),
+        (_OF_A_PEER, _OF_A_PEER, False, True),
+        (ExitStatus(code=3), ExitStatus(code=3), False, False),
+        (ExitStatus(code=137), ExitStatus(code=137), False, True),  # of a shell: which signal has ended a program
+        (ExitStatus(code=1), ExitStatus(code=1), True, True),  # which ends alike for all that happens
     ],
 )
-def test_same_place_is_that_in_the_code(first: str, second: str | None, goes_on: bool) -> None:
-    restarts = Restarts(RestartSettings(5, 0.0, 60.0), {})
-    for round_, words in enumerate((first, second or first)):
+def test_second_failure_at_one_place_in_the_code_is_a_bug(
+    first: ExitStatus, second: ExitStatus, of_launcher: bool, goes_on: bool
+) -> None:
+    restarts = Restarts(RestartSettings(5, 0.0, 60.0), {}, of_launcher=of_launcher)
+    for round_, end in enumerate((first, second)):
         restarts.begin(round_, 5)
-        line = 7 if second or not round_ else 8
-        end = ExitStatus(words=f"Traceback\n  {_PATH_OF_FAILURE % line}\n    x\n{words}")
         cause, said = restarts.decided(from_exit(RankState(1, "a", 0, 1), end, 0.0), end, 10.0, is_asked=False)
     assert cause.restarts is goes_on
     assert (said is None) is goes_on
-
-
-@pytest.mark.parametrize(("code", "of_launcher", "goes_on"), [(3, False, False), (137, False, True), (1, True, True)])
-def test_what_says_nothing_of_the_place_is_no_bug(code: int, of_launcher: bool, goes_on: bool) -> None:
-    """A shell that says which signal has ended a program, and a launcher, which ends alike for all that happens."""
-    restarts = Restarts(RestartSettings(5, 0.0, 60.0), {}, of_launcher=of_launcher)
-    for round_ in (0, 1):
-        restarts.begin(round_, 5)
-        end = ExitStatus(code=code)
-        cause, _ = restarts.decided(from_exit(RankState(1, "a", 0, 1), end, 0.0), end, 10.0, is_asked=False)
-    assert cause.restarts is goes_on
 
 
 def test_no_file_is_left_open_by_a_round(distboot: Run, tmp_path: Path) -> None:
@@ -392,7 +388,7 @@ def test_init_alone_says_that_it_cannot_start_its_process_again(run: Run) -> Non
     ],
 )  # fmt: skip
 def test_library_of_mpi_is_known_by_its_name(library: str, found: bool) -> None:
-    assert bool(_LIBRARY.search(f"7f1c00000000-7f1c00001000 r-xp 00000000 08:01 42  /usr/lib/{library}\n")) is found
+    assert bool(MPI_LIBRARY.search(f"7f1c00000000-7f1c00001000 r-xp 00000000 08:01 42  /usr/lib/{library}\n")) is found
 
 
 _MPI = """

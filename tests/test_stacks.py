@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-import selectors
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
+from distboot.agent.loop import EventLoop
 from distboot.agent.monitored_process import HookReader, Process
 from distboot.agent.stacks import (
     MOST_FRAMES,
@@ -42,38 +42,11 @@ LOADS = (
 COMPUTES = (frame("forward", "/job/model.py", 7), frame("forward", f"{_TORCH}/distributed/fsdp/api.py", 9), *LOADS[3:])
 
 
-class Loop:
-    """Stands in for that of an agent."""
-
-    def __init__(self) -> None:
-        self._selector, self._timers = selectors.DefaultSelector(), list[tuple[float, Callable[[], None]]]()
-
-    def add_reader(self, file: int, ready: Callable[[float], None]) -> None:
-        self._selector.register(file, selectors.EVENT_READ, ready)
-
-    def remove_reader(self, file: int) -> None:
-        self._selector.unregister(file)
-
-    def call_at(self, at: float, call: Callable[[], None]) -> None:
-        self._timers.append((at, call))
-
-    def run(self, is_over: Callable[[], object], seconds: float = 30) -> None:
-        end = time.monotonic() + seconds
-        while not is_over():
-            now = time.monotonic()
-            assert now < end
-            for key, _ in self._selector.select(0.01) if self._selector.get_map() else []:
-                key.data(now)
-            for timer in [timer for timer in self._timers if now >= timer[0]]:
-                self._timers.remove(timer)
-                timer[1]()
-
-
 class Watched:
     """A process that runs a script, with the hooks in it."""
 
     def __init__(self, script: str, secret: str = "") -> None:
-        reading, writing = os.pipe()
+        self._pipe, writing = os.pipe()
         begin = f"import os, sys, time\nfrom distboot.agent import crash_hooks\ncrash_hooks.install({writing})\n"
         said = "def ready():\n    print('ready', flush=True)\n"
         self.process = subprocess.Popen(
@@ -82,16 +55,20 @@ class Watched:
         os.close(writing)
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "ready\n"
-        self.loop, self._pipe = Loop(), reading
-        self.reader = StackReader(Process(self.process.pid), HookReader(reading, secret), self.loop)  # type: ignore[arg-type]
+        self._hooks = HookReader(self._pipe, secret)
 
-    def read(self, place: str = "") -> Stacks:
+    def read(self, place: str = "", meanwhile: Callable[[], object] = lambda: None) -> Stacks:
         """Its stacks, once it is there: on a busy machine it may take a while."""
-        end = time.monotonic() + 20
+        end = time.monotonic() + 30
+        found: list[Stacks] = []
         while True:
-            found: list[Stacks] = []
-            self.reader.read(found.append, time.monotonic())
-            self.loop.run(partial(len, found))
+            found.clear()
+            side = MagicMock(peers=[], over=lambda now: found or now > end, due=lambda _: end)
+            loop = EventLoop(side)
+            StackReader(Process(self.process.pid), self._hooks, loop).read(found.append, time.monotonic())
+            meanwhile()
+            loop.run()
+            assert len(found) == 1
             if where(found[0]).startswith(place):
                 return found[0]
             assert time.monotonic() < end, found[0]
@@ -171,12 +148,12 @@ def test_process_that_is_just_reading_a_disk_is_asked(
 
 def test_process_that_ends_while_it_is_read(watch: Callable[..., Watched]) -> None:
     watched = watch("ready()\ntime.sleep(60)")
-    found: list[Stacks] = []
-    watched.reader.read(found.append, time.monotonic())
-    watched.process.kill()
-    watched.process.wait()
-    watched.loop.run(lambda: found)
-    assert len(found) == 1
+
+    def kill() -> None:
+        watched.process.kill()
+        watched.process.wait()
+
+    watched.read(meanwhile=kill)
     assert watched.read() == Stacks(state="at a place where it has no Python stack to show")
 
 

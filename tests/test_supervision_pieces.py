@@ -20,12 +20,12 @@ import pytest
 from conftest import PACKAGE, ROOT
 from hypothesis import given
 from hypothesis import strategies as st
-from rendezvous_peers import OURS, FakeRank0, record, welcome
+from rendezvous_peers import FakeRank0, plan_for, record, welcome
 from supervised import pair
 
-from distboot.agent.crash_hooks import EXCEPTION, EXITED, without
+from distboot.agent.crash_hooks import EXCEPTION, EXITED
 from distboot.agent.exit_status import ExitStatus
-from distboot.agent.heartbeat import HeartbeatConnection, close_gracefully
+from distboot.agent.heartbeat import HeartbeatConnection, LivenessFault, close_gracefully
 from distboot.agent.messages import KINDS, Abort, Done, Exited, Exiting, Terminating
 from distboot.agent.monitored_process import HookReader
 from distboot.agent.root_cause import RankState, RootCause, from_exit
@@ -33,66 +33,72 @@ from distboot.rendezvous.membership import Membership
 from distboot.rendezvous.messages import Detach, Go, Leave, Offer
 from distboot.rendezvous.protocol import Broadcast, Channel, Frames, ProtocolError, decode, encode
 from distboot.rendezvous.worker import Worker
+from distboot.text import without_secret
 
 DIED = ExitStatus(signal=9, when=1.0)
 
 
 @contextmanager
-def connected(interval: float = 1.0) -> Iterator[tuple[HeartbeatConnection, socket.socket]]:
+def connected(bound: float = 15.0) -> Iterator[tuple[HeartbeatConnection, socket.socket]]:
     """A connection, and its raw other end."""
     one, other = pair()
-    line = HeartbeatConnection(one, Channel(), interval)
+    line = HeartbeatConnection(one, Channel(), bound)
     with closing(line), other:
         yield line, other
 
 
-def test_silence_is_noticed_although_no_file_is_left() -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="other kernels have other options")
+@pytest.mark.parametrize("bound", [2, 3, 7, 10, 15, 60, 900])
+def test_kernel_gives_up_in_time_for_a_second_opinion(bound: int) -> None:
+    with connected(bound) as (line, _):
+        names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_USER_TIMEOUT")
+        first, between, limit = (line.socket.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names)
+        assert line.socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    # The first question only asks; the kernel looks at the limit with each of the others.
+    looks = range(first + between, 2000, between)
+    end = next(at for at in looks if at * 1000 >= limit)
+    assert bound - 4 - between <= end <= bound - min(4, bound / 2) + 1
+
+
+@pytest.fixture
+def silence(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets for how many seconds the kernel of the peer has given no sign: no real one is so silent on one host."""
+    return lambda seconds: monkeypatch.setattr(HeartbeatConnection, "silence", lambda _: seconds)
+
+
+def test_silence_is_noticed_although_no_file_is_left(silence: Callable[[float], None]) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with connected(interval=0.1) as (line, _):
+    silence(11.5)
+    with connected() as (line, _):
         try:
             with open(os.devnull) as next_file:
                 lowest = next_file.fileno()
             resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
-            while (fault := line.liveness_fault(time.monotonic(), 0.3)) is None:
-                pass
-            assert fault.is_lost
+            assert line.fault(100.0) is None
+            fault = line.fault(103.0)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert fault == LivenessFault(True, "no answer for 15 s: the host, or the network to it, is down")
 
 
-def test_old_opinion_on_a_silence_that_ended_well_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    probes: list[_Unanswered] = []
-
-    def probe(_: socket.socket) -> _Unanswered:
-        probes.append(_Unanswered())
-        return probes[-1]
-
-    monkeypatch.setattr("distboot.agent.heartbeat.Probe", probe)
-    with connected(interval=0.1) as (line, other):
-        for silences in (1, 2):
-            start = time.monotonic()
-            while not line.suspect:
-                time.sleep(0.1)  # the interval
-                line.heartbeat(time.monotonic())
-                assert line.liveness_fault(time.monotonic(), 0.5) is None
-                assert time.monotonic() < start + 10
-            assert len(probes) == silences
-            other.sendall(Channel().sign(None))
-            line.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-            assert select.select([line], [], [], 5)[0]
-            time.sleep(0.1)  # the interval, in which the kernel of the peer confirms what it got
-            line.receive(time.monotonic())
-            line.heartbeat(time.monotonic())
-            assert line.liveness_fault(time.monotonic(), 0.5) is None
-            assert not line.suspect
+def test_old_opinion_on_a_silence_that_ended_well_is_not_asked_again(silence: Callable[[float], None]) -> None:
+    with connected() as (line, _):
+        now = time.monotonic()
+        for seconds, after in ((11.5, 0.0), (1.0, 1.0), (11.5, 4.0)):
+            silence(seconds)
+            assert line.fault(now + after) is None
+        fault = line.fault(now + 7.0)
+        assert fault == LivenessFault(False, "gave no answer for 15 s, though its host answers (a firewall?)")
 
 
-class _Unanswered:
-    def is_answered(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass
+def test_peer_that_sends_no_heartbeat_is_frozen_although_its_kernel_answers() -> None:
+    with connected() as (line, other):
+        other.sendall(Channel().sign(None))
+        now = time.monotonic() + 20
+        line.receive(now)
+        assert line.fault(now + 28) is None
+        fault = line.fault(now + 30)
+        assert fault == LivenessFault(True, "no answer for 30 s, though the host answers: stopped or frozen")
 
 
 def test_last_word_arrives_although_something_is_left_unread() -> None:
@@ -117,12 +123,12 @@ def test_what_the_kernel_does_not_take_at_once_is_sent_later_and_whole() -> None
         go = Go(tuple(Offer(rank, os.urandom(100).hex()) for rank in range(2000)))
         received: list[object] = []
         line.send(Broadcast(go), 1)
-        line.heartbeat(time.monotonic())
+        line.heartbeat()
         line.send(Detach(), 1)
         other.settimeout(0.05)
         frames = Frames(1 << 20)
         while len(received) < 2:
-            line.heartbeat(time.monotonic())
+            line.flush()
             with suppress(TimeoutError):
                 received += [
                     Channel().verify(each, frames, Go, type(None), *KINDS) for each in frames.feed(other.recv(1 << 20))
@@ -152,8 +158,8 @@ def test_what_rank_0_says_after_the_membership_is_left_to_the_supervision() -> N
         connection.sendall(Channel().sign(membership.as_message()) + bye)
 
     with closing(FakeRank0(talk)) as fake:
-        client = Worker(["127.0.0.1"], [fake.port], record(1, 2), OURS)
-        assert client.report(20) == membership
+        client = Worker(plan_for(record(1, 2), port=fake.port))
+        assert client.report() == membership
         ((rank, connection, _),) = client.detach_all()
         with connection:
             connection.settimeout(20)
@@ -243,26 +249,27 @@ def test_exit_code_is_known_before_the_process_has_ended(end: str, code: int) ->
     assert (done.returncode, done.stdout.decode()) == (code, f"nothing yet\n{bytes([code])!r}\n")
 
 
-def test_tensorflow_speaks_of_a_peer() -> None:
-    """TensorFlow 2.16, when a parameter server was killed."""
-    words = "tensorflow.python.framework.errors_impl.UnavailableError: Graph execution error:\n\n"
-    words += "failed to connect to all addresses\nAdditional GRPC error information from remote target"
-    assert ExitStatus(code=1, words=words).is_secondary
-    assert not ExitStatus(code=1, words=words.replace("Unavailable", "InvalidArgument")).is_secondary
+_RESET = "ConnectionResetError: [Errno 104] Connection reset by peer"
+_GRPC = "Error: Graph execution error:\n\nfailed to connect to all addresses\nAdditional GRPC error information from …"
 
 
-def test_death_of_a_worker_of_a_data_loader_is_not_that_of_a_peer() -> None:
-    """torch 2.13: what it read of the worker is what the exception was raised from."""
-    words = "ConnectionResetError: [Errno 104] Connection reset by peer\n\nDuring handling of the above exception, …\n"
-    died = "RuntimeError: DataLoader worker (pid 851) is killed by signal: Killed. "
-    assert not ExitStatus(code=1, words=words + died).is_secondary
-    assert ExitStatus(code=1, words=f"{words}RuntimeError: no step").is_secondary
-    read = (
-        '  File "/usr/lib/python3.12/multiprocessing/connection.py", line 395, in _recv\n    chunk = read(handle, 4)\n'
-    )
-    assert not ExitStatus(
-        code=1, words=f"{read}ConnectionResetError: [Errno 104] Connection reset by peer"
-    ).is_secondary
+@pytest.mark.parametrize(
+    ("words", "is_secondary"),
+    [
+        # TensorFlow 2.16, when a parameter server was killed.
+        (f"tensorflow.python.framework.errors_impl.Unavailable{_GRPC}", True),
+        (f"tensorflow.python.framework.errors_impl.InvalidArgument{_GRPC}", False),
+        # torch 2.13: what it read of a data loader's worker is what the exception was raised from.
+        (f"{_RESET}\n\nDuring …\nRuntimeError: DataLoader worker (pid 851) is killed by signal: Killed. ", False),
+        (f"{_RESET}\n\nDuring …\nRuntimeError: no step", True),
+        (
+            f'  File "/usr/lib/python3.12/multiprocessing/connection.py", line 395, in _recv\n    read()\n{_RESET}',
+            False,
+        ),
+    ],
+)
+def test_exception_that_speaks_of_a_peer_is_a_consequence(words: str, is_secondary: bool) -> None:
+    assert ExitStatus(code=1, words=words).is_secondary == is_secondary
 
 
 WRITERS = (repr, ascii, json.dumps, lambda text: json.dumps(text, ensure_ascii=False))
@@ -276,7 +283,7 @@ def test_secret_is_recognised_however_it_is_written(secret: str, writers: list[C
     text = f"<{secret}>"
     for write in writers:
         text = write(text)
-    assert set(without(secret, text)) <= set("<***>'\"\\")  # but for quotes, and what escapes them
+    assert set(without_secret(text, secret)) <= set("<***>'\"\\")  # but for quotes, and what escapes them
 
 
 @pytest.fixture
@@ -323,13 +330,29 @@ Extension modules: numpy.core (total: 1)
     ]
 
 
-_DEEP = """
-import sys
+_INSTALLED = """
+import atexit, os, signal, sys, threading, traceback
 from distboot.agent.crash_hooks import install
+os.environ["DISTBOOT_SECRET"] = "s3cret-word"
 install(int(sys.argv[1]))
+"""
+
+
+def _sent(hooks: tuple[HookReader, int], folder: Path, script: str) -> list[str]:
+    """The lines of what a script sends of its end, in which the hooks are installed."""
+    reader, writing = hooks
+    (folder / "train.py").write_text(_INSTALLED + script)
+    command, env = [sys.executable, "train.py", str(writing)], {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, stderr=subprocess.DEVNULL, pass_fds=[writing], cwd=folder, env=env, timeout=60, check=False)
+    texts = [text.splitlines() for kind, _, text in reader.read() if kind == EXCEPTION]
+    assert len(texts) <= 1
+    return texts[0] if texts else []
+
+
+_DEEP = """
 def one(left): {pad} two(left)
 def two(left): one(left - 1) if left else 1 / 0
-one(int(sys.argv[2]))
+one({depth})
 """
 
 
@@ -337,20 +360,12 @@ one(int(sys.argv[2]))
 def test_traceback_that_does_not_begin_with_its_beginning_says_so(
     hooks: tuple[HookReader, int], tmp_path: Path, depth: int, pad: str
 ) -> None:
-    reader, writing = hooks
-    (tmp_path / "deep.py").write_text(_DEEP.format(pad=pad))
-    command = [sys.executable, "deep.py", str(writing), str(depth)]
-    subprocess.run(command, stderr=subprocess.DEVNULL, pass_fds=[writing], cwd=tmp_path, timeout=60, check=False)
-    text = next(words.text for words in reader.read() if words.kind == EXCEPTION)
-    first, *_, last = text.splitlines()
+    first, *_, last = _sent(hooks, tmp_path, _DEEP.format(depth=depth, pad=pad))
     begin = "Traceback (most recent call last):" if depth == 1 else "…"
     assert (first, last) == (begin, "ZeroDivisionError: division by zero")
 
 
 _INTERRUPTED = """
-import signal, sys, traceback
-from distboot.agent.crash_hooks import install
-install(int(sys.argv[1]))
 def fail(*_): raise RuntimeError("a worker has died")
 def formatted(*arguments, before=traceback.format_exception):
     traceback.format_exception = before
@@ -361,27 +376,19 @@ traceback.format_exception = formatted
 """
 
 
-def test_exception_is_told_where_a_signal_handler_raises_meanwhile(hooks: tuple[HookReader, int]) -> None:
-    reader, writing = hooks
-    command = [sys.executable, "-c", _INTERRUPTED, str(writing)]
-    subprocess.run(command, stderr=subprocess.DEVNULL, pass_fds=[writing], timeout=60, check=False)
-    assert [words.text.splitlines()[-1] for words in reader.read() if words.kind == EXCEPTION] == [
-        "ZeroDivisionError: division by zero"
-    ]
+def test_exception_is_told_where_a_signal_handler_raises_meanwhile(
+    hooks: tuple[HookReader, int], tmp_path: Path
+) -> None:
+    assert _sent(hooks, tmp_path, _INTERRUPTED)[-1] == "ZeroDivisionError: division by zero"
 
 
 _EXITS = """
-import atexit, os, sys, threading
-from distboot.agent.crash_hooks import install
-os.environ["DISTBOOT_SECRET"] = "s3cret-word"
-install({pipe})
 class Both:
     def __init__(self, other): self.other = other
     def write(self, text): return self.other.write(text)
     def flush(self): pass
 class Fails:
     def __del__(self): raise ValueError("deleted")
-{script}
 """
 
 
@@ -396,23 +403,20 @@ class Fails:
         ("sys.exit('1\\n2\\n3\\n4')", ["1", "2", "3"]),
         ("sys.exit('€' * 5000)", ["€" * (300 - len(EXITED)) + "…"]),
         ("atexit.register(print, 'saved', file=sys.stderr)\nsys.exit('no data')", ["no data"]),
-        ("atexit.register(print, 'saved', file=sys.stderr)\nsys.exit(1)", None),
-        ("try: sys.exit('caught')\nexcept SystemExit: print('gone on', file=sys.stderr)\nsys.exit(1)", None),
-        ("one = threading.Thread(target=sys.exit, args=['ended'])\none.start()\none.join()\nsys.exit(1)", None),
-        ("def main():\n  fails = Fails()\n  sys.exit(1)\nmain()", None),
-        ("if os.fork() == 0: sys.exit('not the rank')\nos.wait()\nsys.exit(1)", None),
-        ("sys.exit()", None),
-        ("sys.exit('')", None),
+        ("atexit.register(print, 'saved', file=sys.stderr)\nsys.exit(1)", []),
+        ("try: sys.exit('caught')\nexcept SystemExit: print('gone on', file=sys.stderr)\nsys.exit(1)", []),
+        ("one = threading.Thread(target=sys.exit, args=['ended'])\none.start()\none.join()\nsys.exit(1)", []),
+        ("def main():\n  fails = Fails()\n  sys.exit(1)\nmain()", []),
+        ("if os.fork() == 0: sys.exit('not the rank')\nos.wait()\nsys.exit(1)", []),
+        ("sys.exit()", []),
+        ("sys.exit('')", []),
     ],
 )
 def test_text_with_which_a_script_exits_is_sent(
-    hooks: tuple[HookReader, int], script: str, said: list[str] | None
+    hooks: tuple[HookReader, int], tmp_path: Path, script: str, said: list[str]
 ) -> None:
-    reader, writing = hooks
-    command = [sys.executable, "-c", _EXITS.format(pipe=writing, script=script)]
-    subprocess.run(command, stderr=subprocess.DEVNULL, pass_fds=[writing], cwd=ROOT, timeout=60, check=False)
-    texts = [words.text.splitlines() for words in reader.read() if words.kind == EXCEPTION]
-    assert texts == ([] if said is None else [[EXITED + said[0], *said[1:]]])
+    first, *more = said or [""]
+    assert _sent(hooks, tmp_path, _EXITS + script) == ([EXITED + first, *more] if said else [])
 
 
 def test_text_of_an_exit_is_in_the_headline_and_below_it_only_if_there_is_more() -> None:

@@ -22,11 +22,10 @@ from distboot.rendezvous.keys import Keys
 from distboot.rendezvous.membership import JoinTable, Membership
 from distboot.rendezvous.messages import Detach, Members
 from distboot.rendezvous.protocol import Channel
-from distboot.report import EventLog
-from distboot.report.content import JobState
+from distboot.report import EventLog, JobState
 from distboot.settings import SupervisionSettings
 
-SETTINGS = SupervisionSettings(bound=15, grace=5)
+SETTINGS = SupervisionSettings(grace=5)
 MEMBERSHIP = Membership(("host-0", "host-1"), ((0, 1), (2, 3)))
 DIED = ExitStatus(signal=9, when=1.0)
 OF_A_PEER = ExitStatus(words="RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:3456", when=1.0)

@@ -15,6 +15,8 @@ import pytest
 from launched import needs, needs_torch
 from supervised import Started, until
 
+from distboot.process import proc_stat
+
 METHODS = ["fork", "spawn", "forkserver"]
 WAYS = ["init", "wrapper"]
 
@@ -130,11 +132,10 @@ def begin(clean_env: dict[str, str], port: int, tmp_path: Path) -> Iterator[Begi
 def everybody(job: Started) -> list[int]:
     """The processes of a job that have not ended, without the monitor process beside a rank."""
     found, sessions = [], {process.pid for process in job.processes}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            state, *numbers = (folder / "stat").read_text().rpartition(")")[2].split()
-            if int(numbers[2]) in sessions and state not in "ZX":
-                found.append(int(folder.name))
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        stat = proc_stat(pid)
+        if stat and stat[0] not in "ZX" and int(stat[3]) in sessions:
+            found.append(int(pid))
     return found
 
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from distboot.process import proc_stat
+
 HOST = os.uname().nodename
 PREFIX = f"[rank 0 {HOST}] ".encode()
 PREFIXED = ["--log-prefix", "--"]
@@ -64,10 +66,7 @@ def type_in(wrapper: subprocess.Popen[bytes], text: str = "\n") -> None:
 
 def alive(pid: int) -> bool:
     """Whether a process is there, and no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    return proc_stat(pid)[:1] not in ([], ["Z"])
 
 
 def log_of(folder: Path, rank: int = 0) -> list[str]:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
+from ..rendezvous import local
 from ..rendezvous.coordinator import Coordinator
 from ..rendezvous.join import Joined, PortInUse, listening
 from ..rendezvous.keys import Keys
@@ -22,10 +23,9 @@ from ..rendezvous.protocol import BEFORE_AUTHENTICATION, Frames, ProtocolError, 
 from ..rendezvous.worker import Worker
 from ..settings import SupervisionSettings
 from ..text import log_line
-from . import local
 from .failure_coordinator import FailureCoordinator
 from .failure_reporter import FailureReporter
-from .heartbeat import HeartbeatConnection, interval_of
+from .heartbeat import HeartbeatConnection
 from .loop import Answer, EventLoop
 from .root_cause import ranks_of
 
@@ -35,7 +35,6 @@ _MOST_STRANGERS = 256  # several turns: a script has the time to show its token
 _WAITING = 256  # connections that it has not accepted yet
 _ACCEPTED_AT_ONCE = 64
 CREDENTIALS = struct.Struct("3i")  # struct ucred, unix(7): pid, uid, gid
-_LEAST_BEATS = 2  # within the bound, however large the job is
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +70,7 @@ class Agent:
         self.role = participant_of(joined.plan.own.rank, membership, joined.side, settings, held=held)
         self.role.is_starting = is_starting
         self.role.may_restart = held and membership.round < membership.max_restarts
-        self.loop = EventLoop(self.role, interval_of(membership))
+        self.loop = EventLoop(self.role)
         if self._coordinator is not None:
             server = self._coordinator
             self.loop.add_reader(server.pool.fileno(), lambda _: server.serve())
@@ -161,12 +160,12 @@ class Agent:
                 session.send(local.Listening())
             self.role.take(rank, message, now)
         elif isinstance(message, local.Listen):
-            self._give_listener(session, message.port if rank == 0 else None)
+            self._give_listener(session, rank)
         elif isinstance(message, local.Keep):
             if rank == 0 and self._coordinator is not None and self._joined.listener is not None:
                 self._coordinator.pool.accept_again()
         elif isinstance(message, local.AskLog):
-            session.send(local.Log(tuple(list(event) for event in self._joined.log() or ())))
+            session.send(local.Log(tuple(self._joined.log() or ())))
         elif isinstance(message, local.Finish):
             self.role.leave()
             self.role.turn(now)
@@ -200,11 +199,11 @@ class Agent:
             raise ProtocolError("wants to know what is not for it")
         self.role.ask_stacks(lambda lines: session.send(ShowStacks(tuple(lines))), now)
 
-    def _give_listener(self, session: _Session, port: int | None) -> None:
-        listener = None if port is None else self._joined.take_listener()
-        if listener is None and port is not None:  # the wrapper has left the port to its script
+    def _give_listener(self, session: _Session, rank: int) -> None:
+        listener = self._joined.take_listener() if rank == 0 else None
+        if listener is None and rank == 0:  # the wrapper has left the port to its script
             with suppress(PortInUse):
-                listener = listening(port)
+                listener = listening(self._result.port)
         session.send(local.Listening(), *([] if listener is None else [listener.fileno()]))
         if listener is not None:
             listener.close()
@@ -214,13 +213,12 @@ def participant_of(
     agent: int, membership: Membership, side: Coordinator | Worker, settings: SupervisionSettings, *, held: bool
 ) -> FailureCoordinator | FailureReporter:
     """Rank 0's side of failure detection, or that of another agent, on the connections of the rendezvous."""
-    interval, agents, ranks = interval_of(membership), membership.agents, ranks_of(membership)
-    settings = settings._replace(bound=max(settings.bound, _LEAST_BEATS * interval))
+    bound, agents, ranks = membership.heartbeat_timeout, membership.agents, ranks_of(membership)
     most = BEFORE_AUTHENTICATION if agent == 0 else most_from_rank_0(membership.world_size)
     connection_of: dict[int, HeartbeatConnection] = {}
     for other, link, channel in side.detach_all():
         of_round = replace(channel, round=membership.round)  # what was said in another one is refused
-        connection_of |= dict.fromkeys(agents[other], HeartbeatConnection(link, of_round, interval, most))
+        connection_of |= dict.fromkeys(agents[other], HeartbeatConnection(link, of_round, bound, most))
     unit = f"{'node' if membership.by_node else 'rank'} {agent}"
 
     def say(text: str, rank: int | None = None, event: str = "", **more: object) -> None:
@@ -228,9 +226,9 @@ def participant_of(
 
     if isinstance(side, Coordinator):
         return FailureCoordinator(
-            ranks, connection_of, settings, held, say, membership=membership, log=side.log,
+            ranks, connection_of, settings, held, say, bound=bound, membership=membership, log=side.log,
             keys=Keys(membership, side.table, say),
             started=side.pool.accept_no_more,  # what comes then may be for a store of the script, or its next attempt
         )  # fmt: skip
     known = [ranks[rank] for rank in (0, *agents[agent])]
-    return FailureReporter(known, connection_of, settings, held, say)
+    return FailureReporter(known, connection_of, settings, held, say, bound=bound)

@@ -2,7 +2,7 @@
 
 An uncaught exception goes through `sys.excepthook`, the text of `sys.exit` through `sys.stderr`, and a crash through
 `faulthandler`, all to a pipe. The process prints what it prints without us. This file is also read by the Python of an
-unmodified script, without the rest of the package: it imports nothing but the standard library, and that late.
+unmodified script, which may have another distboot, or none: it imports what it needs late.
 """
 
 from __future__ import annotations
@@ -11,78 +11,67 @@ import atexit
 import functools
 import os
 import sys
-from contextlib import contextmanager, suppress
+import time
+from contextlib import suppress
+
+from .hints import speaks_of_a_peer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import faulthandler
     import signal
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from types import FrameType, TracebackType
     from typing import Any
 
-    Handler = Callable[[int, FrameType | None], Any] | int | None
-    Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
-
 MOST = 3500  # bytes of a traceback; a write to a pipe of up to 4096 is all or nothing (pipe(7))
-_LINES, _WIDEST = 40, 300  # and characters of each: no more is shown
-_LINES_OF_EXIT = 3  # of the text of `sys.exit`, so that its beginning is within MOST
+# No more is shown: lines, of the text of `sys.exit` so few that its beginning is within MOST, and characters of each.
+_LINES, _LINES_OF_EXIT, _WIDEST = 40, 3, 300
 EXITED = "SystemExit: "  # how that begins: no exception that comes through the hook does
 EXCEPTION, INTERRUPT, TERM, ENDING, STEPS = "exception", "interrupt", "term", "ending", "steps"
 ASK, ASK_FIRST = "ask", "ask_first"  # with which exit code to end; whether another rank has failed first
 OF_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3")  # in a file's name; others are the script's own
-_RANK = "DISTBOOT_RANK"  # is there where the agent of a node has started this as one of its ranks
 JOB_ENDS = os.O_APPEND  # that flag of the pipe, which its reader sets: no message, so that a good end asks for none
-# How a rank speaks of a peer that has gone before: what is found in such an exception is a consequence.
-# Gloo, the kernel, NCCL, torch's store, MPI; TensorFlow of gRPC; Horovod, which does not say why.
-_OF_A_PEER = (
-    "connection closed by peer",
-    "connection reset by peer",
-    "connection was likely closed",
-    "broken pipe",
-    "connection refused",
-    "ncclremoteerror",
-    "remote process exited",
-    "failed to recv",
-    "timed out waiting",
-    "errors_impl.unavailableerror",
-    "horovod has been shut down",
-    "error[rank-failed]",
-    "ended, or closed its context",  # at a key of ours
-)
-# What is in it where it was a process of its own that closed a connection, a data loader's worker say.
-_OF_ITS_WORKER = ("dataloader worker (pid", "/multiprocessing/connection.py")
 _FRAMEWORKS = ("torch", "tensorflow", "jax", "mpi4py", "horovod")  # through which a process speaks to its peers
 _EXPLAINED = 2.0  # seconds for the wrapper to stop a rank that fails for another one
-INJECTED = "_distboot.crash_hooks"  # this file as a module, where the wrapper has had it loaded
 
 is_of_another: Callable[[], bool] | None = None  # asks the agent whether another rank has failed first
 _pipe: tuple[int, int] | None = None  # where words go: file descriptor, inode; None: nothing listens
-_secret = ""  # of the job, not to be passed on
+_of_parent: tuple[int, int] | None = None  # the same of the process that has forked this one
+_clean: Callable[[str], str] = str  # takes the secret of the job out of a text
 _mask: set[int] = set()  # of signals, before a fork
 
 
 def install(pipe: int, *, term: bool = False) -> None:
     """Send why this process fails to a pipe; and, with `term`, that SIGTERM has come."""
-    global _pipe, _secret, faulthandler, signal  # noqa: PLW0603 - as a process has one excepthook; and late
+    global _pipe, _clean, faulthandler, signal  # noqa: PLW0603 - as a process has one excepthook; and late
     import faulthandler
     import signal
 
-    _secret = os.environ.get("DISTBOOT_SECRET", "")  # now: the script may remove it
-    if _pipe is None:
-        sys.excepthook = _excepthook(sys.excepthook)
-        _watch_stderr()
-        os.register_at_fork(before=_hold_term, after_in_parent=_release_term, after_in_child=_forget)
+    secret = os.environ.get("DISTBOOT_SECRET")  # now: the script may remove it
+    if secret:
+        from ..text import without_secret
+
+        _clean = functools.partial(without_secret, secret=secret)
+    _hook()
     _pipe = pipe, os.fstat(pipe).st_ino
     # Also again: of what is registered the last runs first, and the frameworks end their groups in such functions.
     atexit.unregister(emit)
     atexit.register(emit, ENDING)
-    if signal.getsignal(signal.SIGURG) == signal.SIG_DFL:  # else the script has use for it
+    if signal.getsignal(signal.SIGURG) == signal.SIG_DFL:  # else the script uses it
         faulthandler.register(signal.SIGURG, pipe, all_threads=True)  # see `stacks`
     if not faulthandler.is_enabled():  # else the user has said where its dumps are to go
         faulthandler.enable(pipe)
     if term:
-        _tell_of_term()
+        _register_term()
+        _follow_term()
+
+
+@functools.cache  # a fork has it, too
+def _hook() -> None:
+    sys.excepthook = functools.partial(_excepthook, sys.excepthook)
+    _watch_stderr()
+    os.register_at_fork(before=_hold_term, after_in_parent=_release_term, after_in_child=_forget)
 
 
 def when_imported(name: str, act: Callable[[], object]) -> None:
@@ -104,45 +93,22 @@ def emit(kind: str, text: str = "") -> None:
     """Send something in one piece: what it is, whose it is, and the text."""
     if _pipe is not None:
         _write(_pipe, kind, os.getpid(), text)
-    elif __name__ != INJECTED and INJECTED in sys.modules:
-        sys.modules[INJECTED].emit(kind, text)
+    elif f"_{__name__}" in sys.modules:  # where the wrapper has had this file loaded
+        sys.modules[f"_{__name__}"].emit(kind, text)
 
 
-@contextmanager
-def emitter_for_fork() -> Iterator[Callable[[str], object] | None]:
-    """What says in a fork of this process why it fails: `emit` does not there, as a fork is not the rank."""
-    pid, (pipe, inode) = os.getpid(), _pipe or (-1, 0)
-    try:
-        ours = os.dup(pipe)
-    except OSError:  # nothing listens, or the script has closed all files
-        yield None
-        return
-    try:
-        yield lambda text: _write((ours, inode), EXCEPTION, pid, text)
-    finally:
-        os.close(ours)
-
-
-def without(secret: str, text: str) -> str:
-    """A text without the secret: as it is, as repr, ascii and JSON write it, and as they write that once more."""
-    if not secret:
-        return text
-    import json
-
-    writers: list[Callable[[str], str]] = [repr, ascii, json.dumps, functools.partial(json.dumps, ensure_ascii=False)]
-    forms = {secret, repr(secret.encode(errors="surrogateescape"))[2:-1]}
-    for _ in range(2):
-        plain = [write(form)[1:-1] for form in forms for write in writers]
-        quotes = [write(form + "'\"")[1:-4] for form in forms for write in (repr, ascii)]  # so that its own are escaped
-        forms.update(plain, quotes)
-    for form in sorted(forms, key=len, reverse=True):
-        text = text.replace(form, "***")
-    return text
+def emit_for_parent(text: str) -> None:
+    """In a fork, which is not the rank: send why the process fails that has forked it."""
+    if _of_parent is not None:
+        pipe, inode = _of_parent
+        with suppress(OSError):
+            own = os.open(f"/proc/{os.getppid()}/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK)
+            _write((own, inode), EXCEPTION, os.getppid(), text)
 
 
 def _write(to: tuple[int, int], kind: str, pid: int, text: str) -> None:
     pipe, inode = to
-    text = without(_secret, text)  # here, as what is cut off it below would hide the rest
+    text = _clean(text)  # here, as what is cut off it below would hide the rest
     data = text.encode(errors="replace").replace(b"\0", b"\\0")
     if len(data) > MOST:  # whole lines
         mark = b"\xe2\x80\xa6\n"  # an ellipsis
@@ -156,46 +122,40 @@ def _write(to: tuple[int, int], kind: str, pid: int, text: str) -> None:
 def out_of_the_way(file: int) -> int:
     """A file descriptor moved to a high number: if a script closes all files, those that it opens then are others."""
     import fcntl
-    import resource
 
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    highest = 1024 if soft == resource.RLIM_INFINITY else min(soft, 1024)
     try:
-        moved = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, highest - 64)
+        moved = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, min(os.sysconf("SC_OPEN_MAX"), 1024) - 64)
     except OSError:
         return file
     os.close(file)
     return moved
 
 
-def _tell_of_term() -> None:
+def _register_term() -> None:
     """Let faulthandler write to the pipe when SIGTERM comes, and then what was to happen happen.
 
-    In C: it does not wait for Python's lock. A handler that the script sets later would take its place, so
-    `signal.signal` puts it before that one, too.
+    In C: it does not wait for Python's lock.
     """
+    handler = signal.getsignal(signal.SIGTERM)
+    if _pipe is not None and (handler == signal.SIG_DFL or callable(handler)):
+        faulthandler.register(signal.SIGTERM, _pipe[0], all_threads=False, chain=True)
 
-    def register() -> None:
-        handler = signal.getsignal(signal.SIGTERM)
-        if _pipe is not None and (handler == signal.SIG_DFL or callable(handler)):
-            faulthandler.register(signal.SIGTERM, _pipe[0], all_threads=False, chain=True)
 
-    register()
+@functools.cache
+def _follow_term() -> None:
+    """A handler that the script sets would take the place of ours: let `signal.signal` put ours before that one."""
     before = signal.signal
-    if getattr(before, "of_distboot", False):
-        return
 
     @functools.wraps(before)
-    def set_handler(number: int, handler: Handler) -> Handler:
+    def set_handler(number: int, handler: Any) -> Any:
         if number != signal.SIGTERM or _pipe is None:
             return before(number, handler)
         faulthandler.unregister(signal.SIGTERM)
         try:
             return before(number, handler)
         finally:
-            register()
+            _register_term()
 
-    set_handler.of_distboot = True  # type: ignore[attr-defined]
     signal.signal = set_handler  # type: ignore[assignment]
 
 
@@ -218,12 +178,12 @@ def _release_term() -> None:
 
 def _forget() -> None:
     """A forked process, say a worker of a data loader, is not the rank."""
-    global _pipe  # noqa: PLW0603
+    global _pipe, _of_parent  # noqa: PLW0603
     if _pipe is not None:
         faulthandler.unregister(signal.SIGTERM)
         if signal.getsignal(signal.SIGURG) == signal.SIG_DFL:  # else it would take away the handler of the script
             faulthandler.unregister(signal.SIGURG)
-        pipe, inode = _pipe
+        pipe, inode = _of_parent = _pipe
         _pipe = None
         with suppress(OSError):
             if os.fstat(pipe).st_ino == inode:
@@ -231,33 +191,33 @@ def _forget() -> None:
     _release_term()
 
 
-def _excepthook(before: Hook) -> Hook:
-    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        for _ in range(2):  # a signal handler may raise meanwhile, as torch's for SIGCHLD does
-            with suppress(Exception):
-                if _pipe is not None and _is_the_end():
-                    words = _emit_exception(kind, error, trace)
-                    if issubclass(kind, KeyboardInterrupt) and _RANK in os.environ and trace is not None:
+def _excepthook(
+    before: Callable[..., object], kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    for _ in range(2):  # a signal handler may raise meanwhile, as torch's for SIGCHLD does
+        with suppress(Exception):
+            if _pipe is not None and _is_the_end():
+                if issubclass(kind, KeyboardInterrupt):
+                    emit(INTERRUPT)
+                    if "DISTBOOT_RANK" in os.environ and trace is not None:  # one of those that an agent has started
                         _say_interrupted(trace)
                         return
-                    if speaks_of_a_peer(words) and _follows_another():
-                        return  # the agent has it, and says which rank was first
-                break
-        before(kind, error, trace)
-
-    return excepthook
+                elif speaks_of_a_peer(_emit_exception(kind, error, trace)) and _follows_another():
+                    return  # the agent has it, and says which rank was first
+            break
+    before(kind, error, trace)
 
 
 def _say_interrupted(trace: TracebackType) -> None:
     """Where Ctrl-C has come, in one line: all ranks of a node get it, and their tracebacks would be mixed."""
     inner: TracebackType | None = trace
-    while inner is not None:
+    while inner is not None:  # not by `traceback`: its import calls `eval`, and Python forgets that Ctrl-C ends it
         if not any(part in inner.tb_frame.f_code.co_filename for part in (*OF_LIBRARIES, "<frozen ")):
             trace = inner
         inner = inner.tb_next
     code = trace.tb_frame.f_code
     where = f"{code.co_name} ({os.path.basename(code.co_filename)}:{trace.tb_lineno})"
-    sys.stderr.write(f"distboot: rank {os.environ[_RANK]} on {os.uname().nodename}: interrupted in {where}\n")
+    sys.stderr.write(f"distboot: rank {os.environ['DISTBOOT_RANK']} on {os.uname().nodename}: interrupted in {where}\n")
 
 
 def _is_the_end() -> bool:
@@ -267,21 +227,13 @@ def _is_the_end() -> bool:
     """
     import threading
 
-    if hasattr(sys, "ps1") or sys.flags.interactive:
-        return False
-    frame = sys._getframe(1).f_back  # noqa: SLF001 - who has called the hook
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001
     while frame is not None:
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
             return False
         frame = frame.f_back
-    return threading.current_thread() is threading.main_thread()
-
-
-def speaks_of_a_peer(words: str) -> bool:
-    """Whether a traceback says itself that a peer had gone before."""
-    words = words.lower()
-    message = " ".join(line for line in words.splitlines() if not line.startswith(" "))
-    return any(phrase in message for phrase in _OF_A_PEER) and not any(one in words for one in _OF_ITS_WORKER)
+    is_interactive = hasattr(sys, "ps1") or sys.flags.interactive
+    return not is_interactive and threading.current_thread() is threading.main_thread()
 
 
 def _follows_another() -> bool:
@@ -290,20 +242,15 @@ def _follows_another() -> bool:
         with suppress(OSError):  # an agent that a user has stopped does not answer in time
             return is_of_another()
     elif any(name in sys.modules for name in _FRAMEWORKS):  # else it is another program of the script
-        import time
-
         time.sleep(_EXPLAINED)
     return False
 
 
 def _emit_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
-    if issubclass(kind, KeyboardInterrupt):
-        emit(INTERRUPT)
-        return ""
     import traceback
 
-    words = without(_secret, "".join(traceback.format_exception(kind, error, trace)))
-    _emit_lines(words.splitlines())
+    words = "".join(traceback.format_exception(kind, error, trace))
+    _emit_lines(words)
     return words
 
 
@@ -325,7 +272,7 @@ def _watch_stderr() -> None:
             written.append(text)
             if text == "\n" and written[0].strip():
                 with suppress(Exception):
-                    _emit_lines(without(_secret, EXITED + written[0]).splitlines()[:_LINES_OF_EXIT])
+                    _emit_lines(EXITED + written[0], _LINES_OF_EXIT)
         return before(text)
 
     with suppress(AttributeError):  # there is none, or one of the script's own
@@ -333,7 +280,8 @@ def _watch_stderr() -> None:
         sys.stderr.write = write  # type: ignore[method-assign]
 
 
-def _emit_lines(lines: list[str]) -> None:
+def _emit_lines(text: str, most: int | None = None) -> None:
+    lines = _clean(text).splitlines()[:most]
     shown = [line if len(line) <= _WIDEST else line[:_WIDEST] + "…" for line in lines[-_LINES:]]
     emit(EXCEPTION, "\n".join(shown if len(lines) == len(shown) else ["…", *shown]))
     _write_error_file(lines)
@@ -345,7 +293,6 @@ def _write_error_file(lines: list[str]) -> None:
     if not path or os.path.exists(path):
         return
     import json
-    import time
 
     # torch.distributed.elastic.multiprocessing.errors.error_handler, ErrorHandler.record_exception
     extra = {"py_callstack": "\n".join(lines), "timestamp": str(int(time.time()))}

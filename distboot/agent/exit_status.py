@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 from ..process import FROM_OUTSIDE
 from ..rendezvous.protocol import flag, number, of, optional, text, time_or_duration
-from ..text import escape_control
-from .crash_hooks import EXITED, OF_LIBRARIES, speaks_of_a_peer, without
+from ..text import escape_control, without_secret
+from .crash_hooks import EXITED, OF_LIBRARIES
+from .hints import speaks_of_a_peer
 
 LAST_RESORT = 64  # SIGRTMAX on Linux: what ends process 1 of a container, which no other signal does
 FATAL = "Fatal Python error: "  # how faulthandler begins
@@ -85,7 +86,7 @@ class ExitStatus:
 
     @property
     def is_secondary(self) -> bool:
-        """Whether it says itself that a peer had gone before."""
+        """Whether it says itself that a peer disconnected before."""
         return speaks_of_a_peer(self.words)
 
     @property
@@ -168,15 +169,14 @@ class ExitStatus:
             is_ours = _is_ours(frame[1]) if frame is not None else is_ours and line.startswith("    ")
             if not is_ours:
                 kept.append(line)
-            elif not kept or kept[-1] != _LEFT_OUT:
+            elif kept[-1:] != [_LEFT_OUT]:
                 kept.append(_LEFT_OUT)
         if len(kept) <= _MOST_LINES:
             return kept
-        begin = len(kept) - _MOST_LINES
-        # Not with a line of code without its place.
-        while kept[begin].startswith("    ") and begin < len(kept) - _MOST_LINES + 2:
-            begin += 1
-        return [_LEFT_OUT, *kept[begin:]]
+        last = kept[-_MOST_LINES:]
+        for _ in range(2):  # not with a line of code without its place
+            last = last[1:] if last[0].startswith("    ") else last
+        return [_LEFT_OUT, *last]
 
     def as_details(self) -> dict[str, object]:
         how = {"exit_code": self.status, "signal": self.signal, "stopped_by_us": self.stopped_by_us}
@@ -223,7 +223,7 @@ def _message(words: Sequence[str]) -> str:
 
 def leave(text: str, *, replaces: bool = False) -> None:
     """Leave a text there; `replaces`: also in the place of an earlier one of distboot's. Nothing is said of errors."""
-    data = _OURS + _shortened(without(os.environ.get("DISTBOOT_SECRET", ""), text))
+    data = _OURS + _shortened(without_secret(text))
     with suppress(OSError):
         _leave(_KUBERNETES, 0, data, replaces=replaces)
     with suppress(OSError, ImportError):

@@ -214,9 +214,9 @@ class FailureCoordinator(Participant):
         if member.is_local and not self._was_stopped:
             self._was_stopped = True
             for other in self.members.values():  # what is silent just then may be what the launcher answers
-                if other.is_open and other.connection is not None and other.connection.is_unusually_silent(now):
+                if other.is_open and other.connection is not None and other.connection.is_unusually_silent():
                     # mpirun gives us 0.24 s to live
-                    self._lost(other, "it sent no heartbeat any more when SIGTERM arrived", now, gathering=0.0)
+                    self._lost(other, "it did not answer any more when SIGTERM arrived", now, gathering=0.0)
         self._analysis.terminating(member, message.signal, now)
 
     def _exited(self, member: RankState, message: messages.Exited, now: float) -> None:

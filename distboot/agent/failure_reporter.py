@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -63,7 +62,7 @@ class FailureReporter(Participant):
         elif isinstance(message, Register):
             member.pid = message.pid
             self._send(replace(message, detects=self.settings.detects), rank)
-        elif isinstance(message, RequestStop) and (not self.peers or self._is_silent(now)):
+        elif isinstance(message, RequestStop) and (not self.peers or self._is_silent()):
             self.stops.stop_at(1)
         elif not isinstance(message, Failing | Terminating):
             self._send(message, rank)
@@ -71,8 +70,8 @@ class FailureReporter(Participant):
             if isinstance(message, Failing) and not message.end.cause:
                 member.failing = message.end
             if self.detects:
-                if isinstance(message, Terminating) and self._is_silent(now):  # then it may be the launcher's answer
-                    self._lose_rank_0("it sent no heartbeat any more when SIGTERM arrived", now)
+                if isinstance(message, Terminating) and self._is_silent():  # then it may be the launcher's answer
+                    self._lose_rank_0("it did not answer any more when SIGTERM arrived", now)
                 self._send(message, rank)
 
     def ask_stacks(self, reply: Callable[[Sequence[str]], object], now: float) -> None:  # noqa: ARG002 - rank 0 does
@@ -97,7 +96,7 @@ class FailureReporter(Participant):
 
     def finish(self) -> None:
         """See that our last message arrives, if rank 0 is there."""
-        if not self._is_silent(time.monotonic()):
+        if not self._is_silent():
             close_gracefully(self.peers)
 
     def _limit(self) -> float:
@@ -119,8 +118,8 @@ class FailureReporter(Participant):
     def _is_running(self, connection: HeartbeatConnection) -> bool:
         return super()._is_running(connection) and not self._has_ended
 
-    def _is_silent(self, now: float) -> bool:
-        return any(connection.is_unusually_silent(now) for connection in self.peers)
+    def _is_silent(self) -> bool:
+        return any(connection.is_unusually_silent() for connection in self.peers)
 
     def _ask(self, rank: int, message: Arrive | Ready) -> None:
         """Pass on that the script of a rank waits, and see that it gets an answer."""
@@ -139,8 +138,8 @@ class FailureReporter(Participant):
             return
         if not self.peers and message.end.is_failure:  # for its neighbours
             self._stop_own(from_exit(member, message.end, 0.0), now)
-        elif not message.end.succeeded and self._is_silent(now):  # why we failed, perhaps; rank 0 will not say it
-            self._lose_rank_0("it sent no heartbeat any more", now)
+        elif not message.end.succeeded and self._is_silent():  # why we failed, perhaps; rank 0 will not say it
+            self._lose_rank_0("it did not answer any more", now)
 
     def _take_from(self, connection: HeartbeatConnection, rank: int, message: object, now: float) -> None:
         if isinstance(message, Answer):

@@ -1,4 +1,4 @@
-"""One open connection between rank 0 and another rank, and what the kernel knows of the peer behind it."""
+"""One open connection between rank 0's agent and another one, and whether the peer is still there."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ import termios
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import NamedTuple
+from math import inf
+from typing import Any, NamedTuple
 
 from ..rendezvous.protocol import BEFORE_AUTHENTICATION, HEADER, Broadcast, Channel, Frames
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ..rendezvous.membership import Membership
 
 _PORT = 1  # tcpmux, at which nothing listens: a host that is there refuses at once
 _ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
@@ -26,13 +23,13 @@ _ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
 class Probe:
     """An attempt to connect to the host of a connection, at another port than that of failure detection."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, family: int, peer: tuple[Any, ...], now: float) -> None:
+        self.began = now
         self._socket: socket.socket | None = None
+        self._address = (*peer[:1], _PORT, *peer[2:])
         try:
-            self._socket = socket.socket(connection.family, socket.SOCK_STREAM)  # there may be no file left for it
+            self._socket = socket.socket(family, socket.SOCK_STREAM)  # there may be no file left for it
             self._socket.setblocking(False)
-            host, _, *scope = connection.getpeername()
-            self._address = host, _PORT, *scope
             self._result = self._socket.connect_ex(self._address)
         except OSError as error:
             self._result = error.errno or errno.EHOSTUNREACH
@@ -48,59 +45,60 @@ class Probe:
             self._socket.close()
 
 
-INTERVAL = 1.0  # seconds between two beats
-_MOST_BEATS = 2000  # a second, that rank 0 answers for: with more agents each beats less often
-# In intervals.
-_SLACK = 0.6  # beyond the bound: a rank that was stopped for just as long has then spoken again
-_PROBING = 1.0  # before the bound, to have a second opinion by then
-_RECENT = 3.5  # within which a kernel that is there acknowledges what it got
-_UNUSUAL = 3.0  # of silence
+BOUND = 15.0  # seconds; DISTBOOT_HEARTBEAT_TIMEOUT of rank 0's agent is that of the job
+_FOR_THE_PROBE = 4.0  # of them, at the end, for a second opinion: the kernel tries it three times
+_MISSED = 1.9  # bounds without a heartbeat: two were due, and each may come a little late
+_KEEPALIVES = 4  # questions of the kernel until it gives up
 _THIN_LINEAR_TIMEOUTS = 16  # tcp(7): a lost packet is sent again soon, also when several were lost
-_MOST_UNSENT = 1 << 20  # bytes that wait until the peer's kernel takes more; they are tried again with each heartbeat
-_LAST_DATA_RECEIVED = 52  # offset of tcpi_last_data_recv in struct tcp_info, linux/tcp.h
+_MOST_UNSENT = 1 << 20  # bytes that wait until the peer's kernel takes more; they are tried again each second
+_LAST_RECEIVED = 52  # offset of tcpi_last_data_recv and tcpi_last_ack_recv in struct tcp_info, linux/tcp.h
+_SILENCE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 class DisconnectedError(Exception):
     """The connection has ended; the text says how, if it was not closed."""
 
 
+class UnansweredError(Exception):
+    """The kernel has ended the connection: for too long there was no answer from the other side."""
+
+
 class LivenessFault(NamedTuple):
-    """What is wrong with a peer that is silent: it is lost, or only the connection to it, and what speaks for that."""
+    """What is wrong with a peer: it is lost, or only the connection to it, and what speaks for that."""
 
     is_lost: bool
     why: str  # reads well after "rank 3"
 
 
-def interval_of(membership: Membership) -> float:
-    """Seconds between two beats in a job of this size, the same for all agents."""
-    return max(INTERVAL, len(membership.agents) / _MOST_BEATS)
-
-
 class HeartbeatConnection:
-    """An open connection to a peer, as the rendezvous left it, which sends at most `most` bytes in one body."""
+    """An open connection to a peer, as the rendezvous left it, which sends at most `most` bytes in one body.
+
+    A host that is lost, or the network to it, is found by the kernel, which asks the other one every few seconds. That
+    one also answers for a process that is stopped or frozen. Such a process sends no heartbeat, which each side sends
+    once in `bound` seconds: it is found after one to three of these.
+    """
 
     def __init__(
-        self, connection: socket.socket, channel: Channel, interval: float = INTERVAL, most: int = BEFORE_AUTHENTICATION
+        self, connection: socket.socket, channel: Channel, bound: float = BOUND, most: int = BEFORE_AUTHENTICATION
     ) -> None:
         self.socket = connection
-        self._channel, self._interval = channel, interval
-        self._probe: Probe | None = None  # while it is suspect
+        self.unsent = bytearray()
+        self._peer: tuple[Any, ...] = ()  # its address, which the kernel forgets with the connection
+        self._channel, self._bound = channel, bound
+        self._patience = bound - min(_FOR_THE_PROBE, bound / 2)  # until another port of the host is tried
+        self._probe: Probe | None = None
         self._frames = Frames(most)
         self._beat = channel.sign(None)
         self._peers_beat = Broadcast(None).sign(channel, theirs=True)
-        self._unsent = bytearray()
-        self._heard = self._sent = self._acknowledged = self._since = time.monotonic()
+        self._heard = time.monotonic()
+        self._is_unanswered = False  # whether the kernel has ended it for that
         self._wakes = 0  # bytes that must be there before we wake up
         connection.setblocking(False)
         self._wake_for(len(self._beat) + 1)
-        if sys.platform == "linux":
-            with suppress(OSError):
-                connection.setsockopt(socket.IPPROTO_TCP, _THIN_LINEAR_TIMEOUTS, 1)
-
-    @property
-    def suspect(self) -> bool:
-        """Whether it is silent for so long that it is looked at more often."""
-        return self._probe is not None
+        with suppress(OSError):  # it has ended
+            self._peer = connection.getpeername()
+            if sys.platform == "linux":
+                self._keep_alive()
 
     def fileno(self) -> int:
         return self.socket.fileno()
@@ -108,41 +106,44 @@ class HeartbeatConnection:
     def send(self, message: object, rank: int = 0) -> None:
         """Send a message, or a `Broadcast`, from or for a rank. That the peer has gone is said by reading."""
         broadcast = message if isinstance(message, Broadcast) else Broadcast(message)
-        self._send(broadcast.sign(self._channel, rank))
+        self.unsent += broadcast.sign(self._channel, rank)
+        self.flush()
 
-    def _send(self, data: bytes) -> None:
-        if not self._unsent or data is not self._beat:  # else what waits says as much
-            self._unsent += data
+    def flush(self) -> None:
+        """Send what the kernel takes of what waits."""
         try:
-            while self._unsent:
-                del self._unsent[: self.socket.send(self._unsent)]
+            while self.unsent:
+                del self.unsent[: self.socket.send(self.unsent)]
         except BlockingIOError:
-            if len(self._unsent) > _MOST_UNSENT:  # the peer has not read for very long, and a missing message is worse
+            if len(self.unsent) > _MOST_UNSENT:  # the peer has not read for very long, and a missing message is worse
                 with suppress(OSError):
                     self.socket.shutdown(socket.SHUT_RDWR)
-        except OSError:  # it has ended, which reading will say
-            self._unsent.clear()
+        except OSError as error:  # it has ended, which reading will say
+            self._is_unanswered |= error.errno in _SILENCE
+            self.unsent.clear()
 
-    def heartbeat(self, now: float) -> None:
-        """Say that we are here; called once an interval."""
-        if self._unacknowledged() == 0:
-            self._acknowledged = self._sent  # then, and not only now, the peer's kernel was there
-        self._sent = now
-        self._send(self._beat)
+    def heartbeat(self) -> None:
+        """Say that we are here; called once in `bound` seconds."""
+        if not self.unsent:  # else that says as much
+            self.unsent += self._beat
+            self.flush()
 
     def receive(self, now: float, *kinds: type) -> list[tuple[int, object]]:
         """Every message of these kinds that has come, without heartbeats, each with the rank that it is from or for.
 
-        `DisconnectedError`: the connection has ended; `ProtocolError`: the peer sends something else.
+        `DisconnectedError`, `UnansweredError`: the connection has ended; `ProtocolError`: the peer sends something
+        else.
         """
+        how = ""
         try:
             data = self.socket.recv(65536)
         except BlockingIOError:
             return []
         except OSError as error:
-            raise DisconnectedError(error.strerror or str(error)) from None
+            self._is_unanswered |= error.errno in _SILENCE
+            data, how = b"", error.strerror or str(error)
         if not data:
-            raise DisconnectedError
+            raise UnansweredError if self._is_unanswered else DisconnectedError(how)
         self._heard = now
         if data == self._peers_beat and self._frames.missing == HEADER:  # by far the most
             return []
@@ -154,39 +155,75 @@ class HeartbeatConnection:
         self._wake_for(len(self._beat) + 1 if self._frames.missing == HEADER else 1)
         return [each for each in messages if each[1] is not None]
 
-    def reset_timers(self, now: float) -> None:
+    def reset_timer(self, now: float) -> None:
         """Count from now on: we were asleep ourselves."""
-        self._sent = self._acknowledged = self._since = now
+        self._heard = now
 
-    def silence(self, now: float) -> float:
-        """Seconds for which the peer has said nothing, or has not confirmed what we said."""
-        return max(self._unheard(now), now - self._acknowledged)
+    def silence(self) -> float:
+        """Seconds for which the peer's kernel has given no sign."""
+        if self._is_unanswered:
+            return inf
+        try:
+            info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+            return float(min(struct.unpack_from("II", info, _LAST_RECEIVED))) / 1000
+        except (OSError, AttributeError):  # as on other systems than Linux
+            return 0.0
 
-    def is_unusually_silent(self, now: float) -> bool:
-        """Whether something seems to be wrong with it."""
-        return self.silence(now) > _UNUSUAL * self._interval
+    def is_unusually_silent(self) -> bool:
+        """Whether something seems to be wrong with the peer's host: a question of the kernel has no answer yet."""
+        return self.silence() > self._between + 1
 
-    def liveness_fault(self, now: float, bound: float) -> LivenessFault | None:
-        """What is wrong with the peer, which must not be silent for `bound` seconds; None: nothing yet."""
-        if now - min(self._heard, self._acknowledged) < 1.5 * self._interval and not self.suspect:  # by far the most
-            return None
-        silence = self.silence(now)
-        if silence <= bound - _PROBING * self._interval:
+    def is_acknowledged(self) -> bool:
+        """Whether the peer's kernel has confirmed all that was sent."""
+        if self._is_unanswered:
+            return False
+        try:
+            return not int.from_bytes(fcntl.ioctl(self.socket, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+        except OSError:
+            return True
+
+    def is_frozen(self, now: float) -> bool:
+        """Whether no heartbeat has come for too long; asked after reading."""
+        return now - self._heard > _MISSED * self._bound
+
+    def fault(self, now: float) -> LivenessFault | None:
+        """What is wrong with the peer; asked once a second where something may be. None: nothing yet."""
+        if self.silence() < self._patience:
             self._forget_probe()
-            return None
+            why = f"no answer for {2 * self._bound:g} s, though the host answers: stopped or frozen"
+            return LivenessFault(True, why) if self.is_frozen(now) else None
         if self._probe is None:
-            self._probe = Probe(self.socket)
-        if silence < bound + _SLACK * self._interval:
+            self._probe = Probe(self.socket.family, self._peer, now)
+        if now < self._probe.began + self._bound - self._patience - 1.1:  # we look once a second
             return None
-        if now - self._acknowledged < _RECENT * self._interval:
-            return LivenessFault(True, f"no answer for {bound:g} s, though the host answers: stopped or frozen")
         if self._probe.is_answered():
-            return LivenessFault(False, f"sent no heartbeat for {bound:g} s, though its host answers (a firewall?)")
-        return LivenessFault(True, f"no heartbeat for {bound:g} s: the host, or the network to it, is down")
+            return LivenessFault(False, f"gave no answer for {self._bound:g} s, though its host answers (a firewall?)")
+        return LivenessFault(True, f"no answer for {self._bound:g} s: the host, or the network to it, is down")
 
     def close(self) -> None:
         self.socket.close()
         self._forget_probe()
+
+    @property
+    def _between(self) -> int:
+        """Seconds between two questions of the kernel."""
+        return max(int(self._patience - 1) // _KEEPALIVES, 1)
+
+    def _keep_alive(self) -> None:
+        """Let the kernel ask the other one, and end the connection after that many seconds without an answer: tcp(7).
+
+        It looks at TCP_USER_TIMEOUT with each question but the first. Those of many connections do not come at once.
+        """
+        end = int(self._patience) - self.fileno() % self._between
+        options = {
+            socket.TCP_KEEPIDLE: max(end - _KEEPALIVES * self._between, 1),
+            socket.TCP_KEEPINTVL: self._between,
+            socket.TCP_USER_TIMEOUT: end * 1000 - 500,
+            _THIN_LINEAR_TIMEOUTS: 1,
+        }
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in options.items():
+            self.socket.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def _forget_probe(self) -> None:
         """An old opinion is worth nothing."""
@@ -200,26 +237,6 @@ class HeartbeatConnection:
             self._wakes = size
             with suppress(OSError):
                 self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
-
-    def _unheard(self, now: float) -> float:
-        ours = now - max(self._since, self._heard)
-        if ours < self._interval:
-            return ours
-        if sys.platform != "linux":
-            return 0.0 if self._unacknowledged() == 0 else ours
-        try:
-            # Not when we read it, which may be an interval later.
-            info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
-        except OSError:
-            return ours
-        return min(now - self._since, float(struct.unpack_from("I", info, _LAST_DATA_RECEIVED)[0]) / 1000)
-
-    def _unacknowledged(self) -> int:
-        """Bytes that were sent, and that the peer's kernel has not confirmed."""
-        try:
-            return int(struct.unpack("i", fcntl.ioctl(self.socket, termios.TIOCOUTQ, bytes(4)))[0])
-        except OSError:
-            return 0
 
 
 def close_gracefully(connections: Iterable[HeartbeatConnection], limit: float = 1.0) -> None:

@@ -1,7 +1,7 @@
-"""Hints after the traceback of an uncaught exception of a framework that says what is wrong, and not what to do.
+"""What the traceback of an uncaught exception tells beyond its text: what to do, and that a peer disconnected before.
 
-This file is also read by the Python of an unmodified script, without the rest of the package: it imports nothing but
-the standard library.
+This file is also read by the Python of an unmodified script, which may have another distboot, or none: it imports
+nothing but the standard library, and `text` once there is a hint.
 """
 
 from __future__ import annotations
@@ -15,13 +15,38 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
-INJECTED = "_distboot.hints"  # this file as a module, where the wrapper has had it loaded
+# How a rank speaks of a peer that disconnected before: an exception with one of these is a consequence.
+# Gloo, the kernel, NCCL, torch's store, MPI; TensorFlow of gRPC; Horovod, which does not say why.
+_OF_A_PEER = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection was likely closed",
+    "broken pipe",
+    "connection refused",
+    "ncclremoteerror",
+    "remote process exited",
+    "failed to recv",
+    "timed out waiting",
+    "errors_impl.unavailableerror",
+    "horovod has been shut down",
+    "error[rank-failed]",
+    "ended, or closed its context",  # at a key of ours
+)
+# What is in it where it was a process of its own that closed a connection, a data loader's worker say.
+_OF_ITS_WORKER = ("dataloader worker (pid", "/multiprocessing/connection.py")
+
+
+def speaks_of_a_peer(words: str) -> bool:
+    """Whether a traceback says itself that a peer disconnected before."""
+    words = words.lower()
+    message = " ".join(line for line in words.splitlines() if not line.startswith(" "))
+    return any(phrase in message for phrase in _OF_A_PEER) and not any(one in words for one in _OF_ITS_WORKER)
 
 
 @cache
 def install() -> None:
     """From now on print a hint after the traceback of an uncaught exception, where there is one."""
-    if INJECTED in sys.modules and __name__ != INJECTED:
+    if f"_{__name__}" in sys.modules:  # where the wrapper has had this file loaded
         return
     before = sys.excepthook
 
@@ -29,21 +54,12 @@ def install() -> None:
         before(kind, error, trace)
         with suppress(Exception):
             hint = _hint(trace)
-            sys.stderr.write(_line(hint) if hint else "")
+            if hint:
+                from ..text import log_line
+
+                log_line(None if _is_alone() else f"rank {os.environ['RANK']}", f"hint: {hint}")
 
     sys.excepthook = excepthook
-
-
-def _line(hint: str) -> str:
-    """As `log_line` has it."""
-    rank, host = None if _is_alone() else os.environ["RANK"], os.uname().nodename
-    if os.environ.get("DISTBOOT_LOG") == "json":
-        import json
-        import time
-
-        whose = {"rank": rank and int(rank), "host": host}
-        return json.dumps({"event": "hint", "time": round(time.time(), 3), **whose, "message": hint}) + "\n"
-    return f"distboot: {'' if rank is None else f'rank {rank} on {host}: '}hint: {hint}\n"
 
 
 def _hint(trace: TracebackType | None) -> str | None:

@@ -6,19 +6,18 @@ import os
 import queue
 import signal
 import socket
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from ..process import FROM_OUTSIDE, start_without_signals
 from ..rendezvous.job_info import JobInfo
+from ..rendezvous.local import VARIABLE, AgentLink
 from ..report import COMMAND
 from ..settings import SupervisionSettings
 from .agent import Agent
 from .crash_hooks import out_of_the_way
 from .exit_status import ExitStatus, shown
 from .failure_coordinator import FailureCoordinator
-from .local import VARIABLE, AgentLink
 from .messages import Phases, Register
 from .monitored_process import HookReader, MonitoredProcess, Process
 
@@ -41,7 +40,7 @@ class WrapperAgent:
         assert job.joined is not None
         self._secret = job.joined.plan.secret
         self._agent = Agent(job.joined, settings, held=True)
-        self._role, self.ranks = self._agent.role, self._agent.ranks
+        self._role, self.ranks, self.may_restart = self._agent.role, self._agent.ranks, self._agent.role.may_restart
         assert job.membership is not None
         if restarts is not None:
             is_rank_0 = isinstance(self._role, FailureCoordinator)
@@ -61,8 +60,7 @@ class WrapperAgent:
         self._agent.loop.add_reader(self._woken, self._take_events)
         if hasattr(signal, "pidfd_send_signal"):
             self._agent.open()
-        self._has_ended = threading.Event()
-        start_without_signals("distboot-agent", self._work)  # they are for the main thread
+        self._thread = start_without_signals("distboot-agent", self._work)  # they are for the main thread
 
     def link(self, rank: int) -> AgentLink:
         """What this process waits with as a rank of its own."""
@@ -89,11 +87,6 @@ class WrapperAgent:
         self._job.mark(COMMAND)
         self._job.is_watched = self._settings.detects
         self._call(lambda now: self._begin(pids, now))
-
-    @property
-    def may_restart(self) -> bool:
-        """Whether another round can follow."""
-        return self._role.may_restart
 
     @property
     def next_round(self) -> RootCause | None:
@@ -134,7 +127,7 @@ class WrapperAgent:
     def leave_job(self) -> None:
         """End, as the wrapper becomes the command; that is no failure of this rank."""
         self._call(lambda _: self._role.leave())
-        self._has_ended.wait(_END_LIMIT)
+        self._thread.join(_END_LIMIT)
 
     def __enter__(self) -> WrapperAgent:  # noqa: PYI034 - typing.Self needs Python 3.11
         return self
@@ -142,8 +135,8 @@ class WrapperAgent:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:  # nothing was started
             self.hurry()
-            self._has_ended.wait(_END_LIMIT)
-        if self._has_ended.is_set():
+            self._thread.join(_END_LIMIT)
+        if self.is_done:
             for file in (self._woken, self._wake, *self._reports.values()):
                 os.close(file)
             for child in self._children.values():
@@ -155,7 +148,6 @@ class WrapperAgent:
         finally:
             self._agent.close()
             self.is_done = True
-            self._has_ended.set()
             self._done()
 
     def _call(self, event: Callable[[float], object]) -> None:
@@ -181,6 +173,6 @@ class WrapperAgent:
             self._role.is_served = self.only_serves_rank_0
         for rank, pid in pids.items():
             hooks = HookReader(self._reports[rank], self._secret)
-            self._children[rank] = MonitoredProcess(rank, Process(pid), hooks, self._agent, self._settings.bound)
+            self._children[rank] = MonitoredProcess(rank, Process(pid), hooks, self._agent)
             self._role.take(rank, Register(pid), now)
             self._role.take(rank, Phases(dict(self._job.steps)), now)

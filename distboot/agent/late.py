@@ -8,24 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
-from ..report import EventLog
-from ..settings import SupervisionSettings
 from ..text import escape_control, ranks_said
 from .exit_status import ExitStatus, shown
 from .messages import Locate, Position, Stalled
-from .root_cause import RankState, RootCause, from_late
+from .root_cause import RankState, from_late
 from .stacks import Stacks, fold, lines, may_compute, waits, where
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .failure_coordinator import FailureCoordinator
+
 _TOLERANCE = 3.5  # seconds: agents look once a second, and scripts say every other one how far they are
-_UP_TO_DATE = 6.0  # seconds: of a rank that has waited so long the others have said since how far they are
+_UP_TO_DATE = 3.0  # seconds: of a rank that has waited twice as long the others have said since how far they are
 _ANSWERING = 8.0  # seconds for all agents to answer; a stack takes up to 6
 _ASKED_A_SECOND = 2000  # ranks
 _POLLING = 1.0  # seconds between two looks whether it is over
 _SECOND_LOOK = 3.0  # seconds; where no numbers tell that a rank does not move, its stack is the same then
 _MOST_PLACES = 4  # in one line
 _SILENT = "at a place that its agent does not tell"
+Positions: TypeAlias = Mapping[int, Position]  # by rank
 
 
 class Late(NamedTuple):
@@ -41,47 +44,45 @@ class Late(NamedTuple):
         return (self.waiting or self.ranks)[0]
 
 
-def find_late(positions: Mapping[int, Position], before: Mapping[int, Position], after: float) -> Late | None:
+def find_late(positions: Positions, before: Positions, least: float) -> Late | None:
     """Who is late, once others have waited so many seconds; None: no rank is, as far as is known.
 
     `positions` are those of all ranks that have answered, and those `before` were the same some seconds ago.
     """
-    least = _least(after)
-    still = {rank for rank, one in positions.items() if rank in before and _is_at_rest(before[rank], one)}
+    # Where no numbers tell that a rank moves, its stack does.
+    uncounted = {rank: one.stacks for rank, one in positions.items() if one.stacks and not one.is_counted}
+    still = {rank for rank, stacks in uncounted.items() if rank in before and before[rank].stacks == stacks}
     return _by_numbers(positions, least) or _by_stacks(positions, still, least) or _all_idle(positions, still, least)
 
 
-def may_be_late(positions: Mapping[int, Position], after: float) -> bool:
+def may_be_late(positions: Positions, least: float) -> bool:
     """Whether it is worth to look at the stacks, which disturbs the scripts a little."""
-    least = _least(after)
     has_stalled = all(not one.is_counted or one.since >= least for one in positions.values())
     return _by_numbers(positions, least) is not None or (len(positions) > 1 and has_stalled)
 
 
-def _by_numbers(positions: Mapping[int, Position], least: float) -> Late | None:
+def _by_numbers(positions: Positions, least: float) -> Late | None:
     found = []
     for group in sorted({group for position in positions.values() for group in position.counts}):
         counts = {rank: position.counts[group] for rank, position in positions.items() if group in position.counts}
-        held = {rank for rank in counts if positions[rank].is_held}
-        most = max((count for rank, count in counts.items() if rank not in held), default=0)
-        there = {rank for rank in counts.keys() - held if counts[rank] == most}
+        free = {rank: count for rank, count in counts.items() if not positions[rank].is_held}
+        most = max(free.values(), default=0)
+        there = {rank for rank, count in free.items() if count == most}
         waiting = sorted(rank for rank in there if positions[rank].since >= least)
         if waiting and there < counts.keys():
             found.append(Late(sorted(counts.keys() - there), waiting, group))
     # A rank that waits in another group, or in another operation, is held up itself.
-    held_up = {rank for late in found for rank in late.waiting}
-    held_up |= {rank for late in found for rank in late.ranks if _waits(positions[rank], least)}
+    too = {rank for late in found for rank in late.ranks if _waits(positions[rank], least)}
+    held_up = too.union(*(late.waiting for late in found))
     for late in found:
         ranks = [rank for rank in late.ranks if rank not in held_up]
-        too = [rank for rank in late.ranks if _waits(positions[rank], least)]
         if ranks:
-            return late._replace(ranks=ranks, waiting=sorted({*late.waiting, *too}))
+            return late._replace(ranks=ranks, waiting=sorted(too.intersection(late.ranks).union(late.waiting)))
     return Late([], sorted(held_up)) if held_up else None
 
 
-def _by_stacks(positions: Mapping[int, Position], still: Collection[int], least: float) -> Late | None:
-    waited = (rank for rank, one in positions.items() if one.since >= least or rank in still)
-    waiting = sorted(rank for rank in waited if _waits(positions[rank]))
+def _by_stacks(positions: Positions, still: Collection[int], least: float) -> Late | None:
+    waiting = sorted(rank for rank, one in positions.items() if (one.since >= least or rank in still) and _waits(one))
     others = sorted(positions.keys() - set(waiting))
     is_known = all(positions[rank].stacks is not None and not _waits(positions[rank]) for rank in others)
     if not others:  # or they compute there
@@ -89,7 +90,7 @@ def _by_stacks(positions: Mapping[int, Position], still: Collection[int], least:
     return Late(others, waiting) if waiting and is_known and len(positions) > 1 else None
 
 
-def _all_idle(positions: Mapping[int, Position], still: Collection[int], least: float) -> Late | None:
+def _all_idle(positions: Positions, still: Collection[int], least: float) -> Late | None:
     """All ranks, if none of them moves or uses a processor."""
     is_idle = all(
         one.stacks and one.stacks.main and min(one.since, one.idle) >= least and (one.is_counted or rank in still)
@@ -98,57 +99,34 @@ def _all_idle(positions: Mapping[int, Position], still: Collection[int], least: 
     return Late(sorted(positions), []) if len(positions) > 1 and is_idle else None
 
 
-def text_of(
-    late: Late, positions: Mapping[int, Position], members: Mapping[int, RankState], begin: str, seconds: float
-) -> str:
-    """`"waiting for rank 3 (node-1) for 60 s: it is in load (data.py:41); ranks 0-2 wait in step (train.py:84)"`.
-
-    It begins with `begin`, `"waiting for {}"` say.
-    """
+def text_of(late: Late, positions: Positions, members: Mapping[int, RankState], begin: str, seconds: float) -> str:
+    """`"waiting for rank 3 (node-1) for 60 s: it is in load (data.py:41); …"`, where `begin` is `"waiting for {}"`."""
+    places, waiting = (_places(ranks, positions) for ranks in (late.ranks, late.waiting))
     is_certain = bool(late.group) or all(positions[rank].is_counted for rank in late.waiting or late.ranks)
     length = f"{seconds:.0f} s" + ("" if is_certain else ", to judge by the stacks")
-    begin = f"{begin} for {length}"
-    waiting, who = _places(late.waiting, positions), ranks_said(late.ranks)
     if not late.waiting:
-        return f"no rank has moved for {length}: {_listed(_places(late.ranks, positions), 'are')}"
+        return f"no rank has moved for {length}: {_listed(places, 'are')}"
     if not late.ranks:
         ended = [member.rank for member in members.values() if member.end is not None]
         why = "; the network between them, or a device, may not answer" if len(waiting) == 1 else ""
         why = f"; {ranks_said(ended)} ended before" if ended else why
-        return f"{begin.format('each other')}: {_listed(waiting, 'wait')}{why}"
+        return f"{begin.format('each other')} for {length}: {_listed(waiting, 'wait')}{why}"
+    who, is_one = ranks_said(late.ranks), len(late.ranks) == 1
     hosts = sorted({escape_control(members[rank].host) for rank in late.ranks})
-    place, places = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts", _places(late.ranks, positions)
-    there = f"it is{places[0][1] or ' there'}" if len(late.ranks) == 1 else _listed(places, "are")
-    said = f"{begin.format(f'{who} ({place})')}: {there}; {_listed(waiting, 'wait')}"
+    place = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
+    there = f"it is{places[0][1] or ' there'}" if is_one else _listed(places, "are")
     most = max(positions[rank].counts.get(late.group, 0) for rank in late.waiting)
     least = min(positions[rank].counts.get(late.group, most) for rank in late.ranks)
-    if least >= most:
-        return said
-    return f"{said}, collective operation {most:,}, {who} {'has' if len(late.ranks) == 1 else 'have'} begun {least:,}"
-
-
-def _least(after: float) -> float:
-    """Seconds that an agent says, at the least, of a rank that has not moved for so many."""
-    return after - min(_TOLERANCE, after / 2)
-
-
-def _waited_for(late: Late, positions: Mapping[int, Position]) -> float:
-    """Seconds for which others have waited, or none has moved."""
-    # One that waits may use a processor: then there is only since when the others are at rest.
-    ranks = late.waiting if late.group else [*late.waiting, *late.ranks]
-    return max(positions[rank].since for rank in ranks)
-
-
-def _is_at_rest(before: Position, position: Position) -> bool:
-    """Whether its stack has not changed, where it has no numbers that would tell."""
-    return not position.is_counted and position.stacks is not None and position.stacks == before.stacks
+    begun = f", collective operation {most:,}, {who} {'has' if is_one else 'have'} begun {least:,}"
+    said = f"{begin.format(f'{who} ({place})')} for {length}: {there}; {_listed(waiting, 'wait')}"
+    return said + (begun if least < most else "")
 
 
 def _waits(position: Position, least: float = 0.0) -> bool:
     return position.stacks is not None and waits(position.stacks) and position.since >= least
 
 
-def _places(ranks: Iterable[int], positions: Mapping[int, Position]) -> list[tuple[list[int], str]]:
+def _places(ranks: Iterable[int], positions: Positions) -> list[tuple[list[int], str]]:
     """Where ranks are, as far as is known, those of fewest ranks first: `" in load (data.py:41)"`."""
     stacks = {rank: positions[rank].stacks for rank in ranks}
     return fold({rank: "" if one is None else f" {where(one)}" for rank, one in stacks.items()})
@@ -162,36 +140,24 @@ def _listed(places: Sequence[tuple[Sequence[int], str]], verb: str) -> str:
     return ", ".join([*shown[:_MOST_PLACES], *more])
 
 
-class Job(Protocol):
-    """Rank 0's side of failure detection, as far as it is used here."""
-
-    members: dict[int, RankState]
-    settings: SupervisionSettings
-    log: EventLog
-    root_cause: RootCause | None
-
-    def say(self, text: str, **more: object) -> None: ...
-    def ask_ranks(self, question: Locate, ranks: Collection[int]) -> None: ...  # or rather their agents
-    def end_job(self, cause: RootCause, text: str, now: float) -> None: ...  # which the text explains
-
-
 class LateWatch:
     """Rank 0's: when to ask agents where their ranks are, and what follows. All times are those of `time.monotonic`."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: FailureCoordinator) -> None:
         self.late: Late | None = None  # as far as is known
+        self._waited = 0.0  # seconds for which others have waited, or none has moved
+        self._said: Late | None = None  # the last one that was said to be late
         self._answers: dict[int, Position] = {}  # to the question under way
         self._positions: dict[int, Position] = {}  # of all ranks, from the question before
         self._before: dict[int, Position] = {}  # the same, with the stacks before
         self._job = job
-        self._after, self._hang_after = job.settings.stalls_after, job.settings.hang_after or inf
+        after, self._hang_after = job.settings.stalls_after, job.settings.hang_after or inf
+        self._least = after - min(_TOLERANCE, after / 2)  # what an agent says, at the least, of a rank that has stalled
         self._again = max(1.0, len(job.members) / _ASKED_A_SECOND)  # seconds between two questions to all
         self._question, self._asked_at = Locate(0, stacks=False), -inf  # the last one to all
         self._as_of = -inf  # when that was asked from which the positions are
         self._awaited: set[int] = set()
         self._end = self._next = self._poll = inf
-        self._is_new = False  # whether it is to be said that they are late
-        self._named: list[int] | None = None  # who was said to be late
         self._has_failed = False  # whether a rank has waited for too long
         self._shows: list[Callable[[Sequence[str]], object]] = []
 
@@ -207,9 +173,12 @@ class LateWatch:
             self._answers[rank] = message
             self._awaited -= {rank}
         elif not message.number and self.late is not None and rank == self.late.witness:
-            if self._has_gone_on(self._positions[rank], message, now):
+            before, has_moved = self._positions[rank], message.since < now - self._as_of
+            if self._is_busy(before):
+                has_moved = message.stacks is not None and message.stacks != before.stacks
+            if has_moved:
                 self._over()
-            elif self._is_new:
+            elif self._said is not self.late:
                 self._tell(self.late, now)
 
     def show(self, reply: Callable[[Sequence[str]], object], now: float) -> None:
@@ -229,35 +198,26 @@ class LateWatch:
     def fails(self, end: ExitStatus, now: float) -> None:
         """A rank fails: if it has waited for too long, it is to be known for whom."""
         if self.late is None and end.has_waited and not self._has_failed:
-            self._has_failed, self._after = True, _UP_TO_DATE
+            self._has_failed, self._least = True, _UP_TO_DATE
             self._ask_all(now, stacks=False)
 
     def explains(self, rank: int, end: ExitStatus, now: float) -> bool | None:
         """Whether a rank has failed as it waited for others that live, for which the job then ends; None: not yet."""
-        if self.late is not None and rank not in self.late.waiting:
-            return False
-        if not end.has_waited and (self.late is None or not end.is_abort):
+        late, has_waited = self.late, end.has_waited or (self.late is not None and end.is_abort)
+        if not has_waited or (late is not None and rank not in late.waiting):
             return False
         if self._end < inf:
             return None
-        if self.late is None or not self.late.ranks:
+        if late is None or not late.ranks:
             return False
-        self._end_job(self.late, end, now)
+        self._end_job(late, end, now)
         return True
 
     def turn(self, now: float) -> None:
         if self._job.root_cause is not None:
             self._awaited, self._next, self._poll = set(), inf, inf
         if self._end < inf and (not self._awaited or now >= self._end):
-            self._end = inf
-            silent = Position(self._question.number, 0.0, {}, 0, 0, Stacks(state=_SILENT))
-            self._positions, self._as_of = self._answers | dict.fromkeys(self._awaited, silent), self._asked_at
-            if self._question.stacks:
-                self._show()
-                if self._job.root_cause is None:
-                    self._judge(now)
-            elif may_be_late(self._positions, self._after):  # a rank that ends meanwhile has said how far it is
-                self._ask_all(now, stacks=True, known=self._positions)
+            self._take_answers(now)
         if now >= self._next and self._end == inf:
             self._ask_all(now, stacks=self.late is not None or bool(self._shows))
         if now >= self._poll and self.late is not None:
@@ -270,18 +230,33 @@ class LateWatch:
         self._question, self._asked_at = Locate(self._question.number + 1, stacks), now
         self._next, self._end = inf, now + _ANSWERING
         self._answers = dict(known)
-        for rank, member in self._job.members.items():
-            if member.is_open and member.pid and (member.exiting is None or member.failing is not None):
-                self._awaited.add(rank)
+        running = (one for one in self._job.members.values() if one.is_open and one.pid)
+        self._awaited |= {one.rank for one in running if one.exiting is None or one.failing is not None}
         self._job.ask_ranks(self._question, frozenset(self._awaited))  # some answer at once
+
+    def _take_answers(self, now: float) -> None:
+        self._end = inf
+        silent = Position(self._question.number, 0.0, {}, 0, 0, Stacks(state=_SILENT))
+        self._positions, self._as_of = self._answers | dict.fromkeys(self._awaited, silent), self._asked_at
+        if not self._question.stacks:
+            if may_be_late(self._positions, self._least):  # a rank that ends meanwhile has said how far it is
+                self._ask_all(now, stacks=True, known=self._positions)
+            return
+        while self._shows:
+            self._shows.pop(0)(self._places())
+        if self._job.root_cause is None:
+            self._judge(now)
 
     def _judge(self, now: float) -> None:
         before, self._before = self._before, self._positions
-        late = find_late(self._positions, before, self._after)
+        late = find_late(self._positions, before, self._least)
         if late is not None:
             # What a script says of itself is up to a second old: they may have gone on just now.
-            self.late, self._is_new, self._poll = late, True, now + _POLLING
-            seconds = max(_waited_for(late, self._positions), 1.0)
+            self.late, self._poll = late, now + _POLLING
+            # One that waits may use a processor: then there is only since when the others are at rest.
+            ranks = late.waiting if late.group else [*late.waiting, *late.ranks]
+            self._waited = max(self._positions[rank].since for rank in ranks)
+            seconds = max(self._waited, 1.0)
             self._next = now + min(at - seconds for at in (2 * seconds, self._hang_after) if at > seconds)
         elif self.late is not None:
             self._over()
@@ -292,25 +267,21 @@ class LateWatch:
 
     def _is_busy(self, position: Position) -> bool:
         """Whether a rank uses a processor while it waits, so that only its stack tells that it has gone on."""
-        return not position.is_counted and position.since < _least(self._after)
-
-    def _has_gone_on(self, before: Position, position: Position, now: float) -> bool:
-        if self._is_busy(before):
-            return position.stacks is not None and position.stacks != before.stacks
-        return position.since < now - self._as_of
+        return not position.is_counted and position.since < self._least
 
     def _over(self) -> None:
-        named, self.late, self._named = self._named, None, None
+        said, self.late, self._said = self._said, None, None
         self._next, self._poll, self._before = inf, inf, {}
-        if named is not None:
-            who = ranks_said(named) if named else "the ranks"
-            self._job.log.add("late_over", (named or [0])[0])
-            self._job.say(f"{who} {'continues' if len(named) == 1 else 'continue'}", event="late_over", ranks=named)
+        if said is not None:
+            self._job.log.add("late_over", (said.ranks or [0])[0])
+            who = ranks_said(said.ranks) if said.ranks else "the ranks"
+            text = f"{who} {'continues' if len(said.ranks) == 1 else 'continue'}"
+            self._job.say(text, event="late_over", ranks=said.ranks)
 
     def _tell(self, late: Late, now: float) -> None:
-        self._is_new, self._named = False, late.ranks
-        said = self._text(late, now, "waiting for {}")
-        places, first = self._places(), (late.ranks or late.waiting)[0]
+        self._said = late
+        said, places = self._text(late, now, "waiting for {}"), self._places()
+        first = (late.ranks or late.waiting)[0]
         self._job.log.add("late", first, ranks=late.ranks, waiting=late.waiting, text=said, stacks=places)
         self._job.say(said + shown("\n".join(places)), event="late", ranks=late.ranks)
         at_rest = min(one.since for one in self._positions.values())
@@ -319,17 +290,11 @@ class LateWatch:
 
     def _places(self) -> list[str]:
         places = {rank: one.stacks for rank, one in self._positions.items() if one.stacks is not None}
-        return lines(places, frozenset() if self.late is None else frozenset(self.late.ranks))
-
-    def _show(self) -> None:
-        shows, self._shows = self._shows, []
-        for reply in shows:
-            reply(self._places())
+        return lines(places, () if self.late is None else frozenset(self.late.ranks))
 
     def _end_job(self, late: Late, end: ExitStatus | None, now: float) -> None:
         said = self._text(late, now, "{} held up the job" if late.ranks else "the ranks have waited for {}")
         self._job.end_job(from_late(late.ranks or late.waiting, said, end), said, now)
 
     def _text(self, late: Late, now: float, begin: str) -> str:
-        seconds = _waited_for(late, self._positions) + now - self._as_of
-        return text_of(late, self._positions, self._job.members, begin, seconds)
+        return text_of(late, self._positions, self._job.members, begin, self._waited + now - self._as_of)

@@ -39,24 +39,17 @@ _BEGINS = re.compile(rb"\n(?=[^\r])|\r+(?=[^\r\n])")
 class Logs:
     """Where the output of a rank goes: each line with a prefix, or to a file in a folder, where it has none, or both.
 
-    `stdout` and `stderr` are file descriptors for the child; None: it inherits ours. `output-failed`: no file.
+    `stdout` and `stderr` are file descriptors for the child. `output-failed`: no file.
     """
 
     def __init__(self, rank: int, who: str | None, *, prefix: bool, folder: str | None) -> None:
         begin = f"[rank {rank} {escape_control(os.uname().nodename)}] " if prefix else ""
         file = None if folder is None else _File(os.path.join(folder, f"rank-{rank}.log"), rank, who)
-        self._streams: list[_Stream] = []
-
-        def piped(name: str, console: int | None) -> int | None:
-            if console is None and file is None:
-                return None
-            stream = _Stream(name, console, begin.encode(), file, who)
-            self._streams.append(stream)
-            return stream.theirs
-
+        ours = {"standard output": sys.__stdout__, "standard error": sys.__stderr__}
         # None: it was closed before we started, and its number may be another file's now.
-        self.stdout = piped("standard output", None if sys.__stdout__ is None else sys.__stdout__.fileno())
-        self.stderr = piped("standard error", None if sys.__stderr__ is None else sys.__stderr__.fileno())
+        consoles = {name: None if one is None else one.fileno() for name, one in ours.items()}
+        self._streams = [_Stream(name, one, begin.encode(), file, who) for name, one in consoles.items()]
+        self.stdout, self.stderr = (stream.theirs for stream in self._streams)
 
     @property
     def is_done(self) -> bool:
@@ -86,11 +79,11 @@ class Logs:
 
 def folder_problem(folder: str) -> DistbootError | None:
     """Why no log file can be made in a folder, before the ranks that its files are named after are known; or None."""
-    probe = os.path.join(folder, f".{os.urandom(4).hex()}.log")
+    from tempfile import TemporaryFile  # late, as few need it
+
     try:
         os.makedirs(folder, exist_ok=True)
-        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-        os.unlink(probe)
+        TemporaryFile(dir=folder).close()
     except OSError as error:
         return _unwritable(f"log files in {short_repr(folder)}", error)
     return None
@@ -182,9 +175,6 @@ class _Stream:
             return self._held_since + _HOLD
         return inf if self._owed > 0 else self._ended + self._linger
 
-    def _end_of_writing(self) -> float:
-        return max(self._moved, self._ended) + self._patience
-
     def _is_ready(self, file: int, event: int, end: Callable[[], float]) -> bool:
         """Wait for a file, but not beyond an end, which may change when we are told something."""
         poll = select.poll()
@@ -241,7 +231,9 @@ class _Stream:
 
     def _show(self, data: bytes) -> None:
         while data and self._console is not None:
-            if not self._is_ready(self._console, select.POLLOUT, self._end_of_writing):
+            if not self._is_ready(
+                self._console, select.POLLOUT, lambda: max(self._moved, self._ended) + self._patience
+            ):
                 rest = "is lost" if self._file is None else "is in the log file only"
                 log_line(self._who, f"warning: {self._name} is not read: the end of the command's output {rest}")
                 self._console = None

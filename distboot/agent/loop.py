@@ -18,7 +18,7 @@ from ..rendezvous.protocol import ProtocolError
 from ..settings import SupervisionSettings
 from ..text import first_line
 from .exit_status import leave
-from .heartbeat import DisconnectedError, HeartbeatConnection
+from .heartbeat import BOUND, DisconnectedError, HeartbeatConnection, UnansweredError
 from .messages import KINDS, Locate, Reads
 from .preemption import StopPages
 from .root_cause import RankState, RootCause
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 AFTER_THE_FIRST = 0.15  # seconds; torchrun looks 10 times a second who has ended, and lists them in that order
 _ASLEEP = 2.0  # seconds by which we are late when we were stopped ourselves, or starved
 _LATER = 2.0  # seconds beyond the limit of a key for rank 0 to say what has become of it
-_LOOKS = 0.1  # seconds between two looks at a connection that is suspect
+_TICK = 1.0  # seconds between two looks at what no file tells
+_FEW = 32  # peers, each of which is looked at every time; else those that have not confirmed a heartbeat
 Answer = Go | Release | Failed  # to a script that waits at a key
 
 
@@ -63,6 +64,7 @@ class Participant:
     held: bool  # whether the exit of our ranks waits for us, as in the wrapper
     say: Callable[..., None]  # prints a text, as the agent or as a rank, of an event with its details
     remove_reader: Callable[[HeartbeatConnection], None] = lambda _: None  # of the loop
+    bound: float = BOUND  # seconds between two heartbeats
     may_restart: bool = False  # whether another round can follow when a rank fails
     restarts: Restarts | None = None  # decides on rank 0 whether one does
     is_starting: bool = False  # whether all ranks are to get ready first; until then a failure is that of the start
@@ -80,6 +82,9 @@ class Participant:
         self.watched: dict[int, MonitoredProcess] = {}  # by rank, once it runs
         self.waiting: dict[int, Wait] = {}  # by rank
         self.stops = StopPages(self.settings.grace / 3)
+        self._doubtful: set[HeartbeatConnection] = set()  # whose peers may be lost, or their hosts
+        self._beat_at = time.monotonic() + self.bound
+        self._acknowledged_at = inf  # when the heartbeats are to be confirmed
         self._abandoned: list[HeartbeatConnection] = []  # open: their end would be an alarm over there
         self._has_left = self._hurried = self._has_decided = False
         self._stopped: set[int] = set()  # ranks whose order is executed
@@ -99,34 +104,49 @@ class Participant:
             for rank, message in connection.receive(now, *KINDS):
                 if connection in self.peers:  # else it has detached just now
                     self._take_from(connection, rank, message, now)
-        except DisconnectedError as error:
-            self._lose(connection, "the connection closed without an exit report", str(error), now)
+        except (UnansweredError, DisconnectedError) as error:
+            if isinstance(error, UnansweredError) and self._is_running(connection):
+                self.remove_reader(connection)
+                self._doubtful.add(connection)
+                self._check(connection, now)
+            else:
+                self._lose(connection, "the connection closed without an exit report", str(error), now)
         except ProtocolError as error:
             self._abandon(connection, str(error), now)
 
     def tick(self, now: float) -> None:
-        """Once an interval: look after our processes, send heartbeats, and look which have not come."""
+        """Once a second: look after our processes, and after the peers that may be lost."""
         for watched in self.watched.values():
             watched.look(now)
+        for connection in [each for each in self.peers if each.unsent]:
+            connection.flush()
+        if now >= self._beat_at:
+            self._beat_at, self._acknowledged_at = now + self.bound, now + _TICK / 2
+            self.beat(now)
+        elif now >= self._acknowledged_at:
+            self._acknowledged_at = inf
+            self._doubtful |= {each for each in self.peers if not each.is_acknowledged()}
+        for connection in list(self._doubtful if len(self.peers) > _FEW else self.peers):
+            self._look(connection, now)
+
+    def beat(self, now: float) -> None:
+        """Read and send heartbeats, and look which have not come."""
         for connection in list(self.peers):
             self.read(connection, now)
             if self._is_running(connection):
-                connection.heartbeat(now)
+                connection.heartbeat()
+            if connection.is_frozen(now):
                 self._check(connection, now)
 
     def turn(self, now: float) -> None:
-        for connection in list(self.peers):
-            if connection.suspect and self._is_running(connection):
-                self._check(connection, now)
         for rank, reads in self.stops.counted((member.rank for member in self.own), now).items():
             self.take(rank, Reads(reads), now)
         for rank, text in self.stops.late([member.rank for member in self.own if member.end is None], now).items():
             self.say(text, rank)
 
     def due(self, now: float) -> float:
-        look = now + _LOOKS if any(connection.suspect for connection in self.peers) else inf
         orders = (order.at for rank, order in self.orders.items() if rank in self.watched.keys() - self._stopped)
-        return min([look, self.stops.due, max(self._limit(), now) if self._has_ended else inf, *orders])
+        return min([self.stops.due, max(self._limit(), now) if self._has_ended else inf, *orders])
 
     def execute_stops(self, now: float) -> None:
         """Let our processes know of the root cause, and those stop whose time has come."""
@@ -211,9 +231,17 @@ class Participant:
             del self.waiting[rank]
             wait.reply(message)
 
+    def _look(self, connection: HeartbeatConnection, now: float) -> None:
+        """Read what has come without waking us up, and look whether the peer is still there."""
+        self.read(connection, now)
+        if connection in self.peers:
+            self._check(connection, now)
+
     def _check(self, connection: HeartbeatConnection, now: float) -> None:
-        fault = connection.liveness_fault(now, self.settings.bound)
-        if fault is not None and fault.is_lost:
+        fault = connection.fault(now)
+        if not self._is_running(connection) or (fault is None and connection.is_acknowledged()):
+            self._doubtful.discard(connection)
+        elif fault is not None and fault.is_lost:
             self._lose(connection, fault.why, fault.why, now)
         elif fault is not None:
             self._abandon(connection, fault.why, now)
@@ -227,6 +255,7 @@ class Participant:
     def _forget(self, connection: HeartbeatConnection) -> list[RankState]:
         """The ranks of an agent, whose connection is not ours any more."""
         self.remove_reader(connection)
+        self._doubtful.discard(connection)
         members = self.peers.pop(connection)
         for member in members:
             member.connection = None
@@ -250,10 +279,10 @@ class Participant:
 
 
 class EventLoop:
-    """Drives one side of failure detection, with `interval` seconds between two beats."""
+    """Drives one side of failure detection."""
 
-    def __init__(self, role: FailureCoordinator | FailureReporter, interval: float) -> None:
-        self._role, self._interval = role, interval
+    def __init__(self, role: FailureCoordinator | FailureReporter) -> None:
+        self._role = role
         self._selector = selectors.DefaultSelector()
         self._timers: list[tuple[float, Callable[[], None]]] = []
         role.remove_reader = self.remove_reader
@@ -272,19 +301,19 @@ class EventLoop:
         self._timers.append((at, call))
 
     def run(self) -> None:
-        beat = time.monotonic() + self._interval
+        tick = time.monotonic() + _TICK
         try:
             while not self._role.over(now := time.monotonic()):
-                ready = self._selector.select(max(min(beat, self._due(now)) - now, 0.0))
+                ready = self._selector.select(max(min(tick, self._due(now)) - now, 0.0))
                 now = time.monotonic()
-                if now > beat + _ASLEEP:
+                if now > tick + _ASLEEP:
                     for connection in self._role.peers:
-                        connection.reset_timers(now)
+                        connection.reset_timer(now)
                 for key, _ in ready:
                     if self._selector.get_map().get(key.fd) is key:  # else it was removed in this very round
                         key.data(now)
-                if now >= beat:
-                    beat = now + self._interval
+                if now >= tick:
+                    tick = now + _TICK
                     self._role.tick(now)
                 self._role.turn(now)
                 self._role.execute_stops(now)

@@ -2,7 +2,7 @@
 
 A connection that ends before Exited or Detach is that of a rank that was lost. So is one that is silent for the bound,
 unless its host answers elsewhere: then only the connection is cut, which is said, and the training goes on. Whether the
-other side's kernel takes what we send tells a host that has gone from a process that is stopped.
+other side's kernel takes what we send tells an unreachable host from a stopped process.
 """
 
 from __future__ import annotations
@@ -10,18 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..rendezvous import messages as rendezvous
-from ..rendezvous.protocol import (
-    both,
-    flag,
-    integer,
-    nested,
-    number,
-    of,
-    optional,
-    table,
-    time_or_duration,
-    valid,
-)
+from ..rendezvous.protocol import both, flag, integer, nested, number, of, optional, table, time_or_duration, valid
 from .exit_status import ExitStatus
 from .preemption import LARGEST
 from .progress import MOST_GROUPS

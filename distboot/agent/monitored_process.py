@@ -10,10 +10,11 @@ import struct
 import time
 from contextlib import suppress
 from dataclasses import replace
-from typing import NamedTuple
 
+from ..process import proc_stat
 from ..rendezvous.protocol import ProtocolError, decode
-from .crash_hooks import ENDING, EXCEPTION, INTERRUPT, STEPS, TERM, without
+from ..text import without_secret
+from .crash_hooks import ENDING, EXCEPTION, INTERRUPT, STEPS, TERM
 from .exit_status import FATAL, LAST_RESORT, ExitStatus, leave, shown
 from .loop import StopRequest
 from .messages import Exited, Exiting, Failing, Locate, Phases, Position, Stalled, Terminating
@@ -31,7 +32,7 @@ _INFO = struct.Struct("QQ11Ii")
 _INFO_EXIT = 1 << 3
 _GET_INFO = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11
 # proc_pid_stat(5), counted from the state, which is the third field.
-_STATE, _START_CODE, _EXIT_CODE = 0, 23, 49
+_START_CODE, _EXIT_CODE = 23, 49
 
 _MOST_STACKS = 1 << 21  # bytes: what a faulthandler writes of a hundred threads
 _ONE_THREAD = b"Stack (most recent call first):"  # how it begins
@@ -50,7 +51,7 @@ class Process:
         with suppress(OSError, AttributeError):
             self.file = os.pidfd_open(pid)
         # To whom the kernel does not tell everything it says 0 as the exit code, and 1 here.
-        self._is_told = self._stat(_START_CODE) not in ("", "0", "1")
+        self._is_told = proc_stat(pid)[_START_CODE:][:1] not in ([], ["0"], ["1"])
 
     def close(self) -> None:
         if self.file is not None:
@@ -60,11 +61,11 @@ class Process:
     @property
     def state(self) -> str:
         """A letter, as proc_pid_stat(5) has it; empty: it has ended."""
-        return self._stat(_STATE)
+        return "".join(proc_stat(self.pid)[:1])
 
-    def stopped(self) -> str | None:
-        """How long it had run when a signal stopped it, which stays the same while it is; None: it is not stopped."""
-        return self.read("schedstat") if self.state == "T" else None  # what a debugger does, "t", is its own matter
+    def stopped(self) -> str:
+        """Text that stays the same while it is stopped by a signal, and not by a debugger ("t"); else empty."""
+        return f"T {self.read('schedstat')}" if self.state == "T" else ""
 
     def has_ended(self) -> bool:
         return self.state in ("", "Z", "X")
@@ -80,9 +81,9 @@ class Process:
     def wait_status(self) -> int | None:
         """How it ended, as `os.waitpid` has it; None if only its parent may know."""
         # A zombie says it to us; once its parent has taken note, only its descriptor does.
-        code = self._stat(_EXIT_CODE) if self._is_told and self.state in ("Z", "X") else ""
-        if code:
-            return int(code)
+        stat = proc_stat(self.pid)
+        if self._is_told and stat and stat[0] in "ZX":
+            return int(stat[_EXIT_CODE])
         if self.file is None:
             return None
         info = bytearray(_INFO.pack(_INFO_EXIT, *([0] * 13)))
@@ -99,18 +100,6 @@ class Process:
             return file.read()
         return ""
 
-    def _stat(self, field: int) -> str:
-        fields = self.read("stat").rpartition(")")[2].split()
-        return fields[field] if field < len(fields) else ""
-
-
-class HookEvent(NamedTuple):
-    """Something that a process left behind."""
-
-    kind: str
-    pid: int
-    text: str = ""
-
 
 class HookReader:
     """Reads a pipe, which stays the caller's, without waiting; the secret, if there is one, is not passed on."""
@@ -120,21 +109,19 @@ class HookReader:
         self.ended = self.expects_stacks = False
         self.pipe, self._secret, self._buffer = pipe, secret, b""
 
-    def read(self) -> list[HookEvent]:
-        """What has come and is complete."""
+    def read(self) -> list[tuple[str, int, str]]:
+        """What has come and is complete: of what kind, from which process, and the text."""
         self._fill()
         events = _EVENT.findall(self._buffer)
         self._buffer = _EVENT.sub(b"", self._buffer)
-        return [HookEvent(kind.decode(), int(pid), self.clean(text)[-_LONGEST:]) for kind, pid, text in events]
+        return [(kind.decode(), int(pid), self.clean(text)[-_LONGEST:]) for kind, pid, text in events]
 
     def take_dump(self) -> bool:
         """Whether a faulthandler has written what the process did when SIGTERM came; said once."""
-        begin = self._buffer.find(FATAL.encode())
-        dump = self._buffer if begin < 0 else self._buffer[:begin]
-        is_there = _ONE_THREAD in dump
+        dump, *crash = self._buffer.partition(FATAL.encode())
         left = dump.replace(_ONE_THREAD, b"") if self.expects_stacks else b""
-        self._buffer = left + self._buffer[len(dump) :]
-        return is_there
+        self._buffer = b"".join((left, *crash))
+        return _ONE_THREAD in dump
 
     def stacks(self) -> str:
         """What a faulthandler has written of all threads until now, while that is expected."""
@@ -166,13 +153,13 @@ class HookReader:
         self.ended = True
 
     def clean(self, data: bytes) -> str:
-        return without(self._secret, data.decode(errors="replace"))
+        return without_secret(data.decode(errors="replace"), self._secret)
 
 
 class MonitoredProcess:
     """The process of a rank; its parent, or what else sees it end, says so with `ended`."""
 
-    def __init__(self, rank: int, process: Process, hooks: HookReader, agent: Agent, bound: float) -> None:
+    def __init__(self, rank: int, process: Process, hooks: HookReader, agent: Agent) -> None:
         self.ending: int | None = None  # the last signal with which it was made to end; None: it was not
         self.external_signal: int | None = None  # that has asked it to stop
         self._is_stopped = False  # by us, for the failure of another rank
@@ -180,11 +167,8 @@ class MonitoredProcess:
         self.has_ended = self._is_killed_soon = False
         self.rank, self.process = rank, process
         self._loop, self._role = agent.loop, agent.role
-        self._hooks = hooks
-        self._bound = bound  # seconds for which it may be stopped by a signal
-        self._stopped: str | None = None
-        self._stopped_since = 0.0
-        self._traceback = ""
+        self._hooks, self._traceback = hooks, ""
+        self._stopped, self._stopped_since = "", 0.0  # how long it had run by then
         self._other = (0.0, "")  # when another process of this rank had one, and which
         settings, now = self._role.settings, time.monotonic()
         self._stacks = StackReader(process, hooks, self._loop)
@@ -225,7 +209,7 @@ class MonitoredProcess:
             self.process.send(LAST_RESORT if self.process.pid == 1 else signal.SIGKILL)
 
     def decided(self, now: float) -> None:
-        """It is clear now who failed first, or who stopped the job."""
+        """It is clear now which rank failed first, or what stopped the job."""
 
     def look(self, now: float) -> None:
         """Whether it has been stopped for too long, or has stalled; once a second."""
@@ -233,13 +217,13 @@ class MonitoredProcess:
             self._role.restarts.look(self.process.pid)
         if not self.has_ended and self._movement.stalled(self._role.stops.numbers(self.rank), now):
             self._role.take(self.rank, Stalled(), now)
-        stopped = None if self.has_ended else self.process.stopped()
-        if stopped is None or stopped != self._stopped:  # else it has not run since we looked
+        stopped = "" if self.has_ended else self.process.stopped()
+        if not stopped or stopped != self._stopped:  # else it has not run since we looked
             self._stopped, self._stopped_since = stopped, now
-        elif now >= self._stopped_since + self._bound:
-            cause = f"stopped by a signal (SIGSTOP?) for {self._bound:g} s"
+        elif now >= self._stopped_since + self._role.bound:
+            cause = f"stopped by a signal (SIGSTOP?) for {self._role.bound:g} s"
             self._role.take(self.rank, Failing(ExitStatus(cause=cause, when=time.time())), now)
-            self._stopped = None
+            self._stopped = ""
 
     def locate(self, question: Locate, now: float) -> None:
         movement, numbers = self._movement, self._role.stops.numbers(self.rank)
@@ -255,7 +239,7 @@ class MonitoredProcess:
             reply()
 
     def stopping(self, now: float, number: int = signal.SIGTERM) -> None:
-        """It got a signal that asks it to stop; if that is the first, and not ours, all ranks are to hear of it."""
+        """It got a signal that asks it to stop; if that is the first, and not ours, all ranks are told."""
         if self.external_signal is None and not self.stopped_by_us and not self.has_ended:
             self.external_signal = int(number)
             self._role.take(self.rank, Terminating(self.external_signal), now)
@@ -285,32 +269,30 @@ class MonitoredProcess:
         return end
 
     def _hear(self, now: float) -> None:
-        for event in self._hooks.read():
-            if event.kind == STEPS:  # also of a Python below a shell
+        for kind, pid, text in self._hooks.read():
+            if kind == STEPS:  # also of a Python below a shell
                 with suppress(ValueError, RecursionError, ProtocolError):
-                    self._role.take(self.rank, decode(event.text.encode(), Phases), now)
-            elif event.pid == self.process.pid:
-                self._take(event, now)
-            elif event.kind == EXCEPTION:  # of another process, which may fail without it
-                self._other = (now, event.text)
+                    self._role.take(self.rank, decode(text.encode(), Phases), now)
+            elif pid == self.process.pid:
+                self._take(kind, text, now)
+            elif kind == EXCEPTION:  # of another process, which may fail without it
+                self._other = (now, text)
         if self._hooks.take_dump():
             self.stopping(now)
         if self._hooks.ended:
             self._loop.remove_reader(self._hooks.pipe)
 
-    def _take(self, event: HookEvent, now: float) -> None:
-        if event.kind == EXCEPTION:
-            self._traceback = event.text
-            end = ExitStatus(words=event.text, stopped_by_us=self.stopped_by_us, when=time.time())
+    def _take(self, kind: str, text: str, now: float) -> None:
+        if kind == EXCEPTION:
+            self._traceback = text
+            end = ExitStatus(words=text, stopped_by_us=self.stopped_by_us, when=time.time())
             self._role.take(self.rank, Failing(end), now)
-        elif event.kind == ENDING:
+        elif kind == ENDING:
             self._role.take(self.rank, Exiting(), now)
-        elif event.kind == PROGRESS:
-            self._movement.take(event.text, now)
-        elif event.kind == INTERRUPT:
-            self.stopping(now, signal.SIGINT)
-        elif event.kind == TERM:
-            self.stopping(now)
+        elif kind == PROGRESS:
+            self._movement.take(text, now)
+        elif kind in (INTERRUPT, TERM):
+            self.stopping(now, signal.SIGINT if kind == INTERRUPT else signal.SIGTERM)
 
     def _last_words(self, now: float) -> str:
         at, text = self._other

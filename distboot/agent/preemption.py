@@ -29,7 +29,7 @@ from . import crash_hooks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..rendezvous.job_info import Link
+    from ..rendezvous.local import AgentLink
 
 READS, ASKED, STOP, STEPS = range(4)  # the numbers of a page; ASKED is a time of `time.monotonic_ns`
 LARGEST = (1 << 64) - 1  # of them: a script may write there what it likes
@@ -49,7 +49,7 @@ _was_told = False  # whether one of them has come: of this process, whatever its
 class Preemption:
     """Whether the script of a context is to stop; without an agent, which only this process then knows."""
 
-    def __init__(self, agent: Link | None) -> None:
+    def __init__(self, agent: AgentLink | None) -> None:
         global _current  # noqa: PLW0603 - a process has one context
         self._agent, self._process, self._is_true, self._count = agent, os.getpid(), False, 0
         self._page: Page = [0, 0, 0, 0]
@@ -69,7 +69,12 @@ class Preemption:
         self._page[READS] = count  # before we look: what asks writes first, and counts then
         if count == 1:
             self.listen([signal.SIGTERM])
-        return self._page[ASKED] != 0 and self._is_agreed(count)
+        if self._page[ASKED] and not self._is_true:
+            self._page[READS] = count - 1  # it has not been answered, and may be the one at which all stop
+            while (found := answer(self._page, count, time.monotonic_ns())) is None:
+                time.sleep(_PAUSE)
+            self._page[READS], self._is_true = count, found
+        return self._is_true
 
     def step(self) -> None:
         """The script has come to its next step."""
@@ -88,7 +93,7 @@ class Preemption:
     def listen(self, numbers: Iterable[int]) -> None:
         """Take these signals as a question to the script, which ends by itself."""
         for number in set(numbers) - _signals:
-            with suppress(ValueError):  # not the main thread, which alone may say it
+            with suppress(ValueError):  # only the main thread may set a handler
                 signal.signal(number, partial(_take, signal.getsignal(number)))
                 _signals.add(number)
 
@@ -104,14 +109,6 @@ class Preemption:
             timer.daemon = True
             timer.start()
 
-    def _is_agreed(self, count: int) -> bool:
-        if not self._is_true:
-            self._page[READS] = count - 1  # it has not been answered, and may be the one at which all stop
-            while (found := answer(self._page, count, time.monotonic_ns())) is None:
-                time.sleep(_PAUSE)
-            self._page[READS], self._is_true = count, found
-        return self._is_true
-
 
 def answer(page: Page, count: int, now: int) -> bool | None:
     """Whether this read is true, when a stop is asked for; None: that is not known yet."""
@@ -124,12 +121,10 @@ def answer(page: Page, count: int, now: int) -> bool | None:
 
 def new_page() -> tuple[int, Page]:
     """A page for a script, as a file descriptor, which is the caller's, and mapped."""
-    if hasattr(os, "memfd_create"):  # where Python was built on an old system, it has it not
+    if hasattr(os, "memfd_create"):
         file = os.memfd_create("distboot")
-    else:
-        path = f"/dev/shm/distboot-{os.urandom(8).hex()}"  # noqa: S108 - opened exclusively, and unlinked
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        os.unlink(path)
+    else:  # a Python that was built on an old system, as those of conda are
+        file = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR, 0o600)  # noqa: S108 - it has no name there
     os.ftruncate(file, _SIZE)
     return file, mapped(os.dup(file))
 
@@ -172,12 +167,12 @@ class StopPages:
         return min(self._count_at, self._late_at)
 
     def new(self, rank: int, *, stops: bool) -> int | None:
-        """The file of a page for a script that begins to read, as all do; None: there is none to be had.
+        """The file of a page for a script that begins to read, as all do; None: it could not be made.
 
         `stops` says whether its first read is true.
         """
         self._forget()
-        with suppress(OSError):
+        with suppress(OSError, AttributeError):  # macOS has neither
             file, page = new_page()
             self._pages[rank], page[STOP], page[ASKED] = page, int(stops), time.monotonic_ns() if stops else 0
             return file

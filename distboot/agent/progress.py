@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 KIND = "progress"  # of what is emitted: "name count", a line for each process group
-INJECTED = "_distboot.progress"  # this file as a module, where the wrapper has had it loaded
 _MODULE = "torch.distributed.distributed_c10d"
 _INTERVAL = 2.0  # seconds between two looks
 MOST_GROUPS = 32
@@ -37,7 +36,7 @@ _process = 0  # which has the thread; a fork is not the rank
 
 def install() -> None:
     """Say how far this process is, every other second, if that has changed."""
-    if __name__ == INJECTED or INJECTED not in sys.modules:
+    if f"_{__name__}" not in sys.modules:  # where the wrapper has had this file loaded
         crash_hooks.when_imported(_MODULE, _start)  # a thread is of no use before
 
 

@@ -29,7 +29,7 @@ _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _STAYS = {2: "a usage error", 78: "a broken environment", 126: "a command that cannot be run", 127: "no such command"}
 _OF_MPI = ("PMI_", "PMIX_")  # Hydra and Slurm; Open MPI, and Slurm with PMIx
 # Open MPI and Intel; MPICH, as Debian has it; libmpi_gnu_112.so.12 and the like of Cray; libmpi_abi.so of MPI 5.
-_LIBRARY = re.compile(r"/libmpi(ch)?(_\w+)?\.so")
+MPI_LIBRARY = re.compile(r"/libmpi(ch)?(_\w+)?\.so")
 _CODE = re.compile(r"error\[([a-z-]+)\]")
 
 
@@ -54,7 +54,7 @@ class Restarts:
         while pids and not self._has_mpi:
             pid = pids.pop()
             with suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
-                self._has_mpi = any(map(_LIBRARY.search, file))
+                self._has_mpi = any(map(MPI_LIBRARY.search, file))
             with suppress(OSError), open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
                 pids += map(int, file.read().split())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from ..rendezvous.protocol import both, flag, integer, number, of, several, text, time_or_duration, valid
 from ..text import escape_control, ranks_said
@@ -67,15 +68,12 @@ def ranks_of(membership: Membership) -> list[RankState]:
 class FailureReport:
     """Something for which the job may have to end."""
 
+    kind: Literal["failed", "lost", "stopped"]
     member: RankState
     due: float  # when it is decided, if nothing comes that explains it
-    end: ExitStatus | None = None  # how the rank failed; None if it was lost, or was asked to stop
-    signal: int | None = None  # from outside, that asked it to stop
+    end: ExitStatus | None = None  # how the rank failed
+    signal: int = 0  # from outside, that asked it to stop
     why: str = ""  # it counts as lost
-
-    @property
-    def kind(self) -> str:
-        return "stopped" if self.signal is not None else "lost" if self.end is None else "failed"
 
     @property
     def is_secondary(self) -> bool:
@@ -91,13 +89,13 @@ class RootCauseAnalysis:
     reports: list[FailureReport] = field(default_factory=list)
 
     def failed(self, member: RankState, end: ExitStatus, now: float) -> None:
-        self.reports.append(FailureReport(member, now + (EXPLAINING if end.is_secondary else 0.0), end))
+        self.reports.append(FailureReport("failed", member, now + (EXPLAINING if end.is_secondary else 0.0), end))
 
     def lost(self, member: RankState, why: str, now: float, gathering: float = GATHERING) -> None:
-        self.reports.append(FailureReport(member, now + gathering, why=why))
+        self.reports.append(FailureReport("lost", member, now + gathering, why=why))
 
     def terminating(self, member: RankState, number: int, now: float) -> None:
-        self.reports.append(FailureReport(member, now + SETTLING, signal=number))
+        self.reports.append(FailureReport("stopped", member, now + SETTLING, signal=number))
 
     def conclude(self, now: float) -> FailureReport | None:
         """What came first, once that is clear; None: not yet."""
@@ -116,7 +114,7 @@ class RootCauseAnalysis:
     def explain(self, report: FailureReport, delay: float) -> RootCause:
         """The root cause that a report is: all ranks of a node that were lost are lost together."""
         member = report.member
-        if report.signal is not None:
+        if report.kind == "stopped":
             return from_signal(member, report.signal)
         if report.end is not None:
             done = [one for one in self.members if one.end is not None and one.end.succeeded]

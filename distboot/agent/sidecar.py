@@ -20,16 +20,14 @@ from typing import Any
 
 from ..errors import DistbootError, with_too_few_files
 from ..rendezvous.join import Joined
+from ..rendezvous.local import MOST, OPEN, AskLog, Begin, Finish, Log, Raised
 from ..rendezvous.protocol import Frames
 from .agent import CREDENTIALS, Agent
 from .crash_hooks import ASK, ASK_FIRST, JOB_ENDS
 from .exit_status import ExitStatus
-from .local import MOST, OPEN, AskLog, Begin, Finish, Log, Raised
 from .loop import AFTER_THE_FIRST
 from .messages import Register
-from .monitored_process import HookEvent, HookReader, MonitoredProcess, Process
-
-_HANG_UP = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
+from .monitored_process import HookReader, MonitoredProcess, Process
 
 
 class ForeignProcess(MonitoredProcess):
@@ -40,7 +38,7 @@ class ForeignProcess(MonitoredProcess):
 
     def __init__(self, begin: Begin, process: Process, pipe: int, status: socket.socket, agent: Agent) -> None:
         hooks = HookReader(pipe, begin.plan.secret)
-        super().__init__(begin.plan.own.rank, process, hooks, agent, begin.settings.bound)
+        super().__init__(begin.plan.own.rank, process, hooks, agent)
         self._status = status
         self._asks = ""  # what the script, about to end, waits to hear
         self._given = 0  # what it has heard: that of the job; 0: its own
@@ -99,10 +97,10 @@ class ForeignProcess(MonitoredProcess):
         self._reply()
         self._loop.call_at(now + AFTER_THE_FIRST, self.let_go)
 
-    def _take(self, event: HookEvent, now: float) -> None:
-        self._asks = event.kind if event.kind in (ASK, ASK_FIRST) else self._asks
+    def _take(self, kind: str, text: str, now: float) -> None:
+        self._asks = kind if kind in (ASK, ASK_FIRST) else self._asks
         self._reply()
-        super()._take(event, now)
+        super()._take(kind, text, now)
 
     def _reply(self) -> None:
         """Answer the script that asks, once it is known whether this rank was the first."""
@@ -144,7 +142,7 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
     except _ScriptGoneError:
         return
     except DistbootError as error:
-        control.sendall(OPEN.sign(Raised(error.code, error.message, error.hint, _events(joined))))
+        control.sendall(OPEN.sign(Raised(error.code, error.message, error.hint, tuple(joined.log() or ()))))
         return
     rank = begin.plan.own.rank
     script = ForeignProcess(begin, process, pipe, status, agent)
@@ -173,7 +171,7 @@ def _said(control: socket.socket, frames: Frames, *kinds: type) -> list[Any]:
 def _watching(control: socket.socket, frames: Frames, process: Process, joined: Joined) -> Callable[[], None]:
     """What raises once the script has ended, or does not want to join any more."""
     poll = select.poll()
-    poll.register(control, select.POLLIN | _HANG_UP)
+    poll.register(control, select.POLLIN)
     if process.file is not None:
         poll.register(process.file, select.POLLIN)
 
@@ -184,10 +182,6 @@ def _watching(control: socket.socket, frames: Frames, process: Process, joined: 
             for message in _said(control, frames, AskLog, Finish):  # it is being stopped, and reports what was so far
                 if isinstance(message, Finish):
                     raise _ScriptGoneError
-                control.sendall(OPEN.sign(Log(_events(joined))))
+                control.sendall(OPEN.sign(Log(tuple(joined.log() or ()))))
 
     return wanted
-
-
-def _events(joined: Joined) -> tuple[list[object], ...]:
-    return tuple(list(event) for event in joined.log() or ())

@@ -20,11 +20,11 @@ from contextlib import suppress
 from typing import Any
 
 from ..rendezvous.job_info import JobInfo
+from ..rendezvous.local import AgentLink, Begin
 from ..rendezvous.membership import JoinPlan
 from ..settings import SupervisionSettings
 from ..text import log_line
 from . import crash_hooks, progress
-from .local import AgentLink, Begin
 
 # The first process ends at once: the script must not find a child that it did not start. The second has a session of
 # its own, as Open MPI kills the script's whole process group before there is time to say what there is to say.
@@ -60,7 +60,7 @@ class Sidecar:
     def begin(self, plan: JoinPlan, settings: SupervisionSettings) -> None:
         """Let it join; see `AgentLink.joined`."""
         self._detects, self._who = settings.detects, f"rank {plan.own.rank}"
-        self.link.begin(Begin(plan, os.getpid(), settings))
+        self.link.tell(Begin(plan, os.getpid(), settings))
 
     @property
     def is_current(self) -> bool:

@@ -2,7 +2,7 @@
 
 They are read from outside with py-spy where it can; else faulthandler writes them, which the hooks have registered for
 a signal (see `crash_hooks`), and which answers also while C code holds Python's lock. The signal may cut a `sleep` in C
-short, so it is sent only when a rank is late, or somebody asks.
+short, so it is sent only when a rank is late, or a user asks.
 
 A frame is a text, `"load_batch (/job/data.py:41)"`, and a stack a tuple of them, the innermost first.
 """
@@ -40,6 +40,7 @@ _MPI_CALL = re.compile(
     r"\.(Barrier|[Ii]?(?:[Aa]ll)?(?:[Rr]educe|[Gg]ather|[Tt]oall)v?|[Bb]cast|[Ss]catterv?|[Rr]ecv|Wait(?:all)?)\("
 )
 MOST_FRAMES = 48
+_OUTERMOST = 16  # of them, where there are more
 LONGEST_FRAME = 400  # characters
 MOST_THREADS = 4  # besides the main one
 _REMEMBERED = 256  # stacks: those of thousands of ranks are alike
@@ -57,14 +58,13 @@ _FOREIGN = re.compile(
     r"|/distboot/(context|initialize)\.py"
 )
 # Functions between the user's code and what it has called.
-_WRAPPERS = frozenset(
-    {"wrapper", "inner", "inner_func", "_fn", "decorate_context", "_wrapped_call_impl", "_call_impl", "__call__"}
-)
+_WRAPPERS = "wrapper", "inner", "inner_func", "_fn", "decorate_context", "_wrapped_call_impl", "_call_impl", "__call__"
 # Where a process waits for others: torch, Horovod, what mpi4py is called with, JAX, TensorFlow, and our own keys.
 _WAITS = re.compile(
     r"/torch/distributed/(distributed_c10d|_functional_collectives|rendezvous|rpc/)|/horovod/|^mpi4py$|/jax/experimental/multihost_utils|/jax/_src/array"
     r"|/tensorflow/python/eager/execute|/distboot/(context|rendezvous/job_info)\.py"
 )
+_stack = several(text(LONGEST_FRAME), MOST_FRAMES)
 _OF_NO_INTEREST = re.compile(r"/tqdm/|distboot/agent/progress\.py")
 
 
@@ -72,10 +72,8 @@ _OF_NO_INTEREST = re.compile(r"/tqdm/|distboot/agent/progress\.py")
 class Stacks:
     """Where a process is. `state` is what the kernel says of it: where it has no stack to show, or cannot go on."""
 
-    main: tuple[str, ...] = of(several(text(LONGEST_FRAME), MOST_FRAMES), default=())
-    others: tuple[tuple[str, ...], ...] = of(
-        several(several(text(LONGEST_FRAME), MOST_FRAMES), MOST_THREADS), default=()
-    )
+    main: tuple[str, ...] = of(_stack, default=())
+    others: tuple[tuple[str, ...], ...] = of(several(_stack, MOST_THREADS), default=())
     state: str = of(text(200), default="")
 
 
@@ -86,28 +84,39 @@ def frame(function: str, file: str, line: int) -> str:
 
 def from_dump(dump: str) -> Stacks | None:
     """What faulthandler has written of all threads; None: it is not there, or not whole."""
-    main: tuple[str, ...] | None = None
-    others = []
+    threads = []
     for thread in THREADS.split(dump)[1:]:
-        found = [_DUMPED.match(line) for line in thread.splitlines()]
-        stack = shortened([frame(one[3], one[1], int(one[2])) for one in found if one])
-        if thread.startswith(ANOTHER):
-            others.append(stack)
-        else:  # the one that has taken the signal, which the kernel gives to the main thread
-            main = stack
-    return _of_threads(main, others)
+        # The current one has taken the signal, which the kernel gives to the main thread.
+        found = map(_DUMPED.match, thread.splitlines())
+        threads.append((not thread.startswith(ANOTHER), [frame(one[3], one[1], int(one[2])) for one in found if one]))
+    return _of_threads(threads)
 
 
-def _of_threads(main: tuple[str, ...] | None, others: Iterable[tuple[str, ...]]) -> Stacks | None:
-    """The stacks of the threads that matter; None: there is no main one."""
-    matter = tuple(stack for stack in others if _matters(stack))
-    return None if main is None else Stacks(main, matter[:MOST_THREADS])
+def from_py_spy(output: str) -> Stacks | None:
+    """What `py-spy dump --json` has written; None: it could not, or was not allowed to."""
+    threads = []
+    try:
+        for thread in json.loads(output):
+            found = ((str(one["name"]), str(one["filename"]), int(one["line"])) for one in thread["frames"])
+            stack = [frame(name.rpartition(".")[2], file, line) for name, file, line in found]
+            is_main = thread["thread_name"] == "MainThread" or thread["os_thread_id"] == thread["pid"]
+            threads.append((is_main, stack))
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return None
+    return _of_threads(threads)
 
 
-def shortened(stack: Sequence[str]) -> tuple[str, ...]:
-    """The innermost frames of a deep stack, and some of the outermost."""
-    outermost = MOST_FRAMES // 3
-    return (*stack[: MOST_FRAMES - outermost], *stack[-outermost:]) if len(stack) > MOST_FRAMES else tuple(stack)
+def _of_threads(threads: Iterable[tuple[bool, list[str]]]) -> Stacks | None:
+    """Those of the threads that matter, a deep one without its middle; None: there is no main one."""
+    main, others = None, []
+    for is_main, stack in threads:
+        if len(stack) > MOST_FRAMES:
+            del stack[MOST_FRAMES - _OUTERMOST : -_OUTERMOST]
+        if is_main:
+            main = tuple(stack)
+        elif _matters(stack):
+            others.append(tuple(stack))
+    return None if main is None else Stacks(main, tuple(others[:MOST_THREADS]))
 
 
 @lru_cache(_REMEMBERED)
@@ -117,7 +126,8 @@ def where(stacks: Stacks) -> str:
         return escape_control(stacks.state)
     called, frames = _called(stacks.main)
     function, file, line = parts((frames or stacks.main)[0])
-    return escape_control(f"in {called or function} ({file.rpartition('/')[2]}:{line}){_and(stacks.state)}")
+    place = f"in {called or function} ({file.rpartition('/')[2]}:{line})"
+    return escape_control(f"{place}, {stacks.state}" if stacks.state else place)
 
 
 @lru_cache(_REMEMBERED)
@@ -155,13 +165,8 @@ def lines(places: Mapping[int, Stacks], first: Collection[int] = ()) -> list[str
 @lru_cache(_REMEMBERED)
 def _described(stacks: Stacks) -> str:
     """What is called, and a line more for each other thread."""
-    place = escape_control(_and(stacks.state) if stacks.main else stacks.state)
-    others = [f"\n  another thread: {_calls(other)}" for other in stacks.others]
-    return f"{_calls(stacks.main)}{place}{''.join(others)}"
-
-
-def _and(state: str) -> str:
-    return f", {state}" if state else ""
+    place = ", ".join(filter(None, (_calls(stacks.main), escape_control(stacks.state))))
+    return "\n  another thread: ".join([place, *map(_calls, stacks.others)])
 
 
 def _calls(stack: Sequence[str]) -> str:
@@ -185,8 +190,8 @@ def _called(stack: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 def _matters(stack: Sequence[str]) -> bool:
     files = [parts(one)[1] for one in stack]
-    foreign = [file for file in files if "/lib/python3" in file and "-packages/" not in file]
-    return len(foreign) < len(files) and not any(map(_OF_NO_INTEREST.search, files))
+    is_of_python = all("/lib/python3" in file and "-packages/" not in file for file in files)
+    return not is_of_python and not any(map(_OF_NO_INTEREST.search, files))
 
 
 def parts(one: str) -> tuple[str, str, str]:
@@ -224,16 +229,13 @@ class StackReader:
 
     def _look(self) -> None:
         now, dump = time.monotonic(), self._hooks.stacks()
-        found = from_dump(dump) if len(dump) == self._seen else None
-        self._seen = len(dump)
-        if found is None and now < self._until:
+        found, before, self._seen = from_dump(dump), self._seen, len(dump)
+        if (found is None or len(dump) != before) and now < self._until:
             self._loop.call_at(now + _QUIET, self._look)
             return
-        found = found or from_dump(dump)
         self._hooks.forget_stacks()
-        if found is None:  # of more than 100 threads faulthandler shows the newest ones
-            found = Stacks(state=_TOO_MANY if dump else self._state())
-        self._reply(self._with_mpi(found))
+        # Of more than 100 threads faulthandler shows the newest ones.
+        self._reply(self._with_mpi(found or Stacks(state=_TOO_MANY if dump else self._state())))
 
     def _begin_py_spy(self, now: float) -> bool:
         """Whether py-spy runs, whose output is then taken."""
@@ -285,38 +287,11 @@ class StackReader:
     def _with_mpi(self, stacks: Stacks) -> Stacks:
         """The same, with a frame for what mpi4py is called with."""
         _, file, line = parts(stacks.main[0]) if stacks.main else ("", "", "")
-        if stacks.state or not line or "mpi4py" not in self._process.read("maps"):
+        # A stack may name a pipe, or a device without an end.
+        if stacks.state or not os.path.isfile(file) or "mpi4py" not in self._process.read("maps"):
             return stacks
-        called = _MPI_CALL.search(_line(file, int(line)))
+        called = None
+        with suppress(OSError, ValueError, IndexError), open(file, "rb") as source:
+            code = source.read(_MOST).decode(errors="replace")
+            called = _MPI_CALL.search(code.splitlines()[int(line) - 1])
         return stacks if called is None else replace(stacks, main=(frame(called[1], "mpi4py", 0), *stacks.main))
-
-
-def from_py_spy(output: str) -> Stacks | None:
-    """What `py-spy dump --json` has written; None: it could not, or was not allowed to."""
-    main: tuple[str, ...] | None = None
-    others = []
-    try:
-        for thread in json.loads(output):
-            frames = [
-                frame(str(each["name"]).rpartition(".")[2], str(each["filename"]), int(each["line"]))
-                for each in thread["frames"]
-            ]
-            if thread["thread_name"] == "MainThread" or thread["os_thread_id"] == thread["pid"]:
-                main = shortened(frames)
-            else:
-                others.append(shortened(frames))
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        return None
-    return _of_threads(main, others)
-
-
-def _line(path: str, number: int) -> str:
-    """Of a source. A stack may name a pipe, or a device without an end."""
-    with suppress(OSError, ValueError, IndexError):
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-        try:
-            source = os.read(file, _MOST)
-        finally:
-            os.close(file)
-        return source.decode(errors="replace").splitlines()[number - 1]
-    return ""

@@ -10,16 +10,15 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
 from ..errors import DistbootError
-from ..process import FROM_OUTSIDE, command_error, limit_files
+from ..process import FROM_OUTSIDE, command_error, limit_files, proc_stat
 from ..text import escape_control, log_line
 
 TYPE_CHECKING = False  # type checkers take the name for typing's, whose import would slow every start
@@ -63,38 +62,37 @@ def run(
         # when they are blocked, the signals that by default are ignored. Starting a program undoes a handler.
         signal.signal(quiet, lambda *_: None)  # is never run, as the signals are blocked
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
-    children: dict[int, _Child] = {}  # by process id
+    children: dict[int, Command] = {}  # by process id
     spared = _children() if watch is not None and watch.may_restart else set()  # of the script that has become us, say
     try:
         for command in commands:
-            process = _start(command, before, own_group=not shared_group, open_files=open_files)
-            children[process.pid] = _Child(process, command)
+            children[_start(command, before, own_group=not shared_group, open_files=open_files)] = command
         done = partial(signal.pthread_kill, threading.get_ident(), signal.SIGCHLD)
-        for command in commands:
-            if command.logs is not None:
-                command.logs.start(done)
+        logs = [command.logs for command in commands if command.logs is not None]
+        for each in logs:
+            each.start(done)
         if watch is not None:
-            watch.start({child.command.rank: pid for pid, child in children.items()}, done)
+            watch.start({command.rank: pid for pid, command in children.items()}, done)
         code = _Supervision(children, grace, watch, shared_group=shared_group).run()
         if watch is not None and watch.next_round is not None:
             _end_orphans(grace, spared)
-            for logs in filter(None, (command.logs for command in commands)):
-                logs.close()
+            for each in logs:
+                each.close()
         return code  # noqa: TRY300 - with what is above it is one step
     except DistbootError:  # what had started before
-        for child in children.values():
-            child.process.kill()
-            child.process.wait()
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
         raise
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start(
-    command: Command, mask: set[int | signal.Signals], *, own_group: bool, open_files: int | None
-) -> subprocess.Popen[bytes]:
+def _start(command: Command, mask: set[int | signal.Signals], *, own_group: bool, open_files: int | None) -> int:
     """Start a command as our child, in which the signals in `mask` are blocked; `DistbootError`: it cannot be."""
-    prctl, parent = _prctl(), os.getpid()
+    import ctypes
+
+    prctl, parent = getattr(ctypes.CDLL(None), "prctl", lambda *_: None), os.getpid()  # macOS has none
     # Those below us that lose their parent become ours, where Linux can do it: process 1 may be a program that does not
     # reap, and whose zombies no user should wait for.
     prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -119,41 +117,29 @@ def _start(
         environ = dict(command.environ) if logs is None else {"PYTHONUNBUFFERED": "1", **command.environ}
         # Our `sitecustomize` comes before all others.
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_HOOKS, environ.get("PYTHONPATH")]))
-        return subprocess.Popen(
+        process = subprocess.Popen(
             command.words, env=environ, pass_fds=files, stdout=stdout, stderr=stderr,
             preexec_fn=in_child,  # noqa: PLW1509 - it imports nothing and takes no lock
         )  # fmt: skip
     except OSError as error:
         raise command_error(command.words[0], error) from None
-
-
-def _prctl() -> Callable[..., object]:
-    if sys.platform == "linux":
-        import ctypes
-
-        with suppress(OSError, AttributeError):  # a libc that has none
-            return ctypes.CDLL(None).prctl
-    return lambda *_: None
-
-
-class _Child(NamedTuple):
-    process: subprocess.Popen[bytes]
-    command: Command
+    process.returncode = 0  # or Popen would wait for it, too
+    return process.pid
 
 
 class _Supervision:
     """The loop on signals, from the start of the children until we may end."""
 
     def __init__(
-        self, children: dict[int, _Child], grace: float, watch: WrapperAgent | None, *, shared_group: bool
+        self, children: dict[int, Command], grace: float, watch: WrapperAgent | None, *, shared_group: bool
     ) -> None:
         self._children = children  # by process id
         self._grace, self._watch, self._shared_group = grace, watch, shared_group
-        everything = (watch, *(child.command.logs for child in children.values()))
+        everything = (watch, *(command.logs for command in children.values()))
         self._others = [other for other in everything if other is not None]
         self._ending: int | None = None  # the signal that we passed on, and that asks the children to end
         self._groups_end: float | None = None  # when what is left of their groups is killed
-        self._codes: dict[int, int] = {}  # of the children that have ended, by rank: exit code, or minus the signal
+        self._codes: dict[int, int] = {}  # of the children that have ended, by rank
         self._is_over = self._is_hurried = False
 
     def run(self) -> int:
@@ -164,35 +150,35 @@ class _Supervision:
             elif not self._children:
                 self._hurry(number)
             elif number == signal.SIGALRM:
-                self._kill()
+                if self._ending is not None:
+                    self._send(signal.SIGKILL)
             elif not (self._shared_group and from_kernel and number in _FROM_TERMINAL):
                 self._forward(number)
         signal.setitimer(signal.ITIMER_REAL, 0)
         while signal.sigpending() & _WAITED_FOR:  # it has come too late; let through, it would decide our exit code
-            self._asked(_next_signal()[0])
-        codes = {rank: 128 - code if code < 0 else code for rank, code in self._codes.items()}
+            self._hurry(_next_signal()[0])
         if self._watch is not None:
-            return self._watch.final(codes)
-        code = next(filter(None, codes.values()), 0)
+            return self._watch.final(self._codes)
+        code = next(filter(None, self._codes.values()), 0)
         # KILL after the grace is but the end of what was asked for.
         return 128 + self._ending if self._ending is not None and code == 128 + signal.SIGKILL else code
 
     def _reap(self) -> None:
         with suppress(ChildProcessError):  # there is none left
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                child = self._children.pop(ended[0], None)
-                if child is not None:  # else it is an orphan that has become ours
-                    self._take(child, os.waitstatus_to_exitcode(ended[1]))
+                if ended[0] in self._children:  # else it is an orphan that has become ours
+                    self._take(ended[0], os.waitstatus_to_exitcode(ended[1]))
         self._is_over = not self._children and all(other.is_done for other in self._others)
 
-    def _take(self, child: _Child, code: int) -> None:
-        rank, logs = child.command.rank, child.command.logs
-        self._codes[rank] = child.process.returncode = code  # also there, else Popen would wait for it
+    def _take(self, pid: int, code: int) -> None:
+        command = self._children.pop(pid)
+        rank, logs = command.rank, command.logs
+        self._codes[rank] = 128 - code if code < 0 else code
         if self._watch is not None:
             self._watch.ended(rank, code)
         ending = self._ending or (None if self._watch is None else self._watch.ending(rank))
         if ending is not None and not self._shared_group:
-            self._end_group(child.process.pid, ending)
+            self._end_group(pid, ending)
         if logs is not None:
             logs.ended()
             if self._ending is not None:  # then a reader that has stopped is not waited for
@@ -222,30 +208,26 @@ class _Supervision:
             self._ending = self._ending or number
         if number == signal.SIGTERM and (self._watch is None or self._watch.is_done):  # else it counts for itself
             signal.setitimer(signal.ITIMER_REAL, self._grace)
-        for pid in self._children:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
+        self._send(number)
         if self._watch is not None:
             self._watch.asked(number)
 
+    def _send(self, number: int) -> None:
+        for pid in self._children:
+            with suppress(PermissionError):  # of another user
+                os.kill(pid, number)
+
     def _hurry(self, number: int) -> None:
-        """A second signal ends us without the goodbye of failure detection, and without a reader of the output."""
+        """A signal that asks us to end, and no child is left: no other round follows.
+
+        A second one ends us without the goodbye of failure detection, and without a reader of the output.
+        """
         if number in _ENDING:
-            self._is_over = self._is_hurried
-            self._is_hurried = True
-            self._asked(number)
+            self._is_over, self._is_hurried = self._is_over or self._is_hurried, True
+            if self._watch is not None:
+                self._watch.asked(number)
             for other in self._others:
                 other.hurry()
-
-    def _asked(self, number: int) -> None:
-        """A signal has come when no child was left: if it asks us to end, no other round follows."""
-        if self._watch is not None and number in _ENDING:
-            self._watch.asked(number)
-
-    def _kill(self) -> None:
-        if self._ending is not None:
-            for child in self._children.values():
-                child.process.kill()
 
 
 def _end_orphans(grace: float, spared: set[int]) -> None:
@@ -276,13 +258,8 @@ def _end_orphans(grace: float, spared: set[int]) -> None:
 
 def _children() -> set[int]:
     """The ids of our children, also of those that were started by another process; none where there is no /proc."""
-    found = set()
-    with suppress(OSError):
-        for name in filter(str.isdigit, os.listdir("/proc")):
-            with suppress(OSError, IndexError), open(f"/proc/{name}/stat", encoding="ascii", errors="replace") as file:
-                if file.read().rpartition(")")[2].split()[1] == str(os.getpid()):
-                    found.add(int(name))
-    return found
+    pids = filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ())
+    return {int(pid) for pid in pids if proc_stat(pid)[1:2] == [str(os.getpid())]}
 
 
 def _name(pid: int) -> str:

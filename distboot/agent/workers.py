@@ -26,7 +26,7 @@ _METHODS = ("fork", "spawn", "forkserver")  # of others, as joblib's, the worker
 _INTERVAL = 1.0  # seconds between two looks at who has started this
 _TERM_TOO = 57  # of `Process.terminate`: its SIGTERM is lost while another one waits, and real-time signals queue
 _WAKE = 56  # what the main thread is doing ends with EINTR
-_PIDFD_OPEN, _PIDFD_SEND_SIGNAL = 434, 424  # asm-generic/unistd.h
+_PIDFD_SEND_SIGNAL = 424  # asm-generic/unistd.h
 # In a worker that is a new program, before it imports the script.
 _LOAD = """
 import importlib, signal, sys, types
@@ -34,7 +34,7 @@ folder, signals, starter = {!r}
 try:
     package = sys.modules.setdefault("_distboot", types.ModuleType("_distboot"))
     package.__path__ = [folder]
-    importlib.import_module("_distboot.workers").shield(signals, starter)
+    importlib.import_module("_distboot.agent.workers").shield(signals, starter)
 except Exception:
     signal.signal({}, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
@@ -67,14 +67,17 @@ def _patch() -> None:
 
     @wraps(start)
     def start_shielded(process: Any) -> None:
-        from multiprocessing import get_start_method
+        from multiprocessing import get_start_method, resource_tracker
 
         method = getattr(process, "_start_method", None) or get_start_method()
         if method not in _METHODS:
             _unshielded(start)(process)
             return
         with _masked(signal.SIG_BLOCK):  # it is born with them blocked
-            _prepare(method)
+            _prepare()
+            if method != "fork":
+                resource_tracker.ensure_running()  # now, as that unblocks SIGTERM in this thread (bpo-33613)
+                signal.pthread_sigmask(signal.SIG_BLOCK, _signals)
             start(process)
         process._popen.is_shielded = True  # noqa: SLF001
 
@@ -91,9 +94,10 @@ def _patch() -> None:
     base.start.of_distboot = True
 
 
-def _prepare(method: str) -> None:
+@cache  # a fork has it, too
+def _prepare() -> None:
     """Let this process end its workers, and those that are new programs be shielded by what they read first."""
-    from multiprocessing import popen_fork, resource_tracker, spawn
+    from multiprocessing import popen_fork, spawn
 
     terminate, preparation_data = popen_fork.Popen.terminate, spawn.get_preparation_data
 
@@ -105,20 +109,16 @@ def _prepare(method: str) -> None:
     def with_shield(name: str) -> dict[str, Any]:
         return {**preparation_data(name), "distboot": _Shield()}
 
-    if not hasattr(popen_fork, "of_distboot"):
-        popen_fork.of_distboot = True  # type: ignore[attr-defined]
-        popen_fork.Popen.terminate = terminate_twice  # type: ignore[method-assign, assignment]
-        spawn.get_preparation_data = with_shield
-    if method != "fork":
-        resource_tracker.ensure_running()  # now, as that unblocks SIGTERM in this thread (bpo-33613)
-        signal.pthread_sigmask(signal.SIG_BLOCK, _signals)
+    popen_fork.Popen.terminate = terminate_twice  # type: ignore[method-assign, assignment]
+    spawn.get_preparation_data = with_shield
 
 
 class _Shield:
     """Once unpickled, it is there; a worker that does not find this file is as it was without us."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        return exec, (_LOAD.format((os.path.dirname(os.path.abspath(__file__)), _signals, os.getpid()), _TERM_TOO), {})
+        folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        return exec, (_LOAD.format((folder, _signals, os.getpid()), _TERM_TOO), {})
 
 
 def shield(signals: Iterable[int], starter: int) -> None:
@@ -168,15 +168,11 @@ def _obey(number: int, sender: int) -> None:
         import ctypes
         import struct
 
-        call = ctypes.CDLL(None).syscall
-        this = call(_PIDFD_OPEN, os.getpid(), 0)
         # Anything goes as SI_QUEUE, which is -1 (rt_sigqueueinfo(2)).
         info = struct.pack("iii0PiI", number, 0, -1, sender, os.getuid()).ljust(128, b"\0")
-        failed = call(_PIDFD_SEND_SIGNAL, this, number, info, 0)
-        os.close(this)
-        if not failed:
+        if not ctypes.CDLL(None).syscall(_PIDFD_SEND_SIGNAL, os.pidfd_open(os.getpid()), number, info, 0):
             return
-    os.kill(os.getpid(), number)  # before Linux 5.3
+    os.kill(os.getpid(), number)
 
 
 def _has_ended(starter: int, parent: int) -> bool:
@@ -188,9 +184,9 @@ def _has_ended(starter: int, parent: int) -> bool:
         return os.getppid() != parent or os.path.exists("/proc/self")
 
 
-@cache  # a fork has it, too
+@cache
 def _wrap() -> None:
-    """Let the programs that this worker starts have the signals as ever."""
+    """Let the programs that this worker starts have no signal blocked."""
     import subprocess
 
     subprocess.Popen._execute_child = _unshielded(subprocess.Popen._execute_child)  # type: ignore[attr-defined]  # noqa: SLF001

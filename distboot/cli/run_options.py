@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .. import frameworks, settings
-from ..detection.detect import launcher_of
+from ..detection.detect import LAUNCHERS
 from ..detection.export import LOCAL_RANK, empty_local_rank
 from ..detection.placement import Placement
 from ..errors import DistbootError
@@ -114,7 +114,7 @@ def count_of(wanted: str, placement: Placement, environ: Mapping[str, str]) -> i
     """How many ranks this process is to start; `usage`: it is not alone on its node, or there is nothing to count."""
     from ..host import accelerators  # here, as most processes start no others
 
-    launcher = launcher_of(placement)
+    launcher = LAUNCHERS[placement.launcher]
     here = environ.get(launcher.local_count) or str(placement.local_world_size or 1)
     if here != "1" or placement.local_rank:
         many = here if here.isdigit() and here != "1" else "several"

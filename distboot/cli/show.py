@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from ..detection import inherited
-from ..detection.detect import INNERMOST_FIRST, detect, launcher_of, refuse_unless_rank
+from ..detection.detect import INNERMOST_FIRST, LAUNCHERS, detect, refuse_unless_rank
 from ..detection.export import require_master, variables, wait_until_resolves
 from ..detection.launchers import Launcher
 from ..detection.placement import FIELDS, PLATFORMS, Placement, Platform
@@ -53,7 +53,7 @@ def _table(placement: Placement) -> str:
 
 def _headline(placement: Placement) -> str:
     """One sentence: who this process is, by whom it was started, and where."""
-    launcher = launcher_of(placement)
+    launcher = LAUNCHERS[placement.launcher]
     platform = next((f", in {platform.title}" for platform in PLATFORMS if platform.name == placement.platform), "")
     if placement.node_level is not None:
         why = escape_control(placement.node_level)
@@ -190,7 +190,7 @@ def stacks(arguments: list[str]) -> int:
 
 def _agents(job: str) -> dict[str, list[str]]:
     """The names of the sockets of the agents of a job, or of all jobs, in this network namespace, by job."""
-    from ..agent.local import PREFIX, socket_name
+    from ..rendezvous.local import PREFIX, socket_name
 
     wanted = tuple(socket_name(job) + end for end in (".", "-")) if job else ("",)  # 4711 is that of step 4711.0
     found: dict[str, list[str]] = {}
@@ -206,7 +206,7 @@ def _ask(name: str, pid: int) -> Sequence[str] | None:
     """What an agent says; None: it has ended, or it is not that of this process."""
     import socket
 
-    from ..agent.local import AgentLink
+    from ..rendezvous.local import AgentLink
     from ..rendezvous.messages import AskStacks, ShowStacks
 
     with socket.socket(socket.AF_UNIX) as connection, suppress(OSError, DistbootError):

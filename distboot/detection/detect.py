@@ -93,16 +93,15 @@ def detect(environ: Mapping[str, str] | None = None, *, launcher: str | None = N
     """
     environ = os.environ if environ is None else environ
     without_ours, outer = inherited.strip(environ)
-    name, option = launcher, "launcher="
-    if name is None:
-        name, option = environ.get("DISTBOOT_LAUNCHER") or None, "DISTBOOT_LAUNCHER="
+    name = environ.get("DISTBOOT_LAUNCHER") or None if launcher is None else launcher
     if name is None:
         placement = _innermost(environ, without_ours, outer)
-        if placement.launcher == SINGLE.name and outer and not outer.launches and outer.fields["world_size"] != 1:
+        if placement.launcher == SINGLE.name and not outer.launches and outer.fields.get("world_size", 1) != 1:
             placement = _as_exported(environ, outer)
     else:
-        placement = _named(environ, without_ours, name, f"{option}{short_repr(name)}")
-    return outer.merge(placement) if outer and outer.is_about(placement) else placement
+        option = "DISTBOOT_LAUNCHER" if launcher is None else "launcher"
+        placement = _named(environ, without_ours, name, f"{option}={short_repr(name)}")
+    return outer.merge(placement) if outer.is_about(placement) else placement
 
 
 def refuse_unless_rank(placement: Placement) -> None:
@@ -114,11 +113,6 @@ def refuse_unless_rank(placement: Placement) -> None:
             "and is not a rank",
             NODE_LEVEL_HINT,
         )
-
-
-def launcher_of(placement: Placement) -> Launcher:
-    """The record of the launcher that a placement names."""
-    return LAUNCHERS[placement.launcher]
 
 
 def traces(environ: Mapping[str, str]) -> dict[str, str]:
@@ -145,7 +139,8 @@ def read_placement(launcher: Launcher, environ: Mapping[str, str]) -> Placement:
     reader.integers(*names, optional=launcher.optional)
     launcher.more(reader)
     for name, own in launcher.same.items():
-        reader.agree(name, reader.number(NUMBERS[launcher.numbers.index(own)]), own)
+        number = reader.number(NUMBERS[launcher.numbers.index(own)])
+        reader.agree(name, number, reader.first(own, launcher.instead.get(own, own)))
     reader.job_id(*launcher.job_id)
     return reader.placement()
 
@@ -175,9 +170,9 @@ def _view(candidate: Launcher, environ: Mapping[str, str], without_ours: Mapping
     return {name: text for name, text in environ.items() if name in without_ours or name not in of_ours}
 
 
-def _candidates(environ: Mapping[str, str], outer: InheritedEnv | None) -> Sequence[Launcher]:
+def _candidates(environ: Mapping[str, str], outer: InheritedEnv) -> Sequence[Launcher]:
     """Those that may have started this process: below a distboot not those that are further out than it."""
-    if outer is None:
+    if not outer.fields:
         return INNERMOST_FIRST
     found, own = traces(environ), outer.fields["launcher"]
     new = {name for name, identity in found.items() if outer.is_new(name, identity)}
@@ -186,7 +181,7 @@ def _candidates(environ: Mapping[str, str], outer: InheritedEnv | None) -> Seque
     return [one for one in INNERMOST_FIRST if one.name not in found or one.name == own]
 
 
-def _innermost(environ: Mapping[str, str], without_ours: Mapping[str, str], outer: InheritedEnv | None) -> Placement:
+def _innermost(environ: Mapping[str, str], without_ours: Mapping[str, str], outer: InheritedEnv) -> Placement:
     notes: list[str] = []
     candidates = _candidates(environ, outer)
     for candidate in candidates:
@@ -202,7 +197,7 @@ def _innermost(environ: Mapping[str, str], without_ours: Mapping[str, str], oute
             if SLURM in candidates:
                 _refuse_slurm_step(without_ours, placement)
         for other in () if candidate is SINGLE else further_out:
-            # Of two with daemons that are there and agree, one has inherited the variables of the other: no news.
+            # Of two with daemons that are there and agree, one has inherited the variables of the other.
             names = "" if candidate.uses_daemons and other.uses_daemons else _markers_present(without_ours, other)
             notes += [f"{names} ignored: {candidate.name} owns the rank, {other.name} is further out"] if names else []
         if not candidate.owns_torch_vars:
@@ -218,7 +213,7 @@ def _innermost(environ: Mapping[str, str], without_ours: Mapping[str, str], oute
 def _as_exported(environ: Mapping[str, str], outer: InheritedEnv) -> Placement:
     """The rank that an outer distboot has exported, in a container that has not got the variables of its launcher."""
     exported = {name: value for name, value in environ.items() if name != inherited.VARIABLE}
-    placement = _innermost(exported, exported, None)
+    placement = _innermost(exported, exported, InheritedEnv())
     if placement.launcher == SINGLE.name:
         rank, world_size = outer.fields["rank"], outer.fields["world_size"]
         raise DistbootError(
@@ -290,21 +285,18 @@ def _refuse_slurm_step(environ: Mapping[str, str], placement: Placement) -> None
 
 
 def _check_generic_vars(
-    environ: Mapping[str, str], placement: Placement, others: list[Launcher], outer: InheritedEnv | None
+    environ: Mapping[str, str], placement: Placement, others: list[Launcher], outer: InheritedEnv
 ) -> list[str]:
     """Refuse when variables with generic names describe another world: one is stale, and nothing says which."""
     notes: list[str] = []
-    noted: set[str] = set()
     for other in others:
         ignored = [name for name in other.markers if name in environ]
         try:
             theirs = _found(other, environ) if ignored else None
         except DistbootError:  # half of a launcher, or broken: clearly a left-over
-            if not noted.issuperset(ignored):
-                notes.append(f"{', '.join(ignored)} ignored: {placement.launcher} owns the rank")
-            noted.update(ignored)
+            notes.append(f"{', '.join(ignored)} ignored: {placement.launcher} owns the rank")
             continue
-        if theirs is None or (outer is not None and outer._replace(launches=False).is_about(theirs)):
+        if theirs is None or outer._replace(launches=False).is_about(theirs):
             continue  # the process that the outer distboot was about, or for which it was a launcher
         if theirs.world_size != placement.world_size:
             raise _conflict(placement, theirs.launcher, theirs.rank, theirs.world_size, ", ".join(ignored))

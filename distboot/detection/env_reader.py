@@ -151,9 +151,8 @@ class EnvReader:
             low, high = self.number(index), self.number(size)
             if low is not None and high is not None and low >= high:
                 self.problems.append(f"{self._text(index)} is not below {self._text(size)}")
-        world_size, here, nodes = map(self.number, ("world_size", "local_world_size", "num_nodes"))
-        if world_size is not None:
-            self._check_order(nodes)
+        _, world_size, _, here, _, nodes = map(self.number, NUMBERS)
+        self._check_order()
         for part, count in (("local_world_size", here), ("num_nodes", nodes)):
             if count == 0:
                 self.problems.append(f"{self._text(part)} cannot be 0: this process is there")
@@ -166,21 +165,19 @@ class EnvReader:
                 numbers = ", ".join(map(self._text, ("world_size", "local_world_size", "num_nodes")))
                 self.problems.append(f"{numbers} do not fit together")
 
-    def _check_order(self, nodes: int | None) -> None:
+    def _check_order(self) -> None:
         """Local ranks and nodes are counted in the order of ranks, as far as the launcher numbers them so."""
-        ordered = (self.number(field) if field in self._in_order else None for field in ("local_rank", "node_rank"))
-        (local_rank, node_rank), rank = ordered, self.number("rank")
-        world_size, here = self.number("world_size"), self.number("local_world_size")
-        if rank is None:
+        rank, world_size, local_rank, here, node_rank, nodes = map(self.number, NUMBERS)
+        local_rank = local_rank if "local_rank" in self._in_order else None
+        node_rank = node_rank if "node_rank" in self._in_order else None
+        if rank is None or world_size is None:
             return
         # Below this rank are one of each node before, and all of this node with a lower local rank.
         possible = (node_rank or 0) + (local_rank or 0) <= rank
-        if local_rank is not None and here is not None and world_size is not None:
+        if local_rank is not None and here is not None:
             possible &= here - local_rank <= world_size - rank  # above it are those with a higher one
-        if node_rank == 0 and local_rank == 0:
-            possible &= rank == 0
-        if nodes == 1 and local_rank is not None:
-            possible &= local_rank == rank
+        if node_rank == local_rank == 0 or (nodes == 1 and local_rank is not None):
+            possible &= rank == local_rank
         if not possible:
             place = (self._text(field) for field in _PLACE if self.number(field) is not None)
             self.problems.append(f"{self._text('rank')} of {self._text('world_size')} cannot be at {', '.join(place)}")
@@ -245,7 +242,7 @@ class EnvReader:
         return variable(self.environ, source) if source in self.environ else f"{field}={self._values[field]}"
 
     def _spans_nodes(self) -> bool:
-        world_size, here, nodes = map(self.number, ("world_size", "local_world_size", "num_nodes"))
+        _, world_size, _, here, _, nodes = map(self.number, NUMBERS)
         if nodes is not None:
             return nodes > 1
         return here is not None and world_size is not None and here < world_size

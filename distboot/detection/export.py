@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from ..errors import DistbootError
@@ -18,7 +17,7 @@ from ..host import cpus, free_port
 from ..settings import RANK
 from ..text import is_address
 from . import inherited
-from .detect import INNERMOST_FIRST, launcher_of, traces
+from .detect import INNERMOST_FIRST, LAUNCHERS, traces
 from .launchers.records import MPI_LAUNCHERS
 from .launchers.tf_config import corrected
 from .placement import VARIABLES, Placement
@@ -41,7 +40,7 @@ def variables(
     environ: Mapping[str, str],
     *,
     named: str | None = None,
-    others: Mapping[str, str] = MappingProxyType({}),
+    others: Mapping[str, str] = {},
     **state: Any,
 ) -> dict[str, str | None]:
     """The variables to set for a placement, starting from `environ`; None means: must not be set.
@@ -51,7 +50,7 @@ def variables(
     """
     fields = {name: getattr(placement, field) for field, name in VARIABLES.items()}
     exports = {name: None if value is None else str(value) for name, value in fields.items()}
-    launcher = launcher_of(placement)
+    launcher = LAUNCHERS[placement.launcher]
     if launcher.sets_torch_vars and "LOCAL_RANK" in environ:
         # It stays, also in another order: it is the index of the device for this process (with torchrun
         # --virtual-local-rank 0 for all).
@@ -61,7 +60,7 @@ def variables(
         exports["TORCHELASTIC_USE_AGENT_STORE"] = None
     without_ours, outer = inherited.strip(environ)
     # What the wrapper has exported for the framework of the script stays, and is to be known as ours.
-    of_others = environ if outer is None else outer.strip_framework_vars(environ)
+    of_others = outer.strip_framework_vars(environ)
     others = {**{name: value for name, value in environ.items() if name not in of_others}, **others}
     others |= thread_variables(placement, environ)
     # What would show that another launcher has started a process is inherited here, and shows it no more.
@@ -109,7 +108,7 @@ def for_launcher(placement: Placement, environ: Mapping[str, str], *, together: 
 def thread_variables(placement: Placement, environ: Mapping[str, str]) -> dict[str, str]:
     """The number of threads of a rank, which has to be set before its framework is imported; see `cpus`."""
     _, outer = inherited.strip(environ)
-    return cpus.variables(placement.local_world_size, environ if outer is None else outer.strip_framework_vars(environ))
+    return cpus.variables(placement.local_world_size, outer.strip_framework_vars(environ))
 
 
 def merged(exports: Mapping[str, str | None], environ: Mapping[str, str]) -> dict[str, str]:
@@ -143,7 +142,7 @@ def require_master(placement: Placement) -> Placement:
 
 
 def _how_to_pass(placement: Placement, name: str, value: str) -> str:
-    return launcher_of(placement).env_forwarding_hint.replace("NAME", name).replace("VALUE", value)
+    return LAUNCHERS[placement.launcher].env_forwarding_hint.replace("NAME", name).replace("VALUE", value)
 
 
 def wait_until_resolves(placement: Placement, join_timeout: float) -> None:

@@ -16,7 +16,6 @@ import re
 import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from types import MappingProxyType
 from typing import NamedTuple
 
 from ..errors import DistbootError
@@ -33,17 +32,17 @@ _OTHER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}(:([0-9a-f]{8}){1,2})?")
 
 
 class InheritedEnv(NamedTuple):
-    """What `DISTBOOT_PLACEMENT` says."""
+    """What `DISTBOOT_PLACEMENT` says; all is empty where there is none."""
 
-    fields: Mapping[str, int | str]  # fields of `Placement` that were known, by name
-    job: str  # digest of the job id, or empty
-    exported: frozenset[str]  # the variables of fields that distboot set or changed
-    others: Mapping[str, str]  # its other variables, with the digests of their values
-    joined: int  # id of the process that has joined the job as this rank with `init`, or 0
-    met: bool  # whether the ranks of the job have met already
+    fields: Mapping[str, int | str] = {}  # fields of `Placement` that were known, by name
+    job: str = ""  # digest of the job id
+    exported: frozenset[str] = frozenset()  # the variables of fields that distboot set or changed
+    others: Mapping[str, str] = {}  # its other variables, with the digests of their values
+    joined: int = 0  # id of the process that has joined the job as this rank with `init`, or 0
+    met: bool = False  # whether the ranks of the job have met already
     # All launchers whose variables were there, also those further out, with `identity` of what each said.
-    seen: Mapping[str, str]
-    launches: bool  # whether it was written for a launcher, so that no process is this rank any more
+    seen: Mapping[str, str] = {}
+    launches: bool = False  # whether it was written for a launcher, so that no process is this rank any more
 
     def is_about(self, placement: Placement) -> bool:
         """Whether `placement` is the very process that this was written for."""
@@ -72,9 +71,9 @@ def encode(
     exported: Iterable[str],
     joined: int = 0,
     *,
-    others: Mapping[str, str] = MappingProxyType({}),
+    others: Mapping[str, str] = {},
     met: bool = False,
-    seen: Mapping[str, str] = MappingProxyType({}),
+    seen: Mapping[str, str] = {},
     launches: bool = False,
 ) -> str:
     """The value of `DISTBOOT_PLACEMENT`, in characters that need no quoting in a shell or an env file.
@@ -90,10 +89,10 @@ def encode(
     return ",".join([*words, "exported=" + "+".join([*exported, *digests])])
 
 
-def strip(environ: Mapping[str, str]) -> tuple[Mapping[str, str], InheritedEnv | None]:
-    """`environ` without what an outer distboot exported, and what that said in `DISTBOOT_PLACEMENT`, if it is there."""
+def strip(environ: Mapping[str, str]) -> tuple[Mapping[str, str], InheritedEnv]:
+    """`environ` without what an outer distboot exported, and what that said in `DISTBOOT_PLACEMENT`."""
     if VARIABLE not in environ:
-        return environ, None
+        return environ, InheritedEnv()
     outer = _decode(environ[VARIABLE])
     ours = {name: str(outer.fields.get(field)) for field, name in VARIABLES.items() if name in outer.exported}
     # What was exported without being a field is the launcher's own variable under another name.
@@ -106,10 +105,10 @@ def strip(environ: Mapping[str, str]) -> tuple[Mapping[str, str], InheritedEnv |
     return {name: value for name, value in outer.strip_framework_vars(environ).items() if name not in own}, outer
 
 
-def about(placement: Placement, environ: Mapping[str, str]) -> InheritedEnv | None:
-    """What an outer distboot has said of this very process, whose placement it is; None: nothing."""
+def about(placement: Placement, environ: Mapping[str, str]) -> InheritedEnv:
+    """What an outer distboot has said of this very process, whose placement it is."""
     _, outer = strip(environ)
-    return outer if outer is not None and outer.is_about(placement) else None
+    return outer if outer.is_about(placement) else InheritedEnv()
 
 
 def after_close(text: str) -> str:

@@ -10,6 +10,7 @@ Source: "Hostlist expressions" in slurm(1), SLURM_TASKS_PER_NODE in srun(1), and
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from contextlib import suppress
 
@@ -63,7 +64,7 @@ def parse_port(text: str) -> int:
     if "://" in text:
         raise ValueError("is a URL, not a port" + _service_link(text))
     if not _is_whole_number(text):
-        raise ValueError("is not a port number" if text else "is empty where a port number is due")
+        raise ValueError("is not a port number" if text else "is empty: a port number is needed")
     if len(text) > 5 or not 1 <= int(text) <= 65535:
         raise ValueError("is not a port: ports are 1 to 65535")
     return int(text)
@@ -89,20 +90,19 @@ def expand_hosts(text: str) -> list[str]:
     """The host names of a hostlist, in its order: `"n[09-11]"` -> `["n09", "n10", "n11"]`."""
     hosts: list[str] = []
     for item in _ITEM.findall(text + ","):
-        if "[" in item:
-            # Plain text at the even places, the inside of a bracket at the odd ones. Nothing follows the last bracket.
-            parts = _BRACKETS.split(item)
-            if parts[-1] or not all(not plain or _NAME.fullmatch(plain) for plain in (parts[0], *parts[2::2])):
-                raise ValueError(f"is not a hostlist: cannot read {short_repr(item)}")
-            *prefix, plain, numbers = _pieces(parts, len(hosts))
-            # Slurm's own order: the last bracket runs fastest, then the first, then the second.
-            heads = ["".join(reversed(head)) + plain[0] for head in itertools.product(*reversed(prefix))]
-            hosts.extend([head + number for head in heads for number in numbers])
-        elif _NAME.fullmatch(item):
-            hosts.append(item)
-        else:
+        # Plain text at the even places, the inside of a bracket at the odd ones. Nothing follows the last bracket.
+        *parts, rest = _BRACKETS.split(item)
+        plain = [part for part in parts[::2] if part] if parts and not rest else [item]
+        if not all(map(_NAME.fullmatch, plain)):
             raise ValueError(f"is not a hostlist: cannot read {short_repr(item)}")
-    _bounded(len(hosts))
+        pieces: list[list[str]] = []
+        for index, part in enumerate(parts or [rest]):
+            pieces.append(_numbers(part) if index % 2 else [part])
+            _bounded(len(hosts) + math.prod(map(len, pieces)))
+        # Slurm's own order: the last bracket runs fastest, then the first, then the second.
+        last = pieces.pop()
+        heads = ["".join(reversed(head)) for head in itertools.product(*reversed(pieces))]
+        hosts += [head + number for head in heads for number in last]
     return hosts
 
 
@@ -160,7 +160,7 @@ def _ipv6(host: str) -> str:
 
 def _name_or_ipv4(host: str) -> str:
     if not host:
-        raise ValueError("is empty where a host is due")
+        raise ValueError("is empty: a host is needed")
     if is_address(host):
         parts = host.split(".")
         # Leading zeros are refused: some resolvers read 010 as octal 8.
@@ -173,17 +173,6 @@ def _name_or_ipv4(host: str) -> str:
     ):
         raise ValueError("is not a host name")
     return host
-
-
-def _pieces(parts: list[str], already: int) -> list[list[str]]:
-    """What each part of an item stands for, no more of them than there may be together."""
-    pieces: list[list[str]] = []
-    together = 1
-    for index, part in enumerate(parts[:-1]):
-        pieces.append(_numbers(part) if index % 2 else [part])
-        together *= len(pieces[-1])
-        _bounded(already + together)
-    return pieces
 
 
 def _numbers(ranges: str) -> list[str]:

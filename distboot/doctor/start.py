@@ -5,7 +5,7 @@ limits that a container has and its image does not show: shared memory, locked m
 import re
 import time
 
-from ..detection.detect import detect, launcher_of
+from ..detection.detect import LAUNCHERS, detect
 from ..detection.parse import is_loopback
 from ..errors import DistbootError
 from ..host import cpus as of_host
@@ -41,7 +41,7 @@ def launcher(machine: Machine) -> Finding:
         return ok(f"node {number}, and not a rank: {placement.node_level}")
     if placement.launcher == "single":
         return ok("none: one process, alone")
-    return ok(f"rank {number}, by {launcher_of(placement).title}")
+    return ok(f"rank {number}, by {LAUNCHERS[placement.launcher].title}")
 
 
 def settings(machine: Machine) -> list[Finding]:

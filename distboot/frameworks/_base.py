@@ -71,8 +71,7 @@ def export(job: JobInfo, exported: EnvTransaction, others: Mapping[str, str] = {
     """Export this rank's place, which this process has joined as, and what only the one framework reads."""
     placement, before = job.placement, exported.environ_before()
     # What the wrapper around us does for this rank it does until the end, for the next `init`, too.
-    outer = inherited.about(placement, before)
-    met = outer is not None and outer.met
+    met = inherited.about(placement, before).met
     exported.write(variables(placement, before, joined=os.getpid(), others=others, met=met))
 
 

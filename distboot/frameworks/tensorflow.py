@@ -155,7 +155,7 @@ def _in_time(job: JobInfo) -> Iterator[None]:
         f"TensorFlow's tasks did not find each other within {limit:g} s",
         "look at the output of the other ranks, at the addresses in TF_CONFIG, or for a firewall between the hosts",
     ).of(job.placement.who)
-    with crash_hooks.emitter_for_fork() as say, deadline(limit, too_late, say=say):
+    with deadline(limit, too_late, say=crash_hooks.emit_for_parent):
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from ..errors import DistbootError
 
@@ -27,11 +28,8 @@ def free_port() -> int:
     start = int.from_bytes(os.urandom(4), "big")
     for attempt in range(100):
         port = DERIVED_PORTS[(start + 45 * attempt) % len(DERIVED_PORTS)]
-        with socket.socket() as probe:
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("", port))
             return port
     raise DistbootError(
         "port-taken",

@@ -4,10 +4,13 @@ looking up a name under a time limit, as the resolver itself may take half a min
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import socket
 import struct
 import time
+from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -16,10 +19,9 @@ from ..errors import DistbootError
 from ..process import result_within
 from ..text import is_address, log_line, short_repr, without_mapping
 
-# From linux/netlink.h, rtnetlink.h, if_addr.h.
-_REQUEST_DUMP = 0x1 | 0x300
-_GET_ADDRESSES, _NEW_ADDRESS, _DONE, _ERROR = 22, 20, 3, 2
-_ADDRESS, _LOCAL = 1, 2
+_SIOCGIFCONF = 0x8912  # from linux/sockios.h; netdevice(7): all addresses of IPv4
+_IFREQ = struct.Struct(f"16s4x4s{2 * struct.calcsize('P')}x")  # one of its entries: a name, and an address
+_MOST_ADDRESSES = 1024
 
 _GLOO, _NCCL, _TENSORPIPE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"
 _HOROVOD = "HOROVOD_GLOO_IFACE"
@@ -36,9 +38,18 @@ Found = list[tuple[int, tuple[object, ...]]]  # family and socket address
 
 def addresses() -> list[tuple[str, str]]:
     """Interface and address of all addresses of this host; empty where the kernel is not Linux or does not tell."""
-    with suppress(OSError, AttributeError):  # without AF_NETLINK
-        return _ask_kernel()
-    return []
+    found: list[tuple[str, str]] = []
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as kernel:
+        room = array("B", bytes(_MOST_ADDRESSES * _IFREQ.size))
+        wanted = struct.pack("iP", len(room), room.buffer_info()[0])
+        length, _ = struct.unpack("iP", fcntl.ioctl(kernel, _SIOCGIFCONF, wanted))
+        for name, its in _IFREQ.iter_unpack(room.tobytes()[:length]):
+            found.append((os.fsdecode(re.split(rb"[\0:]", name)[0]), socket.inet_ntoa(its)))  # also of eth0:1
+    # fd000000000000000000000000000002 02 40 00 80     eth0
+    with suppress(OSError), open("/proc/net/if_inet6", encoding="ascii") as file:
+        for digits, *_, name in map(str.split, file):
+            found.append((name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))))
+    return found
 
 
 def interface_of(address: str) -> str | None:
@@ -95,44 +106,10 @@ def nccl_means(choice: str, name: str) -> bool:
     return name in words if choice.startswith("=") else name.startswith(tuple(words))
 
 
-def _ask_kernel() -> list[tuple[str, str]]:
-    names = dict(socket.if_nameindex())
-    found: list[tuple[str, str]] = []
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as kernel:  # 0: NETLINK_ROUTE
-        kernel.settimeout(2.0)
-        kernel.sendall(struct.pack("=IHHIIBxxxI", 24, _GET_ADDRESSES, _REQUEST_DUMP, 1, 0, socket.AF_UNSPEC, 0))
-        while True:
-            data = kernel.recv(65536)
-            while len(data) >= 16:
-                length, kind = struct.unpack_from("=IH", data)
-                if kind in (_DONE, _ERROR) or length < 16:
-                    return found
-                if kind == _NEW_ADDRESS:
-                    found += _address(data[16:length], names)
-                data = data[(length + 3) & ~3 :]
-
-
-def _address(message: bytes, names: Mapping[int, str]) -> list[tuple[str, str]]:
-    family, _, _, _, index = struct.unpack_from("=BBBBI", message)
-    attributes, rest = {}, message[8:]
-    while len(rest) >= 4:
-        length, kind = struct.unpack_from("=HH", rest)
-        if length < 4:
-            break
-        attributes[kind] = rest[4:length]
-        rest = rest[(length + 3) & ~3 :]
-    raw = attributes.get(_LOCAL, attributes.get(_ADDRESS))  # on a point-to-point link the latter is the other end's
-    if raw is None or index not in names or family not in (socket.AF_INET, socket.AF_INET6):
-        return []
-    return [(names[index], socket.inet_ntop(family, raw))]
-
-
 def look_up(host: str, port: int | None, limit: float) -> Found:
     """Family and socket address of each address of a host."""
-    if is_address(host):
-        return _ask(host, port)
-    late = f"no name server answered within {limit:.1f} s"
-    return result_within(limit, "distboot-resolve", partial(_ask, host, port), late)
+    ask, late = partial(_ask, host, port), f"no name server answered within {limit:.1f} s"
+    return ask() if is_address(host) else result_within(limit, "distboot-resolve", ask, late)
 
 
 def is_this_host(name: str) -> bool:

@@ -6,7 +6,6 @@ import socket
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import NoReturn
@@ -14,12 +13,12 @@ from typing import NoReturn
 from ..errors import DistbootError
 from ..host import FRAMEWORK
 from ..host.network import LEAST_PROGRESS, PROGRESS
-from ..report import JoinLog, StartupTimeline
+from ..report import JobState, JoinLog
 from ..text import escape_control, log_line, nodes_said, ranks_said, short_repr, without_mapping
 from .connection_pool import Connection, ConnectionPool, DetachedConnection, OutOfFilesError, allow_files, send_to_all
-from .membership import JoinTable, Membership, build_membership
+from .membership import JoinPlan, JoinTable, Membership, build_membership
 from .messages import ONE_DISTBOOT, Failed, Hello, Refused, Welcome, WorkerInfo, as_problem
-from .protocol import VERSION, Broadcast, Channel, Frame, JobCredentials, ProtocolError, decode
+from .protocol import VERSION, Broadcast, Channel, Frame, ProtocolError, decode
 
 _ANSWER_LIMIT = 10.0  # seconds that all of them together have to take the answer
 _LINGER = 0.5  # seconds for ranks that come a little later than a failure to hear of it
@@ -33,45 +32,46 @@ class Coordinator:
     def __init__(
         self,
         listener: socket.socket,  # which stays open
-        own: WorkerInfo,
-        credentials: JobCredentials,
+        plan: JoinPlan,
         wanted: Callable[[], None] = lambda: None,  # called again and again; raises if it is not to wait any more
     ) -> None:
+        own = plan.own
         self.table = JoinTable(own.world_size, by_node=own.ranks > 0)
         self.warnings: list[str] = []  # what the ranks should have alike and have not
         self.log = JoinLog(own)
-        self.open_files: int | None = None  # the soft limit before it was raised for all connections; None: it was not
         self.reachability_hint = ""  # why ranks may be missing, to be said with them
         self.hint = "look at the output of the missing ranks: they ended early, never started, or cannot reach rank 0"
-        self._own, self._credentials, self._wanted = own, credentials, wanted
+        self._plan, self._own, self._wanted = plan, own, wanted
         self._say: Callable[..., None] = partial(log_line, f"{self.table.unit} 0")
         self.pool = ConnectionPool(listener, own.world_size, self._take, self._lost, self._say)
+        # The soft limit before it was raised for all connections; None: it was not.
+        self.open_files = allow_files(self.pool.room, self._say, own.ranks)
         self._at: dict[int, Connection] = {}  # by rank
-        self._rejected: Connection | None = None  # whose record ended the rendezvous
         self._has_met = False
         self._failure: Failed | None = None  # once it has failed: why, as all ranks are told
         self._told = 0
         self._end = 0.0
         self._limit = ""  # what ended the waiting for ranks, as the error says it
 
-    def wait_for_join(self, join_timeout: float, *, warn: bool = True) -> Membership:
-        """Wait for all ranks and answer them with the membership, or with the `DistbootError` that this raises.
-
-        `warn` of what they should have alike and have not.
-        """
-        self._end, self._limit = time.monotonic() + join_timeout, f"within {join_timeout:g} s"
+    def wait_for_join(self) -> Membership:
+        """Wait for all ranks and answer them with the membership, or with the `DistbootError` that this raises."""
+        limit = self._plan.join_timeout
+        self._end, self._limit = time.monotonic() + limit, f"within {limit:g} s"
         try:
-            self.open_files = allow_files(self.pool.room, self._say, self._own.ranks)
             self.table.add(self._own)
-            self._wait(lambda: self.table.is_complete, self._missing)
-            membership = self._membership()
+            self._gather()
+            records = self.table.in_order()
+            # This rank 0 may have come in the place of another one, and the others know which round is next.
+            next_round = max(record.round for record in records)
+            own = {name: getattr(self._own, name) for name in ("max_restarts", "heartbeat_timeout")}
+            membership = replace(build_membership(records), master_addr=self._reached(), round=next_round, **own)
             if membership.by_node:
                 self.table.spread(membership)
                 self.log.spread(membership)
-            records = self.table.in_order()
+                records = self.table.in_order()
             refuse_several_frameworks(records, membership)
-            self.warnings = consistency_warnings(records, membership, StartupTimeline(self.log).offsets())
-            for warning in self.warnings if warn else ():
+            self.warnings = consistency_warnings(records, membership, JobState(self.log).offsets())
+            for warning in () if self._plan.again else self.warnings:
                 self._say(f"warning: {warning}")
         except DistbootError as error:
             self._abort(error)
@@ -83,19 +83,10 @@ class Coordinator:
         self._has_met = True
         return membership
 
-    def _membership(self) -> Membership:
-        records = self.table.in_order()
-        # This rank 0 may have come in the place of another one, and the others know which round is next.
-        next_round = max(record.round for record in records)
-        return replace(
-            build_membership(records),
-            master_addr=self._reached(), round=next_round, max_restarts=self._own.max_restarts,
-        )  # fmt: skip
-
-    def serve(self) -> None:
-        """Once the ranks have met: tell those that still come why they are too late."""
+    def serve(self, limit: float = 0.0) -> None:
+        """Once the ranks have met, or will not: tell those that still come why they are too late."""
         try:
-            self.pool.poll(0.0)
+            self.pool.poll(limit)
         except OutOfFilesError:
             self.pool.accept_no_more()
 
@@ -120,13 +111,14 @@ class Coordinator:
         joined = f"{len(table.records)} of {table.world_size} {table.unit}s joined {self._limit}"
         return DistbootError("missing-rank", f"{joined}, missing {table.describe_missing()}{why}", self.hint)
 
-    def _wait(self, over: Callable[[], bool], late: Callable[[], DistbootError]) -> None:
+    def _gather(self) -> None:
+        """Wait for all ranks, and say now and then which are missing."""
         next_line, between, said = time.monotonic() + 1.0, PROGRESS, ""  # what is there within a second needs no line
-        while not over():
+        while not self.table.is_complete:
             self._wanted()
             now = time.monotonic()
             if now >= self._end:
-                raise late()
+                raise self._missing()
             if now >= next_line:
                 progress = f"{self.table.progress()}{self.table.describe_departed()}{self.reachability_hint}"
                 between = min(between * 2, LEAST_PROGRESS) if progress == said else PROGRESS
@@ -135,15 +127,10 @@ class Coordinator:
             try:
                 self.pool.poll(min(self._end, next_line) - now)
             except OutOfFilesError as error:
-                if self._failure is None:
-                    raise self._too_few_files(error) from None
-                self.pool.accept_no_more()  # all that are there hear of the failure
-
-    def _too_few_files(self, error: OutOfFilesError) -> DistbootError:
-        needed = f"too few for the connections of {self.table.world_size} {self.table.unit}s"
-        why = f"rank 0 may open {error}, {needed}; {len(self.table.records)} of them had joined"
-        hint = "raise the limit for rank 0 (ulimit -n, LimitNOFILE=, or docker run --ulimit nofile=…)"
-        return DistbootError("too-few-files", why, hint)
+                needed = f"too few for the connections of {self.table.world_size} {self.table.unit}s"
+                why = f"rank 0 may open {error}, {needed}; {len(self.table.records)} of them had joined"
+                hint = "raise the limit for rank 0 (ulimit -n, LimitNOFILE=, or docker run --ulimit nofile=…)"
+                raise DistbootError("too-few-files", why, hint) from None
 
     def _take(self, peer: Connection, frame: Frame) -> None:
         if not peer.welcomed:
@@ -154,17 +141,18 @@ class Coordinator:
             raise ProtocolError("reports twice on one connection")
 
     def _take_hello(self, peer: Connection, hello: Hello) -> None:
-        if hello.job != self._credentials.job:
+        if hello.job != self._plan.job:
             raise ProtocolError("belongs to another job")
         if hello.version != VERSION:
             self._refuse_version(peer, hello.version)
-        peer.channel = Channel(self._credentials.secret, "rank 0", peer.challenge, hello.nonce)
+        peer.channel = Channel(self._plan.secret, "rank 0", peer.challenge, hello.nonce)
         peer.welcomed = time.time()
         self.pool.send(peer, peer.channel.sign(Welcome(peer.challenge)))
 
     def _refuse_version(self, peer: Connection, version: int) -> NoReturn:
         text = f"speaks version {version} of the protocol, and rank 0 {VERSION}"
-        if self._credentials.secret or self._has_met:  # it is not proved that it is of this job, or it is too late
+        # Where it is not proved that it is of this job, or it is too late, the job goes on.
+        if self._plan.secret or self._has_met or self._failure is not None:
             raise ProtocolError(text)
         self.pool.send(peer, peer.channel.sign(Refused(f"the connecting process {text}", incompatible=True)))
         raise DistbootError("version-mismatch", f"the connecting process at {peer.at} {text}", ONE_DISTBOOT)
@@ -176,14 +164,17 @@ class Coordinator:
             self._told += 1
             return
         first = self.table.records.get(rank, record)
-        if self._has_met:
-            raise ProtocolError(f"comes after the roll call, and {self._is_there(first)}")
-        if first.process != record.process and max(self._own.round, first.round, record.round):
-            # After a restart: the agent that was lost, and the one in its place. The job needs one of them.
-            raise ProtocolError(f"comes a second time, and {self._is_there(first)}")
-        self._rejected = peer
-        self.table.add(record)
-        self._rejected = None
+        # After a restart: the agent that was lost, and the one in its place. The job needs one of them.
+        is_second = first.process != record.process and max(self._own.round, first.round, record.round) > 0
+        if self._has_met or is_second:
+            when = "after the roll call" if self._has_met else "a second time"
+            place = f"process {first.pid} on {short_repr(first.host)}"
+            raise ProtocolError(f"comes {when}, and {self.table.unit} {rank} is there already, as {place}")
+        try:
+            self.table.add(record)
+        except DistbootError as error:
+            self.pool.send(peer, peer.channel.sign(Failed(as_problem(error))))
+            raise
         earlier = self._at.get(rank)
         self._at[rank], peer.rank = peer, rank
         if earlier is not None:  # the same process, over a new connection
@@ -194,10 +185,6 @@ class Coordinator:
         if end < self._end - 1.0:
             self._limit = f"within the join timeout of {self.table.unit} {rank}, which was over first"
         self._end = min(end, self._end)  # when the first rank is out of patience, all are told who is missing
-
-    def _is_there(self, first: WorkerInfo) -> str:
-        where = f"as process {first.pid} on {short_repr(first.host)}"
-        return f"{self.table.unit} {first.rank} is there already, {where}"
 
     def _lost(self, peer: Connection) -> None:
         if peer.rank is not None:
@@ -210,15 +197,15 @@ class Coordinator:
         failure = Failed(as_problem(error))
         self._broadcast(failure)
         self._failure, self._told = failure, len(self._at)
-        self._end = min(self._end, time.monotonic() + _LINGER)
-        with suppress(DistbootError):
-            self._wait(lambda: self._told >= self._own.world_size - 1, lambda: error)
+        end = min(self._end, time.monotonic() + _LINGER)
+        while self._told < self._own.world_size - 1 and (left := end - time.monotonic()) > 0:
+            self.serve(left)
         self.close()
 
     def _broadcast(self, message: object) -> None:
         broadcast = Broadcast(message)
-        told = {*self._at.values(), *([self._rejected] if self._rejected else [])}
-        send_to_all({peer.socket: partial(broadcast.sign, peer.channel) for peer in told}, _ANSWER_LIMIT)
+        said = {peer.socket: partial(broadcast.sign, peer.channel) for peer in self._at.values()}
+        send_to_all(said, _ANSWER_LIMIT)
 
 
 def consistency_warnings(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from ..detection.placement import LEFT_OPEN, Placement
 from ..errors import DistbootError, with_rank
@@ -20,23 +19,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .connection_pool import DetachedConnection
     from .join import Joined
+    from .local import AgentLink
     from .membership import JoinResult, Membership
 
 T = TypeVar("T")
-
-
-class Link(Protocol):
-    """The way to the agent of this rank."""
-
-    page: int | None  # that the script shares with it once all are ready, for `ctx.preempted`; a file descriptor
-
-    def get_ready(self, message: Ready) -> dict[int, str]: ...  # until all ranks are: what they offer, by rank
-    def arrive(self, message: Arrive) -> None: ...  # wait at a key, or lead there
-    def request_stop(self, why: str, *, lasts: bool) -> None: ...  # let all ranks stop
-    def listener(self, port: int) -> socket.socket | None: ...  # rank 0's, the caller's now; None: not to be had
-    def keep(self) -> None: ...  # the listener is not needed
-    def log(self) -> EventLog | None: ...  # what rank 0 has learned of the job; None on all other ranks
-    def leave(self) -> None: ...  # this rank comes to no key any more, and any process may have its port
 
 
 class JobInfo:
@@ -52,13 +38,13 @@ class JobInfo:
         self.store_address: tuple[str, int] | None = None  # of rank 0's listening socket, once the ranks have met
         self.offers: dict[int, str] = {}  # what the ranks have offered when they were ready, by rank
         self.joined: Joined | None = None  # the agent's part, where this very process is the agent
-        self.link: Link | None = None  # the way to the agent, if there is one
+        self.link: AgentLink | None = None  # the way to the agent, if there is one
         self.framework = ""  # that is about to be started, and has to be the same on all ranks; empty: any
         self.count = 1  # how often this process has got ready, this time included
         self.when_ready: Callable[[], None] = lambda: None  # called when all ranks are ready to start the framework
         self.is_watched = False  # whether failure detection has begun
         self.is_listener_taken = False  # whether the script has rank 0's listening socket
-        self.steps: dict[str, float] = {}  # when this rank took which (`report.timeline`), in seconds since the epoch
+        self.steps: dict[str, float] = {}  # when this rank took which (see `report`), in seconds since the epoch
         self._met = time.monotonic()
         self._process = os.getpid()
         self._counts: Counter[tuple[str, int | None]] = Counter()  # how often this rank has come to a key
@@ -99,11 +85,9 @@ class JobInfo:
         try:
             result, own = step()
             self.mark(IMPORTED)
-        except DistbootError as error:
-            failure = error
         except Exception as error:  # noqa: BLE001 - whatever a driver says, the other ranks must hear of it
-            failure = DistbootError("device-failed", first_line(error), "look at this rank's device and driver")
-        if failure is not None:
+            of_driver = DistbootError("device-failed", first_line(error), "look at this rank's device and driver")
+            failure = error if isinstance(error, DistbootError) else of_driver
             own = Ready(problem=as_problem(failure))
         self.offers = {} if own.offer is None else {self.placement.rank: own.offer}
         if self.link is not None:
@@ -138,10 +122,8 @@ class JobInfo:
         if self.placement.rank != 0 or self.store_address is None:
             return None
         self.is_listener_taken = True
-        if self.link is not None:
-            listener = self.link.listener(self.store_address[1])
-        else:
-            listener = None if self.joined is None else self.joined.take_listener()
+        agent = self.link or self.joined  # both, where the agent is a thread of this process
+        listener = None if agent is None else agent.take_listener()
         return None if listener is None else listener.detach()
 
     def wait_for(

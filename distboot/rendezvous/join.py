@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ..errors import DistbootError
@@ -17,7 +18,6 @@ from ..text import log_line
 from .connection_pool import allow_files
 from .coordinator import Coordinator
 from .membership import LOOPBACK, JoinPlan, JoinResult
-from .protocol import JobCredentials
 from .worker import NoAnswerError, Worker
 
 _DUPLICATE = (
@@ -71,21 +71,17 @@ class Joined:
             if each is not None:
                 each.close()
 
-    @property
-    def _credentials(self) -> JobCredentials:
-        return JobCredentials(self.plan.job, self.plan.secret)
-
     def _as_rank_0(self) -> JoinResult:
         plan, port = self.plan, self._listen()
         assert self.listener is not None
-        self.side = coordinator = Coordinator(self.listener, plan.own, self._credentials, self.wanted)
+        self.side = coordinator = Coordinator(self.listener, plan, self.wanted)
         given = plan.hosts[0]
         addresses: network.Found = []
         with suppress(OSError):  # then other programs on this host cannot look it up, either
             addresses = network.look_up(given, port, 1.0)
         if plan.is_certain and _hint_at_unreachable(coordinator, given, addresses, plan.own.num_nodes):
             self._refuse_second_rank_0(given, port)
-        membership = coordinator.wait_for_join(plan.join_timeout, warn=not plan.again)
+        membership = coordinator.wait_for_join()
         self.open_files = coordinator.open_files
         reached = membership.master_addr
         return JoinResult(
@@ -98,13 +94,11 @@ class Joined:
         )
 
     def _as_another_rank(self) -> JoinResult:
-        plan, wanted = self.plan, self.wanted
+        plan = self.plan
         if plan.own.ranks:  # the agent of a node
             self.open_files = allow_files(1, partial(log_line, f"node {plan.own.rank}"), plan.own.ranks)
-        self.side = worker = Worker(
-            plan.hosts, plan.ports, plan.own, self._credentials, source=plan.source, wanted=wanted
-        )
-        membership = worker.report(plan.join_timeout, quiet=plan.quiet)
+        self.side = worker = Worker(plan, self.wanted)
+        membership = worker.report()
         own_address, interface = LOOPBACK, None
         if membership.master_addr is not None:
             # On rank 0's own host the way to it is loopback, and the way to the others is its address.
@@ -122,11 +116,11 @@ class Joined:
         )
 
     def _listen(self) -> int:
-        """Listen at the first port that is to be had."""
+        """Listen at the first port that is free."""
         taken: list[tuple[int, str]] = []
         for port in self.plan.ports:
             try:
-                self.lease = None if self.plan.again and not taken else PortLease(port, self._credentials)
+                self.lease = None if self.plan.again and not taken else PortLease(port, self.plan)
                 self.listener = listening(port)
             except PortInUse as reason:
                 if self.lease is not None:
@@ -148,7 +142,7 @@ class Joined:
     def _refuse_second_rank_0(self, host: str, port: int) -> None:
         """Report to what listens there: if it is rank 0 of this very job, there are two of us, and it will say so."""
         with suppress(NoAnswerError):
-            Worker([host], [port], self.plan.own, self._credentials).try_once(_CALL)
+            Worker(replace(self.plan, hosts=(host,), ports=(port,))).try_once(_CALL, time.monotonic() + _CALL)
 
 
 def _hint_at_unreachable(coordinator: Coordinator, given: str, addresses: network.Found, num_nodes: int | None) -> bool:
@@ -156,17 +150,16 @@ def _hint_at_unreachable(coordinator: Coordinator, given: str, addresses: networ
     from ..detection.parse import is_loopback  # here, as the agent of `init` needs nothing else of detection
 
     elsewhere = bool(addresses) and not any(_is_ours(*each) for each in addresses)
-    why = ""
+    where, problem = given, ""
     if is_loopback(given):
-        why = f"they look for rank 0 at {given}, which on each host is that host itself" if num_nodes != 1 else ""
+        problem = "on each host is that host itself" if num_nodes != 1 else ""
     elif not addresses:
-        why = f"they look for rank 0 at {given}, which does not resolve on this host"
+        problem = "does not resolve on this host"
     elif elsewhere:  # as with a Service of Kubernetes, whose address no host has
-        address = addresses[0][1][0]
+        problem, address = "is not an address of this host", addresses[0][1][0]
         where = given if address == given else f"{given}, {address}"
-        why = f"they look for rank 0 at {where}, which is not an address of this host"
-    if why:
-        coordinator.reachability_hint = f"; {why}"
+    if problem:
+        coordinator.reachability_hint = f"; they look for rank 0 at {where}, which {problem}"
         first = f"set MASTER_ADDR to the host of rank 0, which is {socket.gethostname()}"
         coordinator.hint = f"{first}; or {coordinator.hint}"
     return elsewhere
@@ -200,11 +193,11 @@ class PortLease:
         PortInUse: another job has it; `PortInUseByThisJob`: this one has, which only jobs without a secret can tell.
     """
 
-    def __init__(self, port: int, credentials: JobCredentials) -> None:
+    def __init__(self, port: int, plan: JoinPlan) -> None:
         self._names: list[socket.socket] = []
         if sys.platform != "linux":
             return
-        of_job = [] if credentials.secret else [f"\0distboot-port-{port}-{credentials.job}"]
+        of_job = [] if plan.secret else [f"\0distboot-port-{port}-{plan.job}"]
         for name in (*of_job, f"\0distboot-port-{port}"):
             self._names.append(socket.socket(socket.AF_UNIX))
             try:

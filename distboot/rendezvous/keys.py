@@ -6,7 +6,7 @@ rank of a node, for whom the others wait. In `init()` each rank gets ready and p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 from ..errors import DistbootError
@@ -41,11 +41,10 @@ class Keys:
         self._membership, self._table, self._say = membership, table, say
         self._node_of = membership.node_of()
         self._waiting: dict[Key, _Waiting] = {}
-        # By place, for late ranks: how often a leader has been through; at which count it was in vain the last time.
+        # By place, for late ranks: how often a leader has been through; at which count all have failed last, and why.
         self._released: dict[tuple[str, int | None], int] = {}
         self._failed: dict[tuple[str, int | None], tuple[int, DistbootError]] = {}
         self._ready: dict[int, Ready] = {}
-        self._not_begun: tuple[int, DistbootError] | None = None  # the last round that has not, and why
         self._gone: set[int] = set()  # comes to no key any more
         self._ended: set[int] = set()  # of these, those that do not get ready again, either
 
@@ -61,49 +60,22 @@ class Keys:
         return [min(one.next_line, *one.ends.values()) for one in self._waiting.values() if one.ends]
 
     def take(self, rank: int, message: Arrive | Ready | Leave, now: float) -> None:
+        """What a rank says; `ProtocolError`: it may not wait there, or not lead."""
         if isinstance(message, Arrive):
-            self.arrive(rank, message, now)
+            self._arrive(rank, message, now)
         elif isinstance(message, Ready):
-            self.get_ready(rank, message, now)
+            self._get_ready(rank, message, now)
         else:
             self.leave(rank, has_ended=False)
-
-    def arrive(self, rank: int, message: Arrive, now: float) -> None:
-        """A rank has come to a key; `ProtocolError`: that rank has no business there."""
-        key = message.key
-        is_foreign = key.node is not None and self._node_of[rank] != key.node
-        if key.name == READY or is_foreign or len(self._waiting) > _MOST:
-            raise ProtocolError(f"waits at a key that is not its own: {key.text}")
-        if message.leads:
-            self._lead(rank, key, message.failure)
-        elif not self._answer([rank], key):
-            self._wait(rank, key, message.limit, now)
-
-    def get_ready(self, rank: int, message: Ready, now: float) -> None:
-        """A rank is ready, or not."""
-        key = message.key
-        self._gone -= {rank}
-        if self._not_begun is not None and key.count <= self._not_begun[0]:
-            self._fail([rank], self._not_begun[1], key)
-            return
-        try:
-            self._enter(rank, message)
-        except DistbootError as error:
-            self._ready.pop(rank, None)
-            self._fail_to_begin(error, key)
-            return
-        self._wait(rank, key, message.limit, now)
 
     def leave(self, rank: int, *, has_ended: bool = True) -> None:
         """A rank has closed its context, has ended, or is not connected any more."""
         self._gone.add(rank)
         if has_ended:
             self._ended.add(rank)
+            self._ready.pop(rank, None)
         for one in self._waiting.values():
             one.ends.pop(rank, None)
-        if has_ended and not self.has_begun and self._not_begun is None:
-            self._ready.pop(rank, None)
-            self._fail_to_begin(self._ended_early(rank), Key(READY))
         for key in list(self._waiting):
             if key in self._waiting:  # else it was that of another one
                 self._settle(key)
@@ -111,18 +83,30 @@ class Keys:
     def expire(self, now: float) -> None:
         """Say which ranks are waited for, and fail those that have waited for as long as they would."""
         for key, one in list(self._waiting.items()):
-            late = [rank for rank, end in one.ends.items() if now >= end]
-            if late and key.name in (BARRIER, READY):
-                self._abort(key, min(one.limits[rank] for rank in late))
+            late = {rank: one.limits[rank] for rank, end in one.ends.items() if now >= end}
+            if late and key.is_for_all:
+                self._abort(key, min(late.values()))
             elif late:
-                self._fail(late, not_opened(key, self._leader_text(key), min(one.limits[rank] for rank in late)), key)
-                one.timed_out |= {rank: one.limits[rank] for rank in late}
+                self._fail(late, not_opened(key, self._leader_text(key), min(late.values())), key)
+                one.timed_out |= late
             elif one.ends and now >= one.next_line:
                 one.next_line, one.between = now + one.between, min(one.between * 2, _MOST_BETWEEN)
                 left = max(one.ends.values()) - now
                 self._say(f"{self._progress(key)}; giving up in {left:.0f} s", event="waiting")
 
+    def _arrive(self, rank: int, message: Arrive, now: float) -> None:
+        key = message.key
+        is_foreign = key.node is not None and self._node_of[rank] != key.node
+        if key.name == READY or is_foreign or len(self._waiting) > _MOST:
+            raise ProtocolError(f"waits at a key that is not its own: {key.text}")
+        if message.leads:
+            self._lead(rank, key, message.failure)
+        else:
+            self._wait(rank, key, message.limit, now)
+
     def _wait(self, rank: int, key: Key, limit: float, now: float) -> None:
+        if self._answer([rank], key):
+            return
         first, between = (_READY_LINE, _READY_BETWEEN) if key.name == READY else (_FIRST_LINE, _FIRST_LINE)
         one = self._waiting.setdefault(key, _Waiting(now + first, between))
         one.ends[rank], one.limits[rank] = now + limit, limit
@@ -131,7 +115,7 @@ class Keys:
     def _settle(self, key: Key) -> None:
         """Release or fail the ranks at a key, if it is clear by now what becomes of them."""
         one, gone = self._waiting[key], self._ended if key.name == READY else self._gone
-        if key.name in (BARRIER, READY):
+        if key.is_for_all:
             missing = self._node_of.keys() - one.ends.keys()
             if not missing:
                 answer = self._begin() if key.name == READY else Release(key)
@@ -140,14 +124,14 @@ class Keys:
             elif one.ends and missing & gone:
                 self._abort(key, 0.0)
         elif self._leader(key) in gone:
-            why = f"rank {self._named([self._leader(key)])} ended, or closed its context, without finishing its block"
-            self._fail(list(one.ends), _missing(key, why, "look at its output"), key)
+            why = f"{self._ranks([self._leader(key)])} ended, or closed its context, without finishing its block"
+            self._fail(one.ends, _missing(key, why, "look at its output"), key)
 
     def _answer(self, ranks: Iterable[int], key: Key) -> bool:
         """Let ranks on, or fail them, if it is clear by now what becomes of this key; whether it is."""
         count, error = self._failed.get(key.place, (0, None))
-        if error is not None and count == key.count:
-            self._fail(list(ranks), error, key)
+        if error is not None and (key.count == count or (key.is_for_all and key.count < count)):
+            self._fail(ranks, error, key)
         elif self._released.get(key.place, 0) >= key.count:
             self.outbox += [(rank, Release(key)) for rank in ranks]
         else:
@@ -155,7 +139,6 @@ class Keys:
         return True
 
     def _lead(self, rank: int, key: Key, failure: str | None) -> None:
-        """A leader has been through."""
         if rank != self._leader(key):
             raise ProtocolError(f"leads at a key that is not its own: {key.text}")
         self._released[key.place] = key.count
@@ -188,24 +171,38 @@ class Keys:
             hint = "look for what kept this rank, or give it more time: init(timeout=…)"
             too_late = _not_waited_for(key, one.ends, limit, hint)
         self._failed[key.place] = key.count, too_late
-        self._fail(list(one.ends), error, key)
+        self._fail(one.ends, error, key)
 
-    def _fail(self, ranks: Sequence[int], error: DistbootError, key: Key) -> None:
+    def _fail(self, ranks: Iterable[int], error: DistbootError, key: Key) -> None:
         """These do not get past a key."""
-        self.outbox += [(rank, Failed(as_problem(error), key)) for rank in ranks]
-        if key in self._waiting:
-            for rank in ranks:
+        failed = Failed(as_problem(error), key)
+        for rank in list(ranks):
+            self.outbox.append((rank, failed))
+            if key in self._waiting:
                 self._waiting[key].ends.pop(rank, None)
 
     # Getting ready
 
+    def _get_ready(self, rank: int, message: Ready, now: float) -> None:
+        self._gone -= {rank}
+        if self._answer([rank], message.key):
+            return
+        try:
+            self._enter(rank, message)
+        except DistbootError as error:
+            self._ready.pop(rank, None)
+            self._fail_to_begin(error, message.key)
+        else:
+            self._wait(rank, message.key, message.limit, now)
+
     def _begin(self) -> Go:
         """What all ranks are told that are ready."""
         self.has_begun = True
-        ready = sorted(self._ready.items())
-        for earlier in (self._ready, self._released, self._failed):  # of a context that all ranks have left
+        offers = [Offer(rank, one.offer) for rank, one in sorted(self._ready.items()) if one.offer is not None]
+        self._ready.clear()
+        for earlier in (self._released, self._failed):  # of a context that all ranks have left
             earlier.clear()
-        return Go(tuple(Offer(rank, one.offer) for rank, one in ready if one.offer is not None))
+        return Go(tuple(offers))
 
     def _enter(self, rank: int, message: Ready) -> None:
         record = self._table.records[rank]
@@ -225,21 +222,17 @@ class Keys:
         """All ranks hear of it, also those that are not ready yet: this one may have ended by then."""
         self.not_ready = self.unready
         key = replace(key, count=max([key.count, *(one.count for one in self._ready.values())]))
-        self._not_begun = key.count, error
+        self._failed[key.place] = key.count, error
         self._fail(sorted(self._node_of), error, key)
         self._waiting.pop(key, None)
         self._ready.clear()
 
-    def _ended_early(self, rank: int) -> DistbootError:
-        record = self._table.records[rank]
-        who = f"rank {rank} (process {record.pid} on {short_repr(record.host)})"
-        why = f"{who} joined, and ended before the framework could start"
-        return DistbootError("rank-failed", why, "look at the output of that rank")
-
     def _not_ready(self) -> DistbootError:
-        for rank in self.unready:
-            if rank in self._ended:
-                return self._ended_early(rank)
+        ended = [self._table.records[rank] for rank in self.unready if rank in self._ended]
+        if ended:
+            who = f"rank {ended[0].rank} (process {ended[0].pid} on {short_repr(ended[0].host)})"
+            why = f"{who} joined, and ended before the framework could start"
+            return DistbootError("rank-failed", why, "look at the output of that rank")
         why = f"all ranks joined, and then did not get ready in time: {self._ranks(self.unready)}"
         hint = "look at their output: the import of the framework hangs or is slow there, or their host is down"
         return DistbootError("missing-rank", why, hint)
@@ -251,8 +244,7 @@ class Keys:
             return f"all ranks are there, and not yet ready: {self._ranks(self.unready)}"
         here = self._waiting[key].ends
         if key.name != BARRIER:
-            waiting = ranks_said(sorted(self._waiting[key].ends))
-            return f"{key.text}: {waiting} waiting for {self._leader_text(key)} to leave its block"
+            return f"{key.text}: {ranks_said(sorted(here))} waiting for {self._leader_text(key)} to leave its block"
         missing = self._named(self._node_of.keys() - here.keys())
         return f"{key.text}: {len(here)}/{len(self._node_of)} ranks are here, missing {missing}"
 

@@ -8,11 +8,11 @@ from itertools import accumulate, pairwise
 
 from ..errors import DistbootError
 from ..text import ranges, runs, short_repr, with_nodes
-from .messages import LONGEST_TEXT, MOST_RANKS_A_NODE, Members, WorkerInfo, as_error
+from .messages import MOST_RANKS_A_NODE, Members, WorkerInfo, as_error, heartbeat_timeout, line
 from .protocol import ProtocolError, flag, nested, number, of, optional, several, text, time_or_duration
 
 LOOPBACK = "127.0.0.1"
-_line = text(LONGEST_TEXT)
+_ALIKE = ("master_addr", "by_node", "round", "max_restarts", "heartbeat_timeout")  # in a membership and in Members
 _MOST_LEFT = 8  # ranks that one line names
 _DUPLICATE = (
     "look for a second copy of the job, or for RANK set once for several processes; of two jobs on one host give each "
@@ -39,14 +39,16 @@ class Membership:
         by_node: whether each node has one agent for all of its ranks; else each rank has its own.
         round: of the job, from 0; each restart begins a new one.
         max_restarts: what rank 0's agent was started with, which counts for all.
+        heartbeat_timeout: that of rank 0's agent, in seconds, likewise.
     """
 
-    hosts: tuple[str, ...] = of(several(text(LONGEST_TEXT)))
+    hosts: tuple[str, ...] = of(several(line))
     nodes: tuple[tuple[int, ...], ...] = of(several(several(number)))
-    master_addr: str | None = of(optional(text(LONGEST_TEXT)), default=None)
+    master_addr: str | None = of(optional(line), default=None)
     by_node: bool = of(flag, default=False)
     round: int = of(number, default=0)
     max_restarts: int = of(number, default=0)
+    heartbeat_timeout: float = of(heartbeat_timeout, default=15.0)
 
     @property
     def world_size(self) -> int:
@@ -67,7 +69,8 @@ class Membership:
 
     def as_message(self) -> Members:
         nodes = tuple(tuple((run.start, len(run)) for run in runs(ranks)) for ranks in self.nodes)
-        return Members(self.hosts, nodes, self.master_addr, self.by_node, self.round, self.max_restarts)
+        alike = {name: getattr(self, name) for name in _ALIKE}
+        return Members(hosts=self.hosts, nodes=nodes, **alike)
 
     @classmethod
     def from_message(cls, message: Members, agents: int) -> Membership:
@@ -85,7 +88,7 @@ class Membership:
         nodes = tuple(tuple(rank for run in runs for rank in range(run[0], sum(run))) for runs in message.nodes)
         all_ranks = sorted(rank for node in nodes for rank in node)
         refuse_if(all_ranks != list(range(world_size)), "its ranks are not all there, once")
-        return cls(message.hosts, nodes, message.master_addr, by_node, message.round, message.max_restarts)
+        return cls(message.hosts, nodes, **{name: getattr(message, name) for name in _ALIKE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +96,15 @@ class JoinPlan:
     """What an agent needs to know to join."""
 
     own: WorkerInfo = of(nested(WorkerInfo))
-    job: str = of(text(100))  # as the secret, of `JobCredentials`
-    secret: str = of(text(1 << 16), repr=False)
-    hosts: tuple[str, ...] = of(several(_line))  # where rank 0 may be, the likeliest first
+    job: str = of(text(100))  # digest of what tells it from others
+    hosts: tuple[str, ...] = of(several(line))  # where rank 0 may be, the likeliest first
     ports: tuple[int, ...] = of(several(number))  # those that the ranks try, in this order
-    is_certain: bool = of(flag)  # whether rank 0 is at the first host, or may be at any of them
-    source: str = of(_line)  # what says where rank 0 is, for example "MASTER_ADDR"
-    quiet: bool = of(flag)  # whether another rank of this node says what is being waited for
-    again: bool = of(flag)  # whether an agent around this one has met the others, and keeps other jobs from the port
     join_timeout: float = of(time_or_duration)
+    secret: str = of(text(1 << 16), default="", repr=False)  # which all ranks of the job know; empty: there is none
+    is_certain: bool = of(flag, default=True)  # whether rank 0 is at the first host, or may be at any of them
+    source: str = of(line, default="")  # what says where rank 0 is, for example "MASTER_ADDR"
+    quiet: bool = of(flag, default=False)  # whether another rank of this node says what is being waited for
+    again: bool = of(flag, default=False)  # whether an agent around this one has met the others, and keeps the port
     name: str = of(text(1 << 16), default="")  # the job's, for users: what the launcher or the platform calls it
 
 
@@ -111,11 +114,11 @@ class JoinResult:
 
     membership: Membership = of(nested(Membership))
     warnings: tuple[str, ...] = of(several(text(1 << 16)), default=())  # what differs and should not, on rank 0
-    host: str = of(_line, default="")  # where rank 0 was really reached
+    host: str = of(line, default="")  # where rank 0 was really reached
     port: int = of(number, default=0)
-    store_host: str = of(_line, default=LOOPBACK)  # for the store of a framework, which rank 0 serves at this port
-    own_address: str = of(_line, default=LOOPBACK)  # of this host for the ranks of the other nodes, if there are any
-    interface: str | None = of(optional(_line), default=None)  # that leads to these, if it is known
+    store_host: str = of(line, default=LOOPBACK)  # for the store of a framework, which rank 0 serves at this port
+    own_address: str = of(line, default=LOOPBACK)  # of this host for the ranks of the other nodes, if there are any
+    interface: str | None = of(optional(line), default=None)  # that leads to these, if it is known
 
 
 def build_membership(records: Sequence[WorkerInfo]) -> Membership:

@@ -12,20 +12,7 @@ from dataclasses import dataclass
 
 from ..errors import CODES, DistbootError
 from ..text import escape_control, without_secret
-from .protocol import (
-    VERSION,
-    both,
-    flag,
-    integer,
-    nested,
-    number,
-    of,
-    optional,
-    several,
-    text,
-    time_or_duration,
-    valid,
-)
+from .protocol import VERSION, both, flag, integer, nested, number, of, optional, several, text, time_or_duration, valid
 
 Problem = tuple[str, str, str]  # code, message and hint of an error
 LONGEST_TEXT = 1000  # characters
@@ -37,11 +24,12 @@ MOST_RANKS_A_NODE = 9999
 MOST_ROUNDS = 1_000_000
 ONE_DISTBOOT = "install the same version of distboot on all nodes"  # what to do about another VERSION
 
-_line = text(LONGEST_TEXT)
+line = text(LONGEST_TEXT)
 _count = integer(1, what="count")
 _round = integer(0, MOST_ROUNDS, "number of restarts")
-_problem = several(_line, 3, least=3, what="error")
-_facts = several(several(_line, 2, least=2, what="list of names and values"), 100)
+heartbeat_timeout = valid(lambda value: type(value) in (int, float) and 2 <= value <= 86400, "heartbeat timeout")
+_problem = several(line, 3, least=3, what="error")
+_facts = several(several(line, 2, least=2, what="list of names and values"), 100)
 _run = several(number, 2, least=2, what="first rank and number of ranks")
 _offer = both(text(LONGEST_OFFER), valid(str.isprintable, "printable text"))
 _key_name = valid(lambda value: value in (BARRIER, MAIN_FIRST, LOCAL_MAIN_FIRST, READY), "name of a key")
@@ -68,7 +56,7 @@ class Welcome:
 class Refused:
     """This connection ends; `incompatible`: for the version of the protocol, and so does the job."""
 
-    why: str = of(_line)
+    why: str = of(line)
     incompatible: bool = of(flag, default=False)
 
 
@@ -84,6 +72,11 @@ class Key:
     def place(self) -> tuple[str, int | None]:
         """The same for all counts."""
         return self.name, self.node
+
+    @property
+    def is_for_all(self) -> bool:
+        """Whether all ranks wait for all others; else for a leader."""
+        return self.name in (BARRIER, READY)
 
     @property
     def text(self) -> str:
@@ -107,18 +100,18 @@ class WorkerInfo:
     """
 
     rank: int = of(number)
-    launcher: str = of(_line)
-    host: str = of(_line)
-    node: str = of(_line)  # host, boot, network: equal for ranks on one host, or in one container with its network
+    launcher: str = of(line)
+    host: str = of(line)
+    node: str = of(line)  # host, boot, network: equal for ranks on one host, or in one container with its network
     pid: int = of(number)
-    process: str = of(_line)  # random, the same on all its connections: two containers may both have process 1
+    process: str = of(line)  # random, the same on all its connections: two containers may both have process 1
     world_size: int = of(number)
     local_rank: int | None = of(optional(number), default=None)
     local_world_size: int | None = of(optional(number), default=None)
     node_rank: int | None = of(optional(number), default=None)
     num_nodes: int | None = of(optional(number), default=None)
     facts: tuple[tuple[str, str], ...] = of(_facts, default=())  # names and values that should be the same on all ranks
-    device: str | None = of(optional(_line), default=None)  # id of the accelerator that this rank will use
+    device: str | None = of(optional(line), default=None)  # id of the accelerator that this rank will use
     problem: Problem | None = of(optional(_problem), default=None)  # for which it cannot take part
     clock: float = of(time_or_duration, default=0.0)  # when this was sent
     patience: float = of(time_or_duration, default=86400.0)  # seconds that it will wait for the others from then on
@@ -128,28 +121,30 @@ class WorkerInfo:
     ranks: int = of(integer(0, MOST_RANKS_A_NODE, "number of ranks of one node"), default=0)
     round: int = of(_round, default=0)  # of the job, that it knows to come next; 0 also for an agent that is new
     max_restarts: int = of(_round, default=0)  # what it was started with
+    heartbeat_timeout: float = of(heartbeat_timeout, default=15.0)  # seconds, likewise
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
     """The whole job; see `Membership`."""
 
-    hosts: tuple[str, ...] = of(several(_line))
+    hosts: tuple[str, ...] = of(several(line))
     nodes: tuple[tuple[tuple[int, int], ...], ...] = of(several(several(_run)))  # first and number of each run of ranks
-    master_addr: str | None = of(optional(_line))
+    master_addr: str | None = of(optional(line))
     by_node: bool = of(flag, default=False)
     round: int = of(_round, default=0)
     max_restarts: int = of(_round, default=0)
+    heartbeat_timeout: float = of(heartbeat_timeout, default=15.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
     """A rank is ready to start its framework, or not; `offer` is for all others, which get it with Go."""
 
-    device: str | None = of(optional(_line), default=None)  # id of its accelerator, as far as the framework says it
+    device: str | None = of(optional(line), default=None)  # id of its accelerator, as far as the framework says it
     offer: str | None = of(optional(_offer), default=None)
     problem: Problem | None = of(optional(_problem), default=None)  # for which it is not ready
-    framework: str = of(_line, default="")  # has to be the same on all ranks; empty: it does not say
+    framework: str = of(line, default="")  # has to be the same on all ranks; empty: it does not say
     count: int = of(_count, default=1)  # how often it has got ready
     limit: float = of(time_or_duration, default=86400.0)  # seconds that it waits for the others
 
@@ -215,7 +210,7 @@ class ShowStacks:
 class RequestStop:
     """A rank is asked to stop, and all with it, at the same read of `ctx.preempted`."""
 
-    why: str = of(_line)  # for example "SIGUSR1"
+    why: str = of(line)  # for example "SIGUSR1"
     lasts: bool = of(flag, default=True)  # whether it is also one for the next context
 
 

@@ -15,6 +15,8 @@ from ..detection import inherited
 from ..detection.placement import LEFT_OPEN, Placement
 from ..errors import DistbootError, with_too_few_files
 from ..host import FRAMEWORK, accelerators, derived_port, network
+from ..process import proc_stat
+from ..settings import heartbeat_timeout
 from .job_info import JobInfo
 from .membership import JoinPlan
 from .messages import WorkerInfo, as_problem
@@ -52,7 +54,6 @@ def plan_of(
         network.refuse_unknown(environ)
     except DistbootError as error:
         problem = problem or error
-    outer = inherited.about(placement, environ)
     host, ids = environ.get("DISTBOOT_HOST") or socket.gethostname(), accelerators.visible(environ)
     own = WorkerInfo(
         rank=placement.rank,
@@ -70,6 +71,7 @@ def plan_of(
         ranks=ranks,
         round=round,
         max_restarts=max_restarts,
+        heartbeat_timeout=heartbeat_timeout(environ),
         # What an agent of a node knows of itself is not about its ranks.
         **({} if ranks else {name: getattr(placement, name) for name in LEFT_OPEN}),
     )
@@ -85,7 +87,7 @@ def plan_of(
         source=placement.sources.get("master_addr", ""),
         # One process per node says what all of them wait for: on rank 0's own node rank 1, as rank 0 may be missing.
         quiet=bool(placement.local_rank) and placement.rank != 1 and not ranks,
-        again=outer is not None and outer.met,
+        again=inherited.about(placement, environ).met,
         join_timeout=join_timeout if problem is None else min(join_timeout, _PATIENCE_WITH_A_PROBLEM),
         name=placement.job_id or "",
     )
@@ -134,9 +136,8 @@ def joining(
 
 def candidate_ports(placement: Placement) -> list[int]:
     """The ports to try in this order, the same on all ranks."""
-    derived = [
-        derived_port(f"{placement.job_id}:{placement.master_port}:{number}") for number in range(1, _CANDIDATES + 1)
-    ]
+    job = f"{placement.job_id}:{placement.master_port}"
+    derived = [derived_port(f"{job}:{number}") for number in range(1, _CANDIDATES + 1)]
     if placement.launcher == "torchrun":  # whose agent listens at MASTER_PORT itself
         return derived
     return [placement.master_port or 0, *derived[1:]]
@@ -147,7 +148,7 @@ def _job(placement: Placement, environ: Mapping[str, str]) -> str:
     _, outer = inherited.strip(environ)
     words = [placement.job_id, placement.master_port]
     if placement.num_nodes == 1:  # then all ranks have inherited the same environment, from the same process
-        if outer is not None and (outer.launches or outer.fields["launcher"] != placement.launcher):
+        if outer.launches or outer.fields.get("launcher", placement.launcher) != placement.launcher:
             words.append(environ[inherited.VARIABLE])  # each process of an outer job may have started one
         elif placement.launcher == "deepspeed" and placement.job_id is None:  # whose port is 29500 in every job
             words.append(_ancestor("deepspeed.launcher.launch"))
@@ -162,8 +163,7 @@ def _ancestor(module: str) -> int | None:
             with open(f"/proc/{pid}/cmdline", "rb") as file:
                 if module.encode() in file.read().split(b"\0"):
                     return pid
-            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-                pid = int(file.read().rpartition(")")[2].split()[1])
+            pid = int(proc_stat(pid)[1])
     return None
 
 
@@ -204,8 +204,7 @@ def _installed(folders: Iterable[str]) -> dict[str, str]:
 def _own_start() -> float:
     """When this process began, in seconds since the epoch; 0.0 where there is no /proc."""
     try:
-        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
-            ticks = int(file.read().rpartition(")")[2].split()[_START_TIME])
+        ticks = int(proc_stat()[_START_TIME])
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError, AttributeError):
         return 0.0

@@ -21,7 +21,7 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 VERSION = 2
 BEFORE_AUTHENTICATION = 64 * 1024  # bytes of one body, and of anything that a rank other than 0 sends
@@ -34,7 +34,7 @@ _UNPROVED = bytes(32)
 _TORCH_STORE = b"\x00\xce\xf7\x85"  # how a client of torch's TCPStore begins: VALIDATE, and a magic number
 _LARGEST = 1 << 32  # of any number
 
-T = TypeVar("T")
+Check: TypeAlias = Callable[[Any], Any]
 
 
 class ProtocolError(Exception):
@@ -44,12 +44,12 @@ class ProtocolError(Exception):
 # Messages
 
 
-def of(check: Callable[[Any], object], **more: Any) -> Any:
+def of(check: Check, **more: Any) -> Any:
     """A field of a message: what is received is what `check` returns; it raises for what the field cannot be."""
     return field(metadata={"check": check}, **more)
 
 
-def valid(holds: Callable[[Any], object], what: str) -> Callable[[Any], Any]:
+def valid(holds: Check, what: str) -> Check:
     """What this holds for; else it is not a valid `what`."""
 
     def check(value: Any) -> Any:
@@ -60,75 +60,66 @@ def valid(holds: Callable[[Any], object], what: str) -> Callable[[Any], Any]:
     return check
 
 
-def integer(least: int = 0, most: int = _LARGEST - 1, what: str = "number") -> Callable[[Any], int]:
+def integer(least: int = 0, most: int = _LARGEST - 1, what: str = "number") -> Check:
     """From `least` to `most`."""
     return valid(lambda value: type(value) is int and least <= value <= most, what)
 
 
-def text(most: int) -> Callable[[Any], str]:
+def text(most: int) -> Check:
     """At most so many characters."""
     return valid(lambda value: isinstance(value, str) and len(value) <= most, f"text of at most {most} characters")
 
 
-def both(first: Callable[[Any], object], second: Callable[[Any], T]) -> Callable[[Any], T]:
+def both(first: Check, second: Check) -> Check:
     """What the second check makes of what the first one has let pass."""
     return lambda value: second(first(value))
 
 
 number = integer()
-flag: Callable[[Any], bool] = valid(lambda value: type(value) is bool, "truth value")
-time_or_duration: Callable[[Any], float] = both(
-    valid(lambda value: type(value) in (int, float) and 0 <= value < _LARGEST, "number of seconds"), float
-)
+flag = valid(lambda value: type(value) is bool, "truth value")
+_seconds = valid(lambda value: type(value) in (int, float) and 0 <= value < _LARGEST, "number of seconds")
+time_or_duration = both(_seconds, float)
 
 
-def optional(check: Callable[[Any], T]) -> Callable[[Any], T | None]:
+def optional(check: Check) -> Check:
     """Or None."""
     return lambda value: None if value is None else check(value)
 
 
-def several(
-    check: Callable[[Any], T], most: int = _LARGEST, least: int = 0, what: str = "list"
-) -> Callable[[Any], tuple[T, ...]]:
+def several(check: Check, most: int = _LARGEST, least: int = 0, what: str = "list") -> Check:
     """So many items."""
     is_list = valid(lambda value: isinstance(value, list | tuple) and least <= len(value) <= most, what)
     return lambda value: tuple(map(check, is_list(value)))
 
 
-def table(most: int, check: Callable[[Any], T]) -> Callable[[Any], dict[str, T]]:
+def table(most: int, check: Check) -> Check:
     """Of names and values."""
     name, is_table = text(1000), valid(lambda value: isinstance(value, Mapping) and len(value) <= most, "table")
     return lambda value: {name(key): check(item) for key, item in is_table(value).items()}
 
 
-def nested(kind: type[T]) -> Callable[[Any], T]:
+def nested(kind: type) -> Check:
     """A field that is a dataclass itself, whose fields are as those of a message."""
     return lambda value: value if isinstance(value, kind) else _made(kind, value)
 
 
-class _FieldError(ValueError):
-    """The text says which field is wrong, and what it is not."""
-
-
 @cache
-def _checks(kind: Any) -> dict[str, Callable[[Any], object]]:
+def _checks(kind: Any) -> dict[str, Check]:
     return {each.name: each.metadata["check"] for each in fields(kind)}
 
 
-def _made(kind: type[T], content: Any) -> T:
-    checks: dict[str, Callable[[Any], object]] = _checks(kind)  # type: ignore[arg-type]
+def _made(kind: type, content: Any) -> object:
+    """`ValueError`: what it is not, and the names of the fields, from the outermost in."""
+    checks, found = _checks(kind), {}
     if not isinstance(content, dict) or content.keys() != checks.keys():
         raise ValueError(kind.__name__)
-    return kind(**{name: _checked(name, check, content[name]) for name, check in checks.items()})
-
-
-def _checked(name: str, check: Callable[[Any], object], value: object) -> object:
-    try:
-        return check(value)
-    except _FieldError as error:
-        raise _FieldError(f"{name}.{error}") from None
-    except ValueError as error:
-        raise _FieldError(f"{name} is not a valid {error}") from None
+    for name, check in checks.items():
+        try:
+            found[name] = check(content[name])
+        except ValueError as error:  # noqa: PERF203 - which is rare
+            what, *where = error.args
+            raise ValueError(what, name, *where) from None
+    return kind(**found)
 
 
 def encode(content: object) -> bytes:
@@ -154,11 +145,13 @@ def decode(body: bytes, *kinds: type) -> Any:
     name = content.pop("kind", None) if isinstance(content, dict) else None
     kind = next((each for each in kinds if each.__name__ == name and each is not type(None)), None)
     if kind is None:
-        raise ProtocolError(f"does not send {' or '.join(each.__name__ for each in kinds)} where that is due")
+        raise ProtocolError(f"does not send the expected {' or '.join(each.__name__ for each in kinds)}")
     try:
         return _made(kind, content)
     except ValueError as error:
-        raise ProtocolError(f"sends a broken {name}: {error}") from None
+        what, *where = error.args
+        why = f"{'.'.join(where)} is not a valid {what}" if where else what
+        raise ProtocolError(f"sends a broken {name}: {why}") from None
 
 
 # Frames
@@ -222,14 +215,6 @@ class Frames:
 
     def _length(self) -> int:
         return int.from_bytes(self._buffer[:4], "big") & ~_COMPRESSED
-
-
-@dataclass(frozen=True, slots=True)
-class JobCredentials:
-    """What tells the processes of one job from all others."""
-
-    job: str = ""  # digest of the job id and MASTER_PORT
-    secret: str = field(default="", repr=False)  # what all ranks of the job know; empty when there is none
 
 
 @dataclass(frozen=True, slots=True)

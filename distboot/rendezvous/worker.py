@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +12,9 @@ from ..errors import DistbootError
 from ..host.network import Backoff, is_this_host, look_up
 from ..text import format_address, short_repr
 from .connection_pool import DetachedConnection
-from .membership import Membership
-from .messages import ONE_DISTBOOT, Failed, Hello, Members, Refused, Welcome, WorkerInfo, as_error
-from .protocol import Channel, Frame, Frames, JobCredentials, ProtocolError, decode, most_from_rank_0, random_nonce
+from .membership import JoinPlan, Membership
+from .messages import ONE_DISTBOOT, Failed, Hello, Members, Refused, Welcome, as_error
+from .protocol import Channel, Frame, Frames, ProtocolError, decode, most_from_rank_0, random_nonce
 
 _FIRST_LIMIT = 1.0  # seconds for an unknown process to answer; it grows, because rank 0 may be busy with thousands
 _LAST_LIMIT = 10.0
@@ -35,60 +35,47 @@ class _UnresolvedError(_UnreachableError):
     """The name of the host does not resolve."""
 
 
-class _ClosedError(ProtocolError):
-    """The connection has ended."""
-
-
 class Worker:
     """A rank other than 0 in the rendezvous. `host` and `port` are where rank 0 was reached, once it was."""
 
     def __init__(
         self,
-        hosts: Sequence[str],  # of rank 0, the likeliest first
-        ports: Sequence[int],  # those that rank 0 may listen at, in the order in which it tries them
-        own: WorkerInfo,
-        credentials: JobCredentials,
-        *,
-        source: str = "",  # what says that rank 0 is there, for example "MASTER_ADDR"
+        plan: JoinPlan,
         wanted: Callable[[], None] = lambda: None,  # called again and again; raises if the call is not wanted any more
     ) -> None:
-        self._hosts, self._ports, self._own = hosts, ports, own
-        self._credentials, self._wanted = credentials, wanted
-        self._where = format_address(hosts[0], ports[0]) + (f" (from {source})" if source else "")
+        self._plan, self._own, self._wanted = plan, plan.own, wanted
         self._refusal = ""  # why a process that listens there has not kept us, the last time
         self._frames, self._channel = Frames(), Channel()
         self._connection: socket.socket | None = None
-        self.host, self.port = hosts[0], ports[0]
+        self.host, self.port = plan.hosts[0], plan.ports[0]
         self.resolves = True  # whether this host could look that name up
 
-    def report(self, join_timeout: float, *, quiet: bool = False) -> Membership:
-        """Report to rank 0, again and again until it answers; `quiet`: another rank says what is being waited for.
+    def report(self) -> Membership:
+        """Report to rank 0, again and again until it answers.
 
         `DistbootError`: what rank 0 says is wrong with the job, or `missing-rank` for rank 0 itself.
         """
-        end = time.monotonic() + join_timeout
+        join_timeout, limit = self._plan.join_timeout, _FIRST_LIMIT
         who = f"{'node' if self._own.ranks else 'rank'} {self._own.rank}"
         line = f"rank 0 does not answer at {format_address(self.host, self.port)} yet"
-        backoff, limit = Backoff(who, join_timeout, line, quiet=quiet), _FIRST_LIMIT
+        end, backoff = time.monotonic() + join_timeout, Backoff(who, join_timeout, line, quiet=self._plan.quiet)
         while True:
             self._wanted()
             try:
                 return self.try_once(limit, end)
             except NoAnswerError as failure:
-                last = failure
-            if not backoff.sleep_or_expire(str(last)):
-                raise self._unanswered(join_timeout, last)
+                if not backoff.sleep_or_expire(str(failure)):
+                    raise self._unanswered(failure) from None
             limit = min(limit * 2, _LAST_LIMIT)
 
-    def try_once(self, limit: float, end: float | None = None) -> Membership:
-        """Report wherever rank 0 may be, with `limit` seconds for each; `end`: of them all, else after as many.
+    def try_once(self, limit: float, end: float) -> Membership:
+        """Report wherever rank 0 may be, with `limit` seconds for each, until `end`.
 
         `NoAnswerError`: why the first of these did not answer, if none did; else as for `report`.
         """
-        end = time.monotonic() + limit if end is None else end
         failures: list[NoAnswerError] = []
-        for host in self._hosts:
-            for port in self._ports:
+        for host in self._plan.hosts:
+            for port in self._plan.ports:
                 try:
                     return self._attempt(host, port, end, limit)
                 except NoAnswerError as failure:  # noqa: PERF203 - what is tried is a connection
@@ -124,20 +111,25 @@ class Worker:
         self.host, self.port = host, port
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        has_reported = False
         try:
             self._handshake(time.monotonic() + limit)
             self._send(replace(self._own, clock=time.time(), patience=max(end - time.monotonic(), 0.0)))
+            has_reported = True
             return self._membership(end + _GRACE)
         except BaseException as error:
             self.close()
-            if isinstance(error, ProtocolError):
-                self._refusal = f"the process that listens there {error}"
-                raise NoAnswerError(self._refusal) from None
-            if isinstance(error, TimeoutError):
-                raise NoAnswerError("a process listens there, and does not answer as rank 0") from None
-            if isinstance(error, OSError):
-                raise NoAnswerError(error.strerror or str(error)) from None
-            raise
+            if has_reported and isinstance(error, ConnectionError | EOFError):
+                why = self._refusal = _LOST
+            elif isinstance(error, ProtocolError | EOFError):
+                why = self._refusal = f"the process that listens there {error}"
+            elif isinstance(error, TimeoutError):
+                why = "a process listens there, and does not answer as rank 0"
+            elif isinstance(error, OSError):
+                why = error.strerror or str(error)
+            else:
+                raise
+            raise NoAnswerError(why) from None
 
     def _connected(self, host: str, port: int, end: float, limit: float) -> socket.socket:
         self.resolves = True
@@ -167,15 +159,15 @@ class Worker:
 
     def _handshake(self, end: float) -> None:
         self._frames, self._channel, nonce = Frames(), Channel(), random_nonce()
-        self._send(Hello(self._credentials.job, nonce))
+        self._send(Hello(self._plan.job, nonce))
         frame = self._next_frame(end)
         # Its challenge is in what it authenticates: it is read first, and believed only then.
         answer = decode(self._frames.inflated(frame), Welcome, Refused)
         if isinstance(answer, Refused):
-            if answer.incompatible and not self._credentials.secret:
+            if answer.incompatible and not self._plan.secret:
                 raise DistbootError("version-mismatch", f"rank 0 says: {short_repr(answer.why)}", ONE_DISTBOOT)
-            raise _refused(answer)
-        self._channel = Channel(self._credentials.secret, "this rank", answer.challenge, nonce)
+            raise ProtocolError(f"refused this rank: {short_repr(answer.why)}")
+        self._channel = Channel(self._plan.secret, "this rank", answer.challenge, nonce)
         try:
             self._channel.verify(frame, self._frames, Welcome)
         except ProtocolError as error:  # rank 0, if it is that, is to know why this rank does not join
@@ -185,14 +177,9 @@ class Worker:
 
     def _membership(self, end: float) -> Membership:
         """The answer of rank 0; complete before `end`, however slowly it comes."""
-        try:
-            frame = self._next_frame(end)
-        except (ConnectionError, _ClosedError):
-            self._refusal = _LOST
-            raise NoAnswerError(_LOST) from None
-        answer: Any = self._channel.verify(frame, self._frames, Members, Failed, Refused)
+        answer: Any = self._channel.verify(self._next_frame(end), self._frames, Members, Failed, Refused)
         if isinstance(answer, Refused):
-            raise _refused(answer)
+            raise ProtocolError(f"refused this rank: {short_repr(answer.why)}")
         if isinstance(answer, Failed):
             raise as_error(answer.problem, "rank 0 says")
         return Membership.from_message(answer, self._own.world_size)
@@ -213,16 +200,16 @@ class Worker:
                     raise
                 continue
             if not data:
-                raise _ClosedError("closed the connection")
+                raise EOFError("closed the connection")
             frames = self._frames.feed(data)
             if time.monotonic() > end and not frames:
                 raise TimeoutError
         return frames[0]
 
-    def _unanswered(self, join_timeout: float, why: NoAnswerError) -> DistbootError:
+    def _unanswered(self, why: NoAnswerError) -> DistbootError:
         from ..detection.parse import is_loopback  # here, as the agent of `init` needs nothing else of detection
 
-        code = "missing-rank"
+        plan, code = self._plan, "missing-rank"
         hint = "look at the output of rank 0: it ended early, never started, is on another host, or behind a firewall"
         if isinstance(why, _UnresolvedError):
             code, hint = "unresolvable-address", "check the name, or give an address that this host can look up"
@@ -230,12 +217,9 @@ class Worker:
             hint = "look at the output of rank 0: it ended, or was stopped, while the ranks joined"
         elif self._refusal:
             hint = "all ranks need the same job, the same distboot and the same DISTBOOT_SECRET, or all of them none"
-        elif all(map(is_loopback, self._hosts)) and self._own.num_nodes != 1:
-            hint += f"; {self._hosts[0]} is this very host, so if rank 0 is on another one, set MASTER_ADDR to its name"
+        elif all(map(is_loopback, plan.hosts)) and self._own.num_nodes != 1:
+            hint += f"; {plan.hosts[0]} is this very host, so if rank 0 is on another one, set MASTER_ADDR to its name"
         earlier = f"; before that, {self._refusal}" if self._refusal and self._refusal != str(why) else ""
-        text = f"rank 0 did not answer at {self._where} within {join_timeout:g} s: {why}{earlier}"
+        where = format_address(plan.hosts[0], plan.ports[0]) + (f" (from {plan.source})" if plan.source else "")
+        text = f"rank 0 did not answer at {where} within {plan.join_timeout:g} s: {why}{earlier}"
         return DistbootError(code, text, hint)
-
-
-def _refused(message: Refused) -> ProtocolError:
-    return ProtocolError(f"refused this rank: {short_repr(message.why)}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from ..rendezvous.membership import Membership
@@ -33,6 +32,7 @@ Kind = Literal[
     "late_over",
     "root_cause",  # kind, ranks, text, location, traceback
 ]
+PLACE = ("local_rank", "local_world_size", "node_rank")  # as a launcher says them
 _MOST_OF_A_KIND = 100  # of one rank: what a rank may send again and again is bounded
 
 
@@ -63,17 +63,11 @@ class EventLog(list[Event]):
             self.append(Event(time.time(), rank, event, details))
 
 
-@dataclass(frozen=True, slots=True)
-class ClockOffset:
+class ClockOffset(NamedTuple):
     """Seconds for which the clock of a rank is ahead of rank 0's, and by how much that may be wrong."""
 
     offset: float = 0.0
     uncertainty: float = 0.0
-
-    @classmethod
-    def read(cls, said: float, before: float, after: float) -> ClockOffset:
-        """The clock showed `said` at some moment between two of rank 0's: 107 between 100 and 101 is 6.5 ± 0.5."""
-        return cls(said - (before + after) / 2, abs(after - before) / 2)
 
 
 class JoinLog(EventLog):
@@ -90,21 +84,14 @@ class JoinLog(EventLog):
 
     def joined(self, record: WorkerInfo, welcomed: float | None = None) -> None:
         """A rank has sent its record, and read its clock for that between `welcomed` and now; None: on our clock."""
-        clock = ClockOffset() if welcomed is None else ClockOffset.read(record.clock, welcomed, time.time())
-        self.add(
-            "joined",
-            record.rank,
-            host=record.host,
-            node=self._nodes.setdefault(record.node, len(self._nodes)),
-            pid=record.pid,
-            local_rank=record.local_rank,
-            local_world_size=record.local_world_size,
-            node_rank=record.node_rank,
-            process_start=record.started,
-            detected=record.detected,
-            offset=clock.offset,
-            uncertainty=clock.uncertainty,
-        )
+        clock = ClockOffset()
+        if welcomed is not None:  # 107 at some moment between 100 and 101 is 6.5 ± 0.5
+            now = time.time()
+            clock = ClockOffset(record.clock - (welcomed + now) / 2, abs(now - welcomed) / 2)
+        place = {name: getattr(record, name) for name in PLACE}
+        node = self._nodes.setdefault(record.node, len(self._nodes))
+        when = {"process_start": record.started, "detected": record.detected, **clock._asdict()}
+        self.add("joined", record.rank, host=record.host, node=node, pid=record.pid, **place, **when)
 
     def spread(self, membership: Membership) -> None:
         """What the agents of nodes have said counts for each of their ranks from now on."""
@@ -115,20 +102,8 @@ class JoinLog(EventLog):
         for one in told:
             ranks = (None,) if one.rank is None else nodes[one.rank]
             for local_rank, rank in enumerate(ranks):
-                place = {"local_rank": local_rank, "local_world_size": len(ranks), "node_rank": one.rank}
+                place = dict(zip(PLACE, (local_rank, len(ranks), one.rank), strict=True))
                 self.append(Event(one.time, rank, one.event, one.details | (place if one.event == "joined" else {})))
-
-
-# What a rank says of itself while it starts, by its own clock.
-COMMAND, CALLED, ALL_CALLED = "command_started", "init_called", "all_called"  # by the wrapper, and in it
-IMPORTED, ALL_READY, GROUP = "framework_imported", "all_ready", "group_ready"
-OWN = (COMMAND, CALLED, ALL_CALLED, IMPORTED, ALL_READY, GROUP)
-STEPS = ("process_start", "detected", "joined", "all_joined", *OWN)
-
-
-def own_steps(taken: Mapping[str, float]) -> dict[str, float]:
-    """The steps that a rank says it has taken, with the time of each; without those that only a newer distboot has."""
-    return {name: float(when) for name, when in taken.items() if name in OWN}
 
 
 class Phase(NamedTuple):
@@ -140,8 +115,12 @@ class Phase(NamedTuple):
     waits: bool = False  # whether the rank only waits for others
 
 
-LAUNCH = Phase("launch", "process_start", "to be launched, counted from the first process of the job")
+# What a rank says of itself while it starts, by its own clock.
+COMMAND, CALLED, ALL_CALLED = "command_started", "init_called", "all_called"  # by the wrapper, and in it
+IMPORTED, ALL_READY, GROUP = "framework_imported", "all_ready", "group_ready"
+OWN = (COMMAND, CALLED, ALL_CALLED, IMPORTED, ALL_READY, GROUP)
 PHASES = (
+    Phase("launch", "process_start", "to be launched, counted from the first process of the job"),
     Phase("start", "detected", "from the beginning of its process until it knew its rank"),
     Phase("join", "joined", "to reach rank 0"),
     Phase("wait", "all_joined", "waiting until all ranks had joined", waits=True),
@@ -154,25 +133,66 @@ PHASES = (
 )
 
 
-class StartupTimeline:
-    """The start of a job, from its events."""
+def own_steps(taken: Mapping[str, float]) -> dict[str, float]:
+    """The steps that a rank says it has taken, with the time of each; without those that only a newer distboot has."""
+    return {name: float(when) for name, when in taken.items() if name in OWN}
+
+
+class JobState:
+    """What the events say of a job."""
 
     def __init__(self, events: Iterable[Event]) -> None:
-        self.joined: dict[int, Event] = {}  # of the ranks that are still there
-        self._all_joined: float | None = None
-        self._own: dict[int, dict[str, float]] = defaultdict(dict)
+        latest: dict[Kind, dict[Any, Event]] = defaultdict(dict)  # of each kind, by rank
+        self.failed: set[int] = set()  # the ranks of which a failure is known
+        self.late: set[int] = set()  # the ranks for which others waited to the end
+        self._own: dict[Any, dict[str, float]] = defaultdict(dict)  # the steps of which a rank says when it took them
         self._clocks: dict[int, ClockOffset] = {}  # by node: its ranks share a clock, and the best reading counts
         for one in events:
-            if one.event == "all_joined":
-                self._all_joined = one.time
-            elif one.rank is not None and one.event == "joined":
-                self.joined[one.rank] = one
+            latest[one.event][one.rank] = one
+            if one.event == "joined":
                 node, clock = one.details["node"], ClockOffset(one.details["offset"], one.details["uncertainty"])
                 self._clocks[node] = min(self._clocks.get(node, clock), clock, key=lambda each: each.uncertainty)
-            elif one.rank is not None and one.event == "left":
-                self.joined.pop(one.rank, None)
-            elif one.rank is not None and one.event == "phases":
+            elif one.event == "left":
+                latest["joined"].pop(one.rank, None)
+            elif one.event == "phases":
                 self._own[one.rank].update(one.details)
+            elif one.event in ("late", "late_over"):
+                self.late = set(one.details.get("ranks", ()))
+            elif one.rank is not None and (
+                one.event == "failing" or (one.event == "unreachable" and not latest["root_cause"])
+            ):
+                self.failed.add(one.rank)
+        # By rank; those that have joined are still there.
+        self.joined, self.registered, self.exited = latest["joined"], latest["registered"], latest["exited"]
+        self.failed |= {rank for rank, one in self.exited.items() if _outcome_of(one) == "failed later"}
+        self._all_joined = latest["all_joined"].get(None)
+        self.root_cause = next(iter(latest["root_cause"].values()), None)  # None: nothing has gone wrong
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether a rank has failed; else nothing has gone wrong, or an external signal has stopped the job."""
+        return self.root_cause is not None and self.root_cause.details["kind"] != "stopped"
+
+    def later_failures(self) -> int:
+        """How many ranks have failed besides the root cause."""
+        return len(self.failed.difference(self.root_cause.details["ranks"])) if self.root_cause else 0
+
+    def kind_for(self, rank: int) -> str:
+        """That of the root cause, if it is this rank's; else empty."""
+        cause = self.root_cause.details if self.root_cause else {"ranks": ()}
+        return str(cause["kind"]) if rank in cause["ranks"] else ""
+
+    def of_rank(self, rank: int) -> str:
+        """What became of a rank: `state` in the report."""
+        as_cause = {"failed": "failed first", "lost": "lost", "late": "late"}.get(self.kind_for(rank))
+        outcome = _outcome_of(self.exited[rank]) if rank in self.exited else "not known"
+        is_late = rank in self.late and outcome in ("stopped", "not known")
+        return as_cause or ("late" if is_late else outcome)
+
+    def exit_code(self, rank: int) -> str:
+        """The exit code of a rank, for people."""
+        code = self.exited[rank].details["exit_code"] if rank in self.exited else None
+        return "lost" if self.kind_for(rank) == "lost" else "not known" if code is None else str(code)
 
     def clock(self, rank: int) -> ClockOffset:
         """The clock of a rank; as rank 0's where nothing is known."""
@@ -191,21 +211,28 @@ class StartupTimeline:
         found = {name: when - self.clock(rank).offset for name, when in told.items() if when}
         found["joined"] = join.time
         if self._all_joined is not None:
-            found["all_joined"] = self._all_joined
-        return {name: found[name] for name in STEPS if name in found}
+            found["all_joined"] = self._all_joined.time
+        return {phase.end: found[phase.end] for phase in PHASES if phase.end in found}
 
 
-def spans(steps: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+def _outcome_of(exited: Event) -> str:
+    details = exited.details
+    if details["stopped_by_us"] or details["external_signal"] is not None:
+        return "stopped"
+    return "ended" if details["exit_code"] == 0 else "failed later"
+
+
+def spans(steps: Mapping[str, float], launched: float | None = None) -> dict[str, tuple[float, float]]:
     """When each phase of a rank began and ended, by the name of the phase, as far as both are known.
 
     A step that does not exist for the rank (nothing is imported under the wrapper, say) does not begin a phase.
     """
     found: dict[str, tuple[float, float]] = {}
-    before = steps.get("process_start")
+    before = launched
     for phase in PHASES:
         end = steps.get(phase.end)
         if end is None:
-            before = None if phase.end in ("detected", "joined") else before
+            before = None if phase.end in ("process_start", "detected", "joined") else before
             continue
         if before is not None:
             # Two clocks are compared only so well: what ends before it began takes no time.
@@ -217,15 +244,12 @@ def spans(steps: Mapping[str, float]) -> dict[str, tuple[float, float]]:
 def slowest(ranks: Mapping[int, Mapping[str, float]]) -> list[dict[str, object]]:
     """The slowest rank in each phase in which a rank does not just wait, in their order, with the median of all."""
     taken: dict[str, list[tuple[float, int]]] = defaultdict(list)
-    began = {rank: steps["process_start"] for rank, steps in ranks.items() if "process_start" in steps}
-    first = min(began.values(), default=0.0)
-    for rank, when in began.items():
-        taken[LAUNCH.name].append((when - first, rank))
+    first = min((steps["process_start"] for steps in ranks.values() if "process_start" in steps), default=None)
     for rank, steps in ranks.items():
-        for name, (begin, end) in spans(steps).items():
+        for name, (begin, end) in spans(steps, first).items():
             taken[name].append((end - begin, rank))
     found: list[dict[str, object]] = []
-    for phase in (LAUNCH, *PHASES):
+    for phase in PHASES:
         times = sorted(taken[phase.name], key=lambda one: (one[0], -one[1]))
         if times and not phase.waits:
             seconds, rank = times[-1]

@@ -7,82 +7,22 @@ import signal
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, TypeAlias
 
 from .. import __version__
 from ..errors import DistbootError
 from ..process import FROM_OUTSIDE
 from ..rendezvous.membership import Membership, node_size
 from ..text import counted, first_line, ranks_said, without_secret
-from . import CALLED, Event, StartupTimeline, slowest
+from . import CALLED, PLACE, Event, JobState, slowest
 
 _LONGEST = 4000  # characters of an error
 _STOPS = {128 + number: number.name for number in FROM_OUTSIDE}
 _MOST_MISSING = 10_000  # ranks that are missing and have a record each; of more there are only the runs
 _MOST_EVENTS = 10_000
 _AFTER = {"failed later": "failed later", "stopped": "stopped", "ended": "ended well", "not known": "not known"}
+Rounds: TypeAlias = Sequence[Mapping[str, Any]]
 _ROUTINE = ("joined", "registered", "phases", "exited")  # one for each rank of a large job
-
-
-class JobState:
-    """What the events say of a job whose ranks have met."""
-
-    def __init__(self, events: Iterable[Event] = ()) -> None:
-        self.registered: dict[int, Event] = {}  # by rank, as the next one
-        self.exited: dict[int, Event] = {}
-        self.root_cause: dict[str, Any] | None = None  # the details of that event; None: nothing has gone wrong
-        self.caused_at = 0.0  # seconds since the epoch
-        self.failed: set[int] = set()  # the ranks of which a failure is known
-        self.late: set[int] = set()  # the ranks for which others waited to the end
-        for one in events:
-            if one.rank is None:
-                continue
-            if one.event == "root_cause":
-                self.root_cause, self.caused_at = one.details, one.time
-            elif one.event == "registered":
-                self.registered[one.rank] = one
-            elif one.event == "exited":
-                self.exited[one.rank] = one
-            elif one.event in ("late", "late_over"):
-                self.late = set(one.details.get("ranks", ()))
-            if one.event == "failing" or (one.event == "unreachable" and self.root_cause is None):
-                self.failed.add(one.rank)
-        self.failed |= {rank for rank, one in self.exited.items() if _outcome_of(one) == "failed later"}
-
-    @property
-    def is_failure(self) -> bool:
-        """Whether a rank has failed; else nothing has gone wrong, or an external signal has stopped the job."""
-        return self.root_cause is not None and self.root_cause["kind"] != "stopped"
-
-    def later_failures(self) -> int:
-        """How many ranks have failed besides the root cause."""
-        return 0 if self.root_cause is None else len(self.failed.difference(self.root_cause["ranks"]))
-
-    def is_lost(self, rank: int) -> bool:
-        """Whether the root cause is that it has become unreachable."""
-        cause = self.root_cause
-        return cause is not None and cause["kind"] == "lost" and rank in cause["ranks"]
-
-    def of_rank(self, rank: int) -> str:
-        """What became of a rank: `state` in the report."""
-        if self.is_lost(rank):
-            return "lost"
-        if self.root_cause is not None and self.is_failure and rank in self.root_cause["ranks"]:
-            return "late" if self.root_cause["kind"] == "late" else "failed first"
-        outcome = _outcome_of(self.exited[rank]) if rank in self.exited else "not known"
-        return "late" if rank in self.late and outcome in ("stopped", "not known") else outcome
-
-    def exit_code(self, rank: int) -> str:
-        """The exit code of a rank, for people."""
-        code = self.exited[rank].details["exit_code"] if rank in self.exited else None
-        return "lost" if self.is_lost(rank) else "not known" if code is None else str(code)
-
-
-def _outcome_of(exited: Event) -> str:
-    details = exited.details
-    if details["stopped_by_us"] or details["external_signal"] is not None:
-        return "stopped"
-    return "ended" if details["exit_code"] == 0 else "failed later"
 
 
 def utc(seconds: float) -> str:
@@ -92,97 +32,91 @@ def utc(seconds: float) -> str:
 
 def summary_line(events: Sequence[Event], membership: Membership, separate_jobs: str, now: float) -> str:
     """How the job ended, in one line for people; `separate_jobs`: see `job_report`."""
-    state = JobState(events)
-    later = state.later_failures()
+    job = JobState(events)
     codes = defaultdict(list)
     for rank in range(membership.world_size):
-        codes[state.exit_code(rank)].append(rank)
-    if state.root_cause is None:
+        codes[job.exit_code(rank)].append(rank)
+    if job.root_cause is None:
         well = "all ended well" if codes.keys() == {"0"} else "no failure was seen"
         how = _apart(events, separate_jobs) or well
     else:
-        cause = state.root_cause  # which was said when it came: what is new is where that rank was, and when
-        end = ": | while " if state.is_failure else ", on "
-        begin, at = re.split(end, cause["text"], maxsplit=1)[0], datetime.fromtimestamp(state.caused_at, timezone.utc)
+        cause = job.root_cause.details  # which was said when it came: what is new is where that rank was, and when
+        begin = re.split(": | while " if job.is_failure else ", on ", cause["text"], maxsplit=1)[0]
+        at = datetime.fromtimestamp(job.root_cause.time, timezone.utc)
         how = f"{begin} at {at:%H:%M:%S} UTC, {cause['location']}"
+    later = job.later_failures()
     more = f"; {later} failed after that" if later else ""
     listed = ", ".join(f"{code} ({ranks_said(here)})" for code, here in codes.items())
-    length = now - state.registered[0].time
+    length = now - job.registered[0].time
     return f"summary: {_size(membership)}, {length:.1f} s: {how}{more}; exit codes: {listed}"
 
 
 def job_report(
-    events: Sequence[Event],
-    membership: Membership,
-    separate_jobs: str,
-    now: float,
-    rounds: Sequence[Mapping[str, Any]] = (),
+    events: Sequence[Event], membership: Membership, separate_jobs: str, now: float, rounds: Rounds = ()
 ) -> dict[str, object]:
     """The report of a job whose ranks have met and were supervised, which ends `now`; the events are of its last round.
 
     `separate_jobs`: the launcher that each rank ran for a job of its own, if it joins no other; empty: none. `rounds`:
     those that have failed, as `Restarts.rounds` has them.
     """
-    state, timeline = JobState(events), StartupTimeline(events)
-    places = sorted(_places(membership).items())
-    ranks = [_rank(rank, place, state.of_rank(rank), timeline, state) for rank, place in places]
+    job = JobState(events)
+    ranks = [_rank(rank, place, job.of_rank(rank), job) for rank, place in sorted(_places(membership).items())]
     cause = None
-    if state.root_cause is not None:
-        first, text = state.root_cause["ranks"][0], state.root_cause["text"]
-        exited = state.exited[first].details if first in state.exited else {}
-        said = {"text": text, "code": None, "hint": "", "ranks": state.root_cause["ranks"]}
-        cause = {**said, **ranks[first], "traceback": exited.get("traceback", state.root_cause["traceback"])}
-    outcome = "ended" if cause is None else "failed" if state.is_failure else "stopped"
+    if job.root_cause is not None:
+        known = job.root_cause.details
+        first, exited = known["ranks"][0], job.exited.get(known["ranks"][0])
+        said = {"text": known["text"], "code": None, "hint": "", "ranks": known["ranks"]}
+        traceback = known["traceback"] if exited is None else exited.details.get("traceback", known["traceback"])
+        cause = {**said, **ranks[first], "traceback": traceback}
     more = {
-        "outcome": outcome,
-        "headline": _headline(events, state, membership, separate_jobs),
+        "outcome": "ended" if cause is None else "failed" if job.is_failure else "stopped",
+        "headline": _headline(events, job, membership, separate_jobs),
         "hosts": list(membership.hosts),
-        "first_failure" if state.is_failure else "stopped": cause,
-        "later_failures": state.later_failures(),
+        "first_failure" if job.is_failure else "stopped": cause,
+        "later_failures": job.later_failures(),
         "ranks": ranks,
     }
-    return _report(events, timeline, now, rounds, more)
+    return _report(events, job, now, rounds, more)
 
 
 def startup_report(
-    events: Sequence[Event],
-    membership: Membership | None,
-    error: BaseException | None,
-    now: float,
-    rounds: Sequence[Mapping[str, Any]] = (),
+    events: Sequence[Event], membership: Membership | None, error: BaseException | None, now: float, rounds: Rounds = ()
 ) -> dict[str, object]:
     """The report of a job that is not supervised, or not yet; without an error it has started."""
-    timeline = StartupTimeline(events)
+    job = JobState(events)
     unready = {rank for one in events if one.event == "not_ready" for rank in one.details["ranks"]}
-    states = {rank: "not ready" if rank in unready else "joined" for rank in timeline.joined}
+    states = {rank: "not ready" if rank in unready else "joined" for rank in job.joined}
     runs = _missing(states, events[0].details["world_size"])
     count = sum(map(len, runs))
     missing = [] if count > _MOST_MISSING else [rank for run in runs for rank in run]
     states |= dict.fromkeys(missing, "missing")
-    places = _places(membership) if membership else _places_so_far(timeline.joined, missing)
+    places = _places(membership) if membership else _places_so_far(job.joined, missing)
     hosts = {one["node_rank"]: one["host"] for _, one in sorted(places.items(), reverse=True) if one["host"]}
     failed = isinstance(error, Exception)  # else it was stopped, with Ctrl-C say
     cause = None if error is None else _error(error, missing if count else sorted(unready))
-    listed = sorted(states.items())
-    ranks = [_rank(rank, places.get(rank, _NOWHERE), state, timeline, JobState()) for rank, state in listed]
-    outcome = "started" if error is None else "failed" if failed else "stopped"
+    size, number = events[0].details["world_size"], events[0].details.get("round")
+    if cause is None:
+        headline = f"All {size} ranks have started; how they ended is not known, as failure detection is off"
+    elif failed:
+        headline = f"{f'Round {number}' if number else 'The job'} did not start: {cause['text'].splitlines()[0]}"
+    elif count:
+        said = ranks_said(missing) if missing else f"{count} ranks"
+        headline = f"The job was stopped while {said} {'was' if count == 1 else 'were'} missing"
+    else:
+        headline = "The job was stopped early"
     more = {
-        "outcome": outcome,
-        "headline": _startup_headline(events, missing, count, error),
+        "outcome": "started" if error is None else "failed" if failed else "stopped",
+        "headline": headline,
         "hosts": [host for _, host in sorted(hosts.items())],
         "first_failure" if failed else "stopped": cause,
         "unlisted": [[run[0], run[-1]] for run in runs if not missing],
-        "ranks": ranks,
+        "ranks": [_rank(rank, places.get(rank, _NOWHERE), state, job) for rank, state in sorted(states.items())],
     }
-    return _report(events, timeline, now, rounds, more)
+    return _report(events, job, now, rounds, more)
 
 
 def _report(
-    events: Sequence[Event],
-    timeline: StartupTimeline,
-    now: float,
-    rounds: Sequence[Mapping[str, Any]],
-    more: Mapping[str, object],
+    events: Sequence[Event], job: JobState, now: float, rounds: Rounds, more: Mapping[str, object]
 ) -> dict[str, object]:
     """The fields of a report, in their order; `more` has those that are not the same in each."""
     begun = events[0]
@@ -198,7 +132,7 @@ def _report(
         "start": utc(begun.time),
         "end": utc(now),
         "findings": [text for one in events if one.event == "all_joined" for text in one.details["findings"]],
-        "slowest": slowest({rank: timeline.steps(rank) for rank in timeline.joined}),
+        "slowest": slowest({rank: job.steps(rank) for rank in job.joined}),
         "hosts": [],
         "first_failure": None,
         "stopped": None,
@@ -212,12 +146,10 @@ def _report(
     }
 
 
-def _rank(
-    rank: int, place: Mapping[str, object], state: str, timeline: StartupTimeline, job: JobState
-) -> dict[str, object]:
-    processes = job.registered or timeline.joined  # under the wrapper it is its child that is registered
+def _rank(rank: int, place: Mapping[str, object], state: str, job: JobState) -> dict[str, object]:
+    processes = job.registered or job.joined  # under the wrapper it is its child that is registered
     ended = job.exited[rank].details if rank in job.exited else {}
-    clock = timeline.clock(rank)
+    clock = job.clock(rank)
     return {
         "rank": rank,
         **place,
@@ -226,9 +158,9 @@ def _rank(
         "end": utc(ended["at"] - clock.offset) if ended else None,
         "exit_code": ended.get("exit_code"),
         "signal": ended.get("signal"),
-        "lost": job.is_lost(rank),
+        "lost": job.kind_for(rank) == "lost",
         "state": state,
-        "steps": {name: utc(when) for name, when in timeline.steps(rank).items()},
+        "steps": {name: utc(when) for name, when in job.steps(rank).items()},
         "clock": {"ahead": round(clock.offset, 6), "within": round(clock.uncertainty, 6)},
     }
 
@@ -259,8 +191,7 @@ def _places_so_far(joined: Mapping[int, Event], missing: Sequence[int]) -> dict[
     of the ranks.
     """
     there = {rank: joined[rank].details for rank in sorted(joined)}
-    told = ("local_rank", "local_world_size", "node_rank")
-    here = node_size({rank: tuple(details[name] for name in told) for rank, details in there.items()})
+    here = node_size({rank: tuple(details[name] for name in PLACE) for rank, details in there.items()})
     if here is not None:
         hosts = {rank // here: details["host"] for rank, details in reversed(there.items())}
         return {rank: _place(hosts.get(rank // here), *divmod(rank, here)) for rank in (*there, *missing)}
@@ -277,16 +208,15 @@ def _missing(joined: Iterable[int], world_size: int) -> list[range]:
     return [range(before + 1, rank) for before, rank in zip([-1, *there], there, strict=False) if rank > before + 1]
 
 
-def _headline(events: Sequence[Event], state: JobState, membership: Membership, separate_jobs: str) -> str:
-    size, cause = membership.world_size, state.root_cause
-    states = Counter(map(state.of_rank, range(size)))
-    if cause is None and states["ended"] == size:
+def _headline(events: Sequence[Event], job: JobState, membership: Membership, separate_jobs: str) -> str:
+    size, states = membership.world_size, Counter(map(job.of_rank, range(membership.world_size)))
+    if job.root_cause is not None:
+        text: str = job.root_cause.details["text"]
+        counts = [f"{states[one]} {said}" for one, said in _AFTER.items() if states[one] and job.is_failure]
+        return text[0].upper() + text[1:] + (f"; {', '.join(counts)}" if counts else "")
+    if states["ended"] == size:
         return f"{_size(membership)}: {_apart(events, separate_jobs) or 'all ' * (size > 1) + 'ended well'}"
-    if cause is None:
-        return f"{_size(membership)}: no failure was seen; how {states['not known']} of them ended is not known"
-    text = cause["text"][0].upper() + cause["text"][1:]
-    counts = [f"{states[one]} {said}" for one, said in _AFTER.items() if states[one] and state.is_failure]
-    return f"{text}; {', '.join(counts)}" if counts else text
+    return f"{_size(membership)}: no failure was seen; how {states['not known']} of them ended is not known"
 
 
 def _apart(events: Sequence[Event], separate_jobs: str) -> str:
@@ -296,30 +226,14 @@ def _apart(events: Sequence[Event], separate_jobs: str) -> str:
     return f"each rank ran {separate_jobs} for a job of its own, and none joined the others"
 
 
-def _startup_headline(events: Sequence[Event], missing: Sequence[int], count: int, error: BaseException | None) -> str:
-    if error is None:
-        size = events[0].details["world_size"]
-        return f"All {size} ranks have started; how they ended is not known, as failure detection is off"
-    if isinstance(error, Exception):
-        began = f"Round {events[0].details['round']}" if events[0].details.get("round") else "The job"
-        return f"{began} did not start: {_text(error).splitlines()[0]}"
-    if not count:
-        return "The job was stopped early"
-    said = ranks_said(missing) if missing else f"{count} ranks"
-    return f"The job was stopped while {said} {'was' if count == 1 else 'were'} missing"
-
-
-def _error(error: BaseException, ranks: Sequence[int]) -> dict[str, object]:
-    code, hint = (error.code, without_secret(error.hint)) if isinstance(error, DistbootError) else (None, "")
-    text, hint = _text(error), hint[:_LONGEST]
-    return {"text": text, "code": code, "hint": hint, "ranks": list(ranks), "rank": None, "traceback": ""}
-
-
-def _text(error: BaseException) -> str:
+def _error(error: BaseException, ranks: Sequence[int]) -> dict[str, Any]:
+    said: dict[str, Any] = {"text": type(error).__name__, "code": None, "hint": ""}
+    stopped = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else getattr(error, "code", None)
     if isinstance(error, DistbootError):
-        return without_secret(error.message)[:_LONGEST]
-    code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else getattr(error, "code", None)
-    if isinstance(code, int) and code in _STOPS:
-        return f"stopped by an external {_STOPS[code]}"
-    said = type(error).__name__
-    return without_secret(f"{said}: {first_line(error)}")[:_LONGEST] if str(error) else said
+        said = {"text": error.message, "code": error.code, "hint": error.hint}
+    elif isinstance(stopped, int) and stopped in _STOPS:
+        said["text"] = f"stopped by an external {_STOPS[stopped]}"
+    elif str(error):
+        said["text"] += f": {first_line(error)}"
+    said |= {name: without_secret(said[name])[:_LONGEST] for name in ("text", "hint")}
+    return {**said, "ranks": list(ranks), "rank": None, "traceback": ""}

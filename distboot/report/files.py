@@ -32,28 +32,24 @@ _OUTCOMES = {"ended": "ended", "failed": "failed", "stopped": "stopped by an ext
 _OWN_OUTPUT = ("/dev/std", "/dev/fd/", "/proc/")  # the sidecar's is not the script's, and a log is not to be replaced
 
 
-def refuse_unwritable(path: str) -> None:
-    """Refuse, as `output-failed`, a path at which there could be no report: it will be hours until it is written."""
+def unwritable(path: str) -> DistbootError | None:
+    """Why there could be no report at a path, as it will be hours until it is written; None: there can be one."""
     try:
-        _try(path)
+        if os.path.isdir(path):
+            why = "it is a directory"
+        elif path.startswith(_OWN_OUTPUT):
+            why = "what is there is another file for each process"
+        else:
+            if not _is_no_file(path):  # else a pipe whose reader is still to come, say
+                descriptor, part, _ = _begun(path)
+                os.close(descriptor)
+                os.unlink(part)
+            return None
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        raise DistbootError(
-            "output-failed",
-            f"the report {short_repr(path)} cannot be written: {why}",
-            "let --report or DISTBOOT_REPORT name a file in an existing, writable folder of rank 0's host",
-        ) from None
-
-
-def _try(path: str) -> None:
-    if os.path.isdir(path):
-        raise IsADirectoryError(0, "it is a directory")
-    if path.startswith(_OWN_OUTPUT):
-        raise ValueError("what is there is another file for each process")
-    if not _is_no_file(path):  # else a pipe whose reader is still to come, say
-        descriptor, part, _ = _begun(path)
-        os.close(descriptor)
-        os.unlink(part)
+        why = error.strerror or "" if isinstance(error, OSError) else str(error)
+    text = f"the report {short_repr(path)} cannot be written: {why}"
+    hint = "let --report or DISTBOOT_REPORT name a file in an existing, writable folder of rank 0's host"
+    return DistbootError("output-failed", text, hint)
 
 
 def try_to_write(path: str, content: Callable[[], Mapping[str, object]]) -> str | None:
@@ -164,13 +160,10 @@ class StartupReport:
 
     def problem(self) -> DistbootError | None:
         """Why there could be no report, which all ranks should hear before anything starts; None: nothing."""
-        if self._path is not None:
-            try:
-                refuse_unwritable(self._path)
-            except DistbootError as error:
-                self._path = None
-                return error
-        return None
+        error = None if self._path is None else unwritable(self._path)
+        if error is not None:
+            self._path = None
+        return error
 
     def impossible(self) -> None:
         """Say that there will be no report, as the ranks do not meet."""

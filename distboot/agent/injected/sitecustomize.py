@@ -30,9 +30,9 @@ def _begin() -> None:
             raise
     finally:
         sys.modules.setdefault("sitecustomize", ours)
-    # The files beside our folder, as a package of its own: the rest of ours need not be there for this Python.
+    # Our files as a package of another name: for this Python there may be another distboot, or none.
     package = sys.modules["_distboot"] = ModuleType("_distboot")
-    package.__path__ = [os.path.dirname(here)]
+    package.__path__ = [os.path.dirname(os.path.dirname(here))]
     with contextlib.suppress(Exception):  # an old Python does without
         _loaded("hints").install()
         _loaded("workers").install()
@@ -50,7 +50,7 @@ def _listen(pipe: int, inode: int) -> None:
 
 
 def _loaded(name: str) -> ModuleType:
-    return importlib.import_module(f"_distboot.{name}")
+    return importlib.import_module(f"_distboot.agent.{name}")
 
 
 _begin()

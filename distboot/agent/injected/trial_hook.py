@@ -18,8 +18,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-_LIBRARY = re.compile(r"/libmpi(ch|_abi)?\.so")
-
 
 def install() -> None:
     """Look on from now on, and tell of MPI at the end."""
@@ -74,10 +72,12 @@ def _look_on(torch: Any) -> None:
 
 def _tell_of_mpi() -> None:
     """Whether this process has called MPI_Init; at its end."""
-    with contextlib.suppress(OSError, AttributeError), open("/proc/self/maps", encoding="utf-8") as file:
-        for path in {line.split()[-1] for line in file if _LIBRARY.search(line)}:
-            import ctypes
+    with contextlib.suppress(Exception), open("/proc/self/maps", encoding="utf-8") as file:
+        import ctypes
 
+        from ..restarts import MPI_LIBRARY  # here, as it loads more than a script needs
+
+        for path in {line.split()[-1] for line in file if MPI_LIBRARY.search(line)}:
             flag = ctypes.c_int(0)
             ctypes.CDLL(path).MPI_Initialized(ctypes.byref(flag))
             if flag.value:

@@ -28,7 +28,7 @@ class Launcher(NamedTuple):
     more: Callable[[EnvReader], None] = lambda _: None  # reads what is odd about it
     # Which of the local rank and the node rank follow the order of ranks, as most launchers number them.
     in_order: tuple[str, ...] = ("local_rank", "node_rank")
-    nodes_are_hosts: bool = False  # whether its nodes are different machines, for which loopback is no address
+    nodes_are_hosts: bool = False  # whether its nodes are different machines, which loopback cannot reach
     # Whether it started this process, where one of the markers does not say that.
     claim: Callable[[Mapping[str, str]], bool] | None = None
     needs_claim: bool = False  # whether it did not start what it does not claim, even if the user says so

@@ -25,16 +25,13 @@ _ERROR_FILE = re.compile(r".*/attempt_[0-9]+/([0-9]{1,8})/error\.json", re.ASCII
 
 def _read_torchrun(reader: EnvReader) -> None:
     local_rank = reader.integer("LOCAL_RANK")
-    local_world_size = reader.integer("LOCAL_WORLD_SIZE", "local_world_size")
-    if local_rank or local_world_size == 1:
+    if local_rank or reader.number("local_world_size") == 1:
         reader.put("LOCAL_RANK", local_rank=local_rank)
     elif match := _ERROR_FILE.fullmatch(reader.environ.get("TORCHELASTIC_ERROR_FILE", "")):
         # LOCAL_RANK is 0, which with --virtual-local-rank it is for every process.
         true_one = int(match[1])
         source = "LOCAL_RANK" if true_one == 0 else "TORCHELASTIC_ERROR_FILE: LOCAL_RANK is virtual"
         reader.put(source, local_rank=true_one)
-    reader.integer("GROUP_RANK", "node_rank")
-    reader.integer("GROUP_WORLD_SIZE", "num_nodes")
     if reader.text("TORCHELASTIC_RUN_ID") != "none":  # its word for no --rdzv-id
         reader.job_id("TORCHELASTIC_RUN_ID")
     reader.text("MASTER_ADDR")
@@ -45,7 +42,7 @@ TORCHRUN = Launcher(
     name="torchrun",
     title="torchrun, torch.distributed.run and .launch, accelerate launch",
     markers=("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
-    numbers=("RANK", "WORLD_SIZE"),
+    numbers=("RANK", "WORLD_SIZE", None, "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
     more=_read_torchrun,
     source="captures of 2.13.0; PyTorch documentation, 'torchrun (Elastic Launch): Environment Variables'",
     sets_torch_vars=True,
@@ -139,19 +136,17 @@ _HOROVOD_SERVER = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT
 
 def _read_horovodrun(reader: EnvReader) -> None:
     place = [reader.integer(name) for name in _HOROVOD_PLACE]
-    local_rank, here, cross_rank, cross_size = (-1 if number is None else number for number in place)
+    known = [number for number in place if number is not None]
     server, port = reader.parsed(_HOROVOD_SERVER[0], _numeric_address), reader.text(_HOROVOD_SERVER[1])
     if server is not None and is_loopback(server):
         # Every process calls horovodrun's server there, whatever names -H gives this host.
         reader.put(f"{_HOROVOD_SERVER[0]} is a loopback address", num_nodes=1)
-    elif server is None:
-        pass  # it may have been one
-    elif None not in place and not reader.problems and _is_whole_host(reader, local_rank, here, cross_rank, cross_size):
+    elif server is not None and known == place and not reader.problems and _is_whole_host(reader, *known):
         for name, field, number in zip(_HOROVOD_PLACE, NUMBERS[2:], place, strict=True):
             reader.put(name, **{field: number})
-    elif _HOROVOD_PLACE[0] in reader.environ:
+    elif server is not None and _HOROVOD_PLACE[0] in reader.environ:
         reader.notes.append("HOROVOD_LOCAL_RANK and _LOCAL_SIZE ignored: a host that -H names twice has two of each")
-        if local_rank == 0:
+        if place[0] == 0:
             reader.put("HOROVOD_CROSS_SIZE", num_nodes=place[3])
     if server and port:
         reader.port_seed = (f"{server}:{port}", " and ".join(_HOROVOD_SERVER))

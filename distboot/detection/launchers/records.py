@@ -50,7 +50,7 @@ OPENMPI = _mpi(
 #   FLUX_TASK_RANK=3   FLUX_TASK_LOCAL_ID=1   FLUX_JOB_SIZE=4   FLUX_JOB_NNODES=2   FLUX_JOB_ID=ƒD2e73NP
 #   PMI_RANK=3   PMI_SIZE=4
 # There is no node index and no count of the tasks here: --taskmap may place them in any order. A batch script or the
-# shell of `flux alloc` is no task. FLUX_JOB_ID_PATH has the ids of all jobs around this one, too: a job's own id is
+# shell of `flux alloc` is not a task. FLUX_JOB_ID_PATH has the ids of all jobs around this one, too: a job's own id is
 # unique in its instance of Flux only.
 FLUX = _mpi(
     name="flux",
@@ -67,7 +67,7 @@ FLUX = _mpi(
 # `python -m distboot --nproc-per-node`, two nodes with 2 + 1 ranks, rank 2:
 #   DISTBOOT_RANK=2         DISTBOOT_WORLD_SIZE=3         DISTBOOT_LOCAL_RANK=0
 #   DISTBOOT_NODE_RANK=1    DISTBOOT_NUM_NODES=2          DISTBOOT_LOCAL_WORLD_SIZE=1
-# The agent of a node is no daemon of another launcher: what started it is further out.
+# The agent of a node is not a daemon of another launcher: what started it is further out.
 DISTBOOT = Launcher(
     name="distboot",
     title="python -m distboot --nproc-per-node",
@@ -174,7 +174,7 @@ PALS = _mpi(
 # jsrun (the job step manager JSM of Summit, Sierra and their kind), rank 3 of 4 with two a node:
 #   JSM_NAMESPACE_RANK=3   JSM_NAMESPACE_SIZE=4   JSM_NAMESPACE_LOCAL_RANK=1   JSM_NAMESPACE_LOCAL_SIZE=2
 #   LSB_JOBID=1234
-# It also sets Open MPI's variables, for Spectrum MPI. A plain `bsub` job is no launcher.
+# It also sets Open MPI's variables, for Spectrum MPI. A plain `bsub` job is not a launcher.
 LSF = _mpi(
     name="lsf",
     numbers=("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"),

@@ -1,6 +1,6 @@
 """Slurm: a task of a job step, as `srun` starts it; and `single`, a process that no launcher started.
 
-A bare allocation (salloc), the body of a batch script (sbatch) and an interactive shell are no steps: they hold
+A bare allocation (salloc), the body of a batch script (sbatch) and an interactive shell are not steps: they hold
 one process and stale numbers. Only SLURM_STEP_* and the task's own variables are the step's truth. A step of several
 components (`srun A : B`) is one world, and so is a plain `srun` in a heterogeneous job.
 A batch script has SLURM_PROCID=0 and SLURM_NTASKS, as the first task has: a rank above 0 is a task, and rank 0 is one
@@ -40,28 +40,28 @@ _INTERACTIVE_STEP = "4294967290"
 
 def _claim(environ: Mapping[str, str]) -> bool:
     is_task = has_any(environ, _MARKERS) or environ.get("SLURM_PROCID", "0") != "0"
-    # srun --pty bash: one task, which is the shell; what runs in it is no task of the step.
+    # srun --pty bash: one task, which is the shell; what runs in it is not a task of the step.
     in_shell = "SLURM_PTY_PORT" in environ and environ.get("SLURM_STEP_NUM_TASKS") == "1"
     return is_task and not in_shell and environ.get("SLURM_STEP_ID") != _INTERACTIVE_STEP
 
 
 def _read(reader: EnvReader) -> None:
-    node_index = reader.integer("SLURM_NODEID")
-    num_nodes = reader.integer("SLURM_STEP_NUM_NODES", "num_nodes")
-    hosts = _hosts(reader)
+    node_index, num_nodes = reader.integer("SLURM_NODEID"), reader.number("num_nodes")
+    hosts = reader.parsed("SLURM_STEP_NODELIST", expand_hosts) or []
+    if hosts and num_nodes is not None and len(hosts) != num_nodes:
+        reader.reject("SLURM_STEP_NODELIST", f"does not name SLURM_STEP_NUM_NODES={num_nodes} hosts")
     own = _own_place(reader, hosts, node_index)
     _read_layout(reader, own)
-    reader.agree("PMI_RANK", reader.number("rank"), "SLURM_PROCID")
-    reader.agree("PMI_SIZE", reader.number("world_size"), reader.first(*_SIZE))
     # A job that was submitted from inside a step inherits the variables of that step, but has its own of the job.
-    present = [pair for pair in _SAME_IN_A_STEP if all(name in reader.environ for name in pair)]
-    differing = next((pair for pair in present if reader.environ[pair[0]] != reader.environ[pair[1]]), None)
-    if differing is not None:
-        reader.reject(
-            differing[1],
-            f"contradicts {variable(reader.environ, differing[0])}: SLURM_STEP_* are left over from the step in which "
-            "this job was submitted, or `srun --preserve-env` kept the latter",
-        )
+    for of_job, of_step in _SAME_IN_A_STEP:
+        texts = (reader.environ.get(of_job), reader.environ.get(of_step))
+        if None not in texts and texts[0] != texts[1]:
+            reader.reject(
+                of_step,
+                f"contradicts {variable(reader.environ, of_job)}: SLURM_STEP_* are left over from the step in which "
+                "this job was submitted, or `srun --preserve-env` kept the latter",
+            )
+            break
     job, step = reader.text("SLURM_JOB_ID"), reader.text("SLURM_STEP_ID")
     if job is not None and step is not None:
         reader.put("SLURM_JOB_ID and SLURM_STEP_ID", job_id=f"{job}.{step}")
@@ -85,14 +85,6 @@ def _fills_nodes_in_order(reader: EnvReader, node_index: int | None) -> bool:
     lowest = digits(first)  # on this node
     rank = reader.number("rank") if lowest is None else lowest
     return rank is None or (node_index <= rank and (node_index == 0 or rank > 0))
-
-
-def _hosts(reader: EnvReader) -> list[str]:
-    hosts = reader.parsed("SLURM_STEP_NODELIST", expand_hosts)
-    num_nodes = reader.number("num_nodes")
-    if hosts is not None and num_nodes is not None and len(hosts) != num_nodes:
-        reader.reject("SLURM_STEP_NODELIST", f"does not name SLURM_STEP_NUM_NODES={num_nodes} hosts")
-    return hosts or []
 
 
 def _own_place(reader: EnvReader, hosts: list[str], node_index: int | None) -> int | None:
@@ -135,8 +127,9 @@ SLURM = Launcher(
     name="slurm",
     title="Slurm job steps (srun)",
     markers=_MARKERS,
-    numbers=("SLURM_PROCID", _SIZE[0], "SLURM_LOCALID"),
+    numbers=("SLURM_PROCID", _SIZE[0], "SLURM_LOCALID", None, None, "SLURM_STEP_NUM_NODES"),
     instead=dict([_SIZE]),
+    same={"PMI_RANK": "SLURM_PROCID", "PMI_SIZE": _SIZE[0]},
     more=_read,
     nodes_are_hosts=True,
     source="captures of 22.05.8; srun(1), OUTPUT ENVIRONMENT VARIABLES",

@@ -1,7 +1,7 @@
 """`TF_CONFIG`: TensorFlow's cluster description, set by TFJob, by Azure ML's TensorFlow jobs, or by a person.
 
 Ranks follow TensorFlow's order of tasks: chief, workers, parameter servers. Tasks of one host name are one node.
-An evaluator is no part of the cluster and is a job of its own. What TensorFlow 2 cannot take as Azure ML sets it,
+An evaluator is not part of the cluster and is a job of its own. What TensorFlow 2 cannot take as Azure ML sets it,
 `corrected` puts right, and no number of any task changes by that.
 """
 
@@ -33,8 +33,7 @@ class _Task(NamedTuple):
 
 def has_servers(environ: Mapping[str, str]) -> bool:
     """Whether there are parameter servers: then all tasks but the chief run servers for it, which never end."""
-    cluster = _json_object(environ[_NAME], []).get("cluster") if _NAME in environ else None
-    return isinstance(cluster, dict) and bool(cluster.get("ps"))
+    return _NAME in environ and bool(_cluster(_json_object(environ[_NAME], [])).get("ps"))
 
 
 def corrected(environ: Mapping[str, str]) -> dict[str, str]:
@@ -45,11 +44,9 @@ def corrected(environ: Mapping[str, str]) -> dict[str, str]:
     return {_NAME: json.dumps(config)} if notes else {}
 
 
-def _corrected(config: dict[str, object]) -> tuple[dict[str, object], list[str]]:
+def _corrected(config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """A TF_CONFIG that TensorFlow 2 can take, and what was changed for that, to be told to people."""
-    cluster, task, notes = config.get("cluster"), config.get("task"), list[str]()
-    if not isinstance(cluster, dict):
-        return config, notes
+    cluster, task, notes = _cluster(config), config.get("task"), list[str]()
     # Azure ML's number of parameter servers is 0 by default, and TensorFlow 2.21 is ended by SIGSEGV.
     empty = [kind for kind in (*_TASK_TYPES, _NO_RANK) if cluster.get(kind) == []]
     if empty:
@@ -68,13 +65,13 @@ def _corrected(config: dict[str, object]) -> tuple[dict[str, object], list[str]]
 
 def _read(reader: EnvReader) -> None:
     reader.remedy = (
-        'TF_CONFIG is to be {"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index": 0}}, '
+        'TF_CONFIG must be {"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index": 0}}, '
         "the same cluster for all, and another index for each task of a type"
     )
     config = _json_object(reader.environ[_NAME], reader.problems)
     reader.notes += _corrected(config)[1]
-    tasks = _tasks(config, reader.problems)
-    kind, index = _own(config, reader.problems)
+    tasks = _tasks(config, reader.problems) if config else []
+    kind, index = _own(config, reader.problems) if config else ("", 0)
     if kind == _NO_RANK:
         reader.put("TF_CONFIG: an evaluator runs alone", rank=0, world_size=1)
         reader.notes.append("this task is an evaluator: it is not part of the training cluster")
@@ -86,7 +83,7 @@ def _read(reader: EnvReader) -> None:
         reader.own_address, reader.port_seed = (ranks[0].host, source), (ranks[0].address, source)
 
 
-def _json_object(text: str, problems: list[str]) -> dict[str, object]:
+def _json_object(text: str, problems: list[str]) -> dict[str, Any]:
     import json
 
     if len(text) > _LONGEST:
@@ -98,21 +95,25 @@ def _json_object(text: str, problems: list[str]) -> dict[str, object]:
         # Without its text, in which a job may have more than the cluster.
         problems.append(f"TF_CONFIG, {len(text)} characters, is not JSON: {error}")
         return {}
-    if not isinstance(config, dict) or not config:
-        problems.append("TF_CONFIG is not a JSON object with 'cluster' and 'task'")
-        return {}
-    return config
+    if isinstance(config, dict) and config:
+        return config
+    problems.append("TF_CONFIG is not a JSON object with 'cluster' and 'task'")
+    return {}
 
 
-def _tasks(config: dict[str, object], problems: list[str]) -> list[_Task]:
-    """The tasks whose addresses can be used, in the order of the text; every problem of the others is recorded."""
+def _cluster(config: dict[str, Any]) -> dict[str, Any]:
     cluster = config.get("cluster")
-    if config and not isinstance(cluster, dict):
+    return cluster if isinstance(cluster, dict) else {}
+
+
+def _tasks(config: dict[str, Any], problems: list[str]) -> list[_Task]:
+    """The tasks whose addresses can be used, in the order of the text; every problem of the others is recorded."""
+    if not isinstance(config.get("cluster"), dict):
         problems.append("TF_CONFIG has no 'cluster' object")
         if "sparseCluster" in config:
             problems.append("TF_CONFIG has a 'sparseCluster' (TFJob's enableDynamicWorker), which has no fixed ranks")
     tasks: list[_Task] = []
-    for kind, addresses in cluster.items() if isinstance(cluster, dict) else ():
+    for kind, addresses in _cluster(config).items():
         if kind == "master":
             problems.append("TF_CONFIG has a 'master' task, which TensorFlow 2 calls 'chief'; rename it")
         elif kind not in (*_TASK_TYPES, _NO_RANK):
@@ -120,21 +121,20 @@ def _tasks(config: dict[str, object], problems: list[str]) -> list[_Task]:
         elif not isinstance(addresses, list):
             problems.append(f"TF_CONFIG's {short_repr(kind)} tasks are not a list of 'host:port'")
         else:
-            tasks += filter(None, (_task(kind, index, address, problems) for index, address in enumerate(addresses)))
+            for index, address in enumerate(addresses):
+                try:
+                    tasks.append(_Task(kind, index, address, *_host_and_port(address)))
+                except ValueError as cause:  # noqa: PERF203 - each has its own
+                    problems.append(f"TF_CONFIG's address {short_repr(address)} of {kind} {index} {cause}")
     _check_together(tasks, problems)
     return tasks
 
 
-def _task(kind: str, index: int, address: object, problems: list[str]) -> _Task | None:
-    try:
-        host, port = parse_address(address) if isinstance(address, str) else ("", None)
-    except ValueError as cause:
-        problems.append(f"TF_CONFIG's address {short_repr(address)} of {kind} {index} {cause}")
-        return None
-    if port is None or not isinstance(address, str):
-        problems.append(f"TF_CONFIG's address {short_repr(address)} of {kind} {index} is not 'host:port'")
-        return None
-    return _Task(kind, index, address, host.lower(), port)
+def _host_and_port(address: object) -> tuple[str, int]:
+    host, port = parse_address(address) if isinstance(address, str) else ("", None)
+    if port is None:
+        raise ValueError("is not 'host:port'")
+    return host.lower(), port
 
 
 def _check_together(tasks: list[_Task], problems: list[str]) -> None:
@@ -147,21 +147,20 @@ def _check_together(tasks: list[_Task], problems: list[str]) -> None:
             both = f"{first.kind} {first.number} and {task.kind} {task.number}"
             problems.append(f"TF_CONFIG gives the address {short_repr(task.address)} to both {both}")
     hosts = {task.host for task in tasks}
-    here = sorted(host for host in hosts if is_loopback(host))
+    here = sorted(filter(is_loopback, hosts))
     if here and len(here) < len(hosts):
         problems.append(f"TF_CONFIG mixes the loopback address {short_repr(here[0])} with the addresses of other hosts")
 
 
-def _own(config: dict[str, object], problems: list[str]) -> tuple[str, int]:
+def _own(config: dict[str, Any], problems: list[str]) -> tuple[str, int]:
     """Type and index of this process's own task."""
     task = config.get("task")
     if not isinstance(task, dict):
-        if config:
-            problems.append("TF_CONFIG has no 'task' object")
+        problems.append("TF_CONFIG has no 'task' object")
         return "", 0
+    kind = str(task.get("type"))
+    addresses = _cluster(config).get(kind)
     index: Any = task.get("index")
-    kind, cluster = str(task.get("type")), config.get("cluster")
-    addresses = cluster.get(kind) if isinstance(cluster, dict) else None
     if kind == _NO_RANK and index is None:
         index = 0
     if not isinstance(index, int) or isinstance(index, bool) or index < 0:

@@ -14,17 +14,17 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import CODES, DistbootError
-from ..rendezvous.membership import JoinPlan, JoinResult
-from ..rendezvous.messages import Arrive, AskStacks, Failed, Go, Leave, Ready, Release, RequestStop, as_error
-from ..rendezvous.protocol import Channel, Frame, Frames, ProtocolError, nested, number, of, several, text
 from ..report import EventLog
 from ..settings import SupervisionSettings
+from .membership import JoinPlan, JoinResult
+from .messages import Arrive, AskStacks, Failed, Go, Leave, Ready, Release, RequestStop, as_error
+from .protocol import Channel, Frame, Frames, ProtocolError, both, nested, number, of, several, text
 
 VARIABLE = "DISTBOOT_AGENT"
 PREFIX = "distboot-agent-"  # of the name of a socket; the name of the job, a mark of it, and a random number follow
@@ -35,23 +35,21 @@ _MARGIN = 5.0  # seconds beyond a limit for the agent to say that it is over
 _ATTACH = 10.0  # seconds for an agent to answer
 _PAUSE = 0.002  # seconds until the queue of an agent is tried again
 _LONG = 1 << 20  # characters
+_LONGEST_NAME = 107  # bytes of that of a socket, unix(7)
 
 
 def socket_name(job: str) -> str:
-    """What the launcher calls a job, as it stands in the name of a socket, which has at most 107 characters."""
+    """What the launcher calls a job, as it stands in the name of a socket."""
     return re.sub(r"[^\w.-]", "_", job, flags=re.ASCII)[:60]
 
 
-def _row(value: object) -> list[Any]:
-    if not isinstance(value, list) or len(value) != 4:
-        raise ValueError("event")
+def _as_it_is(value: object) -> object:
     return value
 
 
-def _settings(value: object) -> SupervisionSettings:
-    if not isinstance(value, list) or len(value) != len(SupervisionSettings._fields):
-        raise ValueError("list of settings")
-    return SupervisionSettings(*value)
+_SETTINGS = len(SupervisionSettings._fields)
+_settings = both(several(_as_it_is, _SETTINGS, _SETTINGS, "list of settings"), SupervisionSettings._make)
+_events = several(several(_as_it_is, 4, 4, "event"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +75,12 @@ class Raised:
     code: str = of(text(100))
     message: str = of(text(_LONG))
     hint: str = of(text(_LONG))
-    events: tuple[Any, ...] = of(several(_row), default=())
+    events: tuple[Any, ...] = of(_events, default=())
 
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """The script wants rank 0's listening socket. It comes with `Listening`, if it is to be had."""
-
-    port: int = of(number)
+    """The script wants rank 0's listening socket. It comes with `Listening`, if it is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +107,14 @@ class AskLog:
 class Log:
     """The events so far."""
 
-    events: tuple[Any, ...] = of(several(_row), default=())
+    events: tuple[Any, ...] = of(_events, default=())
 
 
 FROM_SCRIPT = (Attach, AskStacks, Ready, Arrive, RequestStop, Leave, Listen, Keep, AskLog, Finish)
 
 
 class AgentLink:
-    """The script's end of the socket; a `Link`."""
+    """The script's end of the socket."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._inode = connection, os.fstat(connection.fileno()).st_ino
@@ -130,33 +126,32 @@ class AgentLink:
         self._ends_with_context = False  # as below the wrapper, whose agent stays
         self.page: int | None = None  # that came with the last Go, for `ctx.preempted`; a file descriptor
 
-    def begin(self, begin: Begin) -> None:
-        self._tell(begin)
+    def tell(self, content: object) -> None:
+        with self._lock, suppress(OSError):
+            self._send(content)
 
     def joined(self, limit: float) -> JoinResult:
         """Wait until it has; `DistbootError`: the ranks have not met."""
-        answer: JoinResult | Raised = self._next(limit + 2 * _ATTACH, JoinResult, Raised)
+        with _answering():
+            answer: JoinResult | Raised = self._next(limit + 2 * _ATTACH, JoinResult, Raised)
         if isinstance(answer, Raised):
             self._events = answer.events
             raise DistbootError(answer.code if answer.code in CODES else "rank-failed", answer.message, answer.hint)
         return answer
 
     def get_ready(self, ready: Ready) -> dict[int, str]:
-        answer = self.ask(ready, ready.limit + _MARGIN, Go, Failed)
-        if isinstance(answer, Failed):
-            raise as_error(answer.problem, "")
+        """Wait until all ranks are: what they offer, by rank."""
+        go: Go = self.ask(ready, ready.limit + _MARGIN, Go, Failed)
         self.page, self._files = (self._files[0] if self._files else None), self._files[1:]
-        return {each.rank: each.offer for each in answer.offers}
+        return {each.rank: each.offer for each in go.offers}
 
     def arrive(self, arrive: Arrive) -> None:
-        answer = self.ask(arrive, arrive.limit + _MARGIN, Release, Failed)
-        while answer.key != arrive.key:  # of an earlier one, of which this side had given up hope
-            answer = self._next(arrive.limit + _MARGIN, Release, Failed)
-        if isinstance(answer, Failed):
-            raise as_error(answer.problem, "")
+        """Wait at a key, or lead there."""
+        self.ask(arrive, arrive.limit + _MARGIN, Release, Failed)
 
-    def listener(self, port: int) -> socket.socket | None:
-        self.ask(Listen(port), _ATTACH, Listening)
+    def take_listener(self) -> socket.socket | None:
+        """Rank 0's listening socket, which is the caller's now; None: it is not available."""
+        self.ask(Listen(), _ATTACH, Listening)
         return socket.socket(fileno=self._files.pop()) if self._files else None
 
     def request_stop(self, why: str, *, lasts: bool) -> None:
@@ -165,14 +160,17 @@ class AgentLink:
             self._send(RequestStop(why, lasts))
 
     def keep(self) -> None:
-        self._tell(Keep())
+        """The listener is not needed."""
+        self.tell(Keep())
 
     def log(self) -> EventLog | None:
+        """What rank 0 has learned of the job; None on all other ranks."""
         with suppress(DistbootError):  # it may have ended
             self._events = self._events or self.ask(AskLog(), _ATTACH, Log).events
         return EventLog.from_json(self._events) if self._events else None
 
     def leave(self) -> None:
+        """This rank comes to no key any more, and any process may have its port."""
         if self._lock.locked():  # a signal handler does so while the script waits here
             with suppress(OSError):
                 self._send(Leave())
@@ -185,7 +183,7 @@ class AgentLink:
     def end(self) -> None:
         """The agent is needed no more."""
         if os.getpid() == self._process:
-            self._tell(Finish())
+            self.tell(Finish())
             self._close()
 
     def attach(self, token: str) -> JoinResult:
@@ -193,10 +191,6 @@ class AgentLink:
         answer: JoinResult = self.ask(Attach(token), _ATTACH, JoinResult)
         self._ends_with_context = True
         return answer
-
-    def _tell(self, content: object) -> None:
-        with self._lock, suppress(OSError):
-            self._send(content)
 
     def _send(self, content: object) -> None:
         self._open(_ATTACH).sendall(OPEN.sign(content))
@@ -214,38 +208,41 @@ class AgentLink:
             self._open(0.0).close()
 
     def ask(self, content: object, limit: float, *kinds: type) -> Any:
-        """What the agent answers; `DistbootError`: it does not, in so many seconds."""
-        with self._lock:
-            try:
-                self._send(content)
-            except OSError as error:
-                raise _gone(error.strerror or str(error)) from None
-            return self._next(limit, *kinds)
+        """What the agent answers; `DistbootError`: a failure, or nothing in so many seconds."""
+        with self._lock, _answering():
+            self._send(content)
+            answer = self._next(limit, *kinds)
+            # One for another key is that of an earlier question, of which this side had given up hope.
+            while isinstance(content, Arrive) and answer.key not in (content.key, None):
+                answer = self._next(limit, *kinds)
+        if isinstance(answer, Failed):
+            raise as_error(answer.problem, "")
+        return answer
 
     def _next(self, limit: float, *kinds: type) -> Any:
         end = time.monotonic() + limit
-        try:
-            while not self._come:
-                connection = self._open(max(end - time.monotonic(), 0.01))
-                data, files, _, _ = socket.recv_fds(connection, 1 << 20, 4)
-                if not data:
-                    raise _gone("it has ended")
-                for file in files:
-                    os.set_inheritable(file, False)
-                self._files += files
-                self._come += self._frames.feed(data)
-            return OPEN.verify(self._come.popleft(), self._frames, *kinds)
-        except TimeoutError:
-            raise _gone("it does not answer") from None
-        except OSError as error:
-            raise _gone(error.strerror or str(error)) from None
-        except ProtocolError as error:
-            raise _gone(f"it {error}") from None
+        while not self._come:
+            connection = self._open(max(end - time.monotonic(), 0.01))
+            data, files, _, _ = socket.recv_fds(connection, 1 << 20, 4)
+            if not data:
+                raise ProtocolError("has ended")
+            for file in files:
+                os.set_inheritable(file, False)
+            self._files += files
+            self._come += self._frames.feed(data)
+        return OPEN.verify(self._come.popleft(), self._frames, *kinds)
 
 
-def _gone(why: str) -> DistbootError:
-    why = f"the monitor process of this rank cannot be asked: {why}"
-    return DistbootError("rank-failed", why, "look at the lines above; was it killed?")
+@contextmanager
+def _answering() -> Iterator[None]:
+    """`DistbootError`: the agent does not answer, or not as one."""
+    try:
+        yield
+    except (OSError, ProtocolError) as error:
+        how = f"it {error}" if isinstance(error, ProtocolError) else error.strerror or str(error)
+        how = "it does not answer" if isinstance(error, TimeoutError) else how
+        why = f"the monitor process of this rank cannot be asked: {how}"
+        raise DistbootError("rank-failed", why, "look at the lines above; was it killed?") from None
 
 
 def attached(environ: Mapping[str, str]) -> tuple[AgentLink, JoinResult] | None:
@@ -254,24 +251,20 @@ def attached(environ: Mapping[str, str]) -> tuple[AgentLink, JoinResult] | None:
     `DistbootError`: there is one, which does not answer.
     """
     name, _, token = environ.get(VARIABLE, "").partition(":")
-    if not name or not token:
+    if not name or not token or len(name) > _LONGEST_NAME:
         return None
-    end = time.monotonic() + _ATTACH
-    while True:
-        connection = socket.socket(socket.AF_UNIX)
-        try:
-            connection.settimeout(_ATTACH)
-            connection.connect(f"\0{name}")
-            link = AgentLink(connection)
+    connection, end = socket.socket(socket.AF_UNIX), time.monotonic() + _ATTACH
+    connection.settimeout(_ATTACH)
+    # Its queue may be full, for which connect(2) does not wait, whatever the timeout is.
+    while (code := connection.connect_ex(f"\0{name}")) == errno.EAGAIN and time.monotonic() < end:
+        time.sleep(_PAUSE)
+    link = AgentLink(connection)
+    with suppress(DistbootError):
+        if code == 0:
             return link, link.attach(token)
-        except (OSError, DistbootError) as error:
-            connection.close()
-            is_late = time.monotonic() >= end
-            # The wrapper has ended, or is in another network namespace; or it has refused the token, or is none.
-            if isinstance(error, ConnectionRefusedError) or (isinstance(error, DistbootError) and not is_late):
-                return None
-            if is_late or not isinstance(error, BlockingIOError):
-                hint = "look at its output; was it stopped, or is its machine overloaded?"
-                why = "the wrapper around this process does not answer"
-                raise DistbootError("rank-failed", why, hint) from None
-        time.sleep(_PAUSE)  # its queue is full, for which connect(2) does not wait, whatever the timeout is
+    connection.close()
+    # The wrapper has ended, or is in another network namespace; or it has refused the token, or is not a wrapper.
+    if code == errno.ECONNREFUSED or (code == 0 and time.monotonic() < end):
+        return None
+    hint = "look at its output; was it stopped, or is its machine overloaded?"
+    raise DistbootError("rank-failed", "the wrapper around this process does not answer", hint)
