@@ -5,8 +5,6 @@ find what that launcher sets: when one fails all others end, and its report beco
 in every rank. It costs a run without the mark nothing but this file.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -14,21 +12,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from .errors import DistbootError
 from .host import free_port
-from .trial import parse, run
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
-
-    from .trial import Launch
+from .trial import Launch, parse, run
 
 _FOLDER = "DISTBOOT_PYTEST"  # where a rank writes its reports
 _TIMEOUT = 300.0  # seconds for a test
@@ -116,35 +109,27 @@ def _reports(item: pytest.Item, count: int, timeout: float, launch: Launch | Non
     if launch is not None:
         options, environs = [], launch.environs(free_port(), environs[0])
     said, why = _run(_command(item, *options), environs, timeout)
-    found = [_read(item, folder / f"rank-{rank}.json") for rank in range(count)]
-    bad = [
-        (at, rank)
-        for rank, reports in enumerate(found)
-        for at, one in reports
-        if one.failed or hasattr(one, "wasxfail")
-    ]
-    reports = [one for _, one in found[min(bad)[1] if bad else 0]]
+    found = [(at, rank, one) for rank in range(count) for at, one in _read(item, folder / f"rank-{rank}.json")]
+    bad = [(at, rank) for at, rank, one in found if one.failed or hasattr(one, "wasxfail")]
+    _, shown = min(bad, default=(0.0, 0))
+    reports = [one for _, rank, one in found if rank == shown]
     if bad:
-        reports[-1].sections.append((f"rank {min(bad)[1]} of {count}", said))
+        reports[-1].sections.append((f"rank {shown} of {count}", said))
     elif why:  # no rank has said why: one was killed, say
-        text = f"{why}\n{said}"
-        told = [one for one in reports if one.when == "setup"]
         failed = pytest.TestReport(
-            item.nodeid, item.location, dict.fromkeys(item.keywords, 1), "failed", text, "call",
+            item.nodeid, item.location, dict.fromkeys(item.keywords, 1), "failed", f"{why}\n{said}", "call",
             duration=time.time() - begin, start=begin, stop=time.time(),
         )  # fmt: skip
-        return [*told, failed]
+        return [*(one for one in reports if one.when == "setup"), failed]
     return reports
 
 
 def _command(item: pytest.Item, *options: str) -> list[str]:
     """The wrapper, with a pytest of this test alone."""
-    name = f"{item.path}::{item.nodeid.partition('::')[2]}"
-    config = item.config
+    config, name = item.config, f"{item.path}::{item.nodeid.partition('::')[2]}"
     ini = [] if config.inipath is None else ["-c", str(config.inipath)]
-    here = ["--rootdir", str(config.rootpath), *ini, "-o", "addopts="]
-    run = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *here, name]
-    return [sys.executable, "-m", "distboot", "run", *options, *run]
+    here = ["--rootdir", str(config.rootpath), *ini, "-o", "addopts=", "-p", "no:cacheprovider"]
+    return [sys.executable, "-m", "distboot", "run", *options, "-m", "pytest", "-q", *here, name]
 
 
 def _run(command: list[str], environs: Sequence[Mapping[str, str]], timeout: float) -> tuple[str, str]:
@@ -153,10 +138,9 @@ def _run(command: list[str], environs: Sequence[Mapping[str, str]], timeout: flo
         codes = run(command, environs, timeout, _ask_where, stdout=subprocess.DEVNULL, stderr=output)
         output.seek(0)
         said = output.read().decode(errors="replace")
-    ended = [code for code in codes if code is not None]
-    if len(ended) < len(codes):
+    if None in codes:
         return said, f"the ranks have not ended within {timeout:g} s"
-    return said, f"the ranks ended with exit code {max(ended)}" if any(ended) else ""
+    return said, f"the ranks ended with exit code {max(filter(None, codes))}" if any(codes) else ""
 
 
 def _ask_where(first: subprocess.Popen[bytes]) -> None:
@@ -168,9 +152,9 @@ def _ask_where(first: subprocess.Popen[bytes]) -> None:
 
 def _read(item: pytest.Item, path: Path) -> list[tuple[float, pytest.TestReport]]:
     """The reports of a rank, each with its time."""
-    lines: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     found = []
-    for one in lines:
+    for line in path.read_text().splitlines() if path.exists() else ():
+        one: dict[str, Any] = json.loads(line)
         report = item.config.hook.pytest_report_from_serializable(config=item.config, data=one["report"])
         if isinstance(report.longrepr, list):  # that of a skip, as JSON has it
             report.longrepr = tuple(report.longrepr)

@@ -3,8 +3,6 @@
 And how such ranks are run on this host. The environments are those of the captures in `tests/captures`.
 """
 
-from __future__ import annotations
-
 import re
 import signal
 import socket
@@ -21,17 +19,42 @@ _SHAPE = re.compile(r"(\w[\w ]*?) +(?:([1-9]\d{0,2})x([1-9]\d{0,2})|([1-9]\d{0,2
 _STOPPING = 10.0  # seconds for what has to end
 _HINT = "--as 'mpirun 2x4' is two nodes with four ranks each, --as 'kubeflow 3+1' three workers and a master"
 
-
-class Process(NamedTuple):
-    """One rank of a launch."""
-
-    rank: int
-    size: int  # of the world
-    local_rank: int
-    per_node: int
-    node: int
-    nodes: int
-    port: int  # for rank 0
+# What each sets for a rank, besides MASTER_ADDR and MASTER_PORT, which job scripts and platforms set.
+# Open MPI 5, without the address of its server: MPI itself is not there.
+_MPIRUN = """
+OMPI_COMM_WORLD_RANK={rank} OMPI_COMM_WORLD_SIZE={size} OMPI_COMM_WORLD_LOCAL_RANK={local}
+OMPI_COMM_WORLD_LOCAL_SIZE={per_node} OMPI_COMM_WORLD_NODE_RANK={local} OMPI_UNIVERSE_SIZE={size}
+OMPI_WORLD_SIZE={size} OMPI_WORLD_LOCAL_SIZE={per_node} OMPI_VERSION=5.0.11
+"""
+OF: Mapping[str, str] = {
+    "mpirun": _MPIRUN,
+    # Slurm 22.05.
+    "srun": """
+SLURM_JOB_ID=4711 SLURM_JOBID=4711 SLURM_STEP_ID=0 SLURM_STEPID=0 SLURM_PROCID={rank} SLURM_LOCALID={local}
+SLURM_NTASKS={size} SLURM_NPROCS={size} SLURM_STEP_NUM_TASKS={size} SLURM_NTASKS_PER_NODE={per_node}
+SLURM_NODEID={node} SLURM_NNODES={nodes} SLURM_JOB_NUM_NODES={nodes} SLURM_STEP_NUM_NODES={nodes}
+SLURM_JOB_NODELIST={hosts} SLURM_NODELIST={hosts} SLURM_STEP_NODELIST={hosts} SLURMD_NODENAME=node-{node}
+SLURM_TASKS_PER_NODE={per_node}(x{nodes}) SLURM_STEP_TASKS_PER_NODE={per_node}(x{nodes})
+SLURM_SRUN_COMM_HOST=node-0 SLURM_STEP_LAUNCHER_PORT=1
+""",
+    # PyTorch 2.13, with a store of the script's own.
+    "torchrun": """
+RANK={rank} WORLD_SIZE={size} LOCAL_RANK={local} LOCAL_WORLD_SIZE={per_node} GROUP_RANK={node}
+GROUP_WORLD_SIZE={nodes} ROLE_NAME=default ROLE_RANK={rank} ROLE_WORLD_SIZE={size} OMP_NUM_THREADS=1
+TORCHELASTIC_RUN_ID=try TORCHELASTIC_RESTART_COUNT=0 TORCHELASTIC_MAX_RESTARTS=0 TORCHELASTIC_USE_AGENT_STORE=False
+""",
+    # Azure ML's distribution of the type mpi.
+    "azureml mpi": f"{_MPIRUN} AZUREML_RUN_ID=try AZ_BATCH_MASTER_NODE=node-0:6000",
+    # A PyTorchJob of the training operator: RANK counts pods, and nothing says a local rank.
+    "kubeflow": """
+RANK={rank} WORLD_SIZE={size} PYTHONUNBUFFERED=1 PET_NNODES={nodes} PET_NPROC_PER_NODE=auto
+KUBERNETES_SERVICE_HOST=10.96.0.1
+""",
+}
+_OF_LAUNCHERS = re.compile(
+    r"(OMPI|PMIX?|PRTE|SLURMD?|TORCHELASTIC|ROLE|GROUP|PET|AZ|AZUREML|KUBERNETES)_|"
+    r"((LOCAL_)?(RANK|WORLD_SIZE)|NODE_RANK|MASTER_(ADDR|PORT))$"
+)
 
 
 class Launch(NamedTuple):
@@ -45,16 +68,18 @@ class Launch(NamedTuple):
     def environs(self, port: int, environ: Mapping[str, str]) -> list[dict[str, str]]:
         """What each rank finds: this environment without what another launcher has set, and with what this one sets."""
         own = {name: value for name, value in environ.items() if not _OF_LAUNCHERS.match(name)}
-        found, size = [], self.nodes * self.per_node
+        own |= {"MASTER_ADDR": _address(), "MASTER_PORT": str(port)}
+        found, size, hosts = [], self.nodes * self.per_node, ",".join(f"node-{node}" for node in range(self.nodes))
         for rank in range(size):
-            node, local_rank = divmod(rank, self.per_node)
-            of_launcher = OF[self.launcher](Process(rank, size, local_rank, self.per_node, node, self.nodes, port))
-            found.append({**own, **of_launcher, "MASTER_ADDR": _address(), "DISTBOOT_HOST": f"node-{node}"})
+            node, local = divmod(rank, self.per_node)
+            values = {**self._asdict(), "rank": rank, "size": size, "local": local, "node": node, "hosts": hosts}
+            of_launcher = dict(word.split("=", 1) for word in OF[self.launcher].format(**values).split())
+            found.append({**own, **of_launcher, "DISTBOOT_HOST": f"node-{node}"})
         return found
 
 
 def parse(text: str) -> Launch:
-    """`"srun 2x4"`; `DistbootError` (`usage`): it is no launch."""
+    """`"srun 2x4"`; `DistbootError` (`usage`): it is not a launch."""
     found = _SHAPE.fullmatch(text.strip())
     if found is None:
         raise DistbootError("usage", f"--as {short_repr(text)} is not a launcher and a shape", _HINT)
@@ -65,65 +90,6 @@ def parse(text: str) -> Launch:
     if workers and launcher != "kubeflow":
         raise DistbootError("usage", f"--as {short_repr(text)}: only kubeflow has a master beside workers", _HINT)
     return Launch(text.strip(), launcher, int(nodes or int(workers) + 1), int(per_node or 1))
-
-
-def _strings(**values: object) -> dict[str, str]:
-    return {name: str(value) for name, value in values.items()}
-
-
-def _mpirun(of: Process) -> dict[str, str]:
-    """Open MPI 5, without the address of its server: MPI itself is not there."""
-    return _strings(
-        OMPI_COMM_WORLD_RANK=of.rank, OMPI_COMM_WORLD_SIZE=of.size, OMPI_COMM_WORLD_LOCAL_RANK=of.local_rank,
-        OMPI_COMM_WORLD_LOCAL_SIZE=of.per_node, OMPI_COMM_WORLD_NODE_RANK=of.local_rank, OMPI_UNIVERSE_SIZE=of.size,
-        OMPI_WORLD_SIZE=of.size, OMPI_WORLD_LOCAL_SIZE=of.per_node, OMPI_VERSION="5.0.11",
-        MASTER_ADDR="node-0", MASTER_PORT=of.port,
-    )  # fmt: skip
-
-
-def _srun(of: Process) -> dict[str, str]:
-    """Slurm 22.05; the address and port as every job script sets them."""
-    nodes, tasks = ",".join(f"node-{node}" for node in range(of.nodes)), f"{of.per_node}(x{of.nodes})"
-    return _strings(
-        SLURM_JOB_ID=4711, SLURM_JOBID=4711, SLURM_STEP_ID=0, SLURM_STEPID=0, SLURM_PROCID=of.rank,
-        SLURM_NTASKS=of.size, SLURM_NPROCS=of.size, SLURM_STEP_NUM_TASKS=of.size, SLURM_LOCALID=of.local_rank,
-        SLURM_NODEID=of.node, SLURM_NNODES=of.nodes, SLURM_JOB_NUM_NODES=of.nodes, SLURM_STEP_NUM_NODES=of.nodes,
-        SLURM_JOB_NODELIST=nodes, SLURM_NODELIST=nodes, SLURM_STEP_NODELIST=nodes, SLURM_TASKS_PER_NODE=tasks,
-        SLURM_STEP_TASKS_PER_NODE=tasks, SLURM_NTASKS_PER_NODE=of.per_node, SLURMD_NODENAME=f"node-{of.node}",
-        SLURM_SRUN_COMM_HOST="node-0", SLURM_STEP_LAUNCHER_PORT=1, MASTER_ADDR="node-0", MASTER_PORT=of.port,
-    )  # fmt: skip
-
-
-def _torchrun(of: Process) -> dict[str, str]:
-    """PyTorch 2.13, with a store of the script's own."""
-    return _strings(
-        RANK=of.rank, WORLD_SIZE=of.size, LOCAL_RANK=of.local_rank, LOCAL_WORLD_SIZE=of.per_node, GROUP_RANK=of.node,
-        GROUP_WORLD_SIZE=of.nodes, ROLE_NAME="default", ROLE_RANK=of.rank, ROLE_WORLD_SIZE=of.size,
-        TORCHELASTIC_RUN_ID="try", TORCHELASTIC_RESTART_COUNT=0, TORCHELASTIC_MAX_RESTARTS=0,
-        TORCHELASTIC_USE_AGENT_STORE=False, OMP_NUM_THREADS=1, MASTER_ADDR="node-0", MASTER_PORT=of.port,
-    )  # fmt: skip
-
-
-def _azureml(of: Process) -> dict[str, str]:
-    """Azure ML's distribution of the type mpi."""
-    return {**_mpirun(of), "AZUREML_RUN_ID": "try", "AZ_BATCH_MASTER_NODE": "node-0:6000"}
-
-
-def _kubeflow(of: Process) -> dict[str, str]:
-    """A PyTorchJob of the training operator: RANK counts pods, and nothing says a local rank."""
-    return _strings(
-        RANK=of.rank, WORLD_SIZE=of.size, MASTER_ADDR="node-0", MASTER_PORT=of.port, PYTHONUNBUFFERED=1,
-        PET_NNODES=of.nodes, PET_NPROC_PER_NODE="auto", KUBERNETES_SERVICE_HOST="10.96.0.1",
-    )  # fmt: skip
-
-
-OF: Mapping[str, Callable[[Process], dict[str, str]]] = {
-    "mpirun": _mpirun, "srun": _srun, "torchrun": _torchrun, "azureml mpi": _azureml, "kubeflow": _kubeflow,
-}  # fmt: skip
-_OF_LAUNCHERS = re.compile(
-    r"(OMPI|PMIX?|PRTE|SLURMD?|TORCHELASTIC|ROLE|GROUP|PET|AZ|AZUREML|KUBERNETES)_|"
-    r"((LOCAL_)?(RANK|WORLD_SIZE)|NODE_RANK|MASTER_(ADDR|PORT))$"
-)
 
 
 def _address() -> str:

@@ -181,9 +181,10 @@ def _sent(data: bytes) -> list[Finding]:
         return gathered(job, [Finding("cpus", "ok", "2 CPUs")])[1]
 
 
-def test_findings_of_a_peer_are_checked_and_made_printable() -> None:
-    (found,) = _sent(Channel().sign(Findings((Finding("cpus", "problem", "a\x1b[31m\nb", "c\nd\r"),))))
-    assert (found.seen, found.remedy) == ("a\\x1b[31m\\nb", "c\nd\\r")
+def test_findings_of_a_peer_are_printable() -> None:
+    found = _sent(Channel().sign(Findings((Finding("cpus\r", "problem", "a\x1b[31m\nb", "c\nd\r"),))))
+    *_, seen, remedy, more = text(found, "host\n").splitlines()
+    assert (seen, remedy.strip(), more.strip()) == ("problem  cpus\\r: a\\x1b[31m\\nb", "remedy: c", "d\\r")
 
 
 @pytest.mark.parametrize(

@@ -4,27 +4,25 @@ Of a whole job the findings come to rank 0 over the connections of the roll call
 what is not ok in one frame, authenticated as all others are. There is no answer.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
+from typing import Any
 
 from ..detection.detect import detect, refuse_unless_rank
 from ..detection.export import require_master
 from ..doctor import LONGEST, STATUSES, Check, Finding, Machine, accelerators, rdma, start, unknown
 from ..errors import with_rank
+from ..rendezvous.job_info import JobInfo
 from ..rendezvous.membership import Membership
+from ..rendezvous.plan import join_here
 from ..rendezvous.protocol import Channel, Frames, ProtocolError, nested, of, several
 from ..settings import join_timeout_setting
 from ..text import counted, escape_control, first_line, ranks_said
 from .main import Parser, emit
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ..rendezvous.job_info import JobInfo
 
 _ON_LINUX = (*start.CHECKS, *start.ON_LINUX, *accelerators.ON_LINUX, *rdma.ON_LINUX)
 _NOT_READY = 78  # EX_CONFIG of sysexits.h, as for every broken environment
@@ -41,16 +39,12 @@ class Findings:
 
 def doctor(arguments: list[str]) -> int:
     """`doctor`: examine this container, or those of all ranks."""
-    parser = Parser(
-        "doctor", "Look for what will make a distributed job fail, hang or be slow here: exit code 78 if so."
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument(
-        "--job",
-        action="store_true",
-        help="run on all ranks: they meet once, and rank 0 prints what is not ok on which of them",
-    )
-    options = parser.parse_args(arguments)
+    options = Parser(
+        "doctor",
+        "Look for what will make a distributed job fail, hang or be slow here: exit code 78 if so.",
+        "--json  print one JSON object\n"
+        "--job  run on all ranks: they meet once, and rank 0 prints what is not ok on which of them",
+    ).parse_args(arguments)
     environ = {**os.environ, "DISTBOOT_LAUNCHER": options.launcher} if options.launcher else os.environ
     machine = Machine(environ)
     found = examine(machine)
@@ -60,19 +54,21 @@ def doctor(arguments: list[str]) -> int:
             return 0  # rank 0 speaks for all of them; many launchers would kill it if another one failed first
         report, for_people = told
     else:
-        ready = all(finding.status != "problem" for finding in found)
-        report = {"host": machine.host, "ready": ready, "findings": [asdict(finding) for finding in found]}
+        report = {"host": machine.host, "findings": [asdict(finding) for finding in found]}
         for_people = text(found, machine.host)
-    emit(json.dumps(report) if options.json else for_people)
-    return 0 if report["ready"] else _NOT_READY
+    ready = all(finding["status"] != "problem" for finding in report["findings"])
+    emit(json.dumps({"ready": ready, **report}) if options.json else for_people)
+    return 0 if ready else _NOT_READY
 
 
 def examine(machine: Machine, checks: tuple[Check, ...] | None = None) -> list[Finding]:
     """All that the checks find, in their order; default: all checks that fit the machine's system."""
-    if checks is None:
-        checks = _ON_LINUX if machine.system == "linux" else start.CHECKS
-    found = ((check.__name__.replace("_", "-"), finding) for check in checks for finding in _found(check, machine))
-    return [replace(finding, name=name) for name, finding in found]
+    checks = checks or (_ON_LINUX if machine.system == "linux" else start.CHECKS)
+    return [
+        replace(finding, name=check.__name__.replace("_", "-"))
+        for check in checks
+        for finding in _found(check, machine)
+    ]
 
 
 def _found(check: Check, machine: Machine) -> list[Finding]:
@@ -84,10 +80,8 @@ def _found(check: Check, machine: Machine) -> list[Finding]:
         return [unknown(seen, "please report it, with the output of `python -m distboot doctor --json`")]
 
 
-def _of_job(machine: Machine, own: list[Finding]) -> tuple[dict[str, object], str] | None:
+def _of_job(machine: Machine, own: list[Finding]) -> tuple[dict[str, Any], str] | None:
     """What all ranks have found, as JSON and for people, at rank 0."""
-    from ..rendezvous.plan import join_here  # only here, so that a plain `doctor` does not pay for it
-
     placement = detect(machine.environ)
     with with_rank(placement.who):
         refuse_unless_rank(placement)
@@ -97,11 +91,10 @@ def _of_job(machine: Machine, own: list[Finding]) -> tuple[dict[str, object], st
             groups = grouped(gathered(job, own))
     if placement.rank != 0 or job.membership is None:
         return None
-    ready = all(finding.status != "problem" for finding, _ in groups)
     findings = [{**asdict(finding), "ranks": ranks} for finding, ranks in groups]
     titled = [(finding, f"{finding.name}: {_whose(ranks, job.membership)}") for finding, ranks in groups]
     where = f"{counted(placement.world_size, 'rank')} on {counted(len(job.hosts), 'node')}"
-    report = {"hosts": job.hosts, "ready": ready, "findings": findings, "warnings": job.warnings}
+    report = {"hosts": job.hosts, "findings": findings, "warnings": job.warnings}
     return report, _text(titled, where)
 
 
@@ -125,7 +118,7 @@ def _received(connection: socket.socket, channel: Channel) -> list[Finding]:
     try:
         while data := connection.recv(1 << 16):
             for frame in frames.feed(data):
-                return [_escaped(each) for each in channel.verify(frame, frames, Findings).findings]
+                return list(channel.verify(frame, frames, Findings).findings)
     except ProtocolError as error:
         why = f"it {error}"
     except OSError as error:
@@ -134,18 +127,12 @@ def _received(connection: socket.socket, channel: Channel) -> list[Finding]:
     return [Finding("doctor", "unknown", f"the findings of this rank did not arrive: {why}", remedy)]
 
 
-def _escaped(finding: Finding) -> Finding:
-    name, seen = escape_control(finding.name), escape_control(finding.seen)
-    return Finding(name, finding.status, seen, "\n".join(map(escape_control, finding.remedy.split("\n"))))
-
-
 def grouped(found: Mapping[int, Iterable[Finding]]) -> list[tuple[Finding, list[int]]]:
     """Findings with the ranks that have them, the worst first. Those are alike that have one name and one remedy."""
     groups: dict[tuple[str, str, str], tuple[Finding, list[int]]] = {}
     for rank, findings in sorted(found.items()):
         for finding in findings:
-            _, ranks = groups.setdefault((finding.name, finding.status, finding.remedy), (finding, []))
-            ranks.append(rank)
+            groups.setdefault((finding.name, finding.status, finding.remedy), (finding, []))[1].append(rank)
     return sorted(groups.values(), key=lambda group: STATUSES.index(group[0].status))
 
 
@@ -157,28 +144,23 @@ def text(found: Sequence[Finding], host: str) -> str:
 
 def _text(titled: Sequence[tuple[Finding, str]], where: str) -> str:
     """`"Not ready: 2 problems, 1 warning (node-3)."`, and below it each finding."""
-    lines = [line for finding, title in titled for line in _lines(finding, title)]
-    statuses = [finding.status for finding, _ in titled]
-    counts = {status: statuses.count(status) for status in ("problem", "warning")}
-    listed = ", ".join(counted(count, what) for what, count in counts.items() if count)
+    counts = Counter(finding.status for finding, _ in titled)
+    listed = ", ".join(counted(counts[what], what) for what in ("problem", "warning") if counts[what])
     verdict = "Not ready" if counts["problem"] else "Ready"
-    headline = f"{verdict}: {listed or 'no problems found'} ({escape_control(where)})."
-    return "\n".join([headline, "", *lines] if lines else [headline])
-
-
-def _lines(finding: Finding, title: str) -> list[str]:
-    """`problem  shared-memory: /dev/shm has 64 MiB …`, and below it the remedy."""
-    first, *others = map(escape_control, finding.remedy.split("\n"))
-    lines = [f"{finding.status:<8} {title}: {escape_control(finding.seen)}"]
-    lines += [f"{'':<8}   remedy: {first}"] if first else []
-    return lines + [f"{'':<8}     {line}" for line in others]
+    lines = [f"{verdict}: {listed or 'no problems found'} ({where})."]
+    lines += [""] if titled else []
+    for finding, title in titled:
+        # problem  shared-memory: /dev/shm has 64 MiB …, and below it the remedy
+        first, *others = finding.remedy.split("\n")
+        lines += [f"{finding.status:<8} {title}: {finding.seen}"]
+        lines += [f"{'':<8}   remedy: {first}"] if first else []
+        lines += [f"{'':<8}     {line}" for line in others]
+    return "\n".join(map(escape_control, lines))
 
 
 def _whose(ranks: Sequence[int], membership: Membership) -> str:
     """`"all ranks"`, `"ranks 8-15 on node-1"`, `"ranks 0-15 on 2 nodes"`."""
     node_of = membership.node_of()
-    if len(ranks) == len(node_of):
-        return "all ranks"
     nodes = sorted({node_of[rank] for rank in ranks})
-    where = escape_control(membership.hosts[nodes[0]]) if len(nodes) == 1 else counted(len(nodes), "node")
-    return f"{ranks_said(ranks)} on {where}"
+    where = membership.hosts[nodes[0]] if len(nodes) == 1 else counted(len(nodes), "node")
+    return "all ranks" if len(ranks) == len(node_of) else f"{ranks_said(ranks)} on {where}"

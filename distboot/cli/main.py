@@ -4,16 +4,16 @@ And what all of them share: argparse with our errors, and standard output, which
 show a character.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
+import re
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from .. import __version__
 from ..detection.export import without_local_rank
@@ -48,6 +48,8 @@ commands:
 
 `python -m distboot COMMAND --help` tells the options of each.
 """
+
+_LAUNCHER = "--launcher NAME  believe this launcher, like DISTBOOT_LAUNCHER=NAME (default: the innermost one found)"
 
 # Each is a function in a module, which is imported only when it is asked for.
 _COMMANDS = {
@@ -113,9 +115,15 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` that raises `DistbootError` and accepts no abbreviated options."""
+    """An `ArgumentParser` that raises `DistbootError` and accepts no abbreviated options.
 
-    def __init__(self, command: str, description: str, usage: str | None = None) -> None:
+    `options` are declared as in the help: "--name VALUE  what it is", without VALUE for a switch; what is indented
+    continues a line, and any other line is the title of a group. `more`: by name, for `add_argument`.
+    """
+
+    def __init__(
+        self, command: str, description: str, options: str = "", more: Mapping[str, Any] = {}, usage: str | None = None
+    ) -> None:
         super().__init__(
             prog=f"python -m distboot {command}",
             description=description,
@@ -124,11 +132,15 @@ class Parser(argparse.ArgumentParser):
             # Every option makes one, which asks for the terminal's width, with shutil: 3 ms that only --help needs.
             formatter_class=partial(argparse.HelpFormatter, width=80),
         )
-        self.add_argument(
-            "--launcher",
-            metavar="NAME",
-            help="believe this launcher, like DISTBOOT_LAUNCHER=NAME (default: the innermost one found)",
-        )
+        add = self.add_argument
+        for entry in re.split(r"\n(?! )", f"{_LAUNCHER}\n{options}".strip()):
+            option, _, text = entry.partition("  ")
+            name, _, metavar = option.partition(" ")
+            if text:
+                form = {"metavar": metavar} if metavar else {"action": "store_true"}
+                add(name, help=text, **form, **more.get(name, {}))
+            else:
+                add = self.add_argument_group(entry).add_argument
 
     def split(self, words: list[str]) -> tuple[list[str], list[str]]:
         """Our own options, and what is behind them: a script, module or command with its arguments."""

@@ -10,33 +10,16 @@ from typing import Any, NamedTuple
 
 from .. import frameworks
 from ..agent import supervisor
+from ..detection import export
 from ..detection.detect import detect, refuse_unless_rank
-from ..detection.export import (
-    base_environ,
-    empty_local_rank,
-    for_launcher,
-    merged,
-    require_master,
-    variables,
-    wait_until_resolves,
-)
 from ..detection.launchers.tf_config import has_servers
 from ..detection.placement import NUMBERS, Placement
 from ..errors import DistbootError, rendezvous_needed, with_rank, with_too_few_files
 from ..frameworks import _torch
 from ..process import at_once, become
-from ..settings import (
-    RANK,
-    RestartSettings,
-    grace_setting,
-    join_timeout_setting,
-    refuse_log,
-    rendezvous_setting,
-    supervision_settings,
-    warn_of_unknown,
-)
+from ..settings import RANK, rendezvous_setting, supervision_settings, warn_of_unknown
 from ..text import escape_control, log_line
-from .run_options import count_of, parse, restarts_of, warn_if_bound
+from .run_options import check_local_rank, complete, count_of, parse, warn_if_bound
 from .target import Nested, Target, fit_to_script, missing_framework_option, nested_launcher, target_of
 
 TYPE_CHECKING = False
@@ -57,13 +40,11 @@ def run(words: list[str]) -> int:
     placement = detect(launcher=options.launcher)
     warn_of_unknown(os.environ, placement.rank, placement.who)
     with with_rank(placement.who):
-        refuse_log(os.environ)
-        join_timeout = join_timeout_setting(options.join_timeout, "--join-timeout")
-        grace = grace_setting(os.environ, options.grace)
+        complete(options, os.environ)
         target = target_of(given)
         nested = nested_launcher(target, os.environ)
-        launch = _Launch(options, target, nested, grace, join_timeout, restarts_of(options, os.environ))
-        _check_local_rank(launch, placement)
+        launch = _Launch(options, target, nested)
+        check_local_rank(options, target, nested, placement)
         starts_ranks_here = options.nproc_per_node or (launch.inner is not None and launch.inner.is_told_of_nodes)
         if not starts_ranks_here:
             refuse_unless_rank(placement)
@@ -73,14 +54,14 @@ def run(words: list[str]) -> int:
             options.framework = "none"
         if options.nproc_per_node:
             return _of_node(launch, placement)
-        placement = require_master(placement)
+        placement = export.require_master(placement)
         logs, problem = None, None
         try:
             logs = launch.logs(placement.rank, placement.who)
         except DistbootError as error:  # which the other ranks should hear, too
             problem = error
         # Of a process that is alone only on request: what DISTBOOT_REPORT says may be for the ranks that it starts.
-        if rendezvous_setting() and (placement.world_size > 1 or options.report or launch.restarts.most):
+        if rendezvous_setting() and (placement.world_size > 1 or options.report or options.restarts.most):
             return _together(launch, placement, target.missing() or problem, logs)
         if options.report and placement.rank == 0:
             log_line(placement.who, "warning: there will be no report: DISTBOOT_RENDEZVOUS=0")
@@ -95,9 +76,6 @@ class _Launch(NamedTuple):
     options: Namespace
     target: Target
     nested: Nested | None  # a launcher that the command starts
-    grace: float
-    join_timeout: float
-    restarts: RestartSettings
 
     @property
     def inner(self) -> Nested | None:
@@ -110,7 +88,7 @@ class _Launch(NamedTuple):
         if per_node:
             if ranks == placement.world_size == 1:
                 return None
-            placement, environ = placement._replace(launcher="distboot"), base_environ(environ)
+            placement, environ = placement._replace(launcher="distboot"), export.base_environ(environ)
         if self.nested is not None:
             return self.nested.separate_jobs(placement, per_node)
         return missing_framework_option(self.target, self.options.framework, placement, environ, per_node)
@@ -127,16 +105,16 @@ class _Launch(NamedTuple):
         except DistbootError as error:
             if not round_ or options.log_dir is None:
                 raise
-            # A job that goes on is worth more, as it is when a file can be written no more.
+            # A job that goes on is worth more than its log.
             log_line(who, f"warning: {error.message}; its output goes to where ours does")
             return Logs(rank, who, prefix=options.log_prefix, folder=None)
 
     def exports(self, placement: Placement, environ: Mapping[str, str], **more: Any) -> dict[str, str | None]:
         """The variables to set for the command, starting from `environ`."""
         if self.inner is not None:
-            return for_launcher(placement, environ, together=self.inner.is_told_of_nodes)
+            return export.for_launcher(placement, environ, together=self.inner.is_told_of_nodes)
         named = None if self.options.nproc_per_node else self.options.launcher
-        return variables(placement, environ, named=named, **more)
+        return export.variables(placement, environ, named=named, **more)
 
     def words(self, environ: Mapping[str, str]) -> list[str]:
         words, name = self.target.words, self.options.pass_local_rank
@@ -149,17 +127,17 @@ class _Launch(NamedTuple):
 
 def _alone(launch: _Launch, placement: Placement, logs: Logs | None) -> int:
     """Run the command of a process without others, or with the rendezvous off."""
-    wait_until_resolves(placement, launch.join_timeout)
+    export.wait_until_resolves(placement, launch.options.join_timeout)
     others = _torch.torchelastic_variables(placement, os.environ)
     if launch.options.framework != "torch" and launch.inner is None:  # a start of it does not pay for sockets
         from ..rendezvous.job_info import alone
 
-        others = frameworks.exports(launch.options.framework, alone(placement, launch.join_timeout), os.environ)
-    environ = merged(launch.exports(placement, os.environ, others=others), os.environ)
+        others = frameworks.exports(launch.options.framework, alone(placement, launch.options.join_timeout), os.environ)
+    environ = export.merged(launch.exports(placement, os.environ, others=others), os.environ)
     if launch.options.exec:
         become(launch.words(environ), environ)
     command = supervisor.Command(launch.words(environ), environ, logs=logs)
-    code = supervisor.run([command], grace=launch.grace)
+    code = supervisor.run([command], grace=launch.options.grace)
     if code:
         from ..agent.exit_status import leave  # here, as most end well
 
@@ -171,23 +149,21 @@ def _of_node(launch: _Launch, placement: Placement) -> int:
     """Start the ranks of this node."""
     if launch.inner is not None:
         name = launch.inner.name
-        raise DistbootError(
-            "usage",
-            f"--nproc-per-node starts the ranks of this node, and in each of them {name} would start others",
-            f"leave {name} out: python -m distboot --nproc-per-node N script.py …; or leave --nproc-per-node out",
-        )
+        problem = f"--nproc-per-node starts the ranks of this node, and in each of them {name} would start others"
+        hint = f"leave {name} out: python -m distboot --nproc-per-node N script.py …; or leave --nproc-per-node out"
+        raise DistbootError("usage", problem, hint)
     ranks = count_of(launch.options.nproc_per_node, placement, os.environ)
     if not rendezvous_setting():
         raise rendezvous_needed("the nodes number their ranks when they meet")
     placement = placement._replace(node_level=placement.node_level or "--nproc-per-node")
     with with_rank(placement.who):
         warn_if_bound(placement)
-        problem = launch.target.missing()
+        missing = launch.target.missing()
         if launch.options.log_dir is not None:  # the ranks, and so their files, have no names yet
             from ..agent.logs import folder_problem
 
-            problem = problem or folder_problem(launch.options.log_dir)
-        return _together(launch, require_master(placement), problem, ranks=ranks)
+            missing = missing or folder_problem(launch.options.log_dir)
+        return _together(launch, export.require_master(placement), missing, ranks=ranks)
 
 
 class _Job(NamedTuple):
@@ -204,10 +180,12 @@ class _Job(NamedTuple):
         from ..agent.in_wrapper import WrapperAgent
         from ..rendezvous.plan import join_here
 
-        launch, restarts, settings = self.launch, self.restarts, self.settings
-        told = {"framework": launch.options.framework, "problem": problem, "ranks": self.ranks}
-        told |= {"round": restarts.round, "max_restarts": launch.restarts.most}
-        join_timeout = launch.join_timeout + (launch.grace if restarts.round else 0.0)  # which an agent may need longer
+        launch, options, restarts, settings = self.launch, self.launch.options, self.restarts, self.settings
+        told = {"framework": options.framework, "problem": problem, "ranks": self.ranks}
+        told |= {"round": restarts.round, "max_restarts": options.restarts.most}
+        join_timeout = options.join_timeout + (
+            options.grace if restarts.round else 0.0
+        )  # which an agent may need longer
         with (
             report.despite_signals(),
             join_here(self.placement, os.environ, join_timeout, failed=report.failed, **told) as job,
@@ -219,18 +197,18 @@ class _Job(NamedTuple):
             environs = at_once(partial(self._environ_of, job, watch), watch.ranks)
             job.joined.close_listener()
             files = job.joined.open_files
-            if launch.options.exec:
+            if options.exec:
                 watch.leave_job()
                 become(launch.words(environs[0]), environs[0], open_files=files)
             if not settings.detects:
                 report.failed(job, None)
-            watch.only_serves_rank_0 = launch.options.framework == "tensorflow" and has_servers(environs[0])
+            watch.only_serves_rank_0 = options.framework == "tensorflow" and has_servers(environs[0])
             commands = []
             for rank, environ in zip(watch.ranks, environs, strict=True):
                 own = launch.logs(rank, f"rank {rank}", restarts.round) if self.ranks else logs
                 found, file = watch.environ(rank, environ), watch.files[rank]
                 commands.append(supervisor.Command(launch.words(found), found, rank, file, own))
-            code = supervisor.run(commands, grace=launch.grace, open_files=files, watch=watch)
+            code = supervisor.run(commands, grace=options.grace, open_files=files, watch=watch)
             cause = watch.next_round
         if cause is not None:
             restarts.ended(cause)
@@ -245,11 +223,11 @@ class _Job(NamedTuple):
         counts, is_torchruns = self.restarts.variables(base), one.placement.launcher == "torchrun"
         others |= {} if is_torchruns else counts  # else one of them would show that torchrun has started the script
         exports = self.launch.exports(one.placement, base, others=others, met=True) | counts
-        if self.launch.restarts.most and is_torchruns:
+        if self.launch.options.restarts.most and is_torchruns:
             # The store of torchrun's agent has the keys of the first round. This one is the script's own.
             assert one.store_address is not None
             exports |= {"TORCHELASTIC_USE_AGENT_STORE": None, "MASTER_PORT": str(one.store_address[1])}
-        return merged(exports | network.variables(one.interface, base), base)
+        return export.merged(exports | network.variables(one.interface, base), base)
 
 
 def _together(
@@ -260,7 +238,7 @@ def _together(
     apart = launch.apart(placement, ranks)
     if placement.rank == 0 and apart:
         log_line(placement.who, escape_control(apart))
-    settings = supervision_settings(os.environ, launch.grace, options.report)
+    settings = supervision_settings(os.environ, launch.options.grace, options.report)
     settings = settings._replace(
         detects=settings.detects and not options.exec,
         apart=launch.nested.name if launch.nested and apart else "",
@@ -270,9 +248,9 @@ def _together(
     from ..report.files import StartupReport  # here, so that a process that is alone does not pay for them
 
     report = StartupReport(settings.report, placement)
-    restarts = Restarts(launch.restarts, os.environ, of_launcher=launch.nested is not None)
+    restarts = Restarts(options.restarts, os.environ, of_launcher=launch.nested is not None)
     job = _Job(launch, placement, settings, restarts, ranks)
-    if launch.restarts.most:
+    if options.restarts.most:
         for number in (signal.SIGUSR1, signal.SIGUSR2):  # which would end us between two rounds
             signal.signal(number, partial(_say_no_effect, placement))
     code = job.round(report, problem or report.problem(), logs)
@@ -294,18 +272,5 @@ def _of_rank(job: JobInfo, rank: int) -> tuple[JobInfo, dict[str, str]]:
     numbers = {"rank": rank, "world_size": job.membership.world_size, **job.membership.place(rank)}
     own = {name: str(numbers[field]) for name, field in zip(RANK, NUMBERS, strict=True)}
     where = {"MASTER_ADDR": str(job.placement.master_addr), "MASTER_PORT": str(job.placement.master_port)}
-    environ = {**base_environ(os.environ), **own}
+    environ = {**export.base_environ(os.environ), **own}
     return job.of_rank(detect({**environ, **where}, launcher="distboot")), environ
-
-
-def _check_local_rank(launch: _Launch, placement: Placement) -> None:
-    """Refuse to pass it to a launcher, and say that an argument for it is empty."""
-    if launch.options.pass_local_rank:
-        if launch.nested is not None:
-            name = launch.nested.name
-            problem = f"--pass-local-rank passes the local rank of this process, and {name} starts others"
-            raise DistbootError("usage", problem, f"give it to a wrapper that {name} starts")
-        return
-    empty = empty_local_rank((launch.target.of_python or launch.target.words)[1:])
-    if empty is not None and placement.rank == 0:
-        log_line(placement.who, f"{empty}: leave it out, and pass it with python -m distboot run --pass-local-rank")

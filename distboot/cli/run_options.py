@@ -1,21 +1,20 @@
 """The options of `run`, and where they end, as the rest is the script's; and how many ranks --nproc-per-node means."""
 
-from __future__ import annotations
-
 import os
 import re
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from .. import frameworks
+from .. import frameworks, settings
 from ..detection.detect import LAUNCHERS
-from ..detection.export import LOCAL_RANK
+from ..detection.export import LOCAL_RANK, empty_local_rank
 from ..detection.placement import Placement
 from ..errors import DistbootError
 from ..host import cpus
-from ..settings import RestartSettings, is_nproc, nproc_setting, restart_settings
 from ..text import did_you_mean, log_line
 from .main import Parser
+from .target import Nested, Target
 
 # The variables for a platform that types mpirun itself: Open MPI 4, and 5.
 _UNBOUND = (
@@ -24,26 +23,6 @@ _UNBOUND = (
 )
 _OPTION = re.compile(r"--?[A-Za-z][\w-]*", re.ASCII)
 _WITH_EXEC = "cannot be used with --exec, because the wrapper is replaced by the command"
-
-
-def parse(words: list[str]) -> tuple[Namespace, list[str]]:
-    """Our own options, and the target."""
-    parser = _parser()
-    own, target = parser.split(words)
-    if "--log-json" in own:  # for what we start, too, and for what is wrong with the other options
-        os.environ["DISTBOOT_LOG"] = "json"
-    options = parser.parse_args(own)
-    nproc = nproc_setting(os.environ)
-    os.environ.pop("DISTBOOT_NPROC_PER_NODE", None)  # it is not for the ranks
-    options.nproc_per_node = options.nproc_per_node or nproc
-    if not target:
-        parser.error("no script, module or command to run")
-    if options.exec and options.framework in ("horovod", "tensorflow"):
-        parser.error(f"--framework {options.framework}, for which the wrapper holds a port, {_WITH_EXEC}")
-    for name in ("grace", "log_dir", "log_prefix", "report", "nproc_per_node", "max_restarts"):
-        if options.exec and getattr(options, name):
-            parser.error(f"--{name.replace('_', '-')} {_WITH_EXEC}")
-    return options, target
 
 
 def _text(holds: Callable[[str], object], problem: str) -> Callable[[str], str]:
@@ -66,83 +45,69 @@ def _framework(text: str) -> str:
     return name
 
 
-def _parser() -> Parser:
+_OPTIONS = f"""\
+--join-timeout SECONDS  how long to wait for all ranks to join (default: DISTBOOT_JOIN_TIMEOUT, or 300)
+--grace SECONDS  how long the child may take to exit after TERM, before KILL (default: DISTBOOT_GRACE, or 30)
+--framework NAME  what the script uses: torch (the default, also for frameworks built on it), deepspeed, horovod,
+  tensorflow, jax, mpi, none; distboot also exports the variables that it reads: HOROVOD_*, TF_CONFIG, …
+--pass-local-rank NAME  pass the local rank to the script, for example as {LOCAL_RANK}=3 (=NAME: in another spelling);
+  without it, the local rank that torch.distributed.launch or DeepSpeed's launcher passes is removed; with
+  --framework deepspeed, a script that has such an option gets it
+--exec  replace the wrapper by the command: no failure detection and no grace; not with --framework horovod or
+  tensorflow, because the wrapper holds a port for their scripts
+--log-prefix  begin each line of the output with its rank and host
+--log-json  write each line of distboot's own as JSON, like DISTBOOT_LOG=json
+--log-dir DIR  also append the output to a file for each rank: DIR/rank-3.log
+--report FILE  write a report of the job, on rank 0's host: where each rank ran, how it started and ended, which one
+  failed first; one HTML page if FILE ends in .html, else JSON (default: DISTBOOT_REPORT, or none)
+to restart the ranks after a rank fails or a node is lost
+--max-restarts N  end all ranks when one fails, let the agents meet, and start the command again, at most N times
+  (default: DISTBOOT_MAX_RESTARTS, or 0); the script continues from its checkpoint
+--restart-delay SECONDS  how long to wait before each restart (default: DISTBOOT_RESTART_DELAY, or 0)
+--restart-window SECONDS  a second failure at the same place in the code within this time counts as a bug, and stops
+  the job instead; 0: never (default: DISTBOOT_RESTART_WINDOW, or 600)
+for launches of one process per node, pod or container
+--nproc-per-node N|auto  start N processes here, each a rank, with the node rank, the number of nodes and the address
+  found (gpu: one per accelerator; cpu: one per CPU; auto: gpu, or cpu if there are none; default:
+  DISTBOOT_NPROC_PER_NODE)"""
+_MORE: dict[str, dict[str, Any]] = {
+    "--framework": {"type": _framework, "default": "torch"},
+    "--pass-local-rank": {
+        "type": _text(_OPTION.fullmatch, "{} is not a valid name of an option, as --local_rank is"),
+        "nargs": "?",
+        "const": LOCAL_RANK,
+    },
+    "--log-dir": {"type": _text(bool, "the name of a folder is needed")},
+    "--report": {"type": _text(bool, "the name of a file is needed")},
+    "--nproc-per-node": {"type": _text(settings.is_nproc, "{} is neither a number of processes nor auto, gpu or cpu")},
+}
+
+
+def parse(words: list[str]) -> tuple[Namespace, list[str]]:
+    """Our own options, and the target."""
     parser = Parser(
         "run",
         "Export the variables of torch.distributed and run a script or command as a child: signals are forwarded to "
         "it, and its exit code is ours (128 + n when signal n ended it, 127 not found, 126 not executable).",
+        _OPTIONS,
+        more=_MORE,
         usage="python -m distboot [run] [options] (script.py | -m module | -- command) [arguments …]",
     )
-    for name, text in (
-        ("join-timeout", "how long to wait for all ranks to join (default: DISTBOOT_JOIN_TIMEOUT, or 300)"),
-        ("grace", "how long the child may take to exit after TERM, before KILL (default: DISTBOOT_GRACE, or 30)"),
-    ):
-        parser.add_argument(f"--{name}", metavar="SECONDS", help=text)
-    parser.add_argument(
-        "--framework",
-        type=_framework,
-        default="torch",
-        metavar="NAME",
-        help="what the script uses: torch (the default, also for frameworks built on it), deepspeed, horovod, "
-        "tensorflow, jax, mpi, none; distboot also exports the variables that it reads: HOROVOD_*, TF_CONFIG, …",
-    )
-    parser.add_argument(
-        "--pass-local-rank",
-        nargs="?",
-        const=LOCAL_RANK,
-        type=_text(_OPTION.fullmatch, "{} is not a valid name of an option, as --local_rank is"),
-        metavar="NAME",
-        help=f"pass the local rank to the script, for example as {LOCAL_RANK}=3 (=NAME: in another spelling); "
-        "without it, the local rank that torch.distributed.launch or DeepSpeed's launcher passes is removed; with "
-        "--framework deepspeed, a script that has such an option gets it",
-    )
-    parser.add_argument(
-        "--exec",
-        action="store_true",
-        help="replace the wrapper by the command: no failure detection and no grace; not with --framework horovod or "
-        "tensorflow, because the wrapper holds a port for their scripts",
-    )
-    parser.add_argument(
-        "--log-prefix", action="store_true", help="begin each line of the output with its rank and host"
-    )
-    parser.add_argument(
-        "--log-json", action="store_true", help="write each line of distboot's own as JSON, like DISTBOOT_LOG=json"
-    )
-    parser.add_argument(
-        "--log-dir",
-        type=_text(bool, "the name of a folder is needed"),
-        metavar="DIR",
-        help="also append the output to a file for each rank: DIR/rank-3.log",
-    )
-    parser.add_argument(
-        "--report",
-        type=_text(bool, "the name of a file is needed"),
-        metavar="FILE",
-        help="write a report of the job, on rank 0's host: where each rank ran, how it started and ended, which one "
-        "failed first; one HTML page if FILE ends in .html, else JSON (default: DISTBOOT_REPORT, or none)",
-    )
-    group = parser.add_argument_group("to restart the ranks after a rank fails or a node is lost")
-    end_all = (
-        "end all ranks when one fails, let the agents meet, and start the command again, at most N times "
-        "(default: DISTBOOT_MAX_RESTARTS, or 0); the script continues from its checkpoint"
-    )
-    bug = (
-        "a second failure at the same place in the code within this time counts as a bug, and stops the job "
-        "instead; 0: never (default: DISTBOOT_RESTART_WINDOW, or 600)"
-    )
-    delay = "how long to wait before each restart (default: DISTBOOT_RESTART_DELAY, or 0)"
-    group.add_argument("--max-restarts", metavar="N", help=end_all)
-    group.add_argument("--restart-delay", metavar="SECONDS", help=delay)
-    group.add_argument("--restart-window", metavar="SECONDS", help=bug)
-    group = parser.add_argument_group("for launches of one process per node, pod or container")
-    group.add_argument(
-        "--nproc-per-node",
-        type=_text(is_nproc, "{} is neither a number of processes nor auto, gpu or cpu"),
-        metavar="N|auto",
-        help="start N processes here, each a rank, with the node rank, the number of nodes and the address found (gpu: "
-        "one per accelerator; cpu: one per CPU; auto: gpu, or cpu if there are none; default: DISTBOOT_NPROC_PER_NODE)",
-    )
-    return parser
+    own, target = parser.split(words)
+    if "--log-json" in own:  # for what we start, too, and for what is wrong with the other options
+        os.environ["DISTBOOT_LOG"] = "json"
+    options = parser.parse_args(own)
+    nproc = settings.nproc_setting(os.environ)
+    os.environ.pop("DISTBOOT_NPROC_PER_NODE", None)  # it is not for the ranks
+    options.nproc_per_node = options.nproc_per_node or nproc
+    if not target:
+        parser.error("no script, module or command to run")
+    if options.exec and options.framework in ("horovod", "tensorflow"):
+        parser.error(f"--framework {options.framework}, for which the wrapper holds a port, {_WITH_EXEC}")
+    for name in ("grace", "log_dir", "log_prefix", "report", "nproc_per_node", "max_restarts"):
+        if options.exec and getattr(options, name):
+            parser.error(f"--{name.replace('_', '-')} {_WITH_EXEC}")
+    return options, target
 
 
 def count_of(wanted: str, placement: Placement, environ: Mapping[str, str]) -> int:
@@ -153,11 +118,9 @@ def count_of(wanted: str, placement: Placement, environ: Mapping[str, str]) -> i
     here = environ.get(launcher.local_count) or str(placement.local_world_size or 1)
     if here != "1" or placement.local_rank:
         many = here if here.isdigit() and here != "1" else "several"
-        raise DistbootError(
-            "usage",
-            f"--nproc-per-node, but {placement.launcher} started {many} processes on this node",
-            "start one process per node, or leave --nproc-per-node (or DISTBOOT_NPROC_PER_NODE) out",
-        )
+        problem = f"--nproc-per-node, but {placement.launcher} started {many} processes on this node"
+        hint = "start one process per node, or leave --nproc-per-node (or DISTBOOT_NPROC_PER_NODE) out"
+        raise DistbootError("usage", problem, hint)
     if wanted.isdigit():
         return int(wanted)
     found, all_cpus = len(accelerators.visible(environ)), cpus.affinity() or os.cpu_count()
@@ -168,9 +131,17 @@ def count_of(wanted: str, placement: Placement, environ: Mapping[str, str]) -> i
     return count
 
 
-def restarts_of(options: Namespace, environ: Mapping[str, str]) -> RestartSettings:
-    """How often the job may be started again, and when; `DistbootError`: that is wrong, or cannot be had here."""
-    found = restart_settings(environ, options.max_restarts, options.restart_delay, options.restart_window)
+def complete(options: Namespace, environ: Mapping[str, str]) -> None:
+    """Set what the environment says where no option does; `DistbootError`: it is not valid, or cannot be had here."""
+    settings.refuse_log(environ)
+    options.join_timeout = settings.join_timeout_setting(options.join_timeout, "--join-timeout")
+    options.grace = settings.grace_setting(environ, options.grace)
+    options.restarts = _restarts_of(options, environ)
+
+
+def _restarts_of(options: Namespace, environ: Mapping[str, str]) -> settings.RestartSettings:
+    """How often the job may be started again, and when."""
+    found = settings.restart_settings(environ, options.max_restarts, options.restart_delay, options.restart_window)
     if not found.most:
         return found
     off = "--max-restarts (or DISTBOOT_MAX_RESTARTS) "
@@ -192,3 +163,15 @@ def warn_if_bound(placement: Placement) -> None:
     if placement.launcher != "single" and own is not None and there is not None and own < there:
         bound = f"{placement.launcher} has bound this process to {own} of {there} CPUs, and so all ranks of this node"
         log_line(placement.who, f"warning: {bound}: {_UNBOUND}")
+
+
+def check_local_rank(options: Namespace, target: Target, nested: Nested | None, placement: Placement) -> None:
+    """Refuse to pass it to a launcher, and say that an argument for it is empty."""
+    if options.pass_local_rank:
+        if nested is not None:
+            problem = f"--pass-local-rank passes the local rank of this process, and {nested.name} starts others"
+            raise DistbootError("usage", problem, f"give it to a wrapper that {nested.name} starts")
+        return
+    empty = empty_local_rank((target.of_python or target.words)[1:])
+    if empty is not None and placement.rank == 0:
+        log_line(placement.who, f"{empty}: leave it out, and pass it with python -m distboot run --pass-local-rank")

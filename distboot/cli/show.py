@@ -1,7 +1,5 @@
 """The commands that only print: `show`, `env`, `launchers` and `stacks`."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -27,14 +25,12 @@ _OF_THE_JOB = ("launcher", "world_size", "num_nodes", "master_addr", "master_por
 
 def show(arguments: list[str]) -> int:
     """`show`: print what was detected, with the source of every value; with --job, where all the ranks are."""
-    parser = Parser("show", "Print what was detected, every value with its source.")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument(
-        "--job",
-        action="store_true",
-        help="run on all ranks: they meet once, and rank 0 says where each is, or who is missing",
-    )
-    options = parser.parse_args(arguments)
+    options = Parser(
+        "show",
+        "Print what was detected, every value with its source.",
+        "--json  print one JSON object\n"
+        "--job  run on all ranks: they meet once, and rank 0 says where each is, or who is missing",
+    ).parse_args(arguments)
     placement = detect(launcher=options.launcher)
     warn_of_unknown(os.environ, placement.rank, placement.who)
     if options.job:
@@ -48,8 +44,10 @@ def _table(placement: Placement) -> str:
     values = {field: getattr(placement, field) for field in FIELDS}
     shown = {field: "-" if value is None else escape_control(str(value)) for field, value in values.items()}
     width = max(map(len, shown.values()))
-    sources = {field: placement.sources.get(field) or _unknown(field, placement) for field in FIELDS}
-    lines = [f"{field:<16}  {shown[field]:<{width}}  {sources[field]}".rstrip() for field in FIELDS]
+    lines = [
+        f"{field:<16}  {value:<{width}}  {placement.sources.get(field) or _unknown(field, placement)}".rstrip()
+        for field, value in shown.items()
+    ]
     return "\n".join([_headline(placement), "", *lines, *(f"note: {escape_control(note)}" for note in placement.notes)])
 
 
@@ -58,20 +56,20 @@ def _headline(placement: Placement) -> str:
     launcher = LAUNCHERS[placement.launcher]
     platform = next((f", in {platform.title}" for platform in PLATFORMS if platform.name == placement.platform), "")
     if placement.node_level is not None:
-        node, why = f"Node {placement.rank} of {placement.world_size}", escape_control(placement.node_level)
+        why = escape_control(placement.node_level)
         return (
-            f"{node}, and not a rank: {why}.\n"
+            f"Node {placement.rank} of {placement.world_size}, and not a rank: {why}.\n"
             f"Started by {launcher.title}{platform}.\n"
             "Start the ranks with: python -m distboot --nproc-per-node N script.py …"
         )
     if launcher.name == "single":
         return f"One process, alone: no launcher claims it{platform}."
-    where = f"rank {placement.rank} of {placement.world_size}"
+    where = f"Rank {placement.rank} of {placement.world_size}"
     of_node, of_job = (placement.local_rank, placement.local_world_size), (placement.node_rank, placement.num_nodes)
     for what, (index, count) in (("local rank", of_node), ("node", of_job)):
         if index is not None:
             where += f", {what} {index}" + ("" if count is None else f" of {count}")
-    return f"{where[0].upper()}{where[1:]}: started by {launcher.title}{platform}."
+    return f"{where}: started by {launcher.title}{platform}."
 
 
 def _unknown(field: str, placement: Placement) -> str:
@@ -148,9 +146,8 @@ def docker(variables: list[str]) -> str:
 
 def launchers(arguments: list[str]) -> int:
     """`launchers`: print the table of all that can be recognised, from the records that detection itself uses."""
-    parser = Parser("launchers", "Print all launchers, innermost first, and all platforms that can be recognised.")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args(arguments)
+    description = "Print all launchers, innermost first, and all platforms that can be recognised."
+    options = Parser("launchers", description, "--json  print one JSON object").parse_args(arguments)
     if options.json:
         known: dict[str, tuple[Launcher | Platform, ...]] = {"launchers": INNERMOST_FIRST, "platforms": PLATFORMS}
         fields = ("name", "title", "markers", "source")
@@ -209,17 +206,12 @@ def _ask(name: str, pid: int) -> Sequence[str] | None:
     """What an agent says; None: it has ended, or it is not that of this process."""
     import socket
 
-    from ..rendezvous.local import MOST, OPEN
+    from ..rendezvous.local import AgentLink
     from ..rendezvous.messages import AskStacks, ShowStacks
-    from ..rendezvous.protocol import Frames, ProtocolError
 
-    frames = Frames(MOST)
-    with socket.socket(socket.AF_UNIX) as connection, suppress(OSError, ProtocolError):
+    with socket.socket(socket.AF_UNIX) as connection, suppress(OSError, DistbootError):
         connection.settimeout(_LIMIT)
         connection.connect(f"\0{name}")
-        connection.sendall(OPEN.sign(AskStacks(pid)))
-        while data := connection.recv(1 << 16):
-            for frame in frames.feed(data):
-                answer: ShowStacks = OPEN.verify(frame, frames, ShowStacks)
-                return answer.lines
+        answer: ShowStacks = AgentLink(connection).ask(AskStacks(pid), _LIMIT, ShowStacks)
+        return answer.lines
     return None

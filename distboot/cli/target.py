@@ -3,8 +3,6 @@
 And what the text of an unmodified script says, where that has to be known before it starts.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re
@@ -81,8 +79,7 @@ class Target(NamedTuple):
                 return ["-m", *filter(None, [value]), *rest[1:]]
             if option == "c" or rest[0] == "-":
                 return []
-            has_next = (option and not value) or rest[0] == "--check-hash-based-pycs"
-            rest = rest[2 if has_next else 1 :]
+            rest = rest[2 if option and not value else 1 :]
         return rest
 
     @property
@@ -169,18 +166,16 @@ class Nested(NamedTuple):
 
     def separate_jobs(self, placement: Placement, per_node: str | None = None) -> str | None:
         """A warning where each rank would start a job of its own, or None; `per_node`: of --nproc-per-node."""
-        count = placement.world_size
-        if per_node and not self.is_told_of_nodes:
-            return (
-                f"warning: each rank of --nproc-per-node {per_node} starts {self.name}, which starts a job of its own: "
-                f"jobs that train apart. Leave {self.name} out (python -m distboot --nproc-per-node {per_node} "
-                "script.py …)"
-            )
-        if count == 1 or self.is_told_of_nodes:
+        count, starts = placement.world_size, f"starts {self.name}, which starts a job of its own"
+        if self.is_told_of_nodes or (count == 1 and not per_node):
             return None
+        if per_node:
+            command = f"python -m distboot --nproc-per-node {per_node} script.py …"
+            whose = f"each rank of --nproc-per-node {per_node}"
+            return f"warning: {whose} {starts}: jobs that train apart. Leave {self.name} out ({command})"
         options = f"; or pass it {_TOGETHER[self.name][1]}" if self.name in _TOGETHER else ""
         return (
-            f"warning: each of the {count} ranks starts {self.name}, which starts a job of its own: {count} jobs that "
+            f"warning: each of the {count} ranks {starts}: {count} jobs that "
             f"train apart. Leave {self.name} out, as the {count} ranks are there (python -m distboot script.py …); or "
             "start one process per node, and let the wrapper start the ranks (python -m distboot --nproc-per-node N "
             f"script.py …){options}"
@@ -210,12 +205,11 @@ def nested_launcher(target: Target, environ: Mapping[str, str]) -> Nested | None
 
 def _after_env(words: list[str]) -> list[str]:
     """A command without the `env NAME=VALUE …` before it."""
-    if os.path.basename(words[0] if words else "") != "env":
-        return words or [""]
-    rest = words[1:]
-    while rest and (rest[0].startswith("-") or "=" in rest[0]):
-        rest = rest[2 if rest[0] in ("-u", "-C", "--unset", "--chdir") else 1 :]
-    return rest or [""]
+    if os.path.basename("".join(words[:1])) == "env":
+        words = words[1:]
+        while words and (words[0].startswith("-") or "=" in words[0]):
+            words = words[2 if words[0] in ("-u", "-C", "--unset", "--chdir") else 1 :]
+    return words or [""]
 
 
 def fit_to_script(options: Namespace, target: Target, environ: Mapping[str, str]) -> None:
@@ -231,11 +225,9 @@ def fit_to_script(options: Namespace, target: Target, environ: Mapping[str, str]
         options.pass_local_rank = found and found[1]
     has_only_workers = "MultiWorkerMirroredStrategy(" in text and "ParameterServerStrategy" not in text
     if options.framework == "tensorflow" and has_only_workers and has_servers(environ):
-        raise DistbootError(
-            "usage",
-            "TF_CONFIG has parameter servers, and the script's MultiWorkerMirroredStrategy has no use for them",
-            "start the job without them (on Azure ML parameter_server_count: 0), or use ParameterServerStrategy",
-        )
+        problem = "TF_CONFIG has parameter servers, and the script's MultiWorkerMirroredStrategy does not use them"
+        hint = "start the job without them (on Azure ML parameter_server_count: 0), or use ParameterServerStrategy"
+        raise DistbootError("usage", problem, hint)
 
 
 def missing_framework_option(

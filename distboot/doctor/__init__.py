@@ -5,8 +5,6 @@ environment, and a few answers of the kernel and the resolver; nothing else, so 
 does not take long, imports no framework, and changes nothing.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import sys
@@ -21,7 +19,7 @@ from ..detection.detect import detect
 from ..detection.placement import Placement, recognise
 from ..errors import DistbootError
 from ..host import network
-from ..rendezvous.protocol import of, text
+from ..rendezvous.protocol import of, text, valid
 
 _LOOK_UP_LIMIT = 0.3  # seconds
 _AMAZON = "0x1d0f"  # vendor of EFA devices, include/linux/pci_ids.h
@@ -31,18 +29,12 @@ LONGEST = 2000  # characters of one text of a finding
 STATUSES = ("problem", "warning", "unknown", "ok")
 
 
-def _status(value: object) -> str:
-    if value not in STATUSES:
-        raise ValueError("status")
-    return str(value)
-
-
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One check, and what it found."""
 
     name: str = of(text(LONGEST))  # of the check, kebab-case, stable; `examine` adds it
-    status: str = of(_status)
+    status: str = of(valid(STATUSES.__contains__, "status"))
     seen: str = of(text(LONGEST))  # what was found, in one line
     remedy: str = of(text(LONGEST), default="")  # what to do, as exact as may be; may have several lines
 
@@ -178,13 +170,12 @@ class Machine:
         What `others` say for one of them, and is not empty, comes before that.
         """
         kind = self.container() or ""
-        if others.get(kind):
-            return others[kind]
-        if kind == "kubernetes":
-            return f"in the pod:\n{pod}"
-        if kind == "azureml":
-            return f'in the job\'s YAML: resources: {{docker_args: "{docker}"}}'
-        return f"docker run {docker}" if kind == "docker" else bare
+        remedies = {
+            "docker": f"docker run {docker}",
+            "kubernetes": f"in the pod:\n{pod}",
+            "azureml": f'in the job\'s YAML: resources: {{docker_args: "{docker}"}}',
+        }
+        return others.get(kind) or remedies.get(kind, bare)
 
 
 Check = Callable[[Machine], Finding | Iterable[Finding]]

@@ -1,12 +1,9 @@
 """Accelerators: on the host, in the container, in what is visible, and in what torch was built for."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ..host import accelerators as of_host
 from ..text import counted, short_repr
@@ -14,14 +11,13 @@ from . import Check, Finding, Machine, ok, problem, unknown, warning
 
 _HIP = "HIP_VISIBLE_DEVICES"
 # The oldest driver for each major version of CUDA: NVIDIA's CUDA Compatibility, "Minor Version Compatibility".
-_OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
+_OLDEST_DRIVER = {"11": 450, "12": 525, "13": 580}
 _COMPATIBLE = "usr/local/cuda/compat/libcuda.so*"  # of the same document: forward compatibility, for data-center GPUs
 _TARGETS = {"cuda": "CUDA", "hip": "ROCm", "xpu": "XPU", "hpu": "Gaudi"}
 _HOW = "pytorch.org, Get started, names the builds"
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(NamedTuple):
     """One kind of accelerator."""
 
     title: str  # what people call one
@@ -30,7 +26,7 @@ class Kind:
     classes: tuple[str, ...]
     # Patterns of its device files, all of which are needed; those of the first stand for the devices.
     files: tuple[str, ...]
-    build: str  # what torch is built for where it can use it, a key of `TorchBuild.targets`
+    build: str  # what torch is built for where it can use it, a key of `_TARGETS`
     docker: str  # options of `docker run` that give them to a container
     resource: str  # name of one in a pod's limits
     apptainer: str = ""  # options of `apptainer exec`, or empty
@@ -38,6 +34,7 @@ class Kind:
 
 _NVIDIA_FILES = ("dev/nvidia[0-9]*", "dev/nvidiactl", "dev/nvidia-uvm")
 _AMD_FILES, _AMD_OPTIONS = ("dev/kfd", "dev/dri/renderD*"), "--device=/dev/kfd --device=/dev/dri"
+_INTEL_FILES, _GAUDI_FILES = ("dev/dri/renderD*",), ("dev/accel/accel*",)
 _GAUDI_OPTIONS = "--runtime=habana -e HABANA_VISIBLE_DEVICES=all"
 
 # From NVIDIA's Container Toolkit, AMD's "Running ROCm Docker containers", Habana's "Docker Installation" and the device
@@ -45,24 +42,16 @@ _GAUDI_OPTIONS = "--runtime=habana -e HABANA_VISIBLE_DEVICES=all"
 KINDS = (
     Kind("NVIDIA GPU", "0x10de", ("0x0300", "0x0302"), _NVIDIA_FILES, "cuda", "--gpus all", "nvidia.com/gpu", "--nv"),
     Kind("AMD GPU", "0x1002", ("0x0380", "0x1200"), _AMD_FILES, "hip", _AMD_OPTIONS, "amd.com/gpu", "--rocm"),
-    Kind("Gaudi accelerator", "0x1da3", ("0x1200",), ("dev/accel/accel*",), "hpu", _GAUDI_OPTIONS, "habana.ai/gaudi"),
-    Kind(
-        "Intel GPU", "0x8086", ("0x0300", "0x0380"), ("dev/dri/renderD*",), "xpu", "--device=/dev/dri",
-        "gpu.intel.com/i915",
-    ),
-)  # fmt: skip
+    Kind("Gaudi accelerator", "0x1da3", ("0x1200",), _GAUDI_FILES, "hpu", _GAUDI_OPTIONS, "habana.ai/gaudi"),
+    Kind("Intel GPU", "0x8086", ("0x0300", "0x0380"), _INTEL_FILES, "xpu", "--device=/dev/dri", "gpu.intel.com/i915"),
+)
 
 
-@dataclass(frozen=True, slots=True)
-class TorchBuild:
-    """What the installed torch was built for; its files are read, it is not imported."""
+def torch_build(machine: Machine) -> tuple[str, dict[str, str]] | None:
+    """The version of the torch that Python would import, and for what it was built: a key of `_TARGETS`, its version.
 
-    version: str  # for example "2.13.0+cpu"
-    targets: dict[str, str]  # a key of `_TARGETS` -> its version, which is not known of "hpu"
-
-
-def torch_build(machine: Machine) -> TorchBuild | None:
-    """The build that Python would import, if there is one."""
+    Its files are read, it is not imported; they do not tell the version of "hpu".
+    """
     for folder in machine.packages:
         # cuda: Optional[str] = '12.6'
         text = machine.text(str(Path(folder, "torch/version.py")))
@@ -71,7 +60,7 @@ def torch_build(machine: Machine) -> TorchBuild | None:
             targets = {name: values[name] for name in ("cuda", "hip", "xpu") if name in values}
             if machine.has(str(Path(folder, "habana_frameworks"))):
                 targets["hpu"] = ""
-            return TorchBuild(values["__version__"], targets)
+            return values["__version__"], targets
     return None
 
 
@@ -94,11 +83,8 @@ def _of_kind(machine: Machine, kind: Kind, count: int) -> Finding:
         return _not_here(machine, kind, f"{listed} on this host, and no /{missing} here", count)
     if not any(machine.may_open(machine.root / file) for file in files[0]):
         group = (machine.root / files[0][0]).stat().st_gid
-        remedy = machine.how(
-            f"--group-add {group}",
-            f"securityContext: {{supplementalGroups: [{group}]}}",
-            f"usermod -aG {group} USER, and log in again",
-        )
+        pod = f"securityContext: {{supplementalGroups: [{group}]}}"
+        remedy = machine.how(f"--group-add {group}", pod, f"usermod -aG {group} USER, and log in again")
         return problem(f"{listed} on this host, and this user may not open /{files[0][0]}", remedy)
     here = len(files[0])
     return ok(f"{here} of the {listed} of this host" if kind is KINDS[0] and 0 < here < count else listed)
@@ -106,8 +92,8 @@ def _of_kind(machine: Machine, kind: Kind, count: int) -> Finding:
 
 def _not_here(machine: Machine, kind: Kind, seen: str, count: int) -> Finding:
     build = torch_build(machine)
-    if build is not None and kind.build not in build.targets:
-        return ok(f"{seen}; torch {build.version} is not built for them anyway")
+    if build is not None and kind.build not in build[1]:
+        return ok(f"{seen}; torch {build[0]} is not built for them anyway")
     if machine.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") and kind.build in ("cuda", "hip"):
         return ok(f"{seen}; CUDA_VISIBLE_DEVICES hides them anyway")
     pod = f"containers: [{{resources: {{limits: {{{kind.resource}: {count}}}}}}}]"
@@ -151,28 +137,21 @@ def _variables(machine: Machine) -> tuple[str, ...]:
 def _first_fault(environ: Mapping[str, str], variables: Sequence[str], everything: list[str]) -> str | None:
     known = everything
     for variable in variables:
-        fault = _fault(environ[variable], known)
-        if fault:
+        if fault := _fault(environ[variable], known):
             return f"{variable}={short_repr(environ[variable])}, and {fault}"
-        if variable == "ROCR_VISIBLE_DEVICES":  # HIP counts what this one leaves
-            words = environ[variable].split(",")
-            known = [known[int(word)] if word.strip().isdecimal() else word for word in words]
+        known = of_host.chosen(known, environ[variable])  # HIP counts what ROCm leaves
     return None
 
 
 def _fault(choice: str, everything: list[str]) -> str | None:
     """The first word of a choice that names no device; what follows it is not visible either, in CUDA as in HIP."""
-    words = [word.strip() for word in choice.split(",")]
+    words, chosen = [word.strip() for word in choice.split(",")], of_host.chosen(everything, choice)
     if words[0] in ("", "-1", "NoDevFiles", "none", "void"):  # the ways to hide all of them
         return None
     for index, word in enumerate(words):
-        if word.startswith("MIG-"):
-            continue
-        if re.fullmatch("[0-9]+", word):
-            if int(word) >= len(everything):
-                return f"there is no device {word}"
-        elif not word.startswith("GPU-") or not any(known.startswith(word) for known in everything):
-            return f"no device here is called {short_repr(word)}"
+        if index >= len(chosen) or chosen[index] not in everything:
+            is_index = word.isascii() and word.isdecimal()
+            return f"there is no device {word}" if is_index else f"no device here is called {short_repr(word)}"
         if word in words[:index]:
             return f"it names {word} twice"
     return None
@@ -193,26 +172,24 @@ def driver(machine: Machine) -> Finding:
     has_nvidia, has_amd = bool(machine.matching("dev/nvidia[0-9]*")), machine.has("dev/kfd")
     if build is None:
         return ok(f"NVIDIA driver {version}; no torch is installed" if version else "no torch is installed")
-    torch = f"torch {build.version}"
-    if not build.targets:
+    torch, targets = f"torch {build[0]}", build[1]
+    if not targets:
         if not (has_nvidia or has_amd):
             return ok(f"{torch}, for the CPU")
         seen = f"{torch} is built for the CPU only, and there are {'NVIDIA' if has_nvidia else 'AMD'} GPUs here"
         return warning(seen, f"install a build for {'CUDA' if has_nvidia else 'ROCm'}: {_HOW}")
-    if "cuda" in build.targets and has_amd and not has_nvidia:
+    if "cuda" in targets and has_amd and not has_nvidia:
         return problem(f"{torch} is built for CUDA, and there are AMD GPUs here", f"install ROCm's: {_HOW}")
-    if "hip" in build.targets and has_nvidia and not has_amd:
+    if "hip" in targets and has_nvidia and not has_amd:
         return problem(f"{torch} is built for ROCm, and there are NVIDIA GPUs here", f"install CUDA's: {_HOW}")
-    if "cuda" in build.targets and version:
-        return _against_cuda(machine, f"{torch} for CUDA {build.targets['cuda']}", build.targets["cuda"], version)
-    targets = ", ".join(f"{_TARGETS[target]} {its}".rstrip() for target, its in build.targets.items())
-    return ok(f"{torch} for {targets}")
+    if "cuda" in targets and version:
+        return _against_cuda(machine, f"{torch} for CUDA {targets['cuda']}", targets["cuda"], version)
+    listed = ", ".join(f"{_TARGETS[target]} {its}".rstrip() for target, its in targets.items())
+    return ok(f"{torch} for {listed}")
 
 
 def _against_cuda(machine: Machine, torch: str, cuda: str, version: str) -> Finding:
-    oldest = 0
-    with suppress(ValueError):
-        oldest = _OLDEST_DRIVER.get(int(cuda.partition(".")[0]), 0)
+    oldest = _OLDEST_DRIVER.get(cuda.partition(".")[0], 0)
     if int(version.partition(".")[0]) >= oldest:
         return ok(f"{torch}, NVIDIA driver {version}")
     seen = f"{torch} needs NVIDIA driver {oldest} or newer, and this host has {version}"

@@ -4,9 +4,8 @@ NCCL itself says nothing of settings that contradict each other or the machine, 
 Facts: NVIDIA's user guide for NCCL, Environment Variables; NCCL, src/misc/socket.cc and src/graph/xml.cc.
 """
 
-from __future__ import annotations
-
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -46,12 +45,11 @@ def rdma_devices(machine: Machine) -> Finding:
     efa = missing[0].kind == "EFA"
     limit = f"vpc.amazonaws.com/efa: {len(found)}" if efa else "rdma/hca_shared_devices_a: 1"
     named = "" if efa else "  # or as `kubectl describe node` calls it"
-    remedy = machine.how(
-        "--device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1",
+    pod = (
         f"containers: [{{securityContext: {{capabilities: {{add: [IPC_LOCK]}}}}, resources: {{limits: {{{limit}}}}}}}]"
-        + named,
-        "modprobe ib_uverbs",
     )
+    docker = "--device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1"
+    remedy = machine.how(docker, f"{pod}{named}", "modprobe ib_uverbs")
     whose = "this host has" if len(missing) == len(found) else "of the RDMA ports of this host"
     seen = f"{whose} {_describe(missing)}, and their files in /dev/infiniband are not here: NCCL and UCX take TCP"
     # A card for Ethernet always offers RoCE; whether the network carries it is not to be seen from here.
@@ -90,11 +88,10 @@ def rdma_libraries(machine: Machine) -> Finding:
         return problem("the image has no libibverbs.so.1, without which NCCL and UCX take TCP", _VERBS)
     for port in found:
         # DRIVER=mlx5_core
-        uevent = machine.text(f"sys/class/infiniband/{port.device}/device/uevent")
-        for file in (f"etc/libibverbs.d/{name}.driver" for name in ("mlx4", "mlx5") if f"DRIVER={name}_core" in uevent):
-            if not machine.has(file):
-                seen = f"libibverbs.so.1 is here, and not its driver for {port.device} (/{file})"
-                return problem(seen, _VERBS)
+        driver = re.search("DRIVER=(mlx[45])_core", machine.text(f"sys/class/infiniband/{port.device}/device/uevent"))
+        file = f"etc/libibverbs.d/{driver[1]}.driver" if driver else ""
+        if file and not machine.has(file):
+            return problem(f"libibverbs.so.1 is here, and not its driver for {port.device} (/{file})", _VERBS)
     return ok("libibverbs.so.1 is here")
 
 
@@ -114,10 +111,10 @@ def _efa_plugin(machine: Machine) -> Finding:
 
 def rdma_gids(machine: Machine) -> Finding:
     """RoCE finds the other side by a GID, which follows from an IP address in this very network namespace."""
-    found = [port for port in machine.rdma_ports() if port.kind == "RoCE" and port.active]
-    if not found:
+    ports = machine.rdma_ports()
+    usable = {port.device: _gids(machine, port) for port in ports if port.kind == "RoCE" and port.active}
+    if not usable:
         return ok("not needed: no RoCE")
-    usable = {port.device: _gids(machine, port) for port in found}
     index = machine.environ.get("NCCL_IB_GID_INDEX", "-1")  # -1: NCCL looks for it
     for device in (device for device, gids in usable.items() if not gids):
         pod = "hostNetwork: true  # or a network of the RDMA CNI plugin"
@@ -137,8 +134,9 @@ def _gids(machine: Machine, port: Port) -> list[str]:
     for index in sorted(machine.names(f"{folder}/gids"), key=int):
         gid = machine.text(f"{folder}/gids/{index}")
         # fe80:… follows from the card, and passes no router. Reading the type of an empty one fails.
-        if gid not in ("", _NO_GID) and not gid.startswith("fe80:"):
-            found += [index] if machine.text(f"{folder}/gid_attrs/types/{index}") == "RoCE v2" else []
+        is_routed = gid not in ("", _NO_GID) and not gid.startswith("fe80:")
+        if is_routed and machine.text(f"{folder}/gid_attrs/types/{index}") == "RoCE v2":
+            found.append(index)
     return found
 
 
@@ -148,8 +146,7 @@ def _settings(machine: Machine) -> dict[str, str]:
     own = environ.get("NCCL_CONF_FILE") or os.path.join(environ.get("HOME", "/"), ".nccl.conf")
     found: dict[str, str] = {}
     for path in ("etc/nccl.conf", own):
-        pairs = (line.split("=", 1) for line in machine.text(path).splitlines() if "=" in line)
-        found |= {name.strip(): value.strip() for name, value in pairs if name.strip().startswith("NCCL_")}
+        found |= dict(re.findall(r"^\s*(NCCL_\w+)\s*=[ \t]*(.*?)\s*$", machine.text(path), re.MULTILINE))
     return found | {name: value for name, value in environ.items() if name.startswith("NCCL_")}
 
 
@@ -201,12 +198,10 @@ def nccl_settings(machine: Machine) -> list[Finding]:
             found.append(warning(seen, how))
     if machine.azure() and not given.get("NCCL_TOPO_FILE") and len(machine.rdma_ports()) >= _SEVERAL:
         seen = "NCCL_TOPO_FILE is not set, and Azure's virtual PCI bus does not show which card is close to which GPU"
-        remedy = machine.how(
-            "-v /opt/microsoft:/opt/microsoft:ro -v /etc/nccl.conf:/etc/nccl.conf:ro",
-            "# mount /opt/microsoft and /etc/nccl.conf of the node (hostPath), as Azure's HPC images have them",
-            "NCCL_TOPO_FILE=/opt/microsoft/ndv5-topo.xml, or that of another series (Azure/azhpc-images, topology/)",
-        )
-        found.append(warning(seen, remedy))
+        docker = "-v /opt/microsoft:/opt/microsoft:ro -v /etc/nccl.conf:/etc/nccl.conf:ro"
+        pod = "# mount /opt/microsoft and /etc/nccl.conf of the node (hostPath), as Azure's HPC images have them"
+        bare = "NCCL_TOPO_FILE=/opt/microsoft/ndv5-topo.xml, or that of another series (Azure/azhpc-images, topology/)"
+        found.append(warning(seen, machine.how(docker, pod, bare)))
     plugin = given.get("NCCL_NET_PLUGIN", "none")
     if plugin != "none" and not any(map(machine.library, (plugin, f"libnccl-net-{plugin}.so"))):
         why = "and the dynamic linker finds no such library: NCCL continues without it"
@@ -224,7 +219,4 @@ def nccl_settings(machine: Machine) -> list[Finding]:
     return found or [ok(f"{len(given)} set" if given else "none set")]
 
 
-ON_LINUX: tuple[Check, ...] = (
-    *(rdma_devices, rdma_ports, rdma_libraries, rdma_gids),
-    *(interfaces, nccl_rdma, nccl_settings),
-)
+ON_LINUX: Sequence[Check] = (rdma_devices, rdma_ports, rdma_libraries, rdma_gids, interfaces, nccl_rdma, nccl_settings)

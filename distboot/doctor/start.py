@@ -2,10 +2,8 @@
 limits that a container has and its image does not show: shared memory, locked memory, open files.
 """
 
-from __future__ import annotations
-
+import re
 import time
-from contextlib import suppress
 
 from ..detection.detect import LAUNCHERS, detect
 from ..detection.parse import is_loopback
@@ -13,10 +11,11 @@ from ..errors import DistbootError
 from ..host import cpus as of_host
 from ..host.network import NO_PROXIES, PROXIES
 from ..settings import misspelled
-from ..text import counted, escape_control, is_address, short_repr, without_mapping
+from ..text import counted, is_address, short_repr, without_mapping
 from . import Check, Finding, Machine, ok, problem, refused, unknown, warning
 
-_LISTENING = "0A"  # TCP_LISTEN, linux/net/tcp_states.h
+# 0: 0100007F:81FF 00000000:0000 0A …, where 0A is TCP_LISTEN (linux/net/tcp_states.h).
+_LISTENING = r"^\s*\d+: [0-9A-F]+:([0-9A-F]+) \S+ 0A\b"
 
 _MIB = 1 << 20
 _GIB = 1 << 30
@@ -39,7 +38,7 @@ def launcher(machine: Machine) -> Finding:
         return refused(error)
     number = f"{placement.rank} of {placement.world_size}"
     if placement.node_level is not None:
-        return ok(f"node {number}, and not a rank: {escape_control(placement.node_level)}")
+        return ok(f"node {number}, and not a rank: {placement.node_level}")
     if placement.launcher == "single":
         return ok("none: one process, alone")
     return ok(f"rank {number}, by {LAUNCHERS[placement.launcher].title}")
@@ -48,10 +47,7 @@ def launcher(machine: Machine) -> Finding:
 def settings(machine: Machine) -> list[Finding]:
     """The variables that look like misspelled settings."""
     found = misspelled(machine.environ).items()
-    return [
-        warning(f"unknown variable {escape_control(name)} is ignored", f"did you mean {meant}?")
-        for name, meant in found
-    ]
+    return [warning(f"unknown variable {name} is ignored", f"did you mean {meant}?") for name, meant in found]
 
 
 def host_name(machine: Machine) -> Finding:
@@ -132,15 +128,8 @@ def ports(machine: Machine) -> Finding:
 
 def _listeners(machine: Machine) -> set[int]:
     """The TCP ports of this network namespace at which some process listens."""
-    found = set()
-    for table in ("proc/net/tcp", "proc/net/tcp6"):
-        for line in machine.text(table).splitlines()[1:]:
-            with suppress(ValueError, IndexError):
-                # 0: 0100007F:81FF 00000000:0000 0A …
-                _, local, _, state = line.split()[:4]
-                if state == _LISTENING:
-                    found.add(int(local.rpartition(":")[2], 16))
-    return found
+    tables = "\n".join(map(machine.text, ("proc/net/tcp", "proc/net/tcp6")))
+    return {int(port, 16) for port in re.findall(_LISTENING, tables, re.MULTILINE)}
 
 
 def cpus(machine: Machine) -> Finding:
@@ -173,7 +162,7 @@ def cpus(machine: Machine) -> Finding:
 
 
 def clock(machine: Machine) -> Finding:
-    """A clock that is behind: certificates are not valid yet, and credentials not or no more."""
+    """A clock that is behind: certificates and credentials are not valid yet, or no longer."""
     seen = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(machine.now))
     if machine.now >= machine.since - 86400:  # in another time zone it may have been set by hand to the local date
         return ok(f"{seen}; doctor --job compares it with those of the other ranks")
@@ -230,11 +219,9 @@ def open_files(machine: Machine) -> Finding:
     soft, hard = limits
     ranks = machine.placement().world_size
     needed = ranks + 64  # some for the script
-    more = machine.how(
-        "--ulimit nofile=65536:65536",
-        "# has no field for it: raise LimitNOFILE of containerd on the node, or call `ulimit -n` in the command",
-        "ulimit -n 65536; for all users: `* - nofile 65536` in /etc/security/limits.conf",
-    )
+    pod = "# has no field for it: raise LimitNOFILE of containerd on the node, or call `ulimit -n` in the command"
+    bare = "ulimit -n 65536; for all users: `* - nofile 65536` in /etc/security/limits.conf"
+    more = machine.how("--ulimit nofile=65536:65536", pod, bare)
     if hard is not None and hard < needed:
         return problem(f"{hard} files may be open, and the {ranks} ranks need {needed} connections", more)
     if soft is None:
@@ -249,19 +236,17 @@ def open_files(machine: Machine) -> Finding:
 def _limits(machine: Machine, title: str) -> list[int | None]:
     """Soft and hard limit, None where there is none; nothing if /proc does not say."""
     # Max open files            1024                 1048576              files
-    for line in machine.text("proc/self/limits").splitlines():
-        if line.startswith(title):
-            return [None if word == "unlimited" else int(word) for word in line.removeprefix(title).split()[:2]]
-    return []
+    pattern = rf"^{title}\s+(\d+|unlimited)\s+(\d+|unlimited)\s"
+    found = re.search(pattern, machine.text("proc/self/limits"), re.MULTILINE)
+    return [None if word == "unlimited" else int(word) for word in found.groups()] if found else []
 
 
 def _may_lock(machine: Machine) -> bool:
     """Whether the kernel lets this process lock what it likes: the capability counts in the first user namespace."""
     if machine.text("proc/self/uid_map").split() != ["0", "0", "4294967295"]:
         return False
-    lines = machine.text("proc/self/status").splitlines()
-    effective = next((line.split()[1] for line in lines if line.startswith("CapEff:")), "0")
-    return bool(int(effective, 16) >> _IPC_LOCK & 1)
+    effective = re.search(r"^CapEff:\s*([0-9a-f]+)", machine.text("proc/self/status"), re.MULTILINE)
+    return effective is not None and bool(int(effective[1], 16) >> _IPC_LOCK & 1)
 
 
 def _size(count: int) -> str:

@@ -25,9 +25,9 @@ def visible(environ: Mapping[str, str], root: Path = Path("/")) -> list[str]:
     """Ids in the order of the framework's index, for example "GPU-9a1c…"; empty where there are none, or none known."""
     found = _nvidia(root)
     if found:
-        return _chosen(found, environ.get("CUDA_VISIBLE_DEVICES"))
-    found = _chosen(_amd(root), environ.get("ROCR_VISIBLE_DEVICES"))
-    return _chosen(found, environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES")))
+        return chosen(found, environ.get("CUDA_VISIBLE_DEVICES"))
+    found = chosen(_amd(root), environ.get("ROCR_VISIBLE_DEVICES"))
+    return chosen(found, environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES")))
 
 
 def own_index(count: int, environ: Mapping[str, str], local_rank: int | None) -> int | None:
@@ -89,16 +89,16 @@ def _amd(root: Path) -> list[str]:
     return ids
 
 
-def _chosen(found: list[str], choice: str | None) -> list[str]:
+def chosen(found: list[str], choice: str | None) -> list[str]:
     """What a visibility variable leaves: indexes, or ids that may be shortened, up to the first that is neither."""
     if choice is None:
         return found
-    chosen = []
+    ids = []
     for word in map(str.strip, choice.split(",")):
         if word.isdecimal() and word.isascii() and int(word) < len(found):
-            chosen.append(found[int(word)])
+            ids.append(found[int(word)])
         elif word.startswith(("GPU-", "MIG-")):
-            chosen.append(next((known for known in found if known.startswith(word)), word))
+            ids.append(next((known for known in found if known.startswith(word)), word))
         else:
             break
-    return chosen
+    return ids

@@ -141,17 +141,17 @@ class AgentLink:
 
     def get_ready(self, ready: Ready) -> dict[int, str]:
         """Wait until all ranks are: what they offer, by rank."""
-        go: Go = self._ask(ready, ready.limit + _MARGIN, Go, Failed)
+        go: Go = self.ask(ready, ready.limit + _MARGIN, Go, Failed)
         self.page, self._files = (self._files[0] if self._files else None), self._files[1:]
         return {each.rank: each.offer for each in go.offers}
 
     def arrive(self, arrive: Arrive) -> None:
         """Wait at a key, or lead there."""
-        self._ask(arrive, arrive.limit + _MARGIN, Release, Failed)
+        self.ask(arrive, arrive.limit + _MARGIN, Release, Failed)
 
     def take_listener(self) -> socket.socket | None:
         """Rank 0's listening socket, which is the caller's now; None: it is not available."""
-        self._ask(Listen(), _ATTACH, Listening)
+        self.ask(Listen(), _ATTACH, Listening)
         return socket.socket(fileno=self._files.pop()) if self._files else None
 
     def request_stop(self, why: str, *, lasts: bool) -> None:
@@ -166,7 +166,7 @@ class AgentLink:
     def log(self) -> EventLog | None:
         """What rank 0 has learned of the job; None on all other ranks."""
         with suppress(DistbootError):  # it may have ended
-            self._events = self._events or self._ask(AskLog(), _ATTACH, Log).events
+            self._events = self._events or self.ask(AskLog(), _ATTACH, Log).events
         return EventLog.from_json(self._events) if self._events else None
 
     def leave(self) -> None:
@@ -176,7 +176,7 @@ class AgentLink:
                 self._send(Leave())
             return
         with suppress(DistbootError):  # it may have ended
-            self._ask(Leave(), _ATTACH, Listening)
+            self.ask(Leave(), _ATTACH, Listening)
         if self._ends_with_context:
             self._close()
 
@@ -188,7 +188,7 @@ class AgentLink:
 
     def attach(self, token: str) -> JoinResult:
         """Be known to the wrapper's agent."""
-        answer: JoinResult = self._ask(Attach(token), _ATTACH, JoinResult)
+        answer: JoinResult = self.ask(Attach(token), _ATTACH, JoinResult)
         self._ends_with_context = True
         return answer
 
@@ -207,7 +207,8 @@ class AgentLink:
         with suppress(OSError):
             self._open(0.0).close()
 
-    def _ask(self, content: object, limit: float, *kinds: type) -> Any:
+    def ask(self, content: object, limit: float, *kinds: type) -> Any:
+        """What the agent answers; `DistbootError`: a failure, or nothing in so many seconds."""
         with self._lock, _answering():
             self._send(content)
             answer = self._next(limit, *kinds)

@@ -55,22 +55,19 @@ def _look_on(torch: Any) -> None:
             set_device(device)
 
     torch.cuda.set_device = told
-    if torch.distributed.is_available():
-        _look_on_group(torch.distributed)
-
-
-def _look_on_group(distributed: Any) -> None:
+    distributed = torch.distributed
+    if not distributed.is_available():
+        return
     begin = distributed.init_process_group
 
     @functools.wraps(begin)
-    def told(*given: Any, **more: Any) -> Any:
-        where = more.get("init_method") or os.environ.get("MASTER_ADDR")
-        _tell(meets=str(where))
+    def told_of_group(*given: Any, **more: Any) -> Any:
+        _tell(meets=str(more.get("init_method") or os.environ.get("MASTER_ADDR")))
         done = begin(*given, **more)
         _tell(size=distributed.get_world_size())
         return done
 
-    distributed.init_process_group = distributed.distributed_c10d.init_process_group = told
+    distributed.init_process_group = distributed.distributed_c10d.init_process_group = told_of_group
 
 
 def _tell_of_mpi() -> None:
