@@ -1,7 +1,5 @@
 """The captures: environments of real launchers, with what is really so beside them (captures/README.md)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

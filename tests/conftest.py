@@ -1,7 +1,5 @@
 """What the tests share: an environment without launchers, and running distboot as a user does."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

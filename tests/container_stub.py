@@ -5,8 +5,6 @@ names; apptainer all, or with --cleanenv those of --env; pyxis all. The image ha
 test_images.py does the same with podman itself.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -4,8 +4,6 @@ A rank that is left must print the first failure once: `says` has, for each of t
 after "distboot: rank 0 on nodea: ". A fault without any is no failure: the training must go on and end well.
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

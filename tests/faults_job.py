@@ -4,8 +4,6 @@ Processes are held by their descriptors (pidfd), which name no other process lat
 through the machine's /proc.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -8,8 +8,6 @@ torch that goes on from its checkpoint: in round 0 to the middle of the training
 later ones to the end, where it leaves its loss in `loss`.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

@@ -1,7 +1,5 @@
 """What the tests on several hosts start with the launchers there, and how they read what it prints."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

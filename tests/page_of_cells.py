@@ -1,7 +1,5 @@
 """Tables of a page in docs/ that tests write: one for each way, a row for each case, a column for each launcher."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ A mode says what is above the wrapper, and how it was told to run the command. S
 sends them: to process 1, from outside. One mode is without a container, and so needs no namespace.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import select

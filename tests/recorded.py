@@ -1,7 +1,5 @@
 """Machines for the doctor's checks: what `tests/machines/*.json` holds, laid out below a folder, and changes to it."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Barriers and `main_first` without any framework: ranks that wait for each other, and what fails among them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -213,12 +211,9 @@ for leaves in (1, 0):
     until(f"tried-{leaves}")
 """
     first, second = ranks(script)
-    assert first[0].startswith(
-        "missing-rank barrier(): rank 1 (node 0) ended, or closed its context, without getting here"
-    )
-    assert second[0].startswith(
-        "missing-rank barrier(): rank 0 (node 0) ended, or closed its context, without getting here"
-    )
+    for rank, (output, _) in zip((1, 0), (first, second), strict=True):
+        said = f"missing-rank barrier(): rank {rank} (node 0) ended, or closed its context, without getting here"
+        assert output.startswith(said)
     # So whoever ended is the one that failed first, also if failure detection hears later of it than of these.
     assert all(ExitStatus(words=f"distboot.DistbootError: {output}").is_secondary for output, _ in (first, second))
 

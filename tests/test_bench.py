@@ -1,7 +1,5 @@
 """The pieces of `make bench` that turn times into a page: what it writes must be right whatever was measured."""
 
-from __future__ import annotations
-
 import platform
 import re
 import sys

@@ -1,7 +1,5 @@
 """Every captured process of every launcher: never a wrong number, also when its variables are damaged."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

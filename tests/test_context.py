@@ -1,7 +1,5 @@
 """What a script holds after `init`, with two real ranks started by hand: order, failures, and who may be a rank."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

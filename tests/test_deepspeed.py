@@ -1,7 +1,5 @@
 """DeepSpeed, the real one: what it finds, and that its own discovery is never reached. It trains in test_matrix.py."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

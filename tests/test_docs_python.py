@@ -1,8 +1,6 @@
 """Every piece of Python that a page shows is run, as a job of one process. One with a title is a file of its page's
 sessions, and is run with them (test_docs_console.py)."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import importlib.util

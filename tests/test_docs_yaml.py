@@ -5,8 +5,6 @@ There is no Kubernetes and no AWS here. The fields were compared with the projec
 objects gives to its processes is fed to `detect`. Azure's jobs are in test_docs_azure.py.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`doctor` on recorded and documented machines, whatever else may come, the command, and the ranks of a job."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -186,16 +184,12 @@ def test_findings_of_a_peer_are_checked_and_made_printable() -> None:
     assert (found.seen, found.remedy) == ("a\\x1b[31m\\nb", "c\nd\\r")
 
 
+_FINE = {"name": "a", "status": "ok", "seen": "b", "remedy": "c"}
+
+
 @pytest.mark.parametrize(
     "findings",
-    [
-        "x",
-        [1],
-        [{}],
-        [{"name": "a", "status": "fine", "seen": "b", "remedy": "c"}],
-        [{"name": "a", "status": "ok"}],
-        [{"name": "a", "status": "ok", "seen": "b", "remedy": "c" * 2001}],
-    ],
+    ["x", [1], [{}], [{**_FINE, "status": "fine"}], [{"name": "a", "status": "ok"}], [{**_FINE, "remedy": "c" * 2001}]],
 )
 def test_what_is_no_finding_is_one(findings: object) -> None:
     (found,) = _sent(altered(Findings(), findings=findings))

@@ -1,7 +1,5 @@
 """The checks of `doctor`, one by one: memory, CPUs and accelerators, RDMA, NCCL, names, proxies and ports."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

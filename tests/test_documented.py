@@ -1,7 +1,5 @@
 """Launchers that cannot be started here: environments as their documentation gives them (documented.py)."""
 
-from __future__ import annotations
-
 import pytest
 from captured import one, refused
 from documented import AWSBATCH, FLUX, JSRUN, LIGHTNING, PALS, PYTORCHJOB, SAGEMAKER, TRAINJOB, VOLCANO
@@ -19,8 +17,6 @@ def _numbers(placement: Placement) -> tuple[int | None, ...]:
     ("environ", "launcher"),
     [
         ({"PMI_RANK": "3", "PMI_SIZE": "4"}, "pmi"),
-        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4"}, "slurm"),
-        ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}, "slurm"),
         ({"RANK": "3", "WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "none"}, "torchrun"),
         ({"RANK": "3", "WORLD_SIZE": "4"}, "torch"),
         ({"FLUX_TASK_RANK": "3", "FLUX_JOB_SIZE": "4"}, "flux"),
@@ -140,6 +136,9 @@ def test_contradictory_variables_are_named(environ: dict[str, str], problem: str
     assert (refusal.code, problem in refusal.message) == ("broken-environment", True), refusal
 
 
+_POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
+
+
 @pytest.mark.parametrize(
     ("environ", "note", "platform"),
     [
@@ -147,11 +146,7 @@ def test_contradictory_variables_are_named(environ: dict[str, str], problem: str
         ({"FLUX_URI": "local:///run/flux/local-0"}, "start the script with flux run", "flux"),
         ({"PBS_JOBID": "4242.pbs-01", "PBS_TASKNUM": "1"}, "PBS_* ignored", "pbs"),
         ({"LSB_JOBID": "1234", "LSB_HOSTS": "batch h1 h1"}, "LSB_* ignored", "lsf"),
-        (
-            {"JOB_COMPLETION_INDEX": "2", "KUBERNETES_SERVICE_HOST": "10.96.0.1"},
-            "JOB_COMPLETION_INDEX ignored",
-            "kubernetes",
-        ),
+        ({**_POD, "JOB_COMPLETION_INDEX": "2"}, "JOB_COMPLETION_INDEX ignored", "kubernetes"),
     ],
 )
 def test_job_script_is_one_process_and_says_so(environ: dict[str, str], note: str, platform: str) -> None:

@@ -1,7 +1,5 @@
 """The faults of the matrix once more with --max-restarts: the training goes on, to the loss of an unbroken run."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -1,7 +1,5 @@
 """What the ranks should have alike and have not, and what each of them says of itself for that."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

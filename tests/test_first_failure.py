@@ -3,8 +3,6 @@
 A rank is process 1 of a container here, whose kubelet is a file that is mounted: with it, all of its processes end.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`make gpu`, with GPUs that are not there (`gpu_stand_in`): its checks run, and fail when something is wrong."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A rank of each example that loads its data slowly is named by rank 0, with where it is, until it goes on."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Horovod under every kind of launcher: real Horovod on real MPI and real Gloo, and always one world or an error."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

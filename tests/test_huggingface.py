@@ -1,7 +1,5 @@
 """Hugging Face's Accelerate and the Trainer of Transformers: unmodified under the wrapper, and after `init()`."""
 
-from __future__ import annotations
-
 import pytest
 from launched import needs
 from ranks import WRAPPER, RunRanks

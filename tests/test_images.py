@@ -3,8 +3,6 @@
 For the other tools and for srun, test_docs_console.py and test_docs_yaml.py have a stand-in (container_stub.py).
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`init("torch")` in real processes: what it gives, and that after a failure everything is as it was."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -82,9 +80,7 @@ def test_init_process_group_that_is_left_in_the_script_is_named(run: Run) -> Non
     result = run(sys.executable, "-c", script)
     *_, of_torch, said = result.stderr.splitlines()
     assert "trying to initialize the default process group twice!" in of_torch
-    assert (
-        said == "distboot: distboot.init() has started the process group: remove init_process_group() from the script"
-    )
+    assert said.endswith(": distboot.init() has started the process group: remove init_process_group() from the script")
     assert result.returncode == 1
 
 
@@ -174,35 +170,23 @@ def test_job_that_cannot_start(run: Run, port: int, env: dict[str, str | None], 
 
 
 _WRONG = {
-    "'pytroch'": "unknown-framework",
-    "backend='nccl'": "backend-not-available",
-    "backend='bogus'": "backend-not-available",
-    "join_timeout=0": "usage",
-    "timeout=-1": "usage",
-    "launcher='mpirun'": "unknown-launcher",
-    "launcher='openmpi'": "launcher-mismatch",
-    "None": "usage",
-    "3": "usage",
-    "['torch']": "usage",
-    "backend=1": "usage",
-    "backend=''": "usage",
-    "backend=b'gloo'": "usage",
-    "timeout=True": "usage",
-    "timeout=10**400": "usage",
-    "ps=None": "usage",
-    "evaluator='yes'": "usage",
-    "pass_local_rank='no'": "usage",
-    "'mpi', timeout=5": "usage",
-    "'mpi', backend='gloo'": "usage",
-    "'none', backend='gloo'": "usage",
-    "'torch', ps=1": "usage",
+    "unknown-framework": ["'pytroch'"],
+    "backend-not-available": ["backend='nccl'", "backend='bogus'"],
+    "unknown-launcher": ["launcher='mpirun'"],
+    "launcher-mismatch": ["launcher='openmpi'"],
+    "usage": [
+        *("None", "3", "['torch']", "join_timeout=0", "timeout=-1", "timeout=True", "timeout=10**400", "ps=None"),
+        *("backend=1", "backend=''", "backend=b'gloo'", "evaluator='yes'", "pass_local_rank='no'", "'torch', ps=1"),
+        *("'mpi', timeout=5", "'mpi', backend='gloo'", "'none', backend='gloo'"),
+    ],
 }
 
 
 def test_wrong_arguments(run: Run) -> None:
-    result = run(sys.executable, "-c", "".join(_FAILING.format(arguments=arguments) for arguments in _WRONG))
+    calls = [(code, arguments) for code, each in _WRONG.items() for arguments in each]
+    result = run(sys.executable, "-c", "".join(_FAILING.format(arguments=arguments) for _, arguments in calls))
     found = [line.split("|")[:2] for line in result.stdout.splitlines() if line.count("|") >= 2]
-    assert found == [[code, "True"] for code in _WRONG.values()], result.stdout + result.stderr
+    assert found == [[code, "True"] for code, _ in calls], result.stdout + result.stderr
     assert "did you mean 'openmpi'?" in result.stdout
 
 
@@ -222,31 +206,18 @@ def test_torch_that_cannot_be_used(run: Run) -> None:
     assert there.startswith("already-initialized|True|")
 
 
-_MEMBERSHIP = """
-import json, os, sys
+_CODE = """
 import distboot
 try:
-    with distboot.init({framework!r}, join_timeout=60) as ctx:
-        print(json.dumps([ctx.rank, ctx.local_rank, ctx.local_world_size, ctx.node_rank, ctx.num_nodes,
-                          os.environ["LOCAL_RANK"], os.environ["NODE_RANK"], os.environ["LOCAL_WORLD_SIZE"]]))
+    distboot.init("torch", join_timeout=60)
 except distboot.DistbootError as error:
-    print(json.dumps(error.code))
+    print(error.code)
 """
 
 
-def _plain_job(run_ranks: RunRanks, framework: str, *places: dict[str, str]) -> list[object]:
-    """What each rank prints of a job with nothing but RANK, WORLD_SIZE and the address, and what some have besides."""
-    return [json.loads(rank.out) for rank in run_ranks(_MEMBERSHIP.format(framework=framework), places=places)]
-
-
-def test_what_the_environment_leaves_open_is_completed(run_ranks: RunRanks) -> None:
-    expected = [[rank, rank, 3, 0, 1, str(rank), "0", "3"] for rank in range(3)]
-    assert _plain_job(run_ranks, "none", {}, {}, {}) == expected
-
-
 def test_ranks_that_contradict_each_other_all_say_so(run_ranks: RunRanks) -> None:
-    twice = {"LOCAL_RANK": "0"}
-    assert _plain_job(run_ranks, "torch", twice, twice) == ["membership-mismatch"] * 2
+    ended = run_ranks(_CODE, places=[{"LOCAL_RANK": "0"}] * 2)
+    assert [rank.out for rank in ended] == ["membership-mismatch\n"] * 2
 
 
 def _broken_torch(folder: Path, fails: str) -> dict[str, str]:
@@ -256,8 +227,8 @@ def _broken_torch(folder: Path, fails: str) -> dict[str, str]:
 
 
 def test_what_one_rank_lacks_is_told_to_all_at_once(run_ranks: RunRanks, tmp_path: Path) -> None:
-    lacking = _broken_torch(tmp_path, "raise ModuleNotFoundError(name='torch')")
-    assert _plain_job(run_ranks, "torch", {}, lacking) == ["framework-not-installed"] * 2
+    ended = run_ranks(_CODE, places=[{}, _broken_torch(tmp_path, "raise ModuleNotFoundError(name='torch')")])
+    assert [rank.out for rank in ended] == ["framework-not-installed\n"] * 2
 
 
 def test_rank_that_dies_before_the_framework_starts_is_named(run_ranks: RunRanks, tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Interactive sessions as ranks: an exception that one shows is no failure, and its end is that of the rank."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping

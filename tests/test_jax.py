@@ -1,7 +1,5 @@
 """`init("jax")` and the wrapper for JAX, on real JAX: two ranks on the CPU, their collectives on its Gloo."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType, SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Keys, where ranks wait for each other: who may come, who is named, and whom rank 0 tells what."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -116,16 +114,6 @@ def test_keys_are_bounded() -> None:
 def test_broken_keys_are_refused(key: Any) -> None:
     with pytest.raises(ProtocolError):
         decode(encode(Arrive(key, 1.0)), Arrive)
-
-
-def test_different_frameworks_are_refused() -> None:
-    job = Job()
-    job.ready(0, framework="torch")
-    sent = job.ready(3, framework="jax")
-    assert (sent[0].problem[0], _why(sent[0])) == (
-        "membership-mismatch",
-        "rank 3 is about to start jax, and rank 0 torch",
-    )
 
 
 def test_closing_a_context_is_no_end_for_those_that_get_ready_again() -> None:

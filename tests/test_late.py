@@ -1,7 +1,5 @@
 """Ranks for which others wait at a collective operation are named, with where they are; and nobody else is."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -11,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from conftest import Run
+from launched import in_both_ways
 from supervised import Job, Start, until
 
 from distboot.agent.exit_status import ExitStatus
@@ -40,8 +39,6 @@ def at(count: int, stacks: Stacks | None, since: float = AFTER, group: str = "0"
 @pytest.mark.parametrize(
     ("positions", "late"),
     [
-        ([at(8, REDUCES), at(8, REDUCES), at(8, REDUCES), at(7, LOADS)], Late([3], [0, 1, 2], "0")),
-        ([at(8, REDUCES), at(7, None), at(8, REDUCES), at(7, LOADS)], Late([1, 3], [0, 2], "0")),
         # It is late for its own group, and the other group waits for nobody.
         ([at(5, REDUCES, group="1"), at(4, LOADS, group="1"), at(9, REDUCES, group="2"), at(9, REDUCES, group="2")],
          Late([1], [0], "1")),
@@ -52,17 +49,13 @@ def at(count: int, stacks: Stacks | None, since: float = AFTER, group: str = "0"
         # Two wait for each other, each in another group.
         ([replace(at(5, REDUCES), counts={"a": 5, "b": 3}), replace(at(5, SENDS), counts={"a": 4, "b": 4})],
          Late([], [0, 1])),
-        # Just now; and all at the same collective operation, at which nobody waits, or all.
+        # Just now; and all at the same collective operation, at which nobody waits.
         ([at(8, REDUCES, 10), at(8, REDUCES, 10), at(8, REDUCES, 10), at(7, LOADS, 70)], None),
         ([at(8, LOADS), at(8, LOADS), at(8, LOADS), at(8, LOADS)], None),
-        ([at(8, REDUCES), at(8, REDUCES), at(8, REDUCES), at(8, REDUCES)], Late([], [0, 1, 2, 3])),
-        # Another one, of the same number.
-        ([at(8, REDUCES), at(8, SENDS), at(8, REDUCES), at(8, REDUCES)], Late([], [0, 1, 2, 3])),
-        # Another one, which another rank has left already.
+        # Another one than the others, which another rank has left already.
         ([at(9, REDUCES), at(8, SENDS), at(8, REDUCES), at(8, REDUCES)], Late([], [0, 1, 2, 3])),
         ([at(9, REDUCES), at(8, SENDS), at(8, LOADS), at(8, SENDS)], Late([2], [0, 1, 3], "0")),
-        # None waits for another, and none does anything.
-        ([replace(at(8, LOADS), idle=AFTER)] * 4, Late([0, 1, 2, 3], [])),
+        # None waits for another, and all but one do nothing.
         ([replace(at(8, LOADS), idle=AFTER)] * 3 + [at(8, LOADS)], None),
         # Nothing is counted: only the stacks say it, and a rank without one says nothing.
         ([at(0, REDUCES), at(0, LOADS), at(0, REDUCES), at(0, REDUCES)], Late([1], [0, 2, 3])),
@@ -94,64 +87,39 @@ def test_ranks_without_numbers_do_not_move_if_they_are_idle_at_the_same_places()
     assert find_late(idle, {**idle, 0: at(0, COMPUTES)}, AFTER) is None
 
 
-@pytest.mark.parametrize(
-    ("positions", "expected"),
-    [
-        ([at(8, None), at(7, None, 1.0)], True),
-        ([at(8, None), at(8, None, 1.0)], False),
-        ([at(8, None), at(8, None)], True),
-        ([at(0, None, 0.0), at(0, None)], True),
-    ],
-    ids=["behind", "moving", "equal", "not-counted"],
-)
-def test_stacks_are_read_only_where_they_may_tell_something(positions: list[Position], expected: bool) -> None:
-    assert may_be_late(dict(enumerate(positions)), AFTER) == expected
+def test_stacks_are_read_only_where_they_may_tell_something() -> None:
+    behind, equal, not_counted = at(7, None, 1.0), at(8, None), at(0, None, 0.0)
+    assert all(may_be_late({0: at(8, None), 1: other}, AFTER) for other in (behind, equal))
+    assert may_be_late({0: not_counted, 1: at(0, None)}, AFTER)
+    assert not may_be_late({0: at(8, None), 1: at(8, None, 1.0)}, AFTER), "it moves"
 
 
 @pytest.mark.parametrize(
-    ("positions", "said"),
+    ("positions", "late", "said"),
     [
-        (
-            [at(1968, REDUCES), at(1968, REDUCES), at(1968, REDUCES), at(1967, LOADS)],
-            """
-            waiting for rank 3 (node-1) for 60 s: it is in load_batch (data.py:41);
-            ranks 0-2 wait in all_reduce (train.py:84), collective operation 1,968, rank 3 has begun 1,967
-            """,
-        ),
-        (
-            [at(9, REDUCES), at(8, LOADS), at(9, None), at(8, Stacks(state="stopped by a signal"))],
-            """
-            waiting for ranks 1, 3 (2 hosts) for 60 s: rank 1 is in load_batch (data.py:41), rank 3 is stopped by a
-            signal; rank 0 waits in all_reduce (train.py:84), rank 2 waits, collective operation 9, ranks 1, 3 have
-            begun 8
-            """,
-        ),
-        (
-            [at(9, REDUCES), at(9, SENDS), at(9, REDUCES), at(9, REDUCES)],
-            """
-            waiting for each other for 60 s: rank 1 waits in broadcast (train.py:90),
-            ranks 0, 2-3 wait in all_reduce (train.py:84)
-            """,
-        ),
-        (
-            [at(9, REDUCES)] * 4,
-            """
-            waiting for each other for 60 s: ranks 0-3 wait in all_reduce (train.py:84);
-            the network between them, or a device, may not answer
-            """,
-        ),
-        (
-            [replace(at(9, LOADS), idle=AFTER)] * 4,
-            "no rank has moved for 60 s: ranks 0-3 are in load_batch (data.py:41)",
-        ),
+        ([at(1968, REDUCES)] * 3 + [at(1967, LOADS)], Late([3], [0, 1, 2], "0"),
+         ("waiting for rank 3 (node-1) for 60 s: it is in load_batch (data.py:41); ranks 0-2 wait in all_reduce "
+         "(train.py:84), collective operation 1,968, rank 3 has begun 1,967")),
+        ([at(9, REDUCES), at(8, LOADS), at(9, None), at(8, Stacks(state="stopped by a signal"))],
+         Late([1, 3], [0, 2], "0"),
+         ("waiting for ranks 1, 3 (2 hosts) for 60 s: rank 1 is in load_batch (data.py:41), rank 3 is stopped by a "
+         "signal; rank 0 waits in all_reduce (train.py:84), rank 2 waits, collective operation 9, ranks 1, 3 have "
+         "begun 8")),
+        ([at(9, REDUCES), at(9, SENDS), at(9, REDUCES), at(9, REDUCES)], Late([], [0, 1, 2, 3]),
+         ("waiting for each other for 60 s: rank 1 waits in broadcast (train.py:90), ranks 0, 2-3 wait in all_reduce "
+         "(train.py:84)")),
+        ([at(9, REDUCES)] * 4, Late([], [0, 1, 2, 3]),
+         ("waiting for each other for 60 s: ranks 0-3 wait in all_reduce (train.py:84); the network between them, or a "
+         "device, may not answer")),
+        ([replace(at(9, LOADS), idle=AFTER)] * 4, Late([0, 1, 2, 3], []),
+         "no rank has moved for 60 s: ranks 0-3 are in load_batch (data.py:41)"),
     ],
     ids=["one", "two", "different-operations", "all-alike", "idle"],
-)
-def test_line_names_who_is_late_and_where(positions: list[Position], said: str) -> None:
+)  # fmt: skip
+def test_line_names_who_is_late_and_where(positions: list[Position], late: Late, said: str) -> None:
     found = dict(enumerate(positions))
-    late = find_late(found, {}, AFTER)
-    assert late is not None
-    assert text_of(late, found, MEMBERS, "waiting for {}", 60) == " ".join(said.split())
+    assert find_late(found, {}, AFTER) == late
+    assert text_of(late, found, MEMBERS, "waiting for {}", 60) == said
 
 
 def test_rank_moves_while_a_number_grows_or_without_numbers_while_it_works() -> None:
@@ -194,6 +162,12 @@ class Job0:
         self.watch = LateWatch(self)
         self._positions, self.silent = positions, set[int]()
 
+    def stall(self, *times: float) -> None:
+        """Rank 0 does not go on, and then it is this late."""
+        self.watch.take(0, Stalled(), 98.0)
+        for now in times:
+            self.watch.turn(now)
+
     def end_job(self, cause: RootCause, _text: str, _now: float) -> None:
         self.blamed.append(cause)
 
@@ -207,9 +181,7 @@ class Job0:
 def test_agent_that_does_not_answer_has_the_rank_that_is_late() -> None:
     job = Job0([at(8, REDUCES), at(8, REDUCES), at(8, REDUCES)])
     job.silent = {1}
-    job.watch.take(0, Stalled(), 98.0)
-    for now in (98.0, 107.0, 107.0, 116.0, 118.0):
-        job.watch.turn(now)
+    job.stall(98.0, 107.0, 107.0, 116.0, 118.0)
     (said,) = job.said
     assert "waiting for rank 1 (node-0) for " in said
     assert ": it is at a place that its agent does not tell; ranks 0, 2 wait in all_reduce" in said
@@ -218,9 +190,7 @@ def test_agent_that_does_not_answer_has_the_rank_that_is_late() -> None:
 def test_rank_that_has_ended_is_said_where_the_others_wait_for_it() -> None:
     job = Job0([at(8, REDUCES), at(7, None), at(8, REDUCES)])
     job.members[1].end = ExitStatus(code=0)
-    job.watch.take(0, Stalled(), 98.0)
-    for now in (98.0, 98.0, 98.0, 99.0, 100.0):
-        job.watch.turn(now)
+    job.stall(98.0, 98.0, 98.0, 99.0, 100.0)
     assert "ranks 0, 2 wait in all_reduce (train.py:84); rank 1 ended before" in job.said[0]
     job.watch.take(0, Position(0, 0.1, {"0": 9}, 0, 0), 101.0)
     assert job.said[1] == "the ranks continue"
@@ -230,9 +200,7 @@ def test_rank_that_has_ended_is_said_where_the_others_wait_for_it() -> None:
 
 def test_rank_that_has_ended_since_is_late_no_more() -> None:
     job = Job0([at(8, REDUCES), at(7, LOADS), at(8, REDUCES)])
-    job.watch.take(0, Stalled(), 98.0)
-    for now in (98.0, 98.0, 98.0):
-        job.watch.turn(now)
+    job.stall(98.0, 98.0, 98.0)
     assert job.watch.late == Late([1], [0, 2], "0")
     job.members[1].end = ExitStatus(code=0)
     job.watch.leave(1)
@@ -243,9 +211,7 @@ def test_rank_that_has_ended_since_is_late_no_more() -> None:
 
 def test_question_of_a_user_does_not_disturb_what_is_about_to_be_said() -> None:
     job = Job0([at(8, REDUCES), at(7, LOADS), at(8, REDUCES)])
-    job.watch.take(0, Stalled(), 98.0)
-    for now in (98.0, 98.0, 98.0):
-        job.watch.turn(now)
+    job.stall(98.0, 98.0, 98.0)
     job.silent = {1}
     shown: list[Sequence[str]] = []
     job.watch.show(shown.append, 98.5)
@@ -257,9 +223,7 @@ def test_question_of_a_user_does_not_disturb_what_is_about_to_be_said() -> None:
 
 def test_nothing_is_said_of_ranks_that_went_on_just_then() -> None:
     job = Job0([at(8, REDUCES), at(7, LOADS), at(8, REDUCES)])
-    job.watch.take(0, Stalled(), 98.0)
-    job.watch.turn(98.0)
-    job.watch.turn(98.0)
+    job.stall(98.0, 98.0)
     job._positions = [at(9, LOADS, 0.0)] * 3
     job.watch.turn(98.0)
     job.watch.turn(99.5)
@@ -290,9 +254,7 @@ def test_first_failure_is_the_rank_that_did_not_come(
 ) -> None:
     job = Job0([at(8, REDUCES, since), at(7, LOADS, 200.0), at(8, REDUCES, since)])
     if is_told_before:
-        job.watch.take(0, Stalled(), 98.0)
-        for now in (98.0, 98.5, 99.0, 100.0, 101.0):
-            job.watch.turn(now)
+        job.stall(98.0, 98.5, 99.0, 100.0, 101.0)
         assert "waiting for rank 1 " in job.said[0]
     job.watch.fails(end, 102.0)
     job.watch.turn(102.0)
@@ -321,26 +283,20 @@ for step in range(10):
 """
 # Gloo aborts a rank that is still busy with its group when another one has gone, and torch some when Python ends.
 TOGETHER = "if is_ours:\n    dist.barrier()\n    dist.destroy_process_group()\n    os._exit(0)\n"
-SLEEPS = "until('end')"
 LATE = {"DISTBOOT_LATE_AFTER": "2"}
+
+
+LOAD = "def load():\n    ready()\n    until('end')\nload()"
 
 
 def notices(job: Job) -> str:
     return "\n".join(re.findall(r"^distboot: .*|^  \| .*", job.output(0), re.MULTILINE))
 
 
-def wait_for(job: Job, text: str) -> None:
-    end = time.monotonic() + 60
-    while text not in job.output(0):
-        assert time.monotonic() < end, job.output(0)
-        assert job.processes[0].poll() is None, job.output(0)
-        time.sleep(0.05)
-
-
-@pytest.mark.parametrize("init", [True, False], ids=["init", "below-the-wrapper"])
+@in_both_ways
 def test_rank_that_is_late_is_named_until_it_goes_on(start: Start, init: bool) -> None:
-    job = start(TRAIN.format(does=SLEEPS) + TOGETHER, ranks=3, init=init, framework="torch", **LATE)
-    wait_for(job, "distboot: rank 0 on " + os.uname().nodename + ": waiting for rank 1 (")
+    job = start(TRAIN.format(does="until('end')") + TOGETHER, ranks=3, init=init, framework="torch", **LATE)
+    until(lambda: f"distboot: rank 0 on {os.uname().nodename}: waiting for rank 1 (" in job.output(0))
     assert job.finish() == [0, 0, 0]
     said = notices(job)
     assert re.search(
@@ -360,10 +316,8 @@ def test_collective_that_times_out_is_the_fault_of_whom_it_waited_for(start: Sta
     script = "import datetime\n" + TRAIN.replace('"gloo"', '"gloo", timeout=datetime.timedelta(seconds=9)')
     job = start(script.format(does="until('never')"), ranks=3, framework="torch", DISTBOOT_GRACE="2")
     assert job.codes() == [1, 1, 1]
-    for rank in range(3):
-        assert re.search(r"rank 1 \(\S+\) held up the job for \d+ s: it is in until \(", job.output(rank)), job.output(
-            rank
-        )
+    for output in map(job.output, range(3)):
+        assert re.search(r"rank 1 \(\S+\) held up the job for \d+ s: it is in until \(", output), output
     assert "then one of those that waited failed: uncaught exception: " in job.output(0)
 
 
@@ -376,31 +330,27 @@ def test_job_that_hangs_ends_where_the_user_wants_it(start: Start) -> None:
     assert (cause["kind"], cause["ranks"]) == ("late", [1])
 
 
-def test_nothing_is_said_where_that_is_off(start: Start) -> None:
-    job = start(TRAIN.format(does=SLEEPS), ranks=2, framework="torch", DISTBOOT_LATE_AFTER="0")
-    job.all_ready()
-    time.sleep(5)  # nothing else tells that nothing comes
-    assert job.finish() == [0, 0], job.output(0)
-    assert "waiting for " not in notices(job), notices(job)
-
-
-@pytest.mark.parametrize("is_busy", [True, False], ids=["busy", "idle"])
+@pytest.mark.parametrize(
+    ("does", "late_after", "is_said"),
+    [("pass", "2", False), ("time.sleep(0.1)", "2", True), ("time.sleep(0.1)", "0", False)],
+    ids=["busy", "idle", "off"],
+)
 def test_all_ranks_outside_of_a_collective_operation_are_named_if_none_of_them_works(
-    start: Start, is_busy: bool
+    start: Start, does: str, late_after: str, is_said: bool
 ) -> None:
-    does = "pass" if is_busy else "time.sleep(0.1)"
     evaluates = f"import time\nend = time.monotonic() + 8\nwhile time.monotonic() < end:\n    {does}\ntrain(99)\n"
-    job = start(TRAIN.format(does="pass") + evaluates + TOGETHER, ranks=2, framework="torch", **LATE)
+    script = TRAIN.format(does="pass") + evaluates + TOGETHER
+    job = start(script, ranks=2, framework="torch", DISTBOOT_LATE_AFTER=late_after)
     assert job.finish() == [0, 0], job.output(0)
     assert "waiting for " not in notices(job), notices(job)
-    assert is_busy != bool(re.search(r"no rank has moved for \d s: ranks 0-1 are in <module> \(", notices(job)))
-    assert is_busy != ("ranks 0-1 continue" in notices(job)), notices(job)
+    assert is_said == bool(re.search(r"no rank has moved for \d s: ranks 0-1 are in <module> \(", notices(job)))
+    assert is_said == ("ranks 0-1 continue" in notices(job)), notices(job)
 
 
-@pytest.mark.parametrize("init", [True, False], ids=["init", "below-the-wrapper"])
+@in_both_ways
 def test_stacks_of_all_ranks_are_shown_on_request(start: Start, distboot: Run, init: bool) -> None:
     # Each rank has an agent of its own: whichever is asked, rank 0's asks all.
-    job = start("def load():\n    ready()\n    until('end')\nload()", ranks=3, init=init)
+    job = start(LOAD, ranks=3, init=init)
     pids = job.all_ready()
     for pid in (pids[2], pids[0]):
         shown = distboot("stacks", "--pid", str(pid)).stdout
@@ -416,7 +366,7 @@ def test_stacks_of_all_ranks_are_shown_on_request(start: Start, distboot: Run, i
 
 
 def test_sigquit_to_a_wrapper_shows_the_stacks_where_the_user_wants_it(start: Start) -> None:
-    job = start("def load():\n    ready()\n    until('end')\nload()", ranks=2, init=False, DISTBOOT_SIGQUIT="stacks")
+    job = start(LOAD, ranks=2, init=False, DISTBOOT_SIGQUIT="stacks")
     job.all_ready()
     os.kill(job.processes[1].pid, signal.SIGQUIT)
     where = r"rank 1 on \S+: where all ranks are:\n  \| ranks 0-1: until \(\S+\) < load \(\S+\) < <module> \(\S+\)\n"

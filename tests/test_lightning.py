@@ -1,7 +1,5 @@
 """PyTorch Lightning with `DistbootEnvironment`, and without it under the wrapper; and what that exports for it."""
 
-from __future__ import annotations
-
 import json
 import sys
 import types

@@ -1,7 +1,5 @@
 """What distboot says as JSON, for programs: DISTBOOT_LOG=json, or --log-json."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`--log-prefix` and `--log-dir` when something ends: children are killed, readers stop or go away, disks fill up."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

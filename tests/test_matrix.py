@@ -4,8 +4,6 @@
 writes docs/matrix.md; with ARGS="-k …" only the cells that were run.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

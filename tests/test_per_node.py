@@ -1,7 +1,5 @@
 """One process per node becomes its ranks: on two hosts, with uneven counts, whatever started the one process."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -15,15 +13,7 @@ import pytest
 from conftest import Run
 from documented import AWSBATCH, SAGEMAKER, TRAINJOB, VOLCANO
 from hosts import Hosts
-from launched import (
-    UNEVEN,
-    json_lines,
-    mpirun_on,
-    needs_hosts,
-    needs_mpirun,
-    needs_torch,
-    places_of,
-)
+from launched import UNEVEN, json_lines, mpirun_on, needs_hosts, needs_mpirun, needs_torch, places_of
 from ranks import WRAPPER, RunRanks
 
 # Two ranks on nodea, one on nodeb.

@@ -1,7 +1,5 @@
 """Plain RANK/WORLD_SIZE, Azure ML as a platform, addresses and ports of rank 0."""
 
-from __future__ import annotations
-
 import pytest
 from captured import NUMBERS, one, refused
 from documented import AZUREML_PYTORCH, PYTORCHJOB

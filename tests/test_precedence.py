@@ -1,7 +1,5 @@
 """Which launcher owns the rank when several speak; nested runs of real launchers are in the captures."""
 
-from __future__ import annotations
-
 import pytest
 from captured import ALL, Capture, one, refused, wrong_numbers
 from documented import tf_config

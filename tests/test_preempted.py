@@ -1,7 +1,5 @@
 """`ctx.preempted` turns true at the same read on all ranks, whichever of them is asked to stop, and how."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """The wrapper in a container, as a black box: signals, exit codes, orphans, in every tree of processes there is."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import sys

@@ -1,7 +1,5 @@
 """The wrapper as process 1 of a container that lacks something, or is told to run what cannot be run."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

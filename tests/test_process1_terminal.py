@@ -1,7 +1,5 @@
 """The wrapper with a terminal, in a container (`docker run -it`) and without: its keys, and a shell's job control."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """`@pytest.mark.ranks`: tests in several ranks, with what pytest shows of them."""
 
-from __future__ import annotations
-
 import re
 import sys
 import time

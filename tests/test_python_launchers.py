@@ -1,7 +1,5 @@
 """Launchers written in Python: DeepSpeed's, accelerate and PyTorch Lightning's own, as they really start processes."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

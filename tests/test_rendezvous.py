@@ -1,7 +1,5 @@
 """The roll call over real sockets: all meet and get ready, or all hear who is missing, twice there or different."""
 
-from __future__ import annotations
-
 import resource
 import socket
 import subprocess
@@ -55,18 +53,13 @@ def test_missing_ranks_are_named_on_every_rank_when_the_first_has_waited_long_en
         assert (error.code, said in error.message) == ("missing-rank", True), error.message
 
 
-_SECOND = replace(record(1, 4, "b"), process="77")
+_TWICE = [record(1, 4), replace(record(1, 4, "b"), process="77")]  # two containers may both have process 1
 
 
 @pytest.mark.parametrize(
     ("records", "code", "said"),
     [
-        # Two containers may both have process 1.
-        (
-            [record(1, 4), _SECOND],
-            "duplicate-rank",
-            "rank 1 is there twice: process 1001 on 'a' and process 1001 on 'b'",
-        ),
+        (_TWICE, "duplicate-rank", "rank 1 is there twice: process 1001 on 'a' and process 1001 on 'b'"),
         ([record(3, 8)], "membership-mismatch", "rank 0 has a world of 4, but rank 3 on 'a' (process 1003) says 8"),
         *(
             ([record(rank, 4, device=device) for rank in (1, 2)], "shared-accelerator", f"the accelerator '{device}'")
@@ -81,7 +74,7 @@ def test_what_does_not_fit_together_ends_the_job_at_once(
     ranks = [Rank(first.port, each) for each in records]
     for error in [each.failed() for each in (first, *ranks)]:
         assert error.code == code
-        # Of the two that are there twice either may be the first.
+        # Of the two either may be the first.
         assert said in error.message.replace("'b' and process 1001 on 'a'", "'a' and process 1001 on 'b'")
 
 

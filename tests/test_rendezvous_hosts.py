@@ -3,8 +3,6 @@
 The hosts are network namespaces (see cluster/README.md); each test sets up the names that they know.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import shlex
@@ -156,10 +154,8 @@ def test_variables_for_interfaces_are_set_only_where_they_are_not(hosts3: Hosts)
         "    print(json.dumps([os.environ[f'{of}_SOCKET_IFNAME'] for of in ('GLOO', 'NCCL', 'TP')]))\n"
     )
     done = _job(hosts3, ("nodea", "nodeb"), "seen.py", each={1: {"NCCL_SOCKET_IFNAME": "^lo,docker"}})
-    assert [json.loads(done[rank].stdout) for rank in (0, 1)] == [
-        ["eth0", "=eth0", "eth0"],
-        ["eth0", "^lo,docker", "eth0"],
-    ]
+    seen = [json.loads(done[rank].stdout) for rank in (0, 1)]
+    assert seen == [["eth0", "=eth0", "eth0"], ["eth0", "^lo,docker", "eth0"]]
 
 
 # A route into nothing is a firewall that answers nobody.

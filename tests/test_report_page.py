@@ -1,7 +1,5 @@
 """The page of a report, in a real browser: what it shows, that it asks nobody for anything, and runs nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Restarts with each framework's own checkpoints, as docs/how-to/restarts.md has it: rank 1 is killed in step 25."""
 
-from __future__ import annotations
-
 import json
 import re
 

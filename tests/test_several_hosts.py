@@ -3,8 +3,6 @@
 What each of them tells its processes, Slurm in all of its forms and every pair that occurs in life, is in the captures.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """The Python stacks of a process: how they are read, shortened and folded."""
 
-from __future__ import annotations
-
 import os
 import selectors
 import signal

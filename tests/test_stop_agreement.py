@@ -1,7 +1,5 @@
 """The agreed stop without processes: random schedules of the real protocol, and its bounds."""
 
-from __future__ import annotations
-
 import os
 import random
 import time

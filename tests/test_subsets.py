@@ -7,8 +7,6 @@ tests tries 8 of each capture, and DISTBOOT_ALL_SUBSETS=1 all, in some ten minut
 became of them.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

@@ -1,7 +1,5 @@
 """Failure detection, around scripts that never heard of distboot and with a bare `init`: real processes and signals."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -155,12 +153,6 @@ def test_command_that_is_missing_on_one_rank_is_named_on_all(run_ranks: RunRanks
     ended = run_ranks("", before=["sh", "-c", command, sys.executable])
     assert [rank.code for rank in ended] == [127, 127]
     assert all("error[command-not-found]" in rank.err and "'no-such-command'" in rank.err for rank in ended)
-
-
-def test_alone_there_is_nobody_to_watch(start_init: Start) -> None:
-    running = start_init("", ranks=1, DISTBOOT_REPORT="")  # with one there is something to watch for
-    assert running.codes() == [0]
-    assert running.output(0) == ""
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The pieces of failure detection, one by one: a connection, what a rank says of its end, the exit code at the exit."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -17,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import PACKAGE, ROOT
+from conftest import PACKAGE
 from hypothesis import given
 from hypothesis import strategies as st
 from rendezvous_peers import OURS, FakeRank0, record, welcome
@@ -204,65 +202,29 @@ def test_ends(end: ExitStatus, is_failure: bool, stopped_by: int | None, said: s
         decode(encode(Exited(replace(end, words="x" * 5000))), Exited)
 
 
-_AT_EXIT = """
-import os, socket, sys
-from distboot.agent.sidecar_start import report_exit_code
-agent, script = socket.socketpair()
-report_exit_code(script.fileno())
-script.close()
-child = os.fork()
-if child == 0:
-    sys.exit(9)
-os.waitpid(child, 0)
-agent.setblocking(False)
-try:
-    print(agent.recv(10))
-except BlockingIOError:
-    print("nothing yet", flush=True)
-if os.fork():
-    agent.close()
-    {end}
-agent.setblocking(True)
-print(agent.recv(10), flush=True)
-os._exit(0)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the sidecar needs Linux")
-@pytest.mark.parametrize(
-    ("end", "code"), [("raise SystemExit(7)", 7), ("sys.exit()", 0), ("1 / 0", 1), ("raise SystemExit('no')", 1)]
+# TensorFlow 2.16, when a parameter server was killed.
+_OF_TENSORFLOW = (
+    "tensorflow.python.framework.errors_impl.UnavailableError: Graph execution error:\n\n"
+    "failed to connect to all addresses\nAdditional GRPC error information from remote target"
 )
-def test_exit_code_is_known_before_the_process_has_ended(end: str, code: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _AT_EXIT.format(end=end)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stdout.decode()) == (code, f"nothing yet\n{bytes([code])!r}\n")
+# torch 2.13, when a worker of a data loader was killed: what it read of that is what the exception was raised from.
+_RESET = "ConnectionResetError: [Errno 104] Connection reset by peer"
+_OF_LOADER = f"{_RESET}\n\nDuring handling of the above exception, …\nRuntimeError: "
+_READ = '  File "/usr/lib/python3.12/multiprocessing/connection.py", line 395, in _recv\n    chunk = read(handle, 4)\n'
 
 
-def test_tensorflow_speaks_of_a_peer() -> None:
-    """TensorFlow 2.16, when a parameter server was killed."""
-    words = "tensorflow.python.framework.errors_impl.UnavailableError: Graph execution error:\n\n"
-    words += "failed to connect to all addresses\nAdditional GRPC error information from remote target"
-    assert ExitStatus(code=1, words=words).is_secondary
-    assert not ExitStatus(code=1, words=words.replace("Unavailable", "InvalidArgument")).is_secondary
-
-
-def test_death_of_a_worker_of_a_data_loader_is_not_that_of_a_peer() -> None:
-    """torch 2.13: what it read of the worker is what the exception was raised from."""
-    words = "ConnectionResetError: [Errno 104] Connection reset by peer\n\nDuring handling of the above exception, …\n"
-    died = "RuntimeError: DataLoader worker (pid 851) is killed by signal: Killed. "
-    assert not ExitStatus(code=1, words=words + died).is_secondary
-    assert ExitStatus(code=1, words=f"{words}RuntimeError: no step").is_secondary
-    read = (
-        '  File "/usr/lib/python3.12/multiprocessing/connection.py", line 395, in _recv\n    chunk = read(handle, 4)\n'
-    )
-    assert not ExitStatus(
-        code=1, words=f"{read}ConnectionResetError: [Errno 104] Connection reset by peer"
-    ).is_secondary
+@pytest.mark.parametrize(
+    ("words", "is_secondary"),
+    [
+        (_OF_TENSORFLOW, True),
+        (_OF_TENSORFLOW.replace("Unavailable", "InvalidArgument"), False),
+        (f"{_OF_LOADER}no step", True),
+        (f"{_OF_LOADER}DataLoader worker (pid 851) is killed by signal: Killed. ", False),
+        (f"{_READ}{_RESET}", False),
+    ],
+)
+def test_loss_of_a_peer_is_known_by_its_words(words: str, is_secondary: bool) -> None:
+    assert ExitStatus(code=1, words=words).is_secondary == is_secondary
 
 
 WRITERS = (repr, ascii, json.dumps, lambda text: json.dumps(text, ensure_ascii=False))
@@ -285,6 +247,30 @@ def hooks() -> Iterator[tuple[HookReader, int]]:
     reading, writing = os.pipe()
     with open(reading), open(writing):
         yield HookReader(reading), writing
+
+
+Told = Callable[[str], list[list[str]]]
+_HOOKED = """
+import atexit, os, signal, sys, threading, traceback
+from distboot.agent.crash_hooks import install
+os.environ["DISTBOOT_SECRET"] = "s3cret-word"
+install({pipe})
+{script}
+"""
+
+
+@pytest.fixture
+def told(hooks: tuple[HookReader, int], tmp_path: Path) -> Told:
+    """Runs a script with our hooks in it: the lines of each exception that it has told of."""
+
+    def run(script: str) -> list[list[str]]:
+        reader, writing = hooks
+        (tmp_path / "train.py").write_text(_HOOKED.format(pipe=writing, script=script))
+        command = [sys.executable, "train.py"]
+        subprocess.run(command, stderr=subprocess.DEVNULL, pass_fds=[writing], cwd=tmp_path, timeout=60, check=False)
+        return [words.text.splitlines() for words in reader.read() if words.kind == EXCEPTION]
+
+    return run
 
 
 def test_crash_of_many_threads_begins_with_what_it_is(hooks: tuple[HookReader, int]) -> None:
@@ -323,34 +309,16 @@ Extension modules: numpy.core (total: 1)
     ]
 
 
-_DEEP = """
-import sys
-from distboot.agent.crash_hooks import install
-install(int(sys.argv[1]))
-def one(left): {pad} two(left)
-def two(left): one(left - 1) if left else 1 / 0
-one(int(sys.argv[2]))
-"""
-
-
 @pytest.mark.parametrize(("depth", "pad"), [(1, ""), (20, ""), (8, f"{'x' * 800!r};")])
-def test_traceback_that_does_not_begin_with_its_beginning_says_so(
-    hooks: tuple[HookReader, int], tmp_path: Path, depth: int, pad: str
-) -> None:
-    reader, writing = hooks
-    (tmp_path / "deep.py").write_text(_DEEP.format(pad=pad))
-    command = [sys.executable, "deep.py", str(writing), str(depth)]
-    subprocess.run(command, stderr=subprocess.DEVNULL, pass_fds=[writing], cwd=tmp_path, timeout=60, check=False)
-    text = next(words.text for words in reader.read() if words.kind == EXCEPTION)
-    first, *_, last = text.splitlines()
+def test_traceback_that_does_not_begin_with_its_beginning_says_so(told: Told, depth: int, pad: str) -> None:
+    deep = f"def one(left): {pad} two(left)\ndef two(left): one(left - 1) if left else 1 / 0\none({depth})"
+    ((first, *_, last),) = told(deep)
     begin = "Traceback (most recent call last):" if depth == 1 else "…"
     assert (first, last) == (begin, "ZeroDivisionError: division by zero")
 
 
-_INTERRUPTED = """
-import signal, sys, traceback
-from distboot.agent.crash_hooks import install
-install(int(sys.argv[1]))
+def test_exception_is_told_where_a_signal_handler_raises_meanwhile(told: Told) -> None:
+    script = """
 def fail(*_): raise RuntimeError("a worker has died")
 def formatted(*arguments, before=traceback.format_exception):
     traceback.format_exception = before
@@ -359,29 +327,16 @@ signal.signal(signal.SIGCHLD, fail)
 traceback.format_exception = formatted
 1 / 0
 """
-
-
-def test_exception_is_told_where_a_signal_handler_raises_meanwhile(hooks: tuple[HookReader, int]) -> None:
-    reader, writing = hooks
-    command = [sys.executable, "-c", _INTERRUPTED, str(writing)]
-    subprocess.run(command, stderr=subprocess.DEVNULL, pass_fds=[writing], timeout=60, check=False)
-    assert [words.text.splitlines()[-1] for words in reader.read() if words.kind == EXCEPTION] == [
-        "ZeroDivisionError: division by zero"
-    ]
+    assert [lines[-1] for lines in told(script)] == ["ZeroDivisionError: division by zero"]
 
 
 _EXITS = """
-import atexit, os, sys, threading
-from distboot.agent.crash_hooks import install
-os.environ["DISTBOOT_SECRET"] = "s3cret-word"
-install({pipe})
 class Both:
     def __init__(self, other): self.other = other
     def write(self, text): return self.other.write(text)
     def flush(self): pass
 class Fails:
     def __del__(self): raise ValueError("deleted")
-{script}
 """
 
 
@@ -405,14 +360,8 @@ class Fails:
         ("sys.exit('')", None),
     ],
 )
-def test_text_with_which_a_script_exits_is_sent(
-    hooks: tuple[HookReader, int], script: str, said: list[str] | None
-) -> None:
-    reader, writing = hooks
-    command = [sys.executable, "-c", _EXITS.format(pipe=writing, script=script)]
-    subprocess.run(command, stderr=subprocess.DEVNULL, pass_fds=[writing], cwd=ROOT, timeout=60, check=False)
-    texts = [words.text.splitlines() for words in reader.read() if words.kind == EXCEPTION]
-    assert texts == ([] if said is None else [[EXITED + said[0], *said[1:]]])
+def test_text_with_which_a_script_exits_is_sent(told: Told, script: str, said: list[str] | None) -> None:
+    assert told(_EXITS + script) == ([] if said is None else [[EXITED + said[0], *said[1:]]])
 
 
 def test_text_of_an_exit_is_in_the_headline_and_below_it_only_if_there_is_more() -> None:

@@ -1,7 +1,5 @@
 """How the ranks of a job are stopped, and what scripts do by themselves: handlers, forks, files, children."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -124,9 +122,10 @@ children[0].terminate()
 for child in children:
     child.join()
 subprocess.run([sys.executable, "-c", "raise ValueError"], stderr=subprocess.DEVNULL)
-if os.fork() == 0:
-    os._exit(5)
-os.wait()
+for leave in (os._exit, sys.exit):
+    if os.fork() == 0:
+        leave(5)
+    os.wait()
 import ctypes
 libc = ctypes.PyDLL(None)  # which keeps Python's lock: else another thread may have it in the child, for ever
 if libc.fork() == 0:

@@ -1,7 +1,5 @@
 """Both sides of failure detection in this process, over real connections: what is first, and peers that misbehave."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Iterator
@@ -204,7 +202,8 @@ GARBAGE = [
     (100).to_bytes(4, "big") + b"x" * 140,
     Channel().sign(Members((), (), None)),
     framed({"kind": "Abort"}),
-    altered(Exited(DIED), end={"code": True}),
+    *(altered(Exited(DIED), end=end) for end in ({"code": True}, {"code": 1}, 5)),
+    altered(Phases({}), times={"a": 1e999}),
     framed('{"kind":"Exited","end":' + "[" * 30_000 + "]" * 30_000 + "}"),
     altered(Terminating(15), signal="TERM"),
     altered(Register(1), pid="1; rm"),

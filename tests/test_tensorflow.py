@@ -1,7 +1,5 @@
 """`init("tensorflow")` on the real TensorFlow: strategies, `TF_CONFIG`, who serves and until when, signals, proxies."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """TensorFlow's cluster, before TensorFlow itself is asked: which rank is what, at which address, with which GPU."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """`python -m distboot try`: mistakes that only show elsewhere are found; a script without them is left alone."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Workers that a script has started with multiprocessing, while all processes of its job are told to stop."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The wrapper as a black box, without a container: what its child gets from it, and what it leaves alone."""
 
-from __future__ import annotations
-
 import os
 import pty
 import signal

@@ -1,7 +1,5 @@
 """What the wrapper does besides starting a command: `--exec`, `--pass-local-rank`, and a warning of ranks apart."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
