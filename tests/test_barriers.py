@@ -13,7 +13,10 @@ from supervised import until
 import distboot
 from distboot.agent.exit_status import ExitStatus
 
-_ORDER = """
+
+@pytest.mark.parametrize("before", [(), ("-m", "distboot")], ids=["init", "wrapper"])
+def test_ranks_wait_for_each_other(ranks: Ranks, before: tuple[str, ...]) -> None:
+    script = """
 with distboot.init("none", join_timeout=60, timeout=30) as ctx:
     others = [rank for rank in range(3) if rank != ctx.rank]
     for slow in range(3):  # all wait for whoever comes last
@@ -38,11 +41,7 @@ again = distboot.init("none", join_timeout=60)
 again.barrier()
 assert again is not ctx
 """
-
-
-@pytest.mark.parametrize("before", [(), ("-m", "distboot")], ids=["init", "wrapper"])
-def test_ranks_wait_for_each_other(ranks: Ranks, before: tuple[str, ...]) -> None:
-    assert ranks(_ORDER, 3, *before) == [("True\n" * 5 + "end\n", 0)] * 3
+    assert ranks(script, 3, *before) == [("True\n" * 5 + "end\n", 0)] * 3
 
 
 def test_strangers_do_not_take_the_place_of_a_rank(ranks: Ranks) -> None:

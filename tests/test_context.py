@@ -86,19 +86,17 @@ for _ in range(10):
         assert ranks(script) == [("", 0), ("", 0)]
 
 
-_JOIN_AGAIN = """
+def test_process_started_by_a_rank_may_take_its_place_once_that_has_closed_its_context(ranks: Ranks) -> None:
+    join_again = """
 try:
     distboot.init("none", join_timeout=60)
     print("joined")
 except distboot.DistbootError as error:
     print(error.code, flush=True)
 """
-
-
-def test_process_started_by_a_rank_may_take_its_place_once_that_has_closed_its_context(ranks: Ranks) -> None:
     script = f"""
 ctx = distboot.init("none", join_timeout=60)
-again = {_JOIN_AGAIN!r}
+again = {join_again!r}
 def start():
     done = subprocess.run([sys.executable, "-c", "import distboot" + again], capture_output=True, text=True)
     print(done.stdout, end="", flush=True)

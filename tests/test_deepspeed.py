@@ -34,7 +34,9 @@ def env(tmp_path: Path) -> Iterator[dict[str, str]]:
     assert not list(tmp_path.glob("*-was-*")), "DeepSpeed has looked for its place by itself"
 
 
-_USE = """
+@needs_mpirun
+def test_initialize_uses_what_is_there(run: Run, env: dict[str, str], tmp_path: Path) -> None:
+    script = """
 import argparse, json, os, subprocess, sys
 import distboot
 ctx = distboot.init("deepspeed", join_timeout=60, pass_local_rank=True)
@@ -83,11 +85,7 @@ line = {"rank": ctx.rank, "launcher": ctx.launcher, "args": args.local_rank, "lo
         "nested": json.loads(nested.stdout)["launcher"], "device": str(ctx.device)}
 sys.stdout.write(json.dumps(line) + "\\n")
 """
-
-
-@needs_mpirun
-def test_initialize_uses_what_is_there(run: Run, env: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "use.py").write_text(_USE)
+    (tmp_path / "use.py").write_text(script)
     lines = json_lines(run(*TWO_OF_MPIRUN, sys.executable, "use.py", env=env, timeout=LIMIT))
     assert lines == [
         {"rank": rank, "launcher": "openmpi", "args": rank, "local_ranks": [rank] * 3, "same": True, "nodes": [1, 0],
@@ -96,7 +94,9 @@ def test_initialize_uses_what_is_there(run: Run, env: dict[str, str], tmp_path: 
     ]  # fmt: skip
 
 
-_PLAIN = """
+@needs_mpirun
+def test_unmodified_script_through_the_wrapper(run: Run, env: dict[str, str], tmp_path: Path) -> None:
+    script = """
 import json, os, sys
 import deepspeed
 deepspeed.init_distributed(verbose=False)
@@ -105,11 +105,7 @@ names = ("RANK", "LOCAL_RANK", "CROSS_RANK", "CROSS_SIZE")
 sys.stdout.write(json.dumps({name: int(os.environ[name]) for name in names}) + "\\n")
 deepspeed.comm.destroy_process_group()
 """
-
-
-@needs_mpirun
-def test_unmodified_script_through_the_wrapper(run: Run, env: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "plain.py").write_text(_PLAIN)
+    (tmp_path / "plain.py").write_text(script)
     wrapped = [sys.executable, "-m", "distboot", "run", "--framework", "deepspeed", "plain.py"]
     lines = json_lines(run(*TWO_OF_MPIRUN, *wrapped, env=env, timeout=LIMIT))
     assert lines == [{"RANK": rank, "LOCAL_RANK": rank, "CROSS_RANK": 0, "CROSS_SIZE": 1} for rank in range(2)]

@@ -148,7 +148,8 @@ def test_variable_of_the_user_is_not_overridden(run: Run, port: int) -> None:
     assert "HOROVOD_CONTROLLER='MPI' asks for MPI, and launcher 'torch' does not start it" in lines[0]["text"]
 
 
-_STOPS = """
+def test_wrapper_that_serves_the_rendezvous_still_gets_its_signals(run: Run, port: int, tmp_path: Path) -> None:
+    script = """
 import signal, time
 from pathlib import Path
 import horovod.torch as hvd
@@ -162,24 +163,19 @@ if hvd.rank() == 0:
     os.kill(wrapper, signal.SIGTERM)
 time.sleep(100)
 """
-
-
-def test_wrapper_that_serves_the_rendezvous_still_gets_its_signals(run: Run, port: int, tmp_path: Path) -> None:
-    (tmp_path / "stops.py").write_text(SAY + _STOPS)
+    (tmp_path / "stops.py").write_text(SAY + script)
     done = in_two(run, port, *WRAPPED[:-1], "stops.py")
     assert [each.returncode for each in done] == [143, 143], done  # and not -15: both wrappers have waited
 
 
-_LATE = """
+def test_start_of_horovod_has_a_limit(run: Run, port: int, tmp_path: Path) -> None:
+    script = """
 import distboot, horovod.torch as hvd, time
 if os.environ["RANK"] == "1":
     hvd.init = lambda: time.sleep(100)
 distboot.init("horovod.torch", join_timeout=5)
 """
-
-
-def test_start_of_horovod_has_a_limit(run: Run, port: int, tmp_path: Path) -> None:
-    (tmp_path / "late.py").write_text(SAY + _LATE)
+    (tmp_path / "late.py").write_text(SAY + script)
     done = in_two(run, port, "late.py")
     assert 75 in [each.returncode for each in done]
     assert "error[join-timeout]: rank " in "".join(each.stderr for each in done)
@@ -190,7 +186,9 @@ def test_started_already(run: Run) -> None:
     assert [line["code"] for line in lines_of(done)] == ["already-initialized"], done.stderr
 
 
-_ENDS = """
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
+def test_rank_that_a_signal_ends_takes_the_others_with_it(run: Run, port: int, name: str, tmp_path: Path) -> None:
+    script = """
 import distboot, signal
 ctx = distboot.init("horovod.torch", join_timeout=60)
 import torch
@@ -199,11 +197,7 @@ for times in range(100000):
     if times == 3 and ctx.rank == 1:
         os.kill(os.getpid(), getattr(signal, os.environ["SIGNAL"]))
 """
-
-
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
-def test_rank_that_a_signal_ends_takes_the_others_with_it(run: Run, port: int, name: str, tmp_path: Path) -> None:
-    (tmp_path / "ends.py").write_text(SAY + _ENDS)
+    (tmp_path / "ends.py").write_text(SAY + script)
     survivor, culprit = in_two(run, port, "ends.py", SIGNAL=name)
     assert culprit.returncode == -getattr(signal, name)
     assert survivor.returncode != 0

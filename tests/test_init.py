@@ -43,7 +43,8 @@ def _failed(run: Run, arguments: str = "", env: dict[str, str] | None = None) ->
     return code, text
 
 
-_ALONE = """
+def test_alone(run: Run) -> None:
+    script = """
 import json, os
 import distboot
 with distboot.init() as ctx:
@@ -61,10 +62,7 @@ ctx.close()
 with distboot.init() as again:
     assert again is not ctx
 """
-
-
-def test_alone(run: Run) -> None:
-    result = run(sys.executable, "-c", _ALONE)
+    result = run(sys.executable, "-c", script)
     assert result.stderr == ""
     launcher, is_main, is_local_main, device, group, hosts, environ, port = json.loads(result.stdout)
     assert (launcher, is_main, is_local_main, device) == ("single", True, True, "cpu")

@@ -104,16 +104,6 @@ def test_no_framework_is_imported_at_module_level(path: Path) -> None:
         assert id(node) in inside or imported.split(".")[0] not in FRAMEWORKS
 
 
-_ONLY_STDLIB = """
-import sys
-before = set(sys.modules)
-import distboot
-{use}
-new = {{name.split(".")[0] for name in set(sys.modules) - before}}
-print(sorted(new - set(sys.stdlib_module_names)), len(set(sys.modules) - before))
-"""
-
-
 @pytest.mark.parametrize(
     "use",
     [
@@ -122,7 +112,15 @@ print(sorted(new - set(sys.stdlib_module_names)), len(set(sys.modules) - before)
     ],
 )
 def test_importing_and_detecting_load_no_third_party_module(run: Run, use: str) -> None:
-    result = run(sys.executable, "-c", _ONLY_STDLIB.format(use=use))
+    script = """
+import sys
+before = set(sys.modules)
+import distboot
+{use}
+new = {{name.split(".")[0] for name in set(sys.modules) - before}}
+print(sorted(new - set(sys.stdlib_module_names)), len(set(sys.modules) - before))
+"""
+    result = run(sys.executable, "-c", script.format(use=use))
     names, _, count = result.stdout.strip().rpartition(" ")
     assert (names, result.stderr) == ("['distboot']", "")
     if not use:

@@ -54,7 +54,12 @@ def refused(call):
 """
 )
 
-_PLUGIN = """
+
+@pytest.mark.all
+@needs_lightning
+@needs_mpirun
+def test_plugin_under_mpirun(run: Run) -> None:
+    script = """
 from lightning.pytorch import LightningModule, Trainer
 from distboot.lightning import DistbootEnvironment
 environment = DistbootEnvironment()
@@ -66,13 +71,7 @@ say(
     fitted=fitted(LightningModule, Trainer, plugins=[environment], devices=2),
 )
 """
-
-
-@pytest.mark.all
-@needs_lightning
-@needs_mpirun
-def test_plugin_under_mpirun(run: Run) -> None:
-    command = [*TWO_OF_MPIRUN, sys.executable, "-c", _BEGIN + _PLUGIN]
+    command = [*TWO_OF_MPIRUN, sys.executable, "-c", _BEGIN + script]
     result = run(*command, env=MPI_ENV, timeout=180)
     fits = "Trainer(devices=2, num_nodes=1), or start another number of ranks"
     job = "are not the ranks of this job: the job has 2 on 1 node"
@@ -213,23 +212,21 @@ with distboot.init("none", join_timeout=60) as ctx:
     assert lines[0]["port"] == lines[1]["port"]
 
 
-# What is there of Lightning without Lightning.
-_FAKE = """
+def test_ranks_that_each_worked_alone_are_warned_of(run_ranks: RunRanks) -> None:
+    # What is there of Lightning without Lightning.
+    fake = """
 import abc, types
 class ClusterEnvironment(abc.ABC):
     pass
 sys.modules["lightning.fabric.plugins.environments"] = types.SimpleNamespace(ClusterEnvironment=ClusterEnvironment)
 from distboot.lightning import DistbootEnvironment
 """
-
-
-def test_ranks_that_each_worked_alone_are_warned_of(run_ranks: RunRanks) -> None:
     script = """
 environment = DistbootEnvironment()
 assert isinstance(environment, ClusterEnvironment)
 say(rank=environment.context.rank)
 """
-    ended = run_ranks(_BEGIN + _FAKE + script)
+    ended = run_ranks(_BEGIN + fake + script)
     said = (
         "warning: Lightning was set up for one device, and each of the 2 ranks worked alone: Trainer(devices=2, "
         "num_nodes=1), or start another number of ranks"

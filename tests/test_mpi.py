@@ -61,7 +61,13 @@ def launched(tmp_path: Path) -> Start:
     return command
 
 
-_USE = """
+@pytest.mark.parametrize(
+    ("launcher", "library"),
+    [("Open MPI 5", "Open MPI 5"), ("Open MPI 4", "Open MPI 4"), ("Open MPI 4", "Open MPI 5"), ("MPICH", "MPICH")],
+    ids=["openmpi5-wrapper", "openmpi4", "openmpi4-library5", "mpich"],
+)
+def test_communicators(run: Run, launched: Start, tmp_path: Path, launcher: str, library: str) -> None:
+    script = """
 import json, os, sys
 from pathlib import Path
 import distboot
@@ -89,15 +95,7 @@ except SystemExit:  # which is not the end
     pass
 sys.stdout.write(json.dumps(line) + "\\n")
 """
-
-
-@pytest.mark.parametrize(
-    ("launcher", "library"),
-    [("Open MPI 5", "Open MPI 5"), ("Open MPI 4", "Open MPI 4"), ("Open MPI 4", "Open MPI 5"), ("MPICH", "MPICH")],
-    ids=["openmpi5-wrapper", "openmpi4", "openmpi4-library5", "mpich"],
-)
-def test_communicators(run: Run, launched: Start, tmp_path: Path, launcher: str, library: str) -> None:
-    (tmp_path / "use.py").write_text(_USE)
+    (tmp_path / "use.py").write_text(script)
     command, env = launched(launcher, library)
     before = ["-m", "distboot"] if launcher == "Open MPI 5" else []
     done = run(*command, sys.executable, *before, "use.py", env=env)
@@ -108,7 +106,12 @@ def test_communicators(run: Run, launched: Start, tmp_path: Path, launcher: str,
     assert lines == [{"rank": rank, "comm": [rank, 2], "local": [rank, 2], "again": 2, **same} for rank in (0, 1)]
 
 
-_END = """
+@pytest.mark.parametrize(
+    ("end", "code"), [("raise ValueError('the loss is NaN')", 1), ("sys.exit(3)", 3)], ids=["exception", "exit"]
+)
+def test_failure_of_one_rank_ends_the_job(run: Run, launched: Start, end: str, code: int) -> None:
+    """Although rank 0 waits for it in C, and MPI's own end would wait for rank 0; without failure detection, too."""
+    script = """
 import sys
 import distboot
 ctx = distboot.init("mpi", join_timeout=60)
@@ -117,15 +120,8 @@ if ctx.rank == 1:
     {end}
 ctx.comm.Barrier()
 """
-
-
-@pytest.mark.parametrize(
-    ("end", "code"), [("raise ValueError('the loss is NaN')", 1), ("sys.exit(3)", 3)], ids=["exception", "exit"]
-)
-def test_failure_of_one_rank_ends_the_job(run: Run, launched: Start, end: str, code: int) -> None:
-    """Although rank 0 waits for it in C, and MPI's own end would wait for rank 0; without failure detection, too."""
     command, env = launched("Open MPI 5", "Open MPI 5")
-    done = run(*command, sys.executable, "-c", _END.format(end=end), env={**env, "DISTBOOT_FAILURE_DETECTION": "0"})
+    done = run(*command, sys.executable, "-c", script.format(end=end), env={**env, "DISTBOOT_FAILURE_DETECTION": "0"})
     assert done.returncode == code, done.stdout + done.stderr
     assert ("ValueError: the loss is NaN\n" in done.stderr) == (code == 1)
 

@@ -137,7 +137,12 @@ Path(f"stopped-{rank}").write_text(str(step))
     assert read == 200 if asks == "request_stop" else read < 200
 
 
-ALONE = """
+@pytest.mark.parametrize(
+    "ask", ["os.kill(os.getpid(), signal.SIGTERM)", "os.kill(os.getpid(), signal.SIGUSR2)", "ctx.request_stop()"]
+)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_next_read_of_who_asks_is_true_and_a_fork_is_not_the_rank(run_ranks: RunRanks, ask: str, ranks: int) -> None:
+    script = """
 import os, signal, time, distboot
 ctx = distboot.init("none")
 assert not ctx.preempted
@@ -153,14 +158,7 @@ assert ctx.preempted and ctx.preempted
 ctx.close()
 assert ctx.preempted
 """
-
-
-@pytest.mark.parametrize(
-    "ask", ["os.kill(os.getpid(), signal.SIGTERM)", "os.kill(os.getpid(), signal.SIGUSR2)", "ctx.request_stop()"]
-)
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_next_read_of_who_asks_is_true_and_a_fork_is_not_the_rank(run_ranks: RunRanks, ask: str, ranks: int) -> None:
-    for rank in run_ranks(ALONE % ask, places=[{}] * ranks, DISTBOOT_STOP_SIGNALS="USR2", DISTBOOT_JOIN_TIMEOUT="60"):
+    for rank in run_ranks(script % ask, places=[{}] * ranks, DISTBOOT_STOP_SIGNALS="USR2", DISTBOOT_JOIN_TIMEOUT="60"):
         assert rank.code == 0, rank.err
 
 

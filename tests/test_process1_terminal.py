@@ -77,17 +77,15 @@ def test_job_control_of_a_shell_in_the_container(clean_env: dict[str, str], mode
         assert wrapper.code() == 5
 
 
-_WAITS = """
+@in_modes(Mode("ranks of a node", options=("--nproc-per-node", "2"), is_contained=False))
+def test_ctrl_c_ends_all_ranks_of_a_node_without_their_tracebacks(clean_env: dict[str, str], mode: Mode) -> None:
+    script = """
 import time
 def train():
     print("ready", flush=True); time.sleep(100)  # one line: the key may come before the other
 train()
 """
-
-
-@in_modes(Mode("ranks of a node", options=("--nproc-per-node", "2"), is_contained=False))
-def test_ctrl_c_ends_all_ranks_of_a_node_without_their_tracebacks(clean_env: dict[str, str], mode: Mode) -> None:
-    with wrapped(mode, clean_env, sys.executable, "-c", _WAITS, terminal=True) as wrapper:
+    with wrapped(mode, clean_env, sys.executable, "-c", script, terminal=True) as wrapper:
         wrapper.read_until("ready")
         wrapper.read_until("ready")
         wrapper.type("\x03")

@@ -114,7 +114,9 @@ def test_outcomes_are_those_of_the_ranks(run: Run, tmp_path: Path) -> None:
     assert time.monotonic() - begin < 100  # no rank has slept to its end
 
 
-_ONE = """
+@pytest.mark.parametrize("closes", [True, False])
+def test_what_a_module_has_set_up_ends_with_its_last_test(run: Run, tmp_path: Path, closes: bool) -> None:
+    script = """
 import os, pytest
 
 @pytest.fixture(scope="module")
@@ -128,11 +130,7 @@ def test_alone(database): pass
 @pytest.mark.ranks(1)
 def test_in_ranks(): pass
 """
-
-
-@pytest.mark.parametrize("closes", [True, False])
-def test_what_a_module_has_set_up_ends_with_its_last_test(run: Run, tmp_path: Path, closes: bool) -> None:
-    (tmp_path / "test_one.py").write_text(_ONE)
+    (tmp_path / "test_one.py").write_text(script)
     (tmp_path / "test_two.py").write_text("def test_next(): pass\n")
     if not closes:
         (tmp_path / "cannot-close").touch()

@@ -142,7 +142,8 @@ def test_file_limit_is_raised_where_it_may_be(rank0: StartRank0) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-_FEW_FILES = """
+def test_every_rank_hears_of_a_file_limit_that_is_too_low(clean_env: dict[str, str]) -> None:
+    script = """
 import resource
 from rendezvous_peers import Rank0, record
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))  # there is no way back from it
@@ -150,12 +151,9 @@ first = Rank0(record(0, 200), 600)
 print(first.port, flush=True)
 print(first.failed().message)
 """
-
-
-def test_every_rank_hears_of_a_file_limit_that_is_too_low(clean_env: dict[str, str]) -> None:
     env = {**clean_env, "PYTHONPATH": f"{Path(__file__).parent}:{clean_env['PYTHONPATH']}"}
     with subprocess.Popen(
-        [sys.executable, "-c", _FEW_FILES], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", script], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         port = int(process.stdout.readline())

@@ -148,7 +148,8 @@ def test_rank_that_has_ended_well_begins_again(start: Start) -> None:
     assert [number for number, _ in rounds(job, 2)] == [0, 1]
 
 
-_STUBBORN = """
+def test_what_a_rank_has_left_behind_has_gone_before_the_next_round(start: Start) -> None:
+    stubborn = """
 import subprocess
 if round_ == 0:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -162,10 +163,7 @@ if round_ == 0:
 else:
     assert not Path("/proc", Path("child").read_text()).exists()
 """
-
-
-def test_what_a_rank_has_left_behind_has_gone_before_the_next_round(start: Start) -> None:
-    script = _ROUND + _STUBBORN + _SCRIPT % KILL
+    script = _ROUND + stubborn + _SCRIPT % KILL
     job = start(script, 2, **{**_ENV, "DISTBOOT_GRACE": "1"})
     assert job.fail() == [0, 0]
     assert "has not ended within the grace after TERM" in job.output(0)
@@ -197,18 +195,16 @@ def test_what_cannot_be_ended_is_named_and_not_waited_for(
     assert f"cannot end processes that a rank has left behind: {child.pid} (sleep)" in capfd.readouterr().err
 
 
-_CLOCK = """
+@pytest.mark.parametrize("jump", [-86400, 86400])
+def test_clock_that_jumps_changes_nothing(start: Start, tmp_path: Path, jump: int) -> None:
+    script = """
 import os, time
 _right = time.time
 time.time = lambda: _right() + (%d if os.access("fail", os.F_OK) else 0)
 """
-
-
-@pytest.mark.parametrize("jump", [-86400, 86400])
-def test_clock_that_jumps_changes_nothing(start: Start, tmp_path: Path, jump: int) -> None:
     # For every process of the job; that of the machine is not ours to set.
     (tmp_path / "clock").mkdir()
-    (tmp_path / "clock" / "sitecustomize.py").write_text(_CLOCK % jump)
+    (tmp_path / "clock" / "sitecustomize.py").write_text(script % jump)
     path = os.pathsep.join([str(tmp_path / "clock"), *filter(None, [os.environ.get("PYTHONPATH")])])
     # For exit code 2 there is no restart.
     fails = "sys.exit('jumped' if abs(time.time() - os.stat('fail').st_mtime) > 9999 else 2)"
@@ -313,16 +309,6 @@ if os.environ["DISTBOOT_RESTART_COUNT"] != "12":
     assert int(counts[-1]) <= int(counts[1])
 
 
-_SPOILS = """
-import os, shutil, signal
-print("round", os.environ["DISTBOOT_RESTART_COUNT"], flush=True)
-if os.environ["DISTBOOT_RESTART_COUNT"] == "0":
-    shutil.rmtree("files")
-    open("files", "w").close()
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -334,7 +320,15 @@ if os.environ["DISTBOOT_RESTART_COUNT"] == "0":
 def test_file_that_cannot_be_written_any_more_does_not_end_the_job(
     distboot: Run, tmp_path: Path, options: str, said: str
 ) -> None:
-    (tmp_path / "train.py").write_text(_SPOILS)
+    script = """
+import os, shutil, signal
+print("round", os.environ["DISTBOOT_RESTART_COUNT"], flush=True)
+if os.environ["DISTBOOT_RESTART_COUNT"] == "0":
+    shutil.rmtree("files")
+    open("files", "w").close()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    (tmp_path / "train.py").write_text(script)
     (tmp_path / "files").mkdir()
     done = distboot(*options.split(), "--max-restarts", "1", "train.py")
     assert done.returncode == 0, done.stderr
@@ -376,15 +370,6 @@ def test_library_of_mpi_is_known_by_its_name() -> None:
     assert not any(map(is_known, ("libmpiwrapper.so", "libmpir.so")))
 
 
-_MPI = """
-import os, signal, time
-from mpi4py import MPI
-time.sleep(2.5)
-os.environ["RANK"] == "1" and os.kill(os.getpid(), signal.SIGKILL)
-time.sleep(60)
-"""
-
-
 @pytest.mark.all
 @needs_mpirun
 @needs("mpi4py")
@@ -392,7 +377,14 @@ time.sleep(60)
     "target", [["train.py"], ["--", "bash", "-c", f"{sys.executable} train.py; exit $?"]], ids=["script", "in a shell"]
 )
 def test_script_that_uses_mpi_is_not_started_again(run: Run, tmp_path: Path, target: list[str]) -> None:
-    (tmp_path / "train.py").write_text(_MPI)
+    mpi = """
+import os, signal, time
+from mpi4py import MPI
+time.sleep(2.5)
+os.environ["RANK"] == "1" and os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(60)
+"""
+    (tmp_path / "train.py").write_text(mpi)
     command = [sys.executable, "-m", "distboot", "run", "--max-restarts", "2", *target]
     done = run(*TWO_OF_MPIRUN, *command, env=MPI_ENV)
     assert done.returncode != 0

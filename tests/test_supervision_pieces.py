@@ -330,16 +330,6 @@ traceback.format_exception = formatted
     assert [lines[-1] for lines in told(script)] == ["ZeroDivisionError: division by zero"]
 
 
-_EXITS = """
-class Both:
-    def __init__(self, other): self.other = other
-    def write(self, text): return self.other.write(text)
-    def flush(self): pass
-class Fails:
-    def __del__(self): raise ValueError("deleted")
-"""
-
-
 @pytest.mark.parametrize(
     ("script", "said"),
     [
@@ -361,7 +351,15 @@ class Fails:
     ],
 )
 def test_text_with_which_a_script_exits_is_sent(told: Told, script: str, said: list[str] | None) -> None:
-    assert told(_EXITS + script) == ([] if said is None else [[EXITED + said[0], *said[1:]]])
+    exits = """
+class Both:
+    def __init__(self, other): self.other = other
+    def write(self, text): return self.other.write(text)
+    def flush(self): pass
+class Fails:
+    def __del__(self): raise ValueError("deleted")
+"""
+    assert told(exits + script) == ([] if said is None else [[EXITED + said[0], *said[1:]]])
 
 
 def test_text_of_an_exit_is_in_the_headline_and_below_it_only_if_there_is_more() -> None:

@@ -9,7 +9,14 @@ from launched import needs_torch
 
 pytestmark = needs_torch
 
-SCRIPT = """
+
+@pytest.mark.parametrize(
+    "init", [pytest.param(True, id="init", marks=pytest.mark.all), pytest.param(False, id="wrapper")]
+)
+def test_every_attempt_has_a_supervision_of_its_own_and_torchrun_shows_who_failed_first(
+    run: Run, tmp_path: Path, init: bool
+) -> None:
+    script = """
 import os, sys, time
 if {init}:
     import distboot
@@ -21,15 +28,7 @@ if rank == 1:
     raise ValueError(f"boom of attempt {{attempt}}") if attempt else SystemExit(3)
 time.sleep(60)
 """
-
-
-@pytest.mark.parametrize(
-    "init", [pytest.param(True, id="init", marks=pytest.mark.all), pytest.param(False, id="wrapper")]
-)
-def test_every_attempt_has_a_supervision_of_its_own_and_torchrun_shows_who_failed_first(
-    run: Run, tmp_path: Path, init: bool
-) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT.format(init=init))
+    (tmp_path / "train.py").write_text(script.format(init=init))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
     done = run(*torchrun, *(() if init else ("-m", "distboot")), "train.py", env={"DISTBOOT_REPORT": "report.json"})
     assert done.returncode == 1

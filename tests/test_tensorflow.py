@@ -120,8 +120,10 @@ def test_wrapper_makes_tf_config_for_a_script_as_it_is(by_hand: ByHand) -> None:
     assert ranks.lines() == [{"rank": 0, "total": 2.0}, {"rank": 1, "total": 2.0}]
 
 
-# Rank 0 waits in a collective operation, in C, for a rank that never comes to it.
-_WAITING = """
+@pytest.mark.parametrize("supervision", ["1", "0"])
+def test_sigterm_ends_a_rank_that_waits_for_others(by_hand: ByHand, supervision: str) -> None:
+    # Rank 0 waits in a collective operation, in C, for a rank that never comes to it.
+    script = """
 import os, time
 from pathlib import Path
 import distboot
@@ -136,11 +138,7 @@ if ctx.rank == 0:
     reduce()
 time.sleep(600)
 """
-
-
-@pytest.mark.parametrize("supervision", ["1", "0"])
-def test_sigterm_ends_a_rank_that_waits_for_others(by_hand: ByHand, supervision: str) -> None:
-    ranks = by_hand(_WAITING, env={"DISTBOOT_FAILURE_DETECTION": supervision, "DISTBOOT_GRACE": "600"})
+    ranks = by_hand(script, env={"DISTBOOT_FAILURE_DETECTION": supervision, "DISTBOOT_GRACE": "600"})
     ranks.wait_for("ready-0")
     ranks.wait_for("ready-1")
     if supervision == "1":
@@ -273,18 +271,16 @@ def test_parameter_servers_end_with_the_chief(by_hand: ByHand) -> None:
     assert evaluator["strategy"] == "_DefaultDistributionStrategy"
 
 
-# The chief opens its port later than the others come to it.
-_LATE_CHIEF = """
+def test_servers_wait_for_a_chief_that_is_slow(by_hand: ByHand) -> None:
+    # The chief opens its port later than the others come to it.
+    script = """
 import os, time
 from distboot.frameworks import tensorflow
 if os.environ["RANK"] == "0":
     listener = tensorflow._listener
     tensorflow._listener = lambda job: (time.sleep(2), listener(job))[1]
 """
-
-
-def test_servers_wait_for_a_chief_that_is_slow(by_hand: ByHand) -> None:
-    chief, _ = by_hand(_LATE_CHIEF + _SERVERS, 4, env={"EVALUATOR": "1"}, wrapper=["-m", "distboot"]).lines()
+    chief, _ = by_hand(script + _SERVERS, 4, env={"EVALUATOR": "1"}, wrapper=["-m", "distboot"]).lines()
     assert (chief["task"], chief["weight"]) == (["chief", 0], 4.0)
 
 

@@ -263,36 +263,32 @@ def test_only_workers_are_shielded_and_not_what_they_start(begin: Begin, method:
     assert code == 7, "its own handler runs at once"
 
 
-_FAILING = (
-    _LOADER.partition("if __name__")[0]
-    + """
+@needs_torch
+def test_torch_ends_its_workers_without_a_word(begin: Begin) -> None:
+    script = (
+        _LOADER.partition("if __name__")[0]
+        + """
 begin()
 batches = iter(torch.utils.data.DataLoader(Numbers(), num_workers=2))  # at the end it is still there
 next(batches)
 raise ValueError("boom")
 """
-)
-
-
-@needs_torch
-def test_torch_ends_its_workers_without_a_word(begin: Begin) -> None:
-    job = begin(_FAILING, "wrapper")
+    )
+    job = begin(script, "wrapper")
     assert job.codes() == [1]
     assert "ValueError: boom" in job.output(0)
     assert "killed by signal" not in job.output(0), "it has to see in the signal who has sent it"
     until(lambda: not everybody(job))
 
 
-_LOKY = """
+@needs("joblib")
+def test_workers_of_others_than_multiprocessing_are_as_ever(begin: Begin) -> None:
+    script = """
 from joblib import Parallel, delayed
 if __name__ == "__main__":
     begin()
     touch("found-0", json.dumps(Parallel(n_jobs=2)(delayed(blocks)() for _ in range(4))))
 """
-
-
-@needs("joblib")
-def test_workers_of_others_than_multiprocessing_are_as_ever(begin: Begin) -> None:
-    job = begin(_LOKY, "wrapper")
+    job = begin(script, "wrapper")
     assert job.codes() == [0], job.output(0)
     assert written(job, "found") == [[False] * 4]

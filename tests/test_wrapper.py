@@ -114,7 +114,9 @@ def test_console_script_that_runs_a_module_named_distboot(run: Run) -> None:
     assert run(str(console_script), "run", "-m", "distboot", "--version", timeout=20).stdout.startswith("distboot ")
 
 
-_LOOKS_UP = """
+def test_child_that_ends_while_a_name_is_still_looked_up_is_not_missed(run: Run) -> None:
+    """The thread that looks it up must not take the SIGCHLD that the wrapper waits for."""
+    script = """
 import os, time
 from distboot.agent import supervisor
 from distboot.host import network
@@ -126,8 +128,4 @@ for _ in range(200): assert supervisor.run([supervisor.Command(["/bin/true"], {}
 print("all", flush=True)
 os._exit(0)
 """
-
-
-def test_child_that_ends_while_a_name_is_still_looked_up_is_not_missed(run: Run) -> None:
-    """The thread that looks it up must not take the SIGCHLD that the wrapper waits for."""
-    assert run(sys.executable, "-c", _LOOKS_UP).stdout == "all\n"
+    assert run(sys.executable, "-c", script).stdout == "all\n"
