@@ -130,9 +130,7 @@ _SECONDS = "is not a number of seconds\nhint: give a number"
         ("run --nproc-per-node 2 -- torchrun train.py", "usage", "in each of them torchrun would start others"),
     ],
 )
-def test_misuse_is_one_error_with_a_hint_and_its_exit_code(
-    distboot: Run, tmp_path: Path, arguments: str, code: str, said: str
-) -> None:
+def test_misuse_is_one_error_with_a_hint(distboot: Run, tmp_path: Path, arguments: str, code: str, said: str) -> None:
     (tmp_path / "train.py").touch()
     for name, text in (("no-interpreter", "#!/nowhere/sh\n"), ("no-program", "text")):
         (tmp_path / name).write_text(text)
@@ -287,9 +285,7 @@ print(json.dumps(sys.argv[1:]))
         ("bogus", "true", "true", ["--local_rank=7", "data"]),
     ],
 )
-def test_init_adjusts_what_the_script_will_parse(
-    run: Run, framework: str, first: str, again: str, expected: list[str]
-) -> None:
+def test_init_adjusts_the_arguments(run: Run, framework: str, first: str, again: str, expected: list[str]) -> None:
     result = run(sys.executable, "-c", _INIT, framework, first, again, "--local_rank=7", "data")
     assert json.loads(result.stdout) == expected
     said = "distboot: warning: the arguments say --local_rank=7, and the local rank is 0"

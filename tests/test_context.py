@@ -207,9 +207,7 @@ _STARTS = [(), ("-m", "distboot")]
     ("method", "before"),
     [("fork", _STARTS[0]), ("forkserver", _STARTS[0]), *(("spawn", start) for start in _STARTS), ("torch", _STARTS[0])],
 )
-def test_process_of_multiprocessing_is_no_world_of_its_own(
-    run: Run, tmp_path: Path, port: int, method: str, before: tuple[str, ...]
-) -> None:
+def test_spawned_process_is_no_world(run: Run, tmp_path: Path, port: int, method: str, before: tuple[str, ...]) -> None:
     def printed(first: str = "pass", **env: str) -> list[str]:
         (tmp_path / "train.py").write_text(_SPAWNING.format(first=first))
         result = run(sys.executable, *before, "train.py", method, env={"PORT": str(port), **env})

@@ -41,9 +41,7 @@ def test_machines(name: str, get: Get) -> None:
         ({}, {}, "mount -o remount,size=8g /dev/shm"),
     ],
 )
-def test_remedy_fits_what_runs_the_container(
-    get: Get, environ: Mapping[str, str], files: Mapping[str, str], how: str
-) -> None:
+def test_remedy_fits_the_container(get: Get, environ: Mapping[str, str], files: Mapping[str, str], how: str) -> None:
     found = one_of(get(environ=environ, files=files, shared_memory=lambda: (64 << 20, 64 << 20)), "shared-memory")
     assert (found.status, how in found.remedy) == ("problem", True), found
 

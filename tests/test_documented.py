@@ -45,7 +45,7 @@ def test_rank_and_size_are_enough(environ: dict[str, str], launcher: str) -> Non
         ({**LIGHTNING, "MASTER_ADDR": "10.0.0.4", "WORLD_SIZE": "4"}, "lightning", None, (1, 4, 1, None, 0, None)),
     ],
 )
-def test_documented_launcher_is_read(
+def test_launcher_is_read(
     environ: dict[str, str], launcher: str, platform: str | None, numbers: tuple[int | None, ...]
 ) -> None:
     placement = detect(environ)

@@ -52,9 +52,7 @@ def logs(tmp_path: Path) -> list[Path]:
 
 @needs_namespace
 @in_both_ways
-def test_every_container_has_the_first_failure_where_the_platform_looks(
-    start: Start, logs: list[Path], init: bool
-) -> None:
+def test_every_container_has_the_first_failure(start: Start, logs: list[Path], init: bool) -> None:
     own = "if rank == 2:\n    Path('/dev/termination-log').write_text('mine')\n"
     (logs[2].parent / "output-of-2" / "failure").write_text("mine")
     platform = {"TRAINING_JOB_NAME": "train"} if init else {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}

@@ -98,9 +98,7 @@ def test_mpirun_starts_ranks_in_an_image_with_an_mpi_library(podman: Podman) -> 
 
 
 @pytest.mark.parametrize(("handler", "code"), [("lambda *_: sys.exit(7)", 7), ("signal.SIG_IGN", 143)])
-def test_stop_reaches_the_command_which_is_killed_after_the_grace(
-    podman: Podman, image: str, handler: str, code: int
-) -> None:
+def test_stop_reaches_the_command_and_has_a_grace(podman: Podman, image: str, handler: str, code: int) -> None:
     script = f"import signal, sys; signal.signal(signal.SIGTERM, {handler}); {_WAITS}"
     options = [_OFFLINE, "--env=DISTBOOT_GRACE=3"]
     with podman.container(image, "python", "-c", script, options=options) as container:

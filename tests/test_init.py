@@ -237,7 +237,7 @@ def test_rank_that_dies_before_the_framework_starts_is_named(run_ranks: RunRanks
     assert f"rank 1 (process {culprit.pid} on '{socket.gethostname()}') joined, and ended before" in survivor.err
 
 
-def test_import_that_fails_while_the_ranks_meet_is_told_as_it_failed_first(
+def test_import_that_fails_meanwhile_is_told_as_it_failed_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "fragile.py").write_text(

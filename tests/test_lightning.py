@@ -170,9 +170,7 @@ _needs_entry_points = pytest.mark.skipif(
     ],
     ids=["init", "wrapper"],
 )
-def test_wrong_devices_in_a_job_of_several_ranks(
-    run_ranks: RunRanks, init: bool, devices: int, said: list[str]
-) -> None:
+def test_wrong_devices_in_a_job_of_several(run_ranks: RunRanks, init: bool, devices: int, said: list[str]) -> None:
     first = "distboot.init(join_timeout=120)\n" if init else ""
     before = [sys.executable] if init else WRAPPER
     ended = run_ranks(_BEGIN + first + _WRONG_SIZE, before=before, DEVICES=str(devices))

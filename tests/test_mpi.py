@@ -141,9 +141,7 @@ except distboot.DistbootError as error:
     [("MPICH", "Open MPI 5", "Open MPI v5"), ("Open MPI 5", "MPICH", "MPICH Version: 4")],
     ids=["mpich-openmpi", "openmpi-mpich"],
 )
-def test_launcher_and_library_of_different_mpis(
-    run: Run, launched: Start, launcher: str, library: str, uses: str
-) -> None:
+def test_launcher_and_library_that_differ(run: Run, launched: Start, launcher: str, library: str, uses: str) -> None:
     command, env = launched(launcher, library)
     done = run(*command, sys.executable, "-c", _REFUSED, env=env)
     name = {"MPICH": "mpich"}.get(launcher, "openmpi")

@@ -73,9 +73,7 @@ def test_hold_keeps_others_away_until_it_is_closed(port: int) -> None:
     there.close()
 
 
-def test_wrapper_keeps_other_jobs_from_its_port_until_its_script_ends(
-    run: Run, clean_env: dict[str, str], port: int
-) -> None:
+def test_wrapper_keeps_other_jobs_from_its_port(run: Run, clean_env: dict[str, str], port: int) -> None:
     script = "import os, sys; print(os.environ['MASTER_PORT'], flush=True); sys.stdin.read()"
     command = [sys.executable, "-m", "distboot", "run", "--", sys.executable, "-c", script]
     environs = [{**clean_env, **_plain(rank, 2, port)} for rank in range(2)]
@@ -134,9 +132,7 @@ def test_interface_of_an_address() -> None:
         ("NCCL_SOCKET_IFNAME", ("", "l", "=lo", "ib,lo", "^ib"), ("=l", "ib,mlx")),
     ],
 )
-def test_interface_that_is_not_there_is_refused(
-    variable: str, there: tuple[str, ...], not_there: tuple[str, ...]
-) -> None:
+def test_missing_interface_is_refused(variable: str, there: tuple[str, ...], not_there: tuple[str, ...]) -> None:
     for value in there:
         network.refuse_unknown({variable: value})
     for value in not_there:

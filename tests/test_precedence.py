@@ -112,9 +112,7 @@ def test_launcher_inside_a_slurm_step_wins_and_the_step_is_noted(inner: str, lau
         ("torchrun-2.13.0/2nodes_2procs_c10d", {"GROUP_WORLD_SIZE": "4"}, "do not fit together"),
     ],
 )
-def test_what_contradicts_the_launchers_own_words_is_refused(
-    capture: str, variables: dict[str, str], problem: str
-) -> None:
+def test_contradiction_of_a_launcher_is_refused(capture: str, variables: dict[str, str], problem: str) -> None:
     assert problem in refused({**one(capture, 3), **variables}).message
 
 

@@ -124,9 +124,7 @@ _BELOW_ONE_THAT_REAPS_NOT = Mode("below a process 1 that does not reap", _REAPS_
 # What stays is killed after the grace; for what ends, and for zombies, nothing waits.
 @pytest.mark.parametrize(("does", "grace"), [("ends", "1000"), ("stays", "0.2")])
 @in_modes(*SUPERVISED, NOT_PROCESS_1, _BELOW_ONE_THAT_REAPS_NOT, BARE)
-def test_children_of_the_child_get_term_once_it_has_ended(
-    clean_env: dict[str, str], mode: Mode, does: str, grace: str
-) -> None:
+def test_children_of_the_child_get_term_after_it(clean_env: dict[str, str], mode: Mode, does: str, grace: str) -> None:
     with wrapped(mode, clean_env, *python(_FAMILY, does), options=["--grace", grace]) as wrapper:
         assert wrapper.line() == "ready"
         wrapper.send("TERM")

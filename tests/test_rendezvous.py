@@ -67,7 +67,7 @@ _TWICE = [record(1, 4), replace(record(1, 4, "b"), process="77")]  # two contain
         ),
     ],
 )
-def test_what_does_not_fit_together_ends_the_job_at_once(
+def test_what_does_not_fit_ends_the_job_at_once(
     rank0: StartRank0, records: list[WorkerInfo], code: str, said: str
 ) -> None:
     first = rank0(4, 600)
@@ -167,9 +167,7 @@ print(first.failed().message)
 
 
 @pytest.mark.parametrize("credentials", [OURS, JobCredentials(OURS.job, "secret")], ids=["open", "secret"])
-def test_all_go_when_the_last_one_is_ready_and_hear_what_each_offers(
-    rank0: StartRank0, credentials: JobCredentials
-) -> None:
+def test_all_go_when_the_last_one_is_ready_and_hear_the_offers(rank0: StartRank0, credentials: JobCredentials) -> None:
     first, gate = rank0(3, credentials=credentials, ready=Ready(offer="10.0.0.4:6000")), threading.Event()
     slow = Rank(first.port, record(1, 3), 20, credentials, ready=Ready("GPU-1"), gate=lambda _: gate.wait(20))
     quick = Rank(first.port, record(2, 3), 20, credentials, ready=Ready("GPU-2", offer="10.0.0.5:6000"))

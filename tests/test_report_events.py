@@ -67,9 +67,7 @@ def test_summary_refers_to_the_headline_of_a_rank_that_ended_too_early() -> None
         ("lost", 0, {"stopped_by_us": True}, "stopped", 0),
     ],
 )
-def test_state_of_a_rank_follows_from_the_events(
-    kind: str, code: int, more: dict[str, Any], state: str, later: int
-) -> None:
+def test_state_follows_from_the_events(kind: str, code: int, more: dict[str, Any], state: str, later: int) -> None:
     log = Log().at(NOON, "root_cause", 1, kind=kind, **CAUSE).at(NOON, "exited", 0, exit_code=code, **{**EXIT, **more})
     job = JobState(log)
     assert (job.of_rank(0), job.later_failures()) == (state, later)

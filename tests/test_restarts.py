@@ -179,9 +179,7 @@ def test_what_was_there_before_the_ranks_stays(run: Run, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
 
 
-def test_what_cannot_be_ended_is_named_and_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_ended_is_only_named(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     def kill(pid: int, number: int) -> None:
         raise PermissionError(pid, number)
 
@@ -282,9 +280,7 @@ _OF_A_PEER = _at(7, "RuntimeError: Connection closed by peer")
         (ExitStatus(code=1), ExitStatus(code=1), True, True),
     ],
 )
-def test_second_failure_at_one_place_is_a_bug(
-    first: ExitStatus, second: ExitStatus, of_launcher: bool, goes_on: bool
-) -> None:
+def test_second_failure_is_a_bug(first: ExitStatus, second: ExitStatus, of_launcher: bool, goes_on: bool) -> None:
     restarts = Restarts(RestartSettings(5, 0.0, 60.0), {}, of_launcher=of_launcher)
     for round_, end in enumerate((first, second)):
         restarts.begin(round_, 5)
@@ -317,9 +313,7 @@ if os.environ["DISTBOOT_RESTART_COUNT"] != "12":
         ("--nproc-per-node 1 --log-dir files", "the log file 'files/rank-0.log' cannot be written: "),
     ],
 )
-def test_file_that_cannot_be_written_any_more_does_not_end_the_job(
-    distboot: Run, tmp_path: Path, options: str, said: str
-) -> None:
+def test_file_that_cannot_be_written_ends_no_job(distboot: Run, tmp_path: Path, options: str, said: str) -> None:
     script = """
 import os, shutil, signal
 print("round", os.environ["DISTBOOT_RESTART_COUNT"], flush=True)

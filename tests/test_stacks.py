@@ -159,9 +159,7 @@ deep(20_000)
     assert stacks.others == ()
 
 
-def test_process_that_is_just_reading_a_disk_is_asked(
-    watch: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_process_that_reads_a_disk_is_asked(watch: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch) -> None:
     watched = watch("ready()\ntime.sleep(60)")
     monkeypatch.setattr(Process, "state", "D")
     watched.read("in <module> (<string>:7)")
@@ -198,9 +196,7 @@ def test_sigterm_is_told_also_while_the_stacks_are_read() -> None:
 
 
 @pytest.mark.parametrize("source", ["file", "pipe", "endless", "another-library"])
-def test_call_of_mpi_is_read_in_the_source_if_it_is_a_file(
-    watch: Callable[..., Watched], tmp_path: Path, source: str
-) -> None:
+def test_call_of_mpi_is_read_in_a_source_file(watch: Callable[..., Watched], tmp_path: Path, source: str) -> None:
     path = Path("/dev/zero") if source == "endless" else tmp_path / "a.py"
     library = tmp_path / ("other.so" if source == "another-library" else "mpi4py.so")
     library.write_bytes(bytes(4096))
@@ -261,7 +257,7 @@ import sys, time
     ],
     ids=["answers", "hangs", "nonsense", "may-not"],
 )  # fmt: skip
-def test_py_spy_is_asked_first_and_not_waited_for(
+def test_py_spy_is_asked_but_not_waited_for(
     watch: Callable[..., Watched], tmp_path: Path, does: str, expected: str
 ) -> None:
     fake = tmp_path / "py-spy"  # what it writes is as version 0.4.1 does

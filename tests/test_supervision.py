@@ -132,9 +132,7 @@ def test_supervision_that_is_off_on_one_rank_is_no_failure(start: Start, rank: i
 
 
 @either
-def test_sidecar_that_cannot_start_is_said_and_the_training_goes_on(
-    start_init: Start, tmp_path: Path, rank: int
-) -> None:
+def test_sidecar_that_cannot_start_is_said_and_no_more(start_init: Start, tmp_path: Path, rank: int) -> None:
     begin = f"import os, sys\nif os.environ['RANK'] == '{rank}': sys.executable = '/nonexistent'\n"
     (tmp_path / "sitecustomize.py").write_text(begin)
     running = start_init(EACH_FOR_ITSELF, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")

@@ -176,9 +176,7 @@ ORDERS = {
 
 
 @pytest.mark.parametrize(("steps", "text", "later"), list(ORDERS.values()), ids=list(ORDERS))
-def test_what_was_first_is_named(
-    running: Job, steps: list[tuple[int, object] | int | str], text: str, later: int
-) -> None:
+def test_first_is_named(running: Job, steps: list[tuple[int, object] | int | str], text: str, later: int) -> None:
     for step in steps:
         if step == OPEN:
             assert running.first is None

@@ -13,9 +13,7 @@ pytestmark = needs_torch
 @pytest.mark.parametrize(
     "init", [pytest.param(True, id="init", marks=pytest.mark.all), pytest.param(False, id="wrapper")]
 )
-def test_every_attempt_has_a_supervision_of_its_own_and_torchrun_shows_who_failed_first(
-    run: Run, tmp_path: Path, init: bool
-) -> None:
+def test_every_attempt_is_watched_and_torchrun_shows_who_failed_first(run: Run, tmp_path: Path, init: bool) -> None:
     script = """
 import os, sys, time
 if {init}:

@@ -21,9 +21,7 @@ _WITH_PS = {"chief": ["a:1"], "worker": ["b:1", "b:2"], "ps": ["c:1"]}
     ("task", "index", "rank", "local", "node_rank"),
     [("chief", 0, 0, (0, 1), 0), ("worker", 0, 1, (0, 2), 1), ("worker", 1, 2, (1, 2), 1), ("ps", 0, 3, (0, 1), 2)],
 )
-def test_tasks_are_ranked_chief_workers_ps(
-    task: str, index: int, rank: int, local: tuple[int, int], node_rank: int
-) -> None:
+def test_tasks_are_ranked(task: str, index: int, rank: int, local: tuple[int, int], node_rank: int) -> None:
     placement = detect(tf_config(task, index, **_WITH_PS))
     assert (placement.launcher, placement.rank, placement.world_size) == ("tf_config", rank, 4)
     assert (placement.local_rank, placement.local_world_size) == local
