@@ -106,9 +106,13 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def run(clean_env: dict[str, str], tmp_path: Path) -> Run:
-    """Run a command in an empty folder, with extra variables, bounded in time."""
+    """Run a command in an empty folder, with this as train.py and extra variables, bounded in time."""
 
-    def run_it(*command: str, env: Mapping[str, str] = {}, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    def run_it(
+        *command: str, train: str | None = None, env: Mapping[str, str] = {}, timeout: float = 120
+    ) -> subprocess.CompletedProcess[str]:
+        if train is not None:
+            (tmp_path / "train.py").write_text(train)
         return subprocess.run(
             command, env={**clean_env, **env}, cwd=tmp_path, capture_output=True, text=True, timeout=timeout,
             stdin=subprocess.DEVNULL, check=False,

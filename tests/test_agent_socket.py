@@ -148,24 +148,6 @@ def test_agent_that_does_not_answer_as_one_is_not_believed() -> None:
             thread.join(20)
 
 
-def test_contexts_follow_each_other_below_one_wrapper_and_leave_nothing_open(wrapped: Ranks) -> None:
-    script = """
-kept, files = [], []
-for round in range(3):
-    ctx = distboot.init("none", join_timeout=60)
-    with ctx.main_first():
-        if ctx.is_main:
-            time.sleep(0.3)
-        kept.append((ctx, time.time()))
-    ctx.close()
-    files.append(len(os.listdir("/proc/self/fd")))
-say(*[at for _, at in kept], files[1] == files[2])
-"""
-    rank_0, rank_1 = (output.split() for output, _ in wrapped(script))
-    assert [first <= second for first, second in zip(rank_0[:3], rank_1[:3], strict=True)] == [True] * 3
-    assert (rank_0[3], rank_1[3]) == ("True", "True")
-
-
 def test_init_works_after_one_that_has_failed_below_the_same_wrapper(wrapped: Ranks) -> None:
     script = """
 try:

@@ -3,7 +3,6 @@
 import os
 import socket
 import sys
-from pathlib import Path
 
 import pytest
 from conftest import Run
@@ -207,10 +206,10 @@ _STARTS = [(), ("-m", "distboot")]
     ("method", "before"),
     [("fork", _STARTS[0]), ("forkserver", _STARTS[0]), *(("spawn", start) for start in _STARTS), ("torch", _STARTS[0])],
 )
-def test_spawned_process_is_no_world(run: Run, tmp_path: Path, port: int, method: str, before: tuple[str, ...]) -> None:
+def test_spawned_process_is_no_world(run: Run, port: int, method: str, before: tuple[str, ...]) -> None:
     def printed(first: str = "pass", **env: str) -> list[str]:
-        (tmp_path / "train.py").write_text(_SPAWNING.format(first=first))
-        result = run(sys.executable, *before, "train.py", method, env={"PORT": str(port), **env})
+        script = _SPAWNING.format(first=first)
+        result = run(sys.executable, *before, "train.py", method, train=script, env={"PORT": str(port), **env})
         assert result.returncode == 0, result.stderr
         return sorted(result.stdout.splitlines())
 

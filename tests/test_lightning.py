@@ -5,7 +5,6 @@ import sys
 import types
 from collections.abc import Mapping
 from importlib.metadata import entry_points
-from pathlib import Path
 
 import pytest
 from captured import one
@@ -143,9 +142,9 @@ fitted(LightningModule, Trainer, devices=int(os.environ["DEVICES"]))
 @pytest.mark.all
 @needs_lightning
 @pytest.mark.parametrize("init", ["", "distboot.init()\n"], ids=["wrapper", "init"])
-def test_lightning_is_to_start_processes_itself(run: Run, tmp_path: Path, init: str) -> None:
-    (tmp_path / "train.py").write_text(_BEGIN + init + _WRONG_SIZE)
-    done = run(*([sys.executable] if init else WRAPPER), "train.py", env={"DEVICES": "2"}, timeout=180)
+def test_lightning_is_to_start_processes_itself(run: Run, init: str) -> None:
+    script, before = _BEGIN + init + _WRONG_SIZE, [sys.executable] if init else WRAPPER
+    done = run(*before, "train.py", train=script, env={"DEVICES": "2"}, timeout=180)
     assert done.returncode == 1
     assert "does not match the world size (1)" in done.stderr
     hint = "distboot: hint: devices=1, num_nodes=1 fit the job, or start 2 ranks here: python -m distboot --nproc"

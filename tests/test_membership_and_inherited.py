@@ -35,25 +35,6 @@ def _records(nodes: str, **known: Sequence[int | None]) -> list[WorkerInfo]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("nodes", "node_ranks", "local_ranks", "sizes"),
-    [
-        ("aabb", [0, 0, 1, 1], [0, 1, 0, 1], [2, 2, 2, 2]),
-        ("aaab", [0, 0, 0, 1], [0, 1, 2, 0], [3, 3, 3, 1]),
-        ("abab", [0, 1, 0, 1], [0, 0, 1, 1], [2, 2, 2, 2]),
-        ("baab", [0, 1, 1, 0], [0, 0, 1, 1], [2, 2, 2, 2]),
-        ("cab", [0, 1, 2], [0, 0, 0], [1, 1, 1]),
-    ],
-)
-def test_nodes_are_counted_as_the_ranks_reach_them(
-    nodes: str, node_ranks: list[int], local_ranks: list[int], sizes: list[int]
-) -> None:
-    assert _placed(_records(nodes)) == {
-        "local_rank": local_ranks, "local_world_size": sizes, "node_rank": node_ranks,
-        "num_nodes": [len(set(nodes))] * len(nodes),
-    }  # fmt: skip
-
-
 def test_local_ranks_that_are_known_stay() -> None:
     whole = _placed(_records("aabb", local_rank=[1, 0, 0, 1], local_world_size=[2, 2, 2, 2]))
     some = _placed(_records("aaab", local_rank=[None, 2, 0, None]))

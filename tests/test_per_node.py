@@ -126,10 +126,9 @@ def test_port_that_somebody_else_has_fails_no_job(two_nodes: Nodes) -> None:
     assert lines[-1] == "0 0", stderr
 
 
-def test_missing_node_and_a_rank_among_nodes_are_named(distboot: Run, run: Run, tmp_path: Path, port: int) -> None:
-    (tmp_path / "train.py").touch()
+def test_missing_node_and_a_rank_among_nodes_are_named(distboot: Run, run: Run, port: int) -> None:
     env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    done = distboot("run", "--nproc-per-node", "2", "--join-timeout", "1", "train.py", env=env)
+    done = distboot("run", "--nproc-per-node", "2", "--join-timeout", "1", "train.py", train="", env=env)
     assert done.returncode == 75
     assert "1 of 2 nodes joined within 1 s, missing 1" in done.stderr
     python = f"{sys.executable} -m distboot run"

@@ -104,7 +104,6 @@ def test_launcher_inside_a_slurm_step_wins_and_the_step_is_noted(inner: str, lau
         ("slurm-srun-22.05.8/2nodes_2procs", {"MASTER_ADDR": "127.0.0.1"}, "is a loopback address"),
         (UNEVEN_STEP, {"SLURM_GTIDS": "2"}, "SLURM_GTIDS"),
         (UNEVEN_STEP, {"SLURM_GTIDS": "9" * 5000}, "SLURM_GTIDS"),
-        (UNEVEN_STEP, {"SLURM_STEP_TASKS_PER_NODE": "2,1"}, "SLURM_STEP_TASKS_PER_NODE"),
         (UNEVEN_STEP, {"SLURM_NODEID": "2"}, "SLURM_NODEID"),
         (OPENMPI, {"PMIX_RANK": "1"}, "PMIX_RANK='1' contradicts OMPI_COMM_WORLD_RANK='3'"),
         ("mpich-4.0.2/1node_4procs", {"MPI_LOCALRANKID": "1"}, "PMI_RANK='3' of PMI_SIZE='4' cannot be at"),

@@ -171,9 +171,9 @@ else:
 
 def test_what_was_there_before_the_ranks_stays(run: Run, tmp_path: Path) -> None:
     """As in a script that starts something in the background, and then becomes the wrapper."""
-    (tmp_path / "train.py").write_text(f"import os, signal\nif os.environ['DISTBOOT_RESTART_COUNT'] == '0': {KILL}\n")
+    script = f"import os, signal\nif os.environ['DISTBOOT_RESTART_COUNT'] == '0': {KILL}\n"
     command = f"sleep 99 & echo $! > before; exec {sys.executable} -m distboot --max-restarts 1 train.py"
-    done = run("bash", "-c", command)
+    done = run("bash", "-c", command, train=script)
     before = int((tmp_path / "before").read_text())
     os.kill(before, signal.SIGKILL)  # it is there
     assert done.returncode == 0, done.stderr
@@ -297,8 +297,8 @@ with open("open", "a") as file:
 if os.environ["DISTBOOT_RESTART_COUNT"] != "12":
     os.kill(os.getpid(), signal.SIGKILL)
 """
-    (tmp_path / "train.py").write_text(script)
-    done = distboot("--nproc-per-node", "1", "--max-restarts", "20", "--log-dir", "logs", "train.py")
+    options = "--nproc-per-node 1 --max-restarts 20 --log-dir logs"
+    done = distboot(*options.split(), "train.py", train=script)
     assert done.returncode == 0, done.stderr
     counts = (tmp_path / "open").read_text().split()
     assert len(counts) == 13
@@ -322,9 +322,8 @@ if os.environ["DISTBOOT_RESTART_COUNT"] == "0":
     open("files", "w").close()
     os.kill(os.getpid(), signal.SIGKILL)
 """
-    (tmp_path / "train.py").write_text(script)
     (tmp_path / "files").mkdir()
-    done = distboot(*options.split(), "--max-restarts", "1", "train.py")
+    done = distboot(*options.split(), "--max-restarts", "1", "train.py", train=script)
     assert done.returncode == 0, done.stderr
     assert f"warning: {said}" in done.stderr
     assert "round 1" in done.stdout
@@ -370,7 +369,7 @@ def test_library_of_mpi_is_known_by_its_name() -> None:
 @pytest.mark.parametrize(
     "target", [["train.py"], ["--", "bash", "-c", f"{sys.executable} train.py; exit $?"]], ids=["script", "in a shell"]
 )
-def test_script_that_uses_mpi_is_not_started_again(run: Run, tmp_path: Path, target: list[str]) -> None:
+def test_script_that_uses_mpi_is_not_started_again(run: Run, target: list[str]) -> None:
     mpi = """
 import os, signal, time
 from mpi4py import MPI
@@ -378,8 +377,7 @@ time.sleep(2.5)
 os.environ["RANK"] == "1" and os.kill(os.getpid(), signal.SIGKILL)
 time.sleep(60)
 """
-    (tmp_path / "train.py").write_text(mpi)
     command = [sys.executable, "-m", "distboot", "run", "--max-restarts", "2", *target]
-    done = run(*TWO_OF_MPIRUN, *command, env=MPI_ENV)
+    done = run(*TWO_OF_MPIRUN, *command, train=mpi, env=MPI_ENV)
     assert done.returncode != 0
     assert "no restart: the script uses MPI" in done.stderr

@@ -18,7 +18,6 @@ import pytest
 from conftest import PACKAGE
 from hypothesis import given
 from hypothesis import strategies as st
-from rendezvous_peers import OURS, FakeRank0, record, welcome
 from supervised import pair
 
 from distboot.agent.crash_hooks import EXCEPTION, EXITED, without
@@ -27,10 +26,8 @@ from distboot.agent.heartbeat import HeartbeatConnection, close_gracefully
 from distboot.agent.messages import KINDS, Abort, Done, Exited, Exiting, Terminating
 from distboot.agent.monitored_process import HookReader
 from distboot.agent.root_cause import RankState, RootCause, from_exit
-from distboot.rendezvous.membership import Membership
 from distboot.rendezvous.messages import Detach, Go, Leave, Offer
 from distboot.rendezvous.protocol import Broadcast, Channel, Frames, ProtocolError, decode, encode
-from distboot.rendezvous.worker import Worker
 
 DIED = ExitStatus(signal=9, when=1.0)
 
@@ -139,23 +136,6 @@ def test_every_message_but_a_heartbeat_wakes_its_reader(message: object) -> None
         other.sendall(Channel().sign(message, 3))
         assert select.select([line], [], [], 5)[0] == [line]
         assert line.receive(time.monotonic(), *KINDS) == [(3, message)]
-
-
-def test_what_rank_0_says_after_the_membership_is_left_to_the_supervision() -> None:
-    membership = Membership(("a",), ((0, 1),))
-    bye = Channel().sign(Detach())
-
-    def talk(connection: socket.socket) -> None:
-        welcome(connection)
-        connection.sendall(Channel().sign(membership.as_message()) + bye)
-
-    with closing(FakeRank0(talk)) as fake:
-        client = Worker(["127.0.0.1"], [fake.port], record(1, 2), OURS)
-        assert client.report(20) == membership
-        ((rank, connection, _),) = client.detach_all()
-        with connection:
-            connection.settimeout(20)
-            assert (rank, connection.recv(65536)) == (0, bye)
 
 
 @given(

@@ -171,20 +171,12 @@ for number in (signal.SIGUSR1, signal.SIGUSR2):
     assert running.report()["outcome"] == "stopped"
 
 
-@pytest.mark.parametrize(
-    ("end", "message", "begin"),
-    [
-        ("raise ValueError('boom')", "ValueError: boom", "Traceback (most recent call last):"),
-        ("sys.exit('no dataset')", "SystemExit: no dataset", "SystemExit: no dataset"),
-    ],
-    ids=["exception", "exit"],
-)
-def test_torchruns_error_file_gets_what_it_expects(start_init: Start, end: str, message: str, begin: str) -> None:
-    running = start_init(FAILING % end, CULPRIT="1", TORCHELASTIC_ERROR_FILE="error.json")
+def test_torchruns_error_file_has_the_text_of_an_exit(start_init: Start) -> None:
+    running = start_init(FAILING % "sys.exit('no dataset')", CULPRIT="1", TORCHELASTIC_ERROR_FILE="error.json")
     running.fail()
     written = json.loads((running.folder / "error.json").read_text())["message"]
-    assert written["message"] == message
-    assert written["extraInfo"]["py_callstack"].startswith(begin)
+    assert written["message"] == "SystemExit: no dataset"
+    assert written["extraInfo"]["py_callstack"].startswith("SystemExit: no dataset")
     assert written["extraInfo"]["timestamp"].isdigit()
 
 

@@ -107,28 +107,6 @@ def reporter() -> Iterator[Job]:
     job.close()
 
 
-def test_failure_is_decided_at_once_told_to_all_and_said_once(running: Job) -> None:
-    running.send(2, Exited(DIED))
-    assert running.first == (2,)
-    received = running.peers[1].recv(65536)
-    assert b'"Abort"' in received
-    assert b"rank 2 failed first: killed by SIGKILL" in received
-    assert b"kill -9), on host-1" in received
-    assert running.said == [running.side.root_cause and running.side.root_cause.text]
-    assert list(running.side.orders) == [0]
-    running.send(3, Exited(ExitStatus(code=3, when=1.0)))  # later ones are counted
-    running.send(1, Exited(ExitStatus(signal=15, stopped_by_us=True, when=1.0)))
-    assert (running.first, JobState(running.log).later_failures(), len(running.said)) == ((2,), 1, 1)
-
-
-def test_steps_of_a_rank_are_taken_and_what_is_none_is_not(running: Job) -> None:
-    running.send(2, Phases({"group_ready": 5.0}))
-    assert [one.details for one in running.log if one.event == "phases"] == [{"group_ready": 5.0}]
-    running.send(3, Phases({"group_ready": -1.0}))
-    why = "sends a broken Phases: times is not a valid number of seconds; it is not watched any more"
-    assert running.said == [f"warning: rank 3 on host-1 (node 1, local rank 1, process 103) {why}"]
-
-
 LOST = "the connection ends"
 OPEN = "nothing is decided yet"
 SPEAKS_OF_A_PEER = (3, Failing(OF_A_PEER))
@@ -201,7 +179,7 @@ GARBAGE = [
     Channel().sign(Members((), (), None)),
     framed({"kind": "Abort"}),
     *(altered(Exited(DIED), end=end) for end in ({"code": True}, {"code": 1}, 5)),
-    altered(Phases({}), times={"a": 1e999}),
+    *(altered(Phases({}), times={"a": time}) for time in (1e999, -1.0)),
     framed('{"kind":"Exited","end":' + "[" * 30_000 + "]" * 30_000 + "}"),
     altered(Terminating(15), signal="TERM"),
     altered(Register(1), pid="1; rm"),

@@ -1,7 +1,6 @@
 """Failure detection under torchrun: every attempt has its own, and torchrun's report of the failure is whole."""
 
 import sys
-from pathlib import Path
 
 import pytest
 from conftest import Run
@@ -13,7 +12,7 @@ pytestmark = needs_torch
 @pytest.mark.parametrize(
     "init", [pytest.param(True, id="init", marks=pytest.mark.all), pytest.param(False, id="wrapper")]
 )
-def test_every_attempt_is_watched_and_torchrun_shows_who_failed_first(run: Run, tmp_path: Path, init: bool) -> None:
+def test_every_attempt_is_watched_and_torchrun_shows_who_failed_first(run: Run, init: bool) -> None:
     script = """
 import os, sys, time
 if {init}:
@@ -26,9 +25,8 @@ if rank == 1:
     raise ValueError(f"boom of attempt {{attempt}}") if attempt else SystemExit(3)
 time.sleep(60)
 """
-    (tmp_path / "train.py").write_text(script.format(init=init))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
-    done = run(*torchrun, *(() if init else ("-m", "distboot")), "train.py", env={"DISTBOOT_REPORT": "report.json"})
+    done = run(*torchrun, *(() if init else ("-m", "distboot")), "train.py", train=script.format(init=init))
     assert done.returncode == 1
     firsts = [line for line in done.stderr.splitlines() if "rank 0 on " in line and ": rank 1 failed first: " in line]
     firsts = [line for line in firsts if "summary" not in line]

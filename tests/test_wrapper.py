@@ -60,13 +60,11 @@ def test_child_starts_with_the_signal_mask_and_handlers_of_its_parent(distboot: 
     assert distboot("run", "--", "bash", "-c", show).stdout == direct
 
 
-def test_child_gets_the_variables_arguments_and_streams(distboot: Run, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        "import os, sys; print(sys.argv, *(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR')))"
-    )
-    result = distboot(
-        "train.py", "--epochs", "3", "--launcher", "mine", "--", "-m", env={"RANK": "0", "WORLD_SIZE": "1"}
-    )
+def test_child_gets_the_variables_arguments_and_streams(distboot: Run) -> None:
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
+    script = f"import os, sys; print(sys.argv, *(os.environ[name] for name in {names}))"
+    command = ("train.py", "--epochs", "3", "--launcher", "mine", "--", "-m")
+    result = distboot(*command, train=script, env={"RANK": "0", "WORLD_SIZE": "1"})
     assert result.stdout == "['train.py', '--epochs', '3', '--launcher', 'mine', '--', '-m'] 0 1 0 127.0.0.1\n"
     assert (result.stderr, result.returncode) == ("", 0)
 
@@ -92,9 +90,8 @@ def test_options_of_the_interpreter_reach_the_script(run: Run, tmp_path: Path, o
     assert run(sys.executable, *options.split(), "flags.py").stdout == f"{flags}\n"
 
 
-def test_error_of_the_child_is_shown_as_it_is(distboot: Run, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("raise ValueError('the loss is NaN')")
-    result = distboot("train.py")
+def test_error_of_the_child_is_shown_as_it_is(distboot: Run) -> None:
+    result = distboot("train.py", train="raise ValueError('the loss is NaN')")
     assert result.returncode == 1
     assert result.stderr.endswith("ValueError: the loss is NaN\n")
     assert "distboot" not in result.stderr
