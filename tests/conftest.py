@@ -88,17 +88,13 @@ _FIRST_PORT = 12000 + 2500 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:
 _PORTS = itertools.cycle(random.sample(range(_FIRST_PORT, _FIRST_PORT + 2500), 2500))
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe, suppress(OSError):
-        probe.bind(("", port))
-        return True
-    return False
-
-
 @pytest.fixture
 def port() -> int:
     """A port of this machine that nobody uses now."""
-    return next(filter(_is_free, _PORTS))
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port := next(_PORTS)))
+            return port
 
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

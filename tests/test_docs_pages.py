@@ -7,7 +7,6 @@ pages are checked by `make docs`, which makes every warning of MkDocs an error.
 import ast
 import importlib.util
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -61,14 +60,10 @@ def test_every_block_is_of_a_known_kind() -> None:
 @cache
 def _pieces() -> tuple[str, ...]:
     """All strings in the code, cut where a value stands, the longest first; short ones say nothing."""
-    found = {piece for path in PACKAGE.rglob("*.py") for piece in _strings(ast.parse(path.read_text()))}
+    nodes = [node for path in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    found = {piece for text in texts for piece in text.splitlines()}
     return tuple(sorted((piece for piece in found if len(piece) > 3), key=len, reverse=True))
-
-
-def _strings(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield from node.value.splitlines()
 
 
 def _said_by_the_code(line: str) -> float:

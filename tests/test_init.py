@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from captured import one
 from conftest import ROOT, Run
 from launched import needs_torch
 from ranks import HIDE, RunRanks
+from supervised import Start, until
 
 from distboot import DistbootError
 from distboot.frameworks._base import imported, preload
@@ -249,16 +249,12 @@ def test_import_that_fails_meanwhile_is_told_as_it_failed_first(
             imported("fragile")
 
 
-def test_ctrl_c_while_the_ranks_meet_is_the_scripts_own_interrupt(clean_env: dict[str, str], port: int) -> None:
-    env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, "-c", "import distboot; distboot.init('none', join_timeout=60)"]
-    with subprocess.Popen(command, env={**clean_env, **env}, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        while "ranks joined, missing" not in (line := process.stderr.readline()):
-            assert line, "it has ended"
-        process.send_signal(signal.SIGINT)
-        output = process.stderr.read()
-    assert (process.returncode, output.count("Traceback")) == (-signal.SIGINT, 1), output
+def test_ctrl_c_while_the_ranks_meet_is_the_scripts_own_interrupt(start_init: Start) -> None:
+    job = start_init("", 1, WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+    until(lambda: "ranks joined, missing" in job.output(0))
+    job.processes[0].send_signal(signal.SIGINT)
+    assert job.codes() == [128 + signal.SIGINT]
+    assert job.output(0).count("Traceback") == 1
 
 
 def test_ctrl_c_ends_a_process_that_is_alone_as_it_does_without_distboot(run: Run) -> None:

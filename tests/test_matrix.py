@@ -155,11 +155,6 @@ _VARIABLES = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "DS_ACCELERAT
 _MPI_PLUGIN = {True: ["--mpi=pmix"], False: []}
 
 
-def text(row: Row, launcher: str, outcome: Outcome) -> str:
-    refusal = senseless(row, launcher)
-    return f"refused: `{refusal}`" if refusal else f"{outcome.ranks}: {outcome.accuracy:.3f}"
-
-
 DOCS = ROOT / "docs" / "matrix.md"
 WRITE = bool(os.environ.get("DISTBOOT_WRITE_MATRIX"))
 # Two launchers for each row, so that each launcher has its turn.
@@ -190,7 +185,8 @@ def test_cell(request: pytest.FixtureRequest, tmp_path: Path, row: Row, launcher
     else:
         assert (outcome.exit_code, outcome.ranks) == (0, 1 if launcher == "one process" else row.ranks)
         assert outcome.accuracy >= LEAST
-    _texts[row.name, "", launcher] = text(row, launcher, outcome)
+    found = f"{outcome.ranks}: {outcome.accuracy:.3f}"
+    _texts[row.name, "", launcher] = f"refused: `{refusal}`" if refusal else found
 
 
 def test_page_has_all_cells() -> None:

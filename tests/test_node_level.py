@@ -1,8 +1,6 @@
 """One process per node or pod: told apart from a rank, refused as one, and turned into ranks by the wrapper."""
 
 import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +9,7 @@ from captured import one
 from conftest import Run
 from documented import AZUREML_NODE, AZUREML_PYTORCH, FLUX, PYTORCHJOB_4_A_POD, TRAINJOB
 from launched import FILES, MPI_ENV, MPIRUN, OPENMPI4, json_lines, needs_mpirun, needs_openmpi4
+from process1 import Mode, in_modes, wrapped
 from supervised import until
 from wrappers import alive
 
@@ -157,20 +156,11 @@ def test_failure_of_a_rank_is_the_failure_of_the_wrapper(distboot: Run) -> None:
     assert result.returncode == 127, "the script is named run"
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.all)], ids=lambda number: number.name
-)
-def test_signal_ends_the_agent_and_its_ranks(clean_env: dict[str, str], tmp_path: Path, number: int) -> None:
-    script = "echo $$ > $RANK.tmp; mv $RANK.tmp $RANK.pid; exec sleep 600"
-    command = [sys.executable, "-m", "distboot", "run", "--nproc-per-node", "2", "--", "sh", "-c", script]
-    wrapper = subprocess.Popen(command, env=clean_env, cwd=tmp_path, stderr=subprocess.DEVNULL)
-    try:
-        pids = [tmp_path / f"{rank}.pid" for rank in range(2)]
-        until(lambda: all(path.exists() for path in pids) or wrapper.poll() is not None)
-        ranks = [int(path.read_text()) for path in pids]
-        wrapper.send_signal(number)
-        assert wrapper.wait(60) != 0
+@pytest.mark.parametrize("name", ["TERM", pytest.param("USR1", marks=pytest.mark.all)])
+@in_modes(Mode("ranks of a node", options=("--nproc-per-node", "2"), is_contained=False))
+def test_signal_ends_the_agent_and_its_ranks(clean_env: dict[str, str], mode: Mode, name: str) -> None:
+    with wrapped(mode, clean_env, "sh", "-c", "echo $$; exec sleep 600") as wrapper:
+        ranks = [int(wrapper.line()), int(wrapper.line())]
+        wrapper.send(name)
+        assert wrapper.code() != 0
         until(lambda: not any(map(alive, ranks)))  # the kernel may take a moment
-    finally:
-        wrapper.kill()
-        wrapper.wait()

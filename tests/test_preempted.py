@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,43 +38,29 @@ def stopped_at(job: Job) -> list[int]:
     return [int((job.folder / f"stopped-{rank}").read_text()) for rank in range(job.ranks)]
 
 
-def terminate(*ranks: int) -> Callable[[Job], None]:
-    def ask(job: Job) -> None:
-        for rank in ranks:
-            job.send(rank, signal.SIGTERM)
-
-    return ask
-
-
-def user_signal(job: Job) -> None:
-    """As `sbatch --signal=USR1@120` does to every process of the job."""
-    for rank in range(job.ranks):
-        job.send(rank, signal.SIGUSR1)
-
-
-def nothing(job: Job) -> None:
-    job.all_ready()
+USR1 = {"DISTBOOT_STOP_SIGNALS": "SIGUSR1"}  # as `sbatch --signal=USR1@120` sends it to every process of the job
 
 
 @pytest.mark.parametrize(
-    ("init", "ask", "env", "said"),
+    ("init", "ranks", "env", "said"),
     [
-        (True, terminate(0), {}, "rank 0 was asked to stop (SIGTERM)"),
-        (True, terminate(3), {}, "rank 3 was asked to stop (SIGTERM)"),
-        (False, terminate(1, 2), {}, "was asked to stop (SIGTERM)"),
-        (False, terminate(0, 1, 2, 3), {}, "was asked to stop (SIGTERM)"),
-        (True, user_signal, {"DISTBOOT_STOP_SIGNALS": "SIGUSR1"}, "was asked to stop (SIGUSR1)"),
-        (False, nothing, {"STOP_ITSELF": "20"}, "rank 2 was asked to stop (ctx.request_stop())"),
-        (True, terminate(3), {"DISTBOOT_FAILURE_DETECTION": "0"}, "rank 3 was asked to stop (SIGTERM)"),
+        (True, [0], {}, "rank 0 was asked to stop (SIGTERM)"),
+        (True, [3], {}, "rank 3 was asked to stop (SIGTERM)"),
+        (False, [1, 2], {}, "was asked to stop (SIGTERM)"),
+        (False, [0, 1, 2, 3], {}, "was asked to stop (SIGTERM)"),
+        (True, [0, 1, 2, 3], USR1, "was asked to stop (SIGUSR1)"),
+        (False, [], {"STOP_ITSELF": "20"}, "rank 2 was asked to stop (ctx.request_stop())"),
+        (True, [3], {"DISTBOOT_FAILURE_DETECTION": "0"}, "rank 3 was asked to stop (SIGTERM)"),
     ],
     ids=["rank-0", "rank-3", "two", "all", "USR1", "request_stop", "no-failure-detection"],
 )
 def test_all_ranks_stop_at_the_same_read(
-    start: Start, init: bool, ask: Callable[[Job], None], env: dict[str, str], said: str
+    start: Start, init: bool, ranks: list[int], env: dict[str, str], said: str
 ) -> None:
     job = start(("" if init else BELOW) + TRAIN, ranks=4, init=init, **env)
     job.all_ready()
-    ask(job)
+    for rank in ranks:
+        job.send(rank, signal.SIGUSR1 if env == USR1 else signal.SIGTERM)
     (read,) = set(stopped_at(job))
     assert f"{said}: all ranks stop at read {read} of ctx.preempted\n" in job.output(0)
     if "DISTBOOT_FAILURE_DETECTION" not in env:

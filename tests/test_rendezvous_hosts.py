@@ -197,18 +197,13 @@ def test_host_that_is_cut_off_after_it_joined_is_named_everywhere(three: Hosts) 
 _SAYS = "import os\nos.dup2(os.open(f'said-{os.environ[\"RANK\"]}', os.O_WRONLY | os.O_CREAT), 2)\n" + FILES["where.py"]
 
 
-def _until_rank_1_waits(hosts: Hosts) -> None:
-    said = hosts.shared / "said-1"
-    until(lambda: said.exists() and "rank 0 does not answer at nodea:29500 yet (" in said.read_text())
-
-
 def test_name_that_resolves_only_later_is_waited_for_and_said(three: Hosts) -> None:
     _knows(three, "nodeb", {})
-
     (three.shared / "says.py").write_text(_SAYS)
 
     def learn() -> None:
-        _until_rank_1_waits(three)
+        said = three.shared / "said-1"
+        until(lambda: said.exists() and "rank 0 does not answer at nodea:29500 yet (" in said.read_text())
         _knows(three, "nodeb", ADDRESSES)
 
     with ThreadPoolExecutor(1) as pool:
