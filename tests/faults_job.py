@@ -110,14 +110,10 @@ class Job:
         """Start it; `beside`: what the ranks print goes to files, as the launcher may not reach them to the end."""
         script = [str(self.hosts.shared / "worker.py"), self.way, str(self.folder), fault, ",".join(map(str, culprits))]
         variables = {
-            MARK: str(self.folder),
-            "OMP_NUM_THREADS": "1",
-            "TORCH_CPP_LOG_LEVEL": "ERROR",
-            "DISTBOOT_GRACE": str(GRACE),
-            "DISTBOOT_JOIN_TIMEOUT": "60",
-            "DISTBOOT_REPORT": str(self.folder / "report.json"),
-            **env,
-        }
+            MARK: str(self.folder), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR",
+            "DISTBOOT_GRACE": str(GRACE), "DISTBOOT_JOIN_TIMEOUT": "60",
+            "DISTBOOT_REPORT": str(self.folder / "report.json"), **env,
+        }  # fmt: skip
         distboot = [] if self.way == "init" else ["-m", "distboot"]
         rank = [sys.executable, *distboot, *script]
         if beside and self.launcher in ("mpirun", "srun"):  # which collect it
@@ -213,19 +209,15 @@ class Job:
     def exits(self, limit: float) -> list[int | None]:
         """The exit codes of what was started, 128 + n for signal n; None for what did not end in time."""
         end = time.monotonic() + limit
-        codes: list[int | None] = []
         for process in self.started:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(end - time.monotonic(), 0.01))
-            code = process.returncode
-            codes.append(128 - code if code is not None and code < 0 else code)
-        return codes
+        return [_exit_code(process.returncode) for process in self.started]
 
     def ended(self) -> list[int | None]:
         """The exit codes of what the launcher started, by rank; None: it has not ended, or the kernel does not say."""
         statuses = [process.wait_status() for process in self.ranks]
-        codes = [None if status is None else os.waitstatus_to_exitcode(status) for status in statuses]
-        return [128 - code if code is not None and code < 0 else code for code in codes]
+        return [None if status is None else _exit_code(os.waitstatus_to_exitcode(status)) for status in statuses]
 
     def output(self, awaited: str = "", limit: float = 0.0) -> str:
         """All that was printed; what is awaited, a pattern, may take so many seconds to come."""
@@ -252,6 +244,10 @@ class Job:
         for member in (*left, *self.scripts):
             member.has_ended(5)
             os.close(member.file)
+
+
+def _exit_code(code: int | None) -> int | None:
+    return 128 - code if code is not None and code < 0 else code
 
 
 @contextmanager
@@ -283,17 +279,15 @@ def _plain(rank: list[str], port: int, _: Mapping[str, str]) -> list[Command]:
 
 def _torchrun(rank: list[str], port: int, _: Mapping[str, str]) -> list[Command]:
     agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", "--no-python"]
-    where = ["--master-addr", "nodea", "--master-port", str(port)]
-    hosts = ("nodea", "nodeb")
-    return [(host, [*agent, "--node-rank", str(node), *where, *rank], {}) for node, host in enumerate(hosts)]
+    agent += ["--master-addr", "nodea", "--master-port", str(port)]
+    return [(f"node{'ab'[node]}", [*agent, "--node-rank", str(node), *rank], {}) for node in (0, 1)]
 
 
 def _mpirun(rank: list[str], port: int, variables: Mapping[str, str]) -> list[Command]:
     ours = {"MASTER_ADDR": "nodea", "MASTER_PORT": str(port)}
     exports = [word for name in (*variables, *ours, "PATH", "PYTHONPATH") for word in ("-x", name)]
-    return [
-        ("nodea", [str(MPIRUN), "--bind-to", "none", "-H", "nodea:2,nodeb:2", *exports, *rank], {**MPI_ENV, **ours})
-    ]
+    mpirun = [str(MPIRUN), "--bind-to", "none", "-H", "nodea:2,nodeb:2"]
+    return [("nodea", [*mpirun, *exports, *rank], {**MPI_ENV, **ours})]
 
 
 def _srun(rank: list[str], port: int, _: Mapping[str, str]) -> list[Command]:

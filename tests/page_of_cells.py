@@ -46,12 +46,8 @@ class Tables(NamedTuple):
             for line in table.splitlines():
                 title, *texts = line.strip("| ").split(" | ")
                 if title in names:
-                    found.update(
-                        {
-                            (names[title], way, launcher): one
-                            for launcher, one in zip(self.launchers, texts, strict=True)
-                        }
-                    )
+                    pairs = zip(self.launchers, texts, strict=True)
+                    found.update({(names[title], way, launcher): one for launcher, one in pairs})
         return found
 
     @property

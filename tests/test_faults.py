@@ -26,9 +26,7 @@ from page_of_cells import Tables
 _SAID = re.compile(r"distboot: rank (\d) on \w+: (.*)")
 _FIRST = re.compile(r"ranks? \S+ (failed|became unreachable) first|stopped by an external \w+: ")
 _SLACK = 10  # seconds, for a machine that is busy with other things
-_SIDECAR = (
-    10.0  # seconds for the sidecar of `init`, which ends after its script, to write the report, or why it did not
-)
+_SIDECAR = 10.0  # seconds for the sidecar of `init`, which ends after its script, to write the report, or why not
 # What torch 2.13 does now and then when Python ends while one of Gloo's threads is running.
 _IS_TORCHS = "terminate called without an active exception"
 _LAUNCHER = 8  # seconds for a launcher to end after the ranks

@@ -83,15 +83,11 @@ def test_without_ranks(tmp_path, shared_tmp_path):
 """
 
 
-def _pytest(run: Run, folder: Path, *options: str) -> str:
-    (folder / "test_it.py").write_text(_TESTS)
-    (folder / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\n")
-    return run(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_it.py", *options).stdout
-
-
 def test_outcomes_are_those_of_the_ranks(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(_TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\n")
     begin = time.monotonic()
-    out = _pytest(run, tmp_path, "-v", "-n", "2")
+    out = run(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_it.py", "-v", "-n", "2").stdout
     found = {
         name: outcome for outcome, name in re.findall(r"(PASSED|FAILED|SKIPPED|XFAIL|ERROR)\s+test_it.py::(\S+)", out)
     }
