@@ -114,12 +114,7 @@ class Rank0(Process):
     """Rank 0 at its server."""
 
     def __init__(
-        self,
-        own: WorkerInfo,
-        join_timeout: float = 20,
-        credentials: JobCredentials = OURS,
-        *,
-        ready: Ready | None = None,
+        self, own: WorkerInfo, join_timeout: float = 20, credentials: JobCredentials = OURS, ready: Ready | None = None
     ) -> None:
         super().__init__()
         self.listener = socket.create_server(("127.0.0.1", 0))

@@ -44,6 +44,25 @@ assert again is not ctx
     assert ranks(script, 3, *before) == [("True\n" * 5 + "end\n", 0)] * 3
 
 
+def test_strangers_do_not_take_the_place_of_a_rank(ranks: Ranks) -> None:
+    script = """
+port = int(os.environ["MASTER_PORT"])  # of the roll call, which is the gate's from now on
+ctx = distboot.init("none", join_timeout=60)
+if ctx.is_main:
+    until("crowd")
+else:
+    crowd = [socket.create_connection(("127.0.0.1", port)) for _ in range(200)]
+    for stranger in crowd[::2]:
+        stranger.close()
+    touch("crowd")
+with ctx.main_first():
+    say("through")
+ctx.barrier()
+"""
+    for output, code in ranks(script, 2):
+        assert ("through" in output.splitlines(), code) == (True, 0), output
+
+
 @pytest.mark.parametrize("count", [pytest.param(count, marks=pytest.mark.ranks(count)) for count in (1, 2)])
 def test_waiting_inside_main_first_and_a_time_limit_that_is_none_are_refused(count: int) -> None:
     with distboot.init("none", join_timeout=60) as ctx:
@@ -84,10 +103,8 @@ with distboot.init("none", join_timeout=60, timeout=1) as ctx:
             begin = time.monotonic()  # longer than the limit of a barrier, which is no limit here
             while time.monotonic() < begin + 1.2:
                 time.sleep(0.05)
-            crowd = [socket.create_connection(("127.0.0.1", port)) for _ in range(200)]
-            for stranger in crowd[::2]:
-                stranger.close()
-            for stranger, text in zip(crowd[1::2], TEXTS):
+            strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
+            for stranger, text in zip(strangers, TEXTS):
                 stranger.sendall(len(text).to_bytes(4, "big") + bytes(40) + text.encode())
             child = os.fork()
             if child == 0:

@@ -145,7 +145,7 @@ def test_broken_word_to_go_is_refused(said: object, fake: Fake) -> None:
     assert (error.code, "sends a broken Go" in error.message) == ("rank-failed", True)
 
 
-def test_error_with_a_code_of_a_newer_version_is_told_all_the_same(fake: Fake) -> None:
+def test_error_with_a_code_of_a_newer_version_is_told(fake: Fake) -> None:
     somebody = fake(_saying(OPEN.sign(Failed(("code-of-tomorrow", "the sky\x1b[2J\nfell", "")))))
     error = Rank(somebody.port, record(1, 2)).failed()
     assert error.code == "rank-failed"
