@@ -188,6 +188,7 @@ def ranks(run_ranks: RunRanks) -> Ranks:
 
 
 StartRank0 = Callable[..., Rank0]
+Fake = Callable[[Callable[[socket.socket], object]], FakeRank0]
 
 
 @pytest.fixture
@@ -209,7 +210,7 @@ def rank0() -> Iterator[StartRank0]:
 
 
 @pytest.fixture
-def fake() -> Iterator[Callable[[Callable[[socket.socket], object]], FakeRank0]]:
+def fake() -> Iterator[Fake]:
     """Somebody who listens where rank 0 is expected, and does to each connection what a function says."""
     with ExitStack() as stack:
         yield lambda talk: stack.enter_context(closing(FakeRank0(talk)))  # type: ignore[arg-type]

@@ -27,7 +27,6 @@ NAMESPACE = [
     "--mount", "--pid", "--fork", "--mount-proc", "--kill-child",
 ]  # fmt: skip
 WRAPPER = [sys.executable, "-m", "distboot", "run"]
-FORWARDED = ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "WINCH", "CONT"]
 
 
 @dataclass(frozen=True)
@@ -174,13 +173,3 @@ def wrapped(
 def python(program: str, *arguments: str) -> list[str]:
     """A command for a program in Python that starts quickly."""
     return [sys.executable, "-ISE", "-c", program, *arguments]
-
-
-def until_true(condition: str) -> str:
-    """Lines of a program that wait for a condition in its namespace, bounded in time."""
-    return (
-        f"end = time.monotonic() + {LIMIT}\n"
-        f"while not ({condition}):\n"
-        "    assert time.monotonic() < end, 'it never came true'\n"
-        "    time.sleep(0.01)\n"
-    )

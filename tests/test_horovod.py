@@ -9,34 +9,11 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, Run
-from horovods import (
-    BOTH,
-    INIT,
-    SAY,
-    SCRIPTS,
-    UNDER_4,
-    WRAPPED,
-    are_one_world,
-    in_two,
-    launched,
-    lines_of,
-    needs_horovod,
-)
+from horovods import BOTH, INIT, SAY, SCRIPTS, UNDER_4, WRAPPED, are_one_world, in_two, launched, lines_of
 from hosts import Hosts, Slurm
-from launched import (
-    MPI_ENV,
-    MPICH,
-    MPIRUN,
-    TWO_OF_MPIRUN,
-    needs,
-    needs_hosts,
-    needs_mpich,
-    needs_mpirun,
-    needs_openmpi4,
-    needs_slurm,
-)
+from launched import MPI_ENV, TWO_OF_MPIRUN, needs, needs_hosts, needs_mpich, needs_mpirun, needs_openmpi4, needs_slurm
 
-pytestmark = [pytest.mark.all, needs_horovod, pytest.mark.usefixtures("horovod_scripts")]
+pytestmark = [pytest.mark.all, needs("horovod"), pytest.mark.usefixtures("horovod_scripts")]
 needs_tensorflow = needs("tensorflow")
 
 # Where the kernel is older than 6.15, and the parent was quicker than the sidecar.
@@ -58,7 +35,7 @@ _OF_USER = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_GLOO_TIMEOUT_SECONDS": "45"}
 _NOT_MPI_5 = "Horovod's MPI is Open MPI v4.* does not work under the mpirun of Open MPI 5; so Horovod uses Gloo"
 _NOT_MPICH = "does not work under the mpirun of mpich; so Horovod uses Gloo"
 _ON_GLOO_ONLY = {"PYTHONPATH": f"{GLOO_ONLY}:{ROOT}"}
-_TWO_OF_MPICH = (str(MPICH), "-n", "2")
+_TWO_OF_MPICH = ("mpiexec.mpich", "-n", "2")
 _needs_mpirun_on_4 = (needs_mpirun, needs_library_4)
 _ONE_WORLD: dict[str, tuple[Any, ...]] = {
     "torchrun": (_TORCHRUN, INIT, {}, False, {"device": "cpu", "launcher": "torchrun"}, "", ()),
@@ -223,7 +200,7 @@ def test_mpirun_on_two_hosts(hosts: Hosts, backend: str, layout: tuple[str, ...]
     (hosts.shared / "init.py").write_text(SAY + SCRIPTS["init.py"])
     env = {**MPI_ENV, "BACKEND": backend, "MASTER_ADDR": "nodea"}
     exports = [word for name in (*env, "PATH", "PYTHONPATH") for word in ("-x", name)]
-    launch = [str(MPIRUN), "--bind-to", "none", *layout, *exports, sys.executable, *INIT]
+    launch = [UNDER_5[0], "--bind-to", "none", *layout, *exports, sys.executable, *INIT]
     done = hosts.run("nodea", launch, env, timeout=120)
     found = [(line["numbers"], line["total"], line["mpi"]) for line in lines_of(done)]
     assert found == [(own, 6.0, backend == "mpi") for own in numbers], done.stdout + done.stderr

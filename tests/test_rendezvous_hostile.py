@@ -12,29 +12,14 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
-from conftest import Run, StartRank0
-from rendezvous_peers import (
-    HELLO,
-    NONCE,
-    OPEN,
-    OURS,
-    FakeRank0,
-    Rank,
-    altered,
-    answers,
-    framed,
-    peer,
-    record,
-    refusal,
-    welcome,
-)
+from conftest import Fake, Run, StartRank0
+from rendezvous_peers import HELLO, NONCE, OPEN, OURS, Rank, altered, answers, framed, peer, record, refusal, welcome
 
 from distboot.rendezvous import connection_pool
 from distboot.rendezvous.membership import Membership
 from distboot.rendezvous.messages import Failed, Go, Hello, Members, Ready, Refused, Welcome
 from distboot.rendezvous.protocol import HEADER, Channel, JobCredentials
 
-Fake = Callable[..., FakeRank0]
 MEMBERS = Members(("a",), (((0, 2),),), None)
 
 

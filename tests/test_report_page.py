@@ -182,12 +182,8 @@ def test_dark_scheme_is_for_the_screen_and_not_for_paper(show: Callable[..., Bro
 def test_nothing_that_a_rank_says_is_more_than_text(show: Callable[..., Browser]) -> None:
     words = f"Traceback (most recent call last):\n{HOSTILE}\n\x1b[31mred\x1b[0m\x00\u202e" + "x" * (1 << 20)
     cause = {"text": HOSTILE, "hint": HOSTILE, "traceback": words, "code": None, "ranks": [1], "rank": 1}
-    more: dict[str, Any] = {
-        "headline": HOSTILE,
-        "first_failure": cause,
-        "findings": [HOSTILE],
-        "versions": {HOSTILE: HOSTILE},
-    }
+    more: dict[str, Any] = {"headline": HOSTILE, "first_failure": cause, "findings": [HOSTILE]}
+    more["versions"] = {HOSTILE: HOSTILE}
     page = show(content(host=HOSTILE, launcher=HOSTILE, **more), 390)
     assert page.run("return document.querySelectorAll('main script, img').length") == 0
     assert page.run("return document.scripts.length") == 2

@@ -129,22 +129,10 @@ ORDERS = {
         "rank 2 failed first: exit code 3",
         1,
     ),
-    "about-to-end-for-ever": (
-        [(2, Exiting()), SPEAKS_OF_A_PEER, 1, OPEN, 15],
-        "rank 3 failed first, because ",
-        0,
-    ),
+    "about-to-end-for-ever": ([(2, Exiting()), SPEAKS_OF_A_PEER, 1, OPEN, 15], "rank 3 failed first, because ", 0),
     "signal-answers-a-failure": ([(1, Terminating(15)), OPEN, (2, Exited(DIED))], "rank 2 failed first: killed by", 0),
-    "signal-before-its-consequence": (
-        [(1, Terminating(15)), SPEAKS_OF_A_PEER, 1],
-        "stopped by an external SIGTERM: rank 1 ",
-        1,
-    ),
-    "signal-alone": (
-        [(1, Terminating(15)), OPEN, 1],
-        "stopped by an external SIGTERM: rank 1 got it first, on host-0",
-        0,
-    ),
+    "signal-first": ([(1, Terminating(15)), SPEAKS_OF_A_PEER, 1], "stopped by an external SIGTERM: rank 1 ", 1),
+    "signal-alone": ([(1, Terminating(15)), OPEN, 1], "stopped by an external SIGTERM: rank 1 got it first, on ", 0),
     "host": (
         [(3, LOST), (2, LOST), 1],
         "ranks 2-3 became unreachable first: the connection closed without an exit report, on host-1 (node 1)",
