@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import pytest
 from conftest import PACKAGE
-from launched import needs
+from launched import all_with
 
 import distboot
 from distboot import Context, DistbootError, Placement, detect, init
@@ -219,8 +219,7 @@ def _expected(program: str) -> dict[int, list[str]]:
     return {number: [text] for number, text in enumerate(comments, 1) if text}
 
 
-@pytest.mark.all
-@needs("mypy")
+@all_with("mypy")
 def test_right_uses_have_the_right_types_and_wrong_ones_are_errors(tmp_path: Path) -> None:
     found = _checked(tmp_path)
     # A named tuple's fields are spelled out.

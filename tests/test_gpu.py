@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, Run
-from launched import needs_torch
+from launched import all_with, needs_torch
 from recorded import lay_out
 
 sys.path.append(str(ROOT / "bench"))
@@ -60,8 +60,7 @@ def rows(text: str) -> list[list[str]]:
     return [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][2:]
 
 
-@pytest.mark.all
-@needs_torch
+@all_with("torch")
 def test_every_check_is_made_and_is_a_row_of_the_page(script: Gpu) -> None:
     code, said, page = script(count=2)
     assert code == 0, said
@@ -71,8 +70,7 @@ def test_every_check_is_made_and_is_a_row_of_the_page(script: Gpu) -> None:
     assert page.startswith(_PAGE), "the rest of the page stays"
 
 
-@pytest.mark.all
-@needs_torch
+@all_with("torch")
 def test_a_check_that_fails_or_cannot_be_made_is_a_row_that_says_so(script: Gpu) -> None:
     code, said, page = script("--only", "devices", "--only", "visible", count=1, fault="named")
     assert code == 1

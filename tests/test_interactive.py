@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from launched import needs
+from launched import all_with, needs
 
 _OTHER = """
 import distboot
@@ -70,8 +70,7 @@ def test_exception_at_a_prompt_is_no_failure(
     assert "failed first" not in session.stderr + said
 
 
-@pytest.mark.all
-@needs("ipykernel")
+@all_with("ipykernel")
 def test_kernel_of_a_notebook_is_a_rank(environ: dict[str, str], other: subprocess.Popen[str], tmp_path: Path) -> None:
     from jupyter_client.manager import KernelManager
 

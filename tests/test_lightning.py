@@ -9,15 +9,13 @@ from importlib.metadata import entry_points
 import pytest
 from captured import one
 from conftest import Run
-from launched import MPI_ENV, TWO_OF_MPIRUN, json_lines, needs, needs_mpirun
+from launched import MPI_ENV, TWO_OF_MPIRUN, all_with, json_lines, needs_mpirun
 from ranks import BEGIN, WRAPPER, RunRanks
 
 from distboot import DistbootError, detect, frameworks
 from distboot.detection.export import variables
 from distboot.lightning import callbacks
 from distboot.rendezvous.job_info import alone
-
-needs_lightning = needs("lightning")
 
 # A rank that trains on data of its own must end with the weights of all.
 _BEGIN = (
@@ -54,8 +52,7 @@ def refused(call):
 )
 
 
-@pytest.mark.all
-@needs_lightning
+@all_with("lightning")
 @needs_mpirun
 def test_plugin_under_mpirun(run: Run) -> None:
     script = """
@@ -94,8 +91,7 @@ _REVERSED = (
 )
 
 
-@pytest.mark.all
-@needs_lightning
+@all_with("lightning")
 def test_plugin_uses_the_group_of_init(run_ranks: RunRanks) -> None:
     script = """
 ctx = distboot.init(join_timeout=60)
@@ -117,8 +113,7 @@ ctx.close()
     ]
 
 
-@pytest.mark.all
-@needs_lightning
+@all_with("lightning")
 def test_unmodified_script_under_the_wrapper(run_ranks: RunRanks) -> None:
     script = """
 from lightning.pytorch import LightningModule, Trainer
@@ -139,8 +134,7 @@ fitted(LightningModule, Trainer, devices=int(os.environ["DEVICES"]))
 """
 
 
-@pytest.mark.all
-@needs_lightning
+@all_with("lightning")
 @pytest.mark.parametrize("init", ["", "distboot.init()\n"], ids=["wrapper", "init"])
 def test_lightning_is_to_start_processes_itself(run: Run, init: str) -> None:
     script, before = _BEGIN + init + _WRONG_SIZE, [sys.executable] if init else WRAPPER
@@ -157,8 +151,7 @@ _needs_entry_points = pytest.mark.skipif(
 )
 
 
-@pytest.mark.all
-@needs_lightning
+@all_with("lightning")
 @pytest.mark.parametrize(
     ("init", "devices", "said"),
     [

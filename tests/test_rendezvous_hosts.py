@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from conftest import Run
 from hosts import Hosts
-from launched import FILES, hosts_up, json_lines, needs_hosts, needs_torch
+from launched import FILES, all_with, hosts_up, json_lines, needs_hosts, needs_torch
 from supervised import until
 
 pytestmark = needs_hosts
@@ -106,8 +106,7 @@ def test_three_hosts_are_exact(hosts3: Hosts, layout: tuple[str, ...], command: 
     assert _places(done) == EXACT[layout]
 
 
-@pytest.mark.all
-@needs_torch
+@all_with("torch")
 @WITH_GLOO
 @pytest.mark.parametrize("own", ["127.0.1.1", None], ids=["127.0.1.1", "nothing"])
 def test_host_that_does_not_know_its_own_address(three: Hosts, command: tuple[str, ...], own: str | None) -> None:
@@ -145,8 +144,7 @@ def test_hosts_with_ipv6_only(three: Hosts, command: tuple[str, ...], given: str
     assert _places(_job(three, NEAR_AND_FAR, *command, MASTER_ADDR=given)) == EXACT[NEAR_AND_FAR]
 
 
-@pytest.mark.all
-@needs_torch
+@all_with("torch")
 def test_variables_for_interfaces_are_set_only_where_they_are_not(hosts3: Hosts) -> None:
     (hosts3.shared / "seen.py").write_text(
         "import json, os, distboot\n"
@@ -262,8 +260,7 @@ def test_exports_of_env_do_not_pass_for_a_rendezvous(hosts3: Hosts) -> None:
     assert [each.returncode for each in done.values()] == [0, 0]
 
 
-@pytest.mark.all
-@needs_torch
+@all_with("torch")
 def test_link_local_address_of_ipv6(hosts3: Hosts) -> None:
     shown = hosts3.run("nodea", ["ip", "-6", "-o", "addr", "show", "dev", "eth0", "scope", "link"]).stdout
     address = shown.split("inet6 ")[1].split("/")[0]

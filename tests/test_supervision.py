@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, Run
-from launched import in_both_ways, needs_torch
+from launched import all_with, in_both_ways, needs_torch
 from ranks import RunRanks
 from supervised import ENDS, FAILING, Start, until
 
@@ -169,8 +169,7 @@ def test_further_init_is_supervised(start: Start, init: bool, before: str) -> No
     assert running.output(0).count("summary") <= 1
 
 
-@pytest.mark.all
-@needs_torch
+@all_with("torch")
 def test_busy_ranks_raise_no_alarm(run: Run) -> None:
     """The soak of `bench/supervision.py`, shortened: load, ranks that are stopped or hold their lock a while."""
     soak = [sys.executable, str(ROOT / "bench" / "supervision.py"), "soak", "2", "--seconds", "20", "--load", "20"]
