@@ -165,11 +165,12 @@ def by_hand(clean_env: dict[str, str], port: int, tmp_path: Path) -> Iterator[By
         env: Mapping[str, str] = {},
         each: Sequence[Mapping[str, str]] = (),
         wrapper: Sequence[str] = (),
+        arguments: Sequence[str] = (),
     ) -> tensorflows.Ranks:
         (tmp_path / "train.py").write_text(script)
         job = {**clean_env, **QUIET, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **env}
         environs = [{**job, **own} for own in each or by_rank(ranks)]
-        started.append(tensorflows.Ranks(tmp_path, [sys.executable, *wrapper, "train.py"], environs))
+        started.append(tensorflows.Ranks(tmp_path, [sys.executable, *wrapper, "train.py", *arguments], environs))
         return started[-1]
 
     yield begin

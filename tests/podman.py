@@ -89,7 +89,7 @@ class Podman:
 
     def __init__(self, scratch: Path) -> None:
         self.environ = {**os.environ, **_settings()}
-        self.mounts = [f"{scratch}:{_PACKAGES}:ro", f"{_site_packages()}:{_ENVIRONMENT}:ro"]
+        self.mounts = [f"{scratch}:{_PACKAGES}:ro", f"{distribution('torch').locate_file('')}:{_ENVIRONMENT}:ro"]
         self._volumes = [f"--volume={mount}" for mount in self.mounts]
         self._of_all = (f"--timeout={_LIMIT}", *self._volumes)
         scratch.chmod(0o755)  # the user in the images is another one
@@ -210,10 +210,6 @@ def _context(folder: Path) -> Path:
     shutil.copytree(ROOT, folder)
     shutil.copytree(Path(distboot.__file__).parent, folder / "distboot")
     return folder
-
-
-def _site_packages() -> Path:
-    return Path(str(distribution("torch").locate_file("")))
 
 
 def _link_packages(folder: Path, *names: str) -> None:

@@ -16,23 +16,6 @@ from distboot.errors import DistbootError
 from distboot.rendezvous.protocol import Channel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the abstract namespace of Unix sockets is Linux's")
-_STRANGERS = """
-name, _, token = os.environ["DISTBOOT_AGENT"].partition(":")
-from distboot.rendezvous.messages import Leave, Ready
-from distboot.rendezvous.protocol import Channel
-from distboot.agent.local import Attach, Finish
-def stranger(*said):
-    one = socket.socket(socket.AF_UNIX)
-    one.connect("\\0" + name)
-    one.settimeout(20)
-    try:
-        for each in said:
-            one.sendall(each if isinstance(each, bytes) else Channel().sign(each))
-        one.shutdown(socket.SHUT_WR)
-        return len(one.recv(100000))
-    except (BrokenPipeError, ConnectionResetError):  # it may close before it has been told everything
-        return 0
-"""
 
 _MEET = """
 ctx = distboot.init("none", join_timeout=60)
@@ -70,6 +53,21 @@ if os.environ["RANK"] == "1":
 def test_strangers_and_garbage_are_sent_away_and_the_job_goes_on(wrapped: Ranks) -> None:
     """They get nothing without the token, and take neither memory nor the place of the script, nor hold up anything."""
     garbage = """
+name, _, token = os.environ["DISTBOOT_AGENT"].partition(":")
+from distboot.rendezvous.messages import Leave, Ready
+from distboot.rendezvous.protocol import Channel
+from distboot.agent.local import Attach, Finish
+def stranger(*said):
+    one = socket.socket(socket.AF_UNIX)
+    one.connect("\\0" + name)
+    one.settimeout(20)
+    try:
+        for each in said:
+            one.sendall(each if isinstance(each, bytes) else Channel().sign(each))
+        one.shutdown(socket.SHUT_WR)
+        return len(one.recv(100000))
+    except (BrokenPipeError, ConnectionResetError):  # it may close before it has been told everything
+        return 0
 idle = [socket.socket(socket.AF_UNIX) for _ in range(300)]
 for one in idle:
     one.connect("\\0" + name)
@@ -88,7 +86,7 @@ try:
 except OSError:
     say("dropped")
 """
-    outputs = wrapped(_STRANGERS + garbage + _MEET)
+    outputs = wrapped(garbage + _MEET)
     assert outputs == [(f"{[0] * 9}\ndropped\n", 0)] * 2, outputs
 
 
@@ -130,22 +128,20 @@ def test_wrapper_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatc
 
 def test_agent_that_does_not_answer_as_one_is_not_believed() -> None:
     name = f"distboot-test-{os.urandom(4).hex()}"
+    answers = (b"", framed({"kind": "Release"}), b"\xff" * 99, Channel().sign(Attach("x")))
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"\0{name}")
         listener.listen()
-        for answer in (b"", framed({"kind": "Release"}), b"\xff" * 99, Channel().sign(Attach("x"))):
-            listener.settimeout(20)
 
-            def talk(answer: bytes = answer) -> None:
+        def talk() -> None:
+            for answer in answers:
                 connection, _ = listener.accept()
                 with connection:
                     connection.recv(1000)
                     connection.sendall(answer)
 
-            thread = threading.Thread(target=talk)
-            thread.start()
-            assert attached({"DISTBOOT_AGENT": f"{name}:token"}) is None
-            thread.join(20)
+        threading.Thread(target=talk, daemon=True).start()
+        assert [attached({"DISTBOOT_AGENT": f"{name}:token"}) for _ in answers] == [None] * 4
 
 
 def test_init_works_after_one_that_has_failed_below_the_same_wrapper(wrapped: Ranks) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from launched import needs, needs_torch
 from supervised import Started, until
+from tensorflows import ByHand
 
 METHODS = ["fork", "spawn", "forkserver"]
 WAYS = ["init", "wrapper"]
@@ -105,16 +106,13 @@ Begin = Callable[..., Started]
 
 
 @pytest.fixture
-def begin(clean_env: dict[str, str], port: int, tmp_path: Path) -> Iterator[Begin]:
+def begin(by_hand: ByHand) -> Iterator[Begin]:
     """Starts a script below `init`, as two ranks, or below the wrapper, as one."""
     jobs = []
 
     def start(script: str, way: str, *arguments: str) -> Started:
-        (tmp_path / "train.py").write_text(_BEGIN + script)
         ranks, wrapper = (2, []) if way == "init" else (1, ["-m", "distboot", "run", "--", sys.executable])
-        job = {**clean_env, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        environs = [{**job, "RANK": str(rank)} for rank in range(ranks)]
-        jobs.append(Started(tmp_path, [sys.executable, *wrapper, "train.py", way, *arguments], environs))
+        jobs.append(by_hand(_BEGIN + script, ranks, wrapper=wrapper, arguments=[way, *arguments]))
         return jobs[-1]
 
     yield start
@@ -122,7 +120,6 @@ def begin(clean_env: dict[str, str], port: int, tmp_path: Path) -> Iterator[Begi
         for pid in everybody(job):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        job.end()
 
 
 def everybody(job: Started) -> list[int]:
