@@ -218,9 +218,7 @@ def test_spawned_process_is_no_world(run: Run, port: int, method: str, before: t
     assert printed(DISTBOOT_LAUNCHER="none") == ["0 1"] * 2
 
 
-@pytest.mark.parametrize(
-    ("launcher", "env"), [("'none'", {}), ("None", {"RANK": "0", "WORLD_SIZE": "1"})], ids=["script", "environment"]
-)
+@pytest.mark.parametrize(("launcher", "env"), [("'none'", {}), ("None", {"RANK": "0", "WORLD_SIZE": "1"})])
 def test_process_of_multiprocessing_is_alone_if_something_says_so(run: Run, launcher: str, env: dict[str, str]) -> None:
     script = f"""
 import multiprocessing, distboot

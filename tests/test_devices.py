@@ -123,6 +123,5 @@ with distboot.init(join_timeout=60) as ctx:
     sys.stdout.write(json.dumps({"rank": ctx.rank, "device": str(ctx.device), **found}) + "\\n")
 """
     result = run(*TWO_OF_MPIRUN, sys.executable, "-c", script, env=MPI_ENV)
-    assert json_lines(result) == [
-        {"rank": rank, "device": f"xpu:{rank}", **_CCL, "CCL_LOCAL_RANK": str(rank)} for rank in range(2)
-    ]
+    expected = [{"rank": n, "device": f"xpu:{n}", **_CCL, "CCL_LOCAL_RANK": str(n)} for n in range(2)]
+    assert json_lines(result) == expected

@@ -56,9 +56,8 @@ def test_every_container_has_the_first_failure(start: Start, logs: list[Path], i
     own = "if rank == 2:\n    Path('/dev/termination-log').write_text('mine')\n"
     (logs[2].parent / "output-of-2" / "failure").write_text("mine")
     platform = {"TRAINING_JOB_NAME": "train"} if init else {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
-    running = start(
-        own + FAILING % _BOOM, init=init, before=_CONTAINER, CULPRIT="1", DISTBOOT_SECRET=_SECRET, **platform
-    )
+    env = {"CULPRIT": "1", "DISTBOOT_SECRET": _SECRET, **platform}
+    running = start(own + FAILING % _BOOM, init=init, before=_CONTAINER, **env)
     assert running.fail()[1] == 1
     for rank, log in enumerate(logs[:2]):
         text = log.read_text()

@@ -229,9 +229,7 @@ def test_nothing_is_said_of_ranks_that_went_on_just_then() -> None:
     assert job.watch.due > 500.0
 
 
-TIMED_OUT = ExitStatus(
-    words="RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 4000ms for recv"
-)
+TIMED_OUT = ExitStatus(words="RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 400ms for recv")
 HTTP = ExitStatus(words="requests.exceptions.ReadTimeout: HTTPSConnectionPool: Read timed out. (read timeout=5)")
 ABORT = ExitStatus(signal=signal.SIGABRT)
 

@@ -146,9 +146,7 @@ def test_sidecar_loads_what_it_needs_and_no_launcher(run: Run) -> None:
 @needs_torch
 @pytest.mark.parametrize("ranks", [1, 2], ids=["alone", "two"])
 def test_init_loads_what_it_needs(run_ranks: RunRanks, ranks: int) -> None:
-    script = (
-        "import sys, distboot\ndistboot.init('torch')\nprint(*(name for name in sys.modules if 'distboot' in name))"
-    )
+    script = "import sys, distboot\ndistboot.init('torch')\nprint(*(n for n in sys.modules if 'distboot' in n))"
     for rank in run_ranks(script, places=[{}] * ranks):
         names = rank.out.split()
         assert "distboot.frameworks._process_group" in names

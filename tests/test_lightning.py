@@ -156,9 +156,7 @@ _needs_entry_points = pytest.mark.skipif(
     ("init", "devices", "said"),
     [
         (True, 3, ["does not match the world size (2)", "hint: devices=2, num_nodes=1 fit the job, or start another"]),
-        pytest.param(
-            False, 1, ["devices × num_nodes = 1 are not the ranks of this job, which has 2"], marks=_needs_entry_points
-        ),
+        pytest.param(False, 1, ["num_nodes = 1 are not the ranks of this job, which has 2"], marks=_needs_entry_points),
     ],
     ids=["init", "wrapper"],
 )

@@ -106,9 +106,7 @@ def run(row: Row, launcher: str, env: Mapping[str, str], port: int, *, slurm: Sl
         )  # fmt: skip
         return _outcome(done.returncode, done.stdout + done.stderr)
     path = f"{BIN}{os.pathsep}{env['PATH']}"
-    started = [
-        (command, {**env, "PATH": path, **variables, **more}) for command, more in _commands(row, launcher, port)
-    ]
+    started = [(command, {**env, "PATH": path, **variables, **own}) for command, own in _commands(row, launcher, port)]
     ended = side_by_side(started, LIMIT)
     return _outcome(next(filter(None, (code for code, _ in ended)), 0), "".join(output for _, output in ended))
 

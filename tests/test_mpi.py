@@ -94,9 +94,7 @@ sys.stdout.write(json.dumps(line) + "\\n")
     assert lines == [{"rank": rank, "comm": [rank, 2], "local": [rank, 2], "again": 2, **same} for rank in (0, 1)]
 
 
-@pytest.mark.parametrize(
-    ("end", "code"), [("raise ValueError('the loss is NaN')", 1), ("sys.exit(3)", 3)], ids=["exception", "exit"]
-)
+@pytest.mark.parametrize(("end", "code"), [("raise ValueError('the loss is NaN')", 1), ("sys.exit(3)", 3)])
 def test_failure_of_one_rank_ends_the_job(run: Run, launched: Start, end: str, code: int) -> None:
     """Although rank 0 waits for it in C, and MPI's own end would wait for rank 0; without failure detection, too."""
     script = """

@@ -88,9 +88,7 @@ def test_outcomes_are_those_of_the_ranks(run: Run, tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\n")
     begin = time.monotonic()
     out = run(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_it.py", "-v", "-n", "2").stdout
-    found = {
-        name: outcome for outcome, name in re.findall(r"(PASSED|FAILED|SKIPPED|XFAIL|ERROR)\s+test_it.py::(\S+)", out)
-    }
+    found = {name: how for how, name in re.findall(r"(PASSED|FAILED|SKIPPED|XFAIL|ERROR)\s+test_it.py::(\S+)", out)}
     assert found == {
         "test_together": "PASSED", "test_fails_in_one[0]": "FAILED", "test_fails_in_one[2]": "FAILED",
         "test_killed": "FAILED", "test_as_slurm_starts_it": "PASSED", "test_fails_on_the_second_node": "FAILED",

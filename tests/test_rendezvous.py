@@ -7,6 +7,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import StartRank0
@@ -143,9 +144,8 @@ print(first.port, flush=True)
 print(first.failed().message)
 """
     env = {**clean_env, "PYTHONPATH": f"{Path(__file__).parent}:{clean_env['PYTHONPATH']}"}
-    with subprocess.Popen(
-        [sys.executable, "-c", script], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", script], env=env, **pipes) as process:
         assert process.stdout is not None
         port = int(process.stdout.readline())
         ranks = [Rank(port, record(rank, 200), 3) for rank in range(1, 60)]

@@ -64,10 +64,8 @@ def test_page_says_what_happened_and_needs_nothing_else(show: Callable[..., Brow
     for said in ("look at their output", "ranks 8-15 (node 1): torch 2.12.0", "to within 4 ms (rank 8)"):
         assert said in text
     assert "Slowest: Rank 3 took 4.00 s to be launched" in text
-    cells = page.run(
-        "return [...document.querySelectorAll('.cell[data-rank]')].map(one => [+one.dataset.rank, one.dataset.state])"
-    )
-    assert cells == [[rank, "missing" if rank == 5 else "joined"] for rank in range(16)]
+    cells = "[...document.querySelectorAll('.cell[data-rank]')].map(one => [+one.dataset.rank, one.dataset.state])"
+    assert page.run(f"return {cells}") == [[rank, "missing" if rank == 5 else "joined"] for rank in range(16)]
     assert page.texts(".node h3") == ["node-0", "node-1"]
     # Not by colour alone.
     assert [page.texts(f'[data-rank="{rank}"]') for rank in (5, 6)] == [["5\n○"], ["6\n•"]]

@@ -115,9 +115,7 @@ def test_what_the_kernel_does_not_take_at_once_is_sent_later_and_whole() -> None
         assert received == [go, Detach()]
 
 
-@pytest.mark.parametrize(
-    "message", [Exiting(), Leave(), Done(), Detach(), Terminating(15)], ids=lambda one: type(one).__name__
-)
+@pytest.mark.parametrize("message", [Exiting(), Leave(), Done(), Detach(), Terminating(15)], ids=repr)
 def test_every_message_but_a_heartbeat_wakes_its_reader(message: object) -> None:
     with connected() as (line, other):
         other.sendall(Channel().sign(None))

@@ -9,9 +9,7 @@ from launched import needs_torch
 pytestmark = needs_torch
 
 
-@pytest.mark.parametrize(
-    "init", [pytest.param(True, id="init", marks=pytest.mark.all), pytest.param(False, id="wrapper")]
-)
+@pytest.mark.parametrize("init", [pytest.param(True, marks=pytest.mark.all), False])
 def test_every_attempt_is_watched_and_torchrun_shows_who_failed_first(run: Run, init: bool) -> None:
     script = """
 import os, sys, time

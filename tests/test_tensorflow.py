@@ -326,9 +326,8 @@ def test_killed_server_ends_the_chief(by_hand: ByHand) -> None:
 
 
 def test_without_the_supervision_a_server_does_not_end_well_when_the_chief_is_killed(by_hand: ByHand) -> None:
-    ranks = by_hand(
-        _SERVERS, each=tasks(chief=1, worker=1, ps=1), env={"EVALUATOR": "0", "DISTBOOT_FAILURE_DETECTION": "0"}
-    )
+    alone = {"EVALUATOR": "0", "DISTBOOT_FAILURE_DETECTION": "0"}
+    ranks = by_hand(_SERVERS, each=tasks(chief=1, worker=1, ps=1), env=alone)
     ranks.wait_for("trained")
     ranks.processes[0].kill()
     assert ranks.codes()[1:] == [1, 1]
