@@ -88,13 +88,10 @@ def test_without_the_rendezvous_there_is_no_gate(run: Run, port: int) -> None:
     assert (result.stdout, result.stderr) == (said, "")
 
 
-_TEXTS = [
-    "GET / HTTP/1.0",
-    '{"kind":"Ready"}',
-    '{"kind":"Hello","job":"","nonce":"00000000000000000000000000000000","version":2}',
-]
+_READY = '{"kind":"Ready"}'
+_HELLO = '{"kind":"Hello","job":"","nonce":"00000000000000000000000000000000","version":2}'
 _DOOR = (
-    f"TEXTS = {_TEXTS}\n"
+    f"TEXTS = {('GET / HTTP/1.0', _READY, _HELLO)}\n"
     """
 port = int(os.environ["MASTER_PORT"])  # what the script finds there later is another one
 with distboot.init("none", join_timeout=60, timeout=1) as ctx:

@@ -70,7 +70,7 @@ def test_one_world(run: Run, port: int, name: str) -> None:
 _OFF = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0"}
 _OFF |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "DISTBOOT_RENDEZVOUS": "0"}
 _KERAS_3 = {"WHICH": "horovod.keras", "TF_USE_LEGACY_KERAS": "0"}
-_LACKS = "this Horovod was built without"
+_LACKS, _NO_MPI = "this Horovod was built without", {**_ON_GLOO_ONLY, "BACKEND": "mpi"}
 _REFUSED: dict[str, tuple[Any, ...]] = {
     "rendezvous off": (_OFF, "rendezvous-needed", "", ()),
     "Keras 3": (_KERAS_3, "framework-not-installed", "needs legacy Keras, and tf.keras is Keras 3.", needs_tensorflow),
@@ -78,10 +78,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
         {**_ON_GLOO_ONLY, "WHICH": "horovod.tensorflow"}, "framework-not-installed",
         f"{_LACKS} its part for tensorflow (HOROVOD_WITH_TENSORFLOW=1)", needs_gloo_only,
     ),
-    "no MPI": (
-        {**_ON_GLOO_ONLY, "BACKEND": "mpi"}, "backend-not-available",
-        f"{_LACKS} MPI (HOROVOD_WITH_MPI=1)", needs_gloo_only,
-    ),
+    "no MPI": (_NO_MPI, "backend-not-available", f"{_LACKS} MPI (HOROVOD_WITH_MPI=1)", needs_gloo_only),
 }  # fmt: skip
 
 

@@ -223,8 +223,10 @@ def _broken_torch(folder: Path, fails: str) -> dict[str, str]:
     return {"PYTHONPATH": f"{folder / 'broken'}:{ROOT}"}
 
 
-def test_what_one_rank_lacks_is_told_to_all_at_once(run_ranks: RunRanks, tmp_path: Path) -> None:
-    ended = run_ranks(_CODE, places=[{}, _broken_torch(tmp_path, "raise ModuleNotFoundError(name='torch')")])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_one_rank_lacks_is_told_to_all_at_once(run_ranks: RunRanks, tmp_path: Path, rank: int) -> None:
+    lacking = _broken_torch(tmp_path, "raise ModuleNotFoundError(name='torch')")
+    ended = run_ranks(_CODE, places=[lacking if each == rank else {} for each in range(2)])
     assert [rank.out for rank in ended] == ["framework-not-installed\n"] * 2
 
 

@@ -291,10 +291,7 @@ def test_who_comes_after_the_last_rank_gets_no_membership(rank0: StartRank0) -> 
 def test_secret_is_needed_on_both_sides(rank0: StartRank0, capfd: pytest.CaptureFixture[str]) -> None:
     ours, others = JobCredentials(OURS.job, "correct horse"), JobCredentials(OURS.job, "battery staple")
     first = rank0(2, 20, ours)
-    for wrong, why in (
-        (others, "has another DISTBOOT_SECRET"),
-        (OURS, "has a DISTBOOT_SECRET, and this rank has none"),
-    ):
+    for wrong, why in ((others, "has another DISTBOOT_SECRET"), (OURS, "has a DISTBOOT_SECRET, and this rank has no")):
         error = Rank(first.port, record(1, 2), 0.3, wrong).failed()
         assert f"the process that listens there {why}" in error.message
     assert Rank(first.port, record(1, 2), 20, ours).met()

@@ -15,7 +15,7 @@ from supervised import ENDS, FAILING, Start, until
 UNSEEN = "exited without reporting a status"
 # Of a traceback, or the stack of a crash, what all ranks show.
 SHOWN = {
-    "exception": ["\n  |     raise ValueError('boom')\n"],
+    "exception": ["  |     raise ValueError('boom')\n"],
     "SIGSEGV": ["  | Fatal Python error: ", 'train.py", line'],
 }
 EACH_FOR_ITSELF = "ready()\nuntil(f'end-{rank}')\n"

@@ -79,10 +79,8 @@ def test_module_command_and_interpreter_options(run: Run, distboot: Run) -> None
 @pytest.mark.parametrize(
     ("options", "flags"),
     [
-        ("-b -O -m distboot", "1 1"),
-        ("-bOm distboot", "1 1"),
-        ("-Xutf8=1 -Wmodule -O -m distboot", "0 1"),
-        ("-m distboot", "0 0"),
+        *(("-b -O -m distboot", "1 1"), ("-bOm distboot", "1 1")),
+        *(("-Xutf8=1 -Wmodule -O -m distboot", "0 1"), ("-m distboot", "0 0")),
     ],
 )
 def test_options_of_the_interpreter_reach_the_script(run: Run, tmp_path: Path, options: str, flags: str) -> None:
