@@ -86,22 +86,15 @@ def processes(hosts: Hosts, host: str) -> dict[int, int]:
 
 
 class Job:
-    """Four ranks that run, and what they were told.
-
-    Attributes:
-        scripts: the processes of the scripts, by rank.
-        ranks: those that the launcher has started: the same, or their wrappers.
-        beside: what a test has started for it.
-        began: when the fault came, as `time.monotonic` has it.
-    """
+    """Four ranks that run, and what they were told."""
 
     def __init__(self, hosts: Hosts, folder: Path, way: str, launcher: str) -> None:
         self.hosts, self.folder, self.way, self.launcher = hosts, folder, way, launcher
         self.started: list[Popen] = []
-        self.beside: list[Popen] = []
-        self.scripts: list[Process] = []
-        self.ranks: list[Watched] = []
-        self.began = 0.0
+        self.beside: list[Popen] = []  # what a test has started for it
+        self.scripts: list[Process] = []  # the processes of the scripts, by rank
+        self.ranks: list[Watched] = []  # those that the launcher has started: the same, or their wrappers
+        self.began = 0.0  # when the fault came, as `time.monotonic` has it
         self.commands: list[Command] = []
 
     def start(

@@ -35,23 +35,14 @@ _WELL = 20  # seconds for a job to end well
 
 @dataclass
 class Outcome:
-    """What became of a job.
+    """What became of a job."""
 
-    Attributes:
-        lines: all that distboot said: the rank, and the text.
-        seconds: from the fault to the end of the last script that is left; None: not all of them ended.
-        report: what DISTBOOT_REPORT holds; None for no report.
-        ended: the exit codes of what the launcher started, by rank; None for one that is not known.
-        exits: of what was started by hand, 128 + n for signal n; None for what did not end.
-        output: all that was printed.
-    """
-
-    lines: list[tuple[int, str]] = field(default_factory=list)
-    seconds: float | None = None
-    report: dict[str, Any] | None = None
-    ended: list[int | None] = field(default_factory=list)
-    exits: list[int | None] = field(default_factory=list)
-    output: str = ""
+    lines: list[tuple[int, str]] = field(default_factory=list)  # all that distboot said: the rank, and the text
+    seconds: float | None = None  # from the fault to the end of the last script that is left; None: not all ended
+    report: dict[str, Any] | None = None  # what DISTBOOT_REPORT holds; None for no report
+    ended: list[int | None] = field(default_factory=list)  # codes of what the launcher started; None: not known
+    exits: list[int | None] = field(default_factory=list)  # of what was started by hand; None for what did not end
+    output: str = ""  # all that was printed
 
     @property
     def first(self) -> dict[int, list[str]]:

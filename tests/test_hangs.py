@@ -38,23 +38,14 @@ ALL_REDUCE = r"all_reduce \(worker.py:\d+\)"
 
 @dataclass(frozen=True)
 class Hang:
-    """A row of the table.
+    """A row of the table."""
 
-    Attributes:
-        name: in the ids of the tests, and for hangs_worker.py.
-        title: in the table.
-        says: what rank 0 prints after "distboot: rank 0 on nodea: ", a regular expression.
-        culprits: the ranks that hang.
-        inject: makes it happen.
-        after: undoes it.
-    """
-
-    name: str
-    title: str
-    says: str
-    culprits: tuple[int, ...] = (3,)
-    inject: Callable[[Job], object] = lambda job: job.go([3])
-    after: Callable[[Hosts], object] = do.nothing
+    name: str  # in the ids of the tests, and for hangs_worker.py
+    title: str  # in the table
+    says: str  # what rank 0 prints after "distboot: rank 0 on nodea: ", a regular expression
+    culprits: tuple[int, ...] = (3,)  # the ranks that hang
+    inject: Callable[[Job], object] = lambda job: job.go([3])  # makes it happen
+    after: Callable[[Hosts], object] = do.nothing  # undoes it
 
 
 def _late(where: str, counts: str = ", collective operation ") -> str:
