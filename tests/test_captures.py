@@ -14,8 +14,6 @@ from distboot import DistbootError, Placement, detect
 _UNKNOWN_FILE = Path(__file__).parent / "unknown_numbers.json"
 _UNKNOWN: dict[str, list[str]] = json.loads(_UNKNOWN_FILE.read_text())
 
-_MALFORMED = ("abc", "", "-1", "1e3", "9" * 30)
-
 
 @pytest.mark.parametrize("capture", ALL, ids=lambda capture: capture.name)
 def test_captured_process_is_placed_as_it_really_was_and_all_agree_on_where_rank_0_is(capture: Capture) -> None:
@@ -47,7 +45,7 @@ def _damaged(environ: dict[str, str]) -> list[tuple[str, dict[str, str]]]:
     cases = []
     for name in environ:
         cases.append((f"{name} dropped", {other: value for other, value in environ.items() if other != name}))
-        cases += [(f"{name}={value!r}", {**environ, name: value}) for value in _MALFORMED]
+        cases += [(f"{name}={value!r}", {**environ, name: value}) for value in ("abc", "", "-1", "1e3", "9" * 30)]
     return cases
 
 
@@ -81,9 +79,6 @@ _READ = {
     ),
 }  # fmt: skip
 
-# What else says the same.
-_INSTEAD = {"OMPI_COMM_WORLD_RANK": "PMIX_RANK", "SLURM_STEP_NUM_TASKS": "SLURM_NTASKS"}
-
 
 def _read_by_launchers(first: int = 0, last: int | None = None) -> list[tuple[str, str]]:
     return [(name, variable) for name, variables in _READ.items() for variable in variables[first:last]]
@@ -105,7 +100,8 @@ def test_malformed_variable_is_named_with_its_value(name: str, variable: str, va
 
 @pytest.mark.parametrize(("name", "variable"), _read_by_launchers(last=2))
 def test_missing_rank_or_size_is_named(name: str, variable: str) -> None:
-    refusal = refused(_without(name, variable, _INSTEAD.get(variable, "")))
+    instead = {"OMPI_COMM_WORLD_RANK": "PMIX_RANK", "SLURM_STEP_NUM_TASKS": "SLURM_NTASKS"}  # what else says the same
+    refusal = refused(_without(name, variable, instead.get(variable, "")))
     assert refusal.code == "broken-environment"
     assert f"{variable} is missing" in refusal.message
     assert f"docker run -e {variable} " in refusal.hint

@@ -17,14 +17,13 @@ from distboot.rendezvous.membership import build_membership
 from distboot.rendezvous.messages import WorkerInfo
 from distboot.rendezvous.plan import environment_facts
 
-ALIKE = {"Python": "3.11.7 in /usr", "torch": "2.13.0", "accelerators": "8"}
-
 
 def _found(per_rank: Mapping[int, Mapping[str, str | None]], skews: Mapping[int, float]) -> list[str]:
     """The findings about a job of 16 ranks on two nodes, whose ranks differ from all others by this."""
     records: list[WorkerInfo] = []
+    alike = {"Python": "3.11.7 in /usr", "torch": "2.13.0", "accelerators": "8"}
     for rank in range(16):
-        mine = {name: value for name, value in {**ALIKE, **per_rank.get(rank, {})}.items() if value is not None}
+        mine = {name: value for name, value in {**alike, **per_rank.get(rank, {})}.items() if value is not None}
         records.append(record(rank, 16, "ab"[rank // 8], facts=tuple(sorted(mine.items()))))
     return consistency_warnings(records, build_membership(records), skews)
 

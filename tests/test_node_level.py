@@ -17,8 +17,6 @@ from distboot import DistbootError, detect, init
 from distboot.frameworks._torch import refuse_idle_accelerators
 from distboot.host.cpus import of_all
 
-MPI_PER_NODE = "openmpi-4.1.4/2nodes_1proc"
-
 
 @pytest.fixture
 def who(tmp_path: Path) -> str:
@@ -53,7 +51,7 @@ def test_variables_of_a_rank_are_not_exported_for_a_node(distboot: Run) -> None:
 
 
 def test_one_mpi_process_a_node_is_noted_and_refused_where_accelerators_would_idle() -> None:
-    placement = detect(one(MPI_PER_NODE, 1))
+    placement = detect(one("openmpi-4.1.4/2nodes_1proc", 1))
     assert (placement.rank, placement.world_size, placement.node_level) == (1, 2, None)
     assert any("one process was started on each node" in note for note in placement.notes)
     refuse_idle_accelerators(placement, "cuda", 1)

@@ -170,13 +170,11 @@ os._exit(43)
         assert (wrapper.rest(), wrapper.code()) == ("", 43)
 
 
-_CLOSED = ("sh", "-c", 'exec "$@" <&- >&-', "sh")
-
-
 @in_modes(*IN_CONTAINERS)
 def test_closed_stdin_and_stdout(clean_env: dict[str, str], mode: Mode) -> None:
     shows = "import os; os.write(2, ' '.join(sorted(os.listdir('/proc/self/fd'))).encode()); os._exit(7)"
-    mode = replace(mode, above=(*mode.above, *_CLOSED))  # tini itself does not start without them
+    closed = ("sh", "-c", 'exec "$@" <&- >&-', "sh")
+    mode = replace(mode, above=(*mode.above, *closed))  # tini itself does not start without them
     with wrapped(mode, clean_env, *python(shows)) as wrapper:
         assert (wrapper.rest(), wrapper.code()) == ("0 2", 7)  # 0 is that of the folder
 

@@ -22,15 +22,12 @@ for line in sys.stdin:
 """
 
 
-# In a terminal the child is in the wrapper's group, and gets what these inits send to all of that, too.
-_SIGNAL_THE_GROUP = {"tini -g", "dumb-init"}
-
-
 @in_modes(*SUPERVISED, EXEC_PROCESS_1, BARE)
 def test_keys_and_signals_of_the_runtime_reach_the_child_once(clean_env: dict[str, str], mode: Mode) -> None:
     with wrapped(mode, clean_env, *python(_CHILD), terminal=True) as wrapper:
         wrapper.read_until("ready")
-        if mode.name not in _SIGNAL_THE_GROUP:
+        # In a terminal the child is in the wrapper's group, and gets what these inits send to all of that, too.
+        if mode.name not in {"tini -g", "dumb-init"}:
             # docker stop with STOPSIGNAL SIGINT, and what tells of a new size of the window: not the keys. These first,
             # as two of one number that are pending at once are one.
             wrapper.send("INT")

@@ -191,13 +191,11 @@ def test_host_that_is_cut_off_after_it_joined_is_named_everywhere(three: Hosts) 
     assert "error[rank-failed]: rank 3 on nodec: all ranks joined, and then rank 0" in done[3].stderr
 
 
-# Its errors go to a file, in which they can be seen at once.
-_SAYS = "import os\nos.dup2(os.open(f'said-{os.environ[\"RANK\"]}', os.O_WRONLY | os.O_CREAT), 2)\n" + FILES["where.py"]
-
-
 def test_name_that_resolves_only_later_is_waited_for_and_said(three: Hosts) -> None:
     _knows(three, "nodeb", {})
-    (three.shared / "says.py").write_text(_SAYS)
+    # Its errors go to a file, in which they can be seen at once.
+    to_file = "import os\nos.dup2(os.open(f'said-{os.environ[\"RANK\"]}', os.O_WRONLY | os.O_CREAT), 2)\n"
+    (three.shared / "says.py").write_text(to_file + FILES["where.py"])
 
     def learn() -> None:
         said = three.shared / "said-1"

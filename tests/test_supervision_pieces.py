@@ -30,8 +30,6 @@ from distboot.agent.root_cause import RankState, RootCause, from_exit
 from distboot.rendezvous.messages import Detach, Go, Leave, Offer
 from distboot.rendezvous.protocol import Broadcast, Channel, Frames, ProtocolError, decode, encode
 
-DIED = ExitStatus(signal=9, when=1.0)
-
 
 @contextmanager
 def connected(interval: float = 1.0) -> Iterator[tuple[HeartbeatConnection, socket.socket]]:
@@ -82,7 +80,7 @@ def test_old_opinion_on_a_silence_that_ended_well_is_not_asked_again(monkeypatch
 def test_last_word_arrives_although_something_is_left_unread() -> None:
     with connected() as (line, other):
         other.sendall(Channel().sign(None))
-        line.send(Exited(DIED))
+        line.send(Exited(ExitStatus(signal=9, when=1.0)))
         reader = threading.Timer(0.1, lambda: other.shutdown(socket.SHUT_WR))
         reader.start()
         close_gracefully([line], 10)

@@ -11,8 +11,6 @@ from conftest import ROOT
 from launched import in_both_ways
 from supervised import DEFAULT, FAILING, Start, until
 
-_UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
-
 
 # Blocked in C with Python's lock held, and stopped: no handler of Python's runs there.
 @in_both_ways
@@ -72,7 +70,8 @@ Path(f"saved-{rank}").touch()
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a process namespace needs root")
 def test_script_that_is_process_1_of_a_container_is_stopped(start_init: Start) -> None:
-    running = start_init(FAILING % "sys.exit(3)", ranks=2, before=_UNSHARE, CULPRIT="1", DISTBOOT_GRACE="1")
+    contained = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+    running = start_init(FAILING % "sys.exit(3)", ranks=2, before=contained, CULPRIT="1", DISTBOOT_GRACE="1")
     for rank in range(2):
         until((running.folder / f"pid-{rank}").exists)
     running.touch("fail")
