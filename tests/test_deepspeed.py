@@ -24,13 +24,8 @@ def env(tmp_path: Path) -> Iterator[dict[str, str]]:
     (traps / "hostname").chmod(0o755)
     touch = f"open({str(tmp_path / 'mpi4py-was-imported')!r}, 'w')"
     (traps / "mpi4py/__init__.py").write_text(f"{touch}\nraise ImportError('a trap')\n")
-    yield {
-        **MPI_ENV,
-        "DS_ACCELERATOR": "cpu",
-        "PYTHONPATH": f"{traps}:{ROOT}",
-        "PATH": f"{traps}:{BIN}:{os.environ['PATH']}",
-        "PYTHONWARNINGS": "ignore",
-    }
+    paths = {"PYTHONPATH": f"{traps}:{ROOT}", "PATH": f"{traps}:{BIN}:{os.environ['PATH']}"}
+    yield {**MPI_ENV, **paths, "DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore"}
     assert not list(tmp_path.glob("*-was-*")), "DeepSpeed has looked for its place by itself"
 
 

@@ -43,12 +43,9 @@ def script(run: Run, tmp_path: Path) -> Gpu:
         lay_out(files, root)
         (root / "bin/nvidia-smi").chmod(0o755)
         page.write_text(_PAGE)
-        environ = {
-            "PATH": f"{root / 'bin'}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": f"{ROOT / 'tests/gpu_stand_in'}{os.pathsep}{ROOT}",
-            "STAND_IN_ROOT": str(root),
-            "STAND_IN_FAULT": fault,
-        }
+        environ = {"STAND_IN_ROOT": str(root), "STAND_IN_FAULT": fault}
+        environ["PATH"] = f"{root / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        environ["PYTHONPATH"] = f"{ROOT / 'tests/gpu_stand_in'}{os.pathsep}{ROOT}"
         command = [sys.executable, str(ROOT / "bench/gpu.py"), "--rounds", "1", "--page", str(page), *arguments]
         done = run(*command, env=environ, timeout=360)
         return done.returncode, done.stdout + done.stderr, page.read_text()

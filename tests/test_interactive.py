@@ -46,10 +46,7 @@ def other(environ: Mapping[str, str], tmp_path: Path) -> Iterator[subprocess.Pop
 
 @pytest.mark.parametrize(
     "how",
-    [
-        pytest.param(each, marks=[pytest.mark.all, needs("IPython")] if each == "ipython" else [])
-        for each in _INTERACTIVE
-    ],
+    ["python -i", "a script and then a prompt", pytest.param("ipython", marks=[pytest.mark.all, needs("IPython")])],
 )
 def test_exception_at_a_prompt_is_no_failure(
     environ: dict[str, str], other: subprocess.Popen[str], tmp_path: Path, how: str

@@ -97,10 +97,8 @@ def test_error_has_its_code_and_its_hint(distboot: Run) -> None:
 
 def test_hint_after_a_traceback(run: Run) -> None:
     # As DeepSpeed's own check does, by the names of the module and of the function.
-    script = (
-        "def _do_args_sanity_check():\n    raise AssertionError\n"
-        "__name__ = 'deepspeed.runtime.engine'\n_do_args_sanity_check()\n"
-    )
+    script = "def _do_args_sanity_check(): raise AssertionError\n"
+    script += "__name__ = 'deepspeed.runtime.engine'\n_do_args_sanity_check()\n"
     env = {"RANK": "1", "WORLD_SIZE": "2", "DISTBOOT_LOG": "json", "PYTHONPATH": str(PACKAGE / "agent" / "injected")}
     done = run(sys.executable, "train.py", train=script, env=env)
     hint = _only(_said(done.stderr), "hint")

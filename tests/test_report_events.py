@@ -40,10 +40,8 @@ def test_report_is_made_of_events_and_membership_alone() -> None:
     assert copy == log
     report: Any = job_report(copy, PAIR, "", NOON + 63)
     assert report["headline"] == "Rank 1 failed first: exit code 3, there, at noon; 1 stopped"
-    assert [(one["state"], one["exit_code"], one["pid"]) for one in report["ranks"]] == [
-        ("stopped", 143, 100),
-        ("failed first", 3, 101),
-    ]
+    ranks = [(one["state"], one["exit_code"], one["pid"]) for one in report["ranks"]]
+    assert ranks == [("stopped", 143, 100), ("failed first", 3, 101)]
     assert (report["first_failure"]["traceback"], report["findings"]) == ("whole", ["odd"])
     assert [one["event"] for one in report["events"]][-4:] == ["failing", "root_cause", "exited", "exited"]
     assert report["events"][0]["time"] == report["start"]
