@@ -1,7 +1,5 @@
 """A real browser without a window, for the pages that distboot writes: what it shows, asks for and complains of."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The captures: environments of real launchers, with what is really so beside them (captures/README.md)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,30 +37,16 @@ class Process:
 
 # The beginning of a capture's name -> the launcher that owns its ranks, where its first word does not say that.
 _LAUNCHERS = {
-    "accelerate-1.15.0/cpu_num_processes_2": "single",
-    "accelerate-1.15.0/cpu_mpirun_hostfile_mpich": "mpich",
-    "accelerate-1.15.0/use_deepspeed_pdsh": "deepspeed",
-    "accelerate": "torchrun",
-    "deepspeed-0.19.8/slurm": "slurm",
-    "deepspeed-0.19.8/openmpi4": "openmpi",
-    "deepspeed-0.19.8/mpich": "mpich",
-    "deepspeed-0.19.8/impi": "intelmpi",
-    "horovodrun-0.28.1/mpi": "openmpi",
-    "lightning": "torchrun",
-    "mvapich": "mvapich",
-    "plain-python": "single",
-    "slurm-interactive-22.05.8/uis_salloc_shell_typed_srun": "slurm",
-    "slurm-interactive": "single",
-    "slurm-salloc-22.05.8/salloc_shell": "single",
-    "slurm-sbatch+openmpi": "openmpi",
-    "slurm-sbatch+mpich": "mpich",
-    "slurm-sbatch+intelmpi": "intelmpi",
-    "slurm-sbatch+torchrun": "torchrun",
-    "slurm-salloc+torchrun": "torchrun",
-    "slurm-sbatch-22.05.8/batch_step": "single",
-    "slurm-": "slurm",
-    "torch": "torchrun",
-}
+    "accelerate-1.15.0/cpu_num_processes_2": "single", "accelerate-1.15.0/cpu_mpirun_hostfile_mpich": "mpich",
+    "accelerate-1.15.0/use_deepspeed_pdsh": "deepspeed", "accelerate": "torchrun",
+    "deepspeed-0.19.8/slurm": "slurm", "deepspeed-0.19.8/openmpi4": "openmpi", "deepspeed-0.19.8/mpich": "mpich",
+    "deepspeed-0.19.8/impi": "intelmpi", "horovodrun-0.28.1/mpi": "openmpi", "lightning": "torchrun",
+    "mvapich": "mvapich", "plain-python": "single",
+    "slurm-interactive-22.05.8/uis_salloc_shell_typed_srun": "slurm", "slurm-interactive": "single",
+    "slurm-salloc-22.05.8/salloc_shell": "single", "slurm-sbatch+openmpi": "openmpi", "slurm-sbatch+mpich": "mpich",
+    "slurm-sbatch+intelmpi": "intelmpi", "slurm-sbatch+torchrun": "torchrun", "slurm-salloc+torchrun": "torchrun",
+    "slurm-sbatch-22.05.8/batch_step": "single", "slurm-": "slurm", "torch": "torchrun",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

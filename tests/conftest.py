@@ -1,7 +1,5 @@
 """What the tests share: an environment without launchers, and running distboot as a user does."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import random
@@ -89,17 +87,13 @@ _FIRST_PORT = 12000 + 2500 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:
 _PORTS = itertools.cycle(random.sample(range(_FIRST_PORT, _FIRST_PORT + 2500), 2500))
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe, suppress(OSError):
-        probe.bind(("", port))
-        return True
-    return False
-
-
 @pytest.fixture
 def port() -> int:
     """A port of this machine that nobody uses now."""
-    return next(filter(_is_free, _PORTS))
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port := next(_PORTS)))
+            return port
 
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -107,9 +101,13 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def run(clean_env: dict[str, str], tmp_path: Path) -> Run:
-    """Run a command in an empty folder, with extra variables, bounded in time."""
+    """Run a command in an empty folder, with this as train.py and extra variables, bounded in time."""
 
-    def run_it(*command: str, env: Mapping[str, str] = {}, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    def run_it(
+        *command: str, train: str | None = None, env: Mapping[str, str] = {}, timeout: float = 120
+    ) -> subprocess.CompletedProcess[str]:
+        if train is not None:
+            (tmp_path / "train.py").write_text(train)
         return subprocess.run(
             command, env={**clean_env, **env}, cwd=tmp_path, capture_output=True, text=True, timeout=timeout,
             stdin=subprocess.DEVNULL, check=False,
@@ -166,11 +164,12 @@ def by_hand(clean_env: dict[str, str], port: int, tmp_path: Path) -> Iterator[By
         env: Mapping[str, str] = {},
         each: Sequence[Mapping[str, str]] = (),
         wrapper: Sequence[str] = (),
+        arguments: Sequence[str] = (),
     ) -> tensorflows.Ranks:
         (tmp_path / "train.py").write_text(script)
         job = {**clean_env, **QUIET, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **env}
         environs = [{**job, **own} for own in each or by_rank(ranks)]
-        started.append(tensorflows.Ranks(tmp_path, [sys.executable, *wrapper, "train.py"], environs))
+        started.append(tensorflows.Ranks(tmp_path, [sys.executable, *wrapper, "train.py", *arguments], environs))
         return started[-1]
 
     yield begin
@@ -189,6 +188,7 @@ def ranks(run_ranks: RunRanks) -> Ranks:
 
 
 StartRank0 = Callable[..., Rank0]
+Fake = Callable[[Callable[[socket.socket], object]], FakeRank0]
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ def rank0() -> Iterator[StartRank0]:
 
 
 @pytest.fixture
-def fake() -> Iterator[Callable[[Callable[[socket.socket], object]], FakeRank0]]:
+def fake() -> Iterator[Fake]:
     """Somebody who listens where rank 0 is expected, and does to each connection what a function says."""
     with ExitStack() as stack:
         yield lambda talk: stack.enter_context(closing(FakeRank0(talk)))  # type: ignore[arg-type]

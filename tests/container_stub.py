@@ -5,8 +5,6 @@ names; apptainer all, or with --cleanenv those of --env; pyxis all. The image ha
 test_images.py does the same with podman itself.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
@@ -33,7 +31,8 @@ def main(tool: Path, words: list[str]) -> None:
         own = [word for word in words if not word.startswith(("--container-", "--no-container-"))]
         os.execve(program, [program, *own], dict(os.environ))
     options, command = _split(words[1:])
-    passed = [text for name, value in options if name in ("-e", "--env") for text in _variables(tool.name, value)]
+    given = [value for name, value in options if name in ("-e", "--env")]
+    passed = [text for value in given for text in (value.split(",") if tool.name == "apptainer" else [value])]
     passed += [line for name, value in options if name == "--env-file" for line in Path(value).read_text().splitlines()]
     environ = {name: os.environ[name] for name in _OF_THE_IMAGE if name in os.environ}
     if tool.name == "apptainer":
@@ -52,10 +51,6 @@ def _split(words: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
         name, given, value = words.pop(0).partition("=")
         options.append((name, value if given else words.pop(0) if name in _WITH_A_VALUE else ""))
     return options, words[1:]
-
-
-def _variables(tool: str, value: str) -> list[str]:
-    return value.split(",") if tool == "apptainer" else [value]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """Environments that cannot be captured here, written after their documentation; each says where it is from."""
 
-from __future__ import annotations
-
 import json
 
 

@@ -11,8 +11,6 @@ virtual ones in the user's cache folder, made again when what is to be installed
 GB, and write down what they saw in tests/frameworks/versions.md.
 """
 
-from __future__ import annotations
-
 import glob
 import itertools
 import os

@@ -4,8 +4,6 @@ A rank that is left must print the first failure once: `says` has, for each of t
 after "distboot: rank 0 on nodea: ". A fault without any is no failure: the training must go on and end well.
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,43 +23,25 @@ def all_but(culprits: Sequence[int], text: str) -> dict[int, str]:
 
 @dataclass(frozen=True)
 class Fault:
-    """A row of the table.
+    """A row of the table."""
 
-    Attributes:
-        name: in the ids of the tests.
-        title: in the table.
-        says: what each rank that is left prints of the first failure; empty: the training goes on.
-        code: what the report says of the ranks that failed: their exit code, `LOST`, or None for no report at all.
-        culprits: the ranks that fail.
-        exit_code: of the job.
-        killed: the ranks whose process that the launcher started the fault, or the end of the test, kills.
-        act: what the script of the `actors` does by itself; see `faults_worker.py`.
-        inject: makes it happen.
-        env: further variables of the job.
-        before, after: prepare the hosts, and undo that and whatever `inject` did to them.
-        once: what exactly one rank must print, a regular expression.
-        silence: whether it takes the bound until the fault is seen.
-        cut: whether the launcher, too, does not reach some ranks.
-        well: the exit codes in the report, where the training goes on; None where rank 0 does not hear.
-    """
-
-    name: str
-    title: str
-    says: Mapping[int, str] = field(default_factory=dict)
-    code: int | str | None = None
-    culprits: tuple[int, ...] = (3,)
-    act: str = "none"
+    name: str  # in the ids of the tests
+    title: str  # in the table
+    says: Mapping[int, str] = field(default_factory=dict)  # of the first failure, by rank; empty: the training goes on
+    code: int | str | None = None  # of those that failed, in the report: LOST, or None for no report at all
+    culprits: tuple[int, ...] = (3,)  # the ranks that fail
+    act: str = "none"  # what the script of the `actors` does by itself; see `faults_worker.py`
     actors: tuple[int, ...] = (3,)
-    inject: Callable[[Job], None] = do.go
-    env: Mapping[str, str] = field(default_factory=dict)
-    before: Callable[[Hosts], object] = do.nothing
-    after: Callable[[Hosts], object] = do.nothing
-    once: str = ""
-    silence: bool = False
-    cut: bool = False
-    well: tuple[int | None, ...] = (0, 0, 0, 0)
-    exit_code: int = 143
-    killed: tuple[int, ...] = ()
+    inject: Callable[[Job], None] = do.go  # makes it happen
+    env: Mapping[str, str] = field(default_factory=dict)  # further variables of the job
+    before: Callable[[Hosts], object] = do.nothing  # prepares the hosts
+    after: Callable[[Hosts], object] = do.nothing  # undoes that, and whatever `inject` did to them
+    once: str = ""  # what exactly one rank must print, a regular expression
+    silence: bool = False  # whether it takes the bound until the fault is seen
+    cut: bool = False  # whether the launcher, too, does not reach some ranks
+    well: tuple[int | None, ...] = (0, 0, 0, 0)  # codes where the training goes on; None where rank 0 does not hear
+    exit_code: int = 143  # of the job
+    killed: tuple[int, ...] = ()  # the ranks whose process that the launcher started the fault, or the end, kills
 
     @property
     def missing(self) -> str | None:

@@ -1,7 +1,5 @@
 """How the faults of the fault matrix are done to a job, and undone."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

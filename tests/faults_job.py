@@ -4,8 +4,6 @@ Processes are held by their descriptors (pidfd), which name no other process lat
 through the machine's /proc.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -88,22 +86,15 @@ def processes(hosts: Hosts, host: str) -> dict[int, int]:
 
 
 class Job:
-    """Four ranks that run, and what they were told.
-
-    Attributes:
-        scripts: the processes of the scripts, by rank.
-        ranks: those that the launcher has started: the same, or their wrappers.
-        beside: what a test has started for it.
-        began: when the fault came, as `time.monotonic` has it.
-    """
+    """Four ranks that run, and what they were told."""
 
     def __init__(self, hosts: Hosts, folder: Path, way: str, launcher: str) -> None:
         self.hosts, self.folder, self.way, self.launcher = hosts, folder, way, launcher
         self.started: list[Popen] = []
-        self.beside: list[Popen] = []
-        self.scripts: list[Process] = []
-        self.ranks: list[Watched] = []
-        self.began = 0.0
+        self.beside: list[Popen] = []  # what a test has started for it
+        self.scripts: list[Process] = []  # the processes of the scripts, by rank
+        self.ranks: list[Watched] = []  # those that the launcher has started: the same, or their wrappers
+        self.began = 0.0  # when the fault came, as `time.monotonic` has it
         self.commands: list[Command] = []
 
     def start(
@@ -112,14 +103,10 @@ class Job:
         """Start it; `beside`: what the ranks print goes to files, as the launcher may not reach them to the end."""
         script = [str(self.hosts.shared / "worker.py"), self.way, str(self.folder), fault, ",".join(map(str, culprits))]
         variables = {
-            MARK: str(self.folder),
-            "OMP_NUM_THREADS": "1",
-            "TORCH_CPP_LOG_LEVEL": "ERROR",
-            "DISTBOOT_GRACE": str(GRACE),
-            "DISTBOOT_JOIN_TIMEOUT": "60",
-            "DISTBOOT_REPORT": str(self.folder / "report.json"),
-            **env,
-        }
+            MARK: str(self.folder), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR",
+            "DISTBOOT_GRACE": str(GRACE), "DISTBOOT_JOIN_TIMEOUT": "60",
+            "DISTBOOT_REPORT": str(self.folder / "report.json"), **env,
+        }  # fmt: skip
         distboot = [] if self.way == "init" else ["-m", "distboot"]
         rank = [sys.executable, *distboot, *script]
         if beside and self.launcher in ("mpirun", "srun"):  # which collect it
@@ -215,19 +202,15 @@ class Job:
     def exits(self, limit: float) -> list[int | None]:
         """The exit codes of what was started, 128 + n for signal n; None for what did not end in time."""
         end = time.monotonic() + limit
-        codes: list[int | None] = []
         for process in self.started:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(end - time.monotonic(), 0.01))
-            code = process.returncode
-            codes.append(128 - code if code is not None and code < 0 else code)
-        return codes
+        return [_exit_code(process.returncode) for process in self.started]
 
     def ended(self) -> list[int | None]:
         """The exit codes of what the launcher started, by rank; None: it has not ended, or the kernel does not say."""
         statuses = [process.wait_status() for process in self.ranks]
-        codes = [None if status is None else os.waitstatus_to_exitcode(status) for status in statuses]
-        return [128 - code if code is not None and code < 0 else code for code in codes]
+        return [None if status is None else _exit_code(os.waitstatus_to_exitcode(status)) for status in statuses]
 
     def output(self, awaited: str = "", limit: float = 0.0) -> str:
         """All that was printed; what is awaited, a pattern, may take so many seconds to come."""
@@ -254,6 +237,10 @@ class Job:
         for member in (*left, *self.scripts):
             member.has_ended(5)
             os.close(member.file)
+
+
+def _exit_code(code: int | None) -> int | None:
+    return 128 - code if code is not None and code < 0 else code
 
 
 @contextmanager
@@ -285,17 +272,15 @@ def _plain(rank: list[str], port: int, _: Mapping[str, str]) -> list[Command]:
 
 def _torchrun(rank: list[str], port: int, _: Mapping[str, str]) -> list[Command]:
     agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", "--no-python"]
-    where = ["--master-addr", "nodea", "--master-port", str(port)]
-    hosts = ("nodea", "nodeb")
-    return [(host, [*agent, "--node-rank", str(node), *where, *rank], {}) for node, host in enumerate(hosts)]
+    agent += ["--master-addr", "nodea", "--master-port", str(port)]
+    return [(f"node{'ab'[node]}", [*agent, "--node-rank", str(node), *rank], {}) for node in (0, 1)]
 
 
 def _mpirun(rank: list[str], port: int, variables: Mapping[str, str]) -> list[Command]:
     ours = {"MASTER_ADDR": "nodea", "MASTER_PORT": str(port)}
     exports = [word for name in (*variables, *ours, "PATH", "PYTHONPATH") for word in ("-x", name)]
-    return [
-        ("nodea", [str(MPIRUN), "--bind-to", "none", "-H", "nodea:2,nodeb:2", *exports, *rank], {**MPI_ENV, **ours})
-    ]
+    mpirun = [str(MPIRUN), "--bind-to", "none", "-H", "nodea:2,nodeb:2"]
+    return [("nodea", [*mpirun, *exports, *rank], {**MPI_ENV, **ours})]
 
 
 def _srun(rank: list[str], port: int, _: Mapping[str, str]) -> list[Command]:

@@ -8,8 +8,6 @@ torch that goes on from its checkpoint: in round 0 to the middle of the training
 later ones to the end, where it leaves its loss in `loss`.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource
@@ -34,12 +32,8 @@ def told(name: str) -> bool:
     return os.path.exists(os.path.join(FOLDER, name))
 
 
-def fail() -> None:
-    raise RuntimeError("the loss is nan")
-
-
-def end() -> None:
-    raise SystemExit(3)
+def fail(error: BaseException) -> None:
+    raise error
 
 
 def eat(*, limited: bool) -> None:
@@ -57,17 +51,12 @@ def hold_the_lock(seconds: int) -> None:
 
 
 ACTS: dict[str, Callable[[], object]] = {
-    "exception": fail,
-    "exit": lambda: sys.exit(3),
-    "system-exit": end,
-    "os-exit": lambda: os._exit(4),
-    "segv": lambda: ctypes.string_at(0),
-    "abort": os.abort,
-    "ulimit": lambda: eat(limited=True),
-    "cgroup": lambda: eat(limited=False),
-    "hog": lambda: hold_the_lock(6),
-    "hog-for-ever": lambda: hold_the_lock(600),
-}
+    "exception": lambda: fail(RuntimeError("the loss is nan")),
+    "exit": lambda: sys.exit(3), "system-exit": lambda: fail(SystemExit(3)), "os-exit": lambda: os._exit(4),
+    "segv": lambda: ctypes.string_at(0), "abort": os.abort,
+    "ulimit": lambda: eat(limited=True), "cgroup": lambda: eat(limited=False),
+    "hog": lambda: hold_the_lock(6), "hog-for-ever": lambda: hold_the_lock(600),
+}  # fmt: skip
 
 if WAY == "init":
     import distboot

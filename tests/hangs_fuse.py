@@ -3,8 +3,6 @@
 hangs_fuse.py FOLDER
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import struct

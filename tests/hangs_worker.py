@@ -5,8 +5,6 @@
 `FOLDER` is where the ranks and the test speak, as in faults_worker.py: `ready.3`, `go`, `fault.3`, `stop`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

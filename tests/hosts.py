@@ -24,6 +24,9 @@ from typing import IO, TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    Done = subprocess.CompletedProcess[str]
+    Env = Mapping[str, str] | None
+
 SCRIPTS = Path(__file__).resolve().parent / "cluster"
 REPOSITORY = SCRIPTS.parents[1]
 NAMES = ("head", "nodea", "nodeb")
@@ -112,20 +115,15 @@ class Hosts:
         return [*enter, "/usr/bin/env", f"--chdir={cwd or self.shared}", *command]
 
     @staticmethod
-    def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    def environment(env: Env = None) -> dict[str, str]:
         """The environment of a fresh login, with the tests' Python first on PATH, extended by `env`."""
         path = f"{sys.prefix}/bin:{SYSTEM_PATH}"
         ours = {"PYTHONPATH": str(REPOSITORY)}  # also where the Python that runs the tests has another one installed
         return {**ours, "PATH": path, "HOME": str(Path("~root").expanduser()), "LANG": "C.UTF-8", **(env or {})}
 
     def run(
-        self,
-        host: str,
-        command: Sequence[str],
-        env: Mapping[str, str] | None = None,
-        timeout: float = 60,
-        cwd: Path | None = None,
-    ) -> subprocess.CompletedProcess[str]:
+        self, host: str, command: Sequence[str], env: Env = None, timeout: float = 60, cwd: Path | None = None
+    ) -> Done:
         return _call(self.command(host, command, cwd), self.environment(env), timeout)
 
 
@@ -148,14 +146,10 @@ class Slurm:
         finally:
             _script("slurm.sh", "down", hosts.root)
 
-    def run(
-        self, command: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 60
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, command: Sequence[str], env: Env = None, timeout: float = 60) -> Done:
         return self.hosts.run(self.hosts.names[0], command, env, timeout)
 
-    def srun(
-        self, args: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 60
-    ) -> subprocess.CompletedProcess[str]:
+    def srun(self, args: Sequence[str], env: Env = None, timeout: float = 60) -> Done:
         return self.run(["srun", *args], env, timeout)
 
 
@@ -206,7 +200,7 @@ def _text_file() -> IO[str]:
     return tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
 
 
-def _call(command: Sequence[str], env: Mapping[str, str], timeout: float) -> subprocess.CompletedProcess[str]:
+def _call(command: Sequence[str], env: Mapping[str, str], timeout: float) -> Done:
     """Run a command under a time limit. Output goes to files: what it leaves behind may hold a pipe open."""
     with _text_file() as stdout, _text_file() as stderr:
         process = subprocess.Popen(

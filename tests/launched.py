@@ -1,16 +1,15 @@
 """What the tests on several hosts start with the launchers there, and how they read what it prints."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from hosts import Hosts, missing_for_hosts, missing_for_slurm
@@ -19,6 +18,14 @@ from hosts import Hosts, missing_for_hosts, missing_for_slurm
 def needs(package: str) -> pytest.MarkDecorator:
     """For what cannot be tested without a package, which is not imported for that."""
     return pytest.mark.skipif(find_spec(package) is None, reason=f"{package} is not installed")
+
+
+Test = TypeVar("Test", bound=Callable[..., object])
+
+
+def all_with(package: str) -> Callable[[Test], Test]:
+    """For `make test-all` alone, and with this package."""
+    return lambda test: pytest.mark.all(needs(package)(test))
 
 
 needs_hosts = pytest.mark.skipif(missing_for_hosts() is not None, reason=str(missing_for_hosts()))

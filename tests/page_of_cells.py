@@ -1,7 +1,5 @@
 """Tables of a page in docs/ that tests write: one for each way, a row for each case, a column for each launcher."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,21 +9,13 @@ Cells = Mapping[tuple[str, str, str], str]  # by the name of the case, way and l
 
 
 class Tables(NamedTuple):
-    """How they look.
+    """How they look."""
 
-    Attributes:
-        word: the head of the first column.
-        titles: of the cases, by name.
-        ways: one table for each.
-        launchers: the heads of the other columns.
-        missing: for what could not be had.
-    """
-
-    word: str
-    titles: Mapping[str, str]
-    ways: Sequence[str]
-    launchers: Sequence[str]
-    missing: str = "n/a"
+    word: str  # the head of the first column
+    titles: Mapping[str, str]  # of the cases, by name
+    ways: Sequence[str]  # one table for each
+    launchers: Sequence[str]  # the heads of the other columns
+    missing: str = "n/a"  # for what could not be had
 
     def checked(self, file: Path, texts: Cells, *, write: bool) -> str:
         """The page, all of whose tables are as they should be; written first, where what was not run stays."""
@@ -48,12 +38,8 @@ class Tables(NamedTuple):
             for line in table.splitlines():
                 title, *texts = line.strip("| ").split(" | ")
                 if title in names:
-                    found.update(
-                        {
-                            (names[title], way, launcher): one
-                            for launcher, one in zip(self.launchers, texts, strict=True)
-                        }
-                    )
+                    pairs = zip(self.launchers, texts, strict=True)
+                    found.update({(names[title], way, launcher): one for launcher, one in pairs})
         return found
 
     @property

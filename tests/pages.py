@@ -1,7 +1,5 @@
 """The pages that users read, and the blocks of code in them: what the tests of the documentation share."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys

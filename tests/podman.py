@@ -80,16 +80,12 @@ def argument(dockerfile: Path, name: str) -> str:
 
 
 class Podman:
-    """podman, with its storage, networks and settings apart from those of the machine.
-
-    Attributes:
-        environ: with which podman and podman-compose use all that.
-        mounts: volumes, as `--volume` takes them, that every container needs.
-    """
+    """podman, with its storage, networks and settings apart from those of the machine."""
 
     def __init__(self, scratch: Path) -> None:
-        self.environ = {**os.environ, **_settings()}
-        self.mounts = [f"{scratch}:{_PACKAGES}:ro", f"{_site_packages()}:{_ENVIRONMENT}:ro"]
+        self.environ = {**os.environ, **_settings()}  # with which podman and podman-compose use all that
+        # Volumes, as `--volume` takes them, that every container needs.
+        self.mounts = [f"{scratch}:{_PACKAGES}:ro", f"{distribution('torch').locate_file('')}:{_ENVIRONMENT}:ro"]
         self._volumes = [f"--volume={mount}" for mount in self.mounts]
         self._of_all = (f"--timeout={_LIMIT}", *self._volumes)
         scratch.chmod(0o755)  # the user in the images is another one
@@ -210,10 +206,6 @@ def _context(folder: Path) -> Path:
     shutil.copytree(ROOT, folder)
     shutil.copytree(Path(distboot.__file__).parent, folder / "distboot")
     return folder
-
-
-def _site_packages() -> Path:
-    return Path(str(distribution("torch").locate_file("")))
 
 
 def _link_packages(folder: Path, *names: str) -> None:

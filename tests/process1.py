@@ -4,8 +4,6 @@ A mode says what is above the wrapper, and how it was told to run the command. S
 sends them: to process 1, from outside. One mode is without a container, and so needs no namespace.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import select
@@ -29,7 +27,6 @@ NAMESPACE = [
     "--mount", "--pid", "--fork", "--mount-proc", "--kill-child",
 ]  # fmt: skip
 WRAPPER = [sys.executable, "-m", "distboot", "run"]
-FORWARDED = ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "WINCH", "CONT"]
 
 
 @dataclass(frozen=True)
@@ -176,13 +173,3 @@ def wrapped(
 def python(program: str, *arguments: str) -> list[str]:
     """A command for a program in Python that starts quickly."""
     return [sys.executable, "-ISE", "-c", program, *arguments]
-
-
-def until_true(condition: str) -> str:
-    """Lines of a program that wait for a condition in its namespace, bounded in time."""
-    return (
-        f"end = time.monotonic() + {LIMIT}\n"
-        f"while not ({condition}):\n"
-        "    assert time.monotonic() < end, 'it never came true'\n"
-        "    time.sleep(0.01)\n"
-    )

@@ -1,7 +1,5 @@
 """Ranks that are started by hand, each with its own variables, and run one script to its end."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Machines for the doctor's checks: what `tests/machines/*.json` holds, laid out below a folder, and changes to it."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -53,19 +51,12 @@ def machine(
         return found
 
     attributes: dict[str, object] = {
-        "environ": {**told["environ"], **environ},
-        "root": root,
-        "system": "linux",
-        "packages": [PACKAGES],
-        "host": told["host"],
-        "now": INSTALLED + 3600,
-        "since": INSTALLED,
-        "may_open": lambda _: True,
-        "shared_memory": lambda: tuple(told["shared_memory"]),
+        "environ": {**told["environ"], **environ}, "root": root, "system": "linux", "packages": [PACKAGES],
+        "host": told["host"], "now": INSTALLED + 3600, "since": INSTALLED, "may_open": lambda _: True,
+        "shared_memory": lambda: tuple(told["shared_memory"]), "look_up": look_up,
         "addresses": lambda: [(interface, address) for interface, address in told["addresses"]],
-        "look_up": look_up,
         **changes,
-    }
+    }  # fmt: skip
     return Machine(**attributes)  # type: ignore[arg-type]
 
 

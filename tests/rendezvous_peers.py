@@ -1,7 +1,5 @@
 """Both sides of a roll call in threads of this process, over real sockets, and peers that misbehave."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

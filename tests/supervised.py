@@ -1,7 +1,5 @@
 """Jobs of a few ranks on this machine that go on until a test makes one of them fail."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Ranks of TensorFlow started side by side, by hand or with a `TF_CONFIG` each."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ A change of a name shows as a difference to api.txt, to be confirmed, and told. 
 DISTBOOT_WRITE_API=1 make test ARGS=tests/test_api.py; and a line in CHANGELOG.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import inspect
@@ -20,7 +18,7 @@ from unittest.mock import patch
 
 import pytest
 from conftest import PACKAGE
-from launched import needs
+from launched import all_with
 
 import distboot
 from distboot import Context, DistbootError, Placement, detect, init
@@ -198,10 +196,8 @@ distboot.start()  # attr-defined
 """
 
 
-@pytest.fixture(scope="module")
-def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, list[str]]]:
+def _checked(folder: Path) -> dict[str, dict[int, list[str]]]:
     """For each of the programs, by line: what mypy reveals, and the codes of its errors."""
-    folder = tmp_path_factory.mktemp("programs")
     (folder / "right.py").write_text(RIGHT)
     (folder / "wrong.py").write_text(WRONG)
     mypy = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--cache-dir", str(folder / "cache")]
@@ -223,16 +219,11 @@ def _expected(program: str) -> dict[int, list[str]]:
     return {number: [text] for number, text in enumerate(comments, 1) if text}
 
 
-@pytest.mark.all
-@needs("mypy")
-def test_right_uses_have_the_right_types(checked: dict[str, dict[int, list[str]]]) -> None:
+@all_with("mypy")
+def test_right_uses_have_the_right_types_and_wrong_ones_are_errors(tmp_path: Path) -> None:
+    found = _checked(tmp_path)
     # A named tuple's fields are spelled out.
     spelled = re.compile(r"\b(?:builtins|typing)\.|tuple\[.*, fallback=(.*)\]")
-    plain = {line: [spelled.sub(r"\1", text) for text in texts] for line, texts in checked["right.py"].items()}
+    plain = {line: [spelled.sub(r"\1", text) for text in texts] for line, texts in found["right.py"].items()}
     assert plain == _expected(RIGHT)
-
-
-@pytest.mark.all
-@needs("mypy")
-def test_wrong_uses_are_errors(checked: dict[str, dict[int, list[str]]]) -> None:
-    assert checked["wrong.py"] == _expected(WRONG)
+    assert found["wrong.py"] == _expected(WRONG)

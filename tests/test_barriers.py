@@ -1,7 +1,5 @@
 """Barriers and `main_first` without any framework: ranks that wait for each other, and what fails among them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -15,7 +13,10 @@ from supervised import until
 import distboot
 from distboot.agent.exit_status import ExitStatus
 
-_ORDER = """
+
+@pytest.mark.parametrize("before", [(), ("-m", "distboot")], ids=["init", "wrapper"])
+def test_ranks_wait_for_each_other(ranks: Ranks, before: tuple[str, ...]) -> None:
+    script = """
 with distboot.init("none", join_timeout=60, timeout=30) as ctx:
     others = [rank for rank in range(3) if rank != ctx.rank]
     for slow in range(3):  # all wait for whoever comes last
@@ -40,11 +41,7 @@ again = distboot.init("none", join_timeout=60)
 again.barrier()
 assert again is not ctx
 """
-
-
-@pytest.mark.parametrize("before", [(), ("-m", "distboot")], ids=["init", "wrapper"])
-def test_ranks_wait_for_each_other(ranks: Ranks, before: tuple[str, ...]) -> None:
-    assert ranks(_ORDER, 3, *before) == [("True\n" * 5 + "end\n", 0)] * 3
+    assert ranks(script, 3, *before) == [("True\n" * 5 + "end\n", 0)] * 3
 
 
 def test_strangers_do_not_take_the_place_of_a_rank(ranks: Ranks) -> None:
@@ -91,13 +88,10 @@ def test_without_the_rendezvous_there_is_no_gate(run: Run, port: int) -> None:
     assert (result.stdout, result.stderr) == (said, "")
 
 
-_TEXTS = [
-    "GET / HTTP/1.0",
-    '{"kind":"Ready"}',
-    '{"kind":"Hello","job":"","nonce":"00000000000000000000000000000000","version":2}',
-]
+_READY = '{"kind":"Ready"}'
+_HELLO = '{"kind":"Hello","job":"","nonce":"00000000000000000000000000000000","version":2}'
 _DOOR = (
-    f"TEXTS = {_TEXTS}\n"
+    f"TEXTS = {('GET / HTTP/1.0', _READY, _HELLO)}\n"
     """
 port = int(os.environ["MASTER_PORT"])  # what the script finds there later is another one
 with distboot.init("none", join_timeout=60, timeout=1) as ctx:
@@ -213,12 +207,9 @@ for leaves in (1, 0):
     until(f"tried-{leaves}")
 """
     first, second = ranks(script)
-    assert first[0].startswith(
-        "missing-rank barrier(): rank 1 (node 0) ended, or closed its context, without getting here"
-    )
-    assert second[0].startswith(
-        "missing-rank barrier(): rank 0 (node 0) ended, or closed its context, without getting here"
-    )
+    for rank, (output, _) in zip((1, 0), (first, second), strict=True):
+        said = f"missing-rank barrier(): rank {rank} (node 0) ended, or closed its context, without getting here"
+        assert output.startswith(said)
     # So whoever ended is the one that failed first, also if failure detection hears later of it than of these.
     assert all(ExitStatus(words=f"distboot.DistbootError: {output}").is_secondary for output, _ in (first, second))
 
@@ -256,14 +247,6 @@ def test_block_that_takes_too_long_ends_the_job(ranks: Ranks) -> None:
     assert first[1] != 0
 
 
-class _LateError(Exception):
-    pass
-
-
-def _give_up(*_: object) -> None:
-    raise _LateError
-
-
 @pytest.mark.ranks(2)
 def test_wait_that_the_script_interrupts_does_not_spoil_the_next_one(shared_tmp_path: Path) -> None:
     given_up = shared_tmp_path / "given up"
@@ -271,9 +254,9 @@ def test_wait_that_the_script_interrupts_does_not_spoil_the_next_one(shared_tmp_
         if ctx.is_main:
             until(given_up.exists)
         else:
-            signal.signal(signal.SIGALRM, _give_up)
+            signal.signal(signal.SIGALRM, signal.default_int_handler)
             signal.setitimer(signal.ITIMER_REAL, 0.2)
-            with pytest.raises(_LateError), ctx.main_first():
+            with pytest.raises(KeyboardInterrupt), ctx.main_first():
                 pass
             given_up.touch()
         for _ in range(2 if ctx.is_main else 1):

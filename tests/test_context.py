@@ -1,11 +1,8 @@
 """What a script holds after `init`, with two real ranks started by hand: order, failures, and who may be a rank."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys
-from pathlib import Path
 
 import pytest
 from conftest import Run
@@ -88,19 +85,17 @@ for _ in range(10):
         assert ranks(script) == [("", 0), ("", 0)]
 
 
-_JOIN_AGAIN = """
+def test_process_started_by_a_rank_may_take_its_place_once_that_has_closed_its_context(ranks: Ranks) -> None:
+    join_again = """
 try:
     distboot.init("none", join_timeout=60)
     print("joined")
 except distboot.DistbootError as error:
     print(error.code, flush=True)
 """
-
-
-def test_process_started_by_a_rank_may_take_its_place_once_that_has_closed_its_context(ranks: Ranks) -> None:
     script = f"""
 ctx = distboot.init("none", join_timeout=60)
-again = {_JOIN_AGAIN!r}
+again = {join_again!r}
 def start():
     done = subprocess.run([sys.executable, "-c", "import distboot" + again], capture_output=True, text=True)
     print(done.stdout, end="", flush=True)
@@ -211,12 +206,10 @@ _STARTS = [(), ("-m", "distboot")]
     ("method", "before"),
     [("fork", _STARTS[0]), ("forkserver", _STARTS[0]), *(("spawn", start) for start in _STARTS), ("torch", _STARTS[0])],
 )
-def test_process_of_multiprocessing_is_no_world_of_its_own(
-    run: Run, tmp_path: Path, port: int, method: str, before: tuple[str, ...]
-) -> None:
+def test_spawned_process_is_no_world(run: Run, port: int, method: str, before: tuple[str, ...]) -> None:
     def printed(first: str = "pass", **env: str) -> list[str]:
-        (tmp_path / "train.py").write_text(_SPAWNING.format(first=first))
-        result = run(sys.executable, *before, "train.py", method, env={"PORT": str(port), **env})
+        script = _SPAWNING.format(first=first)
+        result = run(sys.executable, *before, "train.py", method, train=script, env={"PORT": str(port), **env})
         assert result.returncode == 0, result.stderr
         return sorted(result.stdout.splitlines())
 
@@ -225,9 +218,7 @@ def test_process_of_multiprocessing_is_no_world_of_its_own(
     assert printed(DISTBOOT_LAUNCHER="none") == ["0 1"] * 2
 
 
-@pytest.mark.parametrize(
-    ("launcher", "env"), [("'none'", {}), ("None", {"RANK": "0", "WORLD_SIZE": "1"})], ids=["script", "environment"]
-)
+@pytest.mark.parametrize(("launcher", "env"), [("'none'", {}), ("None", {"RANK": "0", "WORLD_SIZE": "1"})])
 def test_process_of_multiprocessing_is_alone_if_something_says_so(run: Run, launcher: str, env: dict[str, str]) -> None:
     script = f"""
 import multiprocessing, distboot

@@ -1,7 +1,5 @@
 """The time limit for C code that holds Python's lock: the process that watches is not a second copy of the script."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

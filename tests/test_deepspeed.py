@@ -1,7 +1,5 @@
 """DeepSpeed, the real one: what it finds, and that its own discovery is never reached. It trains in test_matrix.py."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -26,17 +24,14 @@ def env(tmp_path: Path) -> Iterator[dict[str, str]]:
     (traps / "hostname").chmod(0o755)
     touch = f"open({str(tmp_path / 'mpi4py-was-imported')!r}, 'w')"
     (traps / "mpi4py/__init__.py").write_text(f"{touch}\nraise ImportError('a trap')\n")
-    yield {
-        **MPI_ENV,
-        "DS_ACCELERATOR": "cpu",
-        "PYTHONPATH": f"{traps}:{ROOT}",
-        "PATH": f"{traps}:{BIN}:{os.environ['PATH']}",
-        "PYTHONWARNINGS": "ignore",
-    }
+    paths = {"PYTHONPATH": f"{traps}:{ROOT}", "PATH": f"{traps}:{BIN}:{os.environ['PATH']}"}
+    yield {**MPI_ENV, **paths, "DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore"}
     assert not list(tmp_path.glob("*-was-*")), "DeepSpeed has looked for its place by itself"
 
 
-_USE = """
+@needs_mpirun
+def test_initialize_uses_what_is_there(run: Run, env: dict[str, str], tmp_path: Path) -> None:
+    script = """
 import argparse, json, os, subprocess, sys
 import distboot
 ctx = distboot.init("deepspeed", join_timeout=60, pass_local_rank=True)
@@ -85,11 +80,7 @@ line = {"rank": ctx.rank, "launcher": ctx.launcher, "args": args.local_rank, "lo
         "nested": json.loads(nested.stdout)["launcher"], "device": str(ctx.device)}
 sys.stdout.write(json.dumps(line) + "\\n")
 """
-
-
-@needs_mpirun
-def test_initialize_uses_what_is_there(run: Run, env: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "use.py").write_text(_USE)
+    (tmp_path / "use.py").write_text(script)
     lines = json_lines(run(*TWO_OF_MPIRUN, sys.executable, "use.py", env=env, timeout=LIMIT))
     assert lines == [
         {"rank": rank, "launcher": "openmpi", "args": rank, "local_ranks": [rank] * 3, "same": True, "nodes": [1, 0],
@@ -98,7 +89,9 @@ def test_initialize_uses_what_is_there(run: Run, env: dict[str, str], tmp_path: 
     ]  # fmt: skip
 
 
-_PLAIN = """
+@needs_mpirun
+def test_unmodified_script_through_the_wrapper(run: Run, env: dict[str, str], tmp_path: Path) -> None:
+    script = """
 import json, os, sys
 import deepspeed
 deepspeed.init_distributed(verbose=False)
@@ -107,11 +100,7 @@ names = ("RANK", "LOCAL_RANK", "CROSS_RANK", "CROSS_SIZE")
 sys.stdout.write(json.dumps({name: int(os.environ[name]) for name in names}) + "\\n")
 deepspeed.comm.destroy_process_group()
 """
-
-
-@needs_mpirun
-def test_unmodified_script_through_the_wrapper(run: Run, env: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "plain.py").write_text(_PLAIN)
+    (tmp_path / "plain.py").write_text(script)
     wrapped = [sys.executable, "-m", "distboot", "run", "--framework", "deepspeed", "plain.py"]
     lines = json_lines(run(*TWO_OF_MPIRUN, *wrapped, env=env, timeout=LIMIT))
     assert lines == [{"RANK": rank, "LOCAL_RANK": rank, "CROSS_RANK": 0, "CROSS_SIZE": 1} for rank in range(2)]

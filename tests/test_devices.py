@@ -1,8 +1,7 @@
 """Which device and backend a rank gets, and what oneCCL is told; a stand-in for torch says what is visible."""
 
-from __future__ import annotations
-
 import sys
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,28 +17,18 @@ from distboot.rendezvous.job_info import alone
 _ISOLATED = {"CUDA_VISIBLE_DEVICES": "3"}
 
 
-class _Accelerator:
+def _accelerator(count: int) -> Any:
     """`torch.cuda` or `torch.xpu` of a machine with so many devices."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.chosen: int | None = None
-
-    def is_available(self) -> bool:
-        return self.count > 0
-
-    def device_count(self) -> int:
-        return self.count
-
-    def set_device(self, index: int) -> None:
-        self.chosen = index
+    one = SimpleNamespace(chosen=None, is_available=lambda: count > 0, device_count=lambda: count)
+    one.set_device = partial(setattr, one, "chosen")
+    return one
 
 
 def _torch(backends: str = "gloo nccl", **accelerators: int) -> Any:
     return SimpleNamespace(
         distributed=SimpleNamespace(is_backend_available=lambda name: name in backends.split()),
         device=lambda kind, index=None: (kind, index),
-        **{name: _Accelerator(count) for name, count in accelerators.items()},
+        **{name: _accelerator(count) for name, count in accelerators.items()},
     )
 
 
@@ -139,6 +128,5 @@ with distboot.init(join_timeout=60) as ctx:
     sys.stdout.write(json.dumps({"rank": ctx.rank, "device": str(ctx.device), **found}) + "\\n")
 """
     result = run(*TWO_OF_MPIRUN, sys.executable, "-c", script, env=MPI_ENV)
-    assert json_lines(result) == [
-        {"rank": rank, "device": f"xpu:{rank}", **_CCL, "CCL_LOCAL_RANK": str(rank)} for rank in range(2)
-    ]
+    expected = [{"rank": n, "device": f"xpu:{n}", **_CCL, "CCL_LOCAL_RANK": str(n)} for n in range(2)]
+    assert json_lines(result) == expected

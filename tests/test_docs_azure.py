@@ -4,8 +4,6 @@ who it is. There is no Azure here.
 The package is asked in a process of its own, once for all jobs: importing it takes seconds, and warns.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -6,8 +6,6 @@ printed. `…` stands for anything, and so do numbers that change from run to ru
 the host on which it is run.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

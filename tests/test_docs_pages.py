@@ -4,12 +4,9 @@ Which blocks are run, and how, is in test_docs_console.py, test_docs_python.py a
 pages are checked by `make docs`, which makes every warning of MkDocs an error.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -22,21 +19,17 @@ from distboot.errors import CODES
 # Console, Python and most YAML are run, or fed to what reads it; of a text the lines are looked for in the code, here.
 KINDS = {"console", "python", "yaml", "json", "bash", "dockerfile", "text"}
 # Texts that are not distboot's own lines, by page and first line.
+HOSTS = "        rank 0's host                           another host"
+LATE = (
+    "distboot: rank 0 on node-0: waiting for rank 3 (node-1) for 60 s: it is in load_batch (data.py:41); "
+    "ranks 0-2 wait in all_reduce (train.py:84), collective operation 1,968, rank 3 has begun 1,967"
+)
 DEMO = "     launcher                           ranks     loss  accuracy  seconds"
 OTHER_TEXTS = {
     ("README.md", DEMO): "what the demonstration ends with: below",
     ("docs/how-to/infiniband.md", "NCCL_IB_PCI_RELAXED_ORDERING=1"): "NCCL's own file, from Azure/azhpc-images",
-    (
-        "docs/how-to/late-ranks.md",
-        (
-            "distboot: rank 0 on node-0: waiting for rank 3 (node-1) for 60 s: it is in load_batch (data.py:41); "
-            "ranks 0-2 wait in all_reduce (train.py:84), collective operation 1,968, rank 3 has begun 1,967"
-        ),
-    ): "values for the most part: test_late.py has all of its words",
-    (
-        "docs/explanation/failure-detection.md",
-        "        rank 0's host                           another host",
-    ): "a drawing",
+    ("docs/how-to/late-ranks.md", LATE): "values for the most part: test_late.py has all of its words",
+    ("docs/explanation/failure-detection.md", HOSTS): "a drawing",
 }
 # Pages whose texts test_reference.py compares with the code, word for word.
 IN_FULL = ("docs/reference/cli.md", "docs/reference/errors.md")
@@ -67,14 +60,10 @@ def test_every_block_is_of_a_known_kind() -> None:
 @cache
 def _pieces() -> tuple[str, ...]:
     """All strings in the code, cut where a value stands, the longest first; short ones say nothing."""
-    found = {piece for path in PACKAGE.rglob("*.py") for piece in _strings(ast.parse(path.read_text()))}
+    nodes = [node for path in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    found = {piece for text in texts for piece in text.splitlines()}
     return tuple(sorted((piece for piece in found if len(piece) > 3), key=len, reverse=True))
-
-
-def _strings(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield from node.value.splitlines()
 
 
 def _said_by_the_code(line: str) -> float:

@@ -1,8 +1,6 @@
 """Every piece of Python that a page shows is run, as a job of one process. One with a title is a file of its page's
 sessions, and is run with them (test_docs_console.py)."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import importlib.util
@@ -61,11 +59,8 @@ def _modules(block: Block) -> set[str]:
     tree = ast.parse(_code(block))
     found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     found |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    return {name.partition(".")[0] for name in found} | {NEEDS.get(block.page, "distboot"), *_asked_for(block)}
-
-
-def _asked_for(block: Block) -> set[str]:
-    return {"horovod"} if "horovod" in block.text else {"deepspeed"} if '"deepspeed"' in block.text else set()
+    found |= {"horovod"} if "horovod" in block.text else {"deepspeed"} if '"deepspeed"' in block.text else set()
+    return {name.partition(".")[0] for name in found} | {NEEDS.get(block.page, "distboot")}
 
 
 def _param(block: Block) -> object:

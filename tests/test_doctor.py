@@ -1,7 +1,5 @@
 """`doctor` on recorded and documented machines, whatever else may come, the command, and the ranks of a job."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -43,9 +41,7 @@ def test_machines(name: str, get: Get) -> None:
         ({}, {}, "mount -o remount,size=8g /dev/shm"),
     ],
 )
-def test_remedy_fits_what_runs_the_container(
-    get: Get, environ: Mapping[str, str], files: Mapping[str, str], how: str
-) -> None:
+def test_remedy_fits_the_container(get: Get, environ: Mapping[str, str], files: Mapping[str, str], how: str) -> None:
     found = one_of(get(environ=environ, files=files, shared_memory=lambda: (64 << 20, 64 << 20)), "shared-memory")
     assert (found.status, how in found.remedy) == ("problem", True), found
 
@@ -187,16 +183,12 @@ def test_findings_of_a_peer_are_printable() -> None:
     assert (seen, remedy.strip(), more.strip()) == ("problem  cpus\\r: a\\x1b[31m\\nb", "remedy: c", "d\\r")
 
 
+_FINE = {"name": "a", "status": "ok", "seen": "b", "remedy": "c"}
+
+
 @pytest.mark.parametrize(
     "findings",
-    [
-        "x",
-        [1],
-        [{}],
-        [{"name": "a", "status": "fine", "seen": "b", "remedy": "c"}],
-        [{"name": "a", "status": "ok"}],
-        [{"name": "a", "status": "ok", "seen": "b", "remedy": "c" * 2001}],
-    ],
+    ["x", [1], [{}], [{**_FINE, "status": "fine"}], [{"name": "a", "status": "ok"}], [{**_FINE, "remedy": "c" * 2001}]],
 )
 def test_what_is_no_finding_is_one(findings: object) -> None:
     (found,) = _sent(altered(Findings(), findings=findings))

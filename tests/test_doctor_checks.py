@@ -1,9 +1,8 @@
 """The checks of `doctor`, one by one: memory, CPUs and accelerators, RDMA, NCCL, names, proxies and ports."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from recorded import PACKAGES, READY, Get, bad, lay_out, one_of
@@ -70,12 +69,8 @@ def _proxy(name: str, **others: str) -> dict[str, str]:
     return {**SEVERAL_NODES, name: "http://user:secret@proxy:3128", **others}
 
 
-LISTENING = {
-    "proc/net/tcp": (
-        "sl local_address rem_address st\n0: 0100007F:848F 00000000:0000 0A 0\n1: 0100007F:7234 00000000:0 01 0\n"
-    )
-}
-
+_TCP = "sl local_address rem_address st\n0: 0100007F:848F 00000000:0000 0A 0\n1: 0100007F:7234 00000000:0 01 0\n"
+LISTENING = {"proc/net/tcp": _TCP}
 _IN_AZURE_ML = 'in the job\'s YAML: resources: {docker_args: "--ulimit memlock=-1 --cap-add=IPC_LOCK"}'
 
 # Name of the check, machine, variables, files, status, and what is seen, or to be done.
@@ -180,12 +175,9 @@ def test_check(
     ],
 )
 def test_shared_memory(get: Get, size: int | None, free: int, status: str, seen: str) -> None:
-    def shared_memory() -> tuple[int, int]:
-        if size is None:
-            raise FileNotFoundError(2, "No such file or directory")
-        return size << 20, free << 20
-
-    found = one_of(get(shared_memory=shared_memory), "shared-memory")
+    absent = Mock(side_effect=FileNotFoundError(2, "No such file or directory"))
+    there = absent if size is None else lambda: (size << 20, free << 20)
+    found = one_of(get(shared_memory=there), "shared-memory")
     assert (found.status, seen in found.seen) == (status, True), found
 
 
@@ -302,10 +294,5 @@ UNKNOWN, SLOW = OSError(-2, "Name or service not known"), TimeoutError("no name 
     ],
 )
 def test_own_name(get: Get, environ: Mapping[str, str], found: list[str] | OSError, status: str, seen: str) -> None:
-    def look_up(_: str) -> list[str]:
-        if isinstance(found, OSError):
-            raise found
-        return found
-
-    said = one_of(get(environ=environ, look_up=look_up), "host-name")
+    said = one_of(get(environ=environ, look_up=Mock(side_effect=[found] * 9)), "host-name")
     assert (said.status, seen in said.seen) == (status, True), said

@@ -1,7 +1,5 @@
 """Launchers that cannot be started here: environments as their documentation gives them (documented.py)."""
 
-from __future__ import annotations
-
 import pytest
 from captured import one, refused
 from documented import AWSBATCH, FLUX, JSRUN, LIGHTNING, PALS, PYTORCHJOB, SAGEMAKER, TRAINJOB, VOLCANO
@@ -35,7 +33,7 @@ def test_rank_and_size_are_enough(launcher: str) -> None:
         ({**LIGHTNING, "MASTER_ADDR": "10.0.0.4", "WORLD_SIZE": "4"}, "lightning", None, (1, 4, 1, None, 0, None)),
     ],
 )
-def test_documented_launcher_is_read(
+def test_launcher_is_read(
     environ: dict[str, str], launcher: str, platform: str | None, numbers: tuple[int | None, ...]
 ) -> None:
     placement = detect(environ)
@@ -125,6 +123,9 @@ def test_contradictory_variables_are_named(environ: dict[str, str], problem: str
     assert (refusal.code, problem in refusal.message) == ("broken-environment", True), refusal
 
 
+_POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
+
+
 @pytest.mark.parametrize(
     ("environ", "note", "platform"),
     [
@@ -132,11 +133,7 @@ def test_contradictory_variables_are_named(environ: dict[str, str], problem: str
         ({"FLUX_URI": "local:///run/flux/local-0"}, "start the script with flux run", "flux"),
         ({"PBS_JOBID": "4242.pbs-01", "PBS_TASKNUM": "1"}, "PBS_* ignored", "pbs"),
         ({"LSB_JOBID": "1234", "LSB_HOSTS": "batch h1 h1"}, "LSB_* ignored", "lsf"),
-        (
-            {"JOB_COMPLETION_INDEX": "2", "KUBERNETES_SERVICE_HOST": "10.96.0.1"},
-            "JOB_COMPLETION_INDEX ignored",
-            "kubernetes",
-        ),
+        ({**_POD, "JOB_COMPLETION_INDEX": "2"}, "JOB_COMPLETION_INDEX ignored", "kubernetes"),
     ],
 )
 def test_job_script_is_one_process_and_says_so(environ: dict[str, str], note: str, platform: str) -> None:

@@ -4,8 +4,6 @@ After a change that is meant, write them again and read the difference aloud:
     DISTBOOT_WRITE_ERROR_TEXTS=1 make test ARGS=tests/test_error_texts.py
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One exit code for the job: which, and that every process ends with it that is not done or ended by a signal."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -4,8 +4,6 @@
 writes docs/faults.md; with ARGS="-k …" only the cells that were run.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re
@@ -28,9 +26,7 @@ from page_of_cells import Tables
 _SAID = re.compile(r"distboot: rank (\d) on \w+: (.*)")
 _FIRST = re.compile(r"ranks? \S+ (failed|became unreachable) first|stopped by an external \w+: ")
 _SLACK = 10  # seconds, for a machine that is busy with other things
-_SIDECAR = (
-    10.0  # seconds for the sidecar of `init`, which ends after its script, to write the report, or why it did not
-)
+_SIDECAR = 10.0  # seconds for the sidecar of `init`, which ends after its script, to write the report, or why not
 # What torch 2.13 does now and then when Python ends while one of Gloo's threads is running.
 _IS_TORCHS = "terminate called without an active exception"
 _LAUNCHER = 8  # seconds for a launcher to end after the ranks
@@ -39,23 +35,14 @@ _WELL = 20  # seconds for a job to end well
 
 @dataclass
 class Outcome:
-    """What became of a job.
+    """What became of a job."""
 
-    Attributes:
-        lines: all that distboot said: the rank, and the text.
-        seconds: from the fault to the end of the last script that is left; None: not all of them ended.
-        report: what DISTBOOT_REPORT holds; None for no report.
-        ended: the exit codes of what the launcher started, by rank; None for one that is not known.
-        exits: of what was started by hand, 128 + n for signal n; None for what did not end.
-        output: all that was printed.
-    """
-
-    lines: list[tuple[int, str]] = field(default_factory=list)
-    seconds: float | None = None
-    report: dict[str, Any] | None = None
-    ended: list[int | None] = field(default_factory=list)
-    exits: list[int | None] = field(default_factory=list)
-    output: str = ""
+    lines: list[tuple[int, str]] = field(default_factory=list)  # all that distboot said: the rank, and the text
+    seconds: float | None = None  # from the fault to the end of the last script that is left; None: not all ended
+    report: dict[str, Any] | None = None  # what DISTBOOT_REPORT holds; None for no report
+    ended: list[int | None] = field(default_factory=list)  # codes of what the launcher started; None: not known
+    exits: list[int | None] = field(default_factory=list)  # of what was started by hand; None for what did not end
+    output: str = ""  # all that was printed
 
     @property
     def first(self) -> dict[int, list[str]]:

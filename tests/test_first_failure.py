@@ -3,8 +3,6 @@
 A rank is process 1 of a container here, whose kubelet is a file that is mounted: with it, all of its processes end.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
@@ -54,15 +52,12 @@ def logs(tmp_path: Path) -> list[Path]:
 
 @needs_namespace
 @in_both_ways
-def test_every_container_has_the_first_failure_where_the_platform_looks(
-    start: Start, logs: list[Path], init: bool
-) -> None:
+def test_every_container_has_the_first_failure(start: Start, logs: list[Path], init: bool) -> None:
     own = "if rank == 2:\n    Path('/dev/termination-log').write_text('mine')\n"
     (logs[2].parent / "output-of-2" / "failure").write_text("mine")
     platform = {"TRAINING_JOB_NAME": "train"} if init else {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
-    running = start(
-        own + FAILING % _BOOM, init=init, before=_CONTAINER, CULPRIT="1", DISTBOOT_SECRET=_SECRET, **platform
-    )
+    env = {"CULPRIT": "1", "DISTBOOT_SECRET": _SECRET, **platform}
+    running = start(own + FAILING % _BOOM, init=init, before=_CONTAINER, **env)
     assert running.fail()[1] == 1
     for rank, log in enumerate(logs[:2]):
         text = log.read_text()

@@ -1,7 +1,5 @@
 """`make gpu`, with GPUs that are not there (`gpu_stand_in`): its checks run, and fail when something is wrong."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable
@@ -9,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, Run
-from launched import needs_torch
+from launched import all_with, needs_torch
 from recorded import lay_out
 
 sys.path.append(str(ROOT / "bench"))
@@ -45,12 +43,9 @@ def script(run: Run, tmp_path: Path) -> Gpu:
         lay_out(files, root)
         (root / "bin/nvidia-smi").chmod(0o755)
         page.write_text(_PAGE)
-        environ = {
-            "PATH": f"{root / 'bin'}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": f"{ROOT / 'tests/gpu_stand_in'}{os.pathsep}{ROOT}",
-            "STAND_IN_ROOT": str(root),
-            "STAND_IN_FAULT": fault,
-        }
+        environ = {"STAND_IN_ROOT": str(root), "STAND_IN_FAULT": fault}
+        environ["PATH"] = f"{root / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        environ["PYTHONPATH"] = f"{ROOT / 'tests/gpu_stand_in'}{os.pathsep}{ROOT}"
         command = [sys.executable, str(ROOT / "bench/gpu.py"), "--rounds", "1", "--page", str(page), *arguments]
         done = run(*command, env=environ, timeout=360)
         return done.returncode, done.stdout + done.stderr, page.read_text()
@@ -62,8 +57,7 @@ def rows(text: str) -> list[list[str]]:
     return [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][2:]
 
 
-@pytest.mark.all
-@needs_torch
+@all_with("torch")
 def test_every_check_is_made_and_is_a_row_of_the_page(script: Gpu) -> None:
     code, said, page = script(count=2)
     assert code == 0, said
@@ -73,8 +67,7 @@ def test_every_check_is_made_and_is_a_row_of_the_page(script: Gpu) -> None:
     assert page.startswith(_PAGE), "the rest of the page stays"
 
 
-@pytest.mark.all
-@needs_torch
+@all_with("torch")
 def test_a_check_that_fails_or_cannot_be_made_is_a_row_that_says_so(script: Gpu) -> None:
     code, said, page = script("--only", "devices", "--only", "visible", count=1, fault="named")
     assert code == 1

@@ -4,8 +4,6 @@
 docs/hangs.md; with ARGS="-k …" only the cells that were run.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -1,17 +1,14 @@
 """A rank of each example that loads its data slowly is named by rank 0, with where it is, until it goes on."""
 
-from __future__ import annotations
-
 import re
 import shutil
-import subprocess
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
 from launched import MPI_ENV, TWO_OF_MPIRUN, needs_mpirun, needs_torch
+from supervised import Started, until
 from test_matrix import ROWS, Row
 
 pytestmark = [pytest.mark.all, needs_torch, needs_mpirun]
@@ -33,9 +30,7 @@ def load():
 FRAMEWORKS = [row for row in ROWS if row.ranks == 2 and row.name not in ("torch", "torch, through the wrapper")]
 NAMED = r"waiting for rank 1 \(\S+\) for \d+ s(, to judge by the stacks)?: it is in load \(digits.py:8\); rank 0 wait"
 # Python calls what JAX has compiled without a frame of JAX.
-ALL = (
-    r"no rank has moved for \d+ s, to judge by the stacks: rank 0 is in \S+ \(\S+\), rank 1 is in load \(digits.py:8\)"
-)
+ALL = r"no rank has moved for \d+ s, to judge by the stacks: rank 0 is in \S+ \(\S+\), rank 1 is in load \(digits."
 
 
 @pytest.mark.parametrize("row", FRAMEWORKS, ids=[row.name for row in FRAMEWORKS])
@@ -52,23 +47,11 @@ def test_rank_that_loads_slowly_is_named(tmp_path: Path, clean_env: Mapping[str,
         "CUDA_VISIBLE_DEVICES": "",
         "DS_ACCELERATOR": "cpu",
     }
-    output = tmp_path / "output"
-    with output.open("wb") as file:
-        job = subprocess.Popen([*TWO_OF_MPIRUN, *command], env=env, stdout=file, stderr=subprocess.STDOUT)
+    job = Started(tmp_path, [*TWO_OF_MPIRUN, *command], [env])
     try:
-        end = time.monotonic() + LIMIT
-        while not re.search(ALL if row.name == "JAX" else NAMED, said(output)):
-            assert time.monotonic() < end, said(output)
-            assert job.poll() is None, said(output)
-            time.sleep(0.1)
+        until(lambda: re.search(ALL if row.name == "JAX" else NAMED, job.output(0)), LIMIT)
         (tmp_path / "end").touch()
-        assert job.wait(LIMIT) == 0, said(output)
+        assert job.codes(LIMIT) == [0], job.output(0)
     finally:
-        if job.poll() is None:
-            job.terminate()
-            job.wait(LIMIT)
-    assert re.search(r": ranks? (0-)?1 continues?$", said(output), re.MULTILINE)
-
-
-def said(output: Path) -> str:
-    return output.read_text(errors="replace")
+        job.end()
+    assert re.search(r": ranks? (0-)?1 continues?$", job.output(0), re.MULTILINE)

@@ -1,7 +1,5 @@
 """What is decided before Horovod starts (MPI or Gloo, device, where rank 0 serves), and the numbers of horovodrun."""
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from contextlib import ExitStack

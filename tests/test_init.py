@@ -1,13 +1,10 @@
 """`init("torch")` in real processes: what it gives, and that after a failure everything is as it was."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +13,7 @@ from captured import one
 from conftest import ROOT, Run
 from launched import needs_torch
 from ranks import HIDE, RunRanks
+from supervised import Start, until
 
 from distboot import DistbootError, detect
 from distboot.frameworks import Options, preload
@@ -48,7 +46,8 @@ def _failed(run: Run, arguments: str = "", env: dict[str, str] | None = None) ->
     return code, text
 
 
-_ALONE = """
+def test_alone(run: Run) -> None:
+    script = """
 import json, os
 import distboot
 with distboot.init() as ctx:
@@ -66,10 +65,7 @@ ctx.close()
 with distboot.init() as again:
     assert again is not ctx
 """
-
-
-def test_alone(run: Run) -> None:
-    result = run(sys.executable, "-c", _ALONE)
+    result = run(sys.executable, "-c", script)
     assert result.stderr == ""
     launcher, is_main, is_local_main, device, group, hosts, environ, port = json.loads(result.stdout)
     assert (launcher, is_main, is_local_main, device) == ("single", True, True, "cpu")
@@ -156,7 +152,6 @@ _HERE = f"rank 1 on {os.uname().nodename}: rank 0 did not answer at 127.0.0.1:"
 @pytest.mark.parametrize(
     ("env", "code", "said"),
     [
-        ({"RANK": "2", "MASTER_PORT": "abc"}, "broken-environment", "RANK='2' is not below WORLD_SIZE='2'"),
         ({"MASTER_PORT": "abc"}, "broken-environment", "MASTER_PORT='abc'"),
         ({"MASTER_PORT": None}, "no-master-port", "MASTER_PORT=29500"),
         ({}, "missing-rank", _HERE),
@@ -176,35 +171,23 @@ def test_job_that_cannot_start(run: Run, port: int, env: dict[str, str | None], 
 
 
 _WRONG = {
-    "'pytroch'": "unknown-framework",
-    "backend='nccl'": "backend-not-available",
-    "backend='bogus'": "backend-not-available",
-    "join_timeout=0": "usage",
-    "timeout=-1": "usage",
-    "launcher='mpirun'": "unknown-launcher",
-    "launcher='openmpi'": "launcher-mismatch",
-    "None": "usage",
-    "3": "usage",
-    "['torch']": "usage",
-    "backend=1": "usage",
-    "backend=''": "usage",
-    "backend=b'gloo'": "usage",
-    "timeout=True": "usage",
-    "timeout=10**400": "usage",
-    "ps=None": "usage",
-    "evaluator='yes'": "usage",
-    "pass_local_rank='no'": "usage",
-    "'mpi', timeout=5": "usage",
-    "'mpi', backend='gloo'": "usage",
-    "'none', backend='gloo'": "usage",
-    "'torch', ps=1": "usage",
+    "unknown-framework": ["'pytroch'"],
+    "backend-not-available": ["backend='nccl'", "backend='bogus'"],
+    "unknown-launcher": ["launcher='mpirun'"],
+    "launcher-mismatch": ["launcher='openmpi'"],
+    "usage": [
+        *("None", "3", "['torch']", "join_timeout=0", "timeout=-1", "timeout=True", "timeout=10**400", "ps=None"),
+        *("backend=1", "backend=''", "backend=b'gloo'", "evaluator='yes'", "pass_local_rank='no'", "'torch', ps=1"),
+        *("'mpi', timeout=5", "'mpi', backend='gloo'", "'none', backend='gloo'"),
+    ],
 }
 
 
 def test_wrong_arguments(run: Run) -> None:
-    result = run(sys.executable, "-c", "".join(_FAILING.format(arguments=arguments) for arguments in _WRONG))
+    calls = [(code, arguments) for code, each in _WRONG.items() for arguments in each]
+    result = run(sys.executable, "-c", "".join(_FAILING.format(arguments=arguments) for _, arguments in calls))
     found = [line.split("|")[:2] for line in result.stdout.splitlines() if line.count("|") >= 2]
-    assert found == [[code, "True"] for code in _WRONG.values()], result.stdout + result.stderr
+    assert found == [[code, "True"] for code, _ in calls], result.stdout + result.stderr
     assert "did you mean 'openmpi'?" in result.stdout
 
 
@@ -224,31 +207,18 @@ def test_torch_that_cannot_be_used(run: Run) -> None:
     assert there.startswith("already-initialized|True|")
 
 
-_MEMBERSHIP = """
-import json, os, sys
+_CODE = """
 import distboot
 try:
-    with distboot.init({framework!r}, join_timeout=60) as ctx:
-        print(json.dumps([ctx.rank, ctx.local_rank, ctx.local_world_size, ctx.node_rank, ctx.num_nodes,
-                          os.environ["LOCAL_RANK"], os.environ["NODE_RANK"], os.environ["LOCAL_WORLD_SIZE"]]))
+    distboot.init("torch", join_timeout=60)
 except distboot.DistbootError as error:
-    print(json.dumps(error.code))
+    print(error.code)
 """
 
 
-def _plain_job(run_ranks: RunRanks, framework: str, *places: dict[str, str]) -> list[object]:
-    """What each rank prints of a job with nothing but RANK, WORLD_SIZE and the address, and what some have besides."""
-    return [json.loads(rank.out) for rank in run_ranks(_MEMBERSHIP.format(framework=framework), places=places)]
-
-
-def test_what_the_environment_leaves_open_is_completed(run_ranks: RunRanks) -> None:
-    expected = [[rank, rank, 3, 0, 1, str(rank), "0", "3"] for rank in range(3)]
-    assert _plain_job(run_ranks, "none", {}, {}, {}) == expected
-
-
 def test_ranks_that_contradict_each_other_all_say_so(run_ranks: RunRanks) -> None:
-    twice = {"LOCAL_RANK": "0"}
-    assert _plain_job(run_ranks, "torch", twice, twice) == ["membership-mismatch"] * 2
+    ended = run_ranks(_CODE, places=[{"LOCAL_RANK": "0"}] * 2)
+    assert [rank.out for rank in ended] == ["membership-mismatch\n"] * 2
 
 
 def _broken_torch(folder: Path, fails: str) -> dict[str, str]:
@@ -257,9 +227,11 @@ def _broken_torch(folder: Path, fails: str) -> dict[str, str]:
     return {"PYTHONPATH": f"{folder / 'broken'}:{ROOT}"}
 
 
-def test_what_one_rank_lacks_is_told_to_all_at_once(run_ranks: RunRanks, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_one_rank_lacks_is_told_to_all_at_once(run_ranks: RunRanks, tmp_path: Path, rank: int) -> None:
     lacking = _broken_torch(tmp_path, "raise ModuleNotFoundError(name='torch')")
-    assert _plain_job(run_ranks, "torch", {}, lacking) == ["framework-not-installed"] * 2
+    ended = run_ranks(_CODE, places=[lacking if each == rank else {} for each in range(2)])
+    assert [rank.out for rank in ended] == ["framework-not-installed\n"] * 2
 
 
 def test_rank_that_dies_before_the_framework_starts_is_named(run_ranks: RunRanks, tmp_path: Path) -> None:
@@ -270,7 +242,7 @@ def test_rank_that_dies_before_the_framework_starts_is_named(run_ranks: RunRanks
     assert f"rank 1 (process {culprit.pid} on '{socket.gethostname()}') joined, and ended before" in survivor.err
 
 
-def test_import_that_fails_while_the_ranks_meet_is_told_as_it_failed_first(
+def test_import_that_fails_meanwhile_is_told_as_it_failed_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
@@ -284,16 +256,12 @@ def test_import_that_fails_while_the_ranks_meet_is_told_as_it_failed_first(
         job.ready(lambda: (imported("torch"), Ready()))
 
 
-def test_ctrl_c_while_the_ranks_meet_is_the_scripts_own_interrupt(clean_env: dict[str, str], port: int) -> None:
-    env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, "-c", "import distboot; distboot.init('none', join_timeout=60)"]
-    with subprocess.Popen(command, env={**clean_env, **env}, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        while "ranks joined, missing" not in (line := process.stderr.readline()):
-            assert line, "it has ended"
-        process.send_signal(signal.SIGINT)
-        output = process.stderr.read()
-    assert (process.returncode, output.count("Traceback")) == (-signal.SIGINT, 1), output
+def test_ctrl_c_while_the_ranks_meet_is_the_scripts_own_interrupt(start_init: Start) -> None:
+    job = start_init("", 1, WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+    until(lambda: "ranks joined, missing" in job.output(0))
+    job.processes[0].send_signal(signal.SIGINT)
+    assert job.codes() == [128 + signal.SIGINT]
+    assert job.output(0).count("Traceback") == 1
 
 
 def test_ctrl_c_ends_a_process_that_is_alone_as_it_does_without_distboot(run: Run) -> None:

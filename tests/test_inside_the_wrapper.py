@@ -1,7 +1,5 @@
 """Launchers started below the wrapper, for real: their ranks have numbers of their own, and N jobs are called that."""
 
-from __future__ import annotations
-
 import json
 import socket
 import sys

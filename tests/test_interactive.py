@@ -1,14 +1,12 @@
 """Interactive sessions as ranks: an exception that one shows is no failure, and its end is that of the rank."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from launched import needs
+from launched import all_with, needs
 
 _OTHER = """
 import distboot
@@ -48,10 +46,7 @@ def other(environ: Mapping[str, str], tmp_path: Path) -> Iterator[subprocess.Pop
 
 @pytest.mark.parametrize(
     "how",
-    [
-        pytest.param(each, marks=[pytest.mark.all, needs("IPython")] if each == "ipython" else [])
-        for each in _INTERACTIVE
-    ],
+    ["python -i", "a script and then a prompt", pytest.param("ipython", marks=[pytest.mark.all, needs("IPython")])],
 )
 def test_exception_at_a_prompt_is_no_failure(
     environ: dict[str, str], other: subprocess.Popen[str], tmp_path: Path, how: str
@@ -72,8 +67,7 @@ def test_exception_at_a_prompt_is_no_failure(
     assert "failed first" not in session.stderr + said
 
 
-@pytest.mark.all
-@needs("ipykernel")
+@all_with("ipykernel")
 def test_kernel_of_a_notebook_is_a_rank(environ: dict[str, str], other: subprocess.Popen[str], tmp_path: Path) -> None:
     from jupyter_client.manager import KernelManager
 

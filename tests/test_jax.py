@@ -1,13 +1,11 @@
 """`init("jax")` and the wrapper for JAX, on real JAX: two ranks on the CPU, their collectives on its Gloo."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
 from captured import one
-from launched import needs
+from launched import all_with
 from ranks import BEGIN, WRAPPER, RunRanks
 
 from distboot import DistbootError, detect, frameworks
@@ -38,8 +36,7 @@ import jax
 """
 
 
-@pytest.mark.all
-@needs("jax")
+@all_with("jax")
 def test_ranks_are_one_job_and_end_when_they_like(run_ranks: RunRanks) -> None:
     script = """
 found = dict(rank=jax.process_index(), size=jax.process_count(), devices=jax.device_count(), total=gathered(ctx.rank))
@@ -66,8 +63,7 @@ else:
     assert lines == [{"rank": 0, **same}, {"rank": 1, **same}]
 
 
-@pytest.mark.all
-@needs("jax")
+@all_with("jax")
 @pytest.mark.parametrize("rendezvous", ["1", "0"])
 def test_address_of_the_only_node_may_be_any_of_its_own(run_ranks: RunRanks, rendezvous: str) -> None:
     here = {"LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.2", "DISTBOOT_RENDEZVOUS": rendezvous}
@@ -91,8 +87,7 @@ _ENDS = {
 }  # fmt: skip
 
 
-@pytest.mark.all
-@needs("jax")
+@all_with("jax")
 @pytest.mark.parametrize("name", _ENDS)
 def test_end_of_a_rank_is_the_end_of_the_other(run_ranks: RunRanks, name: str) -> None:
     culprit, how, code, said, in_collective = _ENDS[name]
@@ -110,8 +105,7 @@ time.sleep(100)
     assert said in ended[0].err
 
 
-@pytest.mark.all
-@needs("jax")
+@all_with("jax")
 def test_script_may_shut_jax_down_itself(run_ranks: RunRanks) -> None:
     script = """
 gathered(ctx.rank)
@@ -127,8 +121,7 @@ say(rank=ctx.rank)
     assert [rank.line()["rank"] for rank in ended] == [0, 1]
 
 
-@pytest.mark.all
-@needs("jax")
+@all_with("jax")
 def test_unmodified_script_under_the_wrapper(run_ranks: RunRanks, port: int) -> None:
     script = """
 import jax

@@ -1,26 +1,21 @@
 """PyTorch Lightning with `DistbootEnvironment`, and without it under the wrapper; and what that exports for it."""
 
-from __future__ import annotations
-
 import json
 import sys
 import types
 from collections.abc import Mapping
 from importlib.metadata import entry_points
-from pathlib import Path
 
 import pytest
 from captured import one
 from conftest import Run
-from launched import MPI_ENV, TWO_OF_MPIRUN, json_lines, needs, needs_mpirun
+from launched import MPI_ENV, TWO_OF_MPIRUN, all_with, json_lines, needs_mpirun
 from ranks import BEGIN, WRAPPER, RunRanks
 
 from distboot import DistbootError, detect, frameworks
 from distboot.detection.export import variables
 from distboot.lightning import callbacks
 from distboot.rendezvous.job_info import alone
-
-needs_lightning = needs("lightning")
 
 # A rank that trains on data of its own must end with the weights of all.
 _BEGIN = (
@@ -56,7 +51,11 @@ def refused(call):
 """
 )
 
-_PLUGIN = """
+
+@all_with("lightning")
+@needs_mpirun
+def test_plugin_under_mpirun(run: Run) -> None:
+    script = """
 from lightning.pytorch import LightningModule, Trainer
 from distboot.lightning import DistbootEnvironment
 environment = DistbootEnvironment()
@@ -68,13 +67,7 @@ say(
     fitted=fitted(LightningModule, Trainer, plugins=[environment], devices=2),
 )
 """
-
-
-@pytest.mark.all
-@needs_lightning
-@needs_mpirun
-def test_plugin_under_mpirun(run: Run) -> None:
-    command = [*TWO_OF_MPIRUN, sys.executable, "-c", _BEGIN + _PLUGIN]
+    command = [*TWO_OF_MPIRUN, sys.executable, "-c", _BEGIN + script]
     result = run(*command, env=MPI_ENV, timeout=180)
     fits = "Trainer(devices=2, num_nodes=1), or start another number of ranks"
     job = "are not the ranks of this job: the job has 2 on 1 node"
@@ -98,8 +91,7 @@ _REVERSED = (
 )
 
 
-@pytest.mark.all
-@needs_lightning
+@all_with("lightning")
 def test_plugin_uses_the_group_of_init(run_ranks: RunRanks) -> None:
     script = """
 ctx = distboot.init(join_timeout=60)
@@ -121,8 +113,7 @@ ctx.close()
     ]
 
 
-@pytest.mark.all
-@needs_lightning
+@all_with("lightning")
 def test_unmodified_script_under_the_wrapper(run_ranks: RunRanks) -> None:
     script = """
 from lightning.pytorch import LightningModule, Trainer
@@ -143,12 +134,11 @@ fitted(LightningModule, Trainer, devices=int(os.environ["DEVICES"]))
 """
 
 
-@pytest.mark.all
-@needs_lightning
+@all_with("lightning")
 @pytest.mark.parametrize("init", ["", "distboot.init()\n"], ids=["wrapper", "init"])
-def test_lightning_is_to_start_processes_itself(run: Run, tmp_path: Path, init: str) -> None:
-    (tmp_path / "train.py").write_text(_BEGIN + init + _WRONG_SIZE)
-    done = run(*([sys.executable] if init else WRAPPER), "train.py", env={"DEVICES": "2"}, timeout=180)
+def test_lightning_is_to_start_processes_itself(run: Run, init: str) -> None:
+    script, before = _BEGIN + init + _WRONG_SIZE, [sys.executable] if init else WRAPPER
+    done = run(*before, "train.py", train=script, env={"DEVICES": "2"}, timeout=180)
     assert done.returncode == 1
     assert "does not match the world size (1)" in done.stderr
     hint = "distboot: hint: devices=1, num_nodes=1 fit the job, or start 2 ranks here: python -m distboot --nproc"
@@ -161,21 +151,16 @@ _needs_entry_points = pytest.mark.skipif(
 )
 
 
-@pytest.mark.all
-@needs_lightning
+@all_with("lightning")
 @pytest.mark.parametrize(
     ("init", "devices", "said"),
     [
         (True, 3, ["does not match the world size (2)", "hint: devices=2, num_nodes=1 fit the job, or start another"]),
-        pytest.param(
-            False, 1, ["devices × num_nodes = 1 are not the ranks of this job, which has 2"], marks=_needs_entry_points
-        ),
+        pytest.param(False, 1, ["num_nodes = 1 are not the ranks of this job, which has 2"], marks=_needs_entry_points),
     ],
     ids=["init", "wrapper"],
 )
-def test_wrong_devices_in_a_job_of_several_ranks(
-    run_ranks: RunRanks, init: bool, devices: int, said: list[str]
-) -> None:
+def test_wrong_devices_in_a_job_of_several(run_ranks: RunRanks, init: bool, devices: int, said: list[str]) -> None:
     first = "distboot.init(join_timeout=120)\n" if init else ""
     before = [sys.executable] if init else WRAPPER
     ended = run_ranks(_BEGIN + first + _WRONG_SIZE, before=before, DEVICES=str(devices))
@@ -215,23 +200,21 @@ with distboot.init("none", join_timeout=60) as ctx:
     assert lines[0]["port"] == lines[1]["port"]
 
 
-# What is there of Lightning without Lightning.
-_FAKE = """
+def test_ranks_that_each_worked_alone_are_warned_of(run_ranks: RunRanks) -> None:
+    # What is there of Lightning without Lightning.
+    fake = """
 import abc, types
 class ClusterEnvironment(abc.ABC):
     pass
 sys.modules["lightning.fabric.plugins.environments"] = types.SimpleNamespace(ClusterEnvironment=ClusterEnvironment)
 from distboot.lightning import DistbootEnvironment
 """
-
-
-def test_ranks_that_each_worked_alone_are_warned_of(run_ranks: RunRanks) -> None:
     script = """
 environment = DistbootEnvironment()
 assert isinstance(environment, ClusterEnvironment)
 say(rank=environment.context.rank)
 """
-    ended = run_ranks(_BEGIN + _FAKE + script)
+    ended = run_ranks(_BEGIN + fake + script)
     said = (
         "warning: Lightning was set up for one device, and each of the 2 ranks worked alone: Trainer(devices=2, "
         "num_nodes=1), or start another number of ranks"

@@ -1,14 +1,11 @@
 """What distboot says as JSON, for programs: DISTBOOT_LOG=json, or --log-json."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import signal
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,13 +39,13 @@ def _only(said: list[dict[str, Any]], event: str) -> dict[str, Any]:
 
 @needs_mpirun
 @pytest.mark.parametrize("init", [False, True], ids=["wrapper", "init"])
-def test_every_line_of_a_job_that_fails_is_an_object(run: Run, tmp_path: Path, port: int, init: bool) -> None:
-    (tmp_path / "train.py").write_text(_FAILS.format(init=init))
+def test_every_line_of_a_job_that_fails_is_an_object(run: Run, port: int, init: bool) -> None:
     secret = "s3cr\"et'\\word"
     env = {**MPI_ENV, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "DISTBOOT_SECRET": secret}
     command = [sys.executable, *([] if init else ["-m", "distboot", "--log-json"]), "train.py"]
     before = time.time()
-    done = run(*TWO_OF_MPIRUN, *command, env={**env, **({"DISTBOOT_LOG": "json"} if init else {})})
+    env |= {"DISTBOOT_LOG": "json"} if init else {}
+    done = run(*TWO_OF_MPIRUN, *command, train=_FAILS.format(init=init), env=env)
     assert done.returncode != 0
     said = _said(done.stderr)
     assert {line["host"] for line in said} == {HOST}
@@ -64,9 +61,8 @@ def test_every_line_of_a_job_that_fails_is_an_object(run: Run, tmp_path: Path, p
         assert _only(said, "summary")["message"].startswith("2 ranks on 1 node, ")
 
 
-def test_node_says_which_it_is(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import os\nos.abort()")
-    done = run(sys.executable, "-m", "distboot", "--log-json", "--nproc-per-node=2", "train.py")
+def test_node_says_which_it_is(distboot: Run) -> None:
+    done = distboot("--log-json", "--nproc-per-node=2", "train.py", train="import os\nos.abort()")
     said = _said(done.stderr)
     assert (_only(said, "root_cause")["rank"], _only(said, "root_cause")["node"]) == (None, 0)
     crashes = [line for line in said if line["event"] == "crash"]
@@ -99,15 +95,12 @@ def test_error_has_its_code_and_its_hint(distboot: Run) -> None:
         assert not error["message"].startswith("error[")
 
 
-def test_hint_after_a_traceback(run: Run, tmp_path: Path) -> None:
+def test_hint_after_a_traceback(run: Run) -> None:
     # As DeepSpeed's own check does, by the names of the module and of the function.
-    script = (
-        "def _do_args_sanity_check():\n    raise AssertionError\n"
-        "__name__ = 'deepspeed.runtime.engine'\n_do_args_sanity_check()\n"
-    )
-    (tmp_path / "train.py").write_text(script)
+    script = "def _do_args_sanity_check(): raise AssertionError\n"
+    script += "__name__ = 'deepspeed.runtime.engine'\n_do_args_sanity_check()\n"
     env = {"RANK": "1", "WORLD_SIZE": "2", "DISTBOOT_LOG": "json", "PYTHONPATH": str(PACKAGE / "agent" / "injected")}
-    done = run(sys.executable, "train.py", env=env)
+    done = run(sys.executable, "train.py", train=script, env=env)
     hint = _only(_said(done.stderr), "hint")
     assert (hint["rank"], hint["host"]) == (1, HOST)
     assert hint["message"].startswith("python -m distboot run --pass-local-rank passes ")

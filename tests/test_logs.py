@@ -1,12 +1,9 @@
 """`--log-prefix` and `--log-dir` as a black box: what is shown and what is in the files, from real children."""
 
-from __future__ import annotations
-
 import json
 import os
 import select
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -154,10 +151,3 @@ def test_mlflow_hears_of_a_metric_once(run: Run, tmp_path: Path) -> None:
     assert log_of(tmp_path / "logs", 1) == []
     (metric,) = (tmp_path / "runs").glob("*/*/metrics/accuracy")  # of one run
     assert len(metric.read_text().splitlines()) == 8
-
-
-@pytest.mark.parametrize("options", [["--log-dir"], ["--log-dir", "", "--", "true"], ["--log-prefix=1", "--", "true"]])
-def test_misuse(distboot: Run, options: Sequence[str]) -> None:
-    result = distboot("run", *options)
-    assert result.stderr.startswith("distboot: error[usage]: ")
-    assert result.returncode == 2

@@ -1,7 +1,5 @@
 """`--log-prefix` and `--log-dir` when something ends: children are killed, readers stop or go away, disks fill up."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal
@@ -42,7 +40,8 @@ def test_what_the_child_leaves_behind_does_not_keep_the_wrapper(clean_env: dict[
         os.kill(left_behind, signal.SIGKILL)
 
 
-_FLOOD = """
+def test_reader_that_stops_blocks_the_child_and_not_its_supervision(clean_env: dict[str, str], tmp_path: Path) -> None:
+    script = """
 signal.signal(signal.SIGUSR1, lambda *_: open("got", "w"))
 with open("pid.part", "w") as file:
     file.write(str(os.getpid()))
@@ -50,11 +49,8 @@ os.rename("pid.part", "pid")
 while True:
     print("x" * 999)
 """
-
-
-def test_reader_that_stops_blocks_the_child_and_not_its_supervision(clean_env: dict[str, str], tmp_path: Path) -> None:
     reader, writer = os.pipe()
-    with wrapped(clean_env, tmp_path, "--log-dir=logs", *PREFIXED, *python(_FLOOD), stdout=writer) as wrapper:
+    with wrapped(clean_env, tmp_path, "--log-dir=logs", *PREFIXED, *python(script), stdout=writer) as wrapper:
         until((tmp_path / "pid").exists)
         until(lambda: not select.select([], [writer], [], 0)[1])  # it is full
         child = int((tmp_path / "pid").read_text())

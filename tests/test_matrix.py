@@ -4,8 +4,6 @@
 writes docs/matrix.md; with ARGS="-k …" only the cells that were run.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -108,9 +106,7 @@ def run(row: Row, launcher: str, env: Mapping[str, str], port: int, *, slurm: Sl
         )  # fmt: skip
         return _outcome(done.returncode, done.stdout + done.stderr)
     path = f"{BIN}{os.pathsep}{env['PATH']}"
-    started = [
-        (command, {**env, "PATH": path, **variables, **more}) for command, more in _commands(row, launcher, port)
-    ]
+    started = [(command, {**env, "PATH": path, **variables, **own}) for command, own in _commands(row, launcher, port)]
     ended = side_by_side(started, LIMIT)
     return _outcome(next(filter(None, (code for code, _ in ended)), 0), "".join(output for _, output in ended))
 
@@ -157,11 +153,6 @@ _VARIABLES = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "DS_ACCELERAT
 _MPI_PLUGIN = {True: ["--mpi=pmix"], False: []}
 
 
-def text(row: Row, launcher: str, outcome: Outcome) -> str:
-    refusal = senseless(row, launcher)
-    return f"refused: `{refusal}`" if refusal else f"{outcome.ranks}: {outcome.accuracy:.3f}"
-
-
 DOCS = ROOT / "docs" / "matrix.md"
 WRITE = bool(os.environ.get("DISTBOOT_WRITE_MATRIX"))
 # Two launchers for each row, so that each launcher has its turn.
@@ -192,7 +183,8 @@ def test_cell(request: pytest.FixtureRequest, tmp_path: Path, row: Row, launcher
     else:
         assert (outcome.exit_code, outcome.ranks) == (0, 1 if launcher == "one process" else row.ranks)
         assert outcome.accuracy >= LEAST
-    _texts[row.name, "", launcher] = text(row, launcher, outcome)
+    found = f"{outcome.ranks}: {outcome.accuracy:.3f}"
+    _texts[row.name, "", launcher] = f"refused: `{refusal}`" if refusal else found
 
 
 def test_page_has_all_cells() -> None:

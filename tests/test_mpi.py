@@ -1,7 +1,5 @@
 """`init("mpi")`: mpi4py on the MPI that started the job, which is another one in each of these tests."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -12,19 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import Run
 from hosts import Hosts, Slurm
-from launched import (
-    DEBIAN,
-    MPI_ENV,
-    MPICH,
-    MPIRUN,
-    OPENMPI4,
-    TWO_OF_MPIRUN,
-    debians_mpi,
-    json_lines,
-    needs,
-    needs_hosts,
-    needs_slurm,
-)
+from launched import DEBIAN, MPI_ENV, MPICH, MPIRUN, OPENMPI4, debians_mpi, json_lines, needs, needs_hosts, needs_slurm
 from ranks import RunRanks
 
 pytestmark = needs("mpi4py")
@@ -43,7 +29,7 @@ def launched(tmp_path: Path) -> Start:
     """The command line of two ranks under a launcher, and the variables for mpi4py to use a library."""
     libraries = {launcher: debians_mpi(launcher, tmp_path) for launcher in ("Open MPI 5", "Open MPI 4", "MPICH")}
     launchers: dict[str, list[str | None]] = {
-        "Open MPI 5": [MPIRUN, *TWO_OF_MPIRUN[1:]],
+        "Open MPI 5": [MPIRUN, "--map-by", ":OVERSUBSCRIBE", "-n", "2"],
         "Open MPI 4": [OPENMPI4, "--oversubscribe", "-n", "2"],
         "MPICH": [MPICH, "-n", "2"],
         "torchrun": [*f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node=2 --no-python".split()],
@@ -63,7 +49,13 @@ def launched(tmp_path: Path) -> Start:
     return command
 
 
-_USE = """
+@pytest.mark.parametrize(
+    ("launcher", "library"),
+    [("Open MPI 5", "Open MPI 5"), ("Open MPI 4", "Open MPI 4"), ("Open MPI 4", "Open MPI 5"), ("MPICH", "MPICH")],
+    ids=["openmpi5-wrapper", "openmpi4", "openmpi4-library5", "mpich"],
+)
+def test_communicators(run: Run, launched: Start, tmp_path: Path, launcher: str, library: str) -> None:
+    script = """
 import json, os, sys
 from pathlib import Path
 import distboot
@@ -91,33 +83,21 @@ except SystemExit:  # which is not the end
     pass
 sys.stdout.write(json.dumps(line) + "\\n")
 """
-
-
-@pytest.mark.parametrize(
-    ("launcher", "library"),
-    [("Open MPI 5", "Open MPI 5"), ("Open MPI 4", "Open MPI 4"), ("Open MPI 4", "Open MPI 5"), ("MPICH", "MPICH")],
-    ids=["openmpi5-wrapper", "openmpi4", "openmpi4-library5", "mpich"],
-)
-def test_communicators(run: Run, launched: Start, tmp_path: Path, launcher: str, library: str) -> None:
-    (tmp_path / "use.py").write_text(_USE)
+    (tmp_path / "use.py").write_text(script)
     command, env = launched(launcher, library)
     before = ["-m", "distboot"] if launcher == "Open MPI 5" else []
     done = run(*command, sys.executable, *before, "use.py", env=env)
     lines = json_lines(done)  # and all ended well
     assert "MPI_ABORT" not in done.stderr.upper()
     assert {str(line.pop("library"))[:5] for line in lines} == {library[:5]}
-    same = {
-        "total": 3,
-        "hosts": [os.uname().nodename],
-        "first": True,
-        "error": "an exception",
-        "freed": True,
-        "again": 2,
-    }
-    assert lines == [{"rank": rank, "comm": [rank, 2], "local": [rank, 2], **same} for rank in range(2)]
+    same = {"total": 3, "hosts": [os.uname().nodename], "first": True, "error": "an exception", "freed": True}
+    assert lines == [{"rank": rank, "comm": [rank, 2], "local": [rank, 2], "again": 2, **same} for rank in (0, 1)]
 
 
-_END = """
+@pytest.mark.parametrize(("end", "code"), [("raise ValueError('the loss is NaN')", 1), ("sys.exit(3)", 3)])
+def test_failure_of_one_rank_ends_the_job(run: Run, launched: Start, end: str, code: int) -> None:
+    """Although rank 0 waits for it in C, and MPI's own end would wait for rank 0; without failure detection, too."""
+    script = """
 import sys
 import distboot
 ctx = distboot.init("mpi", join_timeout=60)
@@ -126,15 +106,8 @@ if ctx.rank == 1:
     {end}
 ctx.comm.Barrier()
 """
-
-
-@pytest.mark.parametrize(
-    ("end", "code"), [("raise ValueError('the loss is NaN')", 1), ("sys.exit(3)", 3)], ids=["exception", "exit"]
-)
-def test_failure_of_one_rank_ends_the_job(run: Run, launched: Start, end: str, code: int) -> None:
-    """Although rank 0 waits for it in C, and MPI's own end would wait for rank 0; without failure detection, too."""
     command, env = launched("Open MPI 5", "Open MPI 5")
-    done = run(*command, sys.executable, "-c", _END.format(end=end), env={**env, "DISTBOOT_FAILURE_DETECTION": "0"})
+    done = run(*command, sys.executable, "-c", script.format(end=end), env={**env, "DISTBOOT_FAILURE_DETECTION": "0"})
     assert done.returncode == code, done.stdout + done.stderr
     assert ("ValueError: the loss is NaN\n" in done.stderr) == (code == 1)
 
@@ -154,9 +127,7 @@ except distboot.DistbootError as error:
     [("MPICH", "Open MPI 5", "Open MPI v5"), ("Open MPI 5", "MPICH", "MPICH Version: 4")],
     ids=["mpich-openmpi", "openmpi-mpich"],
 )
-def test_launcher_and_library_of_different_mpis(
-    run: Run, launched: Start, launcher: str, library: str, uses: str
-) -> None:
+def test_launcher_and_library_that_differ(run: Run, launched: Start, launcher: str, library: str, uses: str) -> None:
     command, env = launched(launcher, library)
     done = run(*command, sys.executable, "-c", _REFUSED, env=env)
     name = {"MPICH": "mpich"}.get(launcher, "openmpi")

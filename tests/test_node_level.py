@@ -1,10 +1,6 @@
 """One process per node or pod: told apart from a rank, refused as one, and turned into ranks by the wrapper."""
 
-from __future__ import annotations
-
 import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,14 +9,13 @@ from captured import one
 from conftest import Run
 from documented import AZUREML_NODE, AZUREML_PYTORCH, FLUX, PYTORCHJOB_4_A_POD, TRAINJOB
 from launched import FILES, MPI_ENV, MPIRUN, OPENMPI4, json_lines, needs_mpirun, needs_openmpi4
+from process1 import Mode, in_modes, wrapped
 from supervised import until
 from wrappers import alive
 
 from distboot import DistbootError, detect, init
 from distboot.frameworks._torch import refuse_idle_accelerators
 from distboot.host.cpus import of_all
-
-MPI_PER_NODE = "openmpi-4.1.4/2nodes_1proc"
 
 
 @pytest.fixture
@@ -33,9 +28,7 @@ def who(tmp_path: Path) -> str:
 def test_show_says_what_it_is_and_the_way_out(distboot: Run) -> None:
     result = distboot("show", env=PYTORCHJOB_4_A_POD)
     assert result.returncode == 0
-    assert result.stdout.startswith(
-        "Node 2 of 3, and not a rank: PET_NPROC_PER_NODE=4 asks for 4 processes in each pod.\n"
-    )
+    assert result.stdout.startswith("Node 2 of 3, and not a rank: PET_NPROC_PER_NODE=4 asks for 4 processes in each ")
     assert "python -m distboot --nproc-per-node N script.py" in result.stdout
 
 
@@ -58,7 +51,7 @@ def test_variables_of_a_rank_are_not_exported_for_a_node(distboot: Run) -> None:
 
 
 def test_one_mpi_process_a_node_is_noted_and_refused_where_accelerators_would_idle() -> None:
-    placement = detect(one(MPI_PER_NODE, 1))
+    placement = detect(one("openmpi-4.1.4/2nodes_1proc", 1))
     assert (placement.rank, placement.world_size, placement.node_level) == (1, 2, None)
     assert any("one process was started on each node" in note for note in placement.notes)
     refuse_idle_accelerators(placement, "cuda", 1)
@@ -81,11 +74,7 @@ STRAY = {"PET_NO_PYTHON": "1", "PET_MODULE": "1", "PET_TEE": "x", "PET_VIRTUAL_L
 
 @pytest.mark.parametrize(
     "environ",
-    [
-        {},
-        {**STRAY, "DISTBOOT_LAUNCHER": "none"},
-        pytest.param({"DISTBOOT_LAUNCHER": "single"}, marks=pytest.mark.all),
-    ],
+    [{}, {**STRAY, "DISTBOOT_LAUNCHER": "none"}, pytest.param({"DISTBOOT_LAUNCHER": "single"}, marks=pytest.mark.all)],
     ids=str,
 )
 def test_on_a_laptop_the_wrapper_starts_the_ranks(distboot: Run, who: str, environ: dict[str, str]) -> None:
@@ -163,20 +152,11 @@ def test_failure_of_a_rank_is_the_failure_of_the_wrapper(distboot: Run) -> None:
     assert distboot("--nproc-per-node", "2", "run", "--", "true").returncode == 127, "the script is named run"
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.all)], ids=lambda number: number.name
-)
-def test_signal_ends_the_agent_and_its_ranks(clean_env: dict[str, str], tmp_path: Path, number: int) -> None:
-    script = "echo $$ > $RANK.tmp; mv $RANK.tmp $RANK.pid; exec sleep 600"
-    command = [sys.executable, "-m", "distboot", "run", "--nproc-per-node", "2", "--", "sh", "-c", script]
-    wrapper = subprocess.Popen(command, env=clean_env, cwd=tmp_path, stderr=subprocess.DEVNULL)
-    try:
-        pids = [tmp_path / f"{rank}.pid" for rank in range(2)]
-        until(lambda: all(path.exists() for path in pids) or wrapper.poll() is not None)
-        ranks = [int(path.read_text()) for path in pids]
-        wrapper.send_signal(number)
-        assert wrapper.wait(60) != 0
+@pytest.mark.parametrize("name", ["TERM", pytest.param("USR1", marks=pytest.mark.all)])
+@in_modes(Mode("ranks of a node", options=("--nproc-per-node", "2"), is_contained=False))
+def test_signal_ends_the_agent_and_its_ranks(clean_env: dict[str, str], mode: Mode, name: str) -> None:
+    with wrapped(mode, clean_env, "sh", "-c", "echo $$; exec sleep 600") as wrapper:
+        ranks = [int(wrapper.line()), int(wrapper.line())]
+        wrapper.send(name)
+        assert wrapper.code() != 0
         until(lambda: not any(map(alive, ranks)))  # the kernel may take a moment
-    finally:
-        wrapper.kill()
-        wrapper.wait()

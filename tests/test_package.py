@@ -1,7 +1,5 @@
 """The sdist and the wheel: what is in them, that they are what is tested, and the licences of what the project uses."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

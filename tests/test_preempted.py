@@ -1,7 +1,5 @@
 """`ctx.preempted` turns true at the same read on all ranks, whichever of them is asked to stop, and how."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -121,7 +119,12 @@ Path(f"stopped-{rank}").write_text(str(step))
     assert read == 200 if asks == "request_stop" else read < 200
 
 
-ALONE = """
+@pytest.mark.parametrize(
+    "ask", ["os.kill(os.getpid(), signal.SIGTERM)", "os.kill(os.getpid(), signal.SIGUSR2)", "ctx.request_stop()"]
+)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_next_read_of_who_asks_is_true_and_a_fork_is_not_the_rank(run_ranks: RunRanks, ask: str, ranks: int) -> None:
+    script = """
 import os, signal, time, distboot
 ctx = distboot.init("none")
 assert not ctx.preempted
@@ -137,14 +140,7 @@ assert ctx.preempted and ctx.preempted
 ctx.close()
 assert ctx.preempted
 """
-
-
-@pytest.mark.parametrize(
-    "ask", ["os.kill(os.getpid(), signal.SIGTERM)", "os.kill(os.getpid(), signal.SIGUSR2)", "ctx.request_stop()"]
-)
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_next_read_of_who_asks_is_true_and_a_fork_is_not_the_rank(run_ranks: RunRanks, ask: str, ranks: int) -> None:
-    for rank in run_ranks(ALONE % ask, places=[{}] * ranks, DISTBOOT_STOP_SIGNALS="USR2", DISTBOOT_JOIN_TIMEOUT="60"):
+    for rank in run_ranks(script % ask, places=[{}] * ranks, DISTBOOT_STOP_SIGNALS="USR2", DISTBOOT_JOIN_TIMEOUT="60"):
         assert rank.code == 0, rank.err
 
 
@@ -176,28 +172,18 @@ def sidecar_of(job: Job, rank: int) -> int:
 @pytest.mark.parametrize(
     ("env", "what", "hint"),
     [
-        (
-            {"DISTBOOT_STOP_SIGNALS": "USR1,KILL"},
-            "DISTBOOT_STOP_SIGNALS: 'KILL' is not a signal that can ask a script to stop",
-            "give some of USR1, USR2, INT, HUP, XCPU, with commas; SIGTERM always asks",
-        ),
-        (
-            {"DISTBOOT_STOP_BEFORE_END": "60"},
-            "DISTBOOT_STOP_BEFORE_END is set, and nothing says when the job ends: SLURM_JOB_END_TIME is missing",
-            "DISTBOOT_JOB_END_TIME=$(( $(date +%s) + 86400 )) for a day from now, or unset it",
-        ),
-        (
-            {"DISTBOOT_STOP_BEFORE_END": "60", "SLURM_JOB_END_TIME": "tomorrow"},
-            "SLURM_JOB_END_TIME='tomorrow' is not a time in seconds since 1970",
-            "date +%s prints the time now",
-        ),
-        (
-            {"DISTBOOT_STOP_BEFORE_END": "-1"},
-            "DISTBOOT_STOP_BEFORE_END='-1' is not a number of seconds",
-            "give a number above 0, at most 86400",
-        ),
+        ({"DISTBOOT_STOP_SIGNALS": "USR1,KILL"},
+         "DISTBOOT_STOP_SIGNALS: 'KILL' is not a signal that can ask a script to stop",
+         "give some of USR1, USR2, INT, HUP, XCPU, with commas; SIGTERM always asks"),
+        ({"DISTBOOT_STOP_BEFORE_END": "60"},
+         "DISTBOOT_STOP_BEFORE_END is set, and nothing says when the job ends: SLURM_JOB_END_TIME is missing",
+         "DISTBOOT_JOB_END_TIME=$(( $(date +%s) + 86400 )) for a day from now, or unset it"),
+        ({"DISTBOOT_STOP_BEFORE_END": "60", "SLURM_JOB_END_TIME": "tomorrow"},
+         "SLURM_JOB_END_TIME='tomorrow' is not a time in seconds since 1970", "date +%s prints the time now"),
+        ({"DISTBOOT_STOP_BEFORE_END": "-1"},
+         "DISTBOOT_STOP_BEFORE_END='-1' is not a number of seconds", "give a number above 0, at most 86400"),
     ],
-)
+)  # fmt: skip
 def test_settings_that_cannot_be_are_refused(env: dict[str, str], what: str, hint: str) -> None:
     with pytest.raises(distboot.DistbootError) as caught:
         supervision_settings(env)

@@ -1,7 +1,5 @@
 """The wrapper in a container, as a black box: signals, exit codes, orphans, in every tree of processes there is."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import sys
@@ -12,7 +10,6 @@ import pytest
 from conftest import Run
 from process1 import (
     BARE,
-    FORWARDED,
     IN_CONTAINERS,
     LIMIT,
     NAMESPACE,
@@ -23,13 +20,17 @@ from process1 import (
     in_modes,
     needs_namespace,
     python,
-    until_true,
     wrapped,
 )
 
-# Prints the name of every signal that it gets; the second TERM ends it with 7. By `sigwait`: a handler in Python does
-# not run if the signal comes right before the call that waits for it.
-_PRINTS = """
+FORWARDED = ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "WINCH", "CONT"]
+
+
+@in_modes(*IN_CONTAINERS, BARE)
+def test_every_signal_reaches_the_child_once(clean_env: dict[str, str], mode: Mode) -> None:
+    # Prints the name of every signal that it gets; the second TERM ends it with 7. By `sigwait`: a handler in Python
+    # does not run if the signal comes right before the call that waits for it.
+    script = """
 import os, signal, sys
 numbers = {getattr(signal, "SIG" + name) for name in sys.argv[1:]}
 signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
@@ -41,11 +42,7 @@ while left:
     left -= number == signal.SIGTERM
 os._exit(7)
 """
-
-
-@in_modes(*IN_CONTAINERS, BARE)
-def test_every_signal_reaches_the_child_once(clean_env: dict[str, str], mode: Mode) -> None:
-    with wrapped(mode, clean_env, *python(_PRINTS, *FORWARDED)) as wrapper:
+    with wrapped(mode, clean_env, *python(script, *FORWARDED)) as wrapper:
         assert wrapper.line() == "ready"
         sent = [*(name for name in FORWARDED if name != "TERM"), "TERM", "TERM"]
         for name in sent:
@@ -88,18 +85,16 @@ def test_term_while_the_address_of_rank_0_does_not_resolve(clean_env: dict[str, 
         assert wrapper.code() == 128 + signal.SIGTERM
 
 
-_IGNORES_TERM = """
+@in_modes(*SUPERVISED, NOT_PROCESS_1)
+def test_child_that_ignores_term_is_killed_after_the_grace(clean_env: dict[str, str], mode: Mode) -> None:
+    script = """
 import os, signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 os.write(1, b"ready\\n")
 while True:
     signal.pause()
 """
-
-
-@in_modes(*SUPERVISED, NOT_PROCESS_1)
-def test_child_that_ignores_term_is_killed_after_the_grace(clean_env: dict[str, str], mode: Mode) -> None:
-    with wrapped(mode, clean_env, *python(_IGNORES_TERM), options=["--grace", "0.2"]) as wrapper:
+    with wrapped(mode, clean_env, *python(script), options=["--grace", "0.2"]) as wrapper:
         assert wrapper.line() == "ready"
         wrapper.send("TERM")
         assert (wrapper.rest(), wrapper.code()) == ("", 128 + signal.SIGTERM)
@@ -129,9 +124,7 @@ _BELOW_ONE_THAT_REAPS_NOT = Mode("below a process 1 that does not reap", _REAPS_
 # What stays is killed after the grace; for what ends, and for zombies, nothing waits.
 @pytest.mark.parametrize(("does", "grace"), [("ends", "1000"), ("stays", "0.2")])
 @in_modes(*SUPERVISED, NOT_PROCESS_1, _BELOW_ONE_THAT_REAPS_NOT, BARE)
-def test_children_of_the_child_get_term_once_it_has_ended(
-    clean_env: dict[str, str], mode: Mode, does: str, grace: str
-) -> None:
+def test_children_of_the_child_get_term_after_it(clean_env: dict[str, str], mode: Mode, does: str, grace: str) -> None:
     with wrapped(mode, clean_env, *python(_FAMILY, does), options=["--grace", grace]) as wrapper:
         assert wrapper.line() == "ready"
         wrapper.send("TERM")
@@ -148,8 +141,11 @@ def test_second_term_does_not_wait_for_children_of_the_child(clean_env: dict[str
         assert (wrapper.rest(), wrapper.code()) == ("", 3)
 
 
-# 1,000 processes whose parent has ended; they end all at once when the pipe closes, or when the child ends.
-_ORPHANS = """
+@in_modes(PROCESS_1, NOT_PROCESS_1)
+@pytest.mark.parametrize("when", ["before the child", "with the child"])
+def test_thousand_orphans(clean_env: dict[str, str], mode: Mode, when: str) -> None:
+    # 1,000 processes whose parent has ended; they end all at once when the pipe closes, or when the child ends.
+    script = """
 import os, signal, sys, time
 wait, end_all = os.pipe()
 middle = os.fork()
@@ -164,31 +160,28 @@ os.waitpid(middle, 0)
 if sys.argv[1] == "with the child":
     os._exit(43)
 os.close(end_all)
-def others():
-    return [pid for pid in os.listdir("/proc") if pid.isdigit() and int(pid) not in (os.getpid(), os.getppid(), 1)]
+ours, end = {os.getpid(), os.getppid(), 1}, time.monotonic() + 60
+while {int(pid) for pid in os.listdir("/proc") if pid.isdigit()} - ours:
+    assert time.monotonic() < end
+    time.sleep(0.01)
+os._exit(43)
 """
-
-
-@in_modes(PROCESS_1, NOT_PROCESS_1)
-@pytest.mark.parametrize("when", ["before the child", "with the child"])
-def test_thousand_orphans(clean_env: dict[str, str], mode: Mode, when: str) -> None:
-    program = _ORPHANS + until_true("not others()") + "os._exit(43)"
-    with wrapped(mode, clean_env, *python(program, when)) as wrapper:
+    with wrapped(mode, clean_env, *python(script, when)) as wrapper:
         assert (wrapper.rest(), wrapper.code()) == ("", 43)
-
-
-_CLOSED = ("sh", "-c", 'exec "$@" <&- >&-', "sh")
 
 
 @in_modes(*IN_CONTAINERS)
 def test_closed_stdin_and_stdout(clean_env: dict[str, str], mode: Mode) -> None:
     shows = "import os; os.write(2, ' '.join(sorted(os.listdir('/proc/self/fd'))).encode()); os._exit(7)"
-    mode = replace(mode, above=(*mode.above, *_CLOSED))  # tini itself does not start without them
+    closed = ("sh", "-c", 'exec "$@" <&- >&-', "sh")
+    mode = replace(mode, above=(*mode.above, *closed))  # tini itself does not start without them
     with wrapped(mode, clean_env, *python(shows)) as wrapper:
         assert (wrapper.rest(), wrapper.code()) == ("0 2", 7)  # 0 is that of the folder
 
 
-_EVERY_CODE = """
+@pytest.mark.parametrize("before", [[], pytest.param(NAMESPACE, marks=needs_namespace)], ids=["bare", "process 1"])
+def test_every_exit_code_and_every_signal_that_ends_the_child(run: Run, before: Sequence[str]) -> None:
+    script = """
 import signal, sys
 from distboot.cli.main import main
 def code(script):
@@ -201,10 +194,6 @@ assert [code(f"kill -{int(n)} $$") for n in deadly] == [128 + n for n in deadly]
 assert {signal.SIGKILL, signal.SIGALRM, signal.SIGRTMIN, signal.SIGRTMAX} <= {*deadly}
 print("all")
 """
-
-
-@pytest.mark.parametrize("before", [[], pytest.param(NAMESPACE, marks=needs_namespace)], ids=["bare", "process 1"])
-def test_every_exit_code_and_every_signal_that_ends_the_child(run: Run, before: Sequence[str]) -> None:
     # One process for all: it would be slow to start one for each.
-    done = run(*before, sys.executable, "-c", _EVERY_CODE)
+    done = run(*before, sys.executable, "-c", script)
     assert (done.stdout, done.stderr) == ("all\n", "")

@@ -1,7 +1,5 @@
 """The wrapper as process 1 of a container that lacks something, or is told to run what cannot be run."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -101,9 +99,7 @@ def test_failure_in_containers_that_lack_something(env: dict[str, str], mode: Mo
 @needs_namespace
 @containers
 @pytest.mark.parametrize("command", ["show", "doctor"])
-def test_other_commands_in_containers_that_lack_something(
-    env: dict[str, str], run: Run, container: str, command: str
-) -> None:
+def test_other_commands_where_something_is_missing(env: dict[str, str], run: Run, container: str, command: str) -> None:
     done = run(*NAMESPACE, *_CONTAINERS[container], sys.executable, "-m", "distboot", command, "--json", env=env)
     expected = 78 if (container, command) == ("no /dev/shm", "doctor") else 0
     assert (done.returncode, done.stderr) == (expected, "")

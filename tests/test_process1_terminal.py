@@ -1,7 +1,5 @@
 """The wrapper with a terminal, in a container (`docker run -it`) and without: its keys, and a shell's job control."""
 
-from __future__ import annotations
-
 import os
 import sys
 
@@ -24,15 +22,12 @@ for line in sys.stdin:
 """
 
 
-# In a terminal the child is in the wrapper's group, and gets what these inits send to all of that, too.
-_SIGNAL_THE_GROUP = {"tini -g", "dumb-init"}
-
-
 @in_modes(*SUPERVISED, EXEC_PROCESS_1, BARE)
 def test_keys_and_signals_of_the_runtime_reach_the_child_once(clean_env: dict[str, str], mode: Mode) -> None:
     with wrapped(mode, clean_env, *python(_CHILD), terminal=True) as wrapper:
         wrapper.read_until("ready")
-        if mode.name not in _SIGNAL_THE_GROUP:
+        # In a terminal the child is in the wrapper's group, and gets what these inits send to all of that, too.
+        if mode.name not in {"tini -g", "dumb-init"}:
             # docker stop with STOPSIGNAL SIGINT, and what tells of a new size of the window: not the keys. These first,
             # as two of one number that are pending at once are one.
             wrapper.send("INT")
@@ -79,17 +74,15 @@ def test_job_control_of_a_shell_in_the_container(clean_env: dict[str, str], mode
         assert wrapper.code() == 5
 
 
-_WAITS = """
+@in_modes(Mode("ranks of a node", options=("--nproc-per-node", "2"), is_contained=False))
+def test_ctrl_c_ends_all_ranks_of_a_node_without_their_tracebacks(clean_env: dict[str, str], mode: Mode) -> None:
+    script = """
 import time
 def train():
     print("ready", flush=True); time.sleep(100)  # one line: the key may come before the other
 train()
 """
-
-
-@in_modes(Mode("ranks of a node", options=("--nproc-per-node", "2"), is_contained=False))
-def test_ctrl_c_ends_all_ranks_of_a_node_without_their_tracebacks(clean_env: dict[str, str], mode: Mode) -> None:
-    with wrapped(mode, clean_env, sys.executable, "-c", _WAITS, terminal=True) as wrapper:
+    with wrapped(mode, clean_env, sys.executable, "-c", script, terminal=True) as wrapper:
         wrapper.read_until("ready")
         wrapper.read_until("ready")
         wrapper.type("\x03")

@@ -1,7 +1,5 @@
 """`@pytest.mark.ranks`: tests in several ranks, with what pytest shows of them."""
 
-from __future__ import annotations
-
 import re
 import sys
 import time
@@ -85,18 +83,12 @@ def test_without_ranks(tmp_path, shared_tmp_path):
 """
 
 
-def _pytest(run: Run, folder: Path, *options: str) -> str:
-    (folder / "test_it.py").write_text(_TESTS)
-    (folder / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\n")
-    return run(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_it.py", *options).stdout
-
-
 def test_outcomes_are_those_of_the_ranks(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(_TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\n")
     begin = time.monotonic()
-    out = _pytest(run, tmp_path, "-v", "-n", "2")
-    found = {
-        name: outcome for outcome, name in re.findall(r"(PASSED|FAILED|SKIPPED|XFAIL|ERROR)\s+test_it.py::(\S+)", out)
-    }
+    out = run(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_it.py", "-v", "-n", "2").stdout
+    found = {name: how for how, name in re.findall(r"(PASSED|FAILED|SKIPPED|XFAIL|ERROR)\s+test_it.py::(\S+)", out)}
     assert found == {
         "test_together": "PASSED", "test_fails_in_one[0]": "FAILED", "test_fails_in_one[2]": "FAILED",
         "test_killed": "FAILED", "test_as_slurm_starts_it": "PASSED", "test_fails_on_the_second_node": "FAILED",
@@ -116,7 +108,9 @@ def test_outcomes_are_those_of_the_ranks(run: Run, tmp_path: Path) -> None:
     assert time.monotonic() - begin < 100  # no rank has slept to its end
 
 
-_ONE = """
+@pytest.mark.parametrize("closes", [True, False])
+def test_what_a_module_has_set_up_ends_with_its_last_test(run: Run, tmp_path: Path, closes: bool) -> None:
+    script = """
 import os, pytest
 
 @pytest.fixture(scope="module")
@@ -130,11 +124,7 @@ def test_alone(database): pass
 @pytest.mark.ranks(1)
 def test_in_ranks(): pass
 """
-
-
-@pytest.mark.parametrize("closes", [True, False])
-def test_what_a_module_has_set_up_ends_with_its_last_test(run: Run, tmp_path: Path, closes: bool) -> None:
-    (tmp_path / "test_one.py").write_text(_ONE)
+    (tmp_path / "test_one.py").write_text(script)
     (tmp_path / "test_two.py").write_text("def test_next(): pass\n")
     if not closes:
         (tmp_path / "cannot-close").touch()

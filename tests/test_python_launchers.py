@@ -1,7 +1,5 @@
 """Launchers written in Python: DeepSpeed's, accelerate and PyTorch Lightning's own, as they really start processes."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path
@@ -72,7 +70,9 @@ def test_deepspeed_over_pdsh_on_uneven_nodes(hosts: Hosts) -> None:
     assert {(line["launcher"], line["total"]) for line in lines} == {("deepspeed", 6.0)}
 
 
-_FABRIC = """
+@needs("lightning")
+def test_lightnings_own_launcher_is_recognised_and_refused_by_init(run: Run) -> None:
+    script = """
 import json, os
 import distboot
 first = distboot.detect()
@@ -88,12 +88,7 @@ line = {"RANK": fabric.global_rank, "refused": refused, "first": [first.launcher
         "after": [after.launcher, after.rank, after.world_size, after.local_rank]}
 os.write(1, (json.dumps(line) + "\\n").encode())
 """
-
-
-@needs("lightning")
-def test_lightnings_own_launcher_is_recognised_and_refused_by_init(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "fabric.py").write_text(_FABRIC)
-    lines = json_lines(run(sys.executable, "fabric.py"))
+    lines = json_lines(run(sys.executable, "train.py", train=script))
     # The first process is alone until Lightning starts the other one, which runs the script from its beginning.
     assert [line["first"] for line in lines] == [["single", 0], ["lightning", 1]]
     assert [line["refused"] for line in lines] == ["", "unsupported-launcher"]

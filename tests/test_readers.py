@@ -1,7 +1,5 @@
 """The readers of addresses, ports and Slurm's lists."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Real launchers on this machine: what they start is placed right, by `show`, by `init` and through the wrapper."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -15,7 +13,6 @@ PYTHON = sys.executable
 TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 LAUNCH = [PYTHON, "-m", "torch.distributed.launch", "--nproc-per-node", "2"]
 MPIRUN_1, MPIRUN_2, MPIRUN_4 = ([str(MPIRUN), "--map-by", ":OVERSUBSCRIBE", "-n", count] for count in ("1", "2", "4"))
-SHOW = ["-m", "distboot", "show", "--json"]
 
 
 @pytest.fixture
@@ -66,13 +63,6 @@ WRAPPED = [PYTHON, "-m", "distboot"]
 
 
 @needs_mpirun
-def test_unmodified_script_through_the_wrapper_under_mpirun(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "plain.py").write_text(FILES["plain.py"])
-    lines = json_lines(run(*MPIRUN_2, *WRAPPED, "plain.py"))
-    assert [(line["RANK"], line["LOCAL_RANK"], line["NODE_RANK"]) for line in lines] == [(0, 0, "0"), (1, 1, "0")]
-
-
-@needs_mpirun
 @pytest.mark.parametrize(
     ("command", "env"),
     [
@@ -89,19 +79,3 @@ def test_one_inside_the_other(run: Run, who: str, command: list[str], env: dict[
     lines = json_lines(run(*command, who, env=env))
     assert _seen(lines) == _numbers(2)
     assert {line["launcher"] for line in lines} == {"torchrun" if "--standalone" in command else "openmpi"}
-
-
-@needs_mpirun
-def test_exit_code_of_a_wrapped_rank_reaches_mpirun(run: Run) -> None:
-    assert run(*MPIRUN_2, *WRAPPED, "run", "--", "sh", "-c", "exit 3").returncode == 3
-
-
-@needs_mpirun
-def test_mpirun_of_the_same_size_inside_the_wrapper_inside_mpirun(run: Run) -> None:
-    shown = json_lines(run(*MPIRUN_2, *WRAPPED, "run", "--", *MPIRUN_2, PYTHON, *SHOW))
-    jobs = {line["job_id"] for line in shown}
-    assert len(jobs) == 2, "two inner jobs, and the outer one is none of them"
-    for job in jobs:
-        places = {(line["rank"], line["local_rank"], line["master_port"]) for line in shown if line["job_id"] == job}
-        assert [place[:2] for place in sorted(places)] == [(0, 0), (1, 1)]
-        assert len({port for _, _, port in places}) == 1

@@ -1,7 +1,5 @@
 """The reference says what the code says: every table, every code, every variable, every name of the public API."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import re

@@ -3,8 +3,6 @@
 The hosts are network namespaces (see cluster/README.md); each test sets up the names that they know.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import shlex
@@ -18,7 +16,7 @@ from typing import Any
 import pytest
 from conftest import Run
 from hosts import Hosts
-from launched import FILES, hosts_up, json_lines, needs_hosts, needs_torch
+from launched import FILES, all_with, hosts_up, json_lines, needs_hosts, needs_torch
 from supervised import until
 
 pytestmark = needs_hosts
@@ -108,8 +106,7 @@ def test_three_hosts_are_exact(hosts3: Hosts, layout: tuple[str, ...], command: 
     assert _places(done) == EXACT[layout]
 
 
-@pytest.mark.all
-@needs_torch
+@all_with("torch")
 @WITH_GLOO
 @pytest.mark.parametrize("own", ["127.0.1.1", None], ids=["127.0.1.1", "nothing"])
 def test_host_that_does_not_know_its_own_address(three: Hosts, command: tuple[str, ...], own: str | None) -> None:
@@ -147,8 +144,7 @@ def test_hosts_with_ipv6_only(three: Hosts, command: tuple[str, ...], given: str
     assert _places(_job(three, NEAR_AND_FAR, *command, MASTER_ADDR=given)) == EXACT[NEAR_AND_FAR]
 
 
-@pytest.mark.all
-@needs_torch
+@all_with("torch")
 def test_variables_for_interfaces_are_set_only_where_they_are_not(hosts3: Hosts) -> None:
     (hosts3.shared / "seen.py").write_text(
         "import json, os, distboot\n"
@@ -156,10 +152,8 @@ def test_variables_for_interfaces_are_set_only_where_they_are_not(hosts3: Hosts)
         "    print(json.dumps([os.environ[f'{of}_SOCKET_IFNAME'] for of in ('GLOO', 'NCCL', 'TP')]))\n"
     )
     done = _job(hosts3, ("nodea", "nodeb"), "seen.py", each={1: {"NCCL_SOCKET_IFNAME": "^lo,docker"}})
-    assert [json.loads(done[rank].stdout) for rank in (0, 1)] == [
-        ["eth0", "=eth0", "eth0"],
-        ["eth0", "^lo,docker", "eth0"],
-    ]
+    seen = [json.loads(done[rank].stdout) for rank in (0, 1)]
+    assert seen == [["eth0", "=eth0", "eth0"], ["eth0", "^lo,docker", "eth0"]]
 
 
 # A route into nothing is a firewall that answers nobody.
@@ -197,22 +191,15 @@ def test_host_that_is_cut_off_after_it_joined_is_named_everywhere(three: Hosts) 
     assert "error[rank-failed]: rank 3 on nodec: all ranks joined, and then rank 0" in done[3].stderr
 
 
-# Its errors go to a file, in which they can be seen at once.
-_SAYS = "import os\nos.dup2(os.open(f'said-{os.environ[\"RANK\"]}', os.O_WRONLY | os.O_CREAT), 2)\n" + FILES["where.py"]
-
-
-def _until_rank_1_waits(hosts: Hosts) -> None:
-    said = hosts.shared / "said-1"
-    until(lambda: said.exists() and "rank 0 does not answer at nodea:29500 yet (" in said.read_text())
-
-
 def test_name_that_resolves_only_later_is_waited_for_and_said(three: Hosts) -> None:
     _knows(three, "nodeb", {})
-
-    (three.shared / "says.py").write_text(_SAYS)
+    # Its errors go to a file, in which they can be seen at once.
+    to_file = "import os\nos.dup2(os.open(f'said-{os.environ[\"RANK\"]}', os.O_WRONLY | os.O_CREAT), 2)\n"
+    (three.shared / "says.py").write_text(to_file + FILES["where.py"])
 
     def learn() -> None:
-        _until_rank_1_waits(three)
+        said = three.shared / "said-1"
+        until(lambda: said.exists() and "rank 0 does not answer at nodea:29500 yet (" in said.read_text())
         _knows(three, "nodeb", ADDRESSES)
 
     with ThreadPoolExecutor(1) as pool:
@@ -271,8 +258,7 @@ def test_exports_of_env_do_not_pass_for_a_rendezvous(hosts3: Hosts) -> None:
     assert [each.returncode for each in done.values()] == [0, 0]
 
 
-@pytest.mark.all
-@needs_torch
+@all_with("torch")
 def test_link_local_address_of_ipv6(hosts3: Hosts) -> None:
     shown = hosts3.run("nodea", ["ip", "-6", "-o", "addr", "show", "dev", "eth0", "scope", "link"]).stdout
     address = shown.split("inet6 ")[1].split("/")[0]

@@ -1,7 +1,5 @@
 """The report of a job from real jobs, JSON and page: how it began, what became of each rank, and its file."""
 
-from __future__ import annotations
-
 import html
 import json
 import os
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 from conftest import ROOT, Run
 from hosts import Hosts
-from launched import MPI_ENV, MPIRUN, mpirun_on, needs_hosts, needs_mpirun, needs_torch
+from launched import MPI_ENV, MPIRUN, mpirun_on, needs_hosts, needs_mpirun
 from rendezvous_peers import Rank, Rank0, record
 from reported import NOON, begun
 from supervised import FAILING, Start, until
@@ -76,9 +74,8 @@ def test_script_that_calls_init_under_the_wrapper_tells_all_its_steps(start: Sta
 
 @needs_mpirun
 def test_page_of_a_bare_init_under_mpirun(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(FAILS)
     env = {**MPI_ENV, "DISTBOOT_REPORT": "job.html"}
-    run(str(MPIRUN), "--map-by", ":OVERSUBSCRIBE", "-n", "3", sys.executable, "train.py", env=env)
+    run(str(MPIRUN), "--map-by", ":OVERSUBSCRIBE", "-n", "3", sys.executable, "train.py", train=FAILS, env=env)
     until((tmp_path / "job.html").exists, 20)
     page = (tmp_path / "job.html").read_text()
     assert "<h1>Rank 1 failed first: uncaught exception: ValueError: the loss is &lt;b&gt;NaN&lt;/b&gt;" in page
@@ -86,14 +83,6 @@ def test_page_of_a_bare_init_under_mpirun(run: Run, tmp_path: Path) -> None:
     assert report["ranks"][1]["state"] == "failed first"
     assert all(set(INIT) < set(rank["steps"]) for rank in report["ranks"])
     assert list(tmp_path.glob("*.part")) == []
-
-
-@needs_torch
-def test_option_is_passed_on_to_the_ranks_that_the_wrapper_starts(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("")
-    done = run(sys.executable, "-m", "distboot", "--nproc-per-node", "2", "--report", "job.json", "train.py")
-    assert done.returncode == 0, done.stderr
-    assert [rank["state"] for rank in _read(tmp_path / "job.json")["ranks"]] == ["ended", "ended"]
 
 
 @needs_hosts
@@ -104,11 +93,8 @@ def test_two_hosts_are_on_one_clock(hosts: Hosts) -> None:
     variables = {"PYTHONPATH": str(ROOT), "DISTBOOT_REPORT": str(path)}
     mpirun_on(hosts, "nodea:2,nodeb:1", sys.executable, "fails.py", options=(), MASTER_ADDR="nodea", **variables)
     report = _read(path)
-    assert [(rank["host"], rank["node_rank"], rank["local_rank"]) for rank in report["ranks"]] == [
-        ("nodea", 0, 0),
-        ("nodea", 0, 1),
-        ("nodeb", 1, 0),
-    ]
+    places = [(rank["host"], rank["node_rank"], rank["local_rank"]) for rank in report["ranks"]]
+    assert places == [("nodea", 0, 0), ("nodea", 0, 1), ("nodeb", 1, 0)]
     for rank in report["ranks"][:2]:
         _in_order(rank["steps"], [*BEGIN, *INIT])
     assert set(report["ranks"][2]["steps"]) == {*BEGIN, *INIT}
@@ -147,12 +133,12 @@ def test_rank_that_does_not_get_ready_is_told_apart() -> None:
 
 
 @pytest.mark.parametrize("way", ["wrapper", "init"])
-def test_job_of_one_process(run: Run, tmp_path: Path, way: str) -> None:
-    (tmp_path / "train.py").write_text(
-        "raise ValueError('boom')" if way == "wrapper" else FAILS.replace("== 1", "== 0")
-    )
-    wrapper = ["-m", "distboot", "--report", "job.json"] if way == "wrapper" else []
-    done = run(sys.executable, *wrapper, "train.py", env={} if wrapper else {"DISTBOOT_REPORT": "job.json"})
+def test_job_of_one_process(run: Run, distboot: Run, tmp_path: Path, way: str) -> None:
+    if way == "wrapper":
+        done = distboot("--report", "job.json", "train.py", train="raise ValueError('boom')")
+    else:
+        fails = FAILS.replace("== 1", "== 0")
+        done = run(sys.executable, "train.py", train=fails, env={"DISTBOOT_REPORT": "job.json"})
     assert done.returncode == 1
     report = _read(tmp_path / "job.json")
     assert [rank["state"] for rank in report["ranks"]] == ["failed first"]
@@ -161,8 +147,7 @@ def test_job_of_one_process(run: Run, tmp_path: Path, way: str) -> None:
 
 def test_variable_is_not_for_a_wrapper_that_is_alone(distboot: Run, tmp_path: Path) -> None:
     # It may be an ENTRYPOINT around mpirun, whose ranks write a report of their own there.
-    (tmp_path / "train.py").write_text("")
-    done = distboot("train.py", env={"DISTBOOT_REPORT": "job.json"})
+    done = distboot("train.py", train="", env={"DISTBOOT_REPORT": "job.json"})
     assert (done.returncode, done.stderr, (tmp_path / "job.json").exists()) == (0, "", False)
 
 
@@ -176,19 +161,10 @@ def test_job_without_a_supervision_is_reported_as_started(start: Start) -> None:
     running.codes()
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "said"),
-    [
-        (["--report", "job.json"], 0, "warning: there will be no report: DISTBOOT_RENDEZVOUS=0"),
-        (["--report", "job.json", "--exec"], 2, "error[usage]: --report cannot be used with --exec"),
-        (["--report", ""], 2, "the name of a file is needed"),
-    ],
-)
-def test_what_cannot_be_had_is_said(distboot: Run, tmp_path: Path, options: list[str], code: int, said: str) -> None:
-    (tmp_path / "train.py").write_text("")
-    done = distboot(*options, "train.py", env={"DISTBOOT_RENDEZVOUS": "0"})
-    assert (done.returncode, (tmp_path / "job.json").exists()) == (code, False)
-    assert said in done.stderr
+def test_report_that_cannot_be_had_is_said(distboot: Run, tmp_path: Path) -> None:
+    done = distboot("--report", "job.json", "train.py", train="", env={"DISTBOOT_RENDEZVOUS": "0"})
+    assert (done.returncode, (tmp_path / "job.json").exists()) == (0, False)
+    assert "warning: there will be no report: DISTBOOT_RENDEZVOUS=0" in done.stderr
 
 
 def test_secret_is_passed_on_to_nobody(start: Start) -> None:

@@ -1,7 +1,5 @@
 """The events of a job and the steps of each rank: how they become the report and its page, and what is bounded."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
@@ -22,12 +20,8 @@ from distboot.report.files import page
 
 PAIR = Membership(("node-0",), ((0, 1),))
 HOSTILE = "</script><!-- <script>alert(1)</script> {{report}} \u2028 \udcff & '\""
-CAUSE = {
-    "ranks": [1],
-    "text": "rank 1 failed first: exit code 3, there, at noon",
-    "location": "there",
-    "traceback": "T",
-}
+WORDS = "rank 1 failed first: exit code 3, there, at noon"
+CAUSE = {"ranks": [1], "text": WORDS, "location": "there", "traceback": "T"}
 EXIT = {"signal": None, "stopped_by_us": False, "external_signal": None, "at": NOON + 60}
 
 
@@ -39,21 +33,16 @@ def _trained(size: int) -> Log:
 
 
 def test_report_is_made_of_events_and_membership_alone() -> None:
-    log = (
-        _trained(2)
-        .at(NOON + 60, "failing", 1, text="exit code 3")
-        .at(NOON + 60, "root_cause", 1, kind="failed", **CAUSE)
-    )
+    log = _trained(2).at(NOON + 60, "failing", 1, text="exit code 3")
+    log.at(NOON + 60, "root_cause", 1, kind="failed", **CAUSE)
     log.at(NOON + 61, "exited", 1, exit_code=3, **EXIT, traceback="whole")
     log.at(NOON + 62, "exited", 0, exit_code=143, **{**EXIT, "stopped_by_us": True})
     copy = EventLog.from_json(json.loads(json.dumps(log)))
     assert copy == log
     report: Any = job_report(copy, PAIR, "", NOON + 63)
     assert report["headline"] == "Rank 1 failed first: exit code 3, there, at noon; 1 stopped"
-    assert [(one["state"], one["exit_code"], one["pid"]) for one in report["ranks"]] == [
-        ("stopped", 143, 100),
-        ("failed first", 3, 101),
-    ]
+    ranks = [(one["state"], one["exit_code"], one["pid"]) for one in report["ranks"]]
+    assert ranks == [("stopped", 143, 100), ("failed first", 3, 101)]
     assert (report["first_failure"]["traceback"], report["findings"]) == ("whole", ["odd"])
     assert [one["event"] for one in report["events"]][-4:] == ["failing", "root_cause", "exited", "exited"]
     assert report["events"][0]["time"] == report["start"]
@@ -62,9 +51,7 @@ def test_report_is_made_of_events_and_membership_alone() -> None:
 
 
 def test_summary_refers_to_the_headline_of_a_rank_that_ended_too_early() -> None:
-    text = (
-        "rank 1 exited with code 0 while 3 other ranks were still training, there; then rank 0 failed, because it did"
-    )
+    text = "rank 1 exited with code 0 while 3 others were still training, there; then rank 0 failed, because it did"
     log = _trained(2).at(NOON + 60, "root_cause", 1, kind="failed", **{**CAUSE, "text": text})
     said = summary_line(log, PAIR, "", NOON + 63)
     assert "s: rank 1 exited with code 0 at 11:07:40 UTC, there; exit codes: " in said
@@ -79,9 +66,7 @@ def test_summary_refers_to_the_headline_of_a_rank_that_ended_too_early() -> None
         ("lost", 0, {"stopped_by_us": True}, "stopped", 0),
     ],
 )
-def test_state_of_a_rank_follows_from_the_events(
-    kind: str, code: int, more: dict[str, Any], state: str, later: int
-) -> None:
+def test_state_follows_from_the_events(kind: str, code: int, more: dict[str, Any], state: str, later: int) -> None:
     log = Log().at(NOON, "root_cause", 1, kind=kind, **CAUSE).at(NOON, "exited", 0, exit_code=code, **{**EXIT, **more})
     job = JobState(log)
     assert (job.of_rank(0), job.later_failures()) == (state, later)
@@ -193,11 +178,8 @@ def test_times_of_a_rank_are_put_on_the_clock_of_rank_0() -> None:
 
 def test_phases_are_between_what_is_known() -> None:
     assert spans({}) == {}
-    assert spans({"detected": 5.0, "joined": 6.0, "all_joined": 9.0, "framework_imported": 12.0}) == {
-        "join": (5.0, 6.0),
-        "wait": (6.0, 9.0),
-        "import": (9.0, 12.0),
-    }
+    known = {"detected": 5.0, "joined": 6.0, "all_joined": 9.0, "framework_imported": 12.0}
+    assert spans(known) == {"join": (5.0, 6.0), "wait": (6.0, 9.0), "import": (9.0, 12.0)}
     assert spans({"joined": 6.0, "all_joined": 5.9}) == {"wait": (5.9, 5.9)}  # clocks differ a little
 
 

@@ -1,7 +1,5 @@
 """The page of a report, in a real browser: what it shows, that it asks nobody for anything, and runs nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -66,10 +64,8 @@ def test_page_says_what_happened_and_needs_nothing_else(show: Callable[..., Brow
     for said in ("look at their output", "ranks 8-15 (node 1): torch 2.12.0", "to within 4 ms (rank 8)"):
         assert said in text
     assert "Slowest: Rank 3 took 4.00 s to be launched" in text
-    cells = page.run(
-        "return [...document.querySelectorAll('.cell[data-rank]')].map(one => [+one.dataset.rank, one.dataset.state])"
-    )
-    assert cells == [[rank, "missing" if rank == 5 else "joined"] for rank in range(16)]
+    cells = "[...document.querySelectorAll('.cell[data-rank]')].map(one => [+one.dataset.rank, one.dataset.state])"
+    assert page.run(f"return {cells}") == [[rank, "missing" if rank == 5 else "joined"] for rank in range(16)]
     assert page.texts(".node h3") == ["node-0", "node-1"]
     # Not by colour alone.
     assert [page.texts(f'[data-rank="{rank}"]') for rank in (5, 6)] == [["5\n○"], ["6\n•"]]
@@ -184,12 +180,8 @@ def test_dark_scheme_is_for_the_screen_and_not_for_paper(show: Callable[..., Bro
 def test_nothing_that_a_rank_says_is_more_than_text(show: Callable[..., Browser]) -> None:
     words = f"Traceback (most recent call last):\n{HOSTILE}\n\x1b[31mred\x1b[0m\x00\u202e" + "x" * (1 << 20)
     cause = {"text": HOSTILE, "hint": HOSTILE, "traceback": words, "code": None, "ranks": [1], "rank": 1}
-    more: dict[str, Any] = {
-        "headline": HOSTILE,
-        "first_failure": cause,
-        "findings": [HOSTILE],
-        "versions": {HOSTILE: HOSTILE},
-    }
+    more: dict[str, Any] = {"headline": HOSTILE, "first_failure": cause, "findings": [HOSTILE]}
+    more["versions"] = {HOSTILE: HOSTILE}
     page = show(content(host=HOSTILE, launcher=HOSTILE, **more), 390)
     assert page.run("return document.querySelectorAll('main script, img').length") == 0
     assert page.run("return document.scripts.length") == 2

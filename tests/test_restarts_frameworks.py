@@ -1,7 +1,5 @@
 """Restarts with each framework's own checkpoints, as docs/how-to/restarts.md has it: rank 1 is killed in step 25."""
 
-from __future__ import annotations
-
 import json
 import re
 
@@ -55,12 +53,9 @@ def _script(name: str, way: Way) -> str:
     return text
 
 
-def _mark(way: Way) -> tuple[pytest.MarkDecorator, ...]:
-    return way.marks or (needs("torch"),)
-
-
 @pytest.mark.parametrize(
-    ("name", "way"), [pytest.param(*each, id=each[0], marks=_mark(each[1])) for each in _ALL_WAYS.items()]
+    ("name", "way"),
+    [pytest.param(name, way, id=name, marks=way.marks or needs("torch")) for name, way in _ALL_WAYS.items()],
 )
 def test_training_goes_on_from_the_last_checkpoint(start: Start, name: str, way: Way) -> None:
     job = start(_script(name, way), 2, **ENV, DISTBOOT_MAX_RESTARTS="1")

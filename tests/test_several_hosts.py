@@ -3,8 +3,6 @@
 What each of them tells its processes, Slurm in all of its forms and every pair that occurs in life, is in the captures.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil
@@ -21,6 +19,7 @@ from launched import (
     MPIRUN,
     OPENMPI4,
     UNEVEN,
+    all_with,
     json_lines,
     mpirun_on,
     needs_hosts,
@@ -93,8 +92,7 @@ def test_init_in_a_slurm_step(slurm: Slurm, script: str, total: float | None) ->
     assert {(line["launcher"], line["total"]) for line in lines} == {("slurm", total)}
 
 
-@pytest.mark.all
-@needs_torch
+@all_with("torch")
 @pytest.mark.parametrize(
     ("mpi", "layout", "script", "places"),
     [
@@ -125,8 +123,7 @@ def _agent(rank_variable: str) -> list[str]:
     return ["sh", "-c", f"exec {shlex.quote(sys.executable)} {agent} --node-rank ${rank_variable} where.py"]
 
 
-@pytest.mark.all
-@needs_torch
+@all_with("torch")
 @pytest.mark.parametrize("outer", MPIS)
 def test_torchrun_inside_an_mpi_launcher(hosts: Hosts, outer: str) -> None:
     exports = ["-x", "PATH", "-x", "OMP_NUM_THREADS"]

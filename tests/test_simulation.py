@@ -1,7 +1,5 @@
 """The simulation behind docs/explanation/scale.md: where it can be compared with the real thing, it does the same."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 Each is started twice in one folder: the first job is stopped in the middle, the second goes on from its checkpoint.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 from typing import Any, NamedTuple

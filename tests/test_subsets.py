@@ -7,8 +7,6 @@ tests tries 8 of each capture, and DISTBOOT_ALL_SUBSETS=1 all, in some ten minut
 became of them.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import random
@@ -166,9 +164,7 @@ _PASSED = {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID", "SLU
 
 
 @pytest.mark.parametrize(("rank", "more"), [(0, {"SLURM_STEP_ID"}), (0, {"SLURM_STEP_NUM_TASKS"}), (3, set())])
-def test_task_0_of_slurm_is_known_by_one_variable_of_its_step_and_another_by_its_rank(
-    rank: int, more: set[str]
-) -> None:
+def test_task_0_of_slurm_is_known_by_a_variable_of_its_step_another_by_its_rank(rank: int, more: set[str]) -> None:
     placement = detect(_kept(one(_STEP, rank), _PASSED | more))
     assert (placement.launcher, placement.rank, placement.world_size) == ("slurm", rank, 4)
     assert placement.local_rank == rank % 2

@@ -1,7 +1,5 @@
 """The pieces of failure detection, one by one: a connection, what a rank says of its end, the exit code at the exit."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -20,7 +18,6 @@ import pytest
 from conftest import PACKAGE, ROOT
 from hypothesis import given
 from hypothesis import strategies as st
-from rendezvous_peers import FakeRank0, plan_for, record, welcome
 from supervised import pair
 
 from distboot.agent.crash_hooks import EXCEPTION, EXITED
@@ -29,13 +26,9 @@ from distboot.agent.heartbeat import HeartbeatConnection, LivenessFault, close_g
 from distboot.agent.messages import KINDS, Abort, Done, Exited, Exiting, Terminating
 from distboot.agent.monitored_process import HookReader
 from distboot.agent.root_cause import RankState, RootCause, from_exit
-from distboot.rendezvous.membership import Membership
 from distboot.rendezvous.messages import Detach, Go, Leave, Offer
 from distboot.rendezvous.protocol import Broadcast, Channel, Frames, ProtocolError, decode, encode
-from distboot.rendezvous.worker import Worker
 from distboot.text import without_secret
-
-DIED = ExitStatus(signal=9, when=1.0)
 
 
 @contextmanager
@@ -104,7 +97,7 @@ def test_peer_that_sends_no_heartbeat_is_frozen_although_its_kernel_answers() ->
 def test_last_word_arrives_although_something_is_left_unread() -> None:
     with connected() as (line, other):
         other.sendall(Channel().sign(None))
-        line.send(Exited(DIED))
+        line.send(Exited(ExitStatus(signal=9, when=1.0)))
         reader = threading.Timer(0.1, lambda: other.shutdown(socket.SHUT_WR))
         reader.start()
         close_gracefully([line], 10)
@@ -137,9 +130,7 @@ def test_what_the_kernel_does_not_take_at_once_is_sent_later_and_whole() -> None
         assert received == [go, Detach()]
 
 
-@pytest.mark.parametrize(
-    "message", [Exiting(), Leave(), Done(), Detach(), Terminating(15)], ids=lambda one: type(one).__name__
-)
+@pytest.mark.parametrize("message", [Exiting(), Leave(), Done(), Detach(), Terminating(15)], ids=repr)
 def test_every_message_but_a_heartbeat_wakes_its_reader(message: object) -> None:
     with connected() as (line, other):
         other.sendall(Channel().sign(None))
@@ -147,23 +138,6 @@ def test_every_message_but_a_heartbeat_wakes_its_reader(message: object) -> None
         other.sendall(Channel().sign(message, 3))
         assert select.select([line], [], [], 5)[0] == [line]
         assert line.receive(time.monotonic(), *KINDS) == [(3, message)]
-
-
-def test_what_rank_0_says_after_the_membership_is_left_to_the_supervision() -> None:
-    membership = Membership(("a",), ((0, 1),))
-    bye = Channel().sign(Detach())
-
-    def talk(connection: socket.socket) -> None:
-        welcome(connection)
-        connection.sendall(Channel().sign(membership.as_message()) + bye)
-
-    with closing(FakeRank0(talk)) as fake:
-        client = Worker(plan_for(record(1, 2), port=fake.port))
-        assert client.report() == membership
-        ((rank, connection, _),) = client.detach_all()
-        with connection:
-            connection.settimeout(20)
-            assert (rank, connection.recv(65536)) == (0, bye)
 
 
 @given(
@@ -208,45 +182,6 @@ def test_ends(end: ExitStatus, is_failure: bool, stopped_by: int | None, said: s
     assert decode(encode(Exited(end)), Exited).end == end
     with pytest.raises(ProtocolError):
         decode(encode(Exited(replace(end, words="x" * 5000))), Exited)
-
-
-_AT_EXIT = """
-import os, socket, sys
-from distboot.agent.sidecar_start import report_exit_code
-agent, script = socket.socketpair()
-report_exit_code(script.fileno())
-script.close()
-child = os.fork()
-if child == 0:
-    sys.exit(9)
-os.waitpid(child, 0)
-agent.setblocking(False)
-try:
-    print(agent.recv(10))
-except BlockingIOError:
-    print("nothing yet", flush=True)
-if os.fork():
-    agent.close()
-    {end}
-agent.setblocking(True)
-print(agent.recv(10), flush=True)
-os._exit(0)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the sidecar needs Linux")
-@pytest.mark.parametrize(
-    ("end", "code"), [("raise SystemExit(7)", 7), ("sys.exit()", 0), ("1 / 0", 1), ("raise SystemExit('no')", 1)]
-)
-def test_exit_code_is_known_before_the_process_has_ended(end: str, code: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _AT_EXIT.format(end=end)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stdout.decode()) == (code, f"nothing yet\n{bytes([code])!r}\n")
 
 
 _RESET = "ConnectionResetError: [Errno 104] Connection reset by peer"
@@ -294,6 +229,30 @@ def hooks() -> Iterator[tuple[HookReader, int]]:
         yield HookReader(reading), writing
 
 
+Told = Callable[[str], list[list[str]]]
+_HOOKED = """
+import atexit, os, signal, sys, threading, traceback
+from distboot.agent.crash_hooks import install
+os.environ["DISTBOOT_SECRET"] = "s3cret-word"
+install({pipe})
+{script}
+"""
+
+
+@pytest.fixture
+def told(hooks: tuple[HookReader, int], tmp_path: Path) -> Told:
+    """Runs a script with our hooks in it: the lines of each exception that it has told of."""
+
+    def run(script: str) -> list[list[str]]:
+        reader, writing = hooks
+        (tmp_path / "train.py").write_text(_HOOKED.format(pipe=writing, script=script))
+        quiet = {"env": {**os.environ, "PYTHONPATH": str(ROOT)}, "cwd": tmp_path, "stderr": subprocess.DEVNULL}
+        subprocess.run([sys.executable, "train.py"], **quiet, pass_fds=[writing], timeout=60, check=False)  # type: ignore[call-overload]
+        return [text.splitlines() for kind, _, text in reader.read() if kind == EXCEPTION]
+
+    return run
+
+
 def test_crash_of_many_threads_begins_with_what_it_is(hooks: tuple[HookReader, int]) -> None:
     reader, writing = hooks
     os.write(writing, b"Fatal Python error: Segmentation fault\n\n" + b'  File "train.py", line 1 in f\n' * 200)
@@ -330,42 +289,16 @@ Extension modules: numpy.core (total: 1)
     ]
 
 
-_INSTALLED = """
-import atexit, os, signal, sys, threading, traceback
-from distboot.agent.crash_hooks import install
-os.environ["DISTBOOT_SECRET"] = "s3cret-word"
-install(int(sys.argv[1]))
-"""
-
-
-def _sent(hooks: tuple[HookReader, int], folder: Path, script: str) -> list[str]:
-    """The lines of what a script sends of its end, in which the hooks are installed."""
-    reader, writing = hooks
-    (folder / "train.py").write_text(_INSTALLED + script)
-    command, env = [sys.executable, "train.py", str(writing)], {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run(command, stderr=subprocess.DEVNULL, pass_fds=[writing], cwd=folder, env=env, timeout=60, check=False)
-    texts = [text.splitlines() for kind, _, text in reader.read() if kind == EXCEPTION]
-    assert len(texts) <= 1
-    return texts[0] if texts else []
-
-
-_DEEP = """
-def one(left): {pad} two(left)
-def two(left): one(left - 1) if left else 1 / 0
-one({depth})
-"""
-
-
 @pytest.mark.parametrize(("depth", "pad"), [(1, ""), (20, ""), (8, f"{'x' * 800!r};")])
-def test_traceback_that_does_not_begin_with_its_beginning_says_so(
-    hooks: tuple[HookReader, int], tmp_path: Path, depth: int, pad: str
-) -> None:
-    first, *_, last = _sent(hooks, tmp_path, _DEEP.format(depth=depth, pad=pad))
+def test_traceback_that_does_not_begin_with_its_beginning_says_so(told: Told, depth: int, pad: str) -> None:
+    deep = f"def one(left): {pad} two(left)\ndef two(left): one(left - 1) if left else 1 / 0\none({depth})"
+    ((first, *_, last),) = told(deep)
     begin = "Traceback (most recent call last):" if depth == 1 else "…"
     assert (first, last) == (begin, "ZeroDivisionError: division by zero")
 
 
-_INTERRUPTED = """
+def test_exception_is_told_where_a_signal_handler_raises_meanwhile(told: Told) -> None:
+    script = """
 def fail(*_): raise RuntimeError("a worker has died")
 def formatted(*arguments, before=traceback.format_exception):
     traceback.format_exception = before
@@ -374,22 +307,7 @@ signal.signal(signal.SIGCHLD, fail)
 traceback.format_exception = formatted
 1 / 0
 """
-
-
-def test_exception_is_told_where_a_signal_handler_raises_meanwhile(
-    hooks: tuple[HookReader, int], tmp_path: Path
-) -> None:
-    assert _sent(hooks, tmp_path, _INTERRUPTED)[-1] == "ZeroDivisionError: division by zero"
-
-
-_EXITS = """
-class Both:
-    def __init__(self, other): self.other = other
-    def write(self, text): return self.other.write(text)
-    def flush(self): pass
-class Fails:
-    def __del__(self): raise ValueError("deleted")
-"""
+    assert [lines[-1] for lines in told(script)] == ["ZeroDivisionError: division by zero"]
 
 
 @pytest.mark.parametrize(
@@ -412,11 +330,16 @@ class Fails:
         ("sys.exit('')", []),
     ],
 )
-def test_text_with_which_a_script_exits_is_sent(
-    hooks: tuple[HookReader, int], tmp_path: Path, script: str, said: list[str]
-) -> None:
-    first, *more = said or [""]
-    assert _sent(hooks, tmp_path, _EXITS + script) == ([EXITED + first, *more] if said else [])
+def test_text_with_which_a_script_exits_is_sent(told: Told, script: str, said: list[str]) -> None:
+    exits = """
+class Both:
+    def __init__(self, other): self.other = other
+    def write(self, text): return self.other.write(text)
+    def flush(self): pass
+class Fails:
+    def __del__(self): raise ValueError("deleted")
+"""
+    assert told(exits + script) == ([[EXITED + said[0], *said[1:]]] if said else [])
 
 
 def test_text_of_an_exit_is_in_the_headline_and_below_it_only_if_there_is_more() -> None:

@@ -1,7 +1,5 @@
 """`init("tensorflow")` on the real TensorFlow: strategies, `TF_CONFIG`, who serves and until when, signals, proxies."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -122,8 +120,10 @@ def test_wrapper_makes_tf_config_for_a_script_as_it_is(by_hand: ByHand) -> None:
     assert ranks.lines() == [{"rank": 0, "total": 2.0}, {"rank": 1, "total": 2.0}]
 
 
-# Rank 0 waits in a collective operation, in C, for a rank that never comes to it.
-_WAITING = """
+@pytest.mark.parametrize("supervision", ["1", "0"])
+def test_sigterm_ends_a_rank_that_waits_for_others(by_hand: ByHand, supervision: str) -> None:
+    # Rank 0 waits in a collective operation, in C, for a rank that never comes to it.
+    script = """
 import os, time
 from pathlib import Path
 import distboot
@@ -138,11 +138,7 @@ if ctx.rank == 0:
     reduce()
 time.sleep(600)
 """
-
-
-@pytest.mark.parametrize("supervision", ["1", "0"])
-def test_sigterm_ends_a_rank_that_waits_for_others(by_hand: ByHand, supervision: str) -> None:
-    ranks = by_hand(_WAITING, env={"DISTBOOT_FAILURE_DETECTION": supervision, "DISTBOOT_GRACE": "600"})
+    ranks = by_hand(script, env={"DISTBOOT_FAILURE_DETECTION": supervision, "DISTBOOT_GRACE": "600"})
     ranks.wait_for("ready-0")
     ranks.wait_for("ready-1")
     if supervision == "1":
@@ -317,9 +313,8 @@ def test_killed_server_ends_the_chief(by_hand: ByHand) -> None:
 
 
 def test_without_the_supervision_a_server_does_not_end_well_when_the_chief_is_killed(by_hand: ByHand) -> None:
-    ranks = by_hand(
-        _SERVERS, each=tasks(chief=1, worker=1, ps=1), env={"EVALUATOR": "0", "DISTBOOT_FAILURE_DETECTION": "0"}
-    )
+    alone = {"EVALUATOR": "0", "DISTBOOT_FAILURE_DETECTION": "0"}
+    ranks = by_hand(_SERVERS, each=tasks(chief=1, worker=1, ps=1), env=alone)
     ranks.wait_for("trained")
     ranks.processes[0].kill()
     assert ranks.codes()[1:] == [1, 1]

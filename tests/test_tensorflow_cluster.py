@@ -1,7 +1,5 @@
 """TensorFlow's cluster, before TensorFlow itself is asked: which rank is what, at which address, with which GPU."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Mapping, Sequence
@@ -127,9 +125,8 @@ def test_proxies(environ: dict[str, str], exported: dict[str, str]) -> None:
 def test_gpus_of_a_rank(rank: int, options: dict[str, Any], own: list[int]) -> None:
     world_size, nodes = (5, ([0, 2, 3, 4], [1])) if options.get("evaluator") else (3, ([0, 2], [1]))
     shown: list[object] = []
-    config = SimpleNamespace(
-        list_physical_devices=lambda _: ["gpu0", "gpu1"], set_visible_devices=lambda gpus, _: shown.append(gpus)
-    )
+    config = SimpleNamespace(list_physical_devices=lambda _: ["gpu0", "gpu1"])
+    config.set_visible_devices = lambda gpus, _: shown.append(gpus)
     job, chosen = _meeting(rank, world_size, *nodes), Options("tensorflow", **options)
     assert own_gpus(SimpleNamespace(config=config), job, Cluster(job, {}, chosen), chosen, {}) == own
     assert shown == ([] if len(own) == 2 else [[f"gpu{index}" for index in own]])

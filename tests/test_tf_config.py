@@ -1,7 +1,5 @@
 """TF_CONFIG: roles become ranks, and every problem is named at once."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any
@@ -23,9 +21,7 @@ _WITH_PS = {"chief": ["a:1"], "worker": ["b:1", "b:2"], "ps": ["c:1"]}
     ("task", "index", "rank", "local", "node_rank"),
     [("chief", 0, 0, (0, 1), 0), ("worker", 0, 1, (0, 2), 1), ("worker", 1, 2, (1, 2), 1), ("ps", 0, 3, (0, 1), 2)],
 )
-def test_tasks_are_ranked_chief_workers_ps(
-    task: str, index: int, rank: int, local: tuple[int, int], node_rank: int
-) -> None:
+def test_tasks_are_ranked(task: str, index: int, rank: int, local: tuple[int, int], node_rank: int) -> None:
     placement = detect(tf_config(task, index, **_WITH_PS))
     assert (placement.launcher, placement.rank, placement.world_size) == ("tf_config", rank, 4)
     assert (placement.local_rank, placement.local_world_size) == local
@@ -102,7 +98,6 @@ def test_what_is_corrected_reaches_the_command_and_is_still_the_launchers(run: R
 @pytest.mark.parametrize(
     ("environ", "problem"),
     [
-        ({"TF_CONFIG": "{"}, "is not JSON"),
         ({"TF_CONFIG": ""}, "is not JSON"),
         ({"TF_CONFIG": "[" * 100_000}, "is not JSON"),
         ({"TF_CONFIG": "[]"}, "is not a JSON object"),
@@ -115,7 +110,6 @@ def test_what_is_corrected_reaches_the_command_and_is_still_the_launchers(run: R
         (tf_config("worker", True), "task index True"),
         (tf_config("worker", -1), "task index -1"),
         (tf_config("evaluator", "x"), "task index 'x'"),
-        (tf_config("master", 0, master=["a:1"]), "rename it"),
         (tf_config("worker", 0, worker=["a:1", "a:1"]), "both worker 0 and worker 1"),
         (tf_config("worker", 0, worker=["A:1", "a:1"]), "both worker 0 and worker 1"),
         (tf_config("worker", 0, worker=["[fd00::4]:1", "[fd00:0::4]:1"]), "both worker 0 and worker 1"),
@@ -126,10 +120,7 @@ def test_what_is_corrected_reaches_the_command_and_is_still_the_launchers(run: R
         (tf_config("worker", 0, worker="a:1"), "not a list"),
         (tf_config("chief", 0, chief=["a:1", "b:1"]), "more than one chief"),
         (tf_config("worker", 0, worker=["a:1"], cook=["b:1"]), "unknown type 'cook'"),
-        (
-            {"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}, "task": {"type": ["worker"], "index": 0}}'},
-            "not in its cluster",
-        ),
+        (tf_config(["worker"], 0), "not in its cluster"),  # type: ignore[arg-type]
     ],
 )
 def test_broken_tf_config_is_refused(environ: dict[str, str], problem: str) -> None:

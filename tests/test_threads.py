@@ -1,7 +1,5 @@
 """How many threads per rank is told to start: its part of the CPUs, unless the user or the launcher has said it."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """`python -m distboot try`: mistakes that only show elsewhere are found; a script without them is left alone."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path
@@ -39,19 +37,18 @@ PLANTED = {
 }  # fmt: skip
 
 
-def _try(run: Run, *arguments: str, env: dict[str, str] | None = None) -> tuple[int, dict[str, list[str]], str]:
+def _try(run: Run, *arguments: str, train: str | None = None) -> tuple[int, dict[str, list[str]], str]:
     """Exit code, the columns of each launch, and everything."""
-    done = run(sys.executable, "-m", "distboot", "try", *arguments, env=env or {}, timeout=200)
+    done = run(sys.executable, "-m", "distboot", "try", *arguments, train=train, timeout=200)
     rows = [re.split(r"  +", line.strip()) for line in done.stdout.splitlines()[1:] if not line.startswith(" ")]
     return done.returncode, {row[0]: row[1:] for row in rows}, done.stdout + done.stderr
 
 
 @needs_torch
 @pytest.mark.parametrize("name", PLANTED)
-def test_mistake_that_one_node_hides_is_found_on_two(run: Run, tmp_path: Path, name: str) -> None:
+def test_mistake_that_one_node_hides_is_found_on_two(run: Run, name: str) -> None:
     script, hidden, shown, columns, said = PLANTED[name]
-    (tmp_path / "train.py").write_text(_BEGIN + script)
-    code, rows, output = _try(run, "--as", hidden, "--as", shown, "train.py")
+    code, rows, output = _try(run, "--as", hidden, "--as", shown, "train.py", train=_BEGIN + script)
     assert rows[hidden][0].endswith(" s"), output
     assert rows[hidden][2:] == ["no", "together"], output
     assert all(got == wanted for got, wanted in zip(rows[shown], columns, strict=True) if wanted), output
@@ -61,10 +58,10 @@ def test_mistake_that_one_node_hides_is_found_on_two(run: Run, tmp_path: Path, n
 
 @needs_torch
 def test_address_that_is_each_node_itself_is_found(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(_BEGIN + _END)
     begin = 'export MASTER_ADDR=$(scontrol show hostnames "$NONE" 2>/dev/null || echo localhost)\n'
     (tmp_path / "run.sh").write_text(f"{begin}exec {sys.executable} train.py\n")
-    code, rows, output = _try(run, "--as", "srun 1x2", "--as", "srun 2x1", "--", "sh", "run.sh")
+    both = ("--as", "srun 1x2", "--as", "srun 2x1")
+    code, rows, output = _try(run, *both, "--", "sh", "run.sh", train=_BEGIN + _END)
     assert rows["srun 1x2"][0].endswith(" s"), output
     assert rows["srun 2x1"][0] == "no"
     assert re.search(r"rank 0 looks for rank 0 at localhost, which is each node itself \(train\.py:\d+\)", output)
@@ -84,9 +81,8 @@ _OF_MPI = "from mpi4py import MPI\nprint(MPI.COMM_WORLD.Get_size())"  # 1 on eac
 
 @needs("mpi4py")
 @pytest.mark.parametrize("script", [_OF_MPI, "import distboot\ndistboot.init('mpi')"])
-def test_script_that_calls_mpi_cannot_be_tried(run: Run, tmp_path: Path, script: str) -> None:
-    (tmp_path / "train.py").write_text(script)
-    code, rows, output = _try(run, "--as", "mpirun 1x2", "train.py")
+def test_script_that_calls_mpi_cannot_be_tried(run: Run, script: str) -> None:
+    code, rows, output = _try(run, "--as", "mpirun 1x2", "train.py", train=script)
     assert (code, rows) == (1, {"mpirun 1x2": ["-"] * 4}), output
     assert "not tried: the script calls MPI_Init, for which the real mpirun" in output
 

@@ -1,19 +1,17 @@
 """Workers that a script has started with multiprocessing, while all processes of its job are told to stop."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
 from launched import needs, needs_torch
 from supervised import Started, until
+from tensorflows import ByHand
 
 from distboot.process import proc_stat
 
@@ -109,16 +107,13 @@ Begin = Callable[..., Started]
 
 
 @pytest.fixture
-def begin(clean_env: dict[str, str], port: int, tmp_path: Path) -> Iterator[Begin]:
+def begin(by_hand: ByHand) -> Iterator[Begin]:
     """Starts a script below `init`, as two ranks, or below the wrapper, as one."""
     jobs = []
 
     def start(script: str, way: str, *arguments: str) -> Started:
-        (tmp_path / "train.py").write_text(_BEGIN + script)
         ranks, wrapper = (2, []) if way == "init" else (1, ["-m", "distboot", "run", "--", sys.executable])
-        job = {**clean_env, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        environs = [{**job, "RANK": str(rank)} for rank in range(ranks)]
-        jobs.append(Started(tmp_path, [sys.executable, *wrapper, "train.py", way, *arguments], environs))
+        jobs.append(by_hand(_BEGIN + script, ranks, wrapper=wrapper, arguments=[way, *arguments]))
         return jobs[-1]
 
     yield start
@@ -126,7 +121,6 @@ def begin(clean_env: dict[str, str], port: int, tmp_path: Path) -> Iterator[Begi
         for pid in everybody(job):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        job.end()
 
 
 def everybody(job: Started) -> list[int]:
@@ -266,36 +260,32 @@ def test_only_workers_are_shielded_and_not_what_they_start(begin: Begin, method:
     assert code == 7, "its own handler runs at once"
 
 
-_FAILING = (
-    _LOADER.partition("if __name__")[0]
-    + """
+@needs_torch
+def test_torch_ends_its_workers_without_a_word(begin: Begin) -> None:
+    script = (
+        _LOADER.partition("if __name__")[0]
+        + """
 begin()
 batches = iter(torch.utils.data.DataLoader(Numbers(), num_workers=2))  # at the end it is still there
 next(batches)
 raise ValueError("boom")
 """
-)
-
-
-@needs_torch
-def test_torch_ends_its_workers_without_a_word(begin: Begin) -> None:
-    job = begin(_FAILING, "wrapper")
+    )
+    job = begin(script, "wrapper")
     assert job.codes() == [1]
     assert "ValueError: boom" in job.output(0)
     assert "killed by signal" not in job.output(0), "it has to see in the signal who has sent it"
     until(lambda: not everybody(job))
 
 
-_LOKY = """
+@needs("joblib")
+def test_workers_of_others_than_multiprocessing_are_as_ever(begin: Begin) -> None:
+    script = """
 from joblib import Parallel, delayed
 if __name__ == "__main__":
     begin()
     touch("found-0", json.dumps(Parallel(n_jobs=2)(delayed(blocks)() for _ in range(4))))
 """
-
-
-@needs("joblib")
-def test_workers_of_others_than_multiprocessing_are_as_ever(begin: Begin) -> None:
-    job = begin(_LOKY, "wrapper")
+    job = begin(script, "wrapper")
     assert job.codes() == [0], job.output(0)
     assert written(job, "found") == [[False] * 4]

@@ -1,7 +1,5 @@
 """The wrapper as a black box, without a container: what its child gets from it, and what it leaves alone."""
 
-from __future__ import annotations
-
 import os
 import pty
 import signal
@@ -62,13 +60,11 @@ def test_child_starts_with_the_signal_mask_and_handlers_of_its_parent(distboot: 
     assert distboot("run", "--", "bash", "-c", show).stdout == direct
 
 
-def test_child_gets_the_variables_arguments_and_streams(distboot: Run, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        "import os, sys; print(sys.argv, *(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR')))"
-    )
-    result = distboot(
-        "train.py", "--epochs", "3", "--launcher", "mine", "--", "-m", env={"RANK": "0", "WORLD_SIZE": "1"}
-    )
+def test_child_gets_the_variables_arguments_and_streams(distboot: Run) -> None:
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
+    script = f"import os, sys; print(sys.argv, *(os.environ[name] for name in {names}))"
+    command = ("train.py", "--epochs", "3", "--launcher", "mine", "--", "-m")
+    result = distboot(*command, train=script, env={"RANK": "0", "WORLD_SIZE": "1"})
     assert result.stdout == "['train.py', '--epochs', '3', '--launcher', 'mine', '--', '-m'] 0 1 0 127.0.0.1\n"
     assert (result.stderr, result.returncode) == ("", 0)
 
@@ -83,10 +79,8 @@ def test_module_command_and_interpreter_options(run: Run, distboot: Run) -> None
 @pytest.mark.parametrize(
     ("options", "flags"),
     [
-        ("-b -O -m distboot", "1 1"),
-        ("-bOm distboot", "1 1"),
-        ("-Xutf8=1 -Wmodule -O -m distboot", "0 1"),
-        ("-m distboot", "0 0"),
+        *(("-b -O -m distboot", "1 1"), ("-bOm distboot", "1 1")),
+        *(("-Xutf8=1 -Wmodule -O -m distboot", "0 1"), ("-m distboot", "0 0")),
     ],
 )
 def test_options_of_the_interpreter_reach_the_script(run: Run, tmp_path: Path, options: str, flags: str) -> None:
@@ -94,9 +88,8 @@ def test_options_of_the_interpreter_reach_the_script(run: Run, tmp_path: Path, o
     assert run(sys.executable, *options.split(), "flags.py").stdout == f"{flags}\n"
 
 
-def test_error_of_the_child_is_shown_as_it_is(distboot: Run, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("raise ValueError('the loss is NaN')")
-    result = distboot("train.py")
+def test_error_of_the_child_is_shown_as_it_is(distboot: Run) -> None:
+    result = distboot("train.py", train="raise ValueError('the loss is NaN')")
     assert result.returncode == 1
     assert result.stderr.endswith("ValueError: the loss is NaN\n")
     assert "distboot" not in result.stderr
@@ -116,7 +109,9 @@ def test_console_script_that_runs_a_module_named_distboot(run: Run) -> None:
     assert run(str(console_script), "run", "-m", "distboot", "--version", timeout=20).stdout.startswith("distboot ")
 
 
-_LOOKS_UP = """
+def test_child_that_ends_while_a_name_is_still_looked_up_is_not_missed(run: Run) -> None:
+    """The thread that looks it up must not take the SIGCHLD that the wrapper waits for."""
+    script = """
 import os, time
 from distboot.agent import supervisor
 from distboot.host import network
@@ -128,8 +123,4 @@ for _ in range(200): assert supervisor.run([supervisor.Command(["/bin/true"], {}
 print("all", flush=True)
 os._exit(0)
 """
-
-
-def test_child_that_ends_while_a_name_is_still_looked_up_is_not_missed(run: Run) -> None:
-    """The thread that looks it up must not take the SIGCHLD that the wrapper waits for."""
-    assert run(sys.executable, "-c", _LOOKS_UP).stdout == "all\n"
+    assert run(sys.executable, "-c", script).stdout == "all\n"

@@ -1,7 +1,5 @@
 """What the wrapper does besides starting a command: `--exec`, `--pass-local-rank`, and a warning of ranks apart."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -74,9 +72,7 @@ def test_launcher_that_passes_it_to_a_script_that_does_not_know_it(run: Run, scr
         (["say.py", "--local_rank", "0"], False),
     ],
 )
-def test_local_rank_that_a_shell_has_replaced_too_early(
-    distboot: Run, script: str, options: list[str], warned: bool
-) -> None:
+def test_local_rank_that_a_shell_took_too_early(distboot: Run, script: str, options: list[str], warned: bool) -> None:
     done = distboot(*options, env=ALONE)
     (line,) = json_lines(done)
     said = "has no value (a shell replaces $LOCAL_RANK before LOCAL_RANK is set): leave it out, and pass it with python"
@@ -122,11 +118,9 @@ def test_script_whose_ranks_would_train_apart_is_warned_of(
 
 
 @pytest.mark.parametrize(("count", "is_said"), [("1", False), ("2", True)])
-def test_script_whose_ranks_on_this_node_would_train_apart_is_warned_of(
-    distboot: Run, tmp_path: Path, count: str, is_said: bool
-) -> None:
-    (tmp_path / "train.py").write_text("if False:\n    import horovod.torch as hvd\n")
-    done = distboot("run", "--nproc-per-node", count, "train.py")
+def test_ranks_of_a_node_that_would_train_apart_are_warned_of(distboot: Run, count: str, is_said: bool) -> None:
+    script = "if False:\n    import horovod.torch as hvd\n"
+    done = distboot("run", "--nproc-per-node", count, "train.py", train=script)
     remedy = f"trains apart: python -m distboot run --framework horovod --nproc-per-node {count} train.py\n"
     assert (done.returncode, remedy in done.stderr) == (0, is_said), done.stderr
 
@@ -139,22 +133,19 @@ def test_launcher_in_the_shell_of_each_rank_is_warned_of(distboot: Run) -> None:
 
 
 @pytest.mark.parametrize("node", [[], ["--nproc-per-node", "1"]], ids=["rank", "node"])
-def test_script_for_deepspeed_gets_the_local_rank_that_it_can_take(
-    distboot: Run, tmp_path: Path, node: list[str]
-) -> None:
-    (tmp_path / "train.py").write_text("import sys\noption = '--local_rank'\nprint(sys.argv[1:] == [f'{option}=0'])\n")
-    done = distboot("run", "--framework", "deepspeed", *node, "train.py", env={} if node else ALONE)
+def test_script_for_deepspeed_gets_the_local_rank(distboot: Run, node: list[str]) -> None:
+    script = "import sys\noption = '--local_rank'\nprint(sys.argv[1:] == [f'{option}=0'])\n"
+    done = distboot("run", "--framework", "deepspeed", *node, "train.py", train=script, env={} if node else ALONE)
     assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
 
 
 @pytest.mark.parametrize("node", [[], ["--nproc-per-node", "1"]], ids=["rank", "node"])
-def test_parameter_servers_for_a_script_that_has_only_workers_are_refused(
-    distboot: Run, tmp_path: Path, node: list[str]
-) -> None:
-    (tmp_path / "train.py").write_text("if False:\n    MultiWorkerMirroredStrategy()\n")
+def test_parameter_servers_for_a_script_of_workers_are_refused(distboot: Run, node: list[str]) -> None:
+    script = "if False:\n    MultiWorkerMirroredStrategy()\n"
     cluster = {"chief": ["localhost:2222"], "ps": ["localhost:2223"]}
     config = json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}})
-    done = distboot("run", "--framework", "tensorflow", *node, "train.py", env={"TF_CONFIG": config})
+    command = ("run", "--framework", "tensorflow", *node, "train.py")
+    done = distboot(*command, train=script, env={"TF_CONFIG": config})
     assert (done.returncode, "TF_CONFIG has parameter servers" in done.stderr) == (2, True), done.stderr
 
 

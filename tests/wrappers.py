@@ -1,7 +1,5 @@
 """The wrapper with real children and real pipes, and the log files of its ranks."""
 
-from __future__ import annotations
-
 import os
 import select
 import subprocess

@@ -4,8 +4,6 @@ torch counts them as CUDA does and keeps on the CPU what is to be on one of them
 are the files, in a folder. What distboot does with all that is real; the figures of such a run mean nothing.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence
