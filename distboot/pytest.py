@@ -5,6 +5,8 @@ find what that launcher sets: when one fails all others end, and its report beco
 in every rank. It costs a run without the mark nothing but this file.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import signal

@@ -3,6 +3,8 @@
 And how such ranks are run on this host. The environments are those of the captures in `tests/captures`.
 """
 
+from __future__ import annotations
+
 import re
 import signal
 import socket

@@ -4,6 +4,8 @@ Of a whole job the findings come to rank 0 over the connections of the roll call
 what is not ok in one frame, authenticated as all others are. There is no answer.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import socket

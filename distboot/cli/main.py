@@ -4,6 +4,8 @@ And what all of them share: argparse with our errors, and standard output, which
 show a character.
 """
 
+from __future__ import annotations
+
 import argparse
 import os
 import re

@@ -1,5 +1,7 @@
 """The options of `run`, and where they end, as the rest is the script's; and how many ranks --nproc-per-node means."""
 
+from __future__ import annotations
+
 import os
 import re
 from argparse import ArgumentTypeError, Namespace

@@ -1,5 +1,7 @@
 """The commands that only print: `show`, `env`, `launchers` and `stacks`."""
 
+from __future__ import annotations
+
 import json
 import os
 import re

@@ -3,6 +3,8 @@
 And what the text of an unmodified script says, where that has to be known before it starts.
 """
 
+from __future__ import annotations
+
 import itertools
 import os
 import re

@@ -1,5 +1,7 @@
 """The command `try`: it starts all ranks of each launch here, looks on, and prints what would go wrong elsewhere."""
 
+from __future__ import annotations
+
 import json
 import os
 import sys

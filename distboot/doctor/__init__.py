@@ -5,6 +5,8 @@ environment, and a few answers of the kernel and the resolver; nothing else, so 
 does not take long, imports no framework, and changes nothing.
 """
 
+from __future__ import annotations
+
 import os
 import socket
 import sys

@@ -1,5 +1,7 @@
 """Accelerators: on the host, in the container, in what is visible, and in what torch was built for."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

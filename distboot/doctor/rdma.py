@@ -4,6 +4,8 @@ NCCL itself says nothing of settings that contradict each other or the machine, 
 Facts: NVIDIA's user guide for NCCL, Environment Variables; NCCL, src/misc/socket.cc and src/graph/xml.cc.
 """
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Sequence

@@ -2,6 +2,8 @@
 limits that a container has and its image does not show: shared memory, locked memory, open files.
 """
 
+from __future__ import annotations
+
 import re
 import time
 
