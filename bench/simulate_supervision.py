@@ -14,7 +14,7 @@ from distboot.agent.root_cause import GATHERING
 # Seconds, as agent/heartbeat.py has them for this bound.
 _PATIENCE = (10.0, 11.0)  # without an answer until the kernel gives up
 _BETWEEN = 2.0  # two of its questions
-_PROBE = (2.9, 3.9)  # until the host counts as lost then
+_PROBE = (2.7, 3.7)  # until the host counts as lost then
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,11 @@ def all_reduce() -> None:
 def train(number: int) -> bool:
     """One step; whether there is another one."""
     time.sleep(0.02)
-    if HANG in ACTS and begins():
+    is_due = torch.tensor([1.0])
+    if HANG == "all":  # at the same step: else some wait for the first that has been told
+        is_due[0] = told("go")
+        dist.all_reduce(is_due, op=dist.ReduceOp.MIN)
+    if HANG in ACTS and is_due.item() and begins():
         ACTS[HANG]()
     elif HANG == "stopped-inside" and begins():
         time.sleep(2)

@@ -57,7 +57,7 @@ def test_strangers_and_garbage_are_sent_away_and_the_job_goes_on(wrapped: Ranks)
 name, _, token = os.environ["DISTBOOT_AGENT"].partition(":")
 from distboot.rendezvous.messages import Leave, Ready
 from distboot.rendezvous.protocol import Channel
-from distboot.agent.local import Attach, Finish
+from distboot.rendezvous.local import Attach, Finish
 def stranger(*said):
     one = socket.socket(socket.AF_UNIX)
     one.connect("\\0" + name)

@@ -27,7 +27,7 @@ NO_VARIABLES = {
     "HOROVOD_": "the beginning of a name whose end is a number's",
     **dict.fromkeys(("PMI_", "PMIX_", "PALS_", "SLURM_"), "the beginning of names in an exception of slurm.py"),
     "VC_": "the beginning of VC_…_NUM",
-    "SC_CLK_TCK": "a name of sysconf(3)",
+    **dict.fromkeys(("SC_CLK_TCK", "SC_OPEN_MAX"), "a name of sysconf(3)"),
 }
 
 

@@ -50,7 +50,8 @@ def test_kernel_gives_up_in_time_for_a_second_opinion(bound: int) -> None:
     # The first question only asks; the kernel looks at the limit with each of the others.
     looks = range(first + between, 2000, between)
     end = next(at for at in looks if at * 1000 >= limit)
-    assert bound - 4 - between <= end <= bound - min(4, bound / 2) + 1
+    assert 0.75 * bound - 0.5 - between < end <= max(0.75 * bound + 0.5, 2)
+    assert max(first, between) < 0.75 * bound, "a silence between two questions is nothing"
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def silence(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 def test_silence_is_noticed_although_no_file_is_left(silence: Callable[[float], None]) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    silence(11.5)
+    silence(11.3)
     with connected() as (line, _):
         try:
             with open(os.devnull) as next_file:
@@ -77,7 +78,7 @@ def test_silence_is_noticed_although_no_file_is_left(silence: Callable[[float], 
 def test_old_opinion_on_a_silence_that_ended_well_is_not_asked_again(silence: Callable[[float], None]) -> None:
     with connected() as (line, _):
         now = time.monotonic()
-        for seconds, after in ((11.5, 0.0), (1.0, 1.0), (11.5, 4.0)):
+        for seconds, after in ((11.3, 0.0), (1.0, 1.0), (11.3, 4.0)):
             silence(seconds)
             assert line.fault(now + after) is None
         fault = line.fault(now + 7.0)

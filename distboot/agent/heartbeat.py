@@ -46,7 +46,8 @@ class Probe:
 
 
 BOUND = 15.0  # seconds; DISTBOOT_HEARTBEAT_TIMEOUT of rank 0's agent is that of the job
-_FOR_THE_PROBE = 4.0  # of them, at the end, for a second opinion: the kernel tries it three times
+_PATIENCE = 0.75  # of them; the rest is for a second opinion, which the kernel tries several times to get
+_PROBE_LIMIT = 0.9  # seconds for that, at the least
 _MISSED = 1.9  # bounds without a heartbeat: two were due, and each may come a little late
 _KEEPALIVES = 4  # questions of the kernel until it gives up
 _THIN_LINEAR_TIMEOUTS = 16  # tcp(7): a lost packet is sent again soon, also when several were lost
@@ -85,7 +86,8 @@ class HeartbeatConnection:
         self.unsent = bytearray()
         self._peer: tuple[Any, ...] = ()  # its address, which the kernel forgets with the connection
         self._channel, self._bound = channel, bound
-        self._patience = bound - min(_FOR_THE_PROBE, bound / 2)  # until another port of the host is tried
+        self._patience = _PATIENCE * bound  # seconds until another port of the host is tried
+        self._usual = inf  # seconds of silence between two questions of the kernel
         self._probe: Probe | None = None
         self._frames = Frames(most)
         self._beat = channel.sign(None)
@@ -171,7 +173,7 @@ class HeartbeatConnection:
 
     def is_unusually_silent(self) -> bool:
         """Whether something seems to be wrong with the peer's host: a question of the kernel has no answer yet."""
-        return self.silence() > self._between + 1
+        return self.silence() > self._usual
 
     def is_acknowledged(self) -> bool:
         """Whether the peer's kernel has confirmed all that was sent."""
@@ -194,7 +196,7 @@ class HeartbeatConnection:
             return LivenessFault(True, why) if self.is_frozen(now) else None
         if self._probe is None:
             self._probe = Probe(self.socket.family, self._peer, now)
-        if now < self._probe.began + self._bound - self._patience - 1.1:  # we look once a second
+        if now < self._probe.began + max(self._bound - self._patience - 1.1, _PROBE_LIMIT):  # we look once a second
             return None
         if self._probe.is_answered():
             return LivenessFault(False, f"gave no answer for {self._bound:g} s, though its host answers (a firewall?)")
@@ -204,26 +206,25 @@ class HeartbeatConnection:
         self.socket.close()
         self._forget_probe()
 
-    @property
-    def _between(self) -> int:
-        """Seconds between two questions of the kernel."""
-        return max(int(self._patience - 1) // _KEEPALIVES, 1)
-
     def _keep_alive(self) -> None:
-        """Let the kernel ask the other one, and end the connection after that many seconds without an answer: tcp(7).
+        """Let the kernel ask the other one, and end the connection when it has no answer for that long: tcp(7).
 
         It looks at TCP_USER_TIMEOUT with each question but the first. Those of many connections do not come at once.
         """
-        end = int(self._patience) - self.fileno() % self._between
+        end = max(round(self._patience), 2)
+        between = max((end - 1) // _KEEPALIVES, 1)
+        end -= self.fileno() % between
+        first = max(end - _KEEPALIVES * between, 1)
         options = {
-            socket.TCP_KEEPIDLE: max(end - _KEEPALIVES * self._between, 1),
-            socket.TCP_KEEPINTVL: self._between,
+            socket.TCP_KEEPIDLE: first,
+            socket.TCP_KEEPINTVL: between,
             socket.TCP_USER_TIMEOUT: end * 1000 - 500,
             _THIN_LINEAR_TIMEOUTS: 1,
         }
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in options.items():
             self.socket.setsockopt(socket.IPPROTO_TCP, option, value)
+        self._usual = max(first, between) + 1.0
 
     def _forget_probe(self) -> None:
         """An old opinion is worth nothing."""
