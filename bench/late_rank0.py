@@ -29,7 +29,7 @@ from simulate_costs import coordinator_of  # noqa: E402
 from simulate_messages import place, plan  # noqa: E402
 from simulate_peers import Peers, allow_all_files  # noqa: E402
 
-from distboot.agent.heartbeat import BOUND, HeartbeatConnection  # noqa: E402
+from distboot.agent.heartbeat import BEATS, BOUND, HeartbeatConnection  # noqa: E402
 from distboot.agent.late import LateWatch  # noqa: E402
 from distboot.agent.messages import Locate, Position, Register  # noqa: E402
 from distboot.agent.stacks import lines  # noqa: E402
@@ -38,6 +38,7 @@ from distboot.rendezvous.messages import Ready  # noqa: E402
 
 _AFTER = 60.0  # seconds
 _BEATS = 5
+_INTERVAL = int(BEATS * BOUND)  # seconds
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,8 @@ class _Rank0:
         self.side.turn(self.now)
 
     def beat(self) -> None:
-        self.side.beat(self.now)
+        for _ in range(_INTERVAL):
+            self.side.tick(self.now)
         self.turn()
         self.side.due(self.now)
 
@@ -157,7 +159,7 @@ def _whole(agents: int, kind: str) -> Cost:
     allow_all_files()
     rank0 = _Rank0(agents)
     sent, beat, without = _still(rank0)
-    return Cost(sent, beat, without, BOUND, *_episode(rank0, kind))
+    return Cost(sent, beat, without, _INTERVAL, *_episode(rank0, kind))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What the roll call costs rank 0, and how soon whoever is missing or there twice is named.
 
     PYTHONPATH=. python bench/rendezvous.py rank0 18000    seconds, seconds of CPU, and megabytes
+    PYTHONPATH=. python bench/rendezvous.py rank0 1250 8   the same with agents that have 8 ranks each
     PYTHONPATH=. python bench/rendezvous.py costs          what the single messages cost
 
 The ranks are simulated, the sockets are real. `join.py` takes it all together.
@@ -75,17 +76,17 @@ def record(rank: int, world_size: int, **more: object) -> WorkerInfo:
     return WorkerInfo(rank, "slurm", node, f"{node}/boot", 1000 + rank, str(rank), world_size, facts=own, **more)  # type: ignore[arg-type]
 
 
-def _report(rank: int, world_size: int) -> bytes:
-    return Channel().sign(record(rank, world_size, clock=time.time()))
+def _report(rank: int, world_size: int, ranks: int = 0) -> bytes:
+    return Channel().sign(record(rank, world_size, clock=time.time(), ranks=ranks))
 
 
-def _peers(port: int, world_size: int) -> None:
+def _peers(port: int, world_size: int, ranks: int) -> None:
     """All other ranks, in one loop: each connects, reports, and reads until it has its membership."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     poll, connections, stage = select.epoll(), {}, {}
     hello = Channel().sign(Hello(JOB, "0" * 32))
-    messages = [_report(rank, world_size) for rank in range(world_size)]
+    messages = [_report(rank, world_size, ranks) for rank in range(world_size)]
     print("ready", flush=True)
     sys.stdin.readline()
     for rank in range(1, world_size):
@@ -114,17 +115,17 @@ def _peers(port: int, world_size: int) -> None:
                 left -= 1
 
 
-def _rank_0(world_size: int) -> Cost:
-    """From the first connection until all have the membership."""
+def _rank_0(world_size: int, ranks: int = 0) -> Cost:
+    """From the first connection until all have the membership; `ranks`: of each agent, where it is that of a node."""
     listener = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
     peers = subprocess.Popen(
-        [sys.executable, __file__, "peers", str(listener.getsockname()[1]), str(world_size)],
+        [sys.executable, __file__, "peers", str(listener.getsockname()[1]), str(world_size), str(ranks)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert peers.stdout is not None
     assert peers.stdin is not None
     peers.stdout.readline()
-    server = Coordinator(listener, JoinPlan(record(0, world_size), JOB, ("127.0.0.1",), (1,), 300.0))
+    server = Coordinator(listener, JoinPlan(record(0, world_size, ranks=ranks), JOB, ("127.0.0.1",), (1,), 300.0))
     meter = Meter()
     peers.stdin.write("\n")
     peers.stdin.flush()
@@ -204,7 +205,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "costs":
         costs()
     elif sys.argv[1] == "peers":
-        _peers(int(sys.argv[2]), int(sys.argv[3]))
+        _peers(*map(int, sys.argv[2:]))
     else:
-        print(*_rank_0(int(sys.argv[2])), flush=True)
+        print(*_rank_0(*map(int, sys.argv[2:])), flush=True)
         os._exit(0)  # thousands of sockets need not be closed one by one

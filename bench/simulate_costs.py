@@ -36,6 +36,7 @@ from simulate_peers import GUESTS, Peers, allow_all_files  # noqa: E402
 
 from distboot.agent.agent import participant_of  # noqa: E402
 from distboot.agent.failure_coordinator import FailureCoordinator  # noqa: E402
+from distboot.agent.heartbeat import BEATS, BEATS_OF_RANK_0, BOUND  # noqa: E402
 from distboot.agent.loop import EventLoop  # noqa: E402
 from distboot.agent.messages import Abort, Register  # noqa: E402
 from distboot.rendezvous.connection_pool import send_to_all  # noqa: E402
@@ -52,6 +53,8 @@ from distboot.settings import SupervisionSettings  # noqa: E402
 _LINES = 2000  # with which the costs are measured
 _ACCEPTED_AT_ONCE = 64  # as rendezvous/connection_pool.py has it
 _BIG, _SMALL = 100_000, 5_000  # bytes of two answers
+_HEARTBEAT = int(BEATS * BOUND)  # ticks of a second
+_HEARTBEATS = int(BEATS_OF_RANK_0 * BOUND)  # as many: then rank 0 has sent its own as often as it does
 _LARGE = 20_000  # ranks of the membership that is drawn up
 
 
@@ -71,7 +74,7 @@ class Costs:
         membership: drawing up and writing the membership, a rank.
         prove: writing it for one more line where there is a DISTBOOT_SECRET.
         read_membership: reading it on another rank, a rank of it.
-        beat: hearing the heartbeat of a line, sending one, and looking whether it is confirmed.
+        idle: failure detection of a line, for each second in which nothing happens.
         wake: what a line adds to each time that failure detection's loop wakes up.
         watch: beginning to watch a rank.
         end: hearing how a rank ended.
@@ -92,7 +95,7 @@ class Costs:
     membership: float
     prove: float
     read_membership: float
-    beat: float
+    idle: float
     wake: float
     watch: float
     end: float
@@ -222,19 +225,20 @@ def _supervision(them: Peers, coordinator: FailureCoordinator, read: Callable[[]
         for line in coordinator.peers:
             line.send(Abort(verdict()))
 
-    def beat() -> None:
-        coordinator.beat(time.monotonic())
-        assert len([line for line in coordinator.peers if line.is_acknowledged()]) == lines
+    def tick() -> None:
+        for _ in range(_HEARTBEAT):
+            coordinator.tick(time.monotonic())
+            coordinator.turn(time.monotonic())
 
     found: dict[str, float] = {}
     them.do("watch")
     found["watch"] = _cpu(read) / lines
     them.do("read")
-    beats = []
-    for _ in range(5):
+    took = 0.0
+    for _ in range(_HEARTBEATS):
         them.do("beat")
-        beats.append(_cpu(beat) / lines)
-    found["beat"] = statistics.median(beats)
+        took += _cpu(tick)
+    found["idle"] = took / _HEARTBEATS / _HEARTBEAT / lines
     found["wake"] = statistics.median(_cpu(loop.wake) for _ in range(9)) / lines
     found["tell"] = _cpu(tell) / lines
     them.do("end")

@@ -8,13 +8,10 @@ from dataclasses import dataclass
 from simulate_costs import Costs
 from simulate_job import Link
 
-from distboot.agent.heartbeat import BOUND
+from distboot.agent.heartbeat import BEATS, BOUND
 from distboot.agent.root_cause import GATHERING
 
-# Seconds, as agent/heartbeat.py has them for this bound.
-_PATIENCE = (10.0, 11.0)  # without an answer until the kernel gives up
-_BETWEEN = 2.0  # two of its questions
-_PROBE = (2.7, 3.7)  # until the host counts as lost then
+_SINCE = BEATS * BOUND  # seconds, at the most, from the last sign of a host that vanishes until it does
 
 
 @dataclass(frozen=True)
@@ -22,8 +19,8 @@ class Supervision:
     """What failure detection of a job costs, and how fast it is. Times are in seconds.
 
     Attributes:
-        interval: between two beats of a line.
-        beat: seconds of CPU of rank 0 for one beat of all lines.
+        interval: between two beats of another agent.
+        beat: seconds of CPU of rank 0 in the time of the bound.
         share: of a core, that it needs while nothing happens.
         told: after the death of a process, until the last rank knows.
         silent: after a host has vanished, until that is noticed: at best and at worst.
@@ -40,14 +37,14 @@ class Supervision:
 
 def supervision(costs: Costs, world_size: int, *, latency: float = 1e-4, link: float = 10e9) -> Supervision:
     """Failure detection of a job."""
-    beat = world_size * costs.beat
+    share = world_size * costs.idle
     return Supervision(
-        BOUND,
-        beat,
-        beat / BOUND + world_size * costs.wake,  # the loop wakes up once a second
+        BEATS * BOUND,
+        BOUND * share,
+        share,
         _told(costs, world_size, latency, link),
-        (_PATIENCE[0] - _BETWEEN + _PROBE[0], _PATIENCE[1] + _PROBE[1]),
-        world_size * costs.beat_bytes / BOUND,
+        (BOUND - _SINCE, BOUND + 1.0),
+        world_size * costs.beat_bytes / (BEATS * BOUND),
     )
 
 

@@ -25,7 +25,7 @@ MICRO = 1e-6
 COSTS = Costs(
     turn=10 * MICRO, accept=11 * MICRO, hello=19 * MICRO, record=23 * MICRO, drop=18 * MICRO, ready=8 * MICRO,
     send=13 * MICRO, byte=0.3e-9, membership=4 * MICRO, prove=0.01 * MICRO, read_membership=0.3 * MICRO,
-    beat=14 * MICRO, wake=0.1 * MICRO, watch=22 * MICRO, end=12 * MICRO, tell=17 * MICRO,
+    idle=0.95 * MICRO, wake=0.1 * MICRO, watch=22 * MICRO, end=12 * MICRO, tell=17 * MICRO,
     peer=36 * MICRO, memory=1300, base=22e6, hello_bytes=78, challenge_bytes=65, record_bytes=450, ready_bytes=76,
     go_bytes=43, beat_bytes=26, verdict_bytes=168,
 )  # fmt: skip

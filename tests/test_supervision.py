@@ -89,7 +89,7 @@ def test_job_in_which_all_end_well_says_so_in_one_line(start: Start) -> None:
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        (signal.SIGSTOP, "no answer for 4 s, though the host answers: stopped or frozen"),
+        (signal.SIGSTOP, "no answer for 5 s, though the host answers: stopped or frozen"),
         (signal.SIGKILL, "the connection closed without an exit report, on "),
     ],
 )
@@ -112,7 +112,7 @@ def test_rank_that_freezes_before_its_supervision_begins_is_lost(start: Start) -
     assert [running.processes[rank].wait(30) for rank in (0, 2)] == [143, 143]
     for rank in (0, 2):
         assert running.first(rank).startswith(
-            "rank 1 became unreachable first: no answer for 4 s, though the host answers: "
+            "rank 1 became unreachable first: no answer for 5 s, though the host answers: "
         )
 
 

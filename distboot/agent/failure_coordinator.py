@@ -17,7 +17,7 @@ from ..report import EventLog, own_steps
 from ..text import escape_control, ranks_said
 from . import messages
 from .exit_status import signal_name
-from .heartbeat import HeartbeatConnection, close_gracefully
+from .heartbeat import BEATS_OF_RANK_0, HeartbeatConnection, close_gracefully
 from .late import LateWatch
 from .loop import AFTER_THE_FIRST, Answer, Participant
 from .preemption import StopAgreement
@@ -43,6 +43,7 @@ class FailureCoordinator(Participant):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._between = max(int(BEATS_OF_RANK_0 * self.bound), 1)  # less often: it has many peers
         self._analysis = RootCauseAnalysis(list(self.members.values()))
         self._agreement, self._why_stop = StopAgreement(self.members, self.settings.grace / 3), ""
         self._was_stopped = False

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import socket
 import struct
 import sys
-import termios
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from math import inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..rendezvous.protocol import BEFORE_AUTHENTICATION, HEADER, Broadcast, Channel, Frames
 
@@ -23,13 +20,14 @@ _ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
 class Probe:
     """An attempt to connect to the host of a connection, at another port than that of failure detection."""
 
-    def __init__(self, family: int, peer: tuple[Any, ...], now: float) -> None:
-        self.began = now
+    def __init__(self, connection: socket.socket, end: float) -> None:
+        self.end = end  # when it has to be answered
         self._socket: socket.socket | None = None
-        self._address = (*peer[:1], _PORT, *peer[2:])
         try:
-            self._socket = socket.socket(family, socket.SOCK_STREAM)  # there may be no file left for it
+            self._socket = socket.socket(connection.family, socket.SOCK_STREAM)  # there may be no file left for it
             self._socket.setblocking(False)
+            host, _, *scope = connection.getpeername()
+            self._address = host, _PORT, *scope
             self._result = self._socket.connect_ex(self._address)
         except OSError as error:
             self._result = error.errno or errno.EHOSTUNREACH
@@ -46,22 +44,19 @@ class Probe:
 
 
 BOUND = 15.0  # seconds; DISTBOOT_HEARTBEAT_TIMEOUT of rank 0's agent is that of the job
-_PATIENCE = 0.75  # of them; the rest is for a second opinion, which the kernel tries several times to get
-_PROBE_LIMIT = 0.9  # seconds for that, at the least
-_MISSED = 1.9  # bounds without a heartbeat: two were due, and each may come a little late
-_KEEPALIVES = 4  # questions of the kernel until it gives up
+# Of it:
+BEATS, BEATS_OF_RANK_0 = 0.5, 1.2  # between two heartbeats
+_PATIENCE = 0.75  # without any sign of the peer's kernel, until another port of its host is tried
+_FROZEN = 2.3  # without a heartbeat, also if rank 0 was stopped for as long as it may be just before one was due
+_CONFIRMING = 2.0  # seconds; a network takes milliseconds, and we look once a second
+_PROBE_LIMIT = 0.9  # seconds for that other port to answer, at the least
 _THIN_LINEAR_TIMEOUTS = 16  # tcp(7): a lost packet is sent again soon, also when several were lost
 _MOST_UNSENT = 1 << 20  # bytes that wait until the peer's kernel takes more; they are tried again each second
-_LAST_RECEIVED = 52  # offset of tcpi_last_data_recv and tcpi_last_ack_recv in struct tcp_info, linux/tcp.h
-_SILENCE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+_TCP_INFO = struct.Struct("24xI24xII")  # tcpi_unacked, tcpi_last_data_recv, tcpi_last_ack_recv: linux/tcp.h
 
 
 class DisconnectedError(Exception):
     """The connection has ended; the text says how, if it was not closed."""
-
-
-class UnansweredError(Exception):
-    """The kernel has ended the connection: for too long there was no answer from the other side."""
 
 
 class LivenessFault(NamedTuple):
@@ -74,33 +69,29 @@ class LivenessFault(NamedTuple):
 class HeartbeatConnection:
     """An open connection to a peer, as the rendezvous left it, which sends at most `most` bytes in one body.
 
-    A host that is lost, or the network to it, is found by the kernel, which asks the other one every few seconds. That
-    one also answers for a process that is stopped or frozen. Such a process sends no heartbeat, which each side sends
-    once in `bound` seconds: it is found after one to three of these.
+    Heartbeats come without waking us up. Where none is there when we look, the kernel says for how long the other one
+    has given no sign; that one answers for a process that is stopped or frozen, too.
     """
 
     def __init__(
         self, connection: socket.socket, channel: Channel, bound: float = BOUND, most: int = BEFORE_AUTHENTICATION
     ) -> None:
         self.socket = connection
-        self.unsent = bytearray()
-        self._peer: tuple[Any, ...] = ()  # its address, which the kernel forgets with the connection
+        self.backlog: set[HeartbeatConnection] = set()  # those of all connections whose kernel takes no more for now
+        self.heard = time.monotonic()  # when something was read
+        self._unsent = bytearray()
         self._channel, self._bound = channel, bound
-        self._patience = _PATIENCE * bound  # seconds until another port of the host is tried
-        self._usual = inf  # seconds of silence between two questions of the kernel
-        self._probe: Probe | None = None
+        self._probe: Probe | None = None  # while it is suspect
+        self._looked = self._confirmed = self.heard  # when we last saw that its kernel had confirmed all that we sent
         self._frames = Frames(most)
         self._beat = channel.sign(None)
         self._peers_beat = Broadcast(None).sign(channel, theirs=True)
-        self._heard = time.monotonic()
-        self._is_unanswered = False  # whether the kernel has ended it for that
         self._wakes = 0  # bytes that must be there before we wake up
         connection.setblocking(False)
         self._wake_for(len(self._beat) + 1)
-        with suppress(OSError):  # it has ended
-            self._peer = connection.getpeername()
-            if sys.platform == "linux":
-                self._keep_alive()
+        if sys.platform == "linux":
+            with suppress(OSError):
+                connection.setsockopt(socket.IPPROTO_TCP, _THIN_LINEAR_TIMEOUTS, 1)
 
     def fileno(self) -> int:
         return self.socket.fileno()
@@ -108,45 +99,42 @@ class HeartbeatConnection:
     def send(self, message: object, rank: int = 0) -> None:
         """Send a message, or a `Broadcast`, from or for a rank. That the peer has gone is said by reading."""
         broadcast = message if isinstance(message, Broadcast) else Broadcast(message)
-        self.unsent += broadcast.sign(self._channel, rank)
+        self._unsent += broadcast.sign(self._channel, rank)
         self.flush()
 
     def flush(self) -> None:
         """Send what the kernel takes of what waits."""
         try:
-            while self.unsent:
-                del self.unsent[: self.socket.send(self.unsent)]
+            while self._unsent:
+                del self._unsent[: self.socket.send(self._unsent)]
         except BlockingIOError:
-            if len(self.unsent) > _MOST_UNSENT:  # the peer has not read for very long, and a missing message is worse
+            self.backlog.add(self)
+            if len(self._unsent) > _MOST_UNSENT:  # the peer has not read for very long, and a missing message is worse
                 with suppress(OSError):
                     self.socket.shutdown(socket.SHUT_RDWR)
-        except OSError as error:  # it has ended, which reading will say
-            self._is_unanswered |= error.errno in _SILENCE
-            self.unsent.clear()
+        except OSError:  # it has ended, which reading will say
+            self._unsent.clear()
 
     def heartbeat(self) -> None:
-        """Say that we are here; called once in `bound` seconds."""
-        if not self.unsent:  # else that says as much
-            self.unsent += self._beat
+        """Say that we are here."""
+        if not self._unsent:  # else that says as much
+            self._unsent += self._beat
             self.flush()
 
     def receive(self, now: float, *kinds: type) -> list[tuple[int, object]]:
         """Every message of these kinds that has come, without heartbeats, each with the rank that it is from or for.
 
-        `DisconnectedError`, `UnansweredError`: the connection has ended; `ProtocolError`: the peer sends something
-        else.
+        `DisconnectedError`: the connection has ended; `ProtocolError`: the peer sends something else.
         """
-        how = ""
         try:
             data = self.socket.recv(65536)
         except BlockingIOError:
             return []
         except OSError as error:
-            self._is_unanswered |= error.errno in _SILENCE
-            data, how = b"", error.strerror or str(error)
+            raise DisconnectedError(error.strerror or str(error)) from None
         if not data:
-            raise UnansweredError if self._is_unanswered else DisconnectedError(how)
-        self._heard = now
+            raise DisconnectedError
+        self.heard = now
         if data == self._peers_beat and self._frames.missing == HEADER:  # by far the most
             return []
         messages = [
@@ -157,46 +145,41 @@ class HeartbeatConnection:
         self._wake_for(len(self._beat) + 1 if self._frames.missing == HEADER else 1)
         return [each for each in messages if each[1] is not None]
 
-    def reset_timer(self, now: float) -> None:
-        """Count from now on: we were asleep ourselves."""
-        self._heard = now
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it is silent for so long that a second opinion is asked for."""
+        return self._probe is not None
 
-    def silence(self) -> float:
-        """Seconds for which the peer's kernel has given no sign."""
-        if self._is_unanswered:
-            return inf
+    def silence(self) -> tuple[float, bool]:
+        """Seconds for which nothing has come from the peer's kernel, and whether it has confirmed all that we sent."""
         try:
-            info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
-            return float(min(struct.unpack_from("II", info, _LAST_RECEIVED))) / 1000
+            info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
         except (OSError, AttributeError):  # as on other systems than Linux
-            return 0.0
+            return 0.0, True
+        unconfirmed, *received = _TCP_INFO.unpack(info)
+        return min(received) / 1000, not unconfirmed
 
     def is_unusually_silent(self) -> bool:
-        """Whether something seems to be wrong with the peer's host: a question of the kernel has no answer yet."""
-        return self.silence() > self._usual
-
-    def is_acknowledged(self) -> bool:
-        """Whether the peer's kernel has confirmed all that was sent."""
-        if self._is_unanswered:
-            return False
-        try:
-            return not int.from_bytes(fcntl.ioctl(self.socket, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
-        except OSError:
-            return True
-
-    def is_frozen(self, now: float) -> bool:
-        """Whether no heartbeat has come for too long; asked after reading."""
-        return now - self._heard > _MISSED * self._bound
+        """Whether something seems to be wrong with the peer's host: a heartbeat is due, or the answer to ours."""
+        silence, is_confirmed = self.silence()
+        now = time.monotonic()
+        is_late = not is_confirmed and now > self._confirmed + _CONFIRMING and now < self._looked + _CONFIRMING
+        return is_late or silence > BEATS * self._bound + 1
 
     def fault(self, now: float) -> LivenessFault | None:
-        """What is wrong with the peer; asked once a second where something may be. None: nothing yet."""
-        if self.silence() < self._patience:
+        """What is wrong with the peer; asked once a second, after reading, where nothing has come. None: not known."""
+        silence, is_confirmed = self.silence()
+        self._looked, self._confirmed = now, now if is_confirmed else self._confirmed
+        silence = max(silence, now - self._confirmed)  # a network may fail in one direction
+        if silence < _PATIENCE * self._bound:
             self._forget_probe()
-            why = f"no answer for {2 * self._bound:g} s, though the host answers: stopped or frozen"
-            return LivenessFault(True, why) if self.is_frozen(now) else None
+            seconds = _FROZEN * self._bound
+            why = f"no answer for {seconds:.0f} s, though the host answers: stopped or frozen"
+            return LivenessFault(True, why) if now - self.heard > seconds else None
         if self._probe is None:
-            self._probe = Probe(self.socket.family, self._peer, now)
-        if now < self._probe.began + max(self._bound - self._patience - 1.1, _PROBE_LIMIT):  # we look once a second
+            self.heartbeat()  # which its kernel confirms, if it is there
+            self._probe = Probe(self.socket, now + max(self._bound - silence, _PROBE_LIMIT))
+        if now < self._probe.end:
             return None
         if self._probe.is_answered():
             return LivenessFault(False, f"gave no answer for {self._bound:g} s, though its host answers (a firewall?)")
@@ -205,26 +188,6 @@ class HeartbeatConnection:
     def close(self) -> None:
         self.socket.close()
         self._forget_probe()
-
-    def _keep_alive(self) -> None:
-        """Let the kernel ask the other one, and end the connection when it has no answer for that long: tcp(7).
-
-        It looks at TCP_USER_TIMEOUT with each question but the first. Those of many connections do not come at once.
-        """
-        end = max(round(self._patience), 2)
-        between = max((end - 1) // _KEEPALIVES, 1)
-        end -= self.fileno() % between
-        first = max(end - _KEEPALIVES * between, 1)
-        options = {
-            socket.TCP_KEEPIDLE: first,
-            socket.TCP_KEEPINTVL: between,
-            socket.TCP_USER_TIMEOUT: end * 1000 - 500,
-            _THIN_LINEAR_TIMEOUTS: 1,
-        }
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in options.items():
-            self.socket.setsockopt(socket.IPPROTO_TCP, option, value)
-        self._usual = max(first, between) + 1.0
 
     def _forget_probe(self) -> None:
         """An old opinion is worth nothing."""

@@ -18,7 +18,7 @@ from ..rendezvous.protocol import ProtocolError
 from ..settings import SupervisionSettings
 from ..text import first_line
 from .exit_status import leave
-from .heartbeat import BOUND, DisconnectedError, HeartbeatConnection, UnansweredError
+from .heartbeat import BEATS, BOUND, DisconnectedError, HeartbeatConnection
 from .messages import KINDS, Locate, Reads
 from .preemption import StopPages
 from .root_cause import RankState, RootCause
@@ -34,7 +34,8 @@ AFTER_THE_FIRST = 0.15  # seconds; torchrun looks 10 times a second who has ende
 _ASLEEP = 2.0  # seconds by which we are late when we were stopped ourselves, or starved
 _LATER = 2.0  # seconds beyond the limit of a key for rank 0 to say what has become of it
 _TICK = 1.0  # seconds between two looks at what no file tells
-_FEW = 32  # peers, each of which is looked at every time; else those that have not confirmed a heartbeat
+_LOOKS = 0.1  # seconds between two looks at a peer that is suspect
+_FEW = 32  # peers, each of which is looked at every time
 Answer = Go | Release | Failed  # to a script that waits at a key
 
 
@@ -64,7 +65,7 @@ class Participant:
     held: bool  # whether the exit of our ranks waits for us, as in the wrapper
     say: Callable[..., None]  # prints a text, as the agent or as a rank, of an event with its details
     remove_reader: Callable[[HeartbeatConnection], None] = lambda _: None  # of the loop
-    bound: float = BOUND  # seconds between two heartbeats
+    bound: float = BOUND  # seconds for which a host may give no sign
     may_restart: bool = False  # whether another round can follow when a rank fails
     restarts: Restarts | None = None  # decides on rank 0 whether one does
     is_starting: bool = False  # whether all ranks are to get ready first; until then a failure is that of the start
@@ -73,18 +74,19 @@ class Participant:
 
     def __post_init__(self) -> None:
         self.members = {member.rank: member for member in self.ranks}
+        self._backlog: set[HeartbeatConnection] = set()  # those that have something to send yet
         self.peers: dict[HeartbeatConnection, list[RankState]] = {}  # those at the other ends of open connections
         for rank, connection in self.connection_of.items():
             if rank in self.members:
                 self.members[rank].connection, self.members[rank].is_local = connection, False
                 self.peers.setdefault(connection, []).append(self.members[rank])
+                connection.backlog = self._backlog
         self.own = [member for member in self.members.values() if member.is_local]
         self.watched: dict[int, MonitoredProcess] = {}  # by rank, once it runs
         self.waiting: dict[int, Wait] = {}  # by rank
         self.stops = StopPages(self.settings.grace / 3)
-        self._doubtful: set[HeartbeatConnection] = set()  # whose peers may be lost, or their hosts
-        self._beat_at = time.monotonic() + self.bound
-        self._acknowledged_at = inf  # when the heartbeats are to be confirmed
+        self._doubtful: set[HeartbeatConnection] = set()  # from which nothing came lately
+        self._ticks, self._between = 0, max(int(BEATS * self.bound), 1)  # ticks between two heartbeats
         self._abandoned: list[HeartbeatConnection] = []  # open: their end would be an alarm over there
         self._has_left = self._hurried = self._has_decided = False
         self._stopped: set[int] = set()  # ranks whose order is executed
@@ -105,41 +107,32 @@ class Participant:
             for rank, message in connection.receive(now, *KINDS):
                 if connection in self.peers:  # else it has detached just now
                     self._take_from(connection, rank, message, now)
-        except (UnansweredError, DisconnectedError) as error:
-            if isinstance(error, UnansweredError) and self._is_running(connection):
-                self.remove_reader(connection)
-                self._doubtful.add(connection)
-                self._check(connection, now)
-            else:
-                self._lose(connection, "the connection closed without an exit report", str(error), now)
+        except DisconnectedError as error:
+            self._lose(connection, "the connection closed without an exit report", str(error), now)
         except ProtocolError as error:
             self._abandon(connection, str(error), now)
 
     def tick(self, now: float) -> None:
-        """Once a second: look after our processes, and after the peers that may be lost."""
+        """Once a second: look after our processes, send heartbeats, and look which have not come."""
         for watched in self.watched.values():
             watched.look(now)
-        for connection in [each for each in self.peers if each.unsent]:
+        for connection in list(self._backlog):
+            self._backlog.discard(connection)
             connection.flush()
-        if now >= self._beat_at:
-            self._beat_at, self._acknowledged_at = now + self.bound, now + _TICK / 2
-            self.beat(now)
-        elif now >= self._acknowledged_at:
-            self._acknowledged_at = inf
-            self._doubtful |= {each for each in self.peers if not each.is_acknowledged()}
-        for connection in list(self._doubtful if len(self.peers) > _FEW else self.peers):
+        self._ticks += 1
+        peers = list(self.peers)
+        every = 1 if len(peers) <= _FEW else max(int(BEATS * self.bound), 1)
+        for connection in {*peers[self._ticks % every :: every], *self._doubtful}:
             self._look(connection, now)
-
-    def beat(self, now: float) -> None:
-        """Read and send heartbeats, and look which have not come."""
-        for connection in list(self.peers):
-            Participant.read(self, connection, now)  # replies are sent later in this turn
+        for connection in peers[
+            self._ticks % self._between :: self._between
+        ]:  # last: they are confirmed later
             if self._is_running(connection):
                 connection.heartbeat()
-            if connection.is_frozen(now):
-                self._check(connection, now)
 
     def turn(self, now: float) -> None:
+        for connection in [each for each in self._doubtful if each.is_suspect]:
+            self._look(connection, now)
         for rank, reads in self.stops.counted((member.rank for member in self.own), now).items():
             self.take(rank, Reads(reads), now)
         for rank, text in self.stops.late([member.rank for member in self.own if member.end is None], now).items():
@@ -147,7 +140,8 @@ class Participant:
 
     def due(self, now: float) -> float:
         orders = (order.at for rank, order in self.orders.items() if rank in self.watched.keys() - self._stopped)
-        return min([self.stops.due, max(self._limit(), now) if self._has_ended else inf, *orders])
+        look = now + _LOOKS if any(connection.is_suspect for connection in self._doubtful) else inf
+        return min([look, self.stops.due, max(self._limit(), now) if self._has_ended else inf, *orders])
 
     def execute_stops(self, now: float) -> None:
         """Let our processes know of the root cause, and those stop whose time has come."""
@@ -233,16 +227,14 @@ class Participant:
             wait.reply(message)
 
     def _look(self, connection: HeartbeatConnection, now: float) -> None:
-        """Read what has come without waking us up, and look whether the peer is still there."""
-        self.read(connection, now)
-        if connection in self.peers:
-            self._check(connection, now)
-
-    def _check(self, connection: HeartbeatConnection, now: float) -> None:
-        fault = connection.fault(now)
-        if not self._is_running(connection) or (fault is None and connection.is_acknowledged()):
+        """Read what has come without waking us up, and where nothing has, whether the peer is still there."""
+        Participant.read(self, connection, now)  # replies are sent later in this turn
+        if connection.heard == now or not self._is_running(connection):
             self._doubtful.discard(connection)
-        elif fault is not None and fault.is_lost:
+            return
+        self._doubtful.add(connection)
+        fault = connection.fault(now)
+        if fault is not None and fault.is_lost:
             self._lose(connection, fault.why, fault.why, now)
         elif fault is not None:
             self._abandon(connection, fault.why, now)
@@ -309,7 +301,7 @@ class EventLoop:
                 now = time.monotonic()
                 if now > tick + _ASLEEP:
                     for connection in self._role.peers:
-                        connection.reset_timer(now)
+                        connection.heard = now
                 for key, _ in ready:
                     if self._selector.get_map().get(key.fd) is key:  # else it was removed in this very round
                         key.data(now)
