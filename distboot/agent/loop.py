@@ -124,9 +124,7 @@ class Participant:
         every = 1 if len(peers) <= _FEW else max(int(BEATS * self.bound), 1)
         for connection in {*peers[self._ticks % every :: every], *self._doubtful}:
             self._look(connection, now)
-        for connection in peers[
-            self._ticks % self._between :: self._between
-        ]:  # last: they are confirmed later
+        for connection in peers[self._ticks % self._between :: self._between]:  # last: they are confirmed later
             if self._is_running(connection):
                 connection.heartbeat()
 
