@@ -219,9 +219,10 @@ def place(request: pytest.FixtureRequest, clean_env: dict[str, str], tmp_path: P
 
 
 @pytest.mark.parametrize("group", [_mark(group) for group in _sessions()])
-def test_session_prints_what_is_shown(place: Place, group: list[Block]) -> None:
+def test_session_prints_what_is_shown(place: Place, group: list[Block], port: int) -> None:
     _fill(place.folder, group[0].page)
-    sessions = [commands(block, REPLACED) for block in group]
+    # Sessions run side by side: ranks of two with one port would meet.
+    sessions = [commands(block, {**REPLACED, "29500": str(port)}) for block in group]
     ended = side_by_side([(place.command(["bash", "-c", script(each, BEFORE)]), place.env) for each in sessions], LIMIT)
     for session, (_, output) in zip(sessions, ended, strict=True):
         sys.stdout.write(output)

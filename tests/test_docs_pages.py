@@ -57,6 +57,11 @@ def test_every_block_is_of_a_known_kind() -> None:
     assert len(blocks()) > 100
 
 
+def test_every_page_is_in_the_menu_of_the_site() -> None:
+    menu, docs = (ROOT / "mkdocs.yml").read_text(), ROOT / "docs"
+    assert [path.name for path in docs.rglob("*.md") if f": {path.relative_to(docs)}\n" not in menu] == []
+
+
 @cache
 def _pieces() -> tuple[str, ...]:
     """All strings in the code, cut where a value stands, the longest first; short ones say nothing."""
