@@ -238,5 +238,5 @@ def command_error(program: str, error: OSError) -> DistbootError:
         errno.ENOENT: "its #! line names an interpreter that does not exist",
         errno.EAGAIN: "this user may not start more processes (ulimit -u)",
     }
-    hint = hints.get(error.errno or 0, "")
+    hint = "name a program in it" if os.path.isdir(program) else hints.get(error.errno or 0, "")
     return DistbootError("command-not-executable", f"{short_repr(program)} cannot be run: {error.strerror}", hint)

@@ -172,7 +172,7 @@ def test_agent_that_does_not_answer_has_the_rank_that_is_late() -> None:
     job.stall(98.0, 107.0, 107.0, 116.0, 118.0)
     (said,) = job.said
     assert "waiting for rank 1 (node-0) for " in said
-    assert ": it is at a place that its agent does not tell; ranks 0, 2 wait in all_reduce" in said
+    assert ": it is at an unknown place (its agent did not answer); ranks 0, 2 wait in all_reduce" in said
 
 
 def test_rank_that_has_ended_is_said_where_the_others_wait_for_it() -> None:

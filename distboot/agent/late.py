@@ -27,7 +27,7 @@ _ASKED_A_SECOND = 2000  # ranks
 _POLLING = 1.0  # seconds between two looks whether it is over
 _SECOND_LOOK = 3.0  # seconds; where no numbers tell that a rank does not move, its stack is the same then
 _MOST_PLACES = 4  # in one line
-_SILENT = "at a place that its agent does not tell"
+_SILENT = "at an unknown place (its agent did not answer)"
 Positions: TypeAlias = Mapping[int, Position]  # by rank
 
 

@@ -142,7 +142,8 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
     except _ScriptGoneError:
         return
     except DistbootError as error:
-        control.sendall(OPEN.sign(Raised(error.code, error.message, error.hint, tuple(joined.log() or ()))))
+        with suppress(OSError):
+            control.sendall(OPEN.sign(Raised(error.code, error.message, error.hint, tuple(joined.log() or ()))))
         return
     rank = begin.plan.own.rank
     script = ForeignProcess(begin, process, pipe, status, agent)
@@ -161,7 +162,10 @@ def _said(control: socket.socket, frames: Frames, *kinds: type) -> list[Any]:
     """What the script says next, a message or several; `_ScriptGoneError`: it has ended, or closed the socket."""
     found: list[Any] = []
     while not found:
-        data = control.recv(1 << 16)
+        try:
+            data = control.recv(1 << 16)
+        except ConnectionResetError:  # it ended with something unread
+            data = b""
         if not data:
             raise _ScriptGoneError
         found = [OPEN.verify(frame, frames, *kinds) for frame in frames.feed(data)]

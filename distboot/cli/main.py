@@ -29,7 +29,7 @@ usage: python -m distboot [run] [options] script.py [arguments …]
        python -m distboot show [--job] [--json]
        python -m distboot env [--format shell|dotenv|docker] [--json]
        python -m distboot doctor [--job] [--json]
-       python -m distboot stacks [--pid PID] [--job MARK]
+       python -m distboot stacks [--pid PID] [--job JOB]
        python -m distboot launchers [--json]
        python -m distboot try [--as LAUNCH] script.py [arguments …]
 

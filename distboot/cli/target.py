@@ -5,6 +5,7 @@ And what the text of an unmodified script says, where that has to be known befor
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import re
@@ -20,7 +21,7 @@ from ..detection.launchers.tf_config import has_servers
 from ..detection.placement import Placement
 from ..errors import DistbootError
 from ..host import free_port
-from ..process import command_not_found
+from ..process import command_error, command_not_found
 from ..text import did_you_mean, escape_control, short_repr
 
 _PROGRAM = re.compile(
@@ -101,8 +102,7 @@ class Target(NamedTuple):
         if which(program) is not None:
             return None
         if os.sep in program and os.path.exists(program):
-            hint = "name a program in it" if os.path.isdir(program) else "chmod +x it"
-            return DistbootError("command-not-executable", f"{short_repr(program)} may not be executed", hint)
+            return command_error(program, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
         return command_not_found(program)
 
 

@@ -144,7 +144,7 @@ class JobInfo:
         with with_rank(self.placement.who):
             if os.getpid() != self._process:
                 why = f"{what} in a process that the rank forked: the rank is process {self._process}"
-                raise DistbootError("already-joined", why, "leave it to that one")
+                raise DistbootError("already-joined", why, "call it there, not in this process")
             arrive = self.arrive or (None if self.link is None else self.link.arrive)
             if arrive is not None:
                 arrive(Arrive(key, limit, opens, failure))
