@@ -94,7 +94,9 @@ class _All:
 
     def _connected(self, number: int) -> socket.socket:
         # From one address there are 28,000 ports to another one.
-        return socket.create_connection((f"127.0.{number % 200}.{1 + number % 250}", self._port))
+        connection = socket.create_connection((f"127.0.{number % 200}.{1 + number % 250}", self._port))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as the real ones have it
+        return connection
 
     def _meet(self) -> None:
         """Connect, report, and read the membership: all of them at the same time."""

@@ -120,7 +120,10 @@ def traces(environ: Mapping[str, str]) -> dict[str, str]:
 
     That is a digest of one process, and one of the job, where the launcher names it.
     """
-    without_ours, _ = inherited.strip(environ)
+    return _traces(environ, inherited.strip(environ)[0])
+
+
+def _traces(environ: Mapping[str, str], without_ours: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for each in INNERMOST_FIRST:
         has_own = not each.generic_names and each is not SINGLE
@@ -170,11 +173,11 @@ def _view(candidate: Launcher, environ: Mapping[str, str], without_ours: Mapping
     return {name: text for name, text in environ.items() if name in without_ours or name not in of_ours}
 
 
-def _candidates(environ: Mapping[str, str], outer: InheritedEnv) -> Sequence[Launcher]:
+def _candidates(environ: Mapping[str, str], without_ours: Mapping[str, str], outer: InheritedEnv) -> Sequence[Launcher]:
     """Those that may have started this process: below a distboot not those that are further out than it."""
     if not outer.fields:
         return INNERMOST_FIRST
-    found, own = traces(environ), outer.fields["launcher"]
+    found, own = _traces(environ, without_ours), outer.fields["launcher"]
     new = {name for name, identity in found.items() if outer.is_new(name, identity)}
     if new:
         return [one for one in INNERMOST_FIRST if one.name in new]
@@ -183,7 +186,7 @@ def _candidates(environ: Mapping[str, str], outer: InheritedEnv) -> Sequence[Lau
 
 def _innermost(environ: Mapping[str, str], without_ours: Mapping[str, str], outer: InheritedEnv) -> Placement:
     notes: list[str] = []
-    candidates = _candidates(environ, outer)
+    candidates = _candidates(environ, without_ours, outer)
     for candidate in candidates:
         placement = _found(candidate, _view(candidate, environ, without_ours))
         if placement is None:

@@ -63,7 +63,8 @@ class InheritedEnv(NamedTuple):
 
     def strip_framework_vars(self, environ: Mapping[str, str]) -> Mapping[str, str]:
         """`environ` without those of `others` that are as distboot exported them."""
-        return {name: value for name, value in environ.items() if self.others.get(name) != digest(value)}
+        same = {name for name, known in self.others.items() if name in environ and digest(environ[name]) == known}
+        return {name: value for name, value in environ.items() if name not in same}
 
 
 def encode(

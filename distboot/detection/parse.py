@@ -89,6 +89,9 @@ def is_loopback(host: str) -> bool:
 def expand_hosts(text: str) -> list[str]:
     """The host names of a hostlist, in its order: `"n[09-11]"` -> `["n09", "n10", "n11"]`."""
     hosts: list[str] = []
+    if "[" not in text and all(map(_NAME.fullmatch, names := text.split(","))):  # by far the fastest
+        _bounded(len(names))
+        return names
     for item in _ITEM.findall(text + ","):
         # Plain text at the even places, the inside of a bracket at the odd ones. Nothing follows the last bracket.
         *parts, rest = _BRACKETS.split(item)
