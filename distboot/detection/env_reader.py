@@ -183,6 +183,7 @@ class EnvReader:
             self.problems.append(f"{self._text('rank')} of {self._text('world_size')} cannot be at {', '.join(place)}")
 
     def _derive_numbers(self) -> None:
+        known = len(self._sources)
         world_size, rank = self.number("world_size"), self.number("rank")
         if world_size == 1:
             self.put("derived: a job of one process", local_rank=0, local_world_size=1, num_nodes=1)
@@ -195,7 +196,8 @@ class EnvReader:
         if self.number("num_nodes") == world_size:
             # Every node has at least one rank, so each has exactly one, and rank r is the r-th to be met.
             self.put("derived: one process per node", node_rank=rank, local_rank=0, local_world_size=1)
-        self._check_numbers()
+        if len(self._sources) > known:
+            self._check_numbers()
 
     def _locate_rank0(self) -> None:
         platform = recognise(self.environ)
