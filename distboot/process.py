@@ -232,11 +232,12 @@ def command_error(program: str, error: OSError) -> DistbootError:
     there = os.sep in program and os.path.exists(program)  # then its interpreter is what is missing
     if isinstance(error, FileNotFoundError | NotADirectoryError) and not there:
         return command_not_found(program)
+    executable = "make it executable (chmod +x), or name its interpreter: run -- python script.py"
     hints = {
-        errno.EACCES: "make it executable (chmod +x), or name its interpreter: run -- python script.py",
+        errno.EACCES: "name a program in it" if there and os.path.isdir(program) else executable,
         errno.ENOEXEC: "it has no #! line: name its interpreter: run -- python script.py",
         errno.ENOENT: "its #! line names an interpreter that does not exist",
         errno.EAGAIN: "this user may not start more processes (ulimit -u)",
     }
-    hint = "name a program in it" if os.path.isdir(program) else hints.get(error.errno or 0, "")
+    hint = hints.get(error.errno or 0, "")
     return DistbootError("command-not-executable", f"{short_repr(program)} cannot be run: {error.strerror}", hint)

@@ -1,5 +1,6 @@
 """`show`, `env`, every misuse of the command line, and `--local_rank` in it: put in, taken out, or warned of."""
 
+import errno
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from distboot.cli.show import docker
 from distboot.detection.export import with_local_rank, without_local_rank, wrong_local_rank
 from distboot.detection.placement import FIELDS
 from distboot.errors import CODES
+from distboot.process import command_error
 
 MPI_RANK_3 = one("openmpi-4.1.4/2nodes_2procs", 3)
 AZURE = {"AZ_BATCH_MASTER_NODE": "10.0.0.4:6000"}
@@ -103,12 +105,12 @@ _SECONDS = "is not a number of seconds\nhint: give a number"
         ("run -- train.py", "command-not-found", "\nhint: name the interpreter of a script: run -- python train.py; "),
         ("run -- /nowhere/missing", "command-not-found", ""),
         ("run -- ./train.py/missing", "command-not-found", ""),
-        ("run -- /", "command-not-executable", ""),
+        ("run -- /", "command-not-executable", "\nhint: name a program in it\n"),
         ("run -- ./no-interpreter", "command-not-executable", ""),
         ("run -- ./no-program", "command-not-executable", ""),
         ("run --exec", "usage", ""),
         ("run --exec -- no-such-command", "command-not-found", ""),
-        ("run --exec -- ./train.py", "command-not-executable", ""),
+        ("run --exec -- ./train.py", "command-not-executable", "\nhint: make it executable (chmod +x), or name "),
         ("run --exec -- ./no-interpreter", "command-not-executable", ""),
         ("run --exec -- ./no-program", "command-not-executable", ""),
         ("run --join-timeout soon train.py", "usage", f"--join-timeout='soon' {_SECONDS}"),
@@ -141,6 +143,15 @@ def test_misuse_is_one_error_with_a_hint(distboot: Run, tmp_path: Path, argument
     assert said in result.stderr
     assert "Traceback" not in result.stderr
     assert (result.returncode, result.stdout) == (CODES[code][0], "")
+
+
+def test_folder_of_the_same_name_is_not_why_a_command_cannot_be_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train").mkdir()
+    error = command_error("train", OSError(errno.EAGAIN, "Resource temporarily unavailable"))
+    assert error.hint == "this user may not start more processes (ulimit -u)"
 
 
 @pytest.mark.parametrize("command", ["show", "env", "doctor", "try"])

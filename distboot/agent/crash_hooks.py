@@ -275,7 +275,7 @@ def _watch_stderr() -> None:
                     _emit_lines(EXITED + written[0], _LINES_OF_EXIT)
         return before(text)
 
-    with suppress(AttributeError):  # there is none, or one of the script's own
+    with suppress(AttributeError):  # it is missing, or the script's own
         before = sys.stderr.write
         sys.stderr.write = write  # type: ignore[method-assign]
 

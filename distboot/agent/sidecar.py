@@ -165,7 +165,7 @@ def _said(control: socket.socket, frames: Frames, *kinds: type) -> list[Any]:
         try:
             data = control.recv(1 << 16)
         except ConnectionResetError:  # it ended with something unread
-            data = b""
+            raise _ScriptGoneError from None
         if not data:
             raise _ScriptGoneError
         found = [OPEN.verify(frame, frames, *kinds) for frame in frames.feed(data)]

@@ -164,7 +164,7 @@ class _Supervision:
         return 128 + self._ending if self._ending is not None and code == 128 + signal.SIGKILL else code
 
     def _reap(self) -> None:
-        with suppress(ChildProcessError):  # there is none left
+        with suppress(ChildProcessError):  # all have ended
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if ended[0] in self._children:  # else it is an orphan that has become ours
                     self._take(ended[0], os.waitstatus_to_exitcode(ended[1]))
@@ -280,7 +280,7 @@ def _next_signal() -> tuple[int, bool]:
 def _on_terminal() -> bool:
     """Whether a shell's job control rules our process group: we read from our terminal, or it sends us its signals."""
     try:
-        # There is none in a session of its own, as torchrun's workers have, whatever their stdin is.
+        # A session of its own, as torchrun's workers have, has no terminal, whatever their stdin is.
         with open("/dev/tty", "rb") as terminal:
             return os.isatty(0) or os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
     except OSError:

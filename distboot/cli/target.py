@@ -87,7 +87,7 @@ class Target(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The beginning of the script that a Python is to run; empty if there is none that can be read."""
+        """The beginning of the script that a Python is to run; empty if no script can be read."""
         script = "".join(self.of_python[:1])
         if os.path.isfile(script):  # a pipe can be read only once
             with suppress(OSError), open(script, encoding="utf-8", errors="replace") as file:

@@ -32,7 +32,7 @@ _OTHER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}(:([0-9a-f]{8}){1,2})?")
 
 
 class InheritedEnv(NamedTuple):
-    """What `DISTBOOT_PLACEMENT` says; all is empty where there is none."""
+    """What `DISTBOOT_PLACEMENT` says; all is empty where it is not set."""
 
     fields: Mapping[str, int | str] = {}  # fields of `Placement` that were known, by name
     job: str = ""  # digest of the job id

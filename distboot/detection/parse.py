@@ -34,7 +34,7 @@ _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", re.ASCII)
 
 
 def parse_address(text: str) -> tuple[str, int | None]:
-    """`(host, port)` of an address; the host comes without brackets, the port is None when there is none."""
+    """`(host, port)` of an address; the host comes without brackets, the port is None where the address has no port."""
     if "://" in text:
         raise ValueError("is a URL, not an address" + _service_link(text))
     if text.startswith("["):
@@ -89,17 +89,17 @@ def is_loopback(host: str) -> bool:
 def expand_hosts(text: str) -> list[str]:
     """The host names of a hostlist, in its order: `"n[09-11]"` -> `["n09", "n10", "n11"]`."""
     hosts: list[str] = []
-    if "[" not in text and all(map(_NAME.fullmatch, names := text.split(","))):  # by far the fastest
-        _bounded(len(names))
-        return names
     for item in _ITEM.findall(text + ","):
+        if _NAME.fullmatch(item):  # without brackets
+            hosts.append(item)
+            _bounded(len(hosts))
+            continue
         # Plain text at the even places, the inside of a bracket at the odd ones. Nothing follows the last bracket.
         *parts, rest = _BRACKETS.split(item)
-        plain = [part for part in parts[::2] if part] if parts and not rest else [item]
-        if not all(map(_NAME.fullmatch, plain)):
+        if not parts or rest or not all(_NAME.fullmatch(part) for part in parts[::2] if part):
             raise ValueError(f"is not a hostlist: cannot read {short_repr(item)}")
         pieces: list[list[str]] = []
-        for index, part in enumerate(parts or [rest]):
+        for index, part in enumerate(parts):
             pieces.append(_numbers(part) if index % 2 else [part])
             _bounded(len(hosts) + math.prod(map(len, pieces)))
         # Slurm's own order: the last bracket runs fastest, then the first, then the second.

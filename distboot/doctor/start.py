@@ -236,7 +236,7 @@ def open_files(machine: Machine) -> Finding:
 
 
 def _limits(machine: Machine, title: str) -> list[int | None]:
-    """Soft and hard limit, None where there is none; nothing if /proc does not say."""
+    """Soft and hard limit, None where it is unlimited; nothing if /proc does not say."""
     # Max open files            1024                 1048576              files
     pattern = rf"^{title}\s+(\d+|unlimited)\s+(\d+|unlimited)\s"
     found = re.search(pattern, machine.text("proc/self/limits"), re.MULTILINE)

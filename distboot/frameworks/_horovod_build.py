@@ -64,7 +64,7 @@ def of_files(*, ask_mpi: bool) -> Build:
 def mpi_has_ended() -> bool:
     """Whether MPI has been started and ended in this process, which it allows once."""
     flag = ctypes.c_int()
-    with suppress(AttributeError):  # there is none
+    with suppress(AttributeError):  # MPI is not loaded
         ctypes.CDLL(None).MPI_Finalized(ctypes.byref(flag))
     return bool(flag)
 

@@ -246,9 +246,9 @@ def _answering() -> Iterator[None]:
 
 
 def attached(environ: Mapping[str, str]) -> tuple[AgentLink, JoinResult] | None:
-    """The link to the agent of the wrapper around this process; None: there is none, or it is not for this process.
+    """The link to the agent of the wrapper around this process; None: no wrapper runs, or it is not for this process.
 
-    `DistbootError`: there is one, which does not answer.
+    `DistbootError`: one runs and does not answer.
     """
     name, _, token = environ.get(VARIABLE, "").partition(":")
     if not name or not token or len(name) > _LONGEST_NAME:

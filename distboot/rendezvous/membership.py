@@ -100,7 +100,7 @@ class JoinPlan:
     hosts: tuple[str, ...] = of(several(line))  # where rank 0 may be, the likeliest first
     ports: tuple[int, ...] = of(several(number))  # those that the ranks try, in this order
     join_timeout: float = of(time_or_duration)
-    secret: str = of(text(1 << 16), default="", repr=False)  # which all ranks of the job know; empty: there is none
+    secret: str = of(text(1 << 16), default="", repr=False)  # which all ranks of the job know; empty: not set
     is_certain: bool = of(flag, default=True)  # whether rank 0 is at the first host, or may be at any of them
     source: str = of(line, default="")  # what says where rank 0 is, for example "MASTER_ADDR"
     quiet: bool = of(flag, default=False)  # whether another rank of this node says what is being waited for

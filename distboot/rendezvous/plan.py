@@ -156,7 +156,7 @@ def _job(placement: Placement, environ: Mapping[str, str]) -> str:
 
 
 def _ancestor(module: str) -> int | None:
-    """The process that runs this module, above this one; None: there is none, or it cannot be seen from here."""
+    """The process that runs this module, above this one; None: no process does, or it cannot be seen from here."""
     pid = os.getppid()
     with suppress(OSError, ValueError, IndexError):
         while pid > 1:

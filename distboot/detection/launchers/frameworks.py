@@ -164,7 +164,7 @@ def _is_whole_host(reader: EnvReader, local_rank: int, here: int, cross_rank: in
 
     The local numbers would start again for each mention, and HOROVOD_CROSS_RANK be that of the last one. The first and
     the last mention of all tell by it whether there is another; and where as many hosts as can be have a process of
-    the highest local rank, there is none.
+    the highest local rank, no other one follows.
     """
     rank, size = reader.number("rank") or 0, reader.number("world_size")
     if local_rank == 0:
