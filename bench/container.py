@@ -51,7 +51,10 @@ class Containers:
 
     @staticmethod
     def _both(measure: Callable[[tuple[str, ...]], float], rounds: int) -> tuple[Series, Series]:
-        sides = [Contender("ours", partial(measure, _OURS)), Contender("tini", partial(measure, _TINIS))]
+        sides = [
+            Contender("ours", partial(measure, _OURS)),
+            Contender("tini", partial(measure, _TINIS)),
+        ]
         found = interleaved(sides, rounds)
         return found["ours"], found["tini"]
 
@@ -61,11 +64,15 @@ class Containers:
 
     def _stopped(self, options: tuple[str, ...]) -> float:
         offline = ("--network=none", *options)
-        with self._podman.container(self._image, "python", "-c", _HANDLES_TERM, options=offline) as container:
+        with self._podman.container(
+            self._image, "python", "-c", _HANDLES_TERM, options=offline
+        ) as container:
             container.wait_for("READY")
             begin = time.time()
             self._podman("stop", "--time=100", container.name)
-            ended = self._podman("inspect", "--format={{.State.FinishedAt.UnixNano}}", container.name).stdout
+            ended = self._podman(
+                "inspect", "--format={{.State.FinishedAt.UnixNano}}", container.name
+            ).stdout
             assert container.exit_code() == 7
         return int(ended) / 1e9 - begin
 
@@ -76,18 +83,26 @@ def section(effort: Effort) -> Section:
     stop = "`podman stop` to exit, with a child that handles TERM at once"
     added = "layers that distboot adds to its base"
     most = ("≤ 80 ms", "≤ 0.2 s", "≤ 5 MB")
-    why = missing() or (None if TINI.exists() else "no tini-static (see tests/cluster/packages.txt)")
+    why = missing() or (
+        None if TINI.exists() else "no tini-static (see tests/cluster/packages.txt)"
+    )
     if why:
         pairs = zip((start, stop, added), most, strict=True)
-        return Section(limits=[Limit(what, f"not measured: {why}", limit, None) for what, limit in pairs])
+        return Section(
+            limits=[Limit(what, f"not measured: {why}", limit, None) for what, limit in pairs]
+        )
     with tempfile.TemporaryDirectory() as scratch:
         containers = Containers(Path(scratch))
         starts, stops = containers.start(effort.rounds(12)), containers.stop(effort.rounds(8))
         layers, base = containers.added()
     limits = [
-        promise(start, starts[0].less(starts[1]), MOST_START, most[0], unit="ms", digits=0, more=True),
+        promise(
+            start, starts[0].less(starts[1]), MOST_START, most[0], unit="ms", digits=0, more=True
+        ),
         promise(stop, stops[0], MOST_STOP, most[1], digits=3),
-        Limit(added, f"{layers / 1e6:.1f} MB on {base / 1e6:.0f} MB", most[2], layers <= MOST_ADDED),
+        Limit(
+            added, f"{layers / 1e6:.1f} MB on {base / 1e6:.0f} MB", most[2], layers <= MOST_ADDED
+        ),
     ]
     rows = [
         ("`podman run` to the first line", *(each.said("ms", 0) for each in starts)),
@@ -97,4 +112,6 @@ def section(effort: Effort) -> Section:
         "An image whose ENTRYPOINT is distboot pays this once a container. What it does otherwise as process 1, "
         "forwarding, reaping, exit codes, is what tini does; the tests compare the two."
     )
-    return Section([Table("As process 1 of a container", ("what", "distboot", "tini"), rows, meaning)], limits)
+    return Section(
+        [Table("As process 1 of a container", ("what", "distboot", "tini"), rows, meaning)], limits
+    )

@@ -64,7 +64,9 @@ def main(port: str, seconds: float) -> None:
     to_host: deque[tuple[float, bytes]] = deque()
     while True:
         ends = [queue[0][0] for queue in (to_bridge, to_host) if queue]
-        ready = select.select(both, [], [], max(min(ends) - time.monotonic(), 0.0) if ends else None)[0]
+        ready = select.select(
+            both, [], [], max(min(ends) - time.monotonic(), 0.0) if ends else None
+        )[0]
         now = time.monotonic()
         if wire in ready:
             frame, address = wire.recvfrom(1 << 16)

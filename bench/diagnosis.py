@@ -156,4 +156,8 @@ def _plot(title: str, outcomes: dict[str, Outcome]) -> str:
             rows.append(Bar(name, BOUND, f"not in {BOUND} s", ours, silent=True))
         elif times.values:
             rows.append(Bar(name, times.median, f"{times.median:.1f} s", ours))
-    return bars(f"{title}: until a line names it", rows, "Seconds, median; four ranks on two hosts, default settings")
+    return bars(
+        f"{title}: until a line names it",
+        rows,
+        "Seconds, median; four ranks on two hosts, default settings",
+    )

@@ -46,7 +46,9 @@ def _address(text: str) -> None:
     host, port = parse_address(text)
     assert port is None or parse_port(str(port)) == port
     is_loopback(host)
-    assert parse_address(f"[{host}]" if ":" in host else host) == (host, None), "a host is an address of itself"
+    assert parse_address(f"[{host}]" if ":" in host else host) == (host, None), (
+        "a host is an address of itself"
+    )
 
 
 def _json(text: str) -> None:
@@ -74,7 +76,13 @@ def one_input(data: bytes) -> None:
 
 def main() -> None:
     """Fuzz until libFuzzer's time is over."""
-    options = ["-max_total_time=600", "-timeout=5", "-rss_limit_mb=1024", "-max_len=4096", "-print_final_stats=1"]
+    options = [
+        "-max_total_time=600",
+        "-timeout=5",
+        "-rss_limit_mb=1024",
+        "-max_len=4096",
+        "-print_final_stats=1",
+    ]
     folders = [word for word in sys.argv[1:] if not word.startswith("-")]
     if folders:
         Path(folders[0]).mkdir(parents=True, exist_ok=True)

@@ -32,15 +32,33 @@ _SECONDS = 280  # that all jobs together may take
 
 CHECKS: dict[str, tuple[str, Callable[[checks.Here], str]]] = {
     "device": ("`init()`, one rank: device and backend", partial(checks.device, of_all=False)),
-    "devices": ("`init()`, a rank on each GPU: device and backend", partial(checks.device, of_all=True)),
+    "devices": (
+        "`init()`, a rank on each GPU: device and backend",
+        partial(checks.device, of_all=True),
+    ),
     "collective": ("NCCL, one rank: all-reduce", partial(checks.collective, of_all=False)),
-    "collectives": ("NCCL, a rank on each GPU: all-reduce", partial(checks.collective, of_all=True)),
+    "collectives": (
+        "NCCL, a rank on each GPU: all-reduce",
+        partial(checks.collective, of_all=True),
+    ),
     "loss": ("DistributedDataParallel, one rank: loss", partial(checks.loss, of_all=False)),
-    "losses": ("DistributedDataParallel, a rank on each GPU: loss", partial(checks.loss, of_all=True)),
-    "first": ("`init()` to the end of the first collective, one rank", partial(checks.first, of_all=False)),
-    "firsts": ("the same, a rank on each GPU, the slowest of them", partial(checks.first, of_all=True)),
+    "losses": (
+        "DistributedDataParallel, a rank on each GPU: loss",
+        partial(checks.loss, of_all=True),
+    ),
+    "first": (
+        "`init()` to the end of the first collective, one rank",
+        partial(checks.first, of_all=False),
+    ),
+    "firsts": (
+        "the same, a rank on each GPU, the slowest of them",
+        partial(checks.first, of_all=True),
+    ),
     "shared": ("two ranks on one GPU", checks.shared),
-    "visible": ("`CUDA_VISIBLE_DEVICES`: torch, distboot and `init()` see the same devices", checks.visible),
+    "visible": (
+        "`CUDA_VISIBLE_DEVICES`: torch, distboot and `init()` see the same devices",
+        checks.visible,
+    ),
     "killed": ("a rank is killed in a collective of NCCL", checks.killed),
     "doctor": ("`doctor`", checks.doctor),
     "wrapper": ("the wrapper around a script without distboot", checks.wrapper),
@@ -58,7 +76,9 @@ def here(jobs: Jobs, rounds: int) -> checks.Here:
         built = f"for CUDA {torch['cuda']}" if torch["cuda"] else "for the CPU"
         raise FailedError(f"torch {torch['torch']}, built {built}, sees no GPU here")
     try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False).stdout
+        listed = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False
+        ).stdout
     except (OSError, subprocess.TimeoutExpired):
         listed = ""
     return checks.Here(jobs, rounds, torch, *uuids(listed))
@@ -69,7 +89,9 @@ def uuids(listed: str) -> tuple[list[str], list[str]]:
     # GPU 0: NVIDIA A100 80GB PCIe (UUID: GPU-41255406-c9af-f94b-4ebf-9d57ad1853da)
     #   MIG 2g.20gb     Device  0: (UUID: MIG-a65afc88-50b5-5ccf-b0a8-f93b3247ae9e)
     found = re.findall(r"\(UUID: ((GPU|MIG)-[^)]+)\)", listed)
-    return [uuid for uuid, kind in found if kind == "GPU"], [uuid for uuid, kind in found if kind == "MIG"]
+    return [uuid for uuid, kind in found if kind == "GPU"], [
+        uuid for uuid, kind in found if kind == "MIG"
+    ]
 
 
 def row(name: str, machine: checks.Here) -> tuple[str, str, str]:
@@ -84,7 +106,11 @@ def row(name: str, machine: checks.Here) -> tuple[str, str, str]:
         seen, verdict = str(why), "**failed**"
     except Exception as error:  # noqa: BLE001 - the others still have something to say
         seen, verdict = last_line(f"{type(error).__name__}: {error}"), "**failed**"
-    print(f"gpu: {name}: {verdict.strip('*')}, {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+    print(
+        f"gpu: {name}: {verdict.strip('*')}, {time.monotonic() - begin:.0f} s",
+        file=sys.stderr,
+        flush=True,
+    )
     return what, seen.replace("|", "¦"), verdict
 
 
@@ -100,9 +126,15 @@ def section(machine: checks.Here, rows: list[tuple[str, str, str]], seconds: flo
 
 def main() -> int:
     """Check; 1 when a check has failed, or there is no GPU."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=CHECKS, metavar="NAME", help=f"of {', '.join(CHECKS)}")
-    parser.add_argument("--rounds", type=int, default=3, help="how often a time is taken (default: 3)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", action="append", choices=CHECKS, metavar="NAME", help=f"of {', '.join(CHECKS)}"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="how often a time is taken (default: 3)"
+    )
     parser.add_argument("--page", type=Path, default=FOLDER / "RESULTS.md", help="where to write")
     options = parser.parse_args()
     begin = time.monotonic()

@@ -16,7 +16,8 @@ from measure import Series, UnmeasuredError, last_line
 
 # Of the CPU's loss. A GPU adds in another order; with a rank that trains alone, the loss is off by a third.
 _TOLERANCE = 1e-4
-_STOPPED = 60  # seconds, in which the others have to stop: more than DISTBOOT_GRACE, to see how long it takes
+# Seconds, in which the others have to stop: more than DISTBOOT_GRACE, to see how long it takes
+_STOPPED = 60
 _ABOUT_GPUS = ("accelerators", "visible-devices", "driver")  # findings of `doctor`
 
 
@@ -115,16 +116,23 @@ def first(here: Here, *, of_all: bool) -> str:
     """Time from `init()` to the first collective."""
     count = here.count(of_all=of_all)
     rounds = [here.trained(count), *(here.train(count) for _ in range(here.rounds - 1))]
-    slowest = {name: Series(tuple(max(its[name] for its in each) for each in rounds)) for name in ("first", "init")}
+    slowest = {
+        name: Series(tuple(max(its[name] for its in each) for each in rounds))
+        for name in ("first", "init")
+    }
     return f"{slowest['first'].said()}; of it in `init()`: {slowest['init'].said()}. torch was imported before"
 
 
 def shared(here: Here) -> str:
     """Two ranks that are shown one GPU are refused."""
     only = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    for process in here.jobs.run(["-c", "import distboot; distboot.init()"], ranks(2, CUDA_VISIBLE_DEVICES=only)):
+    for process in here.jobs.run(
+        ["-c", "import distboot; distboot.init()"], ranks(2, CUDA_VISIBLE_DEVICES=only)
+    ):
         if process.popen.returncode == 0 or "error[shared-accelerator]" not in process.err:
-            raise FailedError(f"rank {process.rank}: exit code {process.popen.returncode}: {last_line(process.err)}")
+            raise FailedError(
+                f"rank {process.rank}: exit code {process.popen.returncode}: {last_line(process.err)}"
+            )
     return "both are refused: error[shared-accelerator]"
 
 
@@ -159,14 +167,21 @@ def visible(here: Here) -> str:
             raise FailedError(f"{kind}: {last_line(process.err)}")
         _as_chosen(found[value], kind, wanted)
     said = ["; ".join(f"{kind}: {len(wanted)}" for kind, _, wanted in chosen)]
-    said += [] if found[""]["driver"] else ["/proc/driver/nvidia is not here, so distboot knows them by torch alone"]
+    said += (
+        []
+        if found[""]["driver"]
+        else ["/proc/driver/nvidia is not here, so distboot knows them by torch alone"]
+    )
     return ". ".join(said if here.mig else [*said, "No MIG device here"])
 
 
 def _as_chosen(found: dict[str, Any], kind: str, wanted: list[str]) -> None:
     _same(f"{kind}: devices in torch", len(found["seen"]), len(wanted))
     # torch has no UUIDs before 2.6, and may have that of the GPU for a MIG device.
-    if not any(seen is None or each.startswith("MIG-") for seen, each in zip(found["seen"], wanted, strict=True)):
+    if not any(
+        seen is None or each.startswith("MIG-")
+        for seen, each in zip(found["seen"], wanted, strict=True)
+    ):
         _same(f"{kind}: UUIDs in torch", found["seen"], wanted)
     if found["driver"]:
         _same(f"{kind}: UUIDs in distboot", found["told"], wanted)
@@ -178,21 +193,31 @@ def killed(here: Here) -> str:
     """The last rank is killed while all of them are in an all-reduce: the others name it, and stop."""
     count = here.count(of_all=True)
     with here.jobs.started([RANK, "reduce"], ranks(count)) as processes:
-        here.jobs.until(lambda: all(each.out or each.has_ended for each in processes), processes, "did not reduce")
+        here.jobs.until(
+            lambda: all(each.out or each.has_ended for each in processes),
+            processes,
+            "did not reduce",
+        )
         early = next((each for each in processes if each.has_ended), None)
         if early is not None:
-            raise FailedError(f"rank {early.rank} ended before it was killed: {last_line(early.err)}")
+            raise FailedError(
+                f"rank {early.rank} ended before it was killed: {last_line(early.err)}"
+            )
         *others, last = processes
         begin = time.monotonic()
         os.kill(last.popen.pid, signal.SIGKILL)
-        here.jobs.until(lambda: all(each.has_ended for each in others), others, "did not stop", _STOPPED)
+        here.jobs.until(
+            lambda: all(each.has_ended for each in others), others, "did not stop", _STOPPED
+        )
         seconds = time.monotonic() - begin
         named = re.compile(rf"rank {last.rank} failed first: .*SIGKILL")
         for process in others:
             if process.popen.returncode == 0 or not named.search(process.err):
                 said = f"exit code {process.popen.returncode}: {last_line(process.err)}"
                 raise FailedError(f"rank {process.rank} does not fail for rank {last.rank}: {said}")
-    return f"{len(others)} of {len(others)} others name it, and all have stopped {seconds:.1f} s later"
+    return (
+        f"{len(others)} of {len(others)} others name it, and all have stopped {seconds:.1f} s later"
+    )
 
 
 def doctor(here: Here) -> str:
@@ -201,7 +226,9 @@ def doctor(here: Here) -> str:
     try:
         said = json.loads(process.out)
     except ValueError:
-        raise FailedError(f"exit code {process.popen.returncode}: {last_line(process.err)}") from None
+        raise FailedError(
+            f"exit code {process.popen.returncode}: {last_line(process.err)}"
+        ) from None
     _same("exit code", process.popen.returncode, 0 if said["ready"] else 78)
     findings = said["findings"]
     for finding in findings:

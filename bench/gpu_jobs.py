@@ -18,7 +18,8 @@ from typing import Any
 
 from measure import ROOT, clean_environ, last_line
 
-_LIMIT = 90  # seconds, for one job: the first import of torch on a new machine may take half of them
+# Seconds, for one job: the first import of torch on a new machine may take half of them
+_LIMIT = 90
 RANK = str(Path(__file__).parent / "gpu_ranks.py")
 
 
@@ -75,7 +76,9 @@ class Jobs:
         self._folder, self._end = folder, time.monotonic() + seconds
 
     @contextmanager
-    def started(self, words: Sequence[str], places: Sequence[Mapping[str, str]]) -> Iterator[list[Process]]:
+    def started(
+        self, words: Sequence[str], places: Sequence[Mapping[str, str]]
+    ) -> Iterator[list[Process]]:
         """`python` with these words, once for each of the places, which are variables; ended with the block."""
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -83,7 +86,10 @@ class Jobs:
         with ExitStack() as stack:
             processes = []
             for rank, place in enumerate(places):
-                out, err = (stack.enter_context(open(folder / f"{rank}.{name}", "wb")) for name in ("out", "err"))
+                out, err = (
+                    stack.enter_context(open(folder / f"{rank}.{name}", "wb"))
+                    for name in ("out", "err")
+                )
                 popen = subprocess.Popen(
                     [sys.executable, *words], env={**environ, **place}, cwd=folder, stdin=subprocess.DEVNULL,
                     stdout=out, stderr=err, start_new_session=True,
@@ -92,7 +98,9 @@ class Jobs:
                 processes.append(Process(rank, popen, folder))
             yield processes
 
-    def run(self, words: Sequence[str], places: Sequence[Mapping[str, str]] = ({},)) -> list[Process]:
+    def run(
+        self, words: Sequence[str], places: Sequence[Mapping[str, str]] = ({},)
+    ) -> list[Process]:
         """The same, when all of them have ended.
 
         Raises:
@@ -103,7 +111,11 @@ class Jobs:
         return processes
 
     def until(
-        self, there: Callable[[], bool], processes: Sequence[Process], otherwise: str, limit: float = _LIMIT
+        self,
+        there: Callable[[], bool],
+        processes: Sequence[Process],
+        otherwise: str,
+        limit: float = _LIMIT,
     ) -> None:
         """Wait for a condition.
 
@@ -116,7 +128,9 @@ class Jobs:
             if time.monotonic() > end:
                 late = next((each for each in processes if not each.has_ended), processes[0])
                 seconds = max(end - begin, 0)
-                raise FailedError(f"rank {late.rank} {otherwise} within {seconds:.0f} s: {last_line(late.err)}")
+                raise FailedError(
+                    f"rank {late.rank} {otherwise} within {seconds:.0f} s: {last_line(late.err)}"
+                )
             time.sleep(0.01)
 
 

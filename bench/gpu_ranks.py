@@ -70,7 +70,12 @@ def plain() -> None:
     dist.init_process_group("nccl")
     total = torch.full((1,), dist.get_rank() + 1.0, device=device)
     dist.all_reduce(total)
-    say(device=str(device), current=torch.cuda.current_device(), backend=dist.get_backend(), sum=total.item())
+    say(
+        device=str(device),
+        current=torch.cuda.current_device(),
+        backend=dist.get_backend(),
+        sum=total.item(),
+    )
     dist.destroy_process_group()
 
 
@@ -128,14 +133,18 @@ def _loss(device: Any, rank: int, world_size: int, shares: int = 1) -> float:
         shares: how many of them it takes.
     """
     torch.manual_seed(17)
-    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1)).to(device)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1)
+    ).to(device)
     trained = model if device.type == "cpu" else DistributedDataParallel(model)
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
     own = slice(rank * _SHARE, (rank + shares) * _SHARE)
     for _ in range(_STEPS):
         samples = torch.randn(world_size * _SHARE, 32)  # the same everywhere, after the same seed
         wanted = samples.sum(1, keepdim=True).sin()
-        loss = torch.nn.functional.mse_loss(trained(samples[own].to(device)), wanted[own].to(device))
+        loss = torch.nn.functional.mse_loss(
+            trained(samples[own].to(device)), wanted[own].to(device)
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

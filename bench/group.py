@@ -16,7 +16,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from measure import PYTHON, Contender, Effort, Series, UnmeasuredError, clean_environ, interleaved, last_line, program
+from measure import (
+    PYTHON,
+    Contender,
+    Effort,
+    Series,
+    UnmeasuredError,
+    clean_environ,
+    interleaved,
+    last_line,
+    program,
+)
 from page import Limit, Section, Table, promise
 from plot import lines
 
@@ -120,14 +130,25 @@ _MPIRUN = ("mpirun", "--map-by", ":OVERSUBSCRIBE", "-n", "RANKS", PYTHON, "SCRIP
 _TORCHRUN = ("torchrun", "--nproc-per-node", "RANKS", "--master-port", "PORT", "SCRIPT")
 
 OURS = Way("`distboot.init()`, mpirun", _init("torch"), _MPIRUN, times=2)
-HAND = Way("torch, environment mapped by hand, mpirun", _BY_HAND, _MPIRUN, variables=_ADDRESS, times=2)
+HAND = Way(
+    "torch, environment mapped by hand, mpirun", _BY_HAND, _MPIRUN, variables=_ADDRESS, times=2
+)
 TORCHRUN = Way("torch, torchrun", _TORCH, _TORCHRUN)
 DEEPSPEED = Way("DeepSpeed's `mpi_discovery`, mpirun", _DEEPSPEED, _MPIRUN)
-HOROVOD = Way("Horovod, `horovodrun --gloo`", _HOROVOD, ("horovodrun", "--gloo", "-np", "RANKS", PYTHON, "SCRIPT"))
+HOROVOD = Way(
+    "Horovod, `horovodrun --gloo`",
+    _HOROVOD,
+    ("horovodrun", "--gloo", "-np", "RANKS", PYTHON, "SCRIPT"),
+)
 OTHERS = (
     HAND,
     TORCHRUN,
-    Way("Accelerate's `PartialState`, mpirun", "import os\n" + _ACCELERATE, _MPIRUN, variables=_ADDRESS),
+    Way(
+        "Accelerate's `PartialState`, mpirun",
+        "import os\n" + _ACCELERATE,
+        _MPIRUN,
+        variables=_ADDRESS,
+    ),
     DEEPSPEED,
     Way("Lightning Fabric, its own launcher", _FABRIC, (PYTHON, "SCRIPT")),
     HOROVOD,
@@ -135,7 +156,9 @@ OTHERS = (
 # Only for their limits.
 OURS_TORCHRUN = Way("`distboot.init()`, torchrun", _init("torch"), _TORCHRUN, (4,))
 OURS_DEEPSPEED = Way('`distboot.init("deepspeed")`, mpirun', _init("deepspeed"), _MPIRUN, (4,))
-OURS_HOROVOD = Way('`distboot.init("horovod.torch")`, Gloo, by hand', _init("horovod.torch"), (), (2,))
+OURS_HOROVOD = Way(
+    '`distboot.init("horovod.torch")`, Gloo, by hand', _init("horovod.torch"), (), (2,)
+)
 WAYS = (OURS, *OTHERS, OURS_TORCHRUN, OURS_DEEPSPEED, OURS_HOROVOD)
 _LIMITS = (
     (OURS, OURS_TORCHRUN, 4, 0.85),
@@ -165,12 +188,18 @@ def section(effort: Effort) -> Section:
         *(_limit(*each, found) for each in _LIMITS),
         _rendezvous(effort),
     ]
-    return Section([Table("Time to a ready group", head, rows, meaning, ("group.svg", _plot(found)))], limits)
+    return Section(
+        [Table("Time to a ready group", head, rows, meaning, ("group.svg", _plot(found)))], limits
+    )
 
 
 def _measured(ranks: int, rounds: int, effort: Effort) -> dict[str, Series]:
     contenders = [
-        Contender(way.name, partial(ready, way, ranks), way.times if ranks == 4 and not effort.quick else 1)
+        Contender(
+            way.name,
+            partial(ready, way, ranks),
+            way.times if ranks == 4 and not effort.quick else 1,
+        )
         for way in WAYS
         if ranks in way.sizes
     ]
@@ -187,7 +216,9 @@ def _row(way: Way, found: dict[int, dict[str, Series]]) -> tuple[str, ...]:
     return tuple(cells)
 
 
-def _limit(ours: Way, theirs: Way, ranks: int, most: float, found: dict[int, dict[str, Series]]) -> Limit:
+def _limit(
+    ours: Way, theirs: Way, ranks: int, most: float, found: dict[int, dict[str, Series]]
+) -> Limit:
     what = f"{ours.name}, over {theirs.name}, {ranks} ranks"
     return _ratio(what, found[ranks][ours.name], found[ranks][theirs.name], most)
 
@@ -209,9 +240,13 @@ def against_hand(ranks: int, effort: Effort) -> list[Limit]:
         ends[way.name].append(until_end)
         return until_ready
 
-    found = interleaved([Contender(way.name, partial(measure, way)) for way in (OURS, HAND)], effort.rounds(15))
+    found = interleaved(
+        [Contender(way.name, partial(measure, way)) for way in (OURS, HAND)], effort.rounds(15)
+    )
     rounds = len(found[OURS.name].values)  # the one before them counts for nothing
-    to_end = {name: Series(tuple(values[-rounds:]), found[name].why) for name, values in ends.items()}
+    to_end = {
+        name: Series(tuple(values[-rounds:]), found[name].why) for name, values in ends.items()
+    }
     what = f"{OURS.name}, over {HAND.name}, {ranks} rank{'s' * (ranks > 1)}, until"
     return [
         _ratio(f"{what} the first barrier", found[OURS.name], found[HAND.name], 1.0),
@@ -222,13 +257,20 @@ def against_hand(ranks: int, effort: Effort) -> list[Limit]:
 def _plot(found: dict[int, dict[str, Series]]) -> str:
     names = (way.name for way in (OURS, *OTHERS))
     points = {
-        name: [(float(ranks), series[name].median) for ranks, series in found.items() if series[name].values]
+        name: [
+            (float(ranks), series[name].median)
+            for ranks, series in found.items()
+            if series[name].values
+        ]
         for name in names
     }
     short = {
-        name.replace("`", "").removeprefix("torch, ").replace("environment ", ""): at for name, at in points.items()
+        name.replace("`", "").removeprefix("torch, ").replace("environment ", ""): at
+        for name, at in points.items()
     }
-    return lines("Time to a ready group, one machine, CPU", "ranks", "seconds (median)", short, log_y=False)
+    return lines(
+        "Time to a ready group, one machine, CPU", "ranks", "seconds (median)", short, log_y=False
+    )
 
 
 def ready(way: Way, ranks: int) -> float:
@@ -245,8 +287,16 @@ def started(way: Way, ranks: int) -> tuple[float, float]:
         command = [words.get(word, word) for word in way.command or (PYTHON, "SCRIPT")]
         command[0] = program(command[0])
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        more = {"BENCH_PORT": port, "BENCH_RANKS": words["RANKS"], **{name: address[name] for name in way.variables}}
-        places = [more] if way.command else [more | address | _of_a_rank(rank, ranks) for rank in range(ranks)]
+        more = {
+            "BENCH_PORT": port,
+            "BENCH_RANKS": words["RANKS"],
+            **{name: address[name] for name in way.variables},
+        }
+        places = (
+            [more]
+            if way.command
+            else [more | address | _of_a_rank(rank, ranks) for rank in range(ranks)]
+        )
         start = time.time()
         processes = [
             subprocess.Popen(
@@ -314,9 +364,19 @@ def _rendezvous(effort: Effort) -> Limit:
                 raise UnmeasuredError(last_line(done.stdout))
             return max(float(Path(folder, f"took-{rank}").read_text()) for rank in range(4))
 
-    without, alone, both = "DISTBOOT_RENDEZVOUS=0", "DISTBOOT_FAILURE_DETECTION=0", "DISTBOOT_FAILURE_DETECTION=1"
-    found = interleaved([Contender(each, partial(once, each)) for each in (without, alone, both)], effort.rounds(7))
+    without, alone, both = (
+        "DISTBOOT_RENDEZVOUS=0",
+        "DISTBOOT_FAILURE_DETECTION=0",
+        "DISTBOOT_FAILURE_DETECTION=1",
+    )
+    found = interleaved(
+        [Contender(each, partial(once, each)) for each in (without, alone, both)], effort.rounds(7)
+    )
     supervision = found[both].less(found[alone]).said("ms", 0, sign=True)
-    what = "the roll call in `init`, 4 ranks under mpirun, the slowest of them, over it switched off"
+    what = (
+        "the roll call in `init`, 4 ranks under mpirun, the slowest of them, over it switched off"
+    )
     what += f" (and failure detection, whose processes start in it: {supervision} on top)"
-    return promise(what, found[alone].less(found[without]), 50e-3, "≤ 50 ms", unit="ms", digits=1, more=True)
+    return promise(
+        what, found[alone].less(found[without]), 50e-3, "≤ 50 ms", unit="ms", digits=1, more=True
+    )

@@ -26,7 +26,8 @@ _START_LIMIT = 240
 _RANK_2 = r"\brank\s*[:=]?\s*2\b|\btask 2\b|missing 2\b"
 _NODE_B = r"\bnodeb\b|\bnode 1\b|\branks?\s*[:=]?\s*[23]\b|\btasks? [23]\b"
 _NAMES = {
-    case: re.compile(text, re.IGNORECASE) for case, text in (("missing", _RANK_2), ("dead", _RANK_2), ("lost", _NODE_B))
+    case: re.compile(text, re.IGNORECASE)
+    for case, text in (("missing", _RANK_2), ("dead", _RANK_2), ("lost", _NODE_B))
 }
 _OWN = re.compile(r"^\[(?:rank|default)\d+\]:?|^distboot: rank \d on node.: ")  # whose line it is
 # Lines, and what torch says where there is no name server, which is this machine's doing.
@@ -104,7 +105,21 @@ def _mpirun(port: str, script: str) -> Sequence[tuple[str, Sequence[str]]]:
     exports = [word for name in names for word in ("-x", name)]
     address = ["-x", "MASTER_ADDR=nodea", "-x", f"MASTER_PORT={port}"]
     places = ["--bind-to", "none", "-H", "nodea:2,nodeb:2"]
-    return [("nodea", ["mpirun", *places, "--wdir", str(Path(script).parent), *exports, *address, PYTHON, script])]
+    return [
+        (
+            "nodea",
+            [
+                "mpirun",
+                *places,
+                "--wdir",
+                str(Path(script).parent),
+                *exports,
+                *address,
+                PYTHON,
+                script,
+            ],
+        )
+    ]
 
 
 def _srun(port: str, script: str) -> Sequence[tuple[str, Sequence[str]]]:
@@ -113,8 +128,17 @@ def _srun(port: str, script: str) -> Sequence[tuple[str, Sequence[str]]]:
 
 
 def _torchrun(port: str, script: str) -> Sequence[tuple[str, Sequence[str]]]:
-    common = ["torchrun", "--nnodes=2", "--nproc-per-node=2", "--master-addr=nodea", f"--master-port={port}"]
-    return [(host, [*common, f"--node-rank={index}", script]) for index, host in enumerate(("nodea", "nodeb"))]
+    common = [
+        "torchrun",
+        "--nnodes=2",
+        "--nproc-per-node=2",
+        "--master-addr=nodea",
+        f"--master-port={port}",
+    ]
+    return [
+        (host, [*common, f"--node-rank={index}", script])
+        for index, host in enumerate(("nodea", "nodeb"))
+    ]
 
 
 WAYS = (
@@ -172,7 +196,9 @@ class Job:
         signs = [self._folder / f"{name}-{rank}" for rank in range(4)]
         end = time.monotonic() + _START_LIMIT
         while not all(sign.exists() for sign in signs):
-            if time.monotonic() > end or any(process.poll() is not None for process in self._processes):
+            if time.monotonic() > end or any(
+                process.poll() is not None for process in self._processes
+            ):
                 said = "\n".join(text for _, text in self._lines)
                 sys.stderr.write(f"bench: did not start:\n{said}\n")
                 raise UnmeasuredError(f"did not start: {last_line(said)}")

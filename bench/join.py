@@ -26,13 +26,23 @@ def section(effort: Effort) -> Section:
     """Both, and the promises of the roll call."""
     found = {ranks: _measured(ranks, effort.rounds(rounds)) for ranks, rounds in _SIZES.items()}
     rows = [
-        (f"{ranks:,}", name, *_cells(sides[name], sides[_OURS])) for ranks, sides in found.items() for name in sides
+        (f"{ranks:,}", name, *_cells(sides[name], sides[_OURS]))
+        for ranks, sides in found.items()
+        for name in sides
     ]
     most = max(_SIZES)
     wall = found[most][_OURS][0].median
     table = Table(
         "All ranks meet",
-        ("ranks", "way", "wall time", "ratio", "CPU of rank 0", "memory of rank 0", "of it for the ranks"),
+        (
+            "ranks",
+            "way",
+            "wall time",
+            "ratio",
+            "CPU of rank 0",
+            "memory of rank 0",
+            "of it for the ranks",
+        ),
         rows,
         f"A job of {most:,} ranks meets in {wall:.1f} s here, all of them simulated on this machine. torch's store is "
         "the cheaper one: it is in C++, and counts. When it is through, no rank knows of another one, and they "
@@ -61,7 +71,9 @@ def _measured(ranks: int, rounds: int) -> dict[str, Side]:
             raise UnmeasuredError(f"said {said[-80:]!r}") from None
         return costs[name][-1].wall
 
-    series = interleaved([Contender(name, partial(once, name)) for name in _SIDES], rounds, warm=False)
+    series = interleaved(
+        [Contender(name, partial(once, name)) for name in _SIDES], rounds, warm=False
+    )
     return {name: (series[name], costs[name]) for name in _SIDES}
 
 
@@ -93,7 +105,12 @@ def _limit(ranks: int, side: Side) -> Limit:
     if not series.values:
         return Limit(what, series.said(), limit, None)
     took, most = series.median / ranks * 1e3, max(cost.resident for cost in costs)
-    return Limit(what, f"{took:.3f} ms a rank, {most:.0f} MB", limit, took <= 0.1 and most <= (megabytes or math.inf))
+    return Limit(
+        what,
+        f"{took:.3f} ms a rank, {most:.0f} MB",
+        limit,
+        took <= 0.1 and most <= (megabytes or math.inf),
+    )
 
 
 def _of_nodes(effort: Effort) -> Limit:
@@ -101,7 +118,9 @@ def _of_nodes(effort: Effort) -> Limit:
     command = [PYTHON, str(_FOLDER / "rendezvous.py"), "rank0", "1250", "8"]
     contender = Contender("nodes", lambda: float(output_of(command).split()[0]))
     found = interleaved([contender], effort.rounds(5), warm=False)["nodes"]
-    return promise("10,000 ranks of 1,250 agents meet (simulated, real sockets)", found, 0.4, "≤ 0.4 s")
+    return promise(
+        "10,000 ranks of 1,250 agents meet (simulated, real sockets)", found, 0.4, "≤ 0.4 s"
+    )
 
 
 def _naming(what: str) -> Limit:
@@ -116,9 +135,18 @@ def _naming(what: str) -> Limit:
 def _plot(found: dict[int, dict[str, Side]]) -> str:
     points: dict[str, list[tuple[float, float]]] = {}
     for name in _SIDES:
-        walls = [(float(ranks), sides[name][0].median) for ranks, sides in found.items() if sides[name][0].values]
+        walls = [
+            (float(ranks), sides[name][0].median)
+            for ranks, sides in found.items()
+            if sides[name][0].values
+        ]
         points[name] = walls
     for name, label in ((_OURS, "distboot: CPU of rank 0"), (_THEIRS, "torch: CPU of rank 0")):
-        every = ((float(ranks), _of(sides[name][1], lambda cost: cost.cpu)) for ranks, sides in found.items())
+        every = (
+            (float(ranks), _of(sides[name][1], lambda cost: cost.cpu))
+            for ranks, sides in found.items()
+        )
         points[label] = [(ranks, cpu.median) for ranks, cpu in every if cpu.values]
-    return lines("All ranks meet at rank 0", "ranks (simulated, real sockets)", "seconds (median)", points)
+    return lines(
+        "All ranks meet at rank 0", "ranks (simulated, real sockets)", "seconds (median)", points
+    )

@@ -29,7 +29,15 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import late_jobs  # noqa: E402 - beside this file, and so are the next
 import late_rank0  # noqa: E402
 from late_rank0 import Cost  # noqa: E402
-from measure import Contender, Effort, Series, UnmeasuredError, clean_environ, interleaved, last_line  # noqa: E402
+from measure import (  # noqa: E402
+    Contender,
+    Effort,
+    Series,
+    UnmeasuredError,
+    clean_environ,
+    interleaved,
+    last_line,
+)
 from page import Limit, Section, Table, promise  # noqa: E402
 from supervised import Job, job, until  # noqa: E402 - shared with the tests
 
@@ -98,18 +106,42 @@ for number in range(ROUNDS):
 def section(effort: Effort) -> Section:
     """At a rank and in a training step, and at rank 0."""
     rows, limits = _at_a_rank(effort)
-    found = {(agents, alike): _at_rank_0(agents, effort, alike=alike) for agents in _AGENTS for alike in (True, False)}
-    rows += [(f"rank 0's agent, {agents:,} agents", *_still(found[agents, True])) for agents in _AGENTS]
+    found = {
+        (agents, alike): _at_rank_0(agents, effort, alike=alike)
+        for agents in _AGENTS
+        for alike in (True, False)
+    }
+    rows += [
+        (f"rank 0's agent, {agents:,} agents", *_still(found[agents, True])) for agents in _AGENTS
+    ]
     rows.append(("a training step, DDP on Gloo, 2 ranks", *_in_a_step(effort)))
     fold = _series(found[_AGENTS[-1], True], lambda cost: cost.fold)
-    limits.append(promise(f"{_AGENTS[-1]:,} stacks folded, alike but for one", fold, 1, "≤ 1 s", unit="ms", digits=0))
+    limits.append(
+        promise(
+            f"{_AGENTS[-1]:,} stacks folded, alike but for one",
+            fold,
+            1,
+            "≤ 1 s",
+            unit="ms",
+            digits=0,
+        )
+    )
     meaning = "Every other second torch's numbers are looked at, and the agent is told. Rank 0 hears nothing of it."
     nobody = Table("Ranks that are late: while none is", ("where", "it costs", "of"), rows, meaning)
-    head = ("agents, and their stacks", "hears that all wait", "from the question to the line", "of that, folds stacks")
+    head = (
+        "agents, and their stacks",
+        "hears that all wait",
+        "from the question to the line",
+        "of that, folds stacks",
+    )
     ways = {True: "alike but for one", False: "all different"}
-    episodes = [(f"{agents:,}, {ways[alike]}", *_episode(costs)) for (agents, alike), costs in found.items()]
+    episodes = [
+        (f"{agents:,}, {ways[alike]}", *_episode(costs)) for (agents, alike), costs in found.items()
+    ]
     meaning = "Processor time of rank 0's agent, which asks all twice: how far they are, and then also where."
-    return Section([nobody, Table("Ranks that are late: rank 0 names one", head, episodes, meaning)], limits)
+    return Section(
+        [nobody, Table("Ranks that are late: rank 0 names one", head, episodes, meaning)], limits
+    )
 
 
 def _at_a_rank(effort: Effort) -> tuple[list[tuple[str, ...]], list[Limit]]:
@@ -118,12 +150,20 @@ def _at_a_rank(effort: Effort) -> tuple[list[tuple[str, ...]], list[Limit]]:
     rows: list[tuple[str, ...]] = []
     limits = []
     for groups in _GROUPS:
-        parts = [(100 * thread, 100 * more, 100 * agent) for number, thread, more, agent in found if number == groups]
+        parts = [
+            (100 * thread, 100 * more, 100 * agent)
+            for number, thread, more, agent in found
+            if number == groups
+        ]
         thread, more, agent = (Series(values) for values in zip(*parts, strict=True))
         where = f"a rank, {groups} process groups"
         rows.append((f"{where}: the thread in the script", thread.said("% of a core", 4), ""))
-        rows.append((f"{where}: its agent", more.said("% of a core", 4, sign=True), agent.said("%", 3)))
-        both = Series(tuple(one + other for one, other in zip(thread.values, more.values, strict=True)))
+        rows.append(
+            (f"{where}: its agent", more.said("% of a core", 4, sign=True), agent.said("%", 3))
+        )
+        both = Series(
+            tuple(one + other for one, other in zip(thread.values, more.values, strict=True))
+        )
         what = f"noticing that a rank moves, {groups} process groups: the script and its agent"
         limits.append(promise(what, both, 0.05, "≤ 0.05 %", unit="% of a core", digits=3))
     return rows, limits
@@ -138,7 +178,10 @@ def _with_more(windows: Any) -> list[tuple[int, float, float, float]]:
 def _in_a_step(effort: Effort) -> tuple[str, str]:
     """How many times as long it is, and how long."""
     rounds = effort.rounds(25)
-    with _started(_STEPS, "0", rounds + 1) as without, _started(_STEPS, "60", rounds + 1) as with_it:
+    with (
+        _started(_STEPS, "0", rounds + 1) as without,
+        _started(_STEPS, "60", rounds + 1) as with_it,
+    ):
         turns = {"without": count(), "with": count()}
 
         def step(name: str, running: Job) -> float:
@@ -149,10 +192,16 @@ def _in_a_step(effort: Effort) -> tuple[str, str]:
             return float(took.read_text())
 
         sides = {"without": without, "with": with_it}
-        found = interleaved([Contender(name, partial(step, name, side)) for name, side in sides.items()], rounds)
+        found = interleaved(
+            [Contender(name, partial(step, name, side)) for name, side in sides.items()], rounds
+        )
     pairs = zip(found["with"].values, found["without"].values, strict=True)
-    ratios = Series(tuple(one / other for one, other in pairs), found["with"].why or found["without"].why)
-    return ratios.said("× as long", 3), ", ".join(f"{series.said('ms')} {name}" for name, series in found.items())
+    ratios = Series(
+        tuple(one / other for one, other in pairs), found["with"].why or found["without"].why
+    )
+    return ratios.said("× as long", 3), ", ".join(
+        f"{series.said('ms')} {name}" for name, series in found.items()
+    )
 
 
 def _seen(script: str, rounds: int) -> list[Any]:
@@ -197,13 +246,17 @@ def _episode(costs: Sequence[Cost]) -> tuple[str, str, str]:
 
 def main() -> int:
     """Run a long job; 1 when its notices are not those that they have to be."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["evaluation", "soak"])
     parser.add_argument("--seconds", type=float, default=600, help="of evaluation")
     parser.add_argument("--minutes", type=float, default=20, help="of soak")
     options = parser.parse_args()
     is_evaluation = options.what == "evaluation"
-    is_right = late_jobs.evaluation(options.seconds) if is_evaluation else late_jobs.soak(options.minutes)
+    is_right = (
+        late_jobs.evaluation(options.seconds) if is_evaluation else late_jobs.soak(options.minutes)
+    )
     print("as it has to be" if is_right else "NOT as it has to be", flush=True)
     return int(not is_right)
 

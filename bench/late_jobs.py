@@ -17,7 +17,8 @@ from pathlib import Path
 from measure import PYTHON, clean_environ
 
 _AFTER, _SOAK_AFTER = 60.0, 2.0  # seconds: DISTBOOT_LATE_AFTER
-_DELAY, _LATER = 6.0, 0.03  # seconds: looks are a second apart, stacks take some; and it is twice what that has become
+# Seconds: looks are a second apart, stacks take some; and it is twice what that has become
+_DELAY, _LATER = 6.0, 0.03
 _BEGIN = """
 import os, random, sys, time
 import torch, torch.distributed as dist
@@ -113,7 +114,9 @@ def soak(minutes: float) -> bool:
 
 def _doubled(first: float) -> Iterator[float]:
     """At which second a notice comes: 60, 120, 240, 480."""
-    return itertools.takewhile(lambda at: at < 1e6, (first * 2**number for number in itertools.count()))
+    return itertools.takewhile(
+        lambda at: at < 1e6, (first * 2**number for number in itertools.count())
+    )
 
 
 def _notices(script: str, seconds: float, after: float) -> Iterator[tuple[float, str]]:
@@ -133,7 +136,8 @@ def _notices(script: str, seconds: float, after: float) -> Iterator[tuple[float,
                 at = time.monotonic() - begin
                 print(f"{max(at, start - time.monotonic()):8.1f} s  {line}", end="", flush=True)
                 said = re.match(r"distboot: \w+ \d+ on \S+: (?!summary: )(.*)", line)
-                if said is not None and at >= 0:  # before, torch imports, with more time on one rank than on another
+                # Before, torch imports, with more time on one rank than on another
+                if said is not None and at >= 0:
                     yield at, said[1]
         if job.returncode or begin == math.inf:
             yield math.inf, f"exit code {job.returncode}"

@@ -125,7 +125,11 @@ def _still(rank0: _Rank0) -> tuple[int, float, float]:
     with patch.object(HeartbeatConnection, "send", autospec=True) as send:
         for number in range(2 * _BEATS):
             rank0.them.do("beat")
-            with nullcontext() if number % 2 else patch.multiple(LateWatch, turn=lambda *_: None, due=math.inf):
+            with (
+                nullcontext()
+                if number % 2
+                else patch.multiple(LateWatch, turn=lambda *_: None, due=math.inf)
+            ):
                 took[bool(number % 2)].append(_cpu(rank0.beat))
     return send.call_count, min(took[True]), min(took[False])
 

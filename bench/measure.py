@@ -90,7 +90,9 @@ class Contender:
     times: int = 1
 
 
-def interleaved(contenders: Sequence[Contender], rounds: int, *, warm: bool = True) -> dict[str, Series]:
+def interleaved(
+    contenders: Sequence[Contender], rounds: int, *, warm: bool = True
+) -> dict[str, Series]:
     """What each took, in rounds of random order; the one before counts for nothing. A failing one is dropped: why."""
     values: dict[str, list[float]] = {each.name: [] for each in contenders}
     why: dict[str, str] = {}
@@ -100,19 +102,29 @@ def interleaved(contenders: Sequence[Contender], rounds: int, *, warm: bool = Tr
                 continue
             try:
                 times = range(each.times if number >= 0 else 1)
-                values[each.name] += [value for value in (each.measure() for _ in times) if number >= 0]
+                values[each.name] += [
+                    value for value in (each.measure() for _ in times) if number >= 0
+                ]
             except UnmeasuredError as error:
                 why[each.name] = str(error)
             except Exception as error:  # noqa: BLE001 - one side that breaks is a row that says so
                 traceback.print_exc()
                 why[each.name] = last_line(f"{type(error).__name__}: {error}")
-    return {name: Series(() if name in why else tuple(values[name]), why.get(name, "")) for name in values}
+    return {
+        name: Series(() if name in why else tuple(values[name]), why.get(name, ""))
+        for name in values
+    }
 
 
 def clean_environ(**more: str) -> dict[str, str]:
     """This environment without a launcher's variables, one thread a process, and as MPI needs it as root."""
-    environ = without_launchers(os.environ) | {"PYTHONPATH": str(ROOT), "PATH": PATH, "OMP_NUM_THREADS": "1"}
-    environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its bytecode; the first round writes ours
+    environ = without_launchers(os.environ) | {
+        "PYTHONPATH": str(ROOT),
+        "PATH": PATH,
+        "OMP_NUM_THREADS": "1",
+    }
+    # An installed package has its bytecode; the first round writes ours
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if os.getuid() == 0:
         environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return environ | more

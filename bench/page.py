@@ -38,11 +38,20 @@ class Limit:
 
 
 def promise(
-    what: str, series: Series, most: float, limit: str, *, unit: str = "s", digits: int = 2, more: bool = False
+    what: str,
+    series: Series,
+    most: float,
+    limit: str,
+    *,
+    unit: str = "s",
+    digits: int = 2,
+    more: bool = False,
 ) -> Limit:
     """The limit that the median is at most so many seconds; `more`: they come on top of something."""
     reached = series.median <= most if series.values else None
-    return Limit(what, series.said(unit, digits, sign=more), f"{limit} more" if more else limit, reached)
+    return Limit(
+        what, series.said(unit, digits, sign=more), f"{limit} more" if more else limit, reached
+    )
 
 
 @dataclass(frozen=True)
@@ -142,7 +151,14 @@ def gpu_part(text: str) -> str:
 def machine() -> str:
     """What it was measured on, without its name."""
     info = Path("/proc/cpuinfo").read_text() if os.path.exists("/proc/cpuinfo") else ""
-    model = next((line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name")), "?")
+    model = next(
+        (
+            line.partition(":")[2].strip()
+            for line in info.splitlines()
+            if line.startswith("model name")
+        ),
+        "?",
+    )
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     kernel = ".".join(platform.release().split("-")[0].split(".")[:3])
     hardware = f"{len(os.sched_getaffinity(0))} cores ({model}), {memory:.0f} GiB of memory"
@@ -167,7 +183,9 @@ def _package(name: str) -> str:
 
 def _program(command: Sequence[str]) -> str:
     try:
-        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+        said = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=30
+        ).stdout
         return next(word for word in said.split() if word[0].isdigit())
     except (OSError, subprocess.SubprocessError, StopIteration):
         return "not installed"

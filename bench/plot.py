@@ -13,7 +13,17 @@ from html import escape
 
 _WIDTH = 800
 # The first is ours. Of one brightness, so that they show on white and on black.
-_COLOURS = ("#2f81f7", "#d9822b", "#2da44e", "#a371f7", "#e5534b", "#c2679a", "#8c959f", "#b08800", "#39a0a0")
+_COLOURS = (
+    "#2f81f7",
+    "#d9822b",
+    "#2da44e",
+    "#a371f7",
+    "#e5534b",
+    "#c2679a",
+    "#8c959f",
+    "#b08800",
+    "#39a0a0",
+)
 _STYLE = """
 text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f2328 }
 .title { font-size: 15px; font-weight: 600 } .small { font-size: 12px; fill: #57606a } .ours { font-weight: 600 }
@@ -58,32 +68,48 @@ def bars(title: str, rows: Sequence[Bar], note: str = "") -> str:
         marks.append(_text(left - 10, y + 15, bar.label, weight, anchor="end"))
         silent = ' class="silent"' if bar.silent else ""
         colour = _COLOURS[0] if bar.ours else _COLOURS[6]
-        marks.append(f'<rect x="{left}" y="{y + 2}" width="{width:.1f}" height="18" rx="2" fill="{colour}"{silent}/>')
+        marks.append(
+            f'<rect x="{left}" y="{y + 2}" width="{width:.1f}" height="18" rx="2" fill="{colour}"{silent}/>'
+        )
         marks.append(_text(left + width + 8, y + 15, bar.said, weight))
     return _svg(title, top + len(rows) * row + 18, marks)
 
 
-def lines(title: str, x_label: str, y_label: str, series: Mapping[str, Sequence[Point]], *, log_y: bool = True) -> str:
+def lines(
+    title: str,
+    x_label: str,
+    y_label: str,
+    series: Mapping[str, Sequence[Point]],
+    *,
+    log_y: bool = True,
+) -> str:
     """Lines over a logarithmic x axis, each with its name at its end; the first is ours."""
     series = {name: points for name, points in series.items() if points}
     left, right, top, bottom, height = 76, 230, 62, 52, 430
     xs = [x for points in series.values() for x, _ in points] or [1.0]
     ys = [y for points in series.values() for _, y in points] or [1.0]
-    low, high = (_decade(min(ys), math.floor), _decade(max(ys), math.ceil)) if log_y else (0.0, max(ys) * 1.05)
+    low, high = (
+        (_decade(min(ys), math.floor), _decade(max(ys), math.ceil))
+        if log_y
+        else (0.0, max(ys) * 1.05)
+    )
 
     def at(x: float, y: float) -> Point:
         across = _part(x, min(xs), max(xs), log=True)
-        return left + across * (_WIDTH - left - right), height - bottom - _part(y, low, high, log=log_y) * (
-            height - bottom - top
-        )
+        return left + across * (_WIDTH - left - right), height - bottom - _part(
+            y, low, high, log=log_y
+        ) * (height - bottom - top)
 
     marks = [_text(24, 32, title, "title"), _text(left, 52, y_label, "small")]
     for y in _ticks(low, high, log=log_y):
         _, down = at(xs[0], y)
-        marks.append(f'<line class="grid" x1="{left}" x2="{_WIDTH - right}" y1="{down:.1f}" y2="{down:.1f}"/>')
+        marks.append(
+            f'<line class="grid" x1="{left}" x2="{_WIDTH - right}" y1="{down:.1f}" y2="{down:.1f}"/>'
+        )
         marks.append(_text(left - 8, down + 4, _short(y), "small", anchor="end"))
     marks += [
-        _text(at(x, low)[0], height - bottom + 20, f"{x:,.0f}", "small", anchor="middle") for x in sorted(set(xs))
+        _text(at(x, low)[0], height - bottom + 20, f"{x:,.0f}", "small", anchor="middle")
+        for x in sorted(set(xs))
     ]
     marks.append(_text((left + _WIDTH - right) / 2, height - 12, x_label, "small", anchor="middle"))
     ends = _apart({name: at(*points[-1])[1] for name, points in series.items()})
@@ -92,8 +118,13 @@ def lines(title: str, x_label: str, y_label: str, series: Mapping[str, Sequence[
         placed = [at(*point) for point in points]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
         thick = 3 if ours else 1.8
-        marks.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{thick}"/>')
-        marks += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{thick + 0.8}" fill="{colour}"/>' for x, y in placed]
+        marks.append(
+            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{thick}"/>'
+        )
+        marks += [
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{thick + 0.8}" fill="{colour}"/>'
+            for x, y in placed
+        ]
         end = _WIDTH - right + 26
         marks.append(
             f'<line x1="{placed[-1][0] + 6:.1f}" y1="{placed[-1][1]:.1f}" x2="{end - 5}" y2="{ends[name]:.1f}" '
@@ -105,8 +136,20 @@ def lines(title: str, x_label: str, y_label: str, series: Mapping[str, Sequence[
 
 def _svg(title: str, height: float, marks: Sequence[str]) -> str:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height:.0f}" width="{_WIDTH}" role="img">'
-    paper = f'<rect class="paper" x=".5" y=".5" width="{_WIDTH - 1}" height="{height - 1:.0f}" rx="6"/>'
-    return "\n".join([head, f"<title>{escape(title)}</title>", f"<style>{_STYLE}</style>", paper, *marks, "</svg>", ""])
+    paper = (
+        f'<rect class="paper" x=".5" y=".5" width="{_WIDTH - 1}" height="{height - 1:.0f}" rx="6"/>'
+    )
+    return "\n".join(
+        [
+            head,
+            f"<title>{escape(title)}</title>",
+            f"<style>{_STYLE}</style>",
+            paper,
+            *marks,
+            "</svg>",
+            "",
+        ]
+    )
 
 
 def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:

@@ -60,20 +60,38 @@ class Meter:
         self._wall, self._cpu = time.perf_counter(), time.process_time()
 
     def stop(self) -> Cost:
-        wall, cpu, most = time.perf_counter() - self._wall, time.process_time() - self._cpu, _resident("VmHWM")
+        wall, cpu, most = (
+            time.perf_counter() - self._wall,
+            time.process_time() - self._cpu,
+            _resident("VmHWM"),
+        )
         return Cost(wall, cpu, most, max(most - self._before, 0.0))
 
 
 def _resident(name: str) -> float:
     status = Path("/proc/self/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith(name)).split()[1]) * 1024 / 1e6
+    return (
+        int(next(line for line in status.splitlines() if line.startswith(name)).split()[1])
+        * 1024
+        / 1e6
+    )
 
 
 def record(rank: int, world_size: int, **more: object) -> WorkerInfo:
     """A rank on a node of eight, with the facts of this very Python."""
     node = f"node-{rank // 8:05}"
     own = environment_facts({}, 8, "torch")
-    return WorkerInfo(rank, "slurm", node, f"{node}/boot", 1000 + rank, str(rank), world_size, facts=own, **more)  # type: ignore[arg-type]
+    return WorkerInfo(
+        rank,
+        "slurm",
+        node,
+        f"{node}/boot",
+        1000 + rank,
+        str(rank),
+        world_size,
+        facts=own,
+        **more,  # type: ignore[arg-type]
+    )
 
 
 def _report(rank: int, world_size: int, ranks: int = 0) -> bytes:
@@ -125,7 +143,9 @@ def _rank_0(world_size: int, ranks: int = 0) -> Cost:
     assert peers.stdout is not None
     assert peers.stdin is not None
     peers.stdout.readline()
-    server = Coordinator(listener, JoinPlan(record(0, world_size, ranks=ranks), JOB, ("127.0.0.1",), (1,), 300.0))
+    server = Coordinator(
+        listener, JoinPlan(record(0, world_size, ranks=ranks), JOB, ("127.0.0.1",), (1,), 300.0)
+    )
     meter = Meter()
     peers.stdin.write("\n")
     peers.stdin.flush()
@@ -149,8 +169,14 @@ def naming(join_timeout: float, *ranks: WorkerInfo, world_size: int = 8) -> tupl
             codes.append(error.code)
         ends.append(time.perf_counter())
 
-    plans = [JoinPlan(each, JOB, ("127.0.0.1",), (port,), join_timeout) for each in (record(0, world_size), *ranks)]
-    meets = [Coordinator(listener, plans[0]).wait_for_join, *(Worker(plan).report for plan in plans[1:])]
+    plans = [
+        JoinPlan(each, JOB, ("127.0.0.1",), (port,), join_timeout)
+        for each in (record(0, world_size), *ranks)
+    ]
+    meets = [
+        Coordinator(listener, plans[0]).wait_for_join,
+        *(Worker(plan).report for plan in plans[1:]),
+    ]
     threads = [threading.Thread(target=ended, args=(meet,)) for meet in meets]
     for thread in threads[:-1]:
         thread.start()
@@ -185,7 +211,9 @@ def costs() -> None:
         start = time.perf_counter()
         frames = Frames(most_from_rank_0(world_size))
         (frame,) = frames.feed(answer)
-        Membership.from_message(Channel().verify(frame, frames, Members), world_size).place(world_size - 1)
+        Membership.from_message(Channel().verify(frame, frames, Members), world_size).place(
+            world_size - 1
+        )
         read = time.perf_counter() - start
         said = f"{made * 1e3:.0f} ms to draw up, {sealed * 1e3:.0f} ms to write, {read * 1e3:.0f} ms to read"
         print(f"{world_size} ranks: membership {len(answer)} bytes, {said}")

@@ -50,10 +50,14 @@ dist.destroy_process_group()
 """
 _MPIRUN = ["mpirun", "--bind-to", "none", "--map-by", ":OVERSUBSCRIBE", "-n", str(_RANKS)]
 _TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", str(_RANKS)]
-_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"  # for each round, https://github.com/pytorch/pytorch/issues/135712
+# For each round, https://github.com/pytorch/pytorch/issues/135712
+_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 _OURS = ["-m", "distboot", "--max-restarts", "1", "train.py"]
 _SIDES: dict[str, tuple[list[str], bool]] = {  # and whether it is to be started again by hand
-    "`--max-restarts`, no launcher": ([PYTHON, *_OURS[:2], "--nproc-per-node", str(_RANKS), *_OURS[2:]], False),
+    "`--max-restarts`, no launcher": (
+        [PYTHON, *_OURS[:2], "--nproc-per-node", str(_RANKS), *_OURS[2:]],
+        False,
+    ),
     "`--max-restarts` under mpirun": ([*_MPIRUN, PYTHON, *_OURS], False),
     "`--max-restarts` under torchrun": ([*_TORCHRUN, *_OURS], False),
     "`torchrun --max-restarts 1`": ([*_TORCHRUN, "--max-restarts", "1", "train.py"], False),
@@ -61,7 +65,10 @@ _SIDES: dict[str, tuple[list[str], bool]] = {  # and whether it is to be started
         ["env", _OWN_STORE, *_TORCHRUN, "--standalone", "--max-restarts", "1", "train.py"],
         False,
     ),
-    "mpirun, started again when it has ended": ([*_MPIRUN, PYTHON, "-m", "distboot", "train.py"], True),
+    "mpirun, started again when it has ended": (
+        [*_MPIRUN, PYTHON, "-m", "distboot", "train.py"],
+        True,
+    ),
 }
 
 
@@ -102,14 +109,22 @@ def section(effort: Effort) -> Section:
                 found[name].append(_run(command, again=again))
     empty = Series(why="it did not train again")
     series = {
-        name: [Series(values) for values in zip(*pairs, strict=True)] or [empty, empty] for name, pairs in found.items()
+        name: [Series(values) for values in zip(*pairs, strict=True)] or [empty, empty]
+        for name, pairs in found.items()
     }
     rows = [
         (name, f"{len(found[name])} of {rounds}", begun.said(), trained.said())
         for name, (begun, trained) in series.items()
     ]
-    head = ("what starts it again", "trained again", "until all scripts begin", "until they have trained together")
-    of_rank_0, until_all = map(Series, zip(*(_measured(10_000) for _ in range(effort.rounds(3))), strict=True))
+    head = (
+        "what starts it again",
+        "trained again",
+        "until all scripts begin",
+        "until they have trained together",
+    )
+    of_rank_0, until_all = map(
+        Series, zip(*(_measured(10_000) for _ in range(effort.rounds(3))), strict=True)
+    )
     limits = [
         promise("from SIGKILL of a rank to the second start of all 4 scripts", begun, 1.0, "≤ 1 s")
         for name, (begun, _) in series.items()
@@ -182,7 +197,12 @@ while not os.path.exists(f"over-{steps}"):  # the same step on all
 def _kills(count: int) -> str:
     """What became of a job of four wrappers, started by hand, in which so many processes were killed."""
     begin, killed, most = time.monotonic(), {"scripts": 0, "agents": 0, "agents of rank 0": 0}, 0.0
-    where = {"WORLD_SIZE": str(_RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29711", "DISTBOOT_GRACE": "5"}
+    where = {
+        "WORLD_SIZE": str(_RANKS),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29711",
+        "DISTBOOT_GRACE": "5",
+    }
     with tempfile.TemporaryDirectory() as name, (Path(name) / "output").open("wb") as output:
         folder = Path(name)
         (folder / "train.py").write_text(_COUNTING)

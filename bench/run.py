@@ -53,16 +53,24 @@ def measured(name: str, effort: Effort) -> Section:
         found = PARTS[name](effort)
     except Exception as error:  # noqa: BLE001 - the other parts still have something to say
         traceback.print_exc()
-        found = Section(limits=[Limit(f"the part `{name}`", f"{type(error).__name__}: {error}"[:200], "", None)])
+        found = Section(
+            limits=[Limit(f"the part `{name}`", f"{type(error).__name__}: {error}"[:200], "", None)]
+        )
     took = time.monotonic() - begin
-    print(f"bench: {name}: {took:.0f} s, load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
+    print(
+        f"bench: {name}: {took:.0f} s, load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True
+    )
     return found
 
 
 def main() -> int:
     """Measure; 1 when a limit was missed or could not be measured because something broke."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=PARTS, metavar="NAME", help=f"of {', '.join(PARTS)}")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", action="append", choices=PARTS, metavar="NAME", help=f"of {', '.join(PARTS)}"
+    )
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     options = parser.parse_args()
     begin, load = time.time(), os.getloadavg()[0]
@@ -78,8 +86,12 @@ def main() -> int:
         loads = f"load {load:.1f} at the beginning, {os.getloadavg()[0]:.1f} at the end"
         how = f"Measured on {day} by `make bench` in {(time.time() - begin) / 60:.0f} minutes; {loads}."
         results = FOLDER / "RESULTS.md"
-        results.write_text(with_gpu(page(list(sections.values()), how), gpu_part(results.read_text())))
-    return int(any(limit.reached is False for section in sections.values() for limit in section.limits))
+        results.write_text(
+            with_gpu(page(list(sections.values()), how), gpu_part(results.read_text()))
+        )
+    return int(
+        any(limit.reached is False for section in sections.values() for limit in section.limits)
+    )
 
 
 if __name__ == "__main__":

@@ -33,12 +33,18 @@ VALIDATED = (1024, 4000, 10_000)
 
 def pictures(costs: Costs, outcomes: Outcomes) -> dict[str, str]:
     """File name -> plot."""
-    memberships = [(float(size), found.membership) for size, found in outcomes.items() if found.membership is not None]
+    memberships = [
+        (float(size), found.membership)
+        for size, found in outcomes.items()
+        if found.membership is not None
+    ]
     cpu = [(float(size), found.cpu) for size, found in outcomes.items()]
     seconds = {"until all have the membership": memberships, "CPU of rank 0": cpu}
     share = {"rank 0": [(float(size), 100 * supervision(costs, size).share) for size in SIZES]}
     return {
-        "scale.svg": lines("The roll call, simulated", "ranks, all started at once", "seconds", seconds),
+        "scale.svg": lines(
+            "The roll call, simulated", "ranks, all started at once", "seconds", seconds
+        ),
         "scale-supervision.svg": lines(
             "Failure detection while nothing happens, simulated", "ranks", "% of a core", share
         ),

@@ -54,7 +54,8 @@ _LINES = 2000  # with which the costs are measured
 _ACCEPTED_AT_ONCE = 64  # as rendezvous/connection_pool.py has it
 _BIG, _SMALL = 100_000, 5_000  # bytes of two answers
 _HEARTBEAT = int(BEATS * BOUND)  # ticks of a second
-_HEARTBEATS = int(BEATS_OF_RANK_0 * BOUND)  # as many: then rank 0 has sent its own as often as it does
+# As many: then rank 0 has sent its own as often as it does
+_HEARTBEATS = int(BEATS_OF_RANK_0 * BOUND)
 _LARGE = 20_000  # ranks of the membership that is drawn up
 
 
@@ -116,7 +117,8 @@ def measured(runs: int = 3) -> Costs:
     """Medians of so many runs, each in a process of its own."""
     command = [sys.executable, __file__]
     rounds = [
-        json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout) for _ in range(runs)
+        json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+        for _ in range(runs)
     ]
     return Costs(**{name: statistics.median(one[name] for one in rounds) for name in rounds[0]})
 
@@ -207,7 +209,9 @@ def _hosts(size: int) -> tuple[str, ...]:
     return tuple(os.urandom(500).hex() for _ in range(size // 500))
 
 
-def coordinator_of(server: Coordinator, membership: Membership, late_after: float = 0.0) -> FailureCoordinator:
+def coordinator_of(
+    server: Coordinator, membership: Membership, late_after: float = 0.0
+) -> FailureCoordinator:
     """What rank 0's agent goes on with once all have met."""
     settings = SupervisionSettings(grace=30.0, late_after=late_after)
     coordinator = participant_of(0, membership, server, settings, held=True)
@@ -216,7 +220,9 @@ def coordinator_of(server: Coordinator, membership: Membership, late_after: floa
     return coordinator
 
 
-def _supervision(them: Peers, coordinator: FailureCoordinator, read: Callable[[], None]) -> dict[str, float]:
+def _supervision(
+    them: Peers, coordinator: FailureCoordinator, read: Callable[[], None]
+) -> dict[str, float]:
     loop = _Loop(coordinator)
     coordinator.take(0, Register(os.getpid()), time.monotonic())
     lines = len(coordinator.peers)

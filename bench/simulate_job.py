@@ -8,7 +8,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 _SEGMENT, _HEADERS = 1448, 78  # bytes of data in a packet, and what Ethernet, IP and TCP add
-_FIRST_WINDOW = 10 * _SEGMENT  # bytes that a new connection may send before it is acknowledged; doubles each time
+# Bytes that a new connection may send before it is acknowledged; doubles each time
+_FIRST_WINDOW = 10 * _SEGMENT
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,13 @@ def plan(world_size: int) -> JoinPlan:
 
 def membership_of_nodes(world_size: int) -> Membership:
     """The membership that follows."""
-    nodes = [range(first, min(first + RANKS_A_NODE, world_size)) for first in range(0, world_size, RANKS_A_NODE)]
-    return Membership(tuple(f"node-{node:05}" for node in range(len(nodes))), tuple(map(tuple, nodes)), "10.0.0.1")
+    nodes = [
+        range(first, min(first + RANKS_A_NODE, world_size))
+        for first in range(0, world_size, RANKS_A_NODE)
+    ]
+    return Membership(
+        tuple(f"node-{node:05}" for node in range(len(nodes))), tuple(map(tuple, nodes)), "10.0.0.1"
+    )
 
 
 @cache
@@ -58,17 +63,28 @@ def verdict(rank: int = 8) -> RootCause:
     """What all are told when a rank has gone."""
     node = rank - rank % RANKS_A_NODE
     membership = membership_of_nodes(node + RANKS_A_NODE)
-    return from_disconnect(ranks_of(membership)[rank : rank + 1], "the connection closed without an exit report")
+    return from_disconnect(
+        ranks_of(membership)[rank : rank + 1], "the connection closed without an exit report"
+    )
 
 
 def place(rank: int, *, is_late: bool = False, alike: bool = True) -> Stacks:
     """Where the script of a rank is, in a training loop: in its data loader, or it waits in a collective operation."""
     torch = "/opt/venv/lib/python3.11/site-packages/torch"
-    files = {"distributed/c10d_logger.py": "wrapper", "distributed/distributed_c10d.py": "all_reduce"}
+    files = {
+        "distributed/c10d_logger.py": "wrapper",
+        "distributed/distributed_c10d.py": "all_reduce",
+    }
     waits = [frame(name, f"{torch}/{file}", 3000) for file, name in files.items()]
-    loads = [frame(name, f"{torch}/utils/data/dataloader.py", 700) for name in ("_try_get_data", "_next_data", "next")]
+    loads = [
+        frame(name, f"{torch}/utils/data/dataloader.py", 700)
+        for name in ("_try_get_data", "_next_data", "next")
+    ]
     calls = ["reduce_gradients", "step", "train_epoch", "fit", "main", "<module>"]
-    own = [frame(name, "/home/user/project/src/train.py", 40 + (0 if alike else rank)) for name in calls]
+    own = [
+        frame(name, "/home/user/project/src/train.py", 40 + (0 if alike else rank))
+        for name in calls
+    ]
     return Stacks((*(loads if is_late else waits), *own))
 
 
@@ -104,7 +120,9 @@ class Line:
     def position(self, stacks: Stacks | None = None) -> bytes:
         """How far it is: the first answer, or with stacks the second one. The last rank has not come as far."""
         count = 1967 if self.is_last else 1968
-        return Channel().sign(Position(2 if stacks else 1, 60.0, {"0": count}, 0, 0, stacks), self.rank)
+        return Channel().sign(
+            Position(2 if stacks else 1, 60.0, {"0": count}, 0, 0, stacks), self.rank
+        )
 
     def place(self, *, alike: bool = True) -> bytes:
         """The same, with where it is."""

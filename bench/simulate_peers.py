@@ -23,7 +23,9 @@ class Peers:
 
     def __init__(self, port: int, world_size: int) -> None:
         command = [sys.executable, __file__, str(port), str(world_size)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self.done()  # it is up
 
     def do(self, step: str) -> float:
@@ -76,7 +78,9 @@ class _All:
                 "meet": self._meet, "die": self._die,
             }  # fmt: skip
             steps[step]()
-        return time.perf_counter() - clock if step in ("meet", "die") else time.process_time() - start
+        return (
+            time.perf_counter() - clock if step in ("meet", "die") else time.process_time() - start
+        )
 
     def _connect(self) -> None:
         self._connections = [self._connected(number) for number in range(len(self._lines))]
@@ -94,7 +98,9 @@ class _All:
 
     def _connected(self, number: int) -> socket.socket:
         # From one address there are 28,000 ports to another one.
-        connection = socket.create_connection((f"127.0.{number % 200}.{1 + number % 250}", self._port))
+        connection = socket.create_connection(
+            (f"127.0.{number % 200}.{1 + number % 250}", self._port)
+        )
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as the real ones have it
         return connection
 

@@ -56,7 +56,9 @@ class Measured:
 def real(world_size: int) -> Measured:
     """All of it, in a process of its own."""
     command = [sys.executable, __file__, str(world_size)]
-    return Measured(**json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout))
+    return Measured(
+        **json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    )
 
 
 def _whole(world_size: int) -> Measured:

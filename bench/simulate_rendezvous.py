@@ -23,7 +23,8 @@ from distboot.rendezvous.protocol import Channel
 from distboot.text import with_nodes
 
 _BACKLOG = 4096  # connections that wait to be accepted (net.core.somaxconn)
-_SYN_AGAIN = (1.0, 3.0, 7.0)  # seconds after the first, where the queue was full (tcp(7): the timeout doubles)
+# Seconds after the first, where the queue was full (tcp(7): the timeout doubles)
+_SYN_AGAIN = (1.0, 3.0, 7.0)
 _ACK_AGAIN = 0.2  # seconds, doubled each time: the least that Linux waits to send data again
 # As distboot has them.
 _ACCEPTED_AT_ONCE = 64
@@ -90,13 +91,17 @@ class Rendezvous:
         limit = min(_FIRST_LIMIT * 2**line.attempt, _LAST_LIMIT)
         self._call(now + self.setting.latency, self._syn, Connection(line), now, limit, 0)
 
-    def _syn(self, now: float, connection: Connection, began: float, limit: float, times: int) -> None:
+    def _syn(
+        self, now: float, connection: Connection, began: float, limit: float, times: int
+    ) -> None:
         """The first packet is at rank 0's kernel."""
         latency = self.setting.latency
         if len(self._queue) < _BACKLOG:
             self._call(now + latency, self._connected, connection, limit)
         elif times < len(_SYN_AGAIN) and _SYN_AGAIN[times] < limit:
-            self._call(began + _SYN_AGAIN[times] + latency, self._syn, connection, began, limit, times + 1)
+            self._call(
+                began + _SYN_AGAIN[times] + latency, self._syn, connection, began, limit, times + 1
+            )
         else:
             self._call(began + limit, self._once_more, connection.line)
 
@@ -123,7 +128,9 @@ class Rendezvous:
         self.outcome.gave_up += 1
         if connection.inbox or connection.is_accepted:
             self._call(now + self.setting.latency, self._arrives, connection, "end")
-        self._call(now + (_CANDIDATES - 1) * 2 * self.setting.latency, self._once_more, connection.line)
+        self._call(
+            now + (_CANDIDATES - 1) * 2 * self.setting.latency, self._once_more, connection.line
+        )
 
     def _once_more(self, now: float, line: Line) -> None:
         pause = line.pause * (0.5 + self._random.random())
@@ -207,10 +214,18 @@ class Rendezvous:
             self._idle = True
 
     def _answer_with_membership(self, now: float) -> float:
-        costs, world_size, size = self.costs, self.setting.world_size, membership_bytes(self.setting.world_size)
+        costs, world_size, size = (
+            self.costs,
+            self.setting.world_size,
+            membership_bytes(self.setting.world_size),
+        )
         begin = now + costs.membership * world_size
         self._spent(begin - now)
-        now, took, reading = begin, costs.send + costs.byte * size, costs.read_membership * world_size
+        now, took, reading = (
+            begin,
+            costs.send + costs.byte * size,
+            costs.read_membership * world_size,
+        )
         for connection in self._at:
             now += took
             if max(now, self._from_0.free) > begin + _ANSWER_LIMIT:
@@ -243,7 +258,9 @@ class Rendezvous:
         """The join timeout is over, and ranks are missing."""
         world_size, timeout = self.setting.world_size, self.setting.join_timeout
         said = with_nodes(self._missing, {rank: rank // RANKS_A_NODE for rank in self._missing})
-        self.outcome.text = f"{self._entered} of {world_size} ranks joined within {timeout:g} s, missing {said}"
+        self.outcome.text = (
+            f"{self._entered} of {world_size} ranks joined within {timeout:g} s, missing {said}"
+        )
         size = len(Channel().sign(Failed(("missing-rank", self.outcome.text, "x" * 100))))
         self._over = True
         self.outcome.told = self._answer(now, size, "error")

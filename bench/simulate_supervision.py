@@ -11,7 +11,8 @@ from simulate_job import Link
 from distboot.agent.heartbeat import BEATS, BOUND
 from distboot.agent.root_cause import GATHERING
 
-_SINCE = BEATS * BOUND  # seconds, at the most, from the last sign of a host that vanishes until it does
+# Seconds, at the most, from the last sign of a host that vanishes until it does
+_SINCE = BEATS * BOUND
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,9 @@ class Supervision:
     bytes_a_second: float
 
 
-def supervision(costs: Costs, world_size: int, *, latency: float = 1e-4, link: float = 10e9) -> Supervision:
+def supervision(
+    costs: Costs, world_size: int, *, latency: float = 1e-4, link: float = 10e9
+) -> Supervision:
     """Failure detection of a job."""
     share = world_size * costs.idle
     return Supervision(

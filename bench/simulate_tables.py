@@ -19,7 +19,8 @@ Outcomes = Mapping[int, Outcome]  # ranks -> what came of it
 LATENCY = 1e-3  # seconds, unless a table says otherwise
 _LATENCIES = (1e-4, 1e-3, 1e-2)
 _LOOPBACK = 2e-5  # seconds
-_TOO_MUCH = 1.0  # second of rank 0's CPU, or of its link: then the ranks wait for rank 0, and not for each other
+# Second of rank 0's CPU, or of its link: then the ranks wait for rank 0, and not for each other
+_TOO_MUCH = 1.0
 _FINE = [round(10 ** (power / 50)) for power in range(75, 251)]  # ranks, to 5 %
 _OWN_FILES = 128  # of rank 0, beside those of the lines
 
@@ -29,16 +30,24 @@ def limits(costs: Costs, outcomes: Outcomes) -> str:
     supervised = {size: supervision(costs, size) for size in _FINE}
     reached = {
         "roll call: 1 s of CPU": crossing({size: one.cpu for size, one in outcomes.items()}),
-        "roll call: 1 s of a link of 10 Gbit/s": crossing({size: one.on_the_link for size, one in outcomes.items()}),
+        "roll call: 1 s of a link of 10 Gbit/s": crossing(
+            {size: one.on_the_link for size, one in outcomes.items()}
+        ),
         "roll call: 1 s of a link of 100 Gbit/s": crossing(
             {size: one.on_the_link / 10 for size, one in outcomes.items()}
         ),
         "roll call: ranks that get no answer in 10 s": _between(
             list(outcomes), [one.unanswered > 0 for one in outcomes.values()]
         ),
-        "supervision: 0.1 % of a core": _first({size: one.share > 0.001 for size, one in supervised.items()}),
-        "supervision: 1 % of a core": _first({size: one.share > 0.01 for size, one in supervised.items()}),
-        "supervision: a death known to all after 1 s": _first({size: one.told > 1 for size, one in supervised.items()}),
+        "supervision: 0.1 % of a core": _first(
+            {size: one.share > 0.001 for size, one in supervised.items()}
+        ),
+        "supervision: 1 % of a core": _first(
+            {size: one.share > 0.01 for size, one in supervised.items()}
+        ),
+        "supervision: a death known to all after 1 s": _first(
+            {size: one.told > 1 for size, one in supervised.items()}
+        ),
         "1,024 open files": f"{1024 - _OWN_FILES:,} ranks",
         "65,536 open files": f"{65_536 - _OWN_FILES:,} ranks",
     }
@@ -66,7 +75,11 @@ def _between(sizes: Sequence[int], happens: Sequence[bool]) -> str:
     if not any(happens):
         return f"not up to {sizes[-1]:,}"
     first = happens.index(True)
-    return f"between {sizes[first - 1]:,} and {sizes[first]:,} ranks" if first else f"below {sizes[0]:,} ranks"
+    return (
+        f"between {sizes[first - 1]:,} and {sizes[first]:,} ranks"
+        if first
+        else f"below {sizes[0]:,} ranks"
+    )
 
 
 def _first(happens: Mapping[int, bool]) -> str:
@@ -97,7 +110,11 @@ def sizes(outcomes: Outcomes) -> str:
 
 
 def _time(at: float | None, found: Outcome) -> str:
-    return f"never: {found.unanswered:,} ranks get no answer" if at is None else f"{at - found.last_start:.2f} s"
+    return (
+        f"never: {found.unanswered:,} ranks get no answer"
+        if at is None
+        else f"{at - found.last_start:.2f} s"
+    )
 
 
 def latencies(costs: Costs, world_size: int) -> str:
@@ -105,7 +122,10 @@ def latencies(costs: Costs, world_size: int) -> str:
     rows = []
     for latency in _LATENCIES:
         setting = Setting(world_size, latency=latency)
-        slow, dead = simulated(replace(setting, slow=0.01), costs), simulated(replace(setting, dead=0.001), costs)
+        slow, dead = (
+            simulated(replace(setting, slow=0.01), costs),
+            simulated(replace(setting, dead=0.001), costs),
+        )
         assert dead.told is not None
         line = supervision(costs, world_size, latency=latency)
         rows.append([
@@ -145,8 +165,15 @@ def supervised(costs: Costs, sizes: Sequence[int]) -> str:
 def costs_table(costs: Costs) -> str:
     """What was measured; the words are those of the class."""
     said = dict(re.findall(r"^ +([\w, ]+): (.+)$", str(Costs.__doc__), re.MULTILINE))
-    names = [each.name for each in fields(Costs) if not each.name.endswith("_bytes") and each.name in said]
-    return table(("cost", "what it is", "CPU"), [(name, said[name].rstrip("."), _cost(name, costs)) for name in names])
+    names = [
+        each.name
+        for each in fields(Costs)
+        if not each.name.endswith("_bytes") and each.name in said
+    ]
+    return table(
+        ("cost", "what it is", "CPU"),
+        [(name, said[name].rstrip("."), _cost(name, costs)) for name in names],
+    )
 
 
 def _cost(name: str, costs: Costs) -> str:

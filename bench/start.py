@@ -11,7 +11,16 @@ from functools import partial
 from pathlib import Path
 
 from captured import ALL
-from measure import PYTHON, Contender, Effort, Series, UnmeasuredError, clean_environ, interleaved, seconds_of
+from measure import (
+    PYTHON,
+    Contender,
+    Effort,
+    Series,
+    UnmeasuredError,
+    clean_environ,
+    interleaved,
+    seconds_of,
+)
 from page import Limit, Section, Table, promise
 from plot import Bar, bars
 
@@ -20,7 +29,13 @@ from distboot.detection.parse import expand_hosts
 
 _PASS = (PYTHON, "-c", "pass")
 _BARE, _OURS = "`python -c pass` itself", "distboot: `python -m distboot run --`"
-_ACCELERATE = ("--cpu", "--num_processes=1", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no")
+_ACCELERATE = (
+    "--cpu",
+    "--num_processes=1",
+    "--num_machines=1",
+    "--mixed_precision=no",
+    "--dynamo_backend=no",
+)
 # What is started with a command of one process behind it, and the rounds in which it takes part: the fast in all.
 _FAST = {
     _BARE: (),
@@ -100,7 +115,10 @@ def _detect() -> tuple[Series, float, float]:
 
 def _launchers(effort: Effort) -> dict[str, Series]:
     """Each around `python -c pass`: the fast ones eight times a round."""
-    fast = [Contender(name, partial(seconds_of, [*words, *_PASS]), times=8) for name, words in _FAST.items()]
+    fast = [
+        Contender(name, partial(seconds_of, [*words, *_PASS]), times=8)
+        for name, words in _FAST.items()
+    ]
     slow = [Contender(name, partial(seconds_of, [*words, *_PASS])) for name, words in _SLOW.items()]
     return interleaved([*fast, *slow], effort.rounds(5))
 
@@ -111,8 +129,19 @@ def _launcher_table(found: dict[str, Series]) -> Table:
     for name, series in found.items():
         if name != _BARE:
             more = series.less(bare)
-            ratio = f"{more.median / ours.median:.0f} ×" if name in _SLOW and more.values and ours.values else ""
-            rows.append((name, series.said("ms", 0), more.said("ms", 0, sign=True) if series.values else "", ratio))
+            ratio = (
+                f"{more.median / ours.median:.0f} ×"
+                if name in _SLOW and more.values and ours.values
+                else ""
+            )
+            rows.append(
+                (
+                    name,
+                    series.said("ms", 0),
+                    more.said("ms", 0, sign=True) if series.values else "",
+                    ratio,
+                )
+            )
     torchrun = found["torchrun"].less(bare)
     faster = f"; torchrun takes {torchrun.median:.1f} s" if torchrun.values else ""
     return Table(
@@ -132,8 +161,19 @@ def _plot(found: dict[str, Series]) -> str:
         more = series.less(found[_BARE])
         if name != _BARE and more.values:
             said = f"{more.median * 1e3:+,.0f} ms"
-            rows.append(Bar(name.partition(":")[0].replace("`", ""), max(more.median, 0), said, ours=name == _OURS))
-    return bars("What a launcher adds to the start of one process", rows, "Wall time over python -c pass alone, median")
+            rows.append(
+                Bar(
+                    name.partition(":")[0].replace("`", ""),
+                    max(more.median, 0),
+                    said,
+                    ours=name == _OURS,
+                )
+            )
+    return bars(
+        "What a launcher adds to the start of one process",
+        rows,
+        "Wall time over python -c pass alone, median",
+    )
 
 
 def _doctor(effort: Effort) -> Limit:
@@ -142,7 +182,9 @@ def _doctor(effort: Effort) -> Limit:
     def once() -> float:
         start = time.perf_counter()
         command = [PYTHON, "-m", "distboot", "doctor", "--json"]
-        code = subprocess.run(command, env=clean_environ(), stdout=subprocess.DEVNULL, check=False).returncode
+        code = subprocess.run(
+            command, env=clean_environ(), stdout=subprocess.DEVNULL, check=False
+        ).returncode
         if code not in (0, 78):
             raise UnmeasuredError(f"exit code {code}")
         return time.perf_counter() - start
@@ -163,4 +205,9 @@ def _memory() -> Limit:
     wrapper.communicate("\n")
     kib = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
     megabytes = kib * 1024 / 1e6
-    return Limit("the wrapper's own resident memory, a rank", f"{megabytes:.1f} MB", "≤ 15 MB", megabytes <= 15)
+    return Limit(
+        "the wrapper's own resident memory, a rank",
+        f"{megabytes:.1f} MB",
+        "≤ 15 MB",
+        megabytes <= 15,
+    )

@@ -106,15 +106,32 @@ _SAY = "\nopen(f'{name}-{ctx.rank}', 'w').write(json.dumps([*seen, step, weights
 
 def section(effort: Effort) -> Section:
     """What a read costs, and how soon all ranks know, against a flag that is broadcast in each step."""
-    found = [Series(values) for values in zip(*(_figures() for _ in range(effort.rounds(7))), strict=True)]
+    found = [
+        Series(values)
+        for values in zip(*(_figures() for _ in range(effort.rounds(7))), strict=True)
+    ]
     read, broadcast, ours, theirs = found
     rows = [
         ("`ctx.preempted`", read.said("µs", 2), ours.said("ms", 0)),
-        ("a flag that rank 0 broadcasts on Gloo, as in Lightning", broadcast.said("µs", 0), theirs.said("ms", 0)),
+        (
+            "a flag that rank 0 broadcasts on Gloo, as in Lightning",
+            broadcast.said("µs", 0),
+            theirs.said("ms", 0),
+        ),
     ]
-    head = ("read once a step of 10 ms, 4 ranks on one machine", "a step", "from SIGTERM until the last rank knows")
+    head = (
+        "read once a step of 10 ms, 4 ranks on one machine",
+        "a step",
+        "from SIGTERM until the last rank knows",
+    )
     a_million = f"A million steps pay {read.median * 1e6:.1f} s for it, with the flag {broadcast.median * 1e6:.0f} s."
-    limit = promise("a read of `ctx.preempted`, while no rank is told to stop", read, 5e-7, "≤ 0.5 µs", unit="µs")
+    limit = promise(
+        "a read of `ctx.preempted`, while no rank is told to stop",
+        read,
+        5e-7,
+        "≤ 0.5 µs",
+        unit="µs",
+    )
     return Section([Table("A stop that all ranks agree on", head, rows, a_million)], [limit])
 
 
@@ -124,7 +141,9 @@ def _figures() -> tuple[float, ...]:
         script.write_text(_FIGURES.replace("ORDER", random.choice(["1", "-1"])))
         command = [PYTHON, "-m", "distboot", "--nproc-per-node=4", str(script)]
         ((code, said),) = side_by_side([(command, clean_environ())], _LIMIT)
-    lines = [line.rpartition("[")[2].rstrip("]") for line in said.splitlines() if line.endswith("]")]
+    lines = [
+        line.rpartition("[")[2].rstrip("]") for line in said.splitlines() if line.endswith("]")
+    ]
     if code or not lines:
         raise UnmeasuredError(f"exit code {code}: {last_line(said)}")
     return tuple(map(float, lines[0].split(",")))
@@ -132,10 +151,16 @@ def _figures() -> tuple[float, ...]:
 
 def _plain(port: str, script: str) -> Sequence[tuple[str, Sequence[str]]]:
     job = ["WORLD_SIZE=4", "MASTER_ADDR=nodea", f"MASTER_PORT={port}"]
-    return [(f"node{'aabb'[rank]}", ["env", *job, f"RANK={rank}", PYTHON, script]) for rank in range(4)]
+    return [
+        (f"node{'aabb'[rank]}", ["env", *job, f"RANK={rank}", PYTHON, script]) for rank in range(4)
+    ]
 
 
-_LAUNCHERS = {way.name.rpartition(" ")[2]: way.commands for way in jobs.WAYS if way.name.startswith("distboot")}
+_LAUNCHERS = {
+    way.name.rpartition(" ")[2]: way.commands
+    for way in jobs.WAYS
+    if way.name.startswith("distboot")
+}
 _LAUNCHERS["plain"] = _plain
 _LAUNCHERS["slow"] = _plain
 _ALL = [*_LAUNCHERS, "podman"]
@@ -154,7 +179,9 @@ def _on_hosts(launcher: str) -> Iterator[tuple[Path, Callable[[str, Path], _Comm
             stack.enter_context(Slurm.up(hosts))
         if launcher == "slow":
             stack.enter_context(slow_host(hosts, "nodeb", _DELAY))
-        environ = hosts.environment(clean_environ(OMPI_MCA_btl="^ofi", OMPI_MCA_mtl="^ofi", BENCH_CASE=""))
+        environ = hosts.environment(
+            clean_environ(OMPI_MCA_btl="^ofi", OMPI_MCA_mtl="^ofi", BENCH_CASE="")
+        )
 
         def commands(launcher: str, script: Path) -> _Commands:
             given = _LAUNCHERS[launcher](str(free_port()), str(script))
@@ -172,8 +199,16 @@ def _in_containers() -> Iterator[tuple[Path, Callable[[str, Path], _Commands]]]:
         folder.chmod(0o777)  # the user in the image is another one
         Path(scratch).chmod(0o755)
         podman = Podman(Path(tempfile.mkdtemp(dir=scratch)))
-        image, network = podman.build("Dockerfile", PACKAGES=""), stack.enter_context(podman.network())
-        of_job = {"WORLD_SIZE": "2", "MASTER_ADDR": "node0", "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1"}
+        image, network = (
+            podman.build("Dockerfile", PACKAGES=""),
+            stack.enter_context(podman.network()),
+        )
+        of_job = {
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "node0",
+            "MASTER_PORT": "29500",
+            "OMP_NUM_THREADS": "1",
+        }
 
         def command(node: int, script: Path) -> Sequence[str]:
             own = [f"--env={name}={value}" for name, value in {**of_job, "RANK": str(node)}.items()]
@@ -183,21 +218,33 @@ def _in_containers() -> Iterator[tuple[Path, Callable[[str, Path], _Commands]]]:
             entry = '--entrypoint=["python", "-m", "distboot", "run", "--nproc-per-node=2", "--"]'
             return ["podman", "run", *options, entry, image, "python", str(script)]
 
-        yield folder, lambda _, script: [(command(node, script), podman.environ) for node in range(2)]
+        yield (
+            folder,
+            lambda _, script: [(command(node, script), podman.environ) for node in range(2)],
+        )
 
 
 def _run(folder: Path, commands: Callable[[Path], _Commands], before: list[object]) -> list[object]:
     """One job, which must begin with step and weights of the one before: its own; empty: it did not end well."""
-    told, name = random.choice([[random.randrange(4)], [0, 1, 2, 3]]), f"end-{random.randrange(10**9)}"
+    told, name = (
+        random.choice([[random.randrange(4)], [0, 1, 2, 3]]),
+        f"end-{random.randrange(10**9)}",
+    )
     (shown,) = (block.text for block in blocks("python") if "dcp.load" in block.text)
     script = folder / "train.py"
-    script.write_text(f"told, after, name = {told}, {random.random() * 2}, {name!r}\n{_JOB}{shown}{_SAY}")
+    script.write_text(
+        f"told, after, name = {told}, {random.random() * 2}, {name!r}\n{_JOB}{shown}{_SAY}"
+    )
     try:
         ended = side_by_side(commands(script), _LIMIT)
     except subprocess.TimeoutExpired:
         ended = [(-1, f"not done after {_LIMIT} s")]
     seen = [json.loads(file.read_text()) for file in sorted(folder.glob(f"{name}-*"))]
-    if seen and not any(code for code, _ in ended) and seen == [[*(before or seen[0][:2]), *seen[0][2:]]] * 4:
+    if (
+        seen
+        and not any(code for code, _ in ended)
+        and seen == [[*(before or seen[0][:2]), *seen[0][2:]]] * 4
+    ):
         return list(seen[0][2:])
     print(f"{told} told:", before, seen, *ended, sep="\n", file=sys.stderr, flush=True)
     return []
@@ -205,18 +252,25 @@ def _run(folder: Path, commands: Callable[[Path], _Commands], before: list[objec
 
 def _runs(count: int, launchers: Sequence[str]) -> None:
     for launcher in launchers:
-        with _in_containers() if launcher == "podman" else _on_hosts(launcher) as (folder, commands):
+        with (
+            _in_containers() if launcher == "podman" else _on_hosts(launcher) as (folder, commands)
+        ):
             found: list[object] = []
             start, well = time.monotonic(), 0
             for _ in range(count):
                 found = _run(folder, partial(commands, launcher), found)
                 well += bool(found)
             took = (time.monotonic() - start) / count
-        print(f"{launcher}: {well} of {count} ended at one step, exit codes 0; {took:.1f} s a job", flush=True)
+        print(
+            f"{launcher}: {well} of {count} ended at one step, exit codes 0; {took:.1f} s a job",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["runs"])
     parser.add_argument("count", type=int)
     parser.add_argument("launchers", nargs="*", default=_ALL, help=", ".join(_ALL))

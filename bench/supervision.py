@@ -66,7 +66,10 @@ _DEATHS = (("wrapper", 4), ("wrapper", 16), ("wrapper", 64), ("init", 4))
 
 def section(effort: Effort) -> Section:
     """How fast all stop, and what it costs while nothing happens."""
-    sides = [Contender(f"{way}, {ranks} ranks", partial(death, ranks, init=way == "init")) for way, ranks in _DEATHS]
+    sides = [
+        Contender(f"{way}, {ranks} ranks", partial(death, ranks, init=way == "init"))
+        for way, ranks in _DEATHS
+    ]
     found = interleaved(sides, effort.rounds(3), warm=False)
     limits = [
         promise(f"a rank is killed, all others have stopped: {name}", series, 0.3, "≤ 0.3 s")
@@ -76,7 +79,13 @@ def section(effort: Effort) -> Section:
     for way in ("wrapper", "init"):
         cpu, wakes = cost(4, 5 if effort.quick else 20, init=way == "init")
         rows.append((f"{way}, rank 0", f"{100 * cpu[0]:.3f} %", f"{wakes[0]:.1f}"))
-        rows.append((f"{way}, the most of the others", f"{100 * max(cpu[1:]):.3f} %", f"{max(wakes[1:]):.1f}"))
+        rows.append(
+            (
+                f"{way}, the most of the others",
+                f"{100 * max(cpu[1:]):.3f} %",
+                f"{max(wakes[1:]):.1f}",
+            )
+        )
     head = ("process beside a rank, of 4", "of a core", "wake-ups a second")
     meaning = "This is what failure detection takes from a training job, in a process of its own beside each rank."
     return Section([Table("Failure detection while nothing happens", head, rows, meaning)], limits)
@@ -97,7 +106,9 @@ def death(ranks: int, *, init: bool) -> float:
             os.close(file)
         running.codes(60)
         said = f"rank {culprit} failed first: killed by SIGKILL"
-        assert all(said in running.output(rank) for rank in range(ranks) if rank != culprit), running.output(0)
+        assert all(said in running.output(rank) for rank in range(ranks) if rank != culprit), (
+            running.output(0)
+        )
         return seconds
 
 
@@ -112,7 +123,8 @@ def cost(ranks: int, seconds: float, *, init: bool) -> tuple[list[float], list[f
     """By rank: the part of a core that its wrapper or guard uses, and how often a second it wakes up."""
     with started(SLEEPS, ranks, init=init) as running:
         watching = [
-            _guard_of(pid) if init else running.processes[rank].pid for rank, pid in enumerate(running.all_ready())
+            _guard_of(pid) if init else running.processes[rank].pid
+            for rank, pid in enumerate(running.all_ready())
         ]
         time.sleep(3)  # what the start itself costs is over
         before = [_used(pid) for pid in watching]
@@ -121,7 +133,9 @@ def cost(ranks: int, seconds: float, *, init: bool) -> tuple[list[float], list[f
         running.touch("end")
         running.codes(60)
     pairs = list(zip(before, after, strict=True))
-    return [(new[0] - old[0]) / seconds for old, new in pairs], [(new[1] - old[1]) / seconds for old, new in pairs]
+    return [(new[0] - old[0]) / seconds for old, new in pairs], [
+        (new[1] - old[1]) / seconds for old, new in pairs
+    ]
 
 
 def _used(pid: int) -> tuple[float, int]:
@@ -146,14 +160,21 @@ def _guard_of(script: int) -> int:
 def soak(ranks: int, seconds: float, load: int, shares: int | None) -> dict[str, float]:
     """What was done to two jobs, one of wrappers and one of `init`, and how often they raised the alarm."""
     done: dict[str, float] = {"stopped": 0, "longest stop": 0, "held": 0, "alarms": 0}
-    with _group(shares), started(BUSY, ranks, init=False) as wrapped, started(BUSY, ranks, init=True) as bare:
+    with (
+        _group(shares),
+        started(BUSY, ranks, init=False) as wrapped,
+        started(BUSY, ranks, init=True) as bare,
+    ):
         with _load(load), suppress(PermissionError):
-            os.setpriority(os.PRIO_PROCESS, 0, -15)  # so that a stop is as long as it is meant to be
+            # So that a stop is as long as it is meant to be
+            os.setpriority(os.PRIO_PROCESS, 0, -15)
             end = time.monotonic() + seconds
             while (left := end - time.monotonic()) > 0 and not done["alarms"]:
                 running = random.choice([wrapped, bare])
                 _disturb(running, random.randrange(ranks), left, done)
-                done["alarms"] = sum("first: " in each.output(n) for each in (wrapped, bare) for n in range(ranks))
+                done["alarms"] = sum(
+                    "first: " in each.output(n) for each in (wrapped, bare) for n in range(ranks)
+                )
         os.setpriority(os.PRIO_PROCESS, 0, 0)
         for running in (wrapped, bare):
             if not done["alarms"]:
@@ -208,7 +229,10 @@ def _group(shares: int | None) -> Iterator[None]:
     if shares is None:
         yield
         return
-    group, home = Path(f"/sys/fs/cgroup/cpu/distboot-soak-{os.getpid()}"), Path("/sys/fs/cgroup/cpu/cgroup.procs")
+    group, home = (
+        Path(f"/sys/fs/cgroup/cpu/distboot-soak-{os.getpid()}"),
+        Path("/sys/fs/cgroup/cpu/cgroup.procs"),
+    )
     group.mkdir()
     (group / "cpu.shares").write_text(str(shares))
     (group / "cgroup.procs").write_text(str(os.getpid()))
@@ -221,14 +245,20 @@ def _group(shares: int | None) -> Iterator[None]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["death", "cost", "soak"])
     parser.add_argument("ranks", nargs="*", type=int, default=[4])
-    parser.add_argument("--init", action="store_true", help="a bare init with torch, in place of the wrapper")
+    parser.add_argument(
+        "--init", action="store_true", help="a bare init with torch, in place of the wrapper"
+    )
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--load", type=int, default=50, help="of soak: processes that compute")
-    parser.add_argument("--shares", type=int, help="of soak: CPU shares of all that together (cgroup v1, as root)")
+    parser.add_argument(
+        "--shares", type=int, help="of soak: CPU shares of all that together (cgroup v1, as root)"
+    )
     options = parser.parse_args()
     way = "init" if options.init else "wrapper"
     for ranks in options.ranks:
@@ -244,7 +274,10 @@ def main() -> int:
             )
         else:
             found = soak(ranks, options.seconds, options.load, options.shares)
-            print(f"{ranks} ranks each way, {options.seconds:g} s, load {options.load}: {found}", flush=True)
+            print(
+                f"{ranks} ranks each way, {options.seconds:g} s, load {options.load}: {found}",
+                flush=True,
+            )
             if found["alarms"]:
                 return 1
     return 0

@@ -25,7 +25,9 @@ _LIMIT = timedelta(seconds=120)
 # value of eight bytes comes back.
 _VALIDATE = bytes.fromhex("00cef7853c")
 _PING = bytes.fromhex("0d")
-_ADD = bytes.fromhex("04") + len(b"init/").to_bytes(8, "little") + b"init/" + (1).to_bytes(8, "little")
+_ADD = (
+    bytes.fromhex("04") + len(b"init/").to_bytes(8, "little") + b"init/" + (1).to_bytes(8, "little")
+)
 
 
 def clients(port: int, world_size: int) -> None:
@@ -73,7 +75,9 @@ def root(world_size: int) -> Cost:
     others.stdin.flush()
     select.select([listener], [], [])
     meter.start()
-    store = TCPStore("127.0.0.1", port, world_size, True, _LIMIT, True, master_listen_fd=listener.detach())
+    store = TCPStore(
+        "127.0.0.1", port, world_size, True, _LIMIT, True, master_listen_fd=listener.detach()
+    )
     cost = meter.stop()
     others.communicate("\n", timeout=60)
     del store

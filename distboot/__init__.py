@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # type checkers take the name for typing's, whose import costs more than all of this
+# Type checkers take the name for typing's, whose import costs more than all of this
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .context import Context as Context
     from .detection.detect import detect as detect

@@ -163,7 +163,9 @@ class Context:
         Raises:
             DistbootError: as for `main_first`.
         """
-        yield from self._first("local_main_first()", timeout, self.node_rank, goes_first=self.is_local_main)
+        yield from self._first(
+            "local_main_first()", timeout, self.node_rank, goes_first=self.is_local_main
+        )
 
     def close(self) -> None:
         """Leave the process group. A second call does nothing."""
@@ -182,10 +184,14 @@ class Context:
         """Refuse what waits for ranks that wait for this one to leave a block; without `blocks`: any."""
         block = self._inside.get(threading.get_ident())
         if block is not None and (not blocks or block in blocks):
-            problem = f"{what} inside {block}: the other ranks reach it only after this one has left"
+            problem = (
+                f"{what} inside {block}: the other ranks reach it only after this one has left"
+            )
             raise DistbootError("usage", problem, "call it before or after the block")
 
-    def _first(self, what: str, timeout: float, node: int | None, *, goes_first: bool) -> Iterator[None]:
+    def _first(
+        self, what: str, timeout: float, node: int | None, *, goes_first: bool
+    ) -> Iterator[None]:
         timeout = seconds(f"{what.removesuffix('()')}(timeout={short_repr(timeout)})", timeout)
         if node is not None:  # rank 0 waits there for the first ones of all nodes
             self._refuse_inside(what, "main_first()")

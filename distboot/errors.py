@@ -10,7 +10,10 @@ from contextlib import contextmanager
 # From sysexits.h: 78 is EX_CONFIG (fix the environment first), 75 is EX_TEMPFAIL (worth a retry), 74 is EX_IOERR;
 # 126 and 127 are what POSIX shells return for a command that cannot be run or found.
 CODES: Mapping[str, tuple[int, str]] = {
-    "broken-environment": (78, "a launcher's variables are missing, malformed or contradict each other"),
+    "broken-environment": (
+        78,
+        "a launcher's variables are missing, malformed or contradict each other",
+    ),
     "conflicting-launchers": (78, "two launchers claim this process, and they disagree"),
     "unsupported-launcher": (78, "the launcher does not tell the process its rank, or not in time"),
     "node-level-launch": (78, "the process stands for a whole node or pod, and is not a rank"),
@@ -18,21 +21,48 @@ CODES: Mapping[str, tuple[int, str]] = {
     "launcher-mismatch": (78, "the launcher named by the user did not start this process"),
     "no-master-addr": (78, "nothing in the environment says where rank 0 is"),
     "no-master-port": (78, "no port was given, and there is no job id to derive one from"),
-    "unresolvable-address": (75, "the name of rank 0's host did not resolve within the join timeout"),
-    "port-taken": (75, "rank 0 cannot listen on MASTER_PORT, nor on any other port that the ranks try"),
+    "unresolvable-address": (
+        75,
+        "the name of rank 0's host did not resolve within the join timeout",
+    ),
+    "port-taken": (
+        75,
+        "rank 0 cannot listen on MASTER_PORT, nor on any other port that the ranks try",
+    ),
     "join-timeout": (75, "the ranks had met, but their framework did not start in time"),
-    "missing-rank": (75, "some ranks did not reach the roll call, barrier() or main_first() in time"),
-    "rank-failed": (75, "a rank has failed before the framework could start, or in its block of main_first()"),
-    "version-mismatch": (78, "the ranks run versions of distboot that do not understand each other"),
+    "missing-rank": (
+        75,
+        "some ranks did not reach the roll call, barrier() or main_first() in time",
+    ),
+    "rank-failed": (
+        75,
+        "a rank has failed before the framework could start, or in its block of main_first()",
+    ),
+    "version-mismatch": (
+        78,
+        "the ranks run versions of distboot that do not understand each other",
+    ),
     "duplicate-rank": (78, "two processes say that they are the same rank"),
     "membership-mismatch": (78, "the ranks that met do not fit together"),
     "shared-accelerator": (78, "two ranks would use the same accelerator"),
     "unknown-interface": (78, "a variable names a network interface that this host does not have"),
-    "too-few-files": (78, "a process may not open as many files as it needs, on rank 0 one for every connection"),
-    "mpi-mismatch": (78, "mpi4py or Horovod uses another MPI than the one that started the process"),
-    "rank-mismatch": (78, "the framework has other numbers than the launcher: ranks in worlds of their own"),
+    "too-few-files": (
+        78,
+        "a process may not open as many files as it needs, on rank 0 one for every connection",
+    ),
+    "mpi-mismatch": (
+        78,
+        "mpi4py or Horovod uses another MPI than the one that started the process",
+    ),
+    "rank-mismatch": (
+        78,
+        "the framework has other numbers than the launcher: ranks in worlds of their own",
+    ),
     "mpi-failed": (78, "the process ended while MPI was starting"),
-    "rendezvous-needed": (78, "rendezvous is disabled and the environment does not determine all values"),
+    "rendezvous-needed": (
+        78,
+        "rendezvous is disabled and the environment does not determine all values",
+    ),
     "process-group-failed": (78, "torch could not start the process group"),
     "strategy-failed": (78, "TensorFlow could not start the strategy, or the server of a task"),
     "unknown-framework": (2, "there is no such framework"),
@@ -40,11 +70,23 @@ CODES: Mapping[str, tuple[int, str]] = {
     "backend-not-available": (78, "this build of the framework lacks the backend asked for"),
     "too-few-accelerators": (78, "a node has fewer visible accelerators than local ranks"),
     "device-failed": (78, "a rank could not set up its accelerator"),
-    "already-joined": (78, "this process was started by a rank that has joined the job, and would be that rank again"),
-    "spawned-process": (78, "multiprocessing started the process, and nothing says which rank it is"),
-    "already-initialized": (78, "a process group exists already, or init was called for another framework"),
+    "already-joined": (
+        78,
+        "this process was started by a rank that has joined the job, and would be that rank again",
+    ),
+    "spawned-process": (
+        78,
+        "multiprocessing started the process, and nothing says which rank it is",
+    ),
+    "already-initialized": (
+        78,
+        "a process group exists already, or init was called for another framework",
+    ),
     "usage": (2, "the command line or an argument is wrong"),
-    "output-failed": (74, "standard output, the log file of a rank, or the report, cannot be written to"),
+    "output-failed": (
+        74,
+        "standard output, the log file of a rank, or the report, cannot be written to",
+    ),
     "command-not-found": (127, "the script or command to run does not exist"),
     "command-not-executable": (126, "the script or command to run may not be executed"),
 }
@@ -89,14 +131,21 @@ def printed(error: DistbootError) -> str:
     """An error as distboot prints it: its lines, or one object of JSON."""
     from .text import as_json  # here, as most processes print none
 
-    lines = (line if line.startswith("hint: ") else f"distboot: {line}" for line in str(error).split("\n"))
+    lines = (
+        line if line.startswith("hint: ") else f"distboot: {line}"
+        for line in str(error).split("\n")
+    )
     plain = "\n".join(lines) + "\n"
-    return as_json(error.who, error.message, event="error", code=error.code, hint=error.hint) or plain
+    return (
+        as_json(error.who, error.message, event="error", code=error.code, hint=error.hint) or plain
+    )
 
 
 def rendezvous_needed(why: str) -> DistbootError:
     """The error where the roll call, which is off, is the only way to learn something."""
-    return DistbootError("rendezvous-needed", f"DISTBOOT_RENDEZVOUS=0, and {why}", "unset DISTBOOT_RENDEZVOUS")
+    return DistbootError(
+        "rendezvous-needed", f"DISTBOOT_RENDEZVOUS=0, and {why}", "unset DISTBOOT_RENDEZVOUS"
+    )
 
 
 def too_few_files(error: BaseException) -> DistbootError | None:

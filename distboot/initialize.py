@@ -96,10 +96,14 @@ def init(
             `os.environ` is then as it was before the call.
     """
     try:
-        limit = None if timeout is None else settings.seconds(f"timeout={short_repr(timeout)}", timeout)
+        limit = (
+            None if timeout is None else settings.seconds(f"timeout={short_repr(timeout)}", timeout)
+        )
         options = frameworks.Options(framework, backend, limit, strategy, ps, evaluator)
         with _lock:
-            return _the_one(options, launcher, settings.join_timeout_setting(join_timeout), pass_local_rank)
+            return _the_one(
+                options, launcher, settings.join_timeout_setting(join_timeout), pass_local_rank
+            )
     except DistbootError as error:
         _leave_at_end(error)
         # What is wrong is in the script or outside, and not in the lines of ours that found it.
@@ -117,7 +121,10 @@ def _held() -> _Current | None:
 
 
 def _the_one(
-    options: frameworks.Options, launcher: str | None, join_timeout: float, pass_local_rank: bool | None
+    options: frameworks.Options,
+    launcher: str | None,
+    join_timeout: float,
+    pass_local_rank: bool | None,
 ) -> Context:
     """The context that this process has, or is to have from now on."""
     global _current  # noqa: PLW0603 - a process has one default process group, and so one context
@@ -134,7 +141,9 @@ def _the_one(
         placement = detect(os.environ, launcher=launcher)
         if launcher is None and not os.environ.get("DISTBOOT_LAUNCHER"):
             _refuse_spawned(placement)
-        context = _started(_Call(placement, options, join_timeout, settings.supervision_settings(os.environ)))
+        context = _started(
+            _Call(placement, options, join_timeout, settings.supervision_settings(os.environ))
+        )
         held = _current = _Current(os.getpid(), context, options, os.environ["LOCAL_RANK"])
     else:
         _refuse_another(held, options)
@@ -168,7 +177,11 @@ def _refuse_another(held: _Current, options: frameworks.Options) -> None:
     """Refuse another framework, and say what has no effect any more."""
     if held.options.framework != options.framework:
         problem = f"init({options.framework!r}) after init({held.options.framework!r}) in the same process"
-        raise DistbootError("already-initialized", problem, "close() the first context, or use one framework a process")
+        raise DistbootError(
+            "already-initialized",
+            problem,
+            "close() the first context, or use one framework a process",
+        )
     differences = options.differences(held.options)
     if differences:
         said = f"warning: init() was called again: {', '.join(differences)} has no effect, the first context stays"
@@ -195,14 +208,17 @@ def _started(call: _Call) -> Context:
         settings.warn_of_unknown(os.environ, placement.rank, placement.who)
         found = None
         if outer.met:
-            from .rendezvous.local import attached  # here and below, as a process that is alone has no agent
+            # Here and below, as a process that is alone has no agent
+            from .rendezvous.local import attached
 
             found = attached(os.environ)
         if found is None and placement.rank == 0 and settings.restart_settings(os.environ).most:
             why = "init() cannot start its own process again; start the script with python -m distboot"
             log_line(placement.who, f"warning: DISTBOOT_MAX_RESTARTS has no effect: {why}")
         with EnvTransaction() as exported:
-            meeting = _meeting(call, exported) if found is None else _met_in_wrapper(call, *found, called)
+            meeting = (
+                _meeting(call, exported) if found is None else _met_in_wrapper(call, *found, called)
+            )
             with meeting as job:
                 exported.write(thread_variables(job.placement, os.environ))
                 context = frameworks.start(job, exported, call.options)
@@ -235,7 +251,11 @@ def _refuse_process(placement: Placement, outer: inherited.InheritedEnv) -> None
 def _refuse_spawned(placement: Placement) -> None:
     """Refuse a child of multiprocessing that nothing numbers: each of its siblings would be rank 0 of 1, too."""
     multiprocessing = sys.modules.get("multiprocessing")
-    if placement.launcher == SINGLE.name and multiprocessing is not None and multiprocessing.parent_process():
+    if (
+        placement.launcher == SINGLE.name
+        and multiprocessing is not None
+        and multiprocessing.parent_process()
+    ):
         raise DistbootError(
             "spawned-process",
             "multiprocessing started this process, and nothing says which rank it is: it would be rank 0 of 1",
@@ -246,7 +266,9 @@ def _refuse_spawned(placement: Placement) -> None:
 
 
 @contextmanager
-def _met_in_wrapper(call: _Call, link: AgentLink, result: JoinResult, called: float) -> Iterator[JobInfo]:
+def _met_in_wrapper(
+    call: _Call, link: AgentLink, result: JoinResult, called: float
+) -> Iterator[JobInfo]:
     """All ranks, which the agents of their wrappers have let meet."""
     from .agent import sidecar_start
 
@@ -261,7 +283,10 @@ def _met_in_wrapper(call: _Call, link: AgentLink, result: JoinResult, called: fl
 
 def _meeting(call: _Call, exported: EnvTransaction) -> AbstractContextManager[JobInfo]:
     """All ranks together, or, where the roll call is off, what this process's environment alone proves."""
-    for_plan: dict[str, Any] = {"framework": call.options.said, "on_cpu": frameworks.on_cpu(call.options)}
+    for_plan: dict[str, Any] = {
+        "framework": call.options.said,
+        "on_cpu": frameworks.on_cpu(call.options),
+    }
     placement, is_mpi = call.placement, call.options.framework == "mpi"
     if placement.master_addr is None or is_mpi:
         from .frameworks import mpi  # here, as most jobs know where rank 0 is
@@ -269,7 +294,11 @@ def _meeting(call: _Call, exported: EnvTransaction) -> AbstractContextManager[Jo
         placement, for_plan["hosts"] = mpi.located(placement, call.join_timeout, used=is_mpi)
     placement = require_master(placement)
     call = call._replace(placement=placement)
-    if settings.rendezvous_setting() and placement.world_size == 1 and call.supervision.report is None:
+    if (
+        settings.rendezvous_setting()
+        and placement.world_size == 1
+        and call.supervision.report is None
+    ):
         # No other process is to hear of it.
         return join_here(placement, os.environ, call.join_timeout, **for_plan)
     from .report.files import StartupReport
@@ -290,7 +319,11 @@ def _meeting(call: _Call, exported: EnvTransaction) -> AbstractContextManager[Jo
 
 @contextmanager
 def _with_sidecar(
-    call: _Call, for_plan: Mapping[str, Any], sidecar: Sidecar, report: StartupReport, exported: EnvTransaction
+    call: _Call,
+    for_plan: Mapping[str, Any],
+    sidecar: Sidecar,
+    report: StartupReport,
+    exported: EnvTransaction,
 ) -> Iterator[JobInfo]:
     """All ranks together, with the agent in a process beside this one."""
     from .agent.sidecar_start import tell_steps
@@ -325,12 +358,17 @@ def _without_sidecar(
     from .frameworks._base import at_end
 
     placement = call.placement
-    said = f"warning: failure detection is off for this rank: the monitor process did not start: {why}"
+    said = (
+        f"warning: failure detection is off for this rank: the monitor process did not start: {why}"
+    )
     log_line(placement.who, said)
     with join_here(placement, os.environ, call.join_timeout, **for_plan) as job:
-        with WrapperAgent(job, call.supervision._replace(detects=False, report=None), None) as agent:
+        with WrapperAgent(
+            job, call.supervision._replace(detects=False, report=None), None
+        ) as agent:
             job.link, job.framework = agent.link(placement.rank), call.options.said
-            at_end(well=agent.leave_job)  # else the end of its connections would be a failure to the others
+            # Else the end of its connections would be a failure to the others
+            at_end(well=agent.leave_job)
             with report.until_watched(job):
                 yield job
         job.joined = None  # the thread has it, until this process ends

@@ -45,7 +45,8 @@ class DistbootEnvironment:
     def __init__(self) -> None:
         _register()
         context = current()
-        if context is None or context.framework not in ("torch", "deepspeed"):  # which have a group for Lightning
+        # Which have a group for Lightning
+        if context is None or context.framework not in ("torch", "deepspeed"):
             context = init("none")
         self.context: Context = context
         self._is_asked = False
@@ -101,25 +102,37 @@ class DistbootEnvironment:
         """Nothing: the Trainer may go on to test what it has trained."""
 
     def _mismatch(self, given: str) -> DistbootError:
-        found = f"the job has {self.context.world_size} on {counted(self.context.num_nodes, 'node')}"
+        found = (
+            f"the job has {self.context.world_size} on {counted(self.context.num_nodes, 'node')}"
+        )
         problem = f"{given} are not the ranks of this job: {found}"
         return DistbootError("usage", problem, self._fitting()).of(who_of(self.context))
 
     def _fitting(self) -> str:
         """What fits the job, as a hint."""
-        each, nodes, world_size = self.context.local_world_size, self.context.num_nodes, self.context.world_size
+        each, nodes, world_size = (
+            self.context.local_world_size,
+            self.context.num_nodes,
+            self.context.world_size,
+        )
         if each * nodes == world_size:
             return f"Trainer(devices={each}, num_nodes={nodes}), or start another number of ranks"
         return f"start as many ranks on every node as on any other; on CPUs devices={world_size}, num_nodes=1 does, too"
 
     def _leave(self) -> None:
         context = self.context
-        if not self._is_asked and context.is_main:  # with one device Lightning never asks for the other ranks
+        # With one device Lightning never asks for the other ranks
+        if not self._is_asked and context.is_main:
             problem = f"Lightning was set up for one device, and each of the {context.world_size} ranks worked alone"
             log_line(who_of(context), f"warning: {problem}: {self._fitting()}")
         dist = sys.modules.get("torch.distributed")
         # Lightning leaves its group on Gloo as it is, and one of eight short scripts on torch 2.13 was then aborted.
-        if dist is not None and dist.is_available() and dist.is_initialized() and dist.get_backend() == "gloo":
+        if (
+            dist is not None
+            and dist.is_available()
+            and dist.is_initialized()
+            and dist.get_backend() == "gloo"
+        ):
             end_group(dist, dist.destroy_process_group)
 
 
@@ -139,7 +152,8 @@ def callbacks() -> list[object]:
     class SizeCheck(home.Callback):  # type: ignore[name-defined, misc]
         def setup(self, trainer: Any, module: object, stage: str) -> None:  # noqa: ARG002 - as Lightning calls it
             size = trainer.num_devices * trainer.num_nodes
-            if size != job["world_size"] and stage == "fit":  # to test on one device is what Lightning recommends
+            # To test on one device is what Lightning recommends
+            if size != job["world_size"] and stage == "fit":
                 raise DistbootError(
                     "usage",
                     f"devices × num_nodes = {size} are not the ranks of this job, which has {job['world_size']}",
@@ -156,7 +170,9 @@ def _register() -> None:
     homes = loaded or [home for home in _HOMES if find_spec(home.partition(".")[0]) is not None]
     if not homes:
         raise DistbootError(
-            "framework-not-installed", "Lightning is not installed in this Python", "pip install lightning"
+            "framework-not-installed",
+            "Lightning is not installed in this Python",
+            "pip install lightning",
         )
     for home in homes:
         import_module(home).ClusterEnvironment.register(DistbootEnvironment)

@@ -55,13 +55,15 @@ def watch_exit() -> None:
 
 def exit_asked() -> SystemExit | None:
     """In a function of `atexit`: with what `sys.exit` has ended the script; None: it has not, or that was caught."""
-    if _asked is None or _asked.__traceback__ is None:  # before Python 3.12, where no frame could catch it
+    # Before Python 3.12, where no frame could catch it
+    if _asked is None or _asked.__traceback__ is None:
         return _asked
     import opcode
 
     frame = _asked.__traceback__.tb_frame
     has_returned = opcode.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
-    return _asked if frame.f_back is None and not has_returned else None  # it has come to the outermost frame
+    # It has come to the outermost frame
+    return _asked if frame.f_back is None and not has_returned else None
 
 
 def exit_outcome() -> str:
@@ -69,7 +71,8 @@ def exit_outcome() -> str:
 
     A `SystemExit` that the script raises itself, or by the `exit` of the interactive Python, is taken for WELL.
     """
-    if hasattr(sys, "last_type") and not (hasattr(sys, "ps1") or sys.flags.interactive):  # which shows it, and goes on
+    # Which shows it, and goes on
+    if hasattr(sys, "last_type") and not (hasattr(sys, "ps1") or sys.flags.interactive):
         return EXCEPTION
     asked = exit_asked()
     return WELL if asked is None or asked.code in (None, 0) else EXIT
@@ -137,7 +140,8 @@ def deadline(
                     os.write(2, printed(error).encode())
             if is_late and os.getppid() == us:
                 if say is not None:
-                    say(f"distboot.DistbootError: {first_line(too_late)}")  # as the traceback would end
+                    # As the traceback would end
+                    say(f"distboot.DistbootError: {first_line(too_late)}")
                 os.kill(us, signal.SIGKILL)
         finally:
             os._exit(0)
@@ -146,7 +150,8 @@ def deadline(
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of threads in a fork (Python's, JAX's), which does next to nothing
+            # Of threads in a fork (Python's, JAX's), which does next to nothing
+            warnings.simplefilter("ignore")
             watcher = os.fork()
         if watcher == 0:
             os.close(writing)
@@ -190,7 +195,9 @@ def _printed_at_exit(error: DistbootError | None, writing: int) -> Iterator[None
             libc.fclose(stream)
 
 
-def become(command: Sequence[str], environ: Mapping[str, str], *, open_files: int | None = None) -> NoReturn:
+def become(
+    command: Sequence[str], environ: Mapping[str, str], *, open_files: int | None = None
+) -> NoReturn:
     """Replace this process by a command; `DistbootError`: it cannot be run."""
     limit_files(open_files)
     for name in ("SIGPIPE", "SIGXFSZ"):  # which Python ignores, and the command would, too
@@ -203,7 +210,10 @@ def become(command: Sequence[str], environ: Mapping[str, str], *, open_files: in
 
 def proc_stat(process: object = "self") -> list[str]:
     """The fields of proc_pid_stat(5) from the third one on, the state; none: it has ended, or there is no /proc."""
-    with suppress(OSError), open(f"/proc/{process}/stat", encoding="ascii", errors="replace") as file:
+    with (
+        suppress(OSError),
+        open(f"/proc/{process}/stat", encoding="ascii", errors="replace") as file,
+    ):
         return file.read().rpartition(")")[2].split()
     return []
 
@@ -211,16 +221,24 @@ def proc_stat(process: object = "self") -> list[str]:
 def limit_files(soft: int | None) -> None:
     """Let this process, and what it starts, open at most so many files; None: as many as now."""
     if soft is not None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+        )
 
 
 def command_not_found(program: str) -> DistbootError:
     """The error for a command that there is not."""
     if os.path.exists(program):
-        said, name = f"{short_repr(program)} is a file here, and no command on PATH", escape_control(program)
+        said, name = (
+            f"{short_repr(program)} is a file here, and no command on PATH",
+            escape_control(program),
+        )
         hint = f"name the interpreter of a script: run -- python {name}; a program in this folder is ./{name}"
     else:
-        said, hint = f"{short_repr(program)} does not exist", "check the spelling, PATH and the directory"
+        said, hint = (
+            f"{short_repr(program)} does not exist",
+            "check the spelling, PATH and the directory",
+        )
     return DistbootError("command-not-found", said, hint)
 
 
@@ -240,4 +258,6 @@ def command_error(program: str, error: OSError) -> DistbootError:
         errno.EAGAIN: "this user may not start more processes (ulimit -u)",
     }
     hint = hints.get(error.errno or 0, "")
-    return DistbootError("command-not-executable", f"{short_repr(program)} cannot be run: {error.strerror}", hint)
+    return DistbootError(
+        "command-not-executable", f"{short_repr(program)} cannot be run: {error.strerror}", hint
+    )

@@ -57,7 +57,9 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     try:
         wanted = _wanted(*mark.args, **mark.kwargs)
     except TypeError:
-        raise pytest.UsageError(f"{item.nodeid}: @pytest.mark.ranks needs a number, as in {_MARK}") from None
+        raise pytest.UsageError(
+            f"{item.nodeid}: @pytest.mark.ranks needs a number, as in {_MARK}"
+        ) from None
     for report in _reports(item, *wanted):
         item.ihook.pytest_runtest_logreport(report=report)
     # What the tests before have set up for their module may end with this one.
@@ -84,15 +86,21 @@ class _Rank:
             os._exit(1)  # without the teardown, in which it might wait for the others
 
 
-def _wanted(count: int, *, timeout: float = _TIMEOUT, as_: str | None = None) -> tuple[int, float, Launch | None]:
+def _wanted(
+    count: int, *, timeout: float = _TIMEOUT, as_: str | None = None
+) -> tuple[int, float, Launch | None]:
     if type(count) is not int or count < 1:
-        raise pytest.UsageError(f"@pytest.mark.ranks({count!r}): a number of ranks is needed, at least 1")
+        raise pytest.UsageError(
+            f"@pytest.mark.ranks({count!r}): a number of ranks is needed, at least 1"
+        )
     if as_ is None:
         return count, timeout, None
     try:
         launch = parse(as_)
     except DistbootError as error:
-        raise pytest.UsageError(f"@pytest.mark.ranks({count}, as_={as_!r}): {error.message}; {error.hint}") from None
+        raise pytest.UsageError(
+            f"@pytest.mark.ranks({count}, as_={as_!r}): {error.message}; {error.hint}"
+        ) from None
     if launch.nodes * launch.per_node != count:
         raise pytest.UsageError(
             f"@pytest.mark.ranks({count}, as_={as_!r}): the two do not agree on the number of ranks"
@@ -100,18 +108,29 @@ def _wanted(count: int, *, timeout: float = _TIMEOUT, as_: str | None = None) ->
     return count, timeout, launch
 
 
-def _reports(item: pytest.Item, count: int, timeout: float, launch: Launch | None) -> list[pytest.TestReport]:
+def _reports(
+    item: pytest.Item, count: int, timeout: float, launch: Launch | None
+) -> list[pytest.TestReport]:
     """The reports of the rank that failed first, or of rank 0."""
     begin = time.time()
     folder = item.config._tmp_path_factory.mktemp("ranks")  # type: ignore[attr-defined] # noqa: SLF001 - as xdist does
     (folder / "shared").mkdir()
     # A signal that asks where all are; and a rank that fails is not waited for.
-    more = {_FOLDER: str(folder), "DISTBOOT_SIGQUIT": "stacks", "DISTBOOT_GRACE": "1", "PYTEST_ADDOPTS": ""}
+    more = {
+        _FOLDER: str(folder),
+        "DISTBOOT_SIGQUIT": "stacks",
+        "DISTBOOT_GRACE": "1",
+        "PYTEST_ADDOPTS": "",
+    }
     options, environs = [f"--nproc-per-node={count}"], [{**os.environ, **more}]
     if launch is not None:
         options, environs = [], launch.environs(free_port(), environs[0])
     said, why = _run(_command(item, *options), environs, timeout)
-    found = [(at, rank, one) for rank in range(count) for at, one in _read(item, folder / f"rank-{rank}.json")]
+    found = [
+        (at, rank, one)
+        for rank in range(count)
+        for at, one in _read(item, folder / f"rank-{rank}.json")
+    ]
     bad = [(at, rank) for at, rank, one in found if one.failed or hasattr(one, "wasxfail")]
     _, shown = min(bad, default=(0.0, 0))
     reports = [one for _, rank, one in found if rank == shown]
@@ -134,10 +153,14 @@ def _command(item: pytest.Item, *options: str) -> list[str]:
     return [sys.executable, "-m", "distboot", "run", *options, "-m", "pytest", "-q", *here, name]
 
 
-def _run(command: list[str], environs: Sequence[Mapping[str, str]], timeout: float) -> tuple[str, str]:
+def _run(
+    command: list[str], environs: Sequence[Mapping[str, str]], timeout: float
+) -> tuple[str, str]:
     """What the wrappers have printed, and why the test has failed; empty: it has not."""
     with tempfile.TemporaryFile() as output:
-        codes = run(command, environs, timeout, _ask_where, stdout=subprocess.DEVNULL, stderr=output)
+        codes = run(
+            command, environs, timeout, _ask_where, stdout=subprocess.DEVNULL, stderr=output
+        )
         output.seek(0)
         said = output.read().decode(errors="replace")
     if None in codes:
@@ -157,7 +180,9 @@ def _read(item: pytest.Item, path: Path) -> list[tuple[float, pytest.TestReport]
     found = []
     for line in path.read_text().splitlines() if path.exists() else ():
         one: dict[str, Any] = json.loads(line)
-        report = item.config.hook.pytest_report_from_serializable(config=item.config, data=one["report"])
+        report = item.config.hook.pytest_report_from_serializable(
+            config=item.config, data=one["report"]
+        )
         if isinstance(report.longrepr, list):  # that of a skip, as JSON has it
             report.longrepr = tuple(report.longrepr)
         found.append((one["at"], report))

@@ -15,9 +15,11 @@ from .text import digits, escape_control, log_line, short_repr
 # What users set; empty: it has no default.
 DEFAULTS: Mapping[str, str] = {
     "DISTBOOT_HANG": "warn",
-    "DISTBOOT_HANG_AFTER": "1800",  # seconds; torch's own time limit of a collective operation on Gloo
+    # Seconds; torch's own time limit of a collective operation on Gloo
+    "DISTBOOT_HANG_AFTER": "1800",
     "DISTBOOT_LATE_AFTER": "60",  # seconds
-    "DISTBOOT_GRACE": "30",  # seconds; Kubernetes, torchrun and Slurm (KillWait) wait as long by default
+    # Seconds; Kubernetes, torchrun and Slurm (KillWait) wait as long by default
+    "DISTBOOT_GRACE": "30",
     "DISTBOOT_JOIN_TIMEOUT": "300",  # seconds; torch's own default for its store
     "DISTBOOT_LAUNCHER": "",
     "DISTBOOT_FAILURE_DETECTION": "1",
@@ -52,7 +54,8 @@ INTERNAL = (
 )
 KNOWN = (*DEFAULTS, *INTERNAL)
 
-_OF_PYTORCH = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")  # what users set by hand; other names are too common
+# What users set by hand; other names are too common
+_OF_PYTORCH = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 _OURS_OR_SIMILAR = ("DISTBOOT", "MASTER", "WORLD")
 _STOP_SIGNALS = ("USR1", "USR2", "INT", "HUP", "XCPU")
 _LEAST_BOUND = 2.0  # seconds
@@ -64,12 +67,15 @@ class SupervisionSettings(NamedTuple):
 
     grace: float  # seconds between TERM and KILL for a process that has to stop
     report: str | None = None  # file for the report of the job, absolute
-    apart: str = ""  # the launcher of which each rank starts a job of its own, as far as the wrapper knows
+    # The launcher of which each rank starts a job of its own, as far as the wrapper knows
+    apart: str = ""
     detects: bool = True  # whether the failure of a rank is told to all others
     stop_signals: tuple[int, ...] = ()  # that ask the script to stop, besides SIGTERM
-    stop_at: float | None = None  # when the job is asked to stop, as its end is known; in seconds since the epoch
+    # When the job is asked to stop, as its end is known; in seconds since the epoch
+    stop_at: float | None = None
     late_after: float = 0.0  # seconds for which others wait for a rank before it is said; 0: never
-    hang_after: float | None = None  # seconds without any movement after which the job ends; None: it does not
+    # Seconds without any movement after which the job ends; None: it does not
+    hang_after: float | None = None
     quit_shows: bool = False  # whether SIGQUIT lets the wrapper say where all ranks are
 
     @property
@@ -83,7 +89,9 @@ def heartbeat_timeout(environ: Mapping[str, str]) -> float:
     found = _seconds(environ, "DISTBOOT_HEARTBEAT_TIMEOUT")
     if found < _LEAST_BOUND:
         why = f"DISTBOOT_HEARTBEAT_TIMEOUT={found:g} is shorter than {_LEAST_BOUND:g} s"
-        raise DistbootError("broken-environment", why, "give 2 to 86400; 15 is enough for a busy machine")
+        raise DistbootError(
+            "broken-environment", why, "give 2 to 86400; 15 is enough for a busy machine"
+        )
     return found
 
 
@@ -101,7 +109,9 @@ def supervision_settings(
         stop_signals=_stop_signals(environ),
         stop_at=_stop_at(environ),
         late_after=_seconds(environ, "DISTBOOT_LATE_AFTER", may_be_0=True),
-        hang_after=hang_after if _switch(environ, "DISTBOOT_HANG", choices=("warn", "stop")) else None,
+        hang_after=hang_after
+        if _switch(environ, "DISTBOOT_HANG", choices=("warn", "stop"))
+        else None,
         quit_shows=_switch(environ, "DISTBOOT_SIGQUIT", choices=("forward", "stacks")),
     )
 
@@ -110,7 +120,10 @@ def _stop_signals(environ: Mapping[str, str]) -> tuple[int, ...]:
     """`"USR1,SIGUSR2"` -> the numbers of these signals."""
     import signal  # here, as most do without
 
-    names = [name.strip().removeprefix("SIG") for name in environ.get("DISTBOOT_STOP_SIGNALS", "").split(",")]
+    names = [
+        name.strip().removeprefix("SIG")
+        for name in environ.get("DISTBOOT_STOP_SIGNALS", "").split(",")
+    ]
     for name in names:
         if name not in ("", *_STOP_SIGNALS):
             raise DistbootError(
@@ -127,7 +140,10 @@ def _stop_at(environ: Mapping[str, str]) -> float | None:
         return None
     before = _seconds(environ, "DISTBOOT_STOP_BEFORE_END")
     # Slurm, from 23.02 on (its NEWS): SLURM_JOB_END_TIME=1763888400
-    name = next((name for name in ("DISTBOOT_JOB_END_TIME", "SLURM_JOB_END_TIME") if environ.get(name)), None)
+    name = next(
+        (name for name in ("DISTBOOT_JOB_END_TIME", "SLURM_JOB_END_TIME") if environ.get(name)),
+        None,
+    )
     if name is None:
         hint = "DISTBOOT_JOB_END_TIME=$(( $(date +%s) + 86400 )) for a day from now, or unset it"
         what = "DISTBOOT_STOP_BEFORE_END is set, and nothing says when the job ends: SLURM_JOB_END_TIME is missing"
@@ -141,14 +157,20 @@ def _stop_at(environ: Mapping[str, str]) -> float | None:
 
 def misspelled(environ: Mapping[str, str]) -> dict[str, str]:
     """Each variable that looks like a misspelled setting, or like a missing one of PyTorch's; and what is meant."""
-    strange = [name for name in environ if name.startswith(_OURS_OR_SIMILAR) and name not in (*KNOWN, *_OF_PYTORCH)]
+    strange = [
+        name
+        for name in environ
+        if name.startswith(_OURS_OR_SIMILAR) and name not in (*KNOWN, *_OF_PYTORCH)
+    ]
     if not strange:
         return {}
     from difflib import get_close_matches  # here, as it is slow to import
 
     # What is like no setting is the user's own, or of a newer distboot.
     wanted = [*KNOWN, *(name for name in _OF_PYTORCH if name not in environ)]
-    return {name: close[0] for name in strange if (close := get_close_matches(name, wanted, 1, _ALIKE))}
+    return {
+        name: close[0] for name in strange if (close := get_close_matches(name, wanted, 1, _ALIKE))
+    }
 
 
 def warn_of_unknown(environ: Mapping[str, str], rank: int, who: str | None) -> None:
@@ -156,7 +178,10 @@ def warn_of_unknown(environ: Mapping[str, str], rank: int, who: str | None) -> N
     if rank or "DISTBOOT_PLACEMENT" in environ:  # the wrapper around this has said it
         return
     for name, meant in misspelled(environ).items():
-        log_line(who, f"warning: unknown variable {escape_control(name)} is ignored; did you mean {meant}?")
+        log_line(
+            who,
+            f"warning: unknown variable {escape_control(name)} is ignored; did you mean {meant}?",
+        )
 
 
 def join_timeout_setting(given: object, name: str = "join_timeout") -> float:
@@ -190,11 +215,15 @@ class RestartSettings(NamedTuple):
 
     most: int = 0  # of the job
     delay: float = 0.0  # seconds before each
-    window: float = 600.0  # seconds within which a second failure at the same place is taken for a bug
+    # Seconds within which a second failure at the same place is taken for a bug
+    window: float = 600.0
 
 
 def restart_settings(
-    environ: Mapping[str, str], most: str | None = None, delay: str | None = None, window: str | None = None
+    environ: Mapping[str, str],
+    most: str | None = None,
+    delay: str | None = None,
+    window: str | None = None,
 ) -> RestartSettings:
     """Those of this process; an option that was given comes before what the environment says."""
     said, text, code = _given(environ, "DISTBOOT_MAX_RESTARTS", "--max-restarts", most)
@@ -208,7 +237,9 @@ def restart_settings(
     )
 
 
-def _given(environ: Mapping[str, str], name: str, option: str, value: object) -> tuple[str, object, str]:
+def _given(
+    environ: Mapping[str, str], name: str, option: str, value: object
+) -> tuple[str, object, str]:
     """A setting as an error says it, its value, and the code of the error."""
     if value is not None:
         return f"{option}={short_repr(value)}", value, "usage"
@@ -226,7 +257,9 @@ def nproc_setting(environ: Mapping[str, str]) -> str | None:
     given = environ.get("DISTBOOT_NPROC_PER_NODE")
     if given and not is_nproc(given):
         said = f"DISTBOOT_NPROC_PER_NODE={short_repr(given)} is neither a number of processes nor auto, gpu or cpu"
-        raise DistbootError("broken-environment", said, "unset it, or set it to the number of ranks of each node")
+        raise DistbootError(
+            "broken-environment", said, "unset it, or set it to the number of ranks of each node"
+        )
     return given or None
 
 
@@ -238,7 +271,11 @@ def refuse_log(environ: Mapping[str, str]) -> None:
 def seconds(given: str, value: object, code: str = "usage", *, may_be_0: bool = False) -> float:
     """A time limit in seconds, above 0 (or that) and at most a day; else an error with this code."""
     try:
-        number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else -1.0
+        number = (
+            float(value)
+            if isinstance(value, str | int | float) and not isinstance(value, bool)
+            else -1.0
+        )
     except (ValueError, OverflowError):
         number = -1.0
     if not 0 <= number <= 86400 or not (number or may_be_0):
@@ -248,12 +285,19 @@ def seconds(given: str, value: object, code: str = "usage", *, may_be_0: bool = 
 
 
 def _seconds(
-    environ: Mapping[str, str], name: str, option: str = "", given: object = None, *, may_be_0: bool = False
+    environ: Mapping[str, str],
+    name: str,
+    option: str = "",
+    given: object = None,
+    *,
+    may_be_0: bool = False,
 ) -> float:
     return seconds(*_given(environ, name, option, given), may_be_0=may_be_0)
 
 
-def _switch(environ: Mapping[str, str], name: str, hint: str = "", choices: tuple[str, str] = ("0", "1")) -> bool:
+def _switch(
+    environ: Mapping[str, str], name: str, hint: str = "", choices: tuple[str, str] = ("0", "1")
+) -> bool:
     text, (off, on) = environ.get(name) or DEFAULTS[name], choices
     if text not in choices:
         said = f"{name}={short_repr(text)} is neither {off} nor {on}"

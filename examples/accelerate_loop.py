@@ -35,7 +35,9 @@ def main() -> None:
     test_loader = DataLoader(TensorDataset(test_x, test_y), batch_size=256)
     model = nn.Sequential(nn.Linear(PIXELS, 128), nn.ReLU(), nn.Linear(128, CLASSES))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    model, optimizer, train_loader, test_loader = accelerator.prepare(model, optimizer, train_loader, test_loader)
+    model, optimizer, train_loader, test_loader = accelerator.prepare(
+        model, optimizer, train_loader, test_loader
+    )
 
     for _ in range(args.epochs):
         for images, labels in train_loader:

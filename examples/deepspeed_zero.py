@@ -36,11 +36,14 @@ def main() -> None:
         config={
             "train_batch_size": BATCH,
             "zero_optimization": {"stage": args.stage},
-            "zero_allow_untested_optimizer": True,  # torch's own, for which nothing has to be compiled
+            # Torch's own, for which nothing has to be compiled
+            "zero_allow_untested_optimizer": True,
         },
     )
 
-    train_x, train_y, test_x, test_y = (torch.from_numpy(part).to(ctx.device) for part in digits.load())
+    train_x, train_y, test_x, test_y = (
+        torch.from_numpy(part).to(ctx.device) for part in digits.load()
+    )
     shuffle = torch.Generator().manual_seed(digits.SEED)  # the same order on every rank
     for _ in range(args.epochs):
         for batch in torch.randperm(len(train_x), generator=shuffle).split(BATCH):

@@ -58,14 +58,23 @@ class Row:
 
 def main() -> int:
     """Run the rows one after the other, print the table, and return the exit code."""
-    parser = argparse.ArgumentParser(description="Run one small training under four launchers and compare.")
-    parser.add_argument("--epochs", type=int, help="passed to the training scripts (default: theirs)")
-    parser.add_argument("--time-limit", type=float, default=180, help="seconds for each row (default: 180)")
+    parser = argparse.ArgumentParser(
+        description="Run one small training under four launchers and compare."
+    )
+    parser.add_argument(
+        "--epochs", type=int, help="passed to the training scripts (default: theirs)"
+    )
+    parser.add_argument(
+        "--time-limit", type=float, default=180, help="seconds for each row (default: 180)"
+    )
     args = parser.parse_args()
     for kind in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(kind, lambda number, _: sys.exit(128 + number))  # unwinds, and so ends the child
+        # Unwinds, and so ends the child
+        signal.signal(kind, lambda number, _: sys.exit(128 + number))
     if missing := missing_pieces():
-        print(f"demo: not installed: {', '.join(missing)}. Run `make demo`: it installs what it needs.")
+        print(
+            f"demo: not installed: {', '.join(missing)}. Run `make demo`: it installs what it needs."
+        )
         return 1
     options = [] if args.epochs is None else ["--epochs", str(args.epochs)]
     rows = []
@@ -83,7 +92,9 @@ def find_mpirun() -> str | None:
 def missing_pieces() -> list[str]:
     """Return the names of what the rows need and do not find."""
     packages = {"torch": "torch", "sklearn": "scikit-learn", "distboot": "distboot"}
-    missing = [package for module, package in packages.items() if importlib.util.find_spec(module) is None]
+    missing = [
+        package for module, package in packages.items() if importlib.util.find_spec(module) is None
+    ]
     return missing if find_mpirun() else [*missing, "mpirun (Open MPI)"]
 
 
@@ -95,12 +106,28 @@ def all_rows(options: list[str]) -> Iterator[Row]:
     yield Row("b", "torchrun, distboot.init()", 2, [*torchrun, WITH_DISTBOOT, *options])
     # Two ranks on one core and root in a container are fine for a demo. Open MPI refuses both unless told.
     mpirun = [find_mpirun() or "mpirun", "--map-by", ":OVERSUBSCRIBE", "-n", "2", python]
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
+    root = (
+        {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        if os.geteuid() == 0
+        else {}
+    )
     with socket.create_server(("127.0.0.1", 0)) as probe:  # a port that is free now
         ip, port = probe.getsockname()
-    azure = {"AZ_BATCH_MASTER_NODE": f"{ip}:{port}", "AZ_BATCHAI_MPI_MASTER_NODE": ip, "AZUREML_RUN_ID": "demo"}
-    yield Row("c", "mpirun, Azure ML, distboot.init()", 2, [*mpirun, WITH_DISTBOOT, *options], azure | root)
-    yield Row("d", "mpirun, plain script, wrapper", 2, [*mpirun, "-m", "distboot", PLAIN, *options], root)
+    azure = {
+        "AZ_BATCH_MASTER_NODE": f"{ip}:{port}",
+        "AZ_BATCHAI_MPI_MASTER_NODE": ip,
+        "AZUREML_RUN_ID": "demo",
+    }
+    yield Row(
+        "c",
+        "mpirun, Azure ML, distboot.init()",
+        2,
+        [*mpirun, WITH_DISTBOOT, *options],
+        azure | root,
+    )
+    yield Row(
+        "d", "mpirun, plain script, wrapper", 2, [*mpirun, "-m", "distboot", PLAIN, *options], root
+    )
 
 
 def clean_environment() -> dict[str, str]:
@@ -129,7 +156,9 @@ def run(row: Row, time_limit: float) -> None:
     )
     results: list[str] = []
     # In a thread, because a rank that outlives its launcher would keep the pipe open and the reader waiting.
-    reader = threading.Thread(target=copy_lines, args=(child.stdout, row.letter, results), daemon=True)
+    reader = threading.Thread(
+        target=copy_lines, args=(child.stdout, row.letter, results), daemon=True
+    )
     reader.start()
     try:
         with suppress(subprocess.TimeoutExpired):
@@ -140,7 +169,9 @@ def run(row: Row, time_limit: float) -> None:
     row.seconds = time.monotonic() - start
     reader.join(GRACE)
     if late:
-        row.failure = f"not done after {time_limit:g} s, then ended with exit code {child.returncode}"
+        row.failure = (
+            f"not done after {time_limit:g} s, then ended with exit code {child.returncode}"
+        )
     elif child.returncode:
         row.failure = f"exit code {child.returncode}"
     else:
@@ -181,7 +212,9 @@ def report(rows: list[Row]) -> int:
     print(f"\n     {'launcher':{width}}  ranks     loss  accuracy  seconds")
     for row in rows:
         result = f"{'failed':>17}" if row.failure else f"{row.loss:7.5f}  {row.accuracy:8.2%}"
-        print(f"({row.letter})  {row.launcher:{width}}  {row.ranks:5}  {result}  {row.seconds:7.1f}")
+        print(
+            f"({row.letter})  {row.launcher:{width}}  {row.ranks:5}  {result}  {row.seconds:7.1f}"
+        )
     print()
     failed = [row for row in rows if row.failure]
     for row in failed:
@@ -191,8 +224,12 @@ def report(rows: list[Row]) -> int:
     accuracies = [row.accuracy for row in rows]
     apart = max(accuracies) - min(accuracies)
     word = "agree" if apart <= TOLERANCE else "DISAGREE"
-    print(f"demo: the four rows {word} on accuracy: {100 * apart:.2f} percentage points apart, at most")
-    print(f"      {100 * TOLERANCE:g} allowed: they train on the same batches, so only rounding differs")
+    print(
+        f"demo: the four rows {word} on accuracy: {100 * apart:.2f} percentage points apart, at most"
+    )
+    print(
+        f"      {100 * TOLERANCE:g} allowed: they train on the same batches, so only rounding differs"
+    )
     return 0 if apart <= TOLERANCE else 1
 
 

@@ -16,6 +16,10 @@ def load() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     images, labels = load_digits(return_X_y=True)
     # 357 of the 1797 images leave 1440 for training: no remainder on 2, 3, 4, 5, 6 or 8 ranks.
     train_x, test_x, train_y, test_y = train_test_split(
-        (images / 16).astype("float32"), labels.astype("int64"), test_size=357, random_state=SEED, stratify=labels
+        (images / 16).astype("float32"),
+        labels.astype("int64"),
+        test_size=357,
+        random_state=SEED,
+        stratify=labels,
     )
     return train_x, train_y, test_x, test_y

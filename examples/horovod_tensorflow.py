@@ -32,11 +32,14 @@ def train(ctx: distboot.Context, epochs: int) -> None:
     hvd = ctx.hvd
     train_x, train_y, test_x, test_y = digits.load()
     tf.keras.utils.set_random_seed(digits.SEED)
-    model = tf.keras.Sequential([tf.keras.layers.Dense(128, activation="relu"), tf.keras.layers.Dense(digits.CLASSES)])
+    model = tf.keras.Sequential(
+        [tf.keras.layers.Dense(128, activation="relu"), tf.keras.layers.Dense(digits.CLASSES)]
+    )
     optimizer = tf.keras.optimizers.SGD(0.1, momentum=0.9)
     loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.build((None, digits.PIXELS))
-    weights = [variable.value for variable in model.trainable_variables]  # TensorFlow's: Horovod knows none of Keras 3
+    # TensorFlow's: Horovod knows none of Keras 3
+    weights = [variable.value for variable in model.trainable_variables]
     hvd.broadcast_variables(weights, root_rank=0)
 
     @tf.function

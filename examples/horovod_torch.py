@@ -26,9 +26,13 @@ def main() -> None:
     epochs = parser.parse_args().epochs
     with distboot.init("horovod.torch") as ctx:
         hvd = ctx.hvd
-        train_x, train_y, test_x, test_y = (torch.from_numpy(part).to(ctx.device) for part in digits.load())
+        train_x, train_y, test_x, test_y = (
+            torch.from_numpy(part).to(ctx.device) for part in digits.load()
+        )
         torch.manual_seed(digits.SEED)
-        model = nn.Sequential(nn.Linear(digits.PIXELS, 128), nn.ReLU(), nn.Linear(128, digits.CLASSES)).to(ctx.device)
+        model = nn.Sequential(
+            nn.Linear(digits.PIXELS, 128), nn.ReLU(), nn.Linear(128, digits.CLASSES)
+        ).to(ctx.device)
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())

@@ -40,16 +40,23 @@ def main() -> None:
         return jax.nn.relu(images @ inner + inner_bias) @ outer + outer_bias
 
     def loss(weights: list[jax.Array], images: jax.Array, labels: jax.Array) -> jax.Array:
-        return -jnp.mean(jax.nn.log_softmax(logits(weights, images))[jnp.arange(len(labels)), labels])
+        return -jnp.mean(
+            jax.nn.log_softmax(logits(weights, images))[jnp.arange(len(labels)), labels]
+        )
 
     @jax.jit
     def step(weights: list[jax.Array], images: jax.Array, labels: jax.Array) -> list[jax.Array]:
-        gradients = jax.grad(loss)(weights, images, labels)  # the mean over all ranks, as images are of all
-        return [weight - 0.5 * gradient for weight, gradient in zip(weights, gradients, strict=True)]
+        # The mean over all ranks, as images are of all
+        gradients = jax.grad(loss)(weights, images, labels)
+        return [
+            weight - 0.5 * gradient for weight, gradient in zip(weights, gradients, strict=True)
+        ]
 
     rng = np.random.default_rng(SEED)  # the same on all ranks
     sizes = ((PIXELS, 128), (128,), (128, CLASSES), (CLASSES,))
-    weights = [jax.device_put((rng.normal(size=size) * 0.1).astype("float32"), same) for size in sizes]
+    weights = [
+        jax.device_put((rng.normal(size=size) * 0.1).astype("float32"), same) for size in sizes
+    ]
     train_x, train_y, test_x, test_y = load()
     for _ in range(args.epochs):
         for batch in np.split(rng.permutation(len(train_x)), len(train_x) // BATCH_SIZE):
@@ -58,7 +65,11 @@ def main() -> None:
     own = [weight.addressable_data(0) for weight in weights]
     accuracy = float((logits(own, test_x).argmax(axis=1) == test_y).mean())
     if ctx.is_main:
-        print("result", json.dumps({"ranks": ctx.world_size, "accuracy": round(accuracy, 4)}), flush=True)
+        print(
+            "result",
+            json.dumps({"ranks": ctx.world_size, "accuracy": round(accuracy, 4)}),
+            flush=True,
+        )
     ctx.close()
 
 

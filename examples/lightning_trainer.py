@@ -72,7 +72,9 @@ def main() -> None:
     sampler = DistributedSampler(train, num_replicas=ctx.world_size, rank=ctx.rank, seed=SEED)
     train_loader = DataLoader(train, BATCH_SIZE // ctx.world_size, sampler=sampler)
     # Not a DistributedSampler, which makes all parts equally long: some images would count twice.
-    test_loader = DataLoader(Subset(test, range(ctx.rank, len(test), ctx.world_size)), batch_size=len(test))
+    test_loader = DataLoader(
+        Subset(test, range(ctx.rank, len(test), ctx.world_size)), batch_size=len(test)
+    )
 
     torch.manual_seed(SEED)
     model = Classifier()
@@ -80,7 +82,11 @@ def main() -> None:
     trainer.test(model, test_loader, verbose=False)
     if trainer.is_global_zero:
         accuracy = trainer.callback_metrics["accuracy"].item()
-        print("result", json.dumps({"ranks": trainer.world_size, "accuracy": round(accuracy, 4)}), flush=True)
+        print(
+            "result",
+            json.dumps({"ranks": trainer.world_size, "accuracy": round(accuracy, 4)}),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

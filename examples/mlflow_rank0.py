@@ -24,7 +24,9 @@ import distboot
 
 
 @contextmanager
-def tracking(ctx: distboot.Context, store: str | None, params: dict[str, object]) -> Iterator[Callable[..., None]]:
+def tracking(
+    ctx: distboot.Context, store: str | None, params: dict[str, object]
+) -> Iterator[Callable[..., None]]:
     """A run of MLflow: a function that logs metrics on rank 0, and does nothing on the others."""
     if not ctx.is_main:
         yield lambda *_, **__: None
@@ -43,25 +45,39 @@ def main() -> None:
     """Train, log every epoch, and print the result on rank 0."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--batch-size", type=int, default=96, help="of the whole job, split over the ranks")
+    parser.add_argument(
+        "--batch-size", type=int, default=96, help="of the whole job, split over the ranks"
+    )
     parser.add_argument("--lr", type=float, default=0.1)
-    parser.add_argument("--store", metavar="DIR", help="folder for the runs (default: MLFLOW_TRACKING_URI)")
+    parser.add_argument(
+        "--store", metavar="DIR", help="folder for the runs (default: MLFLOW_TRACKING_URI)"
+    )
     args = parser.parse_args()
     if args.store is None and "MLFLOW_TRACKING_URI" not in os.environ:
         parser.error("name a folder for the runs (--store), or set MLFLOW_TRACKING_URI")
 
     ctx = distboot.init()
     torch.manual_seed(0)
-    train_x, train_y, test_x, test_y = (torch.from_numpy(part).to(ctx.device) for part in digits.load())
-    model = nn.Sequential(nn.Linear(digits.PIXELS, 128), nn.ReLU(), nn.Linear(128, digits.CLASSES)).to(ctx.device)
+    train_x, train_y, test_x, test_y = (
+        torch.from_numpy(part).to(ctx.device) for part in digits.load()
+    )
+    model = nn.Sequential(
+        nn.Linear(digits.PIXELS, 128), nn.ReLU(), nn.Linear(128, digits.CLASSES)
+    ).to(ctx.device)
     model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
 
-    params = {"epochs": args.epochs, "batch_size": args.batch_size, "lr": args.lr, "ranks": ctx.world_size}
+    params = {
+        "epochs": args.epochs,
+        "batch_size": args.batch_size,
+        "lr": args.lr,
+        "ranks": ctx.world_size,
+    }
     with tracking(ctx, args.store, params) as log:
         for epoch in range(args.epochs):
             losses = torch.zeros(1, device=ctx.device)
-            for batch in torch.randperm(len(train_x)).split(args.batch_size):  # the same order on every rank
+            # The same order on every rank
+            for batch in torch.randperm(len(train_x)).split(args.batch_size):
                 mine = batch[ctx.rank :: ctx.world_size]
                 loss = cross_entropy(model(train_x[mine]), train_y[mine])
                 optimizer.zero_grad()
@@ -74,7 +90,11 @@ def main() -> None:
             log({"loss": losses.item() / len(train_x), "accuracy": accuracy}, step=epoch)
 
     if ctx.is_main:
-        print("result", json.dumps({"ranks": ctx.world_size, "accuracy": round(accuracy, 4)}), flush=True)
+        print(
+            "result",
+            json.dumps({"ranks": ctx.world_size, "accuracy": round(accuracy, 4)}),
+            flush=True,
+        )
     ctx.close()
 
 

@@ -25,8 +25,11 @@ def main() -> None:
     epochs = parser.parse_args().epochs
     with distboot.init("mpi") as ctx:
         train_x, train_y, test_x, test_y = digits.load()
-        weights = np.zeros((digits.PIXELS + 1, digits.CLASSES), "float32")  # the last row is the bias
-        train_x, test_x = (np.pad(x, ((0, 0), (0, 1)), constant_values=1) for x in (train_x, test_x))
+        # The last row is the bias
+        weights = np.zeros((digits.PIXELS + 1, digits.CLASSES), "float32")
+        train_x, test_x = (
+            np.pad(x, ((0, 0), (0, 1)), constant_values=1) for x in (train_x, test_x)
+        )
 
         shuffle = np.random.default_rng(digits.SEED)  # the same order on every rank
         for _ in range(epochs):
@@ -35,13 +38,17 @@ def main() -> None:
                 logits = train_x[own] @ weights
                 chances = np.exp(logits - logits.max(axis=1, keepdims=True))
                 chances /= chances.sum(axis=1, keepdims=True)
-                gradient = train_x[own].T @ (chances - np.eye(digits.CLASSES, dtype="float32")[train_y[own]])
+                gradient = train_x[own].T @ (
+                    chances - np.eye(digits.CLASSES, dtype="float32")[train_y[own]]
+                )
                 total = np.empty_like(gradient)
                 ctx.comm.Allreduce(gradient, total)
                 weights -= RATE / BATCH * total
 
         own = slice(ctx.rank, None, ctx.world_size)
-        right = ctx.comm.allreduce(int((np.argmax(test_x[own] @ weights, axis=1) == test_y[own]).sum()))
+        right = ctx.comm.allreduce(
+            int((np.argmax(test_x[own] @ weights, axis=1) == test_y[own]).sum())
+        )
         if ctx.is_main:
             result = {"ranks": ctx.world_size, "accuracy": round(right / len(test_x), 4)}
             print("result", json.dumps(result), flush=True)

@@ -32,8 +32,11 @@ def main() -> None:
     train_x, train_y, test_x, test_y = digits.load()
 
     def own_part(where: tf.distribute.InputContext) -> tf.data.Dataset:
-        dataset = tf.data.Dataset.from_tensor_slices((train_x, train_y)).shuffle(len(train_x), seed=digits.SEED)
-        dataset = dataset.shard(where.num_input_pipelines, where.input_pipeline_id)  # every n-th of each global batch
+        dataset = tf.data.Dataset.from_tensor_slices((train_x, train_y)).shuffle(
+            len(train_x), seed=digits.SEED
+        )
+        # Every n-th of each global batch
+        dataset = dataset.shard(where.num_input_pipelines, where.input_pipeline_id)
         return dataset.batch(where.get_per_replica_batch_size(BATCH_SIZE))
 
     dataset = ctx.strategy.distribute_datasets_from_function(own_part)
@@ -53,7 +56,8 @@ def main() -> None:
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, model(images))
             loss = tf.nn.compute_average_loss(losses, global_batch_size=BATCH_SIZE)
         gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))  # sums over the ranks
+        # Sums over the ranks
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
 
     @tf.function
@@ -64,11 +68,18 @@ def main() -> None:
     for epoch in range(args.epochs):
         losses = [train_step(images, labels) for images, labels in dataset]
         if ctx.is_main:
-            print(f"epoch {epoch + 1}/{args.epochs}: loss {float(sum(losses)) / len(losses):.4f}", flush=True)
+            print(
+                f"epoch {epoch + 1}/{args.epochs}: loss {float(sum(losses)) / len(losses):.4f}",
+                flush=True,
+            )
 
     if ctx.is_main:
         accuracy = (tf.argmax(model(test_x), axis=1).numpy() == test_y).mean().item()
-        print("result", json.dumps({"ranks": ctx.world_size, "accuracy": round(accuracy, 4)}), flush=True)
+        print(
+            "result",
+            json.dumps({"ranks": ctx.world_size, "accuracy": round(accuracy, 4)}),
+            flush=True,
+        )
     ctx.close()
 
 

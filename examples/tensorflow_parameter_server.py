@@ -50,7 +50,9 @@ def main() -> None:
 
     def update(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, model(images)))
+            loss = tf.reduce_mean(
+                tf.nn.sparse_softmax_cross_entropy_with_logits(labels, model(images))
+            )
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
@@ -67,7 +69,8 @@ def main() -> None:
         iterator = iter(batches())
     for epoch in range(args.epochs):
         if ctx.world_size > 1:
-            remote = [coordinator.schedule(step, args=(iterator,)) for _ in range(steps)]  # whoever is free takes one
+            # Whoever is free takes one
+            remote = [coordinator.schedule(step, args=(iterator,)) for _ in range(steps)]
             coordinator.join()
             losses = coordinator.fetch(remote)
         else:
@@ -75,7 +78,9 @@ def main() -> None:
         print(f"epoch {epoch + 1}/{args.epochs}: loss {float(sum(losses)) / steps:.4f}", flush=True)
 
     accuracy = (tf.argmax(model(test_x), axis=1).numpy() == test_y).mean().item()
-    print("result", json.dumps({"ranks": ctx.world_size, "accuracy": round(accuracy, 4)}), flush=True)
+    print(
+        "result", json.dumps({"ranks": ctx.world_size, "accuracy": round(accuracy, 4)}), flush=True
+    )
     ctx.close()
 
 

@@ -26,9 +26,13 @@ SEED = 0
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description="Train a small classifier on scikit-learn's digits.")
+    parser = argparse.ArgumentParser(
+        description="Train a small classifier on scikit-learn's digits."
+    )
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--batch-size", type=int, default=96, help="of the whole job, split over the ranks")
+    parser.add_argument(
+        "--batch-size", type=int, default=96, help="of the whole job, split over the ranks"
+    )
     parser.add_argument("--lr", type=float, default=0.1)
     args = parser.parse_args()
     if args.epochs < 1 or args.batch_size < 1:
@@ -51,9 +55,13 @@ def load_datasets() -> tuple[TensorDataset, TensorDataset]:
 def make_loaders(batch_size: int, rank: int, world_size: int) -> tuple[DataLoader, DataLoader]:
     """Return the loaders of this rank's part of the training and of the test images."""
     if batch_size % world_size:
-        raise SystemExit(f"--batch-size {batch_size} cannot be split evenly over {world_size} ranks")
+        raise SystemExit(
+            f"--batch-size {batch_size} cannot be split evenly over {world_size} ranks"
+        )
     train, test = load_datasets()
-    sampler = DistributedSampler(train, num_replicas=world_size, rank=rank, seed=SEED, drop_last=True)
+    sampler = DistributedSampler(
+        train, num_replicas=world_size, rank=rank, seed=SEED, drop_last=True
+    )
     train_loader = DataLoader(train, batch_size // world_size, sampler=sampler, drop_last=True)
     # Not a DistributedSampler, which makes all parts equally long: some images would count twice or never.
     test_loader = DataLoader(Subset(test, range(rank, len(test), world_size)), batch_size=256)
@@ -114,7 +122,10 @@ def main() -> None:
         train_epoch(model, train_loader, optimizer, device)
         loss, accuracy = evaluate(model, test_loader, device)
         if rank == 0:
-            print(f"epoch {epoch + 1}/{args.epochs}: loss {loss:.4f}, accuracy {accuracy:.4f}", flush=True)
+            print(
+                f"epoch {epoch + 1}/{args.epochs}: loss {loss:.4f}, accuracy {accuracy:.4f}",
+                flush=True,
+            )
 
     if rank == 0:
         result = {"ranks": world_size, "loss": round(loss, 6), "accuracy": round(accuracy, 6)}

@@ -26,9 +26,13 @@ SEED = 0
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description="Train a small classifier on scikit-learn's digits.")
+    parser = argparse.ArgumentParser(
+        description="Train a small classifier on scikit-learn's digits."
+    )
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--batch-size", type=int, default=96, help="of the whole job, split over the ranks")
+    parser.add_argument(
+        "--batch-size", type=int, default=96, help="of the whole job, split over the ranks"
+    )
     parser.add_argument("--lr", type=float, default=0.1)
     args = parser.parse_args()
     if args.epochs < 1 or args.batch_size < 1:
@@ -51,9 +55,13 @@ def load_datasets() -> tuple[TensorDataset, TensorDataset]:
 def make_loaders(batch_size: int, rank: int, world_size: int) -> tuple[DataLoader, DataLoader]:
     """Return the loaders of this rank's part of the training and of the test images."""
     if batch_size % world_size:
-        raise SystemExit(f"--batch-size {batch_size} cannot be split evenly over {world_size} ranks")
+        raise SystemExit(
+            f"--batch-size {batch_size} cannot be split evenly over {world_size} ranks"
+        )
     train, test = load_datasets()
-    sampler = DistributedSampler(train, num_replicas=world_size, rank=rank, seed=SEED, drop_last=True)
+    sampler = DistributedSampler(
+        train, num_replicas=world_size, rank=rank, seed=SEED, drop_last=True
+    )
     train_loader = DataLoader(train, batch_size // world_size, sampler=sampler, drop_last=True)
     # Not a DistributedSampler, which makes all parts equally long: some images would count twice or never.
     test_loader = DataLoader(Subset(test, range(rank, len(test), world_size)), batch_size=256)
@@ -90,11 +98,17 @@ def main() -> None:
     ctx = distboot.init()
     args = parse_args()
     # One write a line: the ranks share a terminal.
-    print(f"rank {ctx.rank} of {ctx.world_size}, local {ctx.local_rank}, on {ctx.device}\n", end="", flush=True)
+    print(
+        f"rank {ctx.rank} of {ctx.world_size}, local {ctx.local_rank}, on {ctx.device}\n",
+        end="",
+        flush=True,
+    )
 
     torch.manual_seed(SEED)
     train_loader, test_loader = make_loaders(args.batch_size, ctx.rank, ctx.world_size)
-    model: nn.Module = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to(ctx.device)
+    model: nn.Module = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to(
+        ctx.device
+    )
     model = DistributedDataParallel(model)
     optimizer = SGD(model.parameters(), lr=args.lr, momentum=0.9)
 
@@ -103,7 +117,10 @@ def main() -> None:
         train_epoch(model, train_loader, optimizer, ctx.device)
         loss, accuracy = evaluate(model, test_loader, ctx.device)
         if ctx.is_main:
-            print(f"epoch {epoch + 1}/{args.epochs}: loss {loss:.4f}, accuracy {accuracy:.4f}", flush=True)
+            print(
+                f"epoch {epoch + 1}/{args.epochs}: loss {loss:.4f}, accuracy {accuracy:.4f}",
+                flush=True,
+            )
 
     if ctx.is_main:
         result = {"ranks": ctx.world_size, "loss": round(loss, 6), "accuracy": round(accuracy, 6)}

@@ -36,7 +36,9 @@ class Classifier(nn.Module):
 
 def accuracy(prediction: EvalPrediction) -> dict[str, float]:
     """Return the share of right answers."""
-    return {"accuracy": float((prediction.predictions.argmax(axis=1) == prediction.label_ids).mean())}
+    return {
+        "accuracy": float((prediction.predictions.argmax(axis=1) == prediction.label_ids).mean())
+    }
 
 
 def main() -> None:
@@ -46,8 +48,12 @@ def main() -> None:
     args = parser.parse_args()
 
     train_x, train_y, test_x, test_y = map(torch.from_numpy, load())
-    train = [{"images": images, "labels": label} for images, label in zip(train_x, train_y, strict=True)]
-    test = [{"images": images, "labels": label} for images, label in zip(test_x, test_y, strict=True)]
+    train = [
+        {"images": images, "labels": label} for images, label in zip(train_x, train_y, strict=True)
+    ]
+    test = [
+        {"images": images, "labels": label} for images, label in zip(test_x, test_y, strict=True)
+    ]
     training = TrainingArguments(
         output_dir=os.path.join(tempfile.gettempdir(), "digits"),
         # Without this the Trainer lets every rank be alone where there is no accelerator.
@@ -57,7 +63,9 @@ def main() -> None:
         disable_tqdm=True,
     )  # fmt: skip
     training.per_device_train_batch_size = BATCH_SIZE // training.world_size
-    trainer = Trainer(Classifier(), training, train_dataset=train, eval_dataset=test, compute_metrics=accuracy)
+    trainer = Trainer(
+        Classifier(), training, train_dataset=train, eval_dataset=test, compute_metrics=accuracy
+    )
     trainer.train()
     metrics = trainer.evaluate()
     if trainer.is_world_process_zero():

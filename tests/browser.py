@@ -27,7 +27,13 @@ class Browser:
         self._driver = driver
 
     def open(
-        self, page: Path, width: int = 1280, height: int = 900, *, dark: bool = False, on_paper: bool = False
+        self,
+        page: Path,
+        width: int = 1280,
+        height: int = 900,
+        *,
+        dark: bool = False,
+        on_paper: bool = False,
     ) -> None:
         """Open a file in a window of this size; what was logged before is forgotten."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
@@ -43,7 +49,9 @@ class Browser:
         return self._driver.execute_script(script)
 
     def texts(self, selector: str) -> list[str]:
-        found: list[str] = self.run(f"return [...document.querySelectorAll({selector!r})].map(one => one.innerText)")
+        found: list[str] = self.run(
+            f"return [...document.querySelectorAll({selector!r})].map(one => one.innerText)"
+        )
         return found
 
     def complaints(self) -> list[str]:
@@ -51,8 +59,14 @@ class Browser:
         return [entry["message"] for entry in self._driver.get_log("browser")]
 
     def requests(self) -> list[str]:
-        events = [json.loads(entry["message"])["message"] for entry in self._driver.get_log("performance")]
-        return [one["params"]["request"]["url"] for one in events if one["method"] == "Network.requestWillBeSent"]
+        events = [
+            json.loads(entry["message"])["message"] for entry in self._driver.get_log("performance")
+        ]
+        return [
+            one["params"]["request"]["url"]
+            for one in events
+            if one["method"] == "Network.requestWillBeSent"
+        ]
 
     def picture(self, file: Path) -> None:
         self._driver.save_screenshot(str(file))

@@ -19,7 +19,9 @@ _LAUNCHER_PREFIXES = (
 )  # fmt: skip
 
 # field of Placement -> name in a capture's `expected`
-NUMBERS = dict(zip(_FIELDS, ("rank", "size", "local_rank", "local_size", "node_rank", "nnodes"), strict=True))
+NUMBERS = dict(
+    zip(_FIELDS, ("rank", "size", "local_rank", "local_size", "node_rank", "nnodes"), strict=True)
+)
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,17 @@ class Capture:
 
     @property
     def launcher(self) -> str:
-        found = (launcher for prefix, launcher in _LAUNCHERS.items() if self.name.startswith(prefix))
+        found = (
+            launcher for prefix, launcher in _LAUNCHERS.items() if self.name.startswith(prefix)
+        )
         return next(found, self.name.partition("-")[0])
 
 
 def _load(path: Path) -> Capture:
     ranks = json.loads(path.read_text())["ranks"]
-    processes = tuple(Process({**rank["inherited"], **rank["env"]}, rank["expected"]) for rank in ranks)
+    processes = tuple(
+        Process({**rank["inherited"], **rank["env"]}, rank["expected"]) for rank in ranks
+    )
     return Capture(f"{path.parent.name}/{path.stem}", processes)
 
 
@@ -81,21 +87,34 @@ def wrong_numbers(placement: Placement, process: Process) -> dict[str, tuple[obj
 
     The local rank is that in the order of ranks or the launcher's own; `shared_local_ranks` tells if two are the same.
     """
-    pairs = {field: (getattr(placement, field), process.expected[name]) for field, name in NUMBERS.items()}
+    pairs = {
+        field: (getattr(placement, field), process.expected[name])
+        for field, name in NUMBERS.items()
+    }
     if placement.local_rank == process.own_local_rank:
         del pairs["local_rank"]
-    return {field: pair for field, pair in pairs.items() if pair[0] is not None and pair[0] != pair[1]}
+    return {
+        field: pair for field, pair in pairs.items() if pair[0] is not None and pair[0] != pair[1]
+    }
 
 
-def shared_local_ranks(placements: Sequence[Placement], processes: Sequence[Process]) -> list[tuple[object, int]]:
+def shared_local_ranks(
+    placements: Sequence[Placement], processes: Sequence[Process]
+) -> list[tuple[object, int]]:
     """The pairs of node and local rank that several of these processes of one job say to be theirs."""
     pairs = zip(placements, processes, strict=True)
-    said = [(process.expected["node_rank"], one.local_rank) for one, process in pairs if one.local_rank is not None]
+    said = [
+        (process.expected["node_rank"], one.local_rank)
+        for one, process in pairs
+        if one.local_rank is not None
+    ]
     return [pair for pair in said if said.count(pair) > 1]
 
 
 def without_launchers(environ: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environ.items() if not name.startswith(_LAUNCHER_PREFIXES)}
+    return {
+        name: value for name, value in environ.items() if not name.startswith(_LAUNCHER_PREFIXES)
+    }
 
 
 def refused(environ: Mapping[str, str], **options: str) -> DistbootError:

@@ -32,14 +32,17 @@ from distboot.doctor import Machine
 from distboot.rendezvous.messages import Ready
 
 ROOT = Path(__file__).parent.parent  # of the repository, or of an sdist
-PACKAGE = Path(package.__file__).parent  # what is tested: in ROOT, or where the wheel is installed (environments.py)
+# What is tested: in ROOT, or where the wheel is installed (environments.py)
+PACKAGE = Path(package.__file__).parent
 
 
 def pytest_configure() -> None:
     """Give the tests the signals of an ordinary shell: a background job of CI, or nohup, may have these ignored."""
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            signal.signal(
+                number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            )
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -53,7 +56,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     """Where several run side by side, those of a file stay together that makes something once for all of its tests."""
     from xdist.scheduler import LoadScopeScheduling
 
-    shared = {path.name for path in Path(__file__).parent.glob("test_*.py") if 'scope="module"' in path.read_text()}
+    shared = {
+        path.name
+        for path in Path(__file__).parent.glob("test_*.py")
+        if 'scope="module"' in path.read_text()
+    }
 
     # Not --dist=loadgroup, which does nothing from pytest 9.2 on (pytest-xdist issue 1386).
     class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
@@ -71,7 +78,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if reasons:
         terminalreporter.section("not tested here")
     for reason, count in reasons.most_common():
-        terminalreporter.write_line(f"{count:4} tests: {reason}" if count > 1 else f"   1 test:  {reason}")
+        terminalreporter.write_line(
+            f"{count:4} tests: {reason}" if count > 1 else f"   1 test:  {reason}"
+        )
 
 
 @pytest.fixture
@@ -145,7 +154,9 @@ def slurm(hosts: Hosts) -> Iterator[Slurm]:
 def start(clean_env: dict[str, str], port: int, tmp_path: Path) -> Iterator[Start]:
     """Starts a job, as `Job` has it; it ends with the test."""
     with ExitStack() as stack:
-        yield lambda *arguments, **options: stack.enter_context(job(clean_env, port, tmp_path, *arguments, **options))
+        yield lambda *arguments, **options: stack.enter_context(
+            job(clean_env, port, tmp_path, *arguments, **options)
+        )
 
 
 @pytest.fixture
@@ -169,7 +180,11 @@ def by_hand(clean_env: dict[str, str], port: int, tmp_path: Path) -> Iterator[By
         (tmp_path / "train.py").write_text(script)
         job = {**clean_env, **QUIET, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **env}
         environs = [{**job, **own} for own in each or by_rank(ranks)]
-        started.append(tensorflows.Ranks(tmp_path, [sys.executable, *wrapper, "train.py", *arguments], environs))
+        started.append(
+            tensorflows.Ranks(
+                tmp_path, [sys.executable, *wrapper, "train.py", *arguments], environs
+            )
+        )
         return started[-1]
 
     yield begin

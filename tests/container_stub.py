@@ -25,15 +25,26 @@ def install(folder: Path) -> str:
 
 
 def main(tool: Path, words: list[str]) -> None:
-    others = os.pathsep.join(path for path in os.environ["PATH"].split(os.pathsep) if path != str(tool.parent))
+    others = os.pathsep.join(
+        path for path in os.environ["PATH"].split(os.pathsep) if path != str(tool.parent)
+    )
     if tool.name == "srun":
         program = shutil.which("srun", path=others) or "srun"
         own = [word for word in words if not word.startswith(("--container-", "--no-container-"))]
         os.execve(program, [program, *own], dict(os.environ))
     options, command = _split(words[1:])
     given = [value for name, value in options if name in ("-e", "--env")]
-    passed = [text for value in given for text in (value.split(",") if tool.name == "apptainer" else [value])]
-    passed += [line for name, value in options if name == "--env-file" for line in Path(value).read_text().splitlines()]
+    passed = [
+        text
+        for value in given
+        for text in (value.split(",") if tool.name == "apptainer" else [value])
+    ]
+    passed += [
+        line
+        for name, value in options
+        if name == "--env-file"
+        for line in Path(value).read_text().splitlines()
+    ]
     environ = {name: os.environ[name] for name in _OF_THE_IMAGE if name in os.environ}
     if tool.name == "apptainer":
         environ = environ if ("--cleanenv", "") in options else dict(os.environ)

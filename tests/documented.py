@@ -31,7 +31,12 @@ def tf_config(task: str, index: object, **cluster: list[str] | str) -> dict[str,
 
 
 # Kubeflow training operator v1, pkg/controller.v1/pytorch/envvar.go: nprocPerNode "4", the last of 3 pods.
-PYTORCHJOB_4_A_POD = {**PYTORCHJOB, "WORLD_SIZE": "12", "PET_NPROC_PER_NODE": "4", "PET_NODE_RANK": "2"}
+PYTORCHJOB_4_A_POD = {
+    **PYTORCHJOB,
+    "WORLD_SIZE": "12",
+    "PET_NPROC_PER_NODE": "4",
+    "PET_NODE_RANK": "2",
+}
 
 # Kubeflow Trainer v2, pkg/runtime/framework/plugins/torch/torch.go: the second of 2 nodes.
 TRAINJOB = _env("""

@@ -27,7 +27,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "distboot" / "environments"
+CACHE = (
+    Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "distboot" / "environments"
+)
 PAGE = ROOT / "tests" / "frameworks" / "versions.md"
 _AT_ONCE = 2
 TOOLS = ("pytest", "hypothesis", "pyyaml")
@@ -47,8 +49,10 @@ class Environment:
     name: str  # of its folder
     python: str  # which one, for example "3.10"
     install: tuple[tuple[str, ...], ...]  # the arguments of `pip install`, time after time
-    tests: Mapping[str, Sequence[str]]  # the tests/test_*.py to run for each distribution; under "" those without one
-    variables: Mapping[str, str] = field(default_factory=dict)  # in which pip builds and the tests run
+    # The tests/test_*.py to run for each distribution; under "" those without one
+    tests: Mapping[str, Sequence[str]]
+    # In which pip builds and the tests run
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
@@ -90,7 +94,9 @@ LOWEST = [
         {"deepspeed": _TESTS["deepspeed"]},
         _DEEPSPEED,
     ),
-    Environment("lowest-jax", "3.11", (("jax==0.9.0", "jaxlib==0.9.0", *_PROGRAMS),), {"jax": ("jax",)}),
+    Environment(
+        "lowest-jax", "3.11", (("jax==0.9.0", "jaxlib==0.9.0", *_PROGRAMS),), {"jax": ("jax",)}
+    ),
 ]
 NEWEST = [
     Environment(
@@ -114,12 +120,23 @@ def build(folder: Path) -> tuple[Path, Path]:
     hatchling = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(folder)]
     subprocess.run(hatchling, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
     (sdist,) = folder.glob("distboot-*.tar.gz")
-    pip(sys.executable, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(folder), str(sdist))
+    pip(
+        sys.executable,
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "-w",
+        str(folder),
+        str(sdist),
+    )
     (wheel,) = folder.glob("distboot-*.whl")
     return sdist, wheel
 
 
-def pip(python: str, command: str, *arguments: str, environ: Mapping[str, str] = os.environ) -> None:
+def pip(
+    python: str, command: str, *arguments: str, environ: Mapping[str, str] = os.environ
+) -> None:
     quiet = [python, "-m", "pip", "--disable-pip-version-check", "--quiet", command]
     subprocess.run([*quiet, *arguments], env=environ, check=True)
 
@@ -153,9 +170,14 @@ def environment(python: str, folder: Path) -> dict[str, str]:
 def interpreter(version: str) -> str | None:
     """A Python of this version: the one that this runs in, or on PATH, or one of pyenv's."""
     pyenv = os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv"
-    found = [sys.executable, shutil.which(f"python{version}"), *glob.glob(f"{pyenv}/versions/{version}.*/bin/python")]
+    found = [
+        sys.executable,
+        shutil.which(f"python{version}"),
+        *glob.glob(f"{pyenv}/versions/{version}.*/bin/python"),
+    ]
     for python in filter(None, found):
-        probe = "import ensurepip, sys; print('%d.%d' % sys.version_info[:2])"  # Debian leaves ensurepip out
+        # Debian leaves ensurepip out
+        probe = "import ensurepip, sys; print('%d.%d' % sys.version_info[:2])"
         done = subprocess.run([python, "-c", probe], capture_output=True, text=True, check=False)
         if done.stdout.strip() == version:
             return python
@@ -179,21 +201,30 @@ def made(wanted: Environment, python: str) -> str:
 
 
 def versions(python: str) -> dict[str, str]:
-    said = "from importlib.metadata import distributions as d; [print(e.name, e.version) for e in d()]"
+    said = (
+        "from importlib.metadata import distributions as d; [print(e.name, e.version) for e in d()]"
+    )
     done = subprocess.run([python, "-c", said], stdout=subprocess.PIPE, text=True, check=True)
     return dict(line.split(" ", 1) for line in done.stdout.splitlines())
 
 
-def tried(wanted: Environment, sdist: Path, wheel: Path, arguments: Sequence[str]) -> Iterator[tuple[str, bool]]:
+def tried(
+    wanted: Environment, sdist: Path, wheel: Path, arguments: Sequence[str]
+) -> Iterator[tuple[str, bool]]:
     """Run the tests: for each distribution its row of the table, and whether all passed."""
     python = interpreter(wanted.python)
     if python is None:
-        print(f"distboot: {wanted.name}: skipped, there is no Python {wanted.python} with ensurepip here", flush=True)
+        print(
+            f"distboot: {wanted.name}: skipped, there is no Python {wanted.python} with ensurepip here",
+            flush=True,
+        )
         return
     python = made(wanted, python)
     install(python, wheel)
     there = versions(python)
-    full = subprocess.run([python, "-V"], stdout=subprocess.PIPE, text=True, check=True).stdout.split()[1]
+    full = subprocess.run(
+        [python, "-V"], stdout=subprocess.PIPE, text=True, check=True
+    ).stdout.split()[1]
     environ = {**environment(python, sdist.parent), **wanted.variables, "OMP_NUM_THREADS": "1"}
     for name, tests in wanted.tests.items():
         files = [f"tests/test_{test}.py" for test in tests]
@@ -206,7 +237,10 @@ def tried(wanted: Environment, sdist: Path, wheel: Path, arguments: Sequence[str
             output.seek(0)
             text = output.read()
         result = re.sub(r" in [\d.]+s.*", "", text.strip().rpartition("\n")[2]).strip("= ")
-        print(f"{'' if done.returncode == 0 else text}distboot: {title} on Python {full}: {result}", flush=True)
+        print(
+            f"{'' if done.returncode == 0 else text}distboot: {title} on Python {full}: {result}",
+            flush=True,
+        )
         date = datetime.now(timezone.utc).date()
         yield f"| {title} | {full} | {', '.join(tests)} | {result} | {date} |", done.returncode == 0
 
@@ -220,7 +254,9 @@ def write(rows: Sequence[str]) -> None:
     text = PAGE.read_text()
     head, table = text.split("|---|---|---|---|---|\n")
     kept = {key(row): row for row in [*table.splitlines(), *rows]}
-    PAGE.write_text(f"{head}|---|---|---|---|---|\n" + "".join(f"{row}\n" for _, row in sorted(kept.items())))
+    PAGE.write_text(
+        f"{head}|---|---|---|---|---|\n" + "".join(f"{row}\n" for _, row in sorted(kept.items()))
+    )
 
 
 def here(arguments: Sequence[str]) -> int:
@@ -229,8 +265,13 @@ def here(arguments: Sequence[str]) -> int:
         install(sys.executable, wheel)
         with tests_of(sdist) as tests:
             print(f"distboot: testing {wheel.name}", flush=True)
-            pytest, environ = [sys.executable, "-m", "pytest"], environment(sys.executable, sdist.parent)
-            return subprocess.run([*pytest, *arguments], cwd=tests, env=environ, check=False).returncode
+            pytest, environ = (
+                [sys.executable, "-m", "pytest"],
+                environment(sys.executable, sdist.parent),
+            )
+            return subprocess.run(
+                [*pytest, *arguments], cwd=tests, env=environ, check=False
+            ).returncode
     finally:
         pip(sys.executable, "install", "--no-deps", "-e", str(ROOT))
 
@@ -241,7 +282,10 @@ def main(which: str, arguments: Sequence[str]) -> int:
     own = "{}.{}".format(*sys.version_info)  # which `make test-all` runs everything on
     others = [each for each in PYTHONS if each.python != own]
     environments = {"pythons": others, "lowest": LOWEST, "newest": NEWEST}[which]
-    with tempfile.TemporaryDirectory(prefix="distboot-dist-") as folder, ThreadPoolExecutor(_AT_ONCE) as pool:
+    with (
+        tempfile.TemporaryDirectory(prefix="distboot-dist-") as folder,
+        ThreadPoolExecutor(_AT_ONCE) as pool,
+    ):
         sdist, wheel = build(Path(folder))
         found = pool.map(lambda one: list(tried(one, sdist, wheel, arguments)), environments)
         rows = list(itertools.chain.from_iterable(found))

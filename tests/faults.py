@@ -27,8 +27,10 @@ class Fault:
 
     name: str  # in the ids of the tests
     title: str  # in the table
-    says: Mapping[int, str] = field(default_factory=dict)  # of the first failure, by rank; empty: the training goes on
-    code: int | str | None = None  # of those that failed, in the report: LOST, or None for no report at all
+    # Of the first failure, by rank; empty: the training goes on
+    says: Mapping[int, str] = field(default_factory=dict)
+    # Of those that failed, in the report: LOST, or None for no report at all
+    code: int | str | None = None
     culprits: tuple[int, ...] = (3,)  # the ranks that fail
     act: str = "none"  # what the script of the `actors` does by itself; see `faults_worker.py`
     actors: tuple[int, ...] = (3,)
@@ -39,9 +41,11 @@ class Fault:
     once: str = ""  # what exactly one rank must print, a regular expression
     silence: bool = False  # whether it takes the bound until the fault is seen
     cut: bool = False  # whether the launcher, too, does not reach some ranks
-    well: tuple[int | None, ...] = (0, 0, 0, 0)  # codes where the training goes on; None where rank 0 does not hear
+    # Codes where the training goes on; None where rank 0 does not hear
+    well: tuple[int | None, ...] = (0, 0, 0, 0)
     exit_code: int = 143  # of the job
-    killed: tuple[int, ...] = ()  # the ranks whose process that the launcher started the fault, or the end, kills
+    # The ranks whose process that the launcher started the fault, or the end, kills
+    killed: tuple[int, ...] = ()
 
     @property
     def missing(self) -> str | None:
@@ -52,19 +56,39 @@ KILLED = "killed by SIGKILL"
 NO_MEMORY = "(exit code 1|uncaught exception: MemoryError)"
 HOST_GONE = "rank(s 2-3| 2| 3) (became unreachable|failed) first: "
 _B_GONE = "(ranks 2-3|rank [23]) became unreachable first: "
-CUT = {0: _B_GONE, 1: _B_GONE, 2: "rank 0 became unreachable first: ", 3: "rank 0 became unreachable first: "}
+CUT = {
+    0: _B_GONE,
+    1: _B_GONE,
+    2: "rank 0 became unreachable first: ",
+    3: "rank 0 became unreachable first: ",
+}
 NAN = r"(exit code 1|uncaught exception: RuntimeError: the loss is nan), on nodeb"
 
 
 def _failed(name: str, title: str, how: str, code: int | None, rank: int = 3, **more: Any) -> Fault:
     """A failure of one rank, which all others name."""
     more.setdefault("exit_code", code)
-    return Fault(name, title, all_but([rank], f"rank {rank} failed first: {how}"), code, (rank,), **more)
+    return Fault(
+        name, title, all_but([rank], f"rank {rank} failed first: {how}"), code, (rank,), **more
+    )
 
 
-def _cut(name: str, title: str, inject: Callable[[Job], None], after: Callable[[Hosts], object]) -> Fault:
+def _cut(
+    name: str, title: str, inject: Callable[[Job], None], after: Callable[[Hosts], object]
+) -> Fault:
     """Something that keeps nodeb's ranks and rank 0 from hearing of each other."""
-    return Fault(name, title, CUT, LOST, (2, 3), inject=inject, env=QUIET, after=after, silence=True, cut=True)
+    return Fault(
+        name,
+        title,
+        CUT,
+        LOST,
+        (2, 3),
+        inject=inject,
+        env=QUIET,
+        after=after,
+        silence=True,
+        cut=True,
+    )
 
 
 B_TO_A, A_TO_B = ("nodeb", "nodea"), ("nodea", "nodeb")

@@ -83,7 +83,10 @@ def drop(source: str, target: str) -> Callable[[Job], None]:
     def inject(job: Job) -> None:
         job.send(0)
         # To a network card that does not exist.
-        job.shell(source, f"ip neigh replace {ADDRESSES[target]} lladdr 02:00:00:00:00:01 dev eth0 nud permanent")
+        job.shell(
+            source,
+            f"ip neigh replace {ADDRESSES[target]} lladdr 02:00:00:00:00:01 dev eth0 nud permanent",
+        )
 
     return inject
 
@@ -122,16 +125,24 @@ def close_port(job: Job) -> None:
     """Let the hosts drop what goes over the port at which the ranks met; the others stay open."""
     port = supervision_port(job)
     job.send(0)
-    job.shell("nodea", f"ip rule add pref 1 ipproto tcp sport {port} to {ADDRESSES['nodeb']} blackhole")
-    job.shell("nodeb", f"ip rule add pref 1 ipproto tcp dport {port} to {ADDRESSES['nodea']} blackhole")
+    job.shell(
+        "nodea", f"ip rule add pref 1 ipproto tcp sport {port} to {ADDRESSES['nodeb']} blackhole"
+    )
+    job.shell(
+        "nodeb", f"ip rule add pref 1 ipproto tcp dport {port} to {ADDRESSES['nodea']} blackhole"
+    )
     _goes_on(job, SHORT + 3)
 
 
 def supervision_port(job: Job) -> int:
     shown = job.hosts.run("nodeb", ["ss", "-Htnp", "dst", ADDRESSES["nodea"]]).stdout
-    loop = {own for own, pid in processes(job.hosts, "nodeb").items() if pid == job.watcher_of(3).pid}
+    loop = {
+        own for own, pid in processes(job.hosts, "nodeb").items() if pid == job.watcher_of(3).pid
+    }
     lines = [line for line in shown.splitlines() if any(f"pid={own}," in line for own in loop)]
-    (port,) = {int(match[1]) for line in lines for match in [re.search(r":(\d+)\s+users:", line)] if match}
+    (port,) = {
+        int(match[1]) for line in lines for match in [re.search(r":(\d+)\s+users:", line)] if match
+    }
     return port
 
 

@@ -29,7 +29,8 @@ RANKS = (0, 1, 2, 3)
 HOST_OF = ("nodea", "nodea", "nodeb", "nodeb")
 GRACE = 5
 MARK = "FAULTS_JOB"  # in the environment of all processes of a job
-_OWN_RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")  # as the launchers of this test have it
+# As the launchers of this test have it
+_OWN_RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 Popen = subprocess.Popen[bytes]
 
@@ -41,7 +42,9 @@ class Process:
         self.pid = pid
         self.file = os.pidfd_open(pid)
         with suppress(OSError):
-            self.command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+            self.command = (
+                Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+            )
             pairs = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
             self.environ = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
             return
@@ -93,15 +96,28 @@ class Job:
         self.started: list[Popen] = []
         self.beside: list[Popen] = []  # what a test has started for it
         self.scripts: list[Process] = []  # the processes of the scripts, by rank
-        self.ranks: list[Watched] = []  # those that the launcher has started: the same, or their wrappers
+        # Those that the launcher has started: the same, or their wrappers
+        self.ranks: list[Watched] = []
         self.began = 0.0  # when the fault came, as `time.monotonic` has it
         self.commands: list[Command] = []
 
     def start(
-        self, fault: str, culprits: Iterable[int], port: int, env: Mapping[str, str], *, beside: bool = False
+        self,
+        fault: str,
+        culprits: Iterable[int],
+        port: int,
+        env: Mapping[str, str],
+        *,
+        beside: bool = False,
     ) -> None:
         """Start it; `beside`: what the ranks print goes to files, as the launcher may not reach them to the end."""
-        script = [str(self.hosts.shared / "worker.py"), self.way, str(self.folder), fault, ",".join(map(str, culprits))]
+        script = [
+            str(self.hosts.shared / "worker.py"),
+            self.way,
+            str(self.folder),
+            fault,
+            ",".join(map(str, culprits)),
+        ]
         variables = {
             MARK: str(self.folder), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR",
             "DISTBOOT_GRACE": str(GRACE), "DISTBOOT_JOIN_TIMEOUT": "60",
@@ -110,7 +126,13 @@ class Job:
         distboot = [] if self.way == "init" else ["-m", "distboot"]
         rank = [sys.executable, *distboot, *script]
         if beside and self.launcher in ("mpirun", "srun"):  # which collect it
-            rank = ["sh", "-c", 'exec "$@" 2>> "$0.$(uname -n).$$"', str(self.folder / "output"), *rank]
+            rank = [
+                "sh",
+                "-c",
+                'exec "$@" 2>> "$0.$(uname -n).$$"',
+                str(self.folder / "output"),
+                *rank,
+            ]
         commands = _COMMANDS[self.launcher](rank, port, variables)
         self.commands = [(host, command, {**variables, **more}) for host, command, more in commands]
         self.started = [self._started(index) for index in range(len(commands))]
@@ -133,8 +155,13 @@ class Job:
         files = [self.folder / f"ready.{rank}" for rank in RANKS]
         self.await_(lambda: all(file.exists() for file in files), 90, "the ranks to train")
         ids = {host: processes(self.hosts, host) for host in set(HOST_OF)}
-        self.scripts = [Process(ids[host][int(file.read_text())]) for host, file in zip(HOST_OF, files, strict=True)]
-        wrappers = [self.watcher_of(rank) for rank in RANKS] if self.way == "wrapper" else self.scripts
+        self.scripts = [
+            Process(ids[host][int(file.read_text())])
+            for host, file in zip(HOST_OF, files, strict=True)
+        ]
+        wrappers = (
+            [self.watcher_of(rank) for rank in RANKS] if self.way == "wrapper" else self.scripts
+        )
         self.ranks = [Watched(each.pid) for each in wrappers]
 
     def await_(self, condition: Callable[[], bool], limit: float, what: str) -> None:
@@ -170,7 +197,9 @@ class Job:
         return found
 
     def watcher_of(self, rank: int) -> Process:
-        (found,) = [each for each in self.members(HOST_OF[rank]) if each.watches and each.rank == rank]
+        (found,) = [
+            each for each in self.members(HOST_OF[rank]) if each.watches and each.rank == rank
+        ]
         return found
 
     def shell(self, host: str, command: str) -> None:
@@ -210,13 +239,18 @@ class Job:
     def ended(self) -> list[int | None]:
         """The exit codes of what the launcher started, by rank; None: it has not ended, or the kernel does not say."""
         statuses = [process.wait_status() for process in self.ranks]
-        return [None if status is None else _exit_code(os.waitstatus_to_exitcode(status)) for status in statuses]
+        return [
+            None if status is None else _exit_code(os.waitstatus_to_exitcode(status))
+            for status in statuses
+        ]
 
     def output(self, awaited: str = "", limit: float = 0.0) -> str:
         """All that was printed; what is awaited, a pattern, may take so many seconds to come."""
         end = time.monotonic() + limit
         while True:
-            said = "".join(file.read_text(errors="replace") for file in sorted(self.folder.glob("output.*")))
+            said = "".join(
+                file.read_text(errors="replace") for file in sorted(self.folder.glob("output.*"))
+            )
             if not awaited or re.search(awaited, said) or time.monotonic() >= end:
                 return said
             time.sleep(0.05)
@@ -266,12 +300,29 @@ Command = tuple[str, list[str], dict[str, str]]  # host, command line, further v
 
 
 def _plain(rank: list[str], port: int, _: Mapping[str, str]) -> list[Command]:
-    where = {"MASTER_ADDR": "nodea", "MASTER_PORT": str(port), "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
-    return [(HOST_OF[each], rank, {**where, "RANK": str(each), "LOCAL_RANK": str(each % 2)}) for each in RANKS]
+    where = {
+        "MASTER_ADDR": "nodea",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "2",
+    }
+    return [
+        (HOST_OF[each], rank, {**where, "RANK": str(each), "LOCAL_RANK": str(each % 2)})
+        for each in RANKS
+    ]
 
 
 def _torchrun(rank: list[str], port: int, _: Mapping[str, str]) -> list[Command]:
-    agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", "--no-python"]
+    agent = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes",
+        "2",
+        "--nproc-per-node",
+        "2",
+        "--no-python",
+    ]
     agent += ["--master-addr", "nodea", "--master-port", str(port)]
     return [(f"node{'ab'[node]}", [*agent, "--node-rank", str(node), *rank], {}) for node in (0, 1)]
 
@@ -284,12 +335,27 @@ def _mpirun(rank: list[str], port: int, variables: Mapping[str, str]) -> list[Co
 
 
 def _srun(rank: list[str], port: int, _: Mapping[str, str]) -> list[Command]:
-    return [("head", ["srun", "-N2", "-n4", "--ntasks-per-node=2", *rank], {"MASTER_PORT": str(port)})]
+    return [
+        ("head", ["srun", "-N2", "-n4", "--ntasks-per-node=2", *rank], {"MASTER_PORT": str(port)})
+    ]
 
 
 def _per_node(rank: list[str], port: int, _: Mapping[str, str]) -> list[Command]:
-    where = {"MASTER_ADDR": "nodea", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "DISTBOOT_NPROC_PER_NODE": "2"}
-    return [(host, rank, {**where, "RANK": str(node)}) for node, host in enumerate(("nodea", "nodeb"))]
+    where = {
+        "MASTER_ADDR": "nodea",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": "2",
+        "DISTBOOT_NPROC_PER_NODE": "2",
+    }
+    return [
+        (host, rank, {**where, "RANK": str(node)}) for node, host in enumerate(("nodea", "nodeb"))
+    ]
 
 
-_COMMANDS = {"plain": _plain, "torchrun": _torchrun, "mpirun": _mpirun, "srun": _srun, "per node": _per_node}
+_COMMANDS = {
+    "plain": _plain,
+    "torchrun": _torchrun,
+    "mpirun": _mpirun,
+    "srun": _srun,
+    "per node": _per_node,
+}

@@ -106,11 +106,18 @@ def write_scripts(folder: Path) -> None:
 
 
 def lines_of(*done: subprocess.CompletedProcess[str]) -> list[Line]:
-    found = [json.loads(line) for each in done for line in each.stdout.splitlines() if line.startswith('{"')]
+    found = [
+        json.loads(line)
+        for each in done
+        for line in each.stdout.splitlines()
+        if line.startswith('{"')
+    ]
     return sorted(found, key=lambda line: line.get("numbers", [0])[0])
 
 
-def launched(run: Run, launcher: tuple[str, ...], *script: str, **env: str) -> tuple[list[Line], str]:
+def launched(
+    run: Run, launcher: tuple[str, ...], *script: str, **env: str
+) -> tuple[list[Line], str]:
     """What the ranks of a job say, and all that was written to stderr."""
     done = run(*launcher, sys.executable, *script, env={**MPI_ENV, **env})
     assert lines_of(done), done.stdout + done.stderr
@@ -121,8 +128,14 @@ def in_two(run: Run, port: int, *script: str, **env: str) -> list[subprocess.Com
     """Two ranks that were given nothing but RANK, WORLD_SIZE and the address."""
     job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **env}
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(lambda rank: run(sys.executable, *script, env={**job, "RANK": str(rank)}), range(2)))
+        return list(
+            pool.map(
+                lambda rank: run(sys.executable, *script, env={**job, "RANK": str(rank)}), range(2)
+            )
+        )
 
 
 def are_one_world(lines: list[Line], *, mpi: bool) -> bool:
-    return [(line["numbers"], line["total"], line["mpi"]) for line in lines] == [(own, 3.0, mpi) for own in BOTH]
+    return [(line["numbers"], line["total"], line["mpi"]) for line in lines] == [
+        (own, 3.0, mpi) for own in BOTH
+    ]

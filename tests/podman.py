@@ -37,12 +37,18 @@ _RUN = Path("/run", "distboot-podman-" + hashlib.sha256(bytes(_CACHE)).hexdigest
 _CAP_SYS_ADMIN = 21
 _LIMIT = 120  # seconds for a container
 
-_PACKAGES = "/opt/packages"  # links to what is needed of the next, as all of it would have an editable distboot, too
+# Links to what is needed of the next, as all of it would have an editable distboot, too
+_PACKAGES = "/opt/packages"
 _ENVIRONMENT = "/opt/site-packages"
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 _DEBIANS_PYTHON = "3.11"
 _BASE = (
-    *("mmdebstrap", "--quiet", "--variant=minbase", "--include=python3,python3-pip,ca-certificates"),
+    *(
+        "mmdebstrap",
+        "--quiet",
+        "--variant=minbase",
+        "--include=python3,python3-pip,ca-certificates",
+    ),
     '--aptopt=Apt::Install-Recommends "false"',
     *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "locale", "man")),
     '--customize-hook=ln -sf python3 "$1/usr/bin/python"',
@@ -83,9 +89,13 @@ class Podman:
     """podman, with its storage, networks and settings apart from those of the machine."""
 
     def __init__(self, scratch: Path) -> None:
-        self.environ = {**os.environ, **_settings()}  # with which podman and podman-compose use all that
+        # With which podman and podman-compose use all that
+        self.environ = {**os.environ, **_settings()}
         # Volumes, as `--volume` takes them, that every container needs.
-        self.mounts = [f"{scratch}:{_PACKAGES}:ro", f"{distribution('torch').locate_file('')}:{_ENVIRONMENT}:ro"]
+        self.mounts = [
+            f"{scratch}:{_PACKAGES}:ro",
+            f"{distribution('torch').locate_file('')}:{_ENVIRONMENT}:ro",
+        ]
         self._volumes = [f"--volume={mount}" for mount in self.mounts]
         self._of_all = (f"--timeout={_LIMIT}", *self._volumes)
         scratch.chmod(0o755)  # the user in the images is another one
@@ -95,7 +105,9 @@ class Podman:
             fcntl.flock(lock, fcntl.LOCK_EX)  # two at once would make it twice
             self._make_base(argument(DOCKER / "Dockerfile", "PYTHON"))
 
-    def __call__(self, *words: str, ok: bool = True, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    def __call__(
+        self, *words: str, ok: bool = True, timeout: float = 120
+    ) -> subprocess.CompletedProcess[str]:
         """Run a command of podman's; `ok`: it has to end well."""
         done = subprocess.run(
             ["podman", *words], env=self.environ, stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -110,16 +122,28 @@ class Podman:
         given = {"HATCHLING": version("hatchling"), **arguments}
         words = [f"--build-arg={name}={value}" for name, value in given.items()]
         words += [*self._volumes, "--file", str(DOCKER / dockerfile), str(self.context)]
-        done = self("build", "--quiet", "--pull=never", f"--network={network}", "--layers", *words, timeout=240)
+        done = self(
+            "build",
+            "--quiet",
+            "--pull=never",
+            f"--network={network}",
+            "--layers",
+            *words,
+            timeout=240,
+        )
         return done.stdout.split()[-1]
 
-    def run(self, image: str, *command: str, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, image: str, *command: str, options: Sequence[str] = ()
+    ) -> subprocess.CompletedProcess[str]:
         """Run a container without network to its end."""
         own = ("--rm", "--network=none", *self._of_all)
         return self("run", *own, *options, image, *command, ok=False, timeout=_LIMIT + 30)
 
     @contextmanager
-    def container(self, image: str, *command: str, options: Sequence[str] = ()) -> Iterator[Container]:
+    def container(
+        self, image: str, *command: str, options: Sequence[str] = ()
+    ) -> Iterator[Container]:
         name = f"distboot-{uuid.uuid4().hex[:12]}"
         try:
             self("run", "--detach", f"--name={name}", *self._of_all, *options, image, *command)
@@ -141,7 +165,10 @@ class Podman:
         labels = self("image", "inspect", "--format={{.Labels}}", image, ok=False).stdout
         if _BASE_LABEL.replace("=", ":") in labels:
             return
-        changes = [f"--change={change}" for change in ('CMD ["python3"]', f"ENV {_BASE_PATH}", f"LABEL {_BASE_LABEL}")]
+        changes = [
+            f"--change={change}"
+            for change in ('CMD ["python3"]', f"ENV {_BASE_PATH}", f"LABEL {_BASE_LABEL}")
+        ]
         # In a session of its own: mmdebstrap sends SIGHUP to its process group when it has to give up.
         with subprocess.Popen(_BASE, stdout=subprocess.PIPE, start_new_session=True) as rootfs:
             done = subprocess.run(
@@ -163,8 +190,12 @@ class Container:
     def wait_for(self, text: str) -> None:
         """Return as soon as it has written this; it may not end before."""
         while text not in self.logs():
-            is_running = self._podman("inspect", "--format={{.State.Running}}", self.name).stdout.strip() == "true"
-            assert is_running, f"{self.name} has ended without {text!r}:\n{self.logs()}"  # it has a time limit
+            is_running = (
+                self._podman("inspect", "--format={{.State.Running}}", self.name).stdout.strip()
+                == "true"
+            )
+            # It has a time limit
+            assert is_running, f"{self.name} has ended without {text!r}:\n{self.logs()}"
 
     def exit_code(self) -> int:
         return int(self._podman("wait", self.name, timeout=180).stdout)
@@ -218,7 +249,9 @@ def _link_packages(folder: Path, *names: str) -> None:
         seen.add(name)
         found = distribution(name)
         required = [Requirement(text) for text in found.requires or ()]
-        names_left += [each.name for each in required if not each.marker or each.marker.evaluate({"extra": ""})]
+        names_left += [
+            each.name for each in required if not each.marker or each.marker.evaluate({"extra": ""})
+        ]
         for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
             link = folder / top
             if not top.endswith(".pth") and not link.is_symlink():

@@ -71,7 +71,9 @@ def in_modes(*modes: Mode) -> pytest.MarkDecorator:
 def no_namespace() -> str | None:
     """Why there can be no PID namespace here, or None."""
     try:
-        tried = subprocess.run([*NAMESPACE, "true"], capture_output=True, text=True, check=False, timeout=LIMIT)
+        tried = subprocess.run(
+            [*NAMESPACE, "true"], capture_output=True, text=True, check=False, timeout=LIMIT
+        )
     except OSError as error:
         return f"no PID namespace here: {error}"
     return f"no PID namespace here: {tried.stderr.strip()}" if tried.returncode else None
@@ -83,7 +85,11 @@ needs_namespace = pytest.mark.skipif(no_namespace() is not None, reason=str(no_n
 def _missing(mode: Mode) -> str | None:
     if not mode.is_contained or no_namespace() is not None:
         return no_namespace() if mode.is_contained else None
-    return None if not mode.above or shutil.which(mode.above[0]) else f"no {mode.above[0]} (tests/cluster/packages.txt)"
+    return (
+        None
+        if not mode.above or shutil.which(mode.above[0])
+        else f"no {mode.above[0]} (tests/cluster/packages.txt)"
+    )
 
 
 class Wrapped:

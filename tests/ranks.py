@@ -49,7 +49,9 @@ sys.modules["{module}"], find = None, u.find_spec
 u.find_spec = lambda name, *a: None if name == "{module}" else find(name, *a)
 """
 # What rank 0 says at the end of a job, and while it waits on a busy machine.
-_BY_THE_WAY = re.compile(r"distboot: rank \d+ on .*(: summary: |; giving up in \d+ s|; trying for \d+ s more).*\n")
+_BY_THE_WAY = re.compile(
+    r"distboot: rank \d+ on .*(: summary: |; giving up in \d+ s|; trying for \d+ s more).*\n"
+)
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,12 @@ def run_ranks(environ: Mapping[str, str], port: int, folder: Path) -> RunRanks:
         **env: str,
     ) -> list[Rank]:
         (folder / "train.py").write_text(script)
-        job = {"WORLD_SIZE": str(len(places)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **env}
+        job = {
+            "WORLD_SIZE": str(len(places)),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            **env,
+        }
         started = [
             subprocess.Popen(
                 [*before, str(folder / "train.py"), *arguments], env={**environ, **job, "RANK": str(rank), **place},
@@ -96,7 +103,10 @@ def run_ranks(environ: Mapping[str, str], port: int, folder: Path) -> RunRanks:
         try:
             said = [process.communicate(timeout=180) for process in started]
             pairs = zip(started, said, strict=True)
-            return [Rank(process.returncode, out, err or "", process.pid) for process, (out, err) in pairs]
+            return [
+                Rank(process.returncode, out, err or "", process.pid)
+                for process, (out, err) in pairs
+            ]
         finally:
             for process in started:
                 process.kill()
@@ -110,7 +120,9 @@ def runner(run: RunRanks) -> Ranks:
 
     def run_them(script: str, count: int = 2, *before: str, **env: str) -> list[tuple[str, int]]:
         before = (sys.executable, *before)
-        ended = run(BEGIN + script, before=before, places=[{}] * count, stderr=subprocess.STDOUT, **env)
+        ended = run(
+            BEGIN + script, before=before, places=[{}] * count, stderr=subprocess.STDOUT, **env
+        )
         return [(_BY_THE_WAY.sub("", rank.out), rank.code) for rank in ended]
 
     return run_them

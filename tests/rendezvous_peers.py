@@ -31,7 +31,13 @@ HELLO = OPEN.sign(Hello(OURS, NONCE))
 
 def framed(body: bytes | str | dict[str, Any]) -> bytes:
     """A frame with any body, which no secret authenticates."""
-    data = json.dumps(body).encode() if isinstance(body, dict) else body.encode() if isinstance(body, str) else body
+    data = (
+        json.dumps(body).encode()
+        if isinstance(body, dict)
+        else body.encode()
+        if isinstance(body, str)
+        else body
+    )
     return len(data).to_bytes(4, "big") + bytes(HEADER - 4) + data
 
 
@@ -43,10 +49,14 @@ def altered(message: object, **fields: Any) -> bytes:
 def record(rank: int, world_size: int, node: str = "a", **more: Any) -> WorkerInfo:
     """A record of a rank on a node."""
     pid = 1000 + rank
-    return WorkerInfo(rank, "openmpi", node, f"{node}/boot", pid, f"{node}/{pid}", world_size, **more)
+    return WorkerInfo(
+        rank, "openmpi", node, f"{node}/boot", pid, f"{node}/{pid}", world_size, **more
+    )
 
 
-def plan_for(own: WorkerInfo, join_timeout: float = 20, secret: str = "", port: int = 1) -> JoinPlan:
+def plan_for(
+    own: WorkerInfo, join_timeout: float = 20, secret: str = "", port: int = 1
+) -> JoinPlan:
     """The plan of a rank of our job, whose rank 0 listens on this host."""
     return JoinPlan(own, OURS, ("127.0.0.1",), (port,), join_timeout, secret)
 
@@ -220,7 +230,9 @@ def answers(connection: socket.socket) -> list[Any]:
     frames, messages = Frames(1 << 20), []
     with connection:
         while data := connection.recv(65536):
-            messages += [decode(frames.inflated(frame), *FROM_RANK_0) for frame in frames.feed(data)]
+            messages += [
+                decode(frames.inflated(frame), *FROM_RANK_0) for frame in frames.feed(data)
+            ]
     return messages
 
 

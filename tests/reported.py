@@ -18,15 +18,26 @@ class Log(EventLog):
         return self
 
 
-def begun(world_size: int, joined: Mapping[int, Mapping[str, Any]] = {}, launcher: str = "openmpi") -> Log:
+def begun(
+    world_size: int, joined: Mapping[int, Mapping[str, Any]] = {}, launcher: str = "openmpi"
+) -> Log:
     """The events of a rendezvous that begins at noon, where these ranks join 5 seconds later."""
-    log = Log().at(NOON, "rendezvous_started", launcher=launcher, world_size=world_size, versions={})
+    log = Log().at(
+        NOON, "rendezvous_started", launcher=launcher, world_size=world_size, versions={}
+    )
     for rank, details in joined.items():
         log.at(NOON + 5, "joined", rank, **join(**details))
     return log
 
 
 def join(**details: Any) -> dict[str, Any]:
-    usual = {"host": "node-0", "node": 0, "pid": 7, "local_rank": None, "local_world_size": None, "node_rank": None}
+    usual = {
+        "host": "node-0",
+        "node": 0,
+        "pid": 7,
+        "local_rank": None,
+        "local_world_size": None,
+        "node_rank": None,
+    }
     times = {"process_start": NOON, "detected": NOON, "offset": 0.0, "uncertainty": 0.0}
     return {**usual, **times, **details}

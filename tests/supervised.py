@@ -72,7 +72,11 @@ class Started:
     limit = 60  # seconds for them to end
 
     def __init__(
-        self, folder: Path, command: Sequence[str], environs: Sequence[Mapping[str, str]], stderr: int | None = None
+        self,
+        folder: Path,
+        command: Sequence[str],
+        environs: Sequence[Mapping[str, str]],
+        stderr: int | None = None,
     ) -> None:
         self.folder, self.command, self.environs, self.stderr = folder, command, environs, stderr
         self.processes = [self._started(rank, "wb") for rank in range(len(environs))]
@@ -136,7 +140,10 @@ class Job(Started):
         }  # fmt: skip
         command = [*before, sys.executable, *([] if init else ["-m", "distboot"]), "train.py"]
         super().__init__(
-            folder, command, [{**job, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)], stderr
+            folder,
+            command,
+            [{**job, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)],
+            stderr,
         )
 
     def pid(self, rank: int) -> int:
@@ -169,7 +176,9 @@ class Job(Started):
     def first(self, rank: int) -> str:
         """What a rank says of the first failure, without its own name, and without lines of a traceback."""
         others = r"summary|warning|the script has not ended|\d+/\d+ (?:rank|node)s joined|all ranks are there"
-        said = re.findall(rf"^distboot: rank {rank} on \S+: (?!{others})(.*)$", self.output(rank), re.MULTILINE)
+        said = re.findall(
+            rf"^distboot: rank {rank} on \S+: (?!{others})(.*)$", self.output(rank), re.MULTILINE
+        )
         assert len(said) == 1, self.output(rank)
         return str(said[0])
 

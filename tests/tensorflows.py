@@ -22,14 +22,22 @@ class Ranks(Started):
 
     def wait_for(self, name: str) -> None:
         path = self.folder / name
-        until(lambda: path.exists() or any(process.poll() is not None for process in self.processes), LIMIT)
+        until(
+            lambda: path.exists() or any(process.poll() is not None for process in self.processes),
+            LIMIT,
+        )
         assert path.exists(), "\n".join(self.output(rank) for rank in range(len(self.processes)))
 
     def lines(self) -> list[dict[str, Any]]:
         codes = self.codes()
         outputs = [self.output(rank) for rank in range(len(codes))]
         assert codes == [0] * len(codes), "\n".join(outputs)
-        found = [json.loads(line) for text in outputs for line in text.splitlines() if line.startswith("{")]
+        found = [
+            json.loads(line)
+            for text in outputs
+            for line in text.splitlines()
+            if line.startswith("{")
+        ]
         return sorted(found, key=lambda line: int(line["rank"]))
 
 
@@ -39,7 +47,12 @@ ByHand = Callable[..., Ranks]
 
 def by_rank(ranks: int) -> list[dict[str, str]]:
     return [
-        {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks)}
+        {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(ranks),
+        }
         for rank in range(ranks)
     ]
 
@@ -50,6 +63,10 @@ def tasks(**cluster: int) -> list[dict[str, str]]:
     while len(ports) < sum(cluster.values()):
         ports.add(free_port())
     free = iter(ports)
-    addresses = {kind: [f"127.0.0.1:{next(free)}" for _ in range(count)] for kind, count in cluster.items()}
-    tasks = [{"type": kind, "index": index} for kind, count in cluster.items() for index in range(count)]
+    addresses = {
+        kind: [f"127.0.0.1:{next(free)}" for _ in range(count)] for kind, count in cluster.items()
+    }
+    tasks = [
+        {"type": kind, "index": index} for kind, count in cluster.items() for index in range(count)
+    ]
     return [{"TF_CONFIG": json.dumps({"cluster": addresses, "task": task})} for task in tasks]

@@ -16,7 +16,9 @@ from distboot.rendezvous.local import AgentLink, Attach, attached
 from distboot.rendezvous.messages import BARRIER, Arrive, Failed, Key, Release
 from distboot.rendezvous.protocol import Channel
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the abstract namespace of Unix sockets is Linux's")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="the abstract namespace of Unix sockets is Linux's"
+)
 
 _MEET = """
 ctx = distboot.init("none", join_timeout=60)
@@ -101,8 +103,12 @@ except OSError:
     ],
     ids=["shell", "subprocess", "closes-all-files", "fork"],
 )
-def test_script_finds_its_agent_however_it_is_started(wrapped: Ranks, tmp_path: Path, how: str) -> None:
-    (tmp_path / "inner.py").write_text(BEGIN + "ctx = distboot.init('none')\nctx.barrier()\nsay(ctx.rank)\n")
+def test_script_finds_its_agent_however_it_is_started(
+    wrapped: Ranks, tmp_path: Path, how: str
+) -> None:
+    (tmp_path / "inner.py").write_text(
+        BEGIN + "ctx = distboot.init('none')\nctx.barrier()\nsay(ctx.rank)\n"
+    )
     outputs = wrapped(f"import subprocess\n{how}\n")
     assert [output.split()[0] for output, _ in outputs] == ["0", "1"], outputs
 
@@ -113,14 +119,18 @@ def test_variable_that_is_stale_or_of_nobody_is_not_used() -> None:
 
 
 @pytest.mark.parametrize("waiting", [0, 9], ids=["full queue", "silence"])
-def test_wrapper_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch, waiting: int) -> None:
+def test_wrapper_that_does_not_answer_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, waiting: int
+) -> None:
     monkeypatch.setattr("distboot.rendezvous.local._ATTACH", 0.5)
     name = f"distboot-test-{os.urandom(4).hex()}"
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as stranger:
         listener.bind(f"\0{name}")
         listener.listen(waiting)
         stranger.connect(f"\0{name}")
-        with pytest.raises(DistbootError, match="the wrapper around this process does not answer") as refusal:
+        with pytest.raises(
+            DistbootError, match="the wrapper around this process does not answer"
+        ) as refusal:
             attached({"DISTBOOT_AGENT": f"{name}:token"})
     assert refusal.value.code == "rank-failed"
 
@@ -154,7 +164,9 @@ def test_answer_to_an_earlier_question_is_skipped_and_a_failure_of_all_is_not() 
             AgentLink(ours).arrive(Arrive(Key(BARRIER, None, 2), 20.0))
 
 
-def test_contexts_follow_each_other_below_one_wrapper_and_leave_nothing_open(wrapped: Ranks) -> None:
+def test_contexts_follow_each_other_below_one_wrapper_and_leave_nothing_open(
+    wrapped: Ranks,
+) -> None:
     script = """
 kept, files = [], []
 for round in range(3):
@@ -168,7 +180,9 @@ for round in range(3):
 say(*[at for _, at in kept], files[1] == files[2])
 """
     rank_0, rank_1 = (output.split() for output, _ in wrapped(script))
-    assert [first <= second for first, second in zip(rank_0[:3], rank_1[:3], strict=True)] == [True] * 3
+    assert [first <= second for first, second in zip(rank_0[:3], rank_1[:3], strict=True)] == [
+        True
+    ] * 3
     assert (rank_0[3], rank_1[3]) == ("True", "True")
 
 

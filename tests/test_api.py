@@ -46,7 +46,9 @@ def _signature(function: Callable[..., object]) -> str:
         each if each.annotation is each.empty else each.replace(annotation=_Plain(each.annotation))
         for each in said.parameters.values()
     ]
-    return str(said.replace(parameters=parameters, return_annotation=_Plain(said.return_annotation)))
+    return str(
+        said.replace(parameters=parameters, return_annotation=_Plain(said.return_annotation))
+    )
 
 
 def _fields(kind: type) -> dict[str, str]:
@@ -54,11 +56,18 @@ def _fields(kind: type) -> dict[str, str]:
     if dataclasses.is_dataclass(kind):
         missing, fields = dataclasses.MISSING, dataclasses.fields(kind)
         kinds = {each.name: each.type for each in fields}
-        optional = {each.name for each in fields if not (each.default is each.default_factory is missing)}
+        optional = {
+            each.name for each in fields if not (each.default is each.default_factory is missing)
+        }
     else:
-        kinds = {name: vars(kind)["__annotations__"][name].__forward_arg__ for name in getattr(kind, "_fields", ())}
+        kinds = {
+            name: vars(kind)["__annotations__"][name].__forward_arg__
+            for name in getattr(kind, "_fields", ())
+        }
         optional = set(getattr(kind, "_field_defaults", ()))
-    return {name: f"{said}{', optional' if name in optional else ''}" for name, said in kinds.items()}
+    return {
+        name: f"{said}{', optional' if name in optional else ''}" for name, said in kinds.items()
+    }
 
 
 def _members(kind: type) -> Iterator[str]:
@@ -82,11 +91,18 @@ def _options(command: str) -> Iterator[str]:
         raise _Caught(parser)
 
     module, function = command_line._COMMANDS[command]
-    with patch.object(argparse.ArgumentParser, "parse_args", caught), pytest.raises(_Caught) as found:
+    with (
+        patch.object(argparse.ArgumentParser, "parse_args", caught),
+        pytest.raises(_Caught) as found,
+    ):
         getattr(import_module(module, "distboot.cli"), function)(["train.py"])
     for action in found.value.args[0]._actions:
         more = {"choices": action.choices, "default": action.default, "nargs": action.nargs}
-        said = "".join(f", {key} {value!r}" for key, value in more.items() if value not in (None, argparse.SUPPRESS))
+        said = "".join(
+            f", {key} {value!r}"
+            for key, value in more.items()
+            if value not in (None, argparse.SUPPRESS)
+        )
         yield f"  {' '.join(action.option_strings)} {action.metavar or ''}".rstrip() + said
 
 
@@ -200,9 +216,22 @@ def _checked(folder: Path) -> dict[str, dict[int, list[str]]]:
     """For each of the programs, by line: what mypy reveals, and the codes of its errors."""
     (folder / "right.py").write_text(RIGHT)
     (folder / "wrong.py").write_text(WRONG)
-    mypy = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--cache-dir", str(folder / "cache")]
+    mypy = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--no-error-summary",
+        "--cache-dir",
+        str(folder / "cache"),
+    ]
     done = subprocess.run(
-        [*mypy, "right.py", "wrong.py"], cwd=folder, capture_output=True, text=True, timeout=300, check=False
+        [*mypy, "right.py", "wrong.py"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.stderr == ""
     lines: dict[str, dict[int, list[str]]] = {"right.py": {}, "wrong.py": {}}
@@ -224,6 +253,9 @@ def test_right_uses_have_the_right_types_and_wrong_ones_are_errors(tmp_path: Pat
     found = _checked(tmp_path)
     # A named tuple's fields are spelled out.
     spelled = re.compile(r"\b(?:builtins|typing)\.|tuple\[.*, fallback=(.*)\]")
-    plain = {line: [spelled.sub(r"\1", text) for text in texts] for line, texts in found["right.py"].items()}
+    plain = {
+        line: [spelled.sub(r"\1", text) for text in texts]
+        for line, texts in found["right.py"].items()
+    }
     assert plain == _expected(RIGHT)
     assert found["wrong.py"] == _expected(WRONG)

@@ -63,7 +63,9 @@ ctx.barrier()
         assert ("through" in output.splitlines(), code) == (True, 0), output
 
 
-@pytest.mark.parametrize("count", [pytest.param(count, marks=pytest.mark.ranks(count)) for count in (1, 2)])
+@pytest.mark.parametrize(
+    "count", [pytest.param(count, marks=pytest.mark.ranks(count)) for count in (1, 2)]
+)
 def test_waiting_inside_main_first_and_a_time_limit_that_is_none_are_refused(count: int) -> None:
     with distboot.init("none", join_timeout=60) as ctx:
         assert ctx.world_size == count
@@ -71,9 +73,13 @@ def test_waiting_inside_main_first_and_a_time_limit_that_is_none_are_refused(cou
             with pytest.raises(distboot.DistbootError, match=r"main_first\(timeout="):
                 ctx.main_first(timeout=timeout).__enter__()  # type: ignore[arg-type]
         with ctx.main_first():
-            with pytest.raises(distboot.DistbootError, match=r"barrier\(\) inside main_first\(\): "):
+            with pytest.raises(
+                distboot.DistbootError, match=r"barrier\(\) inside main_first\(\): "
+            ):
                 ctx.barrier()
-            with pytest.raises(distboot.DistbootError, match=r"local_main_first\(\) inside main_first\(\): "):
+            with pytest.raises(
+                distboot.DistbootError, match=r"local_main_first\(\) inside main_first\(\): "
+            ):
                 ctx.local_main_first().__enter__()
         with ctx.local_main_first(timeout=9):
             pass
@@ -82,8 +88,15 @@ def test_waiting_inside_main_first_and_a_time_limit_that_is_none_are_refused(cou
 
 def test_without_the_rendezvous_there_is_no_gate(run: Run, port: int) -> None:
     job = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    place = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0", "DISTBOOT_RENDEZVOUS": "0"}
-    result = run(sys.executable, "-c", BEGIN + "attempt(distboot.init('none').barrier)", env={**job, **place})
+    place = {
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "NODE_RANK": "0",
+        "DISTBOOT_RENDEZVOUS": "0",
+    }
+    result = run(
+        sys.executable, "-c", BEGIN + "attempt(distboot.init('none').barrier)", env={**job, **place}
+    )
     said = "rendezvous-needed barrier() needs the roll call, and it is off | unset DISTBOOT_RENDEZVOUS\n"
     assert (result.stdout, result.stderr) == (said, "")
 
@@ -131,7 +144,11 @@ say("end")
 
 def test_block_of_rank_0_may_be_long_or_fail(ranks: Ranks) -> None:
     first, second = ranks(_DOOR, 2, DISTBOOT_SECRET="swordfish")
-    refused = [line.rpartition("the connecting process ")[2] for line in first[0].splitlines() if "refused" in line]
+    refused = [
+        line.rpartition("the connecting process ")[2]
+        for line in first[0].splitlines()
+        if "refused" in line
+    ]
     assert refused == [
         "sends no JSON; the job continues",
         "does not send the expected Hello; the job continues",
@@ -144,7 +161,9 @@ def test_block_of_rank_0_may_be_long_or_fail(ranks: Ranks) -> None:
     assert second == (f"True\n{failed}\n{hint}\nagain\nend\n", 0)
 
 
-def test_failure_is_told_also_to_a_rank_that_comes_later_without_the_secret_and_not_endless(ranks: Ranks) -> None:
+def test_failure_is_told_also_to_a_rank_that_comes_later_without_the_secret_and_not_endless(
+    ranks: Ranks,
+) -> None:
     script = """
 with distboot.init("none", join_timeout=60) as ctx:
     denied = OSError("denied for " + os.environ["DISTBOOT_SECRET"] + "\\x07 disk full" * 10_000)
@@ -164,7 +183,10 @@ with distboot.init("none", join_timeout=60) as ctx:
     (first, first_code), (second, second_code) = ranks(script, DISTBOOT_SECRET="it's me")
     assert (first, first_code, second_code) == ("inside\n", 0, 0)
     assert second.startswith("DistbootError True ")
-    assert "the block failed on rank 0: OSError: denied for ***\\x07 disk full\\x07 disk full" in second
+    assert (
+        "the block failed on rank 0: OSError: denied for ***\\x07 disk full\\x07 disk full"
+        in second
+    )
     assert "me" not in second.partition("denied")[2].partition("\n")[0]
     assert second.endswith("\ninside\n")
 
@@ -183,11 +205,16 @@ if ctx.is_main:
 attempt(ctx.barrier)
 touch(f"second-{ctx.rank}")
 """
-    found = [[line.partition(" | ")[0] for line in output.splitlines()] for output, _ in ranks(script, 3)]
+    found = [
+        [line.partition(" | ")[0] for line in output.splitlines()] for output, _ in ranks(script, 3)
+    ]
     came = "barrier(): 2 of 3 ranks arrived within 1 s, missing 2 (node 0)"
     late = "barrier(): 2 of 3 ranks arrived within 1 s, missing 0 (node 0)"
     assert found == [
-        [f"missing-rank {came}", "missing-rank barrier(): ranks 1-2 timed out after 1 s waiting for this one"],
+        [
+            f"missing-rank {came}",
+            "missing-rank barrier(): ranks 1-2 timed out after 1 s waiting for this one",
+        ],
         [f"missing-rank {came}", f"missing-rank {late}"],
         [f"missing-rank {late}"],
     ]
@@ -211,7 +238,10 @@ for leaves in (1, 0):
         said = f"missing-rank barrier(): rank {rank} (node 0) ended, or closed its context, without getting here"
         assert output.startswith(said)
     # So whoever ended is the one that failed first, also if failure detection hears later of it than of these.
-    assert all(ExitStatus(words=f"distboot.DistbootError: {output}").is_secondary for output, _ in (first, second))
+    assert all(
+        ExitStatus(words=f"distboot.DistbootError: {output}").is_secondary
+        for output, _ in (first, second)
+    )
 
 
 _LATE = """

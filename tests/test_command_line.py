@@ -28,7 +28,12 @@ def test_show_json_has_the_whole_placement(distboot: Run) -> None:
     result = distboot("show", "--json", env={**MPI_RANK_3, **AZURE})
     shown = json.loads(result.stdout)
     assert list(shown) == [*FIELDS, "sources", "notes", "node_level"]
-    assert (shown["launcher"], shown["platform"], shown["rank"], shown["node_rank"]) == ("openmpi", "azureml", 3, None)
+    assert (shown["launcher"], shown["platform"], shown["rank"], shown["node_rank"]) == (
+        "openmpi",
+        "azureml",
+        3,
+        None,
+    )
     assert shown["sources"]["master_addr"] == "AZ_BATCH_MASTER_NODE"
     assert (result.returncode, result.stderr) == (0, "")
 
@@ -50,27 +55,40 @@ def test_show_tells_a_person_what_is_known_and_what_is_not(distboot: Run) -> Non
 def test_shell_exports_can_be_evaluated(distboot: Run) -> None:
     exports = distboot("env", env={**MPI_RANK_3, **AZURE, "NODE_RANK": "9"}).stdout
     script = f"{exports}\necho $RANK $WORLD_SIZE $LOCAL_RANK $MASTER_ADDR ${{NODE_RANK-unset}}"
-    result = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env={"NODE_RANK": "9"}, check=True)
+    result = subprocess.run(
+        ["sh", "-c", script], capture_output=True, text=True, env={"NODE_RANK": "9"}, check=True
+    )
     assert result.stdout == "3 4 1 10.0.0.4 unset\n"
 
 
 def _evaluated(options: str) -> list[str]:
     """The words that a shell makes of what `eval "docker run $OPTIONS"` gives it."""
     script = r'eval "set -- $OPTIONS"; for word; do printf "%s\000" "$word"; done'
-    result = subprocess.run(["sh", "-c", script], env={"OPTIONS": options}, capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        ["sh", "-c", script], env={"OPTIONS": options}, capture_output=True, text=True, check=True
+    )
     return result.stdout.split("\0")[:-1]
 
 
 def test_exports_for_a_container(distboot: Run) -> None:
     env = {**MPI_RANK_3, **AZURE}
     lines = distboot("env", "--format", "dotenv", env=env).stdout.splitlines()
-    dotenv, as_json = dict(line.split("=", 1) for line in lines), json.loads(distboot("env", "--json", env=env).stdout)
+    dotenv, as_json = (
+        dict(line.split("=", 1) for line in lines),
+        json.loads(distboot("env", "--json", env=env).stdout),
+    )
     assert dotenv["RANK"] == as_json["RANK"] == "3"
     assert "NODE_RANK" not in dotenv
     assert as_json["NODE_RANK"] is None
-    assert as_json.keys() - dotenv.keys() >= {"DISTBOOT_PLACEMENT"}, "which speaks of variables that are not there"
+    assert as_json.keys() - dotenv.keys() >= {"DISTBOOT_PLACEMENT"}, (
+        "which speaks of variables that are not there"
+    )
     # In the container that gets them there is no Open MPI: they say it all.
-    assert (detect(dotenv).launcher, detect(dotenv).rank, detect(dotenv).world_size) == ("torch", 3, 4)
+    assert (detect(dotenv).launcher, detect(dotenv).rank, detect(dotenv).world_size) == (
+        "torch",
+        3,
+        4,
+    )
     printed = distboot("env", "--format", "docker", env=env).stdout
     assert _evaluated(printed) == [word for line in lines for word in ("-e", line)]
     assert printed.count("\n") == 1
@@ -92,7 +110,8 @@ _SECONDS = "is not a number of seconds\nhint: give a number"
         ("doctor extra", "usage", ""),
         ("env --format csv", "usage", ""),
         ("--bogus train.py", "usage", ""),
-        ("--nproc_per_node 2 train.py", "usage", "\nhint: did you mean '--nproc-per-node'? "),  # torchrun takes both
+        # Torchrun takes both
+        ("--nproc_per_node 2 train.py", "usage", "\nhint: did you mean '--nproc-per-node'? "),
         ("run --laun openmpi train.py", "usage", ""),
         ("run", "usage", ""),
         ("run --", "usage", ""),
@@ -102,7 +121,11 @@ _SECONDS = "is not a number of seconds\nhint: give a number"
         ("shwo", "command-not-found", "\nhint: did you mean 'show'? "),
         ("no_such_script.py", "command-not-found", ""),
         ("run -- no-such-command-at-all", "command-not-found", ""),
-        ("run -- train.py", "command-not-found", "\nhint: name the interpreter of a script: run -- python train.py; "),
+        (
+            "run -- train.py",
+            "command-not-found",
+            "\nhint: name the interpreter of a script: run -- python train.py; ",
+        ),
         ("run -- /nowhere/missing", "command-not-found", ""),
         ("run -- ./train.py/missing", "command-not-found", ""),
         ("run -- /", "command-not-executable", "\nhint: name a program in it\n"),
@@ -110,7 +133,11 @@ _SECONDS = "is not a number of seconds\nhint: give a number"
         ("run -- ./no-program", "command-not-executable", ""),
         ("run --exec", "usage", ""),
         ("run --exec -- no-such-command", "command-not-found", ""),
-        ("run --exec -- ./train.py", "command-not-executable", "\nhint: make it executable (chmod +x), or name "),
+        (
+            "run --exec -- ./train.py",
+            "command-not-executable",
+            "\nhint: make it executable (chmod +x), or name ",
+        ),
         ("run --exec -- ./no-interpreter", "command-not-executable", ""),
         ("run --exec -- ./no-program", "command-not-executable", ""),
         ("run --join-timeout soon train.py", "usage", f"--join-timeout='soon' {_SECONDS}"),
@@ -123,16 +150,42 @@ _SECONDS = "is not a number of seconds\nhint: give a number"
         ("run --report= -- true", "usage", "argument --report: the name of a file is needed"),
         ("run --exec --grace 3 -- true", "usage", "--grace cannot be used with --exec"),
         ("run --exec --log-prefix -- true", "usage", "--log-prefix cannot be used with --exec"),
-        ("run --nproc-per-node 2 --exec -- true", "usage", "--nproc-per-node cannot be used with --exec"),
-        ("run --exec --framework horovod -- true", "usage", "for which the wrapper holds a port, cannot be used with"),
-        ("run --framework tensorflaw -- true", "usage", "not a valid framework: did you mean 'tensorflow'?"),
-        ("run --framework pandas -- true", "usage", "'pandas' is not a valid framework: they are torch, deepspeed, "),
+        (
+            "run --nproc-per-node 2 --exec -- true",
+            "usage",
+            "--nproc-per-node cannot be used with --exec",
+        ),
+        (
+            "run --exec --framework horovod -- true",
+            "usage",
+            "for which the wrapper holds a port, cannot be used with",
+        ),
+        (
+            "run --framework tensorflaw -- true",
+            "usage",
+            "not a valid framework: did you mean 'tensorflow'?",
+        ),
+        (
+            "run --framework pandas -- true",
+            "usage",
+            "'pandas' is not a valid framework: they are torch, deepspeed, ",
+        ),
         ("run --pass-local-rank=3 -- true", "usage", "'3' is not a valid name of an option"),
-        ("run --pass-local-rank -- torchrun", "usage", "passes the local rank of this process, and torchrun starts"),
-        ("run --nproc-per-node 2 -- torchrun train.py", "usage", "in each of them torchrun would start others"),
+        (
+            "run --pass-local-rank -- torchrun",
+            "usage",
+            "passes the local rank of this process, and torchrun starts",
+        ),
+        (
+            "run --nproc-per-node 2 -- torchrun train.py",
+            "usage",
+            "in each of them torchrun would start others",
+        ),
     ],
 )
-def test_misuse_is_one_error_with_a_hint(distboot: Run, tmp_path: Path, arguments: str, code: str, said: str) -> None:
+def test_misuse_is_one_error_with_a_hint(
+    distboot: Run, tmp_path: Path, arguments: str, code: str, said: str
+) -> None:
     (tmp_path / "train.py").touch()
     for name, text in (("no-interpreter", "#!/nowhere/sh\n"), ("no-program", "text")):
         (tmp_path / name).write_text(text)
@@ -158,7 +211,13 @@ def test_folder_of_the_same_name_is_not_why_a_command_cannot_be_run(
 @pytest.mark.parametrize(
     "setting",
     [
-        *("LOG=xml", "JOIN_TIMEOUT=abc", "RENDEZVOUS=yes", "FAILURE_DETECTION=yes", "HEARTBEAT_TIMEOUT=1"),
+        *(
+            "LOG=xml",
+            "JOIN_TIMEOUT=abc",
+            "RENDEZVOUS=yes",
+            "FAILURE_DETECTION=yes",
+            "HEARTBEAT_TIMEOUT=1",
+        ),
         *("GRACE=soon", "STOP_SIGNALS=KILL", "HANG=kill", "SIGQUIT=dump", "NPROC_PER_NODE=-1"),
     ],
 )
@@ -175,13 +234,22 @@ def test_misspelled_setting_is_said_once_and_its_value_is_not(distboot: Run) -> 
     script = "import distboot; distboot.init('none')"
     assert distboot("run", "--", sys.executable, "-c", script, env=env).stderr == said
     assert distboot("show", env=env).stderr == said
-    assert distboot("env", env={**env, "DISTBOOT_GRACE": "1m"}).stderr.startswith(said)  # with the error
+    # With the error
+    assert distboot("env", env={**env, "DISTBOOT_GRACE": "1m"}).stderr.startswith(said)
     rank_1 = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    assert distboot("run", "--", "true", env={**env, **rank_1, "DISTBOOT_RENDEZVOUS": "0"}).stderr == ""
+    assert (
+        distboot("run", "--", "true", env={**env, **rank_1, "DISTBOOT_RENDEZVOUS": "0"}).stderr
+        == ""
+    )
 
 
 def test_doctor_and_show_say_which_variables_are_misspelled(distboot: Run) -> None:
-    env = {"DISTBOOT_JOINTIMEOUT": "5", "MASTER_ADRR": "node-0", "MASTER_URL": "http://ours", "WORLD_STATE": "x"}
+    env = {
+        "DISTBOOT_JOINTIMEOUT": "5",
+        "MASTER_ADRR": "node-0",
+        "MASTER_URL": "http://ours",
+        "WORLD_STATE": "x",
+    }
     found = distboot("doctor", env=env).stdout
     assert "warning  settings: unknown variable DISTBOOT_JOINTIMEOUT is ignored" in found
     assert "warning  settings: unknown variable MASTER_ADRR is ignored" in found
@@ -190,11 +258,18 @@ def test_doctor_and_show_say_which_variables_are_misspelled(distboot: Run) -> No
         "distboot: warning: unknown variable DISTBOOT_JOINTIMEOUT is ignored; did you mean DISTBOOT_JOIN_TIMEOUT?",
         "distboot: warning: unknown variable MASTER_ADRR is ignored; did you mean MASTER_ADDR?",
     ]
-    assert distboot("doctor", env={"DISTBOOT_JOIN_TIMEOUT": "5", "MASTER_URL": "x"}).stdout.count("settings") == 1
+    assert (
+        distboot("doctor", env={"DISTBOOT_JOIN_TIMEOUT": "5", "MASTER_URL": "x"}).stdout.count(
+            "settings"
+        )
+        == 1
+    )
 
 
 @pytest.mark.parametrize("command", [["show"], ["env"], ["run", "--", "touch", "started"]])
-def test_broken_environment_is_refused_and_nothing_is_started(distboot: Run, run: Run, command: list[str]) -> None:
+def test_broken_environment_is_refused_and_nothing_is_started(
+    distboot: Run, run: Run, command: list[str]
+) -> None:
     result = distboot(*command, env={"OMPI_COMM_WORLD_RANK": "0"})
     assert result.returncode == 78
     assert result.stderr.startswith("distboot: error[broken-environment]: ")
@@ -206,13 +281,25 @@ def test_unresolvable_address_is_waited_for_and_named(distboot: Run) -> None:
     result = distboot("run", "--join-timeout", "3", "--", "true", env=env)
     assert result.returncode == 75
     who = f"rank 1 on {os.uname().nodename}"
-    assert f"distboot: {who}: rank 0 does not answer at nowhere.invalid:29500 yet (Name or service" in result.stderr
+    assert (
+        f"distboot: {who}: rank 0 does not answer at nowhere.invalid:29500 yet (Name or service"
+        in result.stderr
+    )
     where = "nowhere.invalid:29500 (from MASTER_ADDR)"
-    assert f"error[unresolvable-address]: {who}: rank 0 did not answer at {where} within 3 s" in result.stderr
+    assert (
+        f"error[unresolvable-address]: {who}: rank 0 did not answer at {where} within 3 s"
+        in result.stderr
+    )
 
 
 def test_help_of_every_command_needs_no_valid_setting(distboot: Run) -> None:
-    for arguments in (["--help"], ["run", "--help"], ["show", "--help"], ["env", "--help"], ["doctor", "--help"]):
+    for arguments in (
+        ["--help"],
+        ["run", "--help"],
+        ["show", "--help"],
+        ["env", "--help"],
+        ["doctor", "--help"],
+    ):
         result = distboot(*arguments, env={"DISTBOOT_JOIN_TIMEOUT": "abc"})
         assert (result.returncode, result.stderr) == (0, "")
         assert "python -m distboot" in result.stdout
@@ -224,13 +311,17 @@ def test_reader_that_goes_away_is_no_traceback(run: Run) -> None:
     script = f"{sys.executable} -m distboot show | true; exit ${{PIPESTATUS[0]}}"
     result = run("bash", "-c", script)
     assert result.stderr == ""
-    assert result.returncode in (0, 128 + signal.SIGPIPE)  # 0 when all was written before the reader went
+    # 0 when all was written before the reader went
+    assert result.returncode in (0, 128 + signal.SIGPIPE)
 
 
 def test_output_that_cannot_be_written_is_an_error(run: Run) -> None:
     script = f"{sys.executable} -m distboot show >/dev/full"
     result = run("bash", "-c", script)
-    assert result.stderr == "distboot: error[output-failed]: cannot write to standard output: No space left on device\n"
+    assert (
+        result.stderr
+        == "distboot: error[output-failed]: cannot write to standard output: No space left on device\n"
+    )
     assert result.returncode == CODES["output-failed"][0]
 
 
@@ -247,14 +338,20 @@ def test_output_that_cannot_be_written_is_an_error(run: Run) -> None:
         (["--local_rank", "", "data"], ["data"]),
         (["--local_rank=0", "--local-rank", "1", "data"], ["data"]),
         (["data", "--", "--local_rank=3"], ["data", "--", "--local_rank=3"]),
-        (["--local_rank_file=x", "--my-local-rank=2"], ["--local_rank_file=x", "--my-local-rank=2"]),
+        (
+            ["--local_rank_file=x", "--my-local-rank=2"],
+            ["--local_rank_file=x", "--my-local-rank=2"],
+        ),
         ([], []),
     ],
 )
 def test_local_rank_is_put_in_once_or_taken_out(arguments: list[str], without: list[str]) -> None:
     assert without_local_rank(arguments) == without
     assert with_local_rank(arguments, 2) == ["--local_rank=2", *without]
-    assert with_local_rank(with_local_rank(arguments, 1), 2, "--local-rank") == ["--local-rank=2", *without]
+    assert with_local_rank(with_local_rank(arguments, 1), 2, "--local-rank") == [
+        "--local-rank=2",
+        *without,
+    ]
     assert with_local_rank(["--gpu", "1", *arguments], 0, "--gpu") == ["--gpu=0", *without]
 
 
@@ -296,7 +393,9 @@ print(json.dumps(sys.argv[1:]))
         ("bogus", "true", "true", ["--local_rank=7", "data"]),
     ],
 )
-def test_init_adjusts_the_arguments(run: Run, framework: str, first: str, again: str, expected: list[str]) -> None:
+def test_init_adjusts_the_arguments(
+    run: Run, framework: str, first: str, again: str, expected: list[str]
+) -> None:
     result = run(sys.executable, "-c", _INIT, framework, first, again, "--local_rank=7", "data")
     assert json.loads(result.stdout) == expected
     said = "distboot: warning: the arguments say --local_rank=7, and the local rank is 0"
@@ -305,4 +404,6 @@ def test_init_adjusts_the_arguments(run: Run, framework: str, first: str, again:
 
 def test_each_rank_has_its_own(run_ranks: RunRanks) -> None:
     ended = run_ranks(_INIT, "none", "true", "null", "--local_rank", "0", "data")
-    assert [json.loads(rank.out) for rank in ended] == [[f"--local_rank={rank}", "data"] for rank in range(2)]
+    assert [json.loads(rank.out) for rank in ended] == [
+        [f"--local_rank={rank}", "data"] for rank in range(2)
+    ]

@@ -47,7 +47,10 @@ for fails in (too_few, broken):
         print(str(error).splitlines()[0], dict(os.environ) == before)
 """
     host = os.uname().nodename
-    said = ("error[too-few-accelerators]", "none here"), ("error[device-failed]", "CUDA error: device busy")
+    said = (
+        ("error[too-few-accelerators]", "none here"),
+        ("error[device-failed]", "CUDA error: device busy"),
+    )
     told, own = (
         "".join(f"{code}: rank {rank} on {host}: {whose}{text} True\n" for code, text in said)
         for rank, whose in enumerate((f"rank 1 on '{host}': ", ""))
@@ -85,7 +88,9 @@ for _ in range(10):
         assert ranks(script) == [("", 0), ("", 0)]
 
 
-def test_process_started_by_a_rank_may_take_its_place_once_that_has_closed_its_context(ranks: Ranks) -> None:
+def test_process_started_by_a_rank_may_take_its_place_once_that_has_closed_its_context(
+    ranks: Ranks,
+) -> None:
     join_again = """
 try:
     distboot.init("none", join_timeout=60)
@@ -108,7 +113,9 @@ ctx.barrier()
 ctx.close()
 start()
 """
-    assert [output.splitlines() for output, _ in ranks(script)] == [["already-joined"] * 2 + ["joined"]] * 2
+    assert [output.splitlines() for output, _ in ranks(script)] == [
+        ["already-joined"] * 2 + ["joined"]
+    ] * 2
 
 
 @pytest.mark.ranks(2)
@@ -163,7 +170,9 @@ ctx = distboot.init()
 child = "import distboot; print(distboot.init().launcher)"
 print(subprocess.run([sys.executable, "-c", child], capture_output=True, text=True))
 """
-    result = run(sys.executable, "-m", "distboot", "run", "--", sys.executable, "-c", BEGIN + script)
+    result = run(
+        sys.executable, "-m", "distboot", "run", "--", sys.executable, "-c", BEGIN + script
+    )
     assert "stdout='single\\n', stderr=''" in result.stdout
 
 
@@ -171,7 +180,12 @@ def test_stranger_that_never_answers_where_torch_looks_for_its_store(run: Run) -
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         port = str(stranger.getsockname()[1])
         env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        env |= {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0", "DISTBOOT_RENDEZVOUS": "0"}
+        env |= {
+            "LOCAL_RANK": "1",
+            "LOCAL_WORLD_SIZE": "2",
+            "NODE_RANK": "0",
+            "DISTBOOT_RENDEZVOUS": "0",
+        }
         script = "try: distboot.init(join_timeout=1)\nexcept distboot.DistbootError as error: print(error.code)"
         result = run(sys.executable, "-c", BEGIN + script, env=env, timeout=60)
     assert result.stdout == "join-timeout\n"
@@ -204,12 +218,26 @@ _STARTS = [(), ("-m", "distboot")]
 
 @pytest.mark.parametrize(
     ("method", "before"),
-    [("fork", _STARTS[0]), ("forkserver", _STARTS[0]), *(("spawn", start) for start in _STARTS), ("torch", _STARTS[0])],
+    [
+        ("fork", _STARTS[0]),
+        ("forkserver", _STARTS[0]),
+        *(("spawn", start) for start in _STARTS),
+        ("torch", _STARTS[0]),
+    ],
 )
-def test_spawned_process_is_no_world(run: Run, port: int, method: str, before: tuple[str, ...]) -> None:
+def test_spawned_process_is_no_world(
+    run: Run, port: int, method: str, before: tuple[str, ...]
+) -> None:
     def printed(first: str = "pass", **env: str) -> list[str]:
         script = _SPAWNING.format(first=first)
-        result = run(sys.executable, *before, "train.py", method, train=script, env={"PORT": str(port), **env})
+        result = run(
+            sys.executable,
+            *before,
+            "train.py",
+            method,
+            train=script,
+            env={"PORT": str(port), **env},
+        )
         assert result.returncode == 0, result.stderr
         return sorted(result.stdout.splitlines())
 
@@ -218,8 +246,12 @@ def test_spawned_process_is_no_world(run: Run, port: int, method: str, before: t
     assert printed(DISTBOOT_LAUNCHER="none") == ["0 1"] * 2
 
 
-@pytest.mark.parametrize(("launcher", "env"), [("'none'", {}), ("None", {"RANK": "0", "WORLD_SIZE": "1"})])
-def test_process_of_multiprocessing_is_alone_if_something_says_so(run: Run, launcher: str, env: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("launcher", "env"), [("'none'", {}), ("None", {"RANK": "0", "WORLD_SIZE": "1"})]
+)
+def test_process_of_multiprocessing_is_alone_if_something_says_so(
+    run: Run, launcher: str, env: dict[str, str]
+) -> None:
     script = f"""
 import multiprocessing, distboot
 def train():

@@ -25,7 +25,10 @@ os.write(1, b"went on\\n")
 
 @pytest.mark.parametrize(
     ("block", "printed"),
-    [("os.killpg(0, signal.SIGINT); time.sleep(20)", "handled\nunwound\nwent on\n"), ("pass", "went on\n")],
+    [
+        ("os.killpg(0, signal.SIGINT); time.sleep(20)", "handled\nunwound\nwent on\n"),
+        ("pass", "went on\n"),
+    ],
     ids=["ctrl-c", "in-time"],
 )
 def test_only_the_script_itself_takes_a_signal(run: Run, block: str, printed: str) -> None:
@@ -50,6 +53,12 @@ def test_script_that_ignores_its_children_is_none_the_worse(run: Run) -> None:
 )
 def test_process_that_c_code_ends_says_so_once(run: Run, end: str) -> None:
     script = _SCRIPT.format(before="import ctypes", limit=60, block=end)
-    script = script.replace('"it took too long")', '"it took too long"), DistbootError("mpi-failed", "it has ended")')
+    script = script.replace(
+        '"it took too long")', '"it took too long"), DistbootError("mpi-failed", "it has ended")'
+    )
     done = run(sys.executable, "-c", script)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", "distboot: error[mpi-failed]: it has ended\n")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        1,
+        "",
+        "distboot: error[mpi-failed]: it has ended\n",
+    )

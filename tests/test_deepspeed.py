@@ -20,7 +20,9 @@ def env(tmp_path: Path) -> Iterator[dict[str, str]]:
     """An environment in which DeepSpeed's own discovery leaves a mark: it needs `hostname` and mpi4py."""
     traps = tmp_path / "traps"
     (traps / "mpi4py").mkdir(parents=True)
-    (traps / "hostname").write_text(f'#!/bin/sh\ntouch {tmp_path}/hostname-was-run\nexec /bin/hostname "$@"\n')
+    (traps / "hostname").write_text(
+        f'#!/bin/sh\ntouch {tmp_path}/hostname-was-run\nexec /bin/hostname "$@"\n'
+    )
     (traps / "hostname").chmod(0o755)
     touch = f"open({str(tmp_path / 'mpi4py-was-imported')!r}, 'w')"
     (traps / "mpi4py/__init__.py").write_text(f"{touch}\nraise ImportError('a trap')\n")
@@ -90,7 +92,9 @@ sys.stdout.write(json.dumps(line) + "\\n")
 
 
 @needs_mpirun
-def test_unmodified_script_through_the_wrapper(run: Run, env: dict[str, str], tmp_path: Path) -> None:
+def test_unmodified_script_through_the_wrapper(
+    run: Run, env: dict[str, str], tmp_path: Path
+) -> None:
     script = """
 import json, os, sys
 import deepspeed
@@ -103,7 +107,9 @@ deepspeed.comm.destroy_process_group()
     (tmp_path / "plain.py").write_text(script)
     wrapped = [sys.executable, "-m", "distboot", "run", "--framework", "deepspeed", "plain.py"]
     lines = json_lines(run(*TWO_OF_MPIRUN, *wrapped, env=env, timeout=LIMIT))
-    assert lines == [{"RANK": rank, "LOCAL_RANK": rank, "CROSS_RANK": 0, "CROSS_SIZE": 1} for rank in range(2)]
+    assert lines == [
+        {"RANK": rank, "LOCAL_RANK": rank, "CROSS_RANK": 0, "CROSS_SIZE": 1} for rank in range(2)
+    ]
 
 
 # As DeepSpeed's guides begin: the local rank is 0, unless the launcher passes another.
@@ -122,16 +128,30 @@ _CONFIG = {"train_batch_size": 2, "optimizer": {"type": "Adam", "params": {"torc
 
 @needs_mpirun
 @pytest.mark.parametrize("form", ["script", "command", "init"])
-def test_script_that_parses_the_local_rank(run: Run, env: dict[str, str], tmp_path: Path, form: str) -> None:
+def test_script_that_parses_the_local_rank(
+    run: Run, env: dict[str, str], tmp_path: Path, form: str
+) -> None:
     init = "import distboot; distboot.init('deepspeed', join_timeout=120)"
     (tmp_path / "parses.py").write_text((init if form == "init" else "") + _PARSES)
     (tmp_path / "ds.json").write_text(json.dumps(_CONFIG))
     wrapper = [sys.executable, "-m", "distboot", "run", "--framework=deepspeed"]
-    before = {"script": wrapper, "command": [*wrapper, "--", "python"], "init": [sys.executable]}[form]
-    done = run(*TWO_OF_MPIRUN, *before, "parses.py", "--deepspeed_config", "ds.json", env=env, timeout=LIMIT)
+    before = {"script": wrapper, "command": [*wrapper, "--", "python"], "init": [sys.executable]}[
+        form
+    ]
+    done = run(
+        *TWO_OF_MPIRUN,
+        *before,
+        "parses.py",
+        "--deepspeed_config",
+        "ds.json",
+        env=env,
+        timeout=LIMIT,
+    )
     if form == "init":  # it knows of no argument
         assert "Mismatch in local rank setting" in done.stderr
-        assert "hint: python -m distboot run --pass-local-rank passes --local_rank=N" in done.stderr, done.stderr
+        assert (
+            "hint: python -m distboot run --pass-local-rank passes --local_rank=N" in done.stderr
+        ), done.stderr
     else:
         assert json_lines(done) == [{"rank": rank, "local_rank": rank} for rank in range(2)]
 
@@ -152,7 +172,10 @@ except distboot.DistbootError as error:
 @pytest.mark.parametrize(
     ("module", "said"),
     [
-        (None, "framework-not-installed deepspeed is not installed in this Python | pip install deepspeed"),
+        (
+            None,
+            "framework-not-installed deepspeed is not installed in this Python | pip install deepspeed",
+        ),
         (
             "def init_distributed(**_): raise RuntimeError('Ninja is required\\nto load C++')",
             "process-group-failed DeepSpeed could not use the process group on 'gloo': Ninja is required | if it",
@@ -160,7 +183,9 @@ except distboot.DistbootError as error:
     ],
     ids=["missing", "unbuilt"],
 )
-def test_deepspeed_that_does_not_work(run: Run, tmp_path: Path, module: str | None, said: str) -> None:
+def test_deepspeed_that_does_not_work(
+    run: Run, tmp_path: Path, module: str | None, said: str
+) -> None:
     script = _FAILS
     if module is None:
         script = HIDE.format(module="deepspeed") + _FAILS

@@ -37,7 +37,9 @@ def _rank(rank: int) -> Placement:
 
 
 _NOT_THERE = "backend-not-available"
-_NEEDS_CUDA = f"{_NOT_THERE}: backend 'nccl' needs a cuda device, and torch sees none in this process"
+_NEEDS_CUDA = (
+    f"{_NOT_THERE}: backend 'nccl' needs a cuda device, and torch sees none in this process"
+)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +54,11 @@ _NEEDS_CUDA = f"{_NOT_THERE}: backend 'nccl' needs a cuda device, and torch sees
         (_torch("gloo xccl", cuda=0, xpu=2), None, ("xpu", "xccl")),
         (_torch("gloo hccl", hpu=8), None, ("hpu", "hccl")),
         (_torch(cuda=4), "cpu:gloo,cuda:nccl", ("cuda", "cpu:gloo,cuda:nccl")),
-        (_torch("gloo", cuda=4), "nccl", f"{_NOT_THERE}: this build of torch has no backend 'nccl'"),
+        (
+            _torch("gloo", cuda=4),
+            "nccl",
+            f"{_NOT_THERE}: this build of torch has no backend 'nccl'",
+        ),
         (_torch(cuda=0), "nccl", _NEEDS_CUDA),
         (_torch(cuda=0), "cpu:gloo,cuda:nccl", _NEEDS_CUDA),
     ],
@@ -83,7 +89,10 @@ def test_device_is_the_local_rank_or_the_only_one_shown(
 ) -> None:
     torch = _torch(cuda=visible)
     if index is None:
-        with pytest.raises(DistbootError, match=f"local rank 2 of 4 has no cuda device of its own: {visible} visible"):
+        with pytest.raises(
+            DistbootError,
+            match=f"local rank 2 of 4 has no cuda device of its own: {visible} visible",
+        ):
             set_device(torch, "cuda", _rank(rank), environ)
     else:
         assert set_device(torch, "cuda", _rank(rank), environ) == ("cuda", index)
@@ -128,5 +137,7 @@ with distboot.init(join_timeout=60) as ctx:
     sys.stdout.write(json.dumps({"rank": ctx.rank, "device": str(ctx.device), **found}) + "\\n")
 """
     result = run(*TWO_OF_MPIRUN, sys.executable, "-c", script, env=MPI_ENV)
-    expected = [{"rank": n, "device": f"xpu:{n}", **_CCL, "CCL_LOCAL_RANK": str(n)} for n in range(2)]
+    expected = [
+        {"rank": n, "device": f"xpu:{n}", **_CCL, "CCL_LOCAL_RANK": str(n)} for n in range(2)
+    ]
     assert json_lines(result) == expected

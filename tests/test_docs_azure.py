@@ -19,7 +19,8 @@ from pages import Block, blocks
 from ranks import RunRanks
 
 needs_azure = pytest.mark.skipif(
-    not any(distributions(name="azure-ai-ml")), reason="azure-ai-ml is not installed (pip install azure-ai-ml)"
+    not any(distributions(name="azure-ai-ml")),
+    reason="azure-ai-ml is not installed (pip install azure-ai-ml)",
 )
 SHOWN = [block for block in blocks("yaml") if "azuremlschemas" in block.text]
 SHOWN += [block for block in blocks("python") if "azure.ai.ml" in block.text]
@@ -95,21 +96,29 @@ def test_azures_package_makes_it(made: dict[Block, dict[str, Any]], block: Block
 
 def test_every_kind_of_job_is_shown_in_yaml_and_in_python() -> None:
     yamls = [yaml.safe_load(block.text) for block in SHOWN if block.language == "yaml"]
-    kinds = {job["distribution"]["type"] if "distribution" in job else None for job in yamls if "command" in job}
+    kinds = {
+        job["distribution"]["type"] if "distribution" in job else None
+        for job in yamls
+        if "command" in job
+    }
     assert kinds == {"mpi", "pytorch", "tensorflow", None}
     pythons = "".join(block.text for block in SHOWN if block.language == "python")
     for name in ("MpiDistribution", "PyTorchDistribution", "TensorFlowDistribution"):
         assert f"distribution={name}(" in pythons
 
 
-def test_copy_of_the_folder_next_to_the_script_is_enough(tmp_path: Path, run_ranks: RunRanks) -> None:
+def test_copy_of_the_folder_next_to_the_script_is_enough(
+    tmp_path: Path, run_ranks: RunRanks
+) -> None:
     """As the page says of curated environments: the Python below a virtual environment has no distboot."""
     shutil.copytree(PACKAGE, tmp_path / "distboot", ignore=shutil.ignore_patterns("__pycache__"))
     script = "import distboot\nwith distboot.init('none') as ctx:\n    print(distboot.__file__, ctx.rank)\n"
     python = getattr(sys, "_base_executable", sys.executable)
     ranks = run_ranks(script, before=(python, "-m", "distboot"), PYTHONPATH="")
     own = str(tmp_path / "distboot" / "__init__.py")
-    assert [(rank.code, rank.out.split()) for rank in ranks] == [(0, [own, str(rank)]) for rank in range(2)], ranks
+    assert [(rank.code, rank.out.split()) for rank in ranks] == [
+        (0, [own, str(rank)]) for rank in range(2)
+    ], ranks
 
 
 def test_hostfile_has_a_line_for_each_machine(tmp_path: Path, clean_env: dict[str, str]) -> None:

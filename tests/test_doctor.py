@@ -36,13 +36,22 @@ def test_machines(name: str, get: Get) -> None:
     [
         ({}, {".dockerenv": ""}, "docker run --shm-size=8g"),
         ({"container": "podman"}, {}, "docker run --shm-size=8g"),
-        ({"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, {}, "emptyDir: {medium: Memory, sizeLimit: 8Gi}"),
+        (
+            {"KUBERNETES_SERVICE_HOST": "10.96.0.1"},
+            {},
+            "emptyDir: {medium: Memory, sizeLimit: 8Gi}",
+        ),
         ({"AZUREML_RUN_ID": "run"}, {}, "resources: {shm_size: 8g}"),
         ({}, {}, "mount -o remount,size=8g /dev/shm"),
     ],
 )
-def test_remedy_fits_the_container(get: Get, environ: Mapping[str, str], files: Mapping[str, str], how: str) -> None:
-    found = one_of(get(environ=environ, files=files, shared_memory=lambda: (64 << 20, 64 << 20)), "shared-memory")
+def test_remedy_fits_the_container(
+    get: Get, environ: Mapping[str, str], files: Mapping[str, str], how: str
+) -> None:
+    found = one_of(
+        get(environ=environ, files=files, shared_memory=lambda: (64 << 20, 64 << 20)),
+        "shared-memory",
+    )
     assert (found.status, how in found.remedy) == ("problem", True), found
 
 
@@ -50,7 +59,11 @@ def test_remedy_fits_the_container(get: Get, environ: Mapping[str, str], files: 
 def test_what_is_to_be_put_into_a_pod_is_yaml(name: str, get: Get) -> None:
     yaml = pytest.importorskip("yaml")
     found = examine(get(name, environ={"KUBERNETES_SERVICE_HOST": "10.96.0.1"}))
-    for pod in [finding.remedy.removeprefix("in the pod:") for finding in found if "in the pod:" in finding.remedy]:
+    for pod in [
+        finding.remedy.removeprefix("in the pod:")
+        for finding in found
+        if "in the pod:" in finding.remedy
+    ]:
         assert isinstance(yaml.safe_load(pod) or {}, dict), pod
 
 
@@ -114,10 +127,14 @@ sys.exit(f"loaded: {loaded}" if loaded else code)
 def test_command_on_this_very_machine(run: Run) -> None:
     done = run(sys.executable, "-c", _COMMAND, env={"COMMAND": "doctor --json"})
     said = json.loads(done.stdout)
-    assert [set(finding) for finding in said["findings"]] == [{"name", "status", "seen", "remedy"}] * 20
+    assert [set(finding) for finding in said["findings"]] == [
+        {"name", "status", "seen", "remedy"}
+    ] * 20
     assert said["ready"] == ("problem" not in {finding["status"] for finding in said["findings"]})
     assert (done.returncode, done.stderr) == (0 if said["ready"] else 78, "")
-    assert not [finding for finding in said["findings"] if "the check itself failed" in finding["seen"]]
+    assert not [
+        finding for finding in said["findings"] if "the check itself failed" in finding["seen"]
+    ]
 
 
 def test_command_says_what_is_wrong_and_ends_with_78(distboot: Run) -> None:
@@ -134,17 +151,27 @@ def test_rank_0_prints_what_is_odd_and_on_which_ranks(run_ranks: RunRanks) -> No
     places: list[dict[str, str]] = [{}, {"NCCL_SOCKET_IFNAME": "nosuch0"}]
     rank_0, rank_1 = run_ranks(_COMMAND, COMMAND="doctor --job", places=places)
     headline, empty, *lines = rank_0.out.splitlines()
-    assert (headline.startswith("Not ready: "), headline.endswith("(2 ranks on 1 node)."), empty) == (True, True, "")
+    assert (
+        headline.startswith("Not ready: "),
+        headline.endswith("(2 ranks on 1 node)."),
+        empty,
+    ) == (True, True, "")
     host = os.uname().nodename
     seen = f"interfaces: rank 1 on {host}: NCCL_SOCKET_IFNAME='nosuch0', and this host has no interface 'nosuch0'"
     (index,) = (index for index, line in enumerate(lines) if line.startswith(f"problem  {seen}"))
-    assert lines[index + 1].startswith("           remedy: name one of these, or unset NCCL_SOCKET_IFNAME")
+    assert lines[index + 1].startswith(
+        "           remedy: name one of these, or unset NCCL_SOCKET_IFNAME"
+    )
     assert not [line for line in lines if line.startswith("ok")]
     assert (rank_0.code, rank_1.code, rank_1.out) == (78, 0, ""), rank_0.err + rank_1.err
 
 
 def test_json_of_all_ranks(run_ranks: RunRanks) -> None:
-    env = {"COMMAND": "doctor --job --json", "DISTBOOT_SECRET": "of this job", "NCCL_P2P_DISABLE": "1"}
+    env = {
+        "COMMAND": "doctor --job --json",
+        "DISTBOOT_SECRET": "of this job",
+        "NCCL_P2P_DISABLE": "1",
+    }
     rank_0, rank_1 = run_ranks(_COMMAND, places=[{}, {"NCCL_SHM_DISABLE": "1"}], **env)
     said = json.loads(rank_0.out)
     found = [(finding["seen"].partition("=1:"), finding["ranks"]) for finding in said["findings"]]
@@ -178,9 +205,15 @@ def _sent(data: bytes) -> list[Finding]:
 
 
 def test_findings_of_a_peer_are_printable() -> None:
-    found = _sent(Channel().sign(Findings((Finding("cpus\r", "problem", "a\x1b[31m\nb", "c\nd\r"),))))
+    found = _sent(
+        Channel().sign(Findings((Finding("cpus\r", "problem", "a\x1b[31m\nb", "c\nd\r"),)))
+    )
     *_, seen, remedy, more = text(found, "host\n").splitlines()
-    assert (seen, remedy.strip(), more.strip()) == ("problem  cpus\\r: a\\x1b[31m\\nb", "remedy: c", "d\\r")
+    assert (seen, remedy.strip(), more.strip()) == (
+        "problem  cpus\\r: a\\x1b[31m\\nb",
+        "remedy: c",
+        "d\\r",
+    )
 
 
 _FINE = {"name": "a", "status": "ok", "seen": "b", "remedy": "c"}
@@ -188,7 +221,14 @@ _FINE = {"name": "a", "status": "ok", "seen": "b", "remedy": "c"}
 
 @pytest.mark.parametrize(
     "findings",
-    ["x", [1], [{}], [{**_FINE, "status": "fine"}], [{"name": "a", "status": "ok"}], [{**_FINE, "remedy": "c" * 2001}]],
+    [
+        "x",
+        [1],
+        [{}],
+        [{**_FINE, "status": "fine"}],
+        [{"name": "a", "status": "ok"}],
+        [{**_FINE, "remedy": "c" * 2001}],
+    ],
 )
 def test_what_is_no_finding_is_one(findings: object) -> None:
     (found,) = _sent(altered(Findings(), findings=findings))

@@ -13,13 +13,22 @@ from distboot.host import cpus
 AZURE, LAPTOP, VISIBLE = "azure-nd-h100", "laptop", "visible-devices"
 THREADS, CUDA_VISIBLE = "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"
 IFNAME, GLOO_IFNAME = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
-TWO_RANKS = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.9"}
+TWO_RANKS = {
+    "RANK": "0",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "10.0.0.9",
+}
 SEVERAL_NODES = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "29500"}
 LOCKS = {"proc/self/status": "CapEff:\t000001ffffffffff\nCpus_allowed_list:\t0-95\n"}
 LOADER, TORCH = "etc/ld.so.cache", f"{PACKAGES}/torch/version.py"
 CUDA = {TORCH: "__version__ = '2.7.0+cu126'\ncuda: Optional[str] = '12.6'\nhip = None\n"}
 AMD = {"dev/kfd": "", "dev/dri/renderD128": ""}
-GPU = {"sys/bus/pci/devices/0000:01:00.0/vendor": "0x10de\n", "sys/bus/pci/devices/0000:01:00.0/class": "0x030200\n"}
+GPU = {
+    "sys/bus/pci/devices/0000:01:00.0/vendor": "0x10de\n",
+    "sys/bus/pci/devices/0000:01:00.0/class": "0x030200\n",
+}
 PORT_1 = "sys/class/infiniband/mlx5_ib1/ports/1/state"
 TOPOLOGY, PLUGIN = {"NCCL_TOPO_FILE": "/topo.xml"}, {"NCCL_NET_PLUGIN": "/opt/plugin.so"}
 CARD = {"sys/bus/pci/devices/0101:00:00.0/class": "0x020700\n"}
@@ -71,7 +80,9 @@ def _proxy(name: str, **others: str) -> dict[str, str]:
 
 _TCP = "sl local_address rem_address st\n0: 0100007F:848F 00000000:0000 0A 0\n1: 0100007F:7234 00000000:0 01 0\n"
 LISTENING = {"proc/net/tcp": _TCP}
-_IN_AZURE_ML = 'in the job\'s YAML: resources: {docker_args: "--ulimit memlock=-1 --cap-add=IPC_LOCK"}'
+_IN_AZURE_ML = (
+    'in the job\'s YAML: resources: {docker_args: "--ulimit memlock=-1 --cap-add=IPC_LOCK"}'
+)
 
 # Name of the check, machine, variables, files, status, and what is seen, or to be done.
 CHECKS: list[tuple[str, str, Mapping[str, str], Mapping[str, str | None], str, str]] = [
@@ -88,7 +99,14 @@ CHECKS: list[tuple[str, str, Mapping[str, str], Mapping[str, str | None], str, s
     ("cpus", LAPTOP, {THREADS: "4,2"}, _quota("200000"), "unknown", ""),
     ("cpus", LAPTOP, TWO_RANKS, _quota("max"), "ok", ""),
     ("cpus", LAPTOP, {**TWO_RANKS, THREADS: "11"}, _quota("max"), "ok", ""),
-    ("cpus", LAPTOP, {**TWO_RANKS, THREADS: "1"}, _quota("150000"), "problem", "ask the scheduler for more"),
+    (
+        "cpus",
+        LAPTOP,
+        {**TWO_RANKS, THREADS: "1"},
+        _quota("150000"),
+        "problem",
+        "ask the scheduler for more",
+    ),
     (VISIBLE, AZURE, {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, {}, "ok", "all 8"),
     (VISIBLE, AZURE, _alone("0,1"), {}, "ok", "2 of 8"),
     (VISIBLE, AZURE, _alone("GPU-22222222,GPU-3"), {}, "ok", "2 of 8"),
@@ -96,11 +114,32 @@ CHECKS: list[tuple[str, str, Mapping[str, str], Mapping[str, str | None], str, s
     (VISIBLE, AZURE, _alone("-1"), {}, "warning", "hides all 8"),
     (VISIBLE, AZURE, _alone("NoDevFiles"), {}, "warning", "hides all 8"),
     (VISIBLE, AZURE, _alone("0,8"), {}, "problem", "there is no device 8: 1 of the 8"),
-    (VISIBLE, AZURE, _alone("GPU-99999999"), {}, "problem", "no device here is called 'GPU-99999999'"),
+    (
+        VISIBLE,
+        AZURE,
+        _alone("GPU-99999999"),
+        {},
+        "problem",
+        "no device here is called 'GPU-99999999'",
+    ),
     (VISIBLE, AZURE, _alone("cuda:0"), {}, "problem", "no device here is called 'cuda:0'"),
     (VISIBLE, AZURE, _alone("0,0"), {}, "problem", "names 0 twice"),
-    (VISIBLE, AZURE, _alone("MIG-5c89852c-d268-c3f3-1b07-005d5ae1dc3f"), {}, "unknown", "only the driver's"),
-    (VISIBLE, AZURE, _alone("MIG-5c89852c,MIG-6d91"), {}, "warning", "shows a process the first MIG device"),
+    (
+        VISIBLE,
+        AZURE,
+        _alone("MIG-5c89852c-d268-c3f3-1b07-005d5ae1dc3f"),
+        {},
+        "unknown",
+        "only the driver's",
+    ),
+    (
+        VISIBLE,
+        AZURE,
+        _alone("MIG-5c89852c,MIG-6d91"),
+        {},
+        "warning",
+        "shows a process the first MIG device",
+    ),
     (VISIBLE, AZURE, {CUDA_VISIBLE: "0,1"}, {}, "problem", "2 of 8; 8 ranks are on this node"),
     (VISIBLE, AZURE, {CUDA_VISIBLE: "3"}, {}, "ok", ""),  # the launcher shows each rank its own
     (VISIBLE, "rocm", _of_hip("1"), {}, "ok", "1 of 8"),
@@ -108,7 +147,14 @@ CHECKS: list[tuple[str, str, Mapping[str, str], Mapping[str, str | None], str, s
     (VISIBLE, "rocm", {CUDA_VISIBLE: "9"}, {}, "problem", "='9', and there is no device 9"),
     (VISIBLE, "rocm", {CUDA_VISIBLE: "9", "HIP_VISIBLE_DEVICES": "0"}, {}, "ok", "1 of 8"),
     ("driver", AZURE, {}, {}, "ok", "NVIDIA driver 535.161.08"),
-    ("driver", "old-driver", {}, {"usr/local/cuda/compat/libcuda.so.1": ""}, "warning", "compatibility library"),
+    (
+        "driver",
+        "old-driver",
+        {},
+        {"usr/local/cuda/compat/libcuda.so.1": ""},
+        "warning",
+        "compatibility library",
+    ),
     ("driver", AZURE, {}, {TORCH: "__version__ = '2.13.0+cpu'\n"}, "warning", "CPU only"),
     ("driver", AZURE, {}, {TORCH: "__version__ = '2'\nhip = '6.3'\n"}, "problem", "ROCm"),
     ("driver", "rocm", {}, {**CUDA, **AMD}, "problem", "built for CUDA"),
@@ -118,26 +164,90 @@ CHECKS: list[tuple[str, str, Mapping[str, str], Mapping[str, str | None], str, s
     ("nccl-rdma", LAPTOP, {"NCCL_IB_DISABLE": "1"}, ROCE, "ok", ""),  # not missed on one node
     # The plugin for EFA; NCCL itself has no say in it.
     ("rdma-libraries", "efa", {}, {}, "problem", ""),
-    ("rdma-libraries", "efa", {"LD_LIBRARY_PATH": "/usr/lib:/opt/amazon/ofi-nccl/lib"}, {}, "ok", ""),
-    ("rdma-libraries", "efa", {}, {LOADER: "\0/opt/amazon/ofi-nccl/lib/libnccl-net.so\0"}, "ok", ""),
-    ("rdma-libraries", "efa", {"NCCL_NET_PLUGIN": "ofi"}, {LOADER: "\0/usr/lib/libnccl-net-ofi.so\0"}, "ok", ""),
-    ("rdma-libraries", "efa", {"NCCL_NET_PLUGIN": "ofi"}, {LOADER: "\0/usr/lib/libnccl-net.so\0"}, "problem", ""),
+    (
+        "rdma-libraries",
+        "efa",
+        {"LD_LIBRARY_PATH": "/usr/lib:/opt/amazon/ofi-nccl/lib"},
+        {},
+        "ok",
+        "",
+    ),
+    (
+        "rdma-libraries",
+        "efa",
+        {},
+        {LOADER: "\0/opt/amazon/ofi-nccl/lib/libnccl-net.so\0"},
+        "ok",
+        "",
+    ),
+    (
+        "rdma-libraries",
+        "efa",
+        {"NCCL_NET_PLUGIN": "ofi"},
+        {LOADER: "\0/usr/lib/libnccl-net-ofi.so\0"},
+        "ok",
+        "",
+    ),
+    (
+        "rdma-libraries",
+        "efa",
+        {"NCCL_NET_PLUGIN": "ofi"},
+        {LOADER: "\0/usr/lib/libnccl-net.so\0"},
+        "problem",
+        "",
+    ),
     ("nccl-rdma", "efa", {"NCCL_IB_DISABLE": "1"}, {}, "ok", ""),
     ("nccl-rdma", "efa", {"NCCL_NET": "Socket"}, {}, "problem", ""),
     ("interfaces", "efa", {IFNAME: "eth0"}, {}, "ok", "docker0, eth0, lo"),
     ("interfaces", "efa", {IFNAME: "^docker,lo"}, {}, "ok", ""),
     ("interfaces", "efa", {IFNAME: "^=docker0,lo"}, {}, "ok", ""),
     ("interfaces", "efa", {IFNAME: "^=docker0"}, {}, "problem", "so that it may take lo"),
-    ("interfaces", "efa", {IFNAME: "^docker0", "WORLD_SIZE": "8"}, {}, "warning", "so that it may take lo"),
-    ("interfaces", "efa", {IFNAME: "ib0"}, {}, "problem", "no interface 'ib0': it has docker0, eth0, lo"),
+    (
+        "interfaces",
+        "efa",
+        {IFNAME: "^docker0", "WORLD_SIZE": "8"},
+        {},
+        "warning",
+        "so that it may take lo",
+    ),
+    (
+        "interfaces",
+        "efa",
+        {IFNAME: "ib0"},
+        {},
+        "problem",
+        "no interface 'ib0': it has docker0, eth0, lo",
+    ),
     ("interfaces", "efa", {IFNAME: "eth0", GLOO_IFNAME: "eth"}, {}, "problem", "GLOO_SOCKET_IFNA"),
-    ("nccl-settings", LAPTOP, TOPOLOGY, {}, "warning", "='/topo.xml', and there is no such file here"),
-    ("nccl-settings", LAPTOP, PLUGIN, {}, "warning", "='/opt/plugin.so', and the dynamic linker finds no such"),
+    (
+        "nccl-settings",
+        LAPTOP,
+        TOPOLOGY,
+        {},
+        "warning",
+        "='/topo.xml', and there is no such file here",
+    ),
+    (
+        "nccl-settings",
+        LAPTOP,
+        PLUGIN,
+        {},
+        "warning",
+        "='/opt/plugin.so', and the dynamic linker finds no such",
+    ),
     ("nccl-settings", LAPTOP, {"NCCL_P2P_DISABLE": "1"}, {}, "warning", "NCCL_P2P_DISABLE=1"),
     ("nccl-settings", LAPTOP, {"NCCL_SHM_DISABLE": "1"}, {}, "warning", "NCCL_SHM_DISABLE=1"),
-    ("nccl-settings", LAPTOP, {"NCCL_SOCKET_NTHREADS": "16", "NCCL_NSOCKS_PERTHREAD": "8"}, {}, "warning", "than 64"),
+    (
+        "nccl-settings",
+        LAPTOP,
+        {"NCCL_SOCKET_NTHREADS": "16", "NCCL_NSOCKS_PERTHREAD": "8"},
+        {},
+        "warning",
+        "than 64",
+    ),
     ("ports", LAPTOP, SEVERAL_NODES, LISTENING, "ok", ""),
-    ("ports", LAPTOP, _port("40001"), LISTENING, "warning", ""),  # among those of outgoing connections
+    # Among those of outgoing connections
+    ("ports", LAPTOP, _port("40001"), LISTENING, "warning", ""),
     ("ports", LAPTOP, _port("33935"), LISTENING, "warning", ""),  # recorded: somebody listens there
     ("ports", LAPTOP, _port("61000", "1"), LISTENING, "ok", ""),
     ("proxies", LAPTOP, _proxy("http_proxy"), {}, "warning", ""),
@@ -154,7 +264,14 @@ CHECKS: list[tuple[str, str, Mapping[str, str], Mapping[str, str | None], str, s
 
 @pytest.mark.parametrize(("check", "machine", "environ", "files", "status", "said"), CHECKS)
 def test_check(
-    get: Get, *, check: str, machine: str, environ: Mapping[str, str], files: Mapping[str, str], status: str, said: str
+    get: Get,
+    *,
+    check: str,
+    machine: str,
+    environ: Mapping[str, str],
+    files: Mapping[str, str],
+    status: str,
+    said: str,
 ) -> None:
     this = get(machine, environ=environ, files=files)
     found = one_of(this, check)
@@ -191,10 +308,24 @@ CGROUP, V1 = "proc/self/cgroup", "sys/fs/cgroup/cpu,cpuacct/cpu.cfs"
         ({"sys/fs/cgroup/cpu.max": "max 100000\n"}, None),
         ({"sys/fs/cgroup/cpu.max": "150000 100000\n"}, 1.5),
         ({CGROUP: "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "4 1\n"}, 4.0),
-        ({CGROUP: "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "4 1\n", "sys/fs/cgroup/a/b/cpu.max": "9 1\n"}, 4.0),
+        (
+            {
+                CGROUP: "0::/a/b\n",
+                "sys/fs/cgroup/a/cpu.max": "4 1\n",
+                "sys/fs/cgroup/a/b/cpu.max": "9 1\n",
+            },
+            4.0,
+        ),
         # The path is the host's, and the container's own group is mounted at the top.
         ({CGROUP: "0::/kubepods/pod1/c2\n", "sys/fs/cgroup/cpu.max": "50000 100000\n"}, 0.5),
-        ({CGROUP: "4:cpu,cpuacct:/docker/5f\n0::/\n", f"{V1}_quota_us": "300000", f"{V1}_period_us": "100000"}, 3.0),
+        (
+            {
+                CGROUP: "4:cpu,cpuacct:/docker/5f\n0::/\n",
+                f"{V1}_quota_us": "300000",
+                f"{V1}_period_us": "100000",
+            },
+            3.0,
+        ),
         ({CGROUP: "nonsense", "sys/fs/cgroup/cpu.max": "1 2 3"}, None),
     ],
 )
@@ -224,7 +355,11 @@ def test_cpu_affinity(tmp_path: Path, listed: str, count: int) -> None:
 def test_accelerators_that_did_not_get_into_the_container(
     get: Get, environ: Mapping[str, str], files: Mapping[str, str], status: str, remedy: str
 ) -> None:
-    found = [each for each in examine(get(environ=environ, files={**GPU, **files})) if each.name == "accelerators"]
+    found = [
+        each
+        for each in examine(get(environ=environ, files={**GPU, **files}))
+        if each.name == "accelerators"
+    ]
     (nvidia,) = (each for each in found if "NVIDIA" in each.seen)
     assert (nvidia.status, remedy in nvidia.remedy) == (status, True), nvidia
 
@@ -240,12 +375,18 @@ def test_accelerator_that_this_user_may_not_open(get: Get, tmp_path: Path) -> No
     ("files", "expected"),
     [
         ({}, {}),  # it has all that it needs
-        ({"dev/infiniband/uverbs{0-7}": None, "dev/infiniband/uverbs{0-5}": ""}, {"rdma-devices": "problem"}),
+        (
+            {"dev/infiniband/uverbs{0-7}": None, "dev/infiniband/uverbs{0-5}": ""},
+            {"rdma-devices": "problem"},
+        ),
         ({"etc/ld.so.cache": None}, {"rdma-libraries": "problem"}),
         ({"etc/libibverbs.d/mlx5.driver": None}, {"rdma-libraries": "problem"}),
         ({PORT_1: "1: DOWN\n"}, {"rdma-ports": "warning"}),
         ({PORT_1.replace("ib1", "ib{0-7}"): "2: INIT\n"}, {"rdma-ports": "problem"}),
-        ({"etc/nccl.conf": "NCCL_IB_DISABLE=1\n"}, {"nccl-rdma": "problem", "nccl-settings": "warning"}),
+        (
+            {"etc/nccl.conf": "NCCL_IB_DISABLE=1\n"},
+            {"nccl-rdma": "problem", "nccl-settings": "warning"},
+        ),
         ({"etc/nccl.conf": "# nothing\n"}, {"nccl-settings": "warning"}),  # no topology file
     ],
 )
@@ -272,13 +413,23 @@ def test_infiniband(get: Get, files: Mapping[str, str | None], expected: Mapping
     ],
 )
 def test_roce(
-    get: Get, environ: Mapping[str, str], files: Mapping[str, str | None], expected: Mapping[str, str]
+    get: Get,
+    environ: Mapping[str, str],
+    files: Mapping[str, str | None],
+    expected: Mapping[str, str],
 ) -> None:
-    one = get(environ={**SEVERAL_NODES, **environ}, files={**ROCE, **files}, look_up=lambda _: ["192.168.1.20"])
+    one = get(
+        environ={**SEVERAL_NODES, **environ},
+        files={**ROCE, **files},
+        look_up=lambda _: ["192.168.1.20"],
+    )
     assert {name: status for name, status in bad(one).items() if name != "cpus"} == expected
 
 
-UNKNOWN, SLOW = OSError(-2, "Name or service not known"), TimeoutError("no name server answered within 0.3 s")
+UNKNOWN, SLOW = (
+    OSError(-2, "Name or service not known"),
+    TimeoutError("no name server answered within 0.3 s"),
+)
 
 
 @pytest.mark.parametrize(
@@ -293,6 +444,8 @@ UNKNOWN, SLOW = OSError(-2, "Name or service not known"), TimeoutError("no name 
         (SEVERAL_NODES, SLOW, "warning", "does not resolve: no name server answered within 0.3 s"),
     ],
 )
-def test_own_name(get: Get, environ: Mapping[str, str], found: list[str] | OSError, status: str, seen: str) -> None:
+def test_own_name(
+    get: Get, environ: Mapping[str, str], found: list[str] | OSError, status: str, seen: str
+) -> None:
     said = one_of(get(environ=environ, look_up=Mock(side_effect=[found] * 9)), "host-name")
     assert (said.status, seen in said.seen) == (status, True), said

@@ -2,7 +2,17 @@
 
 import pytest
 from captured import one, refused
-from documented import AWSBATCH, FLUX, JSRUN, LIGHTNING, PALS, PYTORCHJOB, SAGEMAKER, TRAINJOB, VOLCANO
+from documented import (
+    AWSBATCH,
+    FLUX,
+    JSRUN,
+    LIGHTNING,
+    PALS,
+    PYTORCHJOB,
+    SAGEMAKER,
+    TRAINJOB,
+    VOLCANO,
+)
 
 from distboot import detect
 from distboot.detection.detect import LAUNCHERS
@@ -27,17 +37,31 @@ def test_rank_and_size_are_enough(launcher: str) -> None:
         (PALS, "pals", "pbs", (3, 4, 1, 2, 1, None)),
         (FLUX, "flux", "flux", (3, 4, 1, None, None, 2)),
         ({**PALS, **FLUX}, "flux", "flux", (3, 4, 1, None, None, 2)),
-        ({**FLUX, "FLUX_JOB_NNODES": "1", "FLUX_TASK_LOCAL_ID": "3"}, "flux", "flux", (3, 4, 3, 4, 0, 1)),
+        (
+            {**FLUX, "FLUX_JOB_NNODES": "1", "FLUX_TASK_LOCAL_ID": "3"},
+            "flux",
+            "flux",
+            (3, 4, 3, 4, 0, 1),
+        ),
         (SAGEMAKER, "sagemaker", "sagemaker", (1, 2, 0, 1, 1, 2)),
         (LIGHTNING, "lightning", None, (1, 2, 1, 2, 0, 1)),
-        ({**LIGHTNING, "MASTER_ADDR": "10.0.0.4", "WORLD_SIZE": "4"}, "lightning", None, (1, 4, 1, None, 0, None)),
+        (
+            {**LIGHTNING, "MASTER_ADDR": "10.0.0.4", "WORLD_SIZE": "4"},
+            "lightning",
+            None,
+            (1, 4, 1, None, 0, None),
+        ),
     ],
 )
 def test_launcher_is_read(
     environ: dict[str, str], launcher: str, platform: str | None, numbers: tuple[int | None, ...]
 ) -> None:
     placement = detect(environ)
-    assert (placement.launcher, placement.platform, placement.node_level) == (launcher, platform, None)
+    assert (placement.launcher, placement.platform, placement.node_level) == (
+        launcher,
+        platform,
+        None,
+    )
     assert placement[2:8] == numbers
 
 
@@ -65,7 +89,9 @@ def test_process_that_stands_for_a_node_is_recognised(
     assert placement.node_level is not None
     assert reason in placement.node_level
     assert placement.master_addr == address[0]
-    assert placement.master_port == address[1] or (address[1] is None and placement.master_port in DERIVED_PORTS)
+    assert placement.master_port == address[1] or (
+        address[1] is None and placement.master_port in DERIVED_PORTS
+    )
 
 
 def test_one_process_a_pod_is_a_rank() -> None:
@@ -75,7 +101,12 @@ def test_one_process_a_pod_is_a_rank() -> None:
     started = {"PET_NPROC_PER_NODE": "4", "RANK": "5", "WORLD_SIZE": "12", "LOCAL_RANK": "1"}
     assert detect({**PYTORCHJOB, **started}).rank == 5
     assert detect(VOLCANO, launcher="torch").rank == 2
-    single = {"VC_TASK_INDEX": "0", "VK_TASK_INDEX": "0", "VC_WORKER_NUM": "1", "VC_WORKER_HOSTS": "a"}
+    single = {
+        "VC_TASK_INDEX": "0",
+        "VK_TASK_INDEX": "0",
+        "VC_WORKER_NUM": "1",
+        "VC_WORKER_HOSTS": "a",
+    }
     assert detect(single).launcher == "single", "which needs no plugin of Volcano's"
 
 
@@ -83,10 +114,16 @@ def test_main_node_of_aws_batch_is_rank_0_whatever_its_index() -> None:
     second_is_main = {**AWSBATCH, "AWS_BATCH_JOB_MAIN_NODE_INDEX": "1"}
     environs = [{**second_is_main, "AWS_BATCH_JOB_NODE_INDEX": str(node)} for node in range(3)]
     assert [detect(environ).rank for environ in environs] == [1, 0, 2]
-    ports = {detect({**e, "AWS_BATCH_JOB_ID": f"a7182d0e#{n}"}).master_port for n, e in enumerate(environs)}
+    ports = {
+        detect({**e, "AWS_BATCH_JOB_ID": f"a7182d0e#{n}"}).master_port
+        for n, e in enumerate(environs)
+    }
     assert len(ports) == 1, "the part after # differs from node to node"
     main = {name: value for name, value in environs[1].items() if "PRIVATE_IPV4" not in name}
-    assert detect({**main, "HOSTNAME": "ip-10-0-0-4.ec2.internal"}).master_addr == "ip-10-0-0-4.ec2.internal"
+    assert (
+        detect({**main, "HOSTNAME": "ip-10-0-0-4.ec2.internal"}).master_addr
+        == "ip-10-0-0-4.ec2.internal"
+    )
     nameless = [main, *({**main, "HOSTNAME": host} for host in ("localhost", "a b", ""))]
     assert [detect(environ).master_addr for environ in nameless] == [None] * 4
 
@@ -104,18 +141,39 @@ def test_mpirun_in_sagemaker_owns_the_rank() -> None:
 @pytest.mark.parametrize(
     ("environ", "problem"),
     [
-        ({**JSRUN, "OMPI_COMM_WORLD_RANK": "2"}, "OMPI_COMM_WORLD_RANK='2' contradicts JSM_NAMESPACE_RANK='3'"),
+        (
+            {**JSRUN, "OMPI_COMM_WORLD_RANK": "2"},
+            "OMPI_COMM_WORLD_RANK='2' contradicts JSM_NAMESPACE_RANK='3'",
+        ),
         ({**PALS, "PMI_RANK": "0"}, "PMI_RANK='0' contradicts PALS_RANKID='3'"),
         ({**FLUX, "PMI_SIZE": "8"}, "PMI_SIZE='8' contradicts FLUX_JOB_SIZE='4'"),
-        ({**SAGEMAKER, "SM_CURRENT_HOST": "algo-3"}, "SM_CURRENT_HOST='algo-3' is not in SM_HOSTS="),
-        ({**SAGEMAKER, "SM_HOSTS": "algo-1,algo-2"}, "SM_HOSTS='algo-1,algo-2' is not a JSON list of host names"),
+        (
+            {**SAGEMAKER, "SM_CURRENT_HOST": "algo-3"},
+            "SM_CURRENT_HOST='algo-3' is not in SM_HOSTS=",
+        ),
+        (
+            {**SAGEMAKER, "SM_HOSTS": "algo-1,algo-2"},
+            "SM_HOSTS='algo-1,algo-2' is not a JSON list of host names",
+        ),
         ({**SAGEMAKER, "SM_HOSTS": '["algo-1","algo-1"]'}, "names a host twice"),
-        ({**AWSBATCH, "AWS_BATCH_JOB_NODE_INDEX": "3"}, "AWS_BATCH_JOB_NODE_INDEX='3' is not below"),
-        ({**AWSBATCH, "AWS_BATCH_JOB_MAIN_NODE_INDEX": "7"}, "AWS_BATCH_JOB_MAIN_NODE_INDEX='7' is not below"),
+        (
+            {**AWSBATCH, "AWS_BATCH_JOB_NODE_INDEX": "3"},
+            "AWS_BATCH_JOB_NODE_INDEX='3' is not below",
+        ),
+        (
+            {**AWSBATCH, "AWS_BATCH_JOB_MAIN_NODE_INDEX": "7"},
+            "AWS_BATCH_JOB_MAIN_NODE_INDEX='7' is not below",
+        ),
         ({**TRAINJOB, "PET_NODE_RANK": "2"}, "PET_NODE_RANK='2' is not below PET_NNODES='2'"),
-        ({**PYTORCHJOB, "PET_NPROC_PER_NODE": "4", "WORLD_SIZE": "8"}, "WORLD_SIZE='8' is neither PET_NNODES=3 nor"),
+        (
+            {**PYTORCHJOB, "PET_NPROC_PER_NODE": "4", "WORLD_SIZE": "8"},
+            "WORLD_SIZE='8' is neither PET_NNODES=3 nor",
+        ),
         ({"VC_TASK_INDEX": "1", "VC_WORKER_NUM": "2"}, "RANK and WORLD_SIZE are missing"),
-        ({**LIGHTNING, "NODE_RANK": "1", "WORLD_SIZE": "4"}, "NODE_RANK='1': Lightning does not say how many"),
+        (
+            {**LIGHTNING, "NODE_RANK": "1", "WORLD_SIZE": "4"},
+            "NODE_RANK='1': Lightning does not say how many",
+        ),
     ],
 )
 def test_contradictory_variables_are_named(environ: dict[str, str], problem: str) -> None:
@@ -136,7 +194,9 @@ _POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
         ({**_POD, "JOB_COMPLETION_INDEX": "2"}, "JOB_COMPLETION_INDEX ignored", "kubernetes"),
     ],
 )
-def test_job_script_is_one_process_and_says_so(environ: dict[str, str], note: str, platform: str) -> None:
+def test_job_script_is_one_process_and_says_so(
+    environ: dict[str, str], note: str, platform: str
+) -> None:
     placement = detect(environ)
     assert (placement.launcher, placement.world_size, placement.platform) == ("single", 1, platform)
     assert any(note in said for said in placement.notes)

@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 from captured import one
 from conftest import Run
-from documented import AWSBATCH, AZUREML_NODE, PALS, PYTORCHJOB_4_A_POD, SAGEMAKER, TRAINJOB, VOLCANO, tf_config
+from documented import (
+    AWSBATCH,
+    AZUREML_NODE,
+    PALS,
+    PYTORCHJOB_4_A_POD,
+    SAGEMAKER,
+    TRAINJOB,
+    VOLCANO,
+    tf_config,
+)
 
 FOLDER = Path(__file__).parent / "error_texts"
 WRITE = bool(os.environ.get("DISTBOOT_WRITE_ERROR_TEXTS"))

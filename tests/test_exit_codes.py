@@ -84,7 +84,9 @@ except Stop:
 
 @in_both_ways
 @pytest.mark.parametrize("end", ENDS)
-def test_those_that_save_end_with_the_code_of_the_failure(start: Start, init: bool, end: str) -> None:
+def test_those_that_save_end_with_the_code_of_the_failure(
+    start: Start, init: bool, end: str
+) -> None:
     statement, code, _ = ENDS[end]
     running = start(SAVING % (FAILING % statement, "sys.exit(rank)"), init=init, CULPRIT="1")
     assert running.fail() == [code] * 3
@@ -93,12 +95,16 @@ def test_those_that_save_end_with_the_code_of_the_failure(start: Start, init: bo
 
 
 @in_both_ways
-@pytest.mark.parametrize("leave", ["time.sleep(1.5)", "raise", "raise SystemExit(rank)", "sys.exit('saved')"])
+@pytest.mark.parametrize(
+    "leave", ["time.sleep(1.5)", "raise", "raise SystemExit(rank)", "sys.exit('saved')"]
+)
 def test_however_they_end(start: Start, init: bool, leave: str) -> None:
     script = "import atexit\natexit.register(print, 'last', flush=True)\n" + SAVING
     running = start(script % (FAILING % "os._exit(5)", leave), init=init, CULPRIT="1")
     assert running.fail() == [5, 5, 5]
-    assert all("last\n" in running.output(rank) for rank in (0, 2)), "what the script has registered is called"
+    assert all("last\n" in running.output(rank) for rank in (0, 2)), (
+        "what the script has registered is called"
+    )
 
 
 @in_both_ways
@@ -108,11 +114,15 @@ def test_code_of_an_exception_is_what_it_has_ended_with(start: Start, init: bool
     assert running.fail() == [7, 7, 7]
 
 
-def test_script_that_is_stopped_too_late_to_hear_the_code_has_not_succeeded(start_init: Start, tmp_path: Path) -> None:
+def test_script_that_is_stopped_too_late_to_hear_the_code_has_not_succeeded(
+    start_init: Start, tmp_path: Path
+) -> None:
     """Of what is registered to be called at the end, what was registered before `init` comes last."""
     before = tmp_path / "before"
     before.mkdir()
-    (before / "sitecustomize.py").write_text("import atexit, sys\natexit.register(lambda: sys.late())\n")
+    (before / "sitecustomize.py").write_text(
+        "import atexit, sys\natexit.register(lambda: sys.late())\n"
+    )
     script = """
 def late():
     Path(f"late-{rank}").touch()
@@ -144,30 +154,49 @@ raise RuntimeError("Connection closed by peer")
 
 @in_both_ways
 @pytest.mark.parametrize("end", ["sys.exit", "SystemExit", "SIGKILL", "exception"])
-def test_those_that_miss_a_peer_end_with_its_code_and_without_a_traceback(start: Start, init: bool, end: str) -> None:
+def test_those_that_miss_a_peer_end_with_its_code_and_without_a_traceback(
+    start: Start, init: bool, end: str
+) -> None:
     statement, code, _ = ENDS[end]
     running = start(_CONSEQUENCE % statement, init=init)
     assert running.fail() == [code] * 3
     assert running.first(0) == running.first(2)
     assert running.first(0).startswith("rank 1 failed first: ")
-    assert ["\nTraceback" in f"\n{running.output(rank)}" for rank in range(3)] == [False, end == "exception", False]
+    assert ["\nTraceback" in f"\n{running.output(rank)}" for rank in range(3)] == [
+        False,
+        end == "exception",
+        False,
+    ]
 
 
 @in_both_ways
 def test_rank_that_misses_what_is_no_peer_shows_its_traceback(start: Start, init: bool) -> None:
-    running = start(_CONSEQUENCE.replace("raise", "rank == 1 or until('end')\nraise") % "pass", init=init)
+    running = start(
+        _CONSEQUENCE.replace("raise", "rank == 1 or until('end')\nraise") % "pass", init=init
+    )
     assert running.fail()[1] == 1
     assert running.first(0).startswith("rank 1 failed first, because a peer disconnected: ")
-    assert ["\nTraceback" in f"\n{running.output(rank)}" for rank in range(3)] == [False, True, False]
+    assert ["\nTraceback" in f"\n{running.output(rank)}" for rank in range(3)] == [
+        False,
+        True,
+        False,
+    ]
 
 
 @in_both_ways
 def test_rank_that_was_done_before_has_succeeded(start: Start, init: bool) -> None:
-    running = start("ready()\nuntil(f'end-{rank}')\nrank == 1 and os._exit(5)\nuntil('end')\n", init=init)
+    running = start(
+        "ready()\nuntil(f'end-{rank}')\nrank == 1 and os._exit(5)\nuntil('end')\n", init=init
+    )
     running.all_ready()
     running.touch("end")
     running.touch("end-2")
-    until(lambda: (init and running.processes[2].poll() == 0) or not Path(f"/proc/{running.pid(2)}").exists())
+    until(
+        lambda: (
+            (init and running.processes[2].poll() == 0)
+            or not Path(f"/proc/{running.pid(2)}").exists()
+        )
+    )
     running.touch("end-1")
     assert running.codes()[1:] == [5, 0]
 
@@ -182,7 +211,9 @@ def test_stop_after_which_all_end_well_is_a_success(start: Start, init: bool) ->
 
 def test_stop_and_a_checkpoint_that_cannot_be_written(start: Start) -> None:
     """The script's own failure is no reason to try again; those that miss it have none."""
-    leave = "raise ValueError('disk full') if rank == 1 else RuntimeError('Connection closed by peer')"
+    leave = (
+        "raise ValueError('disk full') if rank == 1 else RuntimeError('Connection closed by peer')"
+    )
     running = start(SAVING % ("ready()\nuntil('end')", leave))
     running.all_ready()
     running.processes[0].terminate()

@@ -26,7 +26,8 @@ from page_of_cells import Tables
 _SAID = re.compile(r"distboot: rank (\d) on \w+: (.*)")
 _FIRST = re.compile(r"ranks? \S+ (failed|became unreachable) first|stopped by an external \w+: ")
 _SLACK = 10  # seconds, for a machine that is busy with other things
-_SIDECAR = 10.0  # seconds for the sidecar of `init`, which ends after its script, to write the report, or why not
+# Seconds for the sidecar of `init`, which ends after its script, to write the report, or why not
+_SIDECAR = 10.0
 # What torch 2.13 does now and then when Python ends while one of Gloo's threads is running.
 _IS_TORCHS = "terminate called without an active exception"
 _LAUNCHER = 8  # seconds for a launcher to end after the ranks
@@ -37,17 +38,24 @@ _WELL = 20  # seconds for a job to end well
 class Outcome:
     """What became of a job."""
 
-    lines: list[tuple[int, str]] = field(default_factory=list)  # all that distboot said: the rank, and the text
-    seconds: float | None = None  # from the fault to the end of the last script that is left; None: not all ended
+    # All that distboot said: the rank, and the text
+    lines: list[tuple[int, str]] = field(default_factory=list)
+    # From the fault to the end of the last script that is left; None: not all ended
+    seconds: float | None = None
     report: dict[str, Any] | None = None  # what DISTBOOT_REPORT holds; None for no report
-    ended: list[int | None] = field(default_factory=list)  # codes of what the launcher started; None: not known
-    exits: list[int | None] = field(default_factory=list)  # of what was started by hand; None for what did not end
+    # Codes of what the launcher started; None: not known
+    ended: list[int | None] = field(default_factory=list)
+    # Of what was started by hand; None for what did not end
+    exits: list[int | None] = field(default_factory=list)
     output: str = ""  # all that was printed
 
     @property
     def first(self) -> dict[int, list[str]]:
         """What each rank said of the first failure."""
-        return {rank: [text for each, text in self.lines if each == rank and _FIRST.match(text)] for rank in RANKS}
+        return {
+            rank: [text for each, text in self.lines if each == rank and _FIRST.match(text)]
+            for rank in RANKS
+        }
 
     @property
     def codes(self) -> list[int | str | None] | None:
@@ -71,7 +79,8 @@ def run(hosts: Hosts, fault: Fault, way: str, launcher: str, index: int) -> Outc
             (one.folder / "stop").touch()
             one.await_end_of(RANKS, _WELL)
         if fault.silence and isinstance(fault.code, int):
-            one.await_end_of(fault.culprits, limit)  # its wrapper or sidecar ends a stopped script, after the others'
+            # Its wrapper or sidecar ends a stopped script, after the others'
+            one.await_end_of(fault.culprits, limit)
         if fault.cut:
             undo.close()
         one.kill_stopped()
@@ -92,7 +101,9 @@ def check(outcome: Outcome, fault: Fault, way: str, launcher: str) -> None:
     assert "/distboot/agent/" not in outcome.output
     # mpirun passes on nothing more once all ranks have ended, and the sidecar of rank 0 speaks last; so does a wrapper
     # where a Python takes longer than three seconds to end, as the others are stopped first then, and so is mpirun.
-    may_be_lost = launcher == "mpirun" and fault.says and (way == "init" or (outcome.seconds or 0.0) >= 3)
+    may_be_lost = (
+        launcher == "mpirun" and fault.says and (way == "init" or (outcome.seconds or 0.0) >= 3)
+    )
     if fault.once:
         assert len(re.findall(fault.once, outcome.output)) in ((0, 1) if may_be_lost else (1,))
     if not fault.says:
@@ -111,7 +122,9 @@ def check(outcome: Outcome, fault: Fault, way: str, launcher: str) -> None:
         assert len(outcome.first[rank]) == 1, f"rank {rank} said: {outcome.first[rank]}"
         assert re.match(says, outcome.first[rank][0]), outcome.first[rank][0]
         # Ranks that are cut off cannot agree on the words.
-        sides.setdefault(says, set()).add(outcome.first[rank][0].split(": " if fault.cut else ", at ")[0])
+        sides.setdefault(says, set()).add(
+            outcome.first[rank][0].split(": " if fault.cut else ", at ")[0]
+        )
     assert sides, "nobody said anything"
     assert all(len(texts) == 1 for texts in sides.values()), sides
     if fault.code is None:
@@ -123,7 +136,9 @@ def check(outcome: Outcome, fault: Fault, way: str, launcher: str) -> None:
             expected: tuple[object, ...] = (fault.code, None) if fault.cut else (fault.code,)
             expected += (STOPPED,) if is_stopped else ()
             expected += (134,) if _IS_TORCHS in outcome.output else ()
-            assert code in expected if rank in fault.culprits else code not in (0, LOST), outcome.codes
+            assert code in expected if rank in fault.culprits else code not in (0, LOST), (
+                outcome.codes
+            )
     assert 0 not in outcome.exits
     _check_exit_codes(outcome, fault, way, launcher)
     if launcher == "mpirun" and isinstance(fault.code, int):
@@ -142,9 +157,12 @@ def _check_exit_codes(outcome: Outcome, fault: Fault, way: str, launcher: str) -
         expected = {None, fault.exit_code}
         if way == "init":  # the scripts have no handler; and torch may end one that has
             expected |= {STOPPED, *({134} if _IS_TORCHS in outcome.output else ())}
-            if fault.name == "watcher-0" and rank == 0:  # without its agent nobody tells it that of the job
+            # Without its agent nobody tells it that of the job
+            if fault.name == "watcher-0" and rank == 0:
                 expected.add(1)
-        if rank in fault.killed or (launcher == "mpirun" and (way == "init" or fault.cut or fault.killed)):
+        if rank in fault.killed or (
+            launcher == "mpirun" and (way == "init" or fault.cut or fault.killed)
+        ):
             expected.add(137)  # mpirun kills what it has told to end 0.2 s before
         assert code in expected, f"rank {rank}: {outcome.ended}"
     if way == "wrapper" and launcher in ("mpirun", "srun") and not (fault.killed or fault.cut):
@@ -153,9 +171,17 @@ def _check_exit_codes(outcome: Outcome, fault: Fault, way: str, launcher: str) -
 
 def _speaking(outcome: Outcome, fault: Fault, launcher: str) -> dict[int, str]:
     """The ranks that must speak, and what."""
-    silent = [] if launcher != "mpirun" or not fault.cut else [rank for rank in RANKS if not outcome.first[rank]]
+    silent = (
+        []
+        if launcher != "mpirun" or not fault.cut
+        else [rank for rank in RANKS if not outcome.first[rank]]
+    )
     # mpirun kills all others 0.2 s after the end of the first, which may come before they see it themselves.
-    return {rank: says for rank, says in fault.says.items() if HOST_OF[rank] not in {HOST_OF[one] for one in silent}}
+    return {
+        rank: says
+        for rank, says in fault.says.items()
+        if HOST_OF[rank] not in {HOST_OF[one] for one in silent}
+    }
 
 
 def text(outcome: Outcome, fault: Fault) -> str:
@@ -189,7 +215,8 @@ WORKER = Path(__file__).parent / "faults_worker.py"
 WRITE = bool(os.environ.get("DISTBOOT_WRITE_FAULTS"))
 EVERY = [(fault, way, launcher) for way in WAYS for launcher in LAUNCHERS for fault in FAULTS]
 UNDER_EACH = ("sigkill", "rank-0")  # with `init` and torch, too
-WITH_TORCHRUN = ("exception", "sigkill", "rank-0", "watcher-0", "host", "sigterm")  # whose agents take torch, too
+# Whose agents take torch, too
+WITH_TORCHRUN = ("exception", "sigkill", "rank-0", "watcher-0", "host", "sigterm")
 
 _TABLES = Tables("fault", {fault.name: fault.title for fault in FAULTS}, WAYS, LAUNCHERS)
 _index = itertools.count()
@@ -203,7 +230,11 @@ def _tier(fault: Fault, way: str, launcher: str) -> str:
     """
     number = FAULTS.index(fault)
     if way == "init":
-        return "test-all" if launcher == LAUNCHERS[number % 4 - 1] or fault.name in UNDER_EACH else "faults"
+        return (
+            "test-all"
+            if launcher == LAUNCHERS[number % 4 - 1] or fault.name in UNDER_EACH
+            else "faults"
+        )
     if launcher == ("plain", "mpirun")[number % 2]:
         return "test"
     return "test-all" if launcher != "torchrun" or fault.name in WITH_TORCHRUN else "faults"
@@ -214,11 +245,15 @@ def _cells() -> Iterator[object]:
         tier = _tier(fault, way, launcher)
         if WRITE or tier != "faults":
             marks = () if tier == "test" else pytest.mark.all
-            yield pytest.param(fault, way, launcher, id=f"{fault.name}-{way}-{launcher}", marks=marks)
+            yield pytest.param(
+                fault, way, launcher, id=f"{fault.name}-{way}-{launcher}", marks=marks
+            )
 
 
 @pytest.mark.parametrize(("fault", "way", "launcher"), list(_cells()))
-def test_fault(hosts: Hosts, request: pytest.FixtureRequest, fault: Fault, way: str, launcher: str) -> None:
+def test_fault(
+    hosts: Hosts, request: pytest.FixtureRequest, fault: Fault, way: str, launcher: str
+) -> None:
     require(launcher, request, fault.missing)
     shutil.copy(WORKER, hosts.shared / "worker.py")
     outcome = run(hosts, fault, way, launcher, next(_index))

@@ -20,7 +20,17 @@ WRITE = bool(os.environ.get("DISTBOOT_WRITE_FAULTS"))
 WORKER = Path(__file__).parent / "faults_worker.py"
 LAUNCHERS = ("torchrun", "mpirun", "srun", "plain", "per node")
 ENDS_A_RANK = (
-    *("exception", "exit", "system-exit", "os-exit", "sigkill", "segv", "abort", "ulimit", "cgroup"),
+    *(
+        "exception",
+        "exit",
+        "system-exit",
+        "os-exit",
+        "sigkill",
+        "segv",
+        "abort",
+        "ulimit",
+        "cgroup",
+    ),
     *("rank-0", "stop", "hog-survivor", "two", "full"),
 )
 UNDER_EACH = ("sigkill", "rank-0")

@@ -18,18 +18,26 @@ from distboot.rendezvous.messages import WorkerInfo
 from distboot.rendezvous.plan import environment_facts
 
 
-def _found(per_rank: Mapping[int, Mapping[str, str | None]], skews: Mapping[int, float]) -> list[str]:
+def _found(
+    per_rank: Mapping[int, Mapping[str, str | None]], skews: Mapping[int, float]
+) -> list[str]:
     """The findings about a job of 16 ranks on two nodes, whose ranks differ from all others by this."""
     records: list[WorkerInfo] = []
     alike = {"Python": "3.11.7 in /usr", "torch": "2.13.0", "accelerators": "8"}
     for rank in range(16):
-        mine = {name: value for name, value in {**alike, **per_rank.get(rank, {})}.items() if value is not None}
+        mine = {
+            name: value
+            for name, value in {**alike, **per_rank.get(rank, {})}.items()
+            if value is not None
+        }
         records.append(record(rank, 16, "ab"[rank // 8], facts=tuple(sorted(mine.items()))))
     return consistency_warnings(records, build_membership(records), skews)
 
 
 def test_ranks_that_are_to_start_different_frameworks_are_refused() -> None:
-    records = [record(rank, 4, facts=((FRAMEWORK, "jax" if rank == 2 else "torch"),)) for rank in range(4)]
+    records = [
+        record(rank, 4, facts=((FRAMEWORK, "jax" if rank == 2 else "torch"),)) for rank in range(4)
+    ]
     refuse_several_frameworks(records[:2], build_membership(records[:2]))
     with pytest.raises(DistbootError) as refusal:
         refuse_several_frameworks(records, build_membership(records))
@@ -47,14 +55,38 @@ SAME = dict.fromkeys(range(16), 0.0)
         ({}, {3: 29.0, 4: -29.0}, []),  # nothing is said of what is alike
         (OLDER, {}, ["ranks 8-15 (node 1): torch 2.12.0, others 2.13.0"]),
         ({3: {"accelerators": "4"}}, {}, ["rank 3 (node 0): 4 accelerators visible, others 8"]),
-        ({rank: {"torch": None} for rank in (6, 7, 8)}, {}, ["ranks 6-8 (nodes 0-1): torch not there, others 2.13.0"]),
-        ({5: {"NCCL_IB_DISABLE=": "1"}}, {}, ["rank 5 (node 0): NCCL_IB_DISABLE='1', others not set"]),
-        ({rank: {"NCCL_NET=": "IB"} for rank in range(1, 16)}, {}, ["rank 0 (node 0): NCCL_NET not set, others 'IB'"]),
-        ({5: {"FI_X=": "user:pass@host\n"}}, {}, ["rank 5 (node 0): FI_X='***@host\\n', others not set"]),
+        (
+            {rank: {"torch": None} for rank in (6, 7, 8)},
+            {},
+            ["ranks 6-8 (nodes 0-1): torch not there, others 2.13.0"],
+        ),
+        (
+            {5: {"NCCL_IB_DISABLE=": "1"}},
+            {},
+            ["rank 5 (node 0): NCCL_IB_DISABLE='1', others not set"],
+        ),
+        (
+            {rank: {"NCCL_NET=": "IB"} for rank in range(1, 16)},
+            {},
+            ["rank 0 (node 0): NCCL_NET not set, others 'IB'"],
+        ),
+        (
+            {5: {"FI_X=": "user:pass@host\n"}},
+            {},
+            ["rank 5 (node 0): FI_X='***@host\\n', others not set"],
+        ),
         # Clocks are compared with the middle one.
-        ({}, dict.fromkeys(range(1, 16), 45.0), ["rank 0 (node 0): clock up to 45 s behind that of the others"]),
+        (
+            {},
+            dict.fromkeys(range(1, 16), 45.0),
+            ["rank 0 (node 0): clock up to 45 s behind that of the others"],
+        ),
         ({}, {**SAME, 7: 31.0}, ["rank 7 (node 0): clock up to 31 s ahead of that of the others"]),
-        ({}, {**SAME, 9: -3600.0, 10: -40}, ["ranks 9-10 (node 1): clock up to 3600 s behind that of the others"]),
+        (
+            {},
+            {**SAME, 9: -3600.0, 10: -40},
+            ["ranks 9-10 (node 1): clock up to 3600 s behind that of the others"],
+        ),
     ],
 )
 def test_odd_ranks_are_named(
@@ -75,13 +107,23 @@ def test_facts_of_this_process() -> None:
     said = dict(environment_facts(environ, 2, "torch"))
     assert said["Python"] == f"{'.'.join(map(str, sys.version_info[:3]))} in {sys.prefix}"
     assert (said["distboot"], said["accelerators"]) == (__version__, "2")
-    assert (said["NCCL_IB_DISABLE="], said["FI_PROVIDER="], len(said["NCCL_LONG="])) == ("1", "efa", 200)
+    assert (said["NCCL_IB_DISABLE="], said["FI_PROVIDER="], len(said["NCCL_LONG="])) == (
+        "1",
+        "efa",
+        200,
+    )
     assert not said.keys() & {f"{name}=" for name in may_differ}
 
 
-def test_versions_are_found_without_importing_anything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_versions_are_found_without_importing_anything(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    for name in ("first/torch-2.12.0+cu126.dist-info", "second/torch-1.0.dist-info", "second/horovod-0.28.1.egg-info"):
+    for name in (
+        "first/torch-2.12.0+cu126.dist-info",
+        "second/torch-1.0.dist-info",
+        "second/horovod-0.28.1.egg-info",
+    ):
         (tmp_path / name).mkdir(parents=True)
     monkeypatch.setattr(sys, "path", [str(tmp_path / "absent"), str(first), str(second)])
     said = dict(environment_facts({}, 0, "torch"))
@@ -109,7 +151,9 @@ def nvidia(tmp_path: Path) -> Path:
     buses = (("0000:1b:00.0", UUIDS[2]), ("0000:04:00.0", UUIDS[0]), ("0000:0c:00.0", UUIDS[1]))
     for minor, (bus, uuid) in enumerate(buses):
         information = INFORMATION.format(uuid=uuid, bus=bus, minor=minor)
-        lay_out({f"dev/nvidia{minor}": "", f"{driver}/gpus/{bus}/information": information}, tmp_path)
+        lay_out(
+            {f"dev/nvidia{minor}": "", f"{driver}/gpus/{bus}/information": information}, tmp_path
+        )
     return tmp_path
 
 
@@ -120,13 +164,16 @@ def nvidia(tmp_path: Path) -> Path:
         ("2,0", [UUIDS[2], UUIDS[0]]),
         ("GPU-22", [UUIDS[1]]),
         ("MIG-5c89852c-d268-c3f3-1b07-005d5ae1dc3f", ["MIG-5c89852c-d268-c3f3-1b07-005d5ae1dc3f"]),
-        ("0,-1,2", [UUIDS[0]]),  # CUDA C++ Programming Guide: what follows an invalid index is not visible
+        # CUDA C++ Programming Guide: what follows an invalid index is not visible
+        ("0,-1,2", [UUIDS[0]]),
         ("0,7", [UUIDS[0]]),
         ("", []),
         ("NoDevFiles", []),
     ],
 )
-def test_accelerators_as_the_visibility_variable_leaves_them(nvidia: Path, choice: str | None, seen: list[str]) -> None:
+def test_accelerators_as_the_visibility_variable_leaves_them(
+    nvidia: Path, choice: str | None, seen: list[str]
+) -> None:
     environ = {} if choice is None else {"CUDA_VISIBLE_DEVICES": choice}
     assert accelerators.visible(environ, nvidia) == seen
     assert accelerators.nvidia_driver(nvidia) == "550.54.15"
@@ -143,9 +190,12 @@ def test_amd_accelerators(tmp_path: Path) -> None:
     for node, simd, unique in ((0, 0, 0), (1, 304, 9), (2, 304, 0), (10, 304, 12)):
         properties = f"cpu_cores_count 0\nsimd_count {simd}\nunique_id {unique}\n"
         lay_out({f"sys/class/kfd/kfd/topology/nodes/{node}/properties": properties}, tmp_path)
-    ids = ["GPU-0000000000000009", "kfd2", "GPU-000000000000000c"]  # not every device has a unique id
+    # Not every device has a unique id
+    ids = ["GPU-0000000000000009", "kfd2", "GPU-000000000000000c"]
     assert accelerators.visible({}, tmp_path) == ids
-    assert accelerators.visible({"ROCR_VISIBLE_DEVICES": "1,2", "HIP_VISIBLE_DEVICES": "1"}, tmp_path) == [ids[2]]
+    assert accelerators.visible(
+        {"ROCR_VISIBLE_DEVICES": "1,2", "HIP_VISIBLE_DEVICES": "1"}, tmp_path
+    ) == [ids[2]]
 
 
 def test_which_accelerator_a_rank_will_use() -> None:

@@ -71,7 +71,9 @@ def test_every_container_has_the_first_failure(start: Start, logs: list[Path], i
 
 @needs_namespace
 @in_both_ways
-def test_process_that_is_alone_leaves_its_failure_there(start: Start, logs: list[Path], init: bool) -> None:
+def test_process_that_is_alone_leaves_its_failure_there(
+    start: Start, logs: list[Path], init: bool
+) -> None:
     job = start(_BOOM, 1, init=init, before=_CONTAINER, DISTBOOT_SECRET=_SECRET, DISTBOOT_REPORT="")
     assert job.codes() == [1]
     text = logs[0].read_text()
@@ -82,31 +84,53 @@ def test_process_that_is_alone_leaves_its_failure_there(start: Start, logs: list
 
 
 @needs_namespace
-def test_agent_that_ends_with_its_rank_does_not_wait_for_the_root_cause(start_init: Start, logs: list[Path]) -> None:
+def test_agent_that_ends_with_its_rank_does_not_wait_for_the_root_cause(
+    start_init: Start, logs: list[Path]
+) -> None:
     # Where rank 0 has no failure detection, it never says one.
-    before = (*_CONTAINER, "sh", "-c", '[ $RANK = 1 ] || export DISTBOOT_FAILURE_DETECTION=0; exec "$@"', "sh")
+    before = (
+        *_CONTAINER,
+        "sh",
+        "-c",
+        '[ $RANK = 1 ] || export DISTBOOT_FAILURE_DETECTION=0; exec "$@"',
+        "sh",
+    )
     running = start_init(FAILING % "sys.exit(3)", 2, before=before, CULPRIT="1")
     running.all_ready()
     running.touch("fail")
     assert running.processes[1].wait(60) == 3
-    assert logs[1].read_text().startswith(f"distboot: rank 1 failed first: exit code 3, on {os.uname().nodename}")
+    assert (
+        logs[1]
+        .read_text()
+        .startswith(f"distboot: rank 1 failed first: exit code 3, on {os.uname().nodename}")
+    )
     assert logs[0].read_text() == ""
 
 
 @needs_namespace
 @in_both_ways
 def test_start_that_failed_is_there_too(start: Start, logs: list[Path], init: bool) -> None:
-    alone = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "DISTBOOT_JOIN_TIMEOUT": "1", "JOIN_TIMEOUT": "1"}
+    alone = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "DISTBOOT_JOIN_TIMEOUT": "1",
+        "JOIN_TIMEOUT": "1",
+    }
     start("", 1, init=init, before=_CONTAINER, **alone).codes()
     who = f"rank 0 on {os.uname().nodename}"
     first, hint = logs[0].read_text().splitlines()
-    assert first == f"distboot: error[missing-rank]: {who}: 1 of 2 ranks joined within 1 s, missing 1 (node 0)"
+    assert (
+        first
+        == f"distboot: error[missing-rank]: {who}: 1 of 2 ranks joined within 1 s, missing 1 (node 0)"
+    )
     assert hint.startswith(f"hint: {who}: look at ")
 
 
 @needs_namespace
 @pytest.mark.parametrize("code", [0, 3])
-def test_start_that_failed_is_not_there_if_the_script_ends_well(run: Run, logs: list[Path], code: int) -> None:
+def test_start_that_failed_is_not_there_if_the_script_ends_well(
+    run: Run, logs: list[Path], code: int
+) -> None:
     script = f"""
 import distboot, os, sys
 try:
@@ -117,7 +141,11 @@ except distboot.DistbootError:
     env = {"RANK": "0", "WORLD_SIZE": "1", "DISTBOOT_SECRET": _SECRET}
     assert run(*_CONTAINER, sys.executable, "-c", script, env=env).returncode == code
     said = logs[0].read_text()
-    assert said.startswith("distboot: error[unknown-framework]: ") == ("torhc-***" in said) == bool(code)
+    assert (
+        said.startswith("distboot: error[unknown-framework]: ")
+        == ("torhc-***" in said)
+        == bool(code)
+    )
     assert "s3cr" not in said
 
 
@@ -151,15 +179,21 @@ def test_root_cause_takes_the_place_of_what_is_less_certain(log: Path) -> None:
 
 
 @pytest.mark.parametrize("headline", ["short", "\N{GRINNING FACE}" * 5000])
-def test_termination_log_has_the_headline_and_the_end_of_what_is_too_long(log: Path, headline: str) -> None:
+def test_termination_log_has_the_headline_and_the_end_of_what_is_too_long(
+    log: Path, headline: str
+) -> None:
     log.touch()
-    exit_status.leave("\n".join([headline, *(f"line {number}: \udcff" for number in range(1000)), "the end"]))
+    exit_status.leave(
+        "\n".join([headline, *(f"line {number}: \udcff" for number in range(1000)), "the end"])
+    )
     first, mark, *_, last = log.read_text().split("\n")
     assert (first, mark, last) == (f"distboot: {headline[:900]}", "…", "the end")
     assert 4000 < log.stat().st_size <= 4096
 
 
-def test_termination_log_on_a_full_disk_has_what_there_was_room_for(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_termination_log_on_a_full_disk_has_what_there_was_room_for(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log.touch()
     write = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda file, data, at: write(file, data[:14], at))

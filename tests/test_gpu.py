@@ -18,7 +18,9 @@ from gpu_jobs import FailedError, Jobs
 from page import gpu_part, with_gpu
 
 _UUIDS = ["GPU-00000000-2a9e-4d5b-8c1f-0a6b3c9d2e10", "GPU-11111111-2a9e-4d5b-8c1f-0a6b3c9d2e10"]
-_VERSION = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Tue Mar  5 22:23:56 UTC 2024\n"
+_VERSION = (
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Tue Mar  5 22:23:56 UTC 2024\n"
+)
 _PAGE = "# Results\n\nOf `make bench`.\n"
 
 Gpu = Callable[..., tuple[int, str, str]]
@@ -31,14 +33,18 @@ def script(run: Run, tmp_path: Path) -> Gpu:
     def run_it(*arguments: str, count: int, fault: str = "") -> tuple[int, str, str]:
         root, page = tmp_path / "root", tmp_path / "RESULTS.md"
         files = {"proc/driver/nvidia/version": _VERSION, "dev/nvidiactl": "", "dev/nvidia-uvm": ""}
-        files["site/torch/version.py"] = "__version__ = '2.13.0+cu130'\ncuda: Optional[str] = '13.0'\n"
+        files["site/torch/version.py"] = (
+            "__version__ = '2.13.0+cu130'\ncuda: Optional[str] = '13.0'\n"
+        )
         for number, uuid in enumerate(_UUIDS[:count]):
             bus, minor = f"0000:0{number}:00.0", f"Device Minor: \t {number}\n"
             files[f"dev/nvidia{number}"] = ""
             files[f"sys/bus/pci/devices/{bus}/vendor"] = "0x10de\n"
             files[f"sys/bus/pci/devices/{bus}/class"] = "0x030200\n"
             files[f"proc/driver/nvidia/gpus/{bus}/information"] = f"GPU UUID: \t {uuid}\n{minor}"
-        listed = "".join(f"GPU {number}: H100 (UUID: {uuid})\n" for number, uuid in enumerate(_UUIDS[:count]))
+        listed = "".join(
+            f"GPU {number}: H100 (UUID: {uuid})\n" for number, uuid in enumerate(_UUIDS[:count])
+        )
         files["bin/nvidia-smi"] = f"#!/bin/sh\ncat <<END\n{listed}END\n"
         lay_out(files, root)
         (root / "bin/nvidia-smi").chmod(0o755)
@@ -46,7 +52,15 @@ def script(run: Run, tmp_path: Path) -> Gpu:
         environ = {"STAND_IN_ROOT": str(root), "STAND_IN_FAULT": fault}
         environ["PATH"] = f"{root / 'bin'}{os.pathsep}{os.environ['PATH']}"
         environ["PYTHONPATH"] = f"{ROOT / 'tests/gpu_stand_in'}{os.pathsep}{ROOT}"
-        command = [sys.executable, str(ROOT / "bench/gpu.py"), "--rounds", "1", "--page", str(page), *arguments]
+        command = [
+            sys.executable,
+            str(ROOT / "bench/gpu.py"),
+            "--rounds",
+            "1",
+            "--page",
+            str(page),
+            *arguments,
+        ]
         done = run(*command, env=environ, timeout=360)
         return done.returncode, done.stdout + done.stderr, page.read_text()
 
@@ -54,7 +68,9 @@ def script(run: Run, tmp_path: Path) -> Gpu:
 
 
 def rows(text: str) -> list[list[str]]:
-    return [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][2:]
+    return [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][
+        2:
+    ]
 
 
 @all_with("torch")
@@ -82,7 +98,13 @@ def test_a_check_that_fails_or_cannot_be_made_is_a_row_that_says_so(script: Gpu)
 def test_a_machine_without_a_gpu_is_told(run: Run, tmp_path: Path) -> None:
     page = tmp_path / "RESULTS.md"
     page.write_text(_PAGE)
-    done = run(sys.executable, str(ROOT / "bench/gpu.py"), "--page", str(page), env={"CUDA_VISIBLE_DEVICES": ""})
+    done = run(
+        sys.executable,
+        str(ROOT / "bench/gpu.py"),
+        "--page",
+        str(page),
+        env={"CUDA_VISIBLE_DEVICES": ""},
+    )
     assert done.returncode == 1
     assert "sees no GPU here" in done.stderr
     assert page.read_text() == _PAGE
@@ -90,7 +112,10 @@ def test_a_machine_without_a_gpu_is_told(run: Run, tmp_path: Path) -> None:
 
 def test_a_rank_that_trains_alone_is_not_within_the_tolerance() -> None:
     # Losses of two ranks on the stand-in, with DistributedDataParallel and without it.
-    assert agreement([0.607373, 0.607374], 0.607373) == "0.607373, 0.607373 on the CPU: 2e-06 off, 1e-04 allowed"
+    assert (
+        agreement([0.607373, 0.607374], 0.607373)
+        == "0.607373, 0.607373 on the CPU: 2e-06 off, 1e-04 allowed"
+    )
     for wrong in (0.792366, float("nan")):
         with pytest.raises(FailedError, match="loss on rank 1"):
             agreement([0.607373, wrong], 0.607373)
@@ -117,5 +142,7 @@ def test_what_was_seen_on_a_gpu_stays_when_the_rest_is_measured_again() -> None:
     first = with_gpu(_PAGE, "## On a GPU\n\nSeen.")
     assert gpu_part(first) == "## On a GPU\n\nSeen."
     assert with_gpu(_PAGE, gpu_part(first)) == first
-    assert with_gpu(first, "Again.").count("on a GPU") == 2, "the two marks, and nothing of the first"
+    assert with_gpu(first, "Again.").count("on a GPU") == 2, (
+        "the two marks, and nothing of the first"
+    )
     assert with_gpu(_PAGE, gpu_part(_PAGE)) == _PAGE

@@ -76,7 +76,9 @@ def keep_packets_of_training(job: Job) -> None:
     """Between the hosts only the port at which the ranks meet stays open."""
     port = do.supervision_port(job)
     for host, other, of in (("nodea", "nodeb", "sport"), ("nodeb", "nodea", "dport")):
-        job.shell(host, f"ip rule add pref 1 ipproto tcp {of} {port} to {do.ADDRESSES[other]} lookup main")
+        job.shell(
+            host, f"ip rule add pref 1 ipproto tcp {of} {port} to {do.ADDRESSES[other]} lookup main"
+        )
         job.shell(host, f"ip rule add pref 2 ipproto tcp to {do.ADDRESSES[other]} blackhole")
     job.send(0)  # the clock
 
@@ -87,14 +89,20 @@ def let_packets_pass(hosts: Hosts) -> None:
 
 
 def mount_and_go(job: Job) -> None:
-    mount = job.hosts.command("nodeb", [sys.executable, str(job.hosts.shared / "hangs_fuse.py"), "/tmp/stuck"])
+    mount = job.hosts.command(
+        "nodeb", [sys.executable, str(job.hosts.shared / "hangs_fuse.py"), "/tmp/stuck"]
+    )
     server = subprocess.Popen(mount, env=job.hosts.environment(), start_new_session=True)
     mounted = ["grep", "-q", " /tmp/stuck fuse ", "/proc/mounts"]
     job.await_(lambda: job.hosts.run("nodeb", mounted).returncode == 0, 20, "the mount")
     job.beside.append(server)
     job.go([3])
     stat = Path(f"/proc/{job.scripts[3].pid}/stat")
-    job.await_(lambda: Path(f"/proc/{job.scripts[3].pid}/wchan").read_text() == "request_wait_answer", 20, "it to wait")
+    job.await_(
+        lambda: Path(f"/proc/{job.scripts[3].pid}/wchan").read_text() == "request_wait_answer",
+        20,
+        "it to wait",
+    )
     job.send(signal.SIGURG, job.scripts[3])  # until then it can be interrupted
     job.await_(lambda: stat.read_text().rpartition(")")[2].split()[0] == "D", 20, "state D")
 
@@ -162,7 +170,9 @@ def run(hosts: Hosts, hang: Hang, way: str, launcher: str, index: int) -> tuple[
             found = says.search(one.output())
         seconds = time.monotonic() - one.began
         undo.close()
-        return seconds, found[1] if found else f"nothing that matches {hang.says}:\n{one.output()[-6000:]}"
+        return seconds, found[
+            1
+        ] if found else f"nothing that matches {hang.says}:\n{one.output()[-6000:]}"
 
 
 _TABLES = Tables("rank 3 …", {hang.name: hang.title for hang in HANGS}, WAYS, LAUNCHERS)
@@ -172,14 +182,17 @@ _index = itertools.count()
 
 def _cells() -> Iterator[object]:
     for number, (hang, way, launcher) in enumerate(itertools.product(HANGS, WAYS, LAUNCHERS)):
-        tier = (number // 8 + number) % 8  # so that each hang is tried in all ways and launchers, as far as it goes
+        # So that each hang is tried in all ways and launchers, as far as it goes
+        tier = (number // 8 + number) % 8
         if WRITE or tier < 3:
             marks = () if tier == 0 else pytest.mark.all
             yield pytest.param(hang, way, launcher, id=f"{hang.name}-{way}-{launcher}", marks=marks)
 
 
 @pytest.mark.parametrize(("hang", "way", "launcher"), list(_cells()))
-def test_hang(hosts: Hosts, request: pytest.FixtureRequest, hang: Hang, way: str, launcher: str) -> None:
+def test_hang(
+    hosts: Hosts, request: pytest.FixtureRequest, hang: Hang, way: str, launcher: str
+) -> None:
     require(launcher, request)
     shutil.copy(HERE / "hangs_worker.py", hosts.shared / "worker.py")
     shutil.copy(HERE / "hangs_fuse.py", hosts.shared)

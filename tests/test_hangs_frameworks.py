@@ -27,14 +27,20 @@ def load():
     return real_digits.load()
 """
 # A parameter server has no collective operations, and torch's examples are in test_hangs.py.
-FRAMEWORKS = [row for row in ROWS if row.ranks == 2 and row.name not in ("torch", "torch, through the wrapper")]
+FRAMEWORKS = [
+    row
+    for row in ROWS
+    if row.ranks == 2 and row.name not in ("torch", "torch, through the wrapper")
+]
 NAMED = r"waiting for rank 1 \(\S+\) for \d+ s(, to judge by the stacks)?: it is in load \(digits.py:8\); rank 0 wait"
 # Python calls what JAX has compiled without a frame of JAX.
 ALL = r"no rank has moved for \d+ s, to judge by the stacks: rank 0 is in \S+ \(\S+\), rank 1 is in load \(digits."
 
 
 @pytest.mark.parametrize("row", FRAMEWORKS, ids=[row.name for row in FRAMEWORKS])
-def test_rank_that_loads_slowly_is_named(tmp_path: Path, clean_env: Mapping[str, str], row: Row) -> None:
+def test_rank_that_loads_slowly_is_named(
+    tmp_path: Path, clean_env: Mapping[str, str], row: Row
+) -> None:
     script = row.example.split()[0]
     shutil.copy(ROOT / "examples" / script, tmp_path)
     shutil.copy(ROOT / "examples" / "digits.py", tmp_path / "real_digits.py")

@@ -9,20 +9,44 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, Run
-from horovods import BOTH, INIT, SAY, SCRIPTS, UNDER_4, WRAPPED, are_one_world, in_two, launched, lines_of
+from horovods import (
+    BOTH,
+    INIT,
+    SAY,
+    SCRIPTS,
+    UNDER_4,
+    WRAPPED,
+    are_one_world,
+    in_two,
+    launched,
+    lines_of,
+)
 from hosts import Hosts, Slurm
-from launched import MPI_ENV, TWO_OF_MPIRUN, needs, needs_hosts, needs_mpich, needs_mpirun, needs_openmpi4, needs_slurm
+from launched import (
+    MPI_ENV,
+    TWO_OF_MPIRUN,
+    needs,
+    needs_hosts,
+    needs_mpich,
+    needs_mpirun,
+    needs_openmpi4,
+    needs_slurm,
+)
 
 pytestmark = [pytest.mark.all, needs("horovod"), pytest.mark.usefixtures("horovod_scripts")]
 needs_tensorflow = needs("tensorflow")
 
 
 GLOO_ONLY = Path(sys.prefix, "horovod-gloo")
-needs_gloo_only = pytest.mark.skipif(not GLOO_ONLY.is_dir(), reason="no Horovod on Gloo alone (see the Makefile)")
+needs_gloo_only = pytest.mark.skipif(
+    not GLOO_ONLY.is_dir(), reason="no Horovod on Gloo alone (see the Makefile)"
+)
 UNDER_5 = tuple(TWO_OF_MPIRUN)
 # What Horovod finds on a host that has Debian's Open MPI 4 only: here the dynamic linker prefers the 5 of the wheel.
 LIBRARY_4 = Path("/usr/lib/x86_64-linux-gnu/libmpi.so.40")
-needs_library_4 = pytest.mark.skipif(not LIBRARY_4.exists(), reason="no Open MPI 4 (see tests/cluster/packages.txt)")
+needs_library_4 = pytest.mark.skipif(
+    not LIBRARY_4.exists(), reason="no Open MPI 4 (see tests/cluster/packages.txt)"
+)
 
 
 # Launcher, None for by hand; script, variables; whether on MPI, what each rank says besides, what is said of it.
@@ -38,19 +62,62 @@ _ONE_WORLD: dict[str, tuple[Any, ...]] = {
     "torchrun": (_TORCHRUN, INIT, {}, False, {"device": "cpu", "launcher": "torchrun"}, "", ()),
     "wrapper-by-hand": (None, WRAPPED, {}, False, {}, "", ()),
     "wrapper-Open MPI 4": (UNDER_4, WRAPPED, {}, True, {}, "", needs_openmpi4),
-    "wrapper-of-init": (UNDER_4, (*WRAPPED[:-1], *INIT), _OF_USER, False, {"limit": "45"}, "", needs_openmpi4),
+    "wrapper-of-init": (
+        UNDER_4,
+        (*WRAPPED[:-1], *INIT),
+        _OF_USER,
+        False,
+        {"limit": "45"},
+        "",
+        needs_openmpi4,
+    ),
     "gloo-Open MPI 4": (UNDER_4, INIT, {"BACKEND": "gloo"}, False, {}, "", needs_openmpi4),
     "Open MPI 5 and 4": (_WITH_LIBRARY_4, INIT, {}, False, {}, _NOT_MPI_5, _needs_mpirun_on_4),
-    "wrapper-Open MPI 5 and 4": (_WITH_LIBRARY_4, WRAPPED, {}, False, {}, _NOT_MPI_5, _needs_mpirun_on_4),
-    "MPICH and Open MPI": (_TWO_OF_MPICH, INIT, {"MASTER_PORT": "PORT"}, False, {}, _NOT_MPICH, needs_mpich),
-    "Gloo alone-Open MPI 4": (UNDER_4, INIT, _ON_GLOO_ONLY, False, {}, "", (needs_gloo_only, needs_openmpi4)),
-    "Gloo alone-Open MPI 5": (UNDER_5, INIT, _ON_GLOO_ONLY, False, {}, "", (needs_gloo_only, needs_mpirun)),
+    "wrapper-Open MPI 5 and 4": (
+        _WITH_LIBRARY_4,
+        WRAPPED,
+        {},
+        False,
+        {},
+        _NOT_MPI_5,
+        _needs_mpirun_on_4,
+    ),
+    "MPICH and Open MPI": (
+        _TWO_OF_MPICH,
+        INIT,
+        {"MASTER_PORT": "PORT"},
+        False,
+        {},
+        _NOT_MPICH,
+        needs_mpich,
+    ),
+    "Gloo alone-Open MPI 4": (
+        UNDER_4,
+        INIT,
+        _ON_GLOO_ONLY,
+        False,
+        {},
+        "",
+        (needs_gloo_only, needs_openmpi4),
+    ),
+    "Gloo alone-Open MPI 5": (
+        UNDER_5,
+        INIT,
+        _ON_GLOO_ONLY,
+        False,
+        {},
+        "",
+        (needs_gloo_only, needs_mpirun),
+    ),
     "TensorFlow": (None, ("tf_sum.py",), {}, False, {}, "", needs_tensorflow),
-    "Keras": (None, ("keras_fit.py",), {}, False, {}, "", needs_tensorflow),  # which learns alike on all ranks
+    # Which learns alike on all ranks
+    "Keras": (None, ("keras_fit.py",), {}, False, {}, "", needs_tensorflow),
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=row[-1]) for name, row in _ONE_WORLD.items()])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=row[-1]) for name, row in _ONE_WORLD.items()]
+)
 def test_one_world(run: Run, port: int, name: str) -> None:
     launcher, script, env, mpi, more, said, _ = _ONE_WORLD[name]
     if launcher is None:
@@ -64,7 +131,13 @@ def test_one_world(run: Run, port: int, name: str) -> None:
     assert re.search(said, err), err
 
 
-_OFF = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0"}
+_OFF = {
+    "RANK": "0",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "2",
+    "NODE_RANK": "0",
+}
 _OFF |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "DISTBOOT_RENDEZVOUS": "0"}
 _KERAS_3 = {"WHICH": "horovod.keras", "TF_USE_LEGACY_KERAS": "0"}
 _LACKS, _NO_MPI = "this Horovod was built without", {**_ON_GLOO_ONLY, "BACKEND": "mpi"}
@@ -80,7 +153,8 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize(
-    ("env", "code", "said"), [pytest.param(*row[:3], marks=row[3], id=name) for name, row in _REFUSED.items()]
+    ("env", "code", "said"),
+    [pytest.param(*row[:3], marks=row[3], id=name) for name, row in _REFUSED.items()],
 )
 def test_refused(run: Run, env: dict[str, str], code: str, said: str) -> None:
     ((line,), _) = launched(run, (), *INIT, **env)
@@ -93,7 +167,9 @@ def test_gloo_without_horovodrun_and_then_once_more(run: Run, port: int) -> None
     done = in_two(run, port, "twice.py")
     assert [each.returncode for each in done] == [0, 0], done
     lines = lines_of(*done)
-    assert [(line["numbers"], line["total"]) for line in lines] == [(own, 3.0) for own in BOTH for _ in range(2)]
+    assert [(line["numbers"], line["total"]) for line in lines] == [
+        (own, 3.0) for own in BOTH for _ in range(2)
+    ]
     exported = lines[-1]["exported"]
     assert (exported["HOROVOD_CONTROLLER"], exported["HOROVOD_CPU_OPERATIONS"]) == ("gloo", "gloo")
     assert exported["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "127.0.0.1"
@@ -101,10 +177,19 @@ def test_gloo_without_horovodrun_and_then_once_more(run: Run, port: int) -> None
 
 
 def test_horovodrun_keeps_its_own_server_and_numbers(run: Run) -> None:
-    horovodrun = (str(Path(sys.executable).parent / "horovodrun"), "--gloo", "--disable-cache", "-np", "2")
+    horovodrun = (
+        str(Path(sys.executable).parent / "horovodrun"),
+        "--gloo",
+        "--disable-cache",
+        "-np",
+        "2",
+    )
     done = run(*horovodrun, sys.executable, *INIT)
     said = [line.partition(">:")[2] for line in done.stdout.splitlines()]  # [1]<stdout>:{…
-    lines = sorted((json.loads(line) for line in said if line.startswith("{")), key=lambda line: str(line["numbers"]))
+    lines = sorted(
+        (json.loads(line) for line in said if line.startswith("{")),
+        key=lambda line: str(line["numbers"]),
+    )
     assert are_one_world(lines, mpi=False), done.stdout + done.stderr
 
 
@@ -115,11 +200,18 @@ def test_alone(run: Run) -> None:
 
 def test_variable_of_the_user_is_not_overridden(run: Run, port: int) -> None:
     lines = lines_of(*in_two(run, port, *INIT, HOROVOD_CONTROLLER="MPI"))
-    assert [(line["code"], line["unchanged"]) for line in lines] == [("broken-environment", True)] * 2
-    assert "HOROVOD_CONTROLLER='MPI' asks for MPI, and launcher 'torch' does not start it" in lines[0]["text"]
+    assert [(line["code"], line["unchanged"]) for line in lines] == [
+        ("broken-environment", True)
+    ] * 2
+    assert (
+        "HOROVOD_CONTROLLER='MPI' asks for MPI, and launcher 'torch' does not start it"
+        in lines[0]["text"]
+    )
 
 
-def test_wrapper_that_serves_the_rendezvous_still_gets_its_signals(run: Run, port: int, tmp_path: Path) -> None:
+def test_wrapper_that_serves_the_rendezvous_still_gets_its_signals(
+    run: Run, port: int, tmp_path: Path
+) -> None:
     script = """
 import signal, time
 from pathlib import Path
@@ -136,7 +228,8 @@ time.sleep(100)
 """
     (tmp_path / "stops.py").write_text(SAY + script)
     done = in_two(run, port, *WRAPPED[:-1], "stops.py")
-    assert [each.returncode for each in done] == [143, 143], done  # and not -15: both wrappers have waited
+    # And not -15: both wrappers have waited
+    assert [each.returncode for each in done] == [143, 143], done
 
 
 def test_start_of_horovod_has_a_limit(run: Run, port: int, tmp_path: Path) -> None:
@@ -153,12 +246,16 @@ distboot.init("horovod.torch", join_timeout=5)
 
 
 def test_started_already(run: Run) -> None:
-    done = run(sys.executable, "-c", "import horovod.torch as hvd; hvd.init()\n" + SAY + SCRIPTS["init.py"])
+    done = run(
+        sys.executable, "-c", "import horovod.torch as hvd; hvd.init()\n" + SAY + SCRIPTS["init.py"]
+    )
     assert [line["code"] for line in lines_of(done)] == ["already-initialized"], done.stderr
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
-def test_rank_that_a_signal_ends_takes_the_others_with_it(run: Run, port: int, name: str, tmp_path: Path) -> None:
+def test_rank_that_a_signal_ends_takes_the_others_with_it(
+    run: Run, port: int, name: str, tmp_path: Path
+) -> None:
     script = """
 import distboot, signal
 ctx = distboot.init("horovod.torch", join_timeout=60)
@@ -175,7 +272,9 @@ for times in range(100000):
     if name == "SIGKILL":
         first = survivor.stderr.partition(": rank 1 failed first: ")[2]
         # The latter where the kernel is older than 6.15, and the parent was quicker than the sidecar.
-        assert first.startswith(("killed by SIGKILL", "exited without reporting a status")), survivor.stderr
+        assert first.startswith(("killed by SIGKILL", "exited without reporting a status")), (
+            survivor.stderr
+        )
 
 
 # Horovod's cross rank is no node rank: the second process of the larger node is the only one of its kind.
@@ -188,10 +287,15 @@ CYCLIC = [[0, 3, 0, 2, 0, 2], [1, 3, 0, 1, 1, 2], [2, 3, 1, 2, 0, 1]]
 @needs_mpirun
 @pytest.mark.parametrize(
     ("backend", "layout", "numbers"),
-    [("mpi", ("-H", "nodea:2,nodeb:1", "--map-by", "node"), CYCLIC), ("gloo", ("-H", "nodea:1,nodeb:2"), LARGER_LAST)],
+    [
+        ("mpi", ("-H", "nodea:2,nodeb:1", "--map-by", "node"), CYCLIC),
+        ("gloo", ("-H", "nodea:1,nodeb:2"), LARGER_LAST),
+    ],
     ids=["mpi-cyclic", "gloo-larger-last"],
 )
-def test_mpirun_on_two_hosts(hosts: Hosts, backend: str, layout: tuple[str, ...], numbers: list[list[int]]) -> None:
+def test_mpirun_on_two_hosts(
+    hosts: Hosts, backend: str, layout: tuple[str, ...], numbers: list[list[int]]
+) -> None:
     (hosts.shared / "init.py").write_text(SAY + SCRIPTS["init.py"])
     env = {**MPI_ENV, "BACKEND": backend, "MASTER_ADDR": "nodea"}
     exports = [word for name in (*env, "PATH", "PYTHONPATH") for word in ("-x", name)]
@@ -221,13 +325,18 @@ def test_mpi_under_open_mpi_4_and_only_once_a_process(run: Run) -> None:
 
 @needs_openmpi4
 def test_mpi_that_does_not_find_its_peers_is_an_error(run: Run) -> None:
-    launcher = (*UNDER_4, "env", "-u", "PMIX_RANK", "-u", "PMIX_NAMESPACE", "-u", "OMPI_MCA_ess")  # as sudo would
+    # As sudo would
+    launcher = (*UNDER_4, "env", "-u", "PMIX_RANK", "-u", "PMIX_NAMESPACE", "-u", "OMPI_MCA_ess")
     bare = "import horovod.torch as hvd; hvd.init()"
     if run(*launcher, sys.executable, "-c", bare, env=MPI_ENV).returncode:
-        pytest.skip("this MPI ends a process that does not find its peers, before Horovod could say so")
+        pytest.skip(
+            "this MPI ends a process that does not find its peers, before Horovod could say so"
+        )
     lines, _ = launched(run, launcher, *INIT)
     assert {(line["code"], line["unchanged"]) for line in lines} == {("rank-mismatch", True)}
-    assert any("this is rank 1 of 2, and Horovod that it is rank 0 of 1" in line["text"] for line in lines)
+    assert any(
+        "this is rank 1 of 2, and Horovod that it is rank 0 of 1" in line["text"] for line in lines
+    )
     assert "backend='gloo'" in lines[0]["text"]
 
 
@@ -235,10 +344,25 @@ def test_mpi_that_does_not_find_its_peers_is_an_error(run: Run) -> None:
 @needs_openmpi4
 def test_ranks_with_different_builds_all_say_so(run: Run) -> None:
     command = [sys.executable, *INIT]
-    done = run(*UNDER_4[:2], "-n", "1", *command, ":", "-n", "1", "env", f"PYTHONPATH={GLOO_ONLY}:{ROOT}", *command)
+    done = run(
+        *UNDER_4[:2],
+        "-n",
+        "1",
+        *command,
+        ":",
+        "-n",
+        "1",
+        "env",
+        f"PYTHONPATH={GLOO_ONLY}:{ROOT}",
+        *command,
+    )
     lines = lines_of(done)
-    assert [(line["code"], line["unchanged"]) for line in lines] == [("rank-mismatch", True)] * 2, done.stderr
-    texts = sorted(line["text"].partition(": Horovod is about ")[2].partition("\n")[0] for line in lines)
+    assert [(line["code"], line["unchanged"]) for line in lines] == [("rank-mismatch", True)] * 2, (
+        done.stderr
+    )
+    texts = sorted(
+        line["text"].partition(": Horovod is about ")[2].partition("\n")[0] for line in lines
+    )
     assert texts == [
         "to use gloo on rank 1, and something else on rank 0", "to use mpi on rank 0, and something else on rank 1"
     ]  # fmt: skip

@@ -13,7 +13,11 @@ from distboot.frameworks._horovod_build import Build, controller, set_own_device
 from distboot.frameworks.horovod import serve_rendezvous
 from distboot.rendezvous.job_info import JobInfo
 
-_ALL, _NO_GLOO, _NO_MPI = Build(True, True, "Open MPI v4.1.4"), Build(True, False), Build(False, True)
+_ALL, _NO_GLOO, _NO_MPI = (
+    Build(True, True, "Open MPI v4.1.4"),
+    Build(True, False),
+    Build(False, True),
+)
 _OLD, _MPICH = _ALL._replace(gloo=False), _ALL._replace(library="MPICH Version: 4.0.2")
 
 
@@ -39,7 +43,9 @@ _OLD, _MPICH = _ALL._replace(gloo=False), _ALL._replace(library="MPICH Version: 
         (_NO_GLOO, "slurm-srun-22.05.8/1node_4procs", {}, None, "HOROVOD_WITH_GLOO=1"),
     ],
 )  # fmt: skip
-def test_controller(build: Build, job: str, env: dict[str, str], backend: str | None, expected: str) -> None:
+def test_controller(
+    build: Build, job: str, env: dict[str, str], backend: str | None, expected: str
+) -> None:
     environ = {**one(job, 0), **env}
     try:
         found = controller(build, detect(environ), environ, backend)
@@ -79,7 +85,10 @@ def _environs(layout: Layout) -> list[tuple[str, dict[str, str]]]:
         numbers = {"RANK": rank, "SIZE": len(ranks), "LOCAL_RANK": local_rank, "LOCAL_SIZE": slots}
         numbers |= {"CROSS_RANK": cross[local_rank][host], "CROSS_SIZE": len(cross[local_rank])}
         environ = {f"HOROVOD_{name}": str(number) for name, number in numbers.items()}
-        server = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.77.0.10", "HOROVOD_GLOO_RENDEZVOUS_PORT": "35055"}
+        server = {
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.77.0.10",
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": "35055",
+        }
         environs.append((host, environ | server))
     return environs
 
@@ -92,7 +101,9 @@ _KNOWN = ((("a", 1), ("b", 1), ("c", 1)), (("a", 2), ("b", 2)), (("a", 3),))
 def test_every_layout_of_some_mentions_of_three_hosts(most: int) -> None:
     mentions = list(itertools.product("abc", (1, 2, 3)))
     known = 0
-    for layout in itertools.chain(*(itertools.product(mentions, repeat=count) for count in range(1, most + 1))):
+    for layout in itertools.chain(
+        *(itertools.product(mentions, repeat=count) for count in range(1, most + 1))
+    ):
         environs = _environs(layout)
         hosts = [host for host, _ in environs]
         nodes = list(dict.fromkeys(hosts))
@@ -102,7 +113,9 @@ def test_every_layout_of_some_mentions_of_three_hosts(most: int) -> None:
             truth = (here.index(rank), len(here), nodes.index(host), len(nodes))
             stated = (p.local_rank, p.local_world_size, p.node_rank, p.num_nodes)
             assert (p.rank, p.world_size) == (rank, len(hosts))
-            assert all(number in (None, true) for number, true in zip(stated, truth, strict=True)), (layout, rank)
+            assert all(
+                number in (None, true) for number, true in zip(stated, truth, strict=True)
+            ), (layout, rank)
             assert stated == truth or layout not in _KNOWN
             known += p.local_rank is not None
     assert known > {3: 500, 4: 5_000}[most]

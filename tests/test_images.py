@@ -45,7 +45,12 @@ def image(podman: Podman) -> str:
 def _nodes(
     podman: Podman, image: str, count: int, *command: str, options: tuple[str, ...] = ()
 ) -> Iterator[list[Container]]:
-    job = {"WORLD_SIZE": str(count), "MASTER_ADDR": "node0", "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1"}
+    job = {
+        "WORLD_SIZE": str(count),
+        "MASTER_ADDR": "node0",
+        "MASTER_PORT": "29500",
+        "OMP_NUM_THREADS": "1",
+    }
     given = [*(f"--env={name}={value}" for name, value in job.items()), *options]
     with podman.network() as network, ExitStack() as stack:
         nodes = []
@@ -66,11 +71,14 @@ def test_image_is_little_more_than_its_base(podman: Podman, image: str, dockerfi
     *layers, base = history(podman, built)
     added = sum(int(str(layer["size"])) for layer in layers)
     assert int(str(base["size"])) > 100e6, "the last line is the base"
-    assert 100e3 < added <= 5e6  # torch and its like are mounted, see podman.py: what there is to add is distboot
+    # Torch and its like are mounted, see podman.py: what there is to add is distboot
+    assert 100e3 < added <= 5e6
 
 
 def test_distboot_is_installed_beside_torch(podman: Podman, image: str) -> None:
-    torch = podman.run(image, "python", "-c", "import distboot, torch; print(distboot.__file__, torch.__version__)")
+    torch = podman.run(
+        image, "python", "-c", "import distboot, torch; print(distboot.__file__, torch.__version__)"
+    )
     assert torch.stdout.split() == [torch.stdout.split()[0], version("torch")], torch.stderr
     assert not torch.stdout.startswith(("/opt", "/workspace"))
 
@@ -78,26 +86,50 @@ def test_distboot_is_installed_beside_torch(podman: Podman, image: str) -> None:
 def test_mpirun_starts_ranks_in_an_image_with_an_mpi_library(podman: Podman) -> None:
     """As Azure ML does it for an MPI job, which has no use for the ENTRYPOINT."""
     try:
-        image = podman.build("Dockerfile", network="host", APT="openmpi-bin")  # the one build that downloads something
+        # The one build that downloads something
+        image = podman.build("Dockerfile", network="host", APT="openmpi-bin")
     except subprocess.TimeoutExpired:
         pytest.skip("the mirror of Debian's does not answer in time")
     except AssertionError as error:
-        if re.search("Failed to fetch|Temporary failure resolving|Could not connect|Unable to locate", str(error)):
+        if re.search(
+            "Failed to fetch|Temporary failure resolving|Could not connect|Unable to locate",
+            str(error),
+        ):
             pytest.skip("no mirror of Debian's within reach")
         raise
     script = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
-    job = ("--oversubscribe", "-n", "2", "python", "-m", "distboot", "run", "--", "python", "-c", script)
+    job = (
+        "--oversubscribe",
+        "-n",
+        "2",
+        "python",
+        "-m",
+        "distboot",
+        "run",
+        "--",
+        "python",
+        "-c",
+        script,
+    )
     done = podman.run(image, *job, options=["--entrypoint=mpirun"])
-    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["rank 0 of 2", "rank 1 of 2"]), done.stderr
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (
+        0,
+        ["rank 0 of 2", "rank 1 of 2"],
+    ), done.stderr
 
 
-@pytest.mark.parametrize(("handler", "code"), [("lambda *_: sys.exit(7)", 7), ("signal.SIG_IGN", 143)])
-def test_stop_reaches_the_command_and_has_a_grace(podman: Podman, image: str, handler: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("handler", "code"), [("lambda *_: sys.exit(7)", 7), ("signal.SIG_IGN", 143)]
+)
+def test_stop_reaches_the_command_and_has_a_grace(
+    podman: Podman, image: str, handler: str, code: int
+) -> None:
     script = f"import signal, sys; signal.signal(signal.SIGTERM, {handler}); {_WAITS}"
     options = [_OFFLINE, "--env=DISTBOOT_GRACE=3"]
     with podman.container(image, "python", "-c", script, options=options) as container:
         container.wait_for("READY")
-        podman("stop", "--time=100", container.name, timeout=90)  # podman itself would kill it only after that
+        # Podman itself would kill it only after that
+        podman("stop", "--time=100", container.name, timeout=90)
         assert container.exit_code() == code
 
 
@@ -111,9 +143,18 @@ def test_stop_reaches_the_command_and_has_a_grace(podman: Podman, image: str, ha
         ("--init",),
         ("--cap-drop=all", "--security-opt=no-new-privileges"),
     ],
-    ids=["read-only", "no-passwd-entry", "no-group-entry", "no-dev-shm", "not-process-1", "no-capabilities"],
+    ids=[
+        "read-only",
+        "no-passwd-entry",
+        "no-group-entry",
+        "no-dev-shm",
+        "not-process-1",
+        "no-capabilities",
+    ],
 )
-def test_container_with_less_than_usual(podman: Podman, image: str, options: tuple[str, ...]) -> None:
+def test_container_with_less_than_usual(
+    podman: Podman, image: str, options: tuple[str, ...]
+) -> None:
     script = "import os, torch; print(os.getuid(), os.environ['RANK'], torch.ones(2).sum().item())"
     done = podman.run(image, "python", "-c", script, options=options)
     user = "12345" if "12345" in options[0] else "1000"
@@ -121,35 +162,61 @@ def test_container_with_less_than_usual(podman: Podman, image: str, options: tup
 
 
 def test_home_and_working_directory_are_any_users_of_group_0(podman: Podman, image: str) -> None:
-    done = podman.run(image, "sh", "-c", "touch ~/here here && pwd && echo ~", options=["--user=12345:0"])
+    done = podman.run(
+        image, "sh", "-c", "touch ~/here here && pwd && echo ~", options=["--user=12345:0"]
+    )
     assert (done.returncode, done.stdout.split()) == (0, ["/workspace", "/home/train"]), done.stderr
 
 
 def test_doctor_in_a_container_names_the_option_of_docker_run(podman: Podman, image: str) -> None:
-    done = podman.run(image, "python", "-m", "distboot", "doctor", "--json", options=["--shm-size=1m"])
+    done = podman.run(
+        image, "python", "-m", "distboot", "doctor", "--json", options=["--shm-size=1m"]
+    )
     assert done.returncode == 78, done.stderr
-    (finding,) = [each for each in json.loads(done.stdout)["findings"] if each["name"] == "shared-memory"]
-    assert (finding["status"], finding["remedy"].partition("=")[0]) == ("problem", "docker run --shm-size")
+    (finding,) = [
+        each for each in json.loads(done.stdout)["findings"] if each["name"] == "shared-memory"
+    ]
+    assert (finding["status"], finding["remedy"].partition("=")[0]) == (
+        "problem",
+        "docker run --shm-size",
+    )
 
 
-def test_container_of_two_ranks_that_is_killed_is_named_by_the_other_two(podman: Podman, image: str) -> None:
+def test_container_of_two_ranks_that_is_killed_is_named_by_the_other_two(
+    podman: Podman, image: str
+) -> None:
     script = f"import distboot; distboot.init('none'); {_WAITS}"
     with _nodes(podman, image, 2, "python", "-c", script, options=(_TWO_RANKS,)) as nodes:
         for node in nodes:
             node.wait_for("READY")
         podman("kill", "--signal=KILL", nodes[1].name)
         assert nodes[0].exit_code() != 0
-        assert re.search(r"node 0 on node0: ranks 2-3 became unreachable first: .*, on node1 ", nodes[0].logs())
+        assert re.search(
+            r"node 0 on node0: ranks 2-3 became unreachable first: .*, on node1 ", nodes[0].logs()
+        )
 
 
 def test_compose_file_builds_and_trains(podman: Podman, tmp_path: Path) -> None:
-    build_of = {"context": str(podman.context), "args": {"PACKAGES": _PACKAGES, "HATCHLING": version("hatchling")}}
+    build_of = {
+        "context": str(podman.context),
+        "args": {"PACKAGES": _PACKAGES, "HATCHLING": version("hatchling")},
+    }
     both = {"build": build_of, "volumes": podman.mounts}
-    (tmp_path / "mounts.yaml").write_text(yaml.safe_dump({"services": {"node0": both, "node1": both}}))
+    (tmp_path / "mounts.yaml").write_text(
+        yaml.safe_dump({"services": {"node0": both, "node1": both}})
+    )
     project = f"distboot-{uuid.uuid4().hex[:12]}"
-    build = " ".join(["--pull=never", "--network=none", *(f"--volume={mount}" for mount in podman.mounts)])
+    build = " ".join(
+        ["--pull=never", "--network=none", *(f"--volume={mount}" for mount in podman.mounts)]
+    )
     files = [f"--file={DOCKER / 'compose.yaml'}", f"--file={tmp_path / 'mounts.yaml'}"]
-    compose = ["podman-compose", "--no-ansi", f"--project-name={project}", *files, f"--podman-build-args={build}"]
+    compose = [
+        "podman-compose",
+        "--no-ansi",
+        f"--project-name={project}",
+        *files,
+        f"--podman-build-args={build}",
+    ]
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -182,12 +249,21 @@ def started(run: Run, podman: Podman, tmp_path: Path, port: int) -> Start:
     (tmp_path / "who.py").write_text(_WHO)
     mounted = f"--volume={podman.context}:/distboot:ro --volume={tmp_path}:/job:ro -e PYTHONPATH=/distboot"
     image = argument(DOCKER / "Dockerfile", "PYTHON")  # alone, as nothing of a framework is needed
-    env = {**podman.environ, **MPI_ENV, "MASTER_ADDR": "127.0.0.1", "AZ_BATCHAI_MPI_MASTER_NODE": "localhost"}
+    env = {
+        **podman.environ,
+        **MPI_ENV,
+        "MASTER_ADDR": "127.0.0.1",
+        "AZ_BATCHAI_MPI_MASTER_NODE": "localhost",
+    }
 
     def start(options: str) -> list[dict[str, object]]:
         container = f"podman run --rm --timeout=120 --network=host {mounted} {options} {image} python /job/who.py"
         command = f"eval {shlex.quote(container)}" if "docker" in options else f"exec {container}"
-        lines = json_lines(run(str(MPIRUN), "-n", "2", "bash", "-c", command, env={**env, "MASTER_PORT": str(port)}))
+        lines = json_lines(
+            run(
+                str(MPIRUN), "-n", "2", "bash", "-c", command, env={**env, "MASTER_PORT": str(port)}
+            )
+        )
         assert {line["master_addr"] for line in lines} == {"127.0.0.1"}
         return lines
 
@@ -210,5 +286,8 @@ _LOCAL = "-e OMPI_COMM_WORLD_LOCAL_RANK -e OMPI_COMM_WORLD_LOCAL_SIZE"
 )
 def test_ranks_in_containers_below_mpirun(started: Start, options: str, launcher: str) -> None:
     lines = started(options)
-    assert [(line["rank"], line["world_size"], line["local_rank"]) for line in lines] == [(0, 2, 0), (1, 2, 1)]
+    assert [(line["rank"], line["world_size"], line["local_rank"]) for line in lines] == [
+        (0, 2, 0),
+        (1, 2, 1),
+    ]
     assert {(line["launcher"], line["num_nodes"]) for line in lines} == {(launcher, 1)}

@@ -67,7 +67,9 @@ with distboot.init() as again:
 """
     result = run(sys.executable, "-c", script)
     assert result.stderr == ""
-    launcher, is_main, is_local_main, device, group, hosts, environ, port = json.loads(result.stdout)
+    launcher, is_main, is_local_main, device, group, hosts, environ, port = json.loads(
+        result.stdout
+    )
     assert (launcher, is_main, is_local_main, device) == ("single", True, True, "cpu")
     assert (group, hosts) == ([0, 1, "gloo"], [socket.gethostname()])
     assert environ == {
@@ -81,7 +83,9 @@ def test_init_process_group_that_is_left_in_the_script_is_named(run: Run) -> Non
     result = run(sys.executable, "-c", script)
     *_, of_torch, said = result.stderr.splitlines()
     assert "trying to initialize the default process group twice!" in of_torch
-    has_started = "distboot.init() has started the process group: remove init_process_group() from the script"
+    has_started = (
+        "distboot.init() has started the process group: remove init_process_group() from the script"
+    )
     assert said == f"distboot: hint: {has_started}"
     assert result.returncode == 1
 
@@ -95,14 +99,17 @@ def test_bare_multi_node_mpirun_without_mpi4py(run: Run) -> None:
 
 def test_bare_multi_node_mpirun_with_an_mpi4py_for_another_mpi(run: Run) -> None:
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")
-    code, text = _failed(run, env=one("mpich-5.0.2/2nodes_2procs", 1))  # not in a job of any MPI: a world of one
+    # Not in a job of any MPI: a world of one
+    code, text = _failed(run, env=one("mpich-5.0.2/2nodes_2procs", 1))
     assert code == "mpi-mismatch", text
     assert "rank 1 of 4, and mpi4py that it is rank 0 of 1" in text
 
 
 def test_mpi_that_hangs_is_the_end_in_time(run: Run, tmp_path: Path) -> None:
     (tmp_path / "mpi4py").mkdir()  # stands in for an MPI whose daemons do not answer
-    (tmp_path / "mpi4py/__init__.py").write_text("class rc: initialize, finalize, threads = True, None, False")
+    (tmp_path / "mpi4py/__init__.py").write_text(
+        "class rc: initialize, finalize, threads = True, None, False"
+    )
     (tmp_path / "mpi4py/MPI.py").write_text(
         "import ctypes\nIs_finalized = Is_initialized = lambda: False\nGet_library_version = lambda: 'Some MPI v1, …'\n"
         "Init = lambda: ctypes.PyDLL(None).sleep(60)"
@@ -120,7 +127,9 @@ def test_port_that_somebody_else_has_is_not_needed(run: Run) -> None:
         listener.listen()
         port = listener.getsockname()[1]
         env = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        result = run(sys.executable, "-c", "import distboot; print(distboot.init().master_port)", env=env)
+        result = run(
+            sys.executable, "-c", "import distboot; print(distboot.init().master_port)", env=env
+        )
     assert int(result.stdout) != port
 
 
@@ -155,17 +164,39 @@ _HERE = f"rank 1 on {os.uname().nodename}: rank 0 did not answer at 127.0.0.1:"
         ({"MASTER_PORT": "abc"}, "broken-environment", "MASTER_PORT='abc'"),
         ({"MASTER_PORT": None}, "no-master-port", "MASTER_PORT=29500"),
         ({}, "missing-rank", _HERE),
-        ({"RANK": "0", "DISTBOOT_JOIN_TIMEOUT": "1.5"}, "missing-rank", "1 of 2 ranks joined within 1.5 s, missing 1"),
-        ({"GLOO_SOCKET_IFNAME": "ib7"}, "unknown-interface", "='ib7', and this host has no interface 'ib7': it has lo"),
-        ({"DISTBOOT_RENDEZVOUS": "no"}, "broken-environment", "DISTBOOT_RENDEZVOUS='no' is neither 0 nor 1"),
+        (
+            {"RANK": "0", "DISTBOOT_JOIN_TIMEOUT": "1.5"},
+            "missing-rank",
+            "1 of 2 ranks joined within 1.5 s, missing 1",
+        ),
+        (
+            {"GLOO_SOCKET_IFNAME": "ib7"},
+            "unknown-interface",
+            "='ib7', and this host has no interface 'ib7': it has lo",
+        ),
+        (
+            {"DISTBOOT_RENDEZVOUS": "no"},
+            "broken-environment",
+            "DISTBOOT_RENDEZVOUS='no' is neither 0 nor 1",
+        ),
         (_OFF, "rendezvous-needed", "launcher 'torch' does not say the local_rank"),
         ({**_OFF, **_PLACE}, "join-timeout", "could not connect to torch's TCPStore"),
     ],
 )
-def test_job_that_cannot_start(run: Run, port: int, env: dict[str, str | None], code: str, said: str) -> None:
-    job = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **env}
+def test_job_that_cannot_start(
+    run: Run, port: int, env: dict[str, str | None], code: str, said: str
+) -> None:
+    job = {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        **env,
+    }
     limit = "" if "DISTBOOT_JOIN_TIMEOUT" in env else "join_timeout=1"
-    found, text = _failed(run, limit, {name: value for name, value in job.items() if value is not None})
+    found, text = _failed(
+        run, limit, {name: value for name, value in job.items() if value is not None}
+    )
     assert (found, said in text) == (code, True), text
     assert said != _HERE or "127.0.0.1 is this very host" in text
 
@@ -176,8 +207,24 @@ _WRONG = {
     "unknown-launcher": ["launcher='mpirun'"],
     "launcher-mismatch": ["launcher='openmpi'"],
     "usage": [
-        *("None", "3", "['torch']", "join_timeout=0", "timeout=-1", "timeout=True", "timeout=10**400", "ps=None"),
-        *("backend=1", "backend=''", "backend=b'gloo'", "evaluator='yes'", "pass_local_rank='no'", "'torch', ps=1"),
+        *(
+            "None",
+            "3",
+            "['torch']",
+            "join_timeout=0",
+            "timeout=-1",
+            "timeout=True",
+            "timeout=10**400",
+            "ps=None",
+        ),
+        *(
+            "backend=1",
+            "backend=''",
+            "backend=b'gloo'",
+            "evaluator='yes'",
+            "pass_local_rank='no'",
+            "'torch', ps=1",
+        ),
         *("'mpi', timeout=5", "'mpi', backend='gloo'", "'none', backend='gloo'"),
     ],
 }
@@ -185,7 +232,11 @@ _WRONG = {
 
 def test_wrong_arguments(run: Run) -> None:
     calls = [(code, arguments) for code, each in _WRONG.items() for arguments in each]
-    result = run(sys.executable, "-c", "".join(_FAILING.format(arguments=arguments) for _, arguments in calls))
+    result = run(
+        sys.executable,
+        "-c",
+        "".join(_FAILING.format(arguments=arguments) for _, arguments in calls),
+    )
     found = [line.split("|")[:2] for line in result.stdout.splitlines() if line.count("|") >= 2]
     assert found == [[code, "True"] for code, _ in calls], result.stdout + result.stderr
     assert "did you mean 'openmpi'?" in result.stdout
@@ -194,12 +245,15 @@ def test_wrong_arguments(run: Run) -> None:
 def test_torch_that_cannot_be_used(run: Run) -> None:
     failing = _FAILING.format(arguments="")
     found = "u.find_spec = find\ndel sys.modules['torch']\n"
-    too_old = "import torch; real, torch.__version__ = torch.__version__, '1.13.1+cpu'\n"  # stands in for one
+    # Stands in for one
+    too_old = "import torch; real, torch.__version__ = torch.__version__, '1.13.1+cpu'\n"
     there = "torch.__version__ = real; import torch.distributed as d\n"
     there += "d.init_process_group('gloo', store=d.HashStore(), rank=0, world_size=1)\n"
     script = [HIDE.format(module="torch"), failing, found, too_old, failing, there, failing]
     result = run(sys.executable, "-c", "".join(script))
-    missing, too_old, there = re.split(r"\n(?=framework-not-installed\||already-initialized\|)", result.stdout)
+    missing, too_old, there = re.split(
+        r"\n(?=framework-not-installed\||already-initialized\|)", result.stdout
+    )
     assert missing.startswith("framework-not-installed|True|")
     assert "hint: pip install torch" in missing
     assert too_old.startswith("framework-not-installed|True|")
@@ -228,18 +282,25 @@ def _broken_torch(folder: Path, fails: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_what_one_rank_lacks_is_told_to_all_at_once(run_ranks: RunRanks, tmp_path: Path, rank: int) -> None:
+def test_what_one_rank_lacks_is_told_to_all_at_once(
+    run_ranks: RunRanks, tmp_path: Path, rank: int
+) -> None:
     lacking = _broken_torch(tmp_path, "raise ModuleNotFoundError(name='torch')")
     ended = run_ranks(_CODE, places=[lacking if each == rank else {} for each in range(2)])
     assert [rank.out for rank in ended] == ["framework-not-installed\n"] * 2
 
 
-def test_rank_that_dies_before_the_framework_starts_is_named(run_ranks: RunRanks, tmp_path: Path) -> None:
+def test_rank_that_dies_before_the_framework_starts_is_named(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
     places: list[dict[str, str]] = [{}, _broken_torch(tmp_path, "import os; os._exit(9)")]
     survivor, culprit = run_ranks("import distboot; distboot.init()", places=places)
     assert culprit.code == 9
     assert "error[rank-failed]" in survivor.err
-    assert f"rank 1 (process {culprit.pid} on '{socket.gethostname()}') joined, and ended before" in survivor.err
+    assert (
+        f"rank 1 (process {culprit.pid} on '{socket.gethostname()}') joined, and ended before"
+        in survivor.err
+    )
 
 
 def test_import_that_fails_meanwhile_is_told_as_it_failed_first(
@@ -265,5 +326,7 @@ def test_ctrl_c_while_the_ranks_meet_is_the_scripts_own_interrupt(start_init: St
 
 
 def test_ctrl_c_ends_a_process_that_is_alone_as_it_does_without_distboot(run: Run) -> None:
-    script = "import os, signal, distboot\ndistboot.init('none')\nos.kill(os.getpid(), signal.SIGINT)\n"
+    script = (
+        "import os, signal, distboot\ndistboot.init('none')\nos.kill(os.getpid(), signal.SIGINT)\n"
+    )
     assert run(sys.executable, "-c", script).returncode == -signal.SIGINT

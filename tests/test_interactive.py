@@ -30,7 +30,13 @@ _INTERACTIVE = {
 
 @pytest.fixture
 def environ(clean_env: dict[str, str], port: int) -> dict[str, str]:
-    return {**clean_env, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0"}
+    return {
+        **clean_env,
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "RANK": "0",
+    }
 
 
 @pytest.fixture
@@ -46,7 +52,11 @@ def other(environ: Mapping[str, str], tmp_path: Path) -> Iterator[subprocess.Pop
 
 @pytest.mark.parametrize(
     "how",
-    ["python -i", "a script and then a prompt", pytest.param("ipython", marks=[pytest.mark.all, needs("IPython")])],
+    [
+        "python -i",
+        "a script and then a prompt",
+        pytest.param("ipython", marks=[pytest.mark.all, needs("IPython")]),
+    ],
 )
 def test_exception_at_a_prompt_is_no_failure(
     environ: dict[str, str], other: subprocess.Popen[str], tmp_path: Path, how: str
@@ -68,7 +78,9 @@ def test_exception_at_a_prompt_is_no_failure(
 
 
 @all_with("ipykernel")
-def test_kernel_of_a_notebook_is_a_rank(environ: dict[str, str], other: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_kernel_of_a_notebook_is_a_rank(
+    environ: dict[str, str], other: subprocess.Popen[str], tmp_path: Path
+) -> None:
     from jupyter_client.manager import KernelManager
 
     kernel = KernelManager(kernel_name="python3")
@@ -77,10 +89,14 @@ def test_kernel_of_a_notebook_is_a_rank(environ: dict[str, str], other: subproce
         client = kernel.blocking_client()
         client.start_channels()
         client.wait_for_ready(timeout=60)
-        states = [client.execute_interactive(cell, timeout=60)["content"]["status"] for cell in _CELLS]
+        states = [
+            client.execute_interactive(cell, timeout=60)["content"]["status"] for cell in _CELLS
+        ]
         client.stop_channels()
         assert states == ["ok", "ok", "error", "ok"]
         said = other.communicate(timeout=60)[0]
-        assert (other.returncode, "went on" in said, "failed first" in said) == (0, True, False), said
+        assert (other.returncode, "went on" in said, "failed first" in said) == (0, True, False), (
+            said
+        )
     finally:
         kernel.shutdown_kernel(now=True)

@@ -13,7 +13,11 @@ from distboot.frameworks import jax as framework
 from distboot.rendezvous.job_info import JobInfo, alone
 
 # A proxy that nobody is at: what asks it for a rank fails.
-_ENV = {"JAX_PLATFORMS": "cpu", "http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
+_ENV = {
+    "JAX_PLATFORMS": "cpu",
+    "http_proxy": "http://127.0.0.1:9",
+    "https_proxy": "http://127.0.0.1:9",
+}
 
 _BEGIN = (
     BEGIN
@@ -65,10 +69,19 @@ else:
 
 @all_with("jax")
 @pytest.mark.parametrize("rendezvous", ["1", "0"])
-def test_address_of_the_only_node_may_be_any_of_its_own(run_ranks: RunRanks, rendezvous: str) -> None:
-    here = {"LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.2", "DISTBOOT_RENDEZVOUS": rendezvous}
+def test_address_of_the_only_node_may_be_any_of_its_own(
+    run_ranks: RunRanks, rendezvous: str
+) -> None:
+    here = {
+        "LOCAL_WORLD_SIZE": "2",
+        "NODE_RANK": "0",
+        "MASTER_ADDR": "127.0.0.2",
+        "DISTBOOT_RENDEZVOUS": rendezvous,
+    }
     places = [{"LOCAL_RANK": str(rank)} for rank in range(2)]
-    ranks = run_ranks(_BEGIN + _INIT + "say(total=gathered(ctx.rank))", places=places, **_ENV, **here)
+    ranks = run_ranks(
+        _BEGIN + _INIT + "say(total=gathered(ctx.rank))", places=places, **_ENV, **here
+    )
     assert [rank.line() for rank in ranks] == [{"total": [0, 1]}] * 2
 
 
@@ -167,7 +180,9 @@ def test_exports_are_what_jax_finds_first() -> None:
 
 def test_rendezvous_off_under_torchrun() -> None:
     job, environ = _meeting("torchrun-2.13.0/uneven_3_1_c10d", 3)
-    with pytest.raises(DistbootError, match="no rank can learn where rank 0 runs JAX's coordinator") as raised:
+    with pytest.raises(
+        DistbootError, match="no rank can learn where rank 0 runs JAX's coordinator"
+    ) as raised:
         frameworks.exports("jax", job, environ)
     assert raised.value.code == "rendezvous-needed"
 
@@ -184,7 +199,10 @@ def test_rendezvous_off_under_torchrun() -> None:
     ],
 )
 def test_each_rank_of_a_node_has_its_own_device(
-    monkeypatch: pytest.MonkeyPatch, visible: list[str], environ: dict[str, str], expected: str | None
+    monkeypatch: pytest.MonkeyPatch,
+    visible: list[str],
+    environ: dict[str, str],
+    expected: str | None,
 ) -> None:
     monkeypatch.setattr("distboot.host.accelerators.visible", lambda _: visible)
     job, _ = _meeting("torchrun-2.13.0/2nodes_2procs_static", 3)
@@ -199,7 +217,9 @@ def test_each_rank_of_a_node_has_its_own_device(
 def _jax(monkeypatch: pytest.MonkeyPatch, *, old: bool = False, begun: bool = False) -> None:
     def initialize(shutdown_timeout_seconds: int = 300) -> None: ...
 
-    distributed = SimpleNamespace(initialize=print if old else initialize, is_initialized=lambda: False)
+    distributed = SimpleNamespace(
+        initialize=print if old else initialize, is_initialized=lambda: False
+    )
     jax = ModuleType("jax")
     vars(jax).update(__version__="0.8.1", distributed=distributed)
     bridge = SimpleNamespace(backends_are_initialized=lambda: begun)

@@ -7,7 +7,17 @@ from rendezvous_peers import record
 
 from distboot.rendezvous.keys import Keys
 from distboot.rendezvous.membership import JoinTable, Membership
-from distboot.rendezvous.messages import BARRIER, LOCAL_MAIN_FIRST, MAIN_FIRST, READY, Arrive, Go, Key, Ready, Release
+from distboot.rendezvous.messages import (
+    BARRIER,
+    LOCAL_MAIN_FIRST,
+    MAIN_FIRST,
+    READY,
+    Arrive,
+    Go,
+    Key,
+    Ready,
+    Release,
+)
 from distboot.rendezvous.protocol import ProtocolError, decode, encode
 
 THERE = Key(BARRIER)
@@ -22,7 +32,11 @@ class Job:
         register = JoinTable(4)
         for rank in range(4):
             register.add(record(rank, 4, "ab"[rank // 2]))
-        self.keys = Keys(Membership(("a", "b"), ((0, 1), (2, 3))), register, lambda text, **_: self.said.append(text))
+        self.keys = Keys(
+            Membership(("a", "b"), ((0, 1), (2, 3))),
+            register,
+            lambda text, **_: self.said.append(text),
+        )
 
     def sent(self) -> dict[int, Any]:
         """What was sent since, by rank; a rank gets one answer at a time."""
@@ -112,7 +126,10 @@ def test_closing_a_context_is_no_end_for_those_that_get_ready_again() -> None:
     assert job.ready(3, count=2).keys() == {0, 1, 2, 3}
     job.keys.leave(3)
     sent = job.ready(2, count=3)
-    assert "rank 3 (process 1003 on 'b') joined, and ended before the framework could start" in _why(sent[2])
+    assert (
+        "rank 3 (process 1003 on 'b') joined, and ended before the framework could start"
+        in _why(sent[2])
+    )
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -167,7 +184,9 @@ def test_an_init_after_one_that_has_failed(begun: bool) -> None:
     assert _why(job.ready(2, count=first)[2]).endswith("no driver")
     assert job.ready(0, 1, 2, count=first + 1) == {}
     assert job.ready(3, count=first + 1) == dict.fromkeys(range(4), Go())
-    assert job.ready(0, count=first) == {}, "another process below the same wrapper, which counts from 1"
+    assert job.ready(0, count=first) == {}, (
+        "another process below the same wrapper, which counts from 1"
+    )
 
 
 def test_rank_that_has_missed_several_barriers_waits_at_none_of_them() -> None:
@@ -176,7 +195,9 @@ def test_rank_that_has_missed_several_barriers_waits_at_none_of_them() -> None:
         job.arrive(0, 1, 2, key=Key(BARRIER, None, count))
         job.keys.expire(10.0)
         assert job.sent().keys() == {0, 1, 2}
-    assert all("timed out" in _why(job.arrive(3, key=Key(BARRIER, None, count))[3]) for count in (1, 2))
+    assert all(
+        "timed out" in _why(job.arrive(3, key=Key(BARRIER, None, count))[3]) for count in (1, 2)
+    )
 
 
 def test_ranks_that_get_ready_with_a_smaller_count_are_those_that_are_waited_for() -> None:

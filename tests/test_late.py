@@ -26,7 +26,13 @@ from distboot.settings import SupervisionSettings
 AFTER = 60.0
 LOADS = Stacks((frame("load_batch", "/job/data.py", 41), frame("train", "/job/train.py", 80)))
 _C10D = "/opt/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
-REDUCES = Stacks((frame("all_reduce", _C10D, 3252), frame("wrapper", _C10D, 83), frame("train", "/job/train.py", 84)))
+REDUCES = Stacks(
+    (
+        frame("all_reduce", _C10D, 3252),
+        frame("wrapper", _C10D, 83),
+        frame("train", "/job/train.py", 84),
+    )
+)
 SENDS = Stacks((frame("broadcast", _C10D, 2000), frame("train", "/job/train.py", 90)))
 COMPUTES = Stacks((frame("step", "/job/train.py", 9),))
 MEMBERS = {rank: RankState(rank, f"node-{rank // 2}", rank // 2, rank % 2) for rank in range(4)}
@@ -78,7 +84,9 @@ CASES: list[tuple[list[Position], Late | None, str]] = [
 
 
 @pytest.mark.parametrize(("positions", "late", "said"), CASES)
-def test_ranks_that_do_not_come_are_late(positions: list[Position], late: Late | None, said: str) -> None:
+def test_ranks_that_do_not_come_are_late(
+    positions: list[Position], late: Late | None, said: str
+) -> None:
     found = dict(enumerate(positions))
     assert find_late(found, {}, AFTER) == late
     assert late is None or said in ("", text_of(late, found, MEMBERS, "waiting for {}", 60))
@@ -105,7 +113,9 @@ def test_ranks_without_numbers_do_not_move_if_they_are_idle_at_the_same_places()
 
 
 def test_stacks_are_read_only_where_they_may_tell_something() -> None:
-    assert all(may_be_late({0: at(8, None), 1: other}, AFTER) for other in (at(7, None, 1.0), at(8, None)))
+    assert all(
+        may_be_late({0: at(8, None), 1: other}, AFTER) for other in (at(7, None, 1.0), at(8, None))
+    )
     assert may_be_late({0: at(0, None, 0.0), 1: at(0, None)}, AFTER), "nothing is counted"
     assert not may_be_late({0: at(8, None), 1: at(8, None, 1.0)}, AFTER), "it moves"
 
@@ -116,7 +126,12 @@ def test_rank_moves_while_a_number_grows_or_without_numbers_while_it_works() -> 
     assert movement.counts == {"0": 5, "1": 7}
     assert not movement.stalled((0, 0), now=14.0)
     assert movement.stalled((0, 0), now=15.0)
-    assert [movement.stalled((0, 0), now=float(now)) for now in (24, 25, 44, 45)] == [False, True, False, True]
+    assert [movement.stalled((0, 0), now=float(now)) for now in (24, 25, 44, 45)] == [
+        False,
+        True,
+        False,
+        True,
+    ]
     assert not movement.stalled((0, 1), now=46.0), "it has begun a step"
     assert movement.since == 46.0
     movement.take("garbage", now=50.0)
@@ -140,7 +155,9 @@ class Job0:
     """Stands in for rank 0's side of failure detection, with ranks that are where a test says."""
 
     def __init__(self, positions: list[Position]) -> None:
-        self.members = {rank: RankState(rank, "node-0", 0, rank, pid=7) for rank in range(len(positions))}
+        self.members = {
+            rank: RankState(rank, "node-0", 0, rank, pid=7) for rank in range(len(positions))
+        }
         self.settings = SupervisionSettings(30.0, late_after=AFTER)
         self.log = EventLog()
         self.root_cause: RootCause | None = None
@@ -172,7 +189,10 @@ def test_agent_that_does_not_answer_has_the_rank_that_is_late() -> None:
     job.stall(98.0, 107.0, 107.0, 116.0, 118.0)
     (said,) = job.said
     assert "waiting for rank 1 (node-0) for " in said
-    assert ": it is at an unknown place (its agent did not answer); ranks 0, 2 wait in all_reduce" in said
+    assert (
+        ": it is at an unknown place (its agent did not answer); ranks 0, 2 wait in all_reduce"
+        in said
+    )
 
 
 def test_rank_that_has_ended_is_said_where_the_others_wait_for_it() -> None:
@@ -219,8 +239,12 @@ def test_nothing_is_said_of_ranks_that_went_on_just_then() -> None:
     assert job.watch.due > 500.0
 
 
-TIMED_OUT = ExitStatus(words="RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 400ms for recv")
-HTTP = ExitStatus(words="requests.exceptions.ReadTimeout: HTTPSConnectionPool: Read timed out. (read timeout=5)")
+TIMED_OUT = ExitStatus(
+    words="RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 400ms for recv"
+)
+HTTP = ExitStatus(
+    words="requests.exceptions.ReadTimeout: HTTPSConnectionPool: Read timed out. (read timeout=5)"
+)
 ABORT = ExitStatus(signal=signal.SIGABRT)
 
 
@@ -281,8 +305,12 @@ def notices(job: Job) -> str:
 
 @in_both_ways
 def test_rank_that_is_late_is_named_until_it_goes_on(start: Start, init: bool) -> None:
-    job = start(TRAIN.format(does="until('end')") + TOGETHER, ranks=3, init=init, framework="torch", **LATE)
-    until(lambda: f"distboot: rank 0 on {os.uname().nodename}: waiting for rank 1 (" in job.output(0))
+    job = start(
+        TRAIN.format(does="until('end')") + TOGETHER, ranks=3, init=init, framework="torch", **LATE
+    )
+    until(
+        lambda: f"distboot: rank 0 on {os.uname().nodename}: waiting for rank 1 (" in job.output(0)
+    )
     assert job.finish() == [0, 0, 0]
     said = notices(job)
     assert re.search(
@@ -299,8 +327,12 @@ def test_rank_that_is_late_is_named_until_it_goes_on(start: Start, init: bool) -
 
 
 def test_collective_that_times_out_is_the_fault_of_whom_it_waited_for(start: Start) -> None:
-    script = "import datetime\n" + TRAIN.replace('"gloo"', '"gloo", timeout=datetime.timedelta(seconds=9)')
-    job = start(script.format(does="until('never')"), ranks=3, framework="torch", DISTBOOT_GRACE="2")
+    script = "import datetime\n" + TRAIN.replace(
+        '"gloo"', '"gloo", timeout=datetime.timedelta(seconds=9)'
+    )
+    job = start(
+        script.format(does="until('never')"), ranks=3, framework="torch", DISTBOOT_GRACE="2"
+    )
     assert job.codes() == [1, 1, 1]
     for rank in range(3):
         said = job.output(rank)
@@ -321,13 +353,17 @@ def test_job_that_hangs_ends_where_the_user_wants_it(start: Start) -> None:
     ("does", "after", "named"),
     [("pass", "2", False), ("time.sleep(0.1)", "2", True), ("time.sleep(0.1)", "0", False)],
 )
-def test_ranks_outside_of_collectives_are_named_if_none_works(start: Start, does: str, after: str, named: bool) -> None:
+def test_ranks_outside_of_collectives_are_named_if_none_works(
+    start: Start, does: str, after: str, named: bool
+) -> None:
     evaluates = f"import time\nend = time.monotonic() + 8\nwhile time.monotonic() < end:\n    {does}\ntrain(99)\n"
     script = TRAIN.format(does="pass") + evaluates + TOGETHER
     job = start(script, ranks=2, framework="torch", DISTBOOT_LATE_AFTER=after)
     assert job.finish() == [0, 0], job.output(0)
     assert "waiting for " not in notices(job), notices(job)
-    assert named == bool(re.search(r"no rank has moved for \d s: ranks 0-1 are in <module> \(", notices(job)))
+    assert named == bool(
+        re.search(r"no rank has moved for \d s: ranks 0-1 are in <module> \(", notices(job))
+    )
     assert named == ("ranks 0-1 continue" in notices(job)), notices(job)
 
 
@@ -338,7 +374,9 @@ def test_stacks_of_all_ranks_are_shown_on_request(start: Start, distboot: Run, i
     pids = job.all_ready()
     for pid in (pids[2], pids[0]):
         shown = distboot("stacks", "--pid", str(pid)).stdout
-        assert re.fullmatch(r"ranks 0-2: until \(\S+:\d+\) < load \(\S+\) < <module> \(\S+\)\n", shown), shown
+        assert re.fullmatch(
+            r"ranks 0-2: until \(\S+:\d+\) < load \(\S+\) < <module> \(\S+\)\n", shown
+        ), shown
     os.kill(pids[1], signal.SIGSTOP)
     shown = distboot("stacks", "--pid", str(pids[2])).stdout
     assert re.match(r"rank 1: (until .*, )?stopped by a signal.*\nranks 0, 2: until ", shown), shown
@@ -358,7 +396,9 @@ def test_sigquit_to_a_wrapper_shows_the_stacks_where_the_user_wants_it(start: St
     assert job.finish() == [0, 0]
 
 
-def test_jobs_on_a_host_are_told_apart_by_the_id_that_their_launcher_gave(start: Start, distboot: Run) -> None:
+def test_jobs_on_a_host_are_told_apart_by_the_id_that_their_launcher_gave(
+    start: Start, distboot: Run
+) -> None:
     job = f"job/{os.getpid()}"  # other tests have jobs, too
     for step in ("0", "1"):
         one = start("Path(f'ready-{rank}-STEP').touch()\nuntil('end')".replace("STEP", step), ranks=2,

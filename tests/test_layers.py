@@ -93,13 +93,20 @@ def test_siblings_never_import_each_other(folder: str) -> None:
     for path in sorted(PACKAGE.joinpath(*folder.split(".")).glob("[a-z]*.py")):
         siblings = {f"distboot.{folder}.{other.stem}" for other in path.parent.glob("[a-z]*.py")}
         for _, imported in _imports(path, ast.parse(path.read_text())):
-            assert not siblings & {imported, imported.rpartition(".")[0]}, f"{path.name} imports {imported}"
+            assert not siblings & {imported, imported.rpartition(".")[0]}, (
+                f"{path.name} imports {imported}"
+            )
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_no_framework_is_imported_at_module_level(path: Path) -> None:
     tree = ast.parse(path.read_text())
-    inside = {id(n) for function in ast.walk(tree) if isinstance(function, ast.FunctionDef) for n in ast.walk(function)}
+    inside = {
+        id(n)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        for n in ast.walk(function)
+    }
     for node, imported in _imports(path, tree):
         assert id(node) in inside or imported.split(".")[0] not in FRAMEWORKS
 
@@ -124,14 +131,18 @@ print(sorted(new - set(sys.stdlib_module_names)), len(set(sys.modules) - before)
     names, _, count = result.stdout.strip().rpartition(" ")
     assert (names, result.stderr) == ("['distboot']", "")
     if not use:
-        assert int(count) <= 2, "`import distboot` loads its own __init__ (and __future__), nothing else"
+        assert int(count) <= 2, (
+            "`import distboot` loads its own __init__ (and __future__), nothing else"
+        )
 
 
 def test_wrapper_of_a_process_that_is_alone_does_without_dataclasses(run: Run) -> None:
     # They import `inspect`, and compile the methods of each: together a quarter of the time until the command starts.
     result = run(sys.executable, "-X", "importtime", "-m", "distboot", "run", "--", "true")
     loaded = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
-    assert loaded & {"distboot.agent.supervisor", "dataclasses", "inspect"} == {"distboot.agent.supervisor"}
+    assert loaded & {"distboot.agent.supervisor", "dataclasses", "inspect"} == {
+        "distboot.agent.supervisor"
+    }
 
 
 def test_sidecar_loads_what_it_needs_and_no_launcher(run: Run) -> None:
@@ -160,16 +171,23 @@ def test_public_names_are_there(run: Run) -> None:
     assert "AttributeError: module 'distboot' has no attribute 'nothing'" in result.stderr
 
 
-NAMES = {".".join(("distboot", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in FILES}
+NAMES = {
+    ".".join(("distboot", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in FILES
+}
 FILE_OF = {name.removesuffix(".__init__"): path for name, path in NAMES.items()}
 
 
 def _imported(path: Path) -> set[Path]:
     """The files of ours that one imports when it is loaded, not for types, and not in a function."""
     tree = ast.parse(path.read_text())
-    loaded = ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
+    loaded = ast.Module(
+        [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], []
+    )
     # What is imported is a module, or a name in one.
-    files = (FILE_OF.get(name) or FILE_OF.get(name.rpartition(".")[0]) for _, name in _imports(path, loaded))
+    files = (
+        FILE_OF.get(name) or FILE_OF.get(name.rpartition(".")[0])
+        for _, name in _imports(path, loaded)
+    )
     return {file for file in files if file is not None} - {path}
 
 

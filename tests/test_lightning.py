@@ -155,12 +155,26 @@ _needs_entry_points = pytest.mark.skipif(
 @pytest.mark.parametrize(
     ("init", "devices", "said"),
     [
-        (True, 3, ["does not match the world size (2)", "hint: devices=2, num_nodes=1 fit the job, or start another"]),
-        pytest.param(False, 1, ["num_nodes = 1 are not the ranks of this job, which has 2"], marks=_needs_entry_points),
+        (
+            True,
+            3,
+            [
+                "does not match the world size (2)",
+                "hint: devices=2, num_nodes=1 fit the job, or start another",
+            ],
+        ),
+        pytest.param(
+            False,
+            1,
+            ["num_nodes = 1 are not the ranks of this job, which has 2"],
+            marks=_needs_entry_points,
+        ),
     ],
     ids=["init", "wrapper"],
 )
-def test_wrong_devices_in_a_job_of_several(run_ranks: RunRanks, init: bool, devices: int, said: list[str]) -> None:
+def test_wrong_devices_in_a_job_of_several(
+    run_ranks: RunRanks, init: bool, devices: int, said: list[str]
+) -> None:
     first = "distboot.init(join_timeout=120)\n" if init else ""
     before = [sys.executable] if init else WRAPPER
     ended = run_ranks(_BEGIN + first + _WRONG_SIZE, before=before, DEVICES=str(devices))
@@ -172,14 +186,20 @@ def test_wrong_devices_in_a_job_of_several(run_ranks: RunRanks, init: bool, devi
 def test_size_check_is_for_trainings_in_jobs_of_ours_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lightning.pytorch", types.SimpleNamespace(Callback=object))
     for name, value in variables(detect(one("openmpi-4.1.4/1node_4procs", 3)), {}).items():
-        monkeypatch.setenv(name, value) if value is not None else monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, value) if value is not None else monkeypatch.delenv(
+            name, raising=False
+        )
     (check,) = callbacks()
     trainer = types.SimpleNamespace(num_devices=1, num_nodes=1)
     check.setup(trainer, None, "test")  # type: ignore[attr-defined]
     check.setup(types.SimpleNamespace(num_devices=4, num_nodes=1), None, "fit")  # type: ignore[attr-defined]
-    with pytest.raises(DistbootError, match=r"rank 3 on .* = 1 are not the ranks of this job, which has 4") as refusal:
+    with pytest.raises(
+        DistbootError, match=r"rank 3 on .* = 1 are not the ranks of this job, which has 4"
+    ) as refusal:
         check.setup(trainer, None, "fit")  # type: ignore[attr-defined]
-    assert refusal.value.hint.startswith("Trainer(devices=4, num_nodes=1), or start another number of ranks")
+    assert refusal.value.hint.startswith(
+        "Trainer(devices=4, num_nodes=1), or start another number of ranks"
+    )
     monkeypatch.setenv("WORLD_SIZE", "2")  # of a torchrun that the script has started, say
     assert callbacks() == []
     monkeypatch.delenv("DISTBOOT_PLACEMENT")
@@ -231,7 +251,11 @@ from distboot.lightning import DistbootEnvironment
 say(refused=refused(DistbootEnvironment))
 """
     result = run(sys.executable, "-c", _BEGIN + script)
-    said = ["framework-not-installed", "Lightning is not installed in this Python", "pip install lightning"]
+    said = [
+        "framework-not-installed",
+        "Lightning is not installed in this Python",
+        "pip install lightning",
+    ]
     assert json.loads(result.stdout) == {"refused": said}
 
 
@@ -240,7 +264,11 @@ def _exported(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def test_exports_for_lightning_only_where_nobody_else_says_it() -> None:
-    assert _exported({}) == {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
+    assert _exported({}) == {
+        "TORCHELASTIC_RUN_ID": "none",
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+    }
     assert _exported(one("torchrun-2.13.0/uneven_3_1_c10d", 3)) == {}
     # As `srun --ntasks-per-node` has it, Lightning's own plugin works, and can requeue the job.
     slurm = one("slurm-srun-22.05.8/2nodes_2procs", 2)

@@ -41,7 +41,12 @@ def _only(said: list[dict[str, Any]], event: str) -> dict[str, Any]:
 @pytest.mark.parametrize("init", [False, True], ids=["wrapper", "init"])
 def test_every_line_of_a_job_that_fails_is_an_object(run: Run, port: int, init: bool) -> None:
     secret = "s3cr\"et'\\word"
-    env = {**MPI_ENV, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "DISTBOOT_SECRET": secret}
+    env = {
+        **MPI_ENV,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "DISTBOOT_SECRET": secret,
+    }
     command = [sys.executable, *([] if init else ["-m", "distboot", "--log-json"]), "train.py"]
     before = time.time()
     env |= {"DISTBOOT_LOG": "json"} if init else {}
@@ -80,13 +85,18 @@ def test_ranks_that_are_waited_for(start: Start) -> None:
 
 def test_script_that_is_killed_after_the_grace(start: Start) -> None:
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-    running = start(deaf + FAILING % "os._exit(5)", 2, CULPRIT="1", DISTBOOT_GRACE="0.1", DISTBOOT_LOG="json")
+    running = start(
+        deaf + FAILING % "os._exit(5)", 2, CULPRIT="1", DISTBOOT_GRACE="0.1", DISTBOOT_LOG="json"
+    )
     running.fail()
     assert _only(_said(running.output(0)), "killed")["rank"] == 0
 
 
 def test_error_has_its_code_and_its_hint(distboot: Run) -> None:
-    for arguments, code in ((("--log-json", "train.py"), 127), (("--log-json", "--grace=soon", "train.py"), 2)):
+    for arguments, code in (
+        (("--log-json", "train.py"), 127),
+        (("--log-json", "--grace=soon", "train.py"), 2),
+    ):
         done = distboot(*arguments)
         (error,) = _said(done.stderr)
         assert (done.returncode, error["event"], error["rank"]) == (code, "error", None)
@@ -99,7 +109,12 @@ def test_hint_after_a_traceback(run: Run) -> None:
     # As DeepSpeed's own check does, by the names of the module and of the function.
     script = "def _do_args_sanity_check(): raise AssertionError\n"
     script += "__name__ = 'deepspeed.runtime.engine'\n_do_args_sanity_check()\n"
-    env = {"RANK": "1", "WORLD_SIZE": "2", "DISTBOOT_LOG": "json", "PYTHONPATH": str(PACKAGE / "agent" / "injected")}
+    env = {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "DISTBOOT_LOG": "json",
+        "PYTHONPATH": str(PACKAGE / "agent" / "injected"),
+    }
     done = run(sys.executable, "train.py", train=script, env=env)
     hint = _only(_said(done.stderr), "hint")
     assert (hint["rank"], hint["host"]) == (1, HOST)
@@ -107,7 +122,11 @@ def test_hint_after_a_traceback(run: Run) -> None:
 
 
 def test_events_on_the_page_are_those_in_the_code() -> None:
-    page = (ROOT / "docs" / "reference" / "environment.md").read_text().partition("## Lines as JSON")[2]
+    page = (
+        (ROOT / "docs" / "reference" / "environment.md")
+        .read_text()
+        .partition("## Lines as JSON")[2]
+    )
     shown = re.findall(r"^\| `(\w+)` \|", page.partition("\n## ")[0], re.MULTILINE)
     source = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     named = re.findall(r'\bevent(?:=|": )"(\w+)"', source)

@@ -16,15 +16,20 @@ pytestmark = pytest.mark.usefixtures("buffered")
 
 
 def test_every_line_says_its_rank_and_host_and_keeps_its_stream(distboot: Run) -> None:
-    text = "print('loss 0.1'); print('careful', file=sys.stderr); print(); print('a\\r\\nb', end='')"
+    text = (
+        "print('loss 0.1'); print('careful', file=sys.stderr); print(); print('a\\r\\nb', end='')"
+    )
     result = distboot("run", *PREFIXED, *python(text), env={"RANK": "0", "WORLD_SIZE": "1"})
     begin = PREFIX.decode()
-    assert result.stdout == f"{begin}loss 0.1\n{begin}\n{begin}a\n{begin}b"  # \r\n read as one end of a line
+    # \r\n read as one end of a line
+    assert result.stdout == f"{begin}loss 0.1\n{begin}\n{begin}a\n{begin}b"
     assert result.stderr == f"{begin}careful\n"
     assert result.returncode == 0
 
 
-def test_without_the_options_the_child_has_our_own_streams(clean_env: dict[str, str], tmp_path: Path) -> None:
+def test_without_the_options_the_child_has_our_own_streams(
+    clean_env: dict[str, str], tmp_path: Path
+) -> None:
     text = "print(os.fstat(1).st_ino, os.environ.get('PYTHONUNBUFFERED'))"
     with wrapped(clean_env, tmp_path, "--", *python(text)) as wrapper:
         assert wrapper.stdout is not None
@@ -32,7 +37,9 @@ def test_without_the_options_the_child_has_our_own_streams(clean_env: dict[str, 
         assert wrapper.stdout.read() == f"{ours} None\n".encode()
 
 
-_PROMPT = "print('first'); sys.stdin.readline(); name = input('name? '); print('hello', name); input()"
+_PROMPT = (
+    "print('first'); sys.stdin.readline(); name = input('name? '); print('hello', name); input()"
+)
 _BAR = "for n in range(3): print(f'\\r{n}0 %', end=''); sys.stdin.readline()\nprint('\\rall ')"
 
 
@@ -40,8 +47,17 @@ _BAR = "for n in range(3): print(f'\\r{n}0 %', end=''); sys.stdin.readline()\npr
     ("text", "shown"),
     [
         # After "Ada" a terminal would show that, and its end of the line.
-        (_PROMPT, [(PREFIX + b"first\n", "\n"), (PREFIX + b"name? ", "Ada\n"), (b"hello Ada\n", "\n")]),
-        (_BAR, [*((b"\r" + PREFIX + b"%d0 %%" % n, "\n") for n in range(3)), (b"\r" + PREFIX + b"all \n", "")]),
+        (
+            _PROMPT,
+            [(PREFIX + b"first\n", "\n"), (PREFIX + b"name? ", "Ada\n"), (b"hello Ada\n", "\n")],
+        ),
+        (
+            _BAR,
+            [
+                *((b"\r" + PREFIX + b"%d0 %%" % n, "\n") for n in range(3)),
+                (b"\r" + PREFIX + b"all \n", ""),
+            ],
+        ),
     ],
     ids=["prompt", "progress bar"],
 )
@@ -80,14 +96,17 @@ sys.stdout.write("".join(f"{rank} {n} {'x' * (n % 90)}\\n" for n in range(20_000
 """
 
 
-def test_ranks_that_share_a_pipe_write_whole_lines(clean_env: dict[str, str], tmp_path: Path, port: int) -> None:
+def test_ranks_that_share_a_pipe_write_whole_lines(
+    clean_env: dict[str, str], tmp_path: Path, port: int
+) -> None:
     job = {**clean_env, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     reader, writer = os.pipe()
     with (
         wrapped({**job, "RANK": "0"}, tmp_path, *PREFIXED, *python(_MANY_LINES), stdout=writer),
         wrapped({**job, "RANK": "1"}, tmp_path, *PREFIXED, *python(_MANY_LINES), stdout=writer),
     ):
-        until(lambda: not select.select([], [writer], [], 0)[1])  # it is full, and each line has to wait for its turn
+        # It is full, and each line has to wait for its turn
+        until(lambda: not select.select([], [writer], [], 0)[1])
         os.close(writer)
         with open(reader) as shared:
             shown = shared.read().splitlines()
@@ -97,16 +116,24 @@ def test_ranks_that_share_a_pipe_write_whole_lines(clean_env: dict[str, str], tm
         assert mine == [f"{rank} {n} {'x' * (n % 90)}" for n in range(20_000)]
 
 
-def test_file_of_a_rank_has_both_streams_without_prefix_and_every_attempt(distboot: Run, tmp_path: Path) -> None:
+def test_file_of_a_rank_has_both_streams_without_prefix_and_every_attempt(
+    distboot: Run, tmp_path: Path
+) -> None:
     text = "print('loss'); time.sleep(0.05); print('warning', file=sys.stderr); sys.exit(int(sys.argv[1]))"
     begin = PREFIX.decode()
     for code in (3, 0):
         result = distboot("run", "--log-dir", "deep/logs", *PREFIXED, *python(text), str(code))
-        assert (result.stdout, result.stderr, result.returncode) == (f"{begin}loss\n", f"{begin}warning\n", code)
+        assert (result.stdout, result.stderr, result.returncode) == (
+            f"{begin}loss\n",
+            f"{begin}warning\n",
+            code,
+        )
     assert log_of(tmp_path / "deep/logs") == ["loss", "warning", "", "loss", "warning"]
 
 
-def test_lines_of_the_two_streams_do_not_mix_in_the_file(clean_env: dict[str, str], tmp_path: Path) -> None:
+def test_lines_of_the_two_streams_do_not_mix_in_the_file(
+    clean_env: dict[str, str], tmp_path: Path
+) -> None:
     text = "sys.stderr.write('50 %'); input(); print('epoch 1'); input(); sys.stderr.write(' done')"
     with wrapped(clean_env, tmp_path, "--log-dir=logs", "--", *python(text)) as wrapper:
         until(lambda: (tmp_path / "stderr").read_bytes() == b"50 %")
@@ -130,8 +157,13 @@ def test_ranks_that_torchrun_starts_have_them_too(distboot: Run, tmp_path: Path)
     text = "import json; print('$RANK is', json.loads(os.environ['TF_CONFIG'])['task']['index'])"
     options = ("--nproc-per-node", "2", "--framework", "tensorflow", "--log-dir", "logs", *PREFIXED)
     result = distboot("run", *options, *python(text), timeout=120)
-    assert sorted(result.stdout.splitlines()) == [f"[rank {rank} {HOST}] $RANK is {rank}" for rank in range(2)]
-    assert [log_of(tmp_path / "logs", rank) for rank in range(2)] == [["$RANK is 0"], ["$RANK is 1"]]
+    assert sorted(result.stdout.splitlines()) == [
+        f"[rank {rank} {HOST}] $RANK is {rank}" for rank in range(2)
+    ]
+    assert [log_of(tmp_path / "logs", rank) for rank in range(2)] == [
+        ["$RANK is 0"],
+        ["$RANK is 1"],
+    ]
     assert result.returncode == 0
 
 
@@ -142,7 +174,17 @@ def test_mlflow_hears_of_a_metric_once(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("mlflow", reason="mlflow-skinny is not installed")
     wrapper = [sys.executable, "-m", "distboot", "--log-prefix", "--log-dir", "logs"]
     script = [str(ROOT / "examples/mlflow_rank0.py"), "--epochs", "8", "--store", "runs"]
-    result = run(str(MPIRUN), "--map-by", ":OVERSUBSCRIBE", "-n", "2", *wrapper, *script, env=MPI_ENV, timeout=180)
+    result = run(
+        str(MPIRUN),
+        "--map-by",
+        ":OVERSUBSCRIBE",
+        "-n",
+        "2",
+        *wrapper,
+        *script,
+        env=MPI_ENV,
+        timeout=180,
+    )
     assert result.returncode == 0, result.stderr
     said, _, found = log_of(tmp_path / "logs")[-1].partition(" ")
     assert (said, json.loads(found)["ranks"]) == ("result", 2)

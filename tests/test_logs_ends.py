@@ -15,14 +15,20 @@ pytestmark = pytest.mark.usefixtures("buffered")
 
 
 @pytest.mark.parametrize(("name", "code"), [("KILL", 137), ("ABRT", 134), ("TERM", 143)])
-def test_last_output_and_code_of_a_child_that_is_killed(distboot: Run, tmp_path: Path, name: str, code: int) -> None:
+def test_last_output_and_code_of_a_child_that_is_killed(
+    distboot: Run, tmp_path: Path, name: str, code: int
+) -> None:
     text = f"print('x' * 60000 + ' last words', end='', flush=True); os.kill(os.getpid(), signal.SIG{name})"
-    result = distboot("run", "--log-dir", "logs", "--", "bash", "-c", 'ulimit -c 0; exec "$@"', "-", *python(text))
+    result = distboot(
+        "run", "--log-dir", "logs", "--", "bash", "-c", 'ulimit -c 0; exec "$@"', "-", *python(text)
+    )
     assert (result.stdout, result.returncode) == ("x" * 60000 + " last words", code)
     assert log_of(tmp_path / "logs") == [result.stdout]
 
 
-def test_reader_that_goes_away_ends_the_child_as_without_us(clean_env: dict[str, str], tmp_path: Path) -> None:
+def test_reader_that_goes_away_ends_the_child_as_without_us(
+    clean_env: dict[str, str], tmp_path: Path
+) -> None:
     with wrapped(clean_env, tmp_path, *PREFIXED, "yes") as wrapper:
         assert read_from(wrapper, len(PREFIX) + 2) == PREFIX + b"y\n"
         assert wrapper.stdout is not None
@@ -31,8 +37,12 @@ def test_reader_that_goes_away_ends_the_child_as_without_us(clean_env: dict[str,
     assert (tmp_path / "stderr").read_bytes() == b""
 
 
-def test_what_the_child_leaves_behind_does_not_keep_the_wrapper(clean_env: dict[str, str], tmp_path: Path) -> None:
-    with wrapped(clean_env, tmp_path, *PREFIXED, "sh", "-c", "sleep 600 & echo $!; exit 5") as wrapper:
+def test_what_the_child_leaves_behind_does_not_keep_the_wrapper(
+    clean_env: dict[str, str], tmp_path: Path
+) -> None:
+    with wrapped(
+        clean_env, tmp_path, *PREFIXED, "sh", "-c", "sleep 600 & echo $!; exit 5"
+    ) as wrapper:
         assert wrapper.wait(30) == 5
         assert wrapper.stdout is not None
         left_behind = int(wrapper.stdout.read().removeprefix(PREFIX))
@@ -40,7 +50,9 @@ def test_what_the_child_leaves_behind_does_not_keep_the_wrapper(clean_env: dict[
         os.kill(left_behind, signal.SIGKILL)
 
 
-def test_reader_that_stops_blocks_the_child_and_not_its_supervision(clean_env: dict[str, str], tmp_path: Path) -> None:
+def test_reader_that_stops_blocks_the_child_and_not_its_supervision(
+    clean_env: dict[str, str], tmp_path: Path
+) -> None:
     script = """
 signal.signal(signal.SIGUSR1, lambda *_: open("got", "w"))
 with open("pid.part", "w") as file:
@@ -50,7 +62,9 @@ while True:
     print("x" * 999)
 """
     reader, writer = os.pipe()
-    with wrapped(clean_env, tmp_path, "--log-dir=logs", *PREFIXED, *python(script), stdout=writer) as wrapper:
+    with wrapped(
+        clean_env, tmp_path, "--log-dir=logs", *PREFIXED, *python(script), stdout=writer
+    ) as wrapper:
         until((tmp_path / "pid").exists)
         until(lambda: not select.select([], [writer], [], 0)[1])  # it is full
         child = int((tmp_path / "pid").read_text())
@@ -70,18 +84,28 @@ while True:
     assert set(lines[:-1]) == {"x" * 999}
 
 
-@pytest.mark.parametrize("node", [[], ["--nproc-per-node=1", "--join-timeout=60"]], ids=["rank", "node"])
+@pytest.mark.parametrize(
+    "node", [[], ["--nproc-per-node=1", "--join-timeout=60"]], ids=["rank", "node"]
+)
 def test_folder_that_cannot_be_written_is_an_error_on_all(
     clean_env: dict[str, str], tmp_path: Path, port: int, node: list[str]
 ) -> None:
     (tmp_path / "file").touch()
     job = {**clean_env, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     with (
-        wrapped({**job, "RANK": "0"}, tmp_path, *node, "--log-dir=logs", "--", "touch", "started") as good,
-        wrapped({**job, "RANK": "1"}, tmp_path, *node, "--log-dir=file/logs", "--", "touch", "started") as bad,
+        wrapped(
+            {**job, "RANK": "0"}, tmp_path, *node, "--log-dir=logs", "--", "touch", "started"
+        ) as good,
+        wrapped(
+            {**job, "RANK": "1"}, tmp_path, *node, "--log-dir=file/logs", "--", "touch", "started"
+        ) as bad,
     ):
         assert (good.wait(60), bad.wait(60)) == (74, 74)
-    said = "log files in 'file/logs' cannot" if node else "rank 1 on HOST: the log file 'file/logs/rank-1.log' cannot"
+    said = (
+        "log files in 'file/logs' cannot"
+        if node
+        else "rank 1 on HOST: the log file 'file/logs/rank-1.log' cannot"
+    )
     errors = (tmp_path / "stderr").read_text().replace(HOST, "HOST")
     assert errors.count(f"{said} be written: Not a directory") >= 1 + bool(node), errors
     assert errors.count("distboot: error[output-failed]: ") == 2, errors
@@ -91,7 +115,8 @@ def test_folder_that_cannot_be_written_is_an_error_on_all(
 
 def test_disk_that_fills_up_is_said_once_and_the_command_goes_on(run: Run, tmp_path: Path) -> None:
     wrapper = f"{sys.executable} -m distboot run --log-dir logs -- sh -c 'for n in $(seq 100); do seq 100; done'"
-    result = run("bash", "-c", f"ulimit -f 1; exec {wrapper}")  # of a kB: beyond it the kernel says EFBIG
+    # Of a kB: beyond it the kernel says EFBIG
+    result = run("bash", "-c", f"ulimit -f 1; exec {wrapper}")
     assert result.stdout == "".join(f"{n}\n" for n in range(1, 101)) * 100
     said = "warning: nothing more is written to 'logs/rank-0.log': File too large"
     assert (result.stderr, result.returncode) == (f"distboot: {said}\n", 0)

@@ -34,7 +34,8 @@ class Row(NamedTuple):
 
     name: str  # as the page has it
     example: str  # file in examples/, and its arguments
-    wrapped: str = ""  # value of the wrapper's --framework for an unmodified script; empty: the script calls init
+    # Value of the wrapper's --framework for an unmodified script; empty: the script calls init
+    wrapped: str = ""
     ranks: int = 2
     needs_mpi: bool = False  # whether it makes sense under MPI launchers only
 
@@ -96,7 +97,9 @@ def missing_for(launcher: str) -> str | None:
     return f"no {launcher} here" if programs.get(launcher, "") is None else None
 
 
-def run(row: Row, launcher: str, env: Mapping[str, str], port: int, *, slurm: Slurm | None, folder: Path) -> Outcome:
+def run(
+    row: Row, launcher: str, env: Mapping[str, str], port: int, *, slurm: Slurm | None, folder: Path
+) -> Outcome:
     variables = {**_VARIABLES, **(debians_mpi(launcher, folder) if row.needs_mpi else {})}
     if slurm is not None:
         done = slurm.srun(
@@ -106,13 +109,20 @@ def run(row: Row, launcher: str, env: Mapping[str, str], port: int, *, slurm: Sl
         )  # fmt: skip
         return _outcome(done.returncode, done.stdout + done.stderr)
     path = f"{BIN}{os.pathsep}{env['PATH']}"
-    started = [(command, {**env, "PATH": path, **variables, **own}) for command, own in _commands(row, launcher, port)]
+    started = [
+        (command, {**env, "PATH": path, **variables, **own})
+        for command, own in _commands(row, launcher, port)
+    ]
     ended = side_by_side(started, LIMIT)
-    return _outcome(next(filter(None, (code for code, _ in ended)), 0), "".join(output for _, output in ended))
+    return _outcome(
+        next(filter(None, (code for code, _ in ended)), 0), "".join(output for _, output in ended)
+    )
 
 
 def _outcome(exit_code: int, output: str) -> Outcome:
-    found = [line[line.index("result {") + 7 :] for line in output.splitlines() if "result {" in line]
+    found = [
+        line[line.index("result {") + 7 :] for line in output.splitlines() if "result {" in line
+    ]
     result = json.loads(found[-1]) if len(found) == 1 else {}
     return Outcome(result.get("ranks", 0), result.get("accuracy", 0.0), exit_code, output)
 
@@ -122,7 +132,14 @@ def _commands(row: Row, launcher: str, port: int) -> list[Command]:
     script, count = row.command(), str(row.ranks)
     mpirun, own_port = [str(MPIRUN), "--map-by", ":OVERSUBSCRIBE"], str(port)
     torch_port = ["--master-port", own_port, "--use-env"]
-    deepspeed_options = ["--hostfile", "/nonexistent", "--master_port", own_port, "--no_local_rank", "--no_python"]
+    deepspeed_options = [
+        "--hostfile",
+        "/nonexistent",
+        "--master_port",
+        own_port,
+        "--no_local_rank",
+        "--no_python",
+    ]
     azure = {"AZUREML_RUN_ID": f"digits_{port}"}
     one: dict[str, Command] = {
         "one process": (script, {}),
@@ -140,30 +157,51 @@ def _commands(row: Row, launcher: str, port: int) -> list[Command]:
     if launcher in one:
         return [one[launcher]]
     if launcher == "Azure ML TensorFlow":
-        cluster = {"worker": row.ranks} if row.ranks == 2 else {"chief": 1, "worker": row.ranks - 2, "ps": 1}
+        cluster = (
+            {"worker": row.ranks}
+            if row.ranks == 2
+            else {"chief": 1, "worker": row.ranks - 2, "ps": 1}
+        )
         return [(script, {**azure, **task}) for task in tasks(**cluster)]
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": own_port, "WORLD_SIZE": count}
     where |= {**azure, "NODE_RANK": "0"} if launcher == "Azure ML PyTorch" else {}
-    return [(script, {**where, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(row.ranks)]
+    return [
+        (script, {**where, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(row.ranks)
+    ]
 
 
 _TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 _LAUNCH = [sys.executable, "-m", "torch.distributed.launch"]
-_VARIABLES = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+_VARIABLES = {
+    "OMP_NUM_THREADS": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "DS_ACCELERATOR": "cpu",
+    "CUDA_VISIBLE_DEVICES": "",
+}
 _MPI_PLUGIN = {True: ["--mpi=pmix"], False: []}
 
 
 DOCS = ROOT / "docs" / "matrix.md"
 WRITE = bool(os.environ.get("DISTBOOT_WRITE_MATRIX"))
 # Two launchers for each row, so that each launcher has its turn.
-USUAL = {row.name: (LAUNCHERS[1 + index % 12], LAUNCHERS[1 + (index + 5) % 12]) for index, row in enumerate(ROWS)}
-CELLS = [(row, launcher) for row in ROWS for launcher in LAUNCHERS if WRITE or launcher in USUAL[row.name]]
+USUAL = {
+    row.name: (LAUNCHERS[1 + index % 12], LAUNCHERS[1 + (index + 5) % 12])
+    for index, row in enumerate(ROWS)
+}
+CELLS = [
+    (row, launcher)
+    for row in ROWS
+    for launcher in LAUNCHERS
+    if WRITE or launcher in USUAL[row.name]
+]
 
 _TABLES = Tables("framework", {row.name: row.title for row in ROWS}, ("",), LAUNCHERS, missing="-")
 _texts: dict[tuple[str, str, str], str] = {}
 
 
-@pytest.mark.parametrize(("row", "launcher"), CELLS, ids=[f"{row.name}-{launcher}" for row, launcher in CELLS])
+@pytest.mark.parametrize(
+    ("row", "launcher"), CELLS, ids=[f"{row.name}-{launcher}" for row, launcher in CELLS]
+)
 def test_cell(request: pytest.FixtureRequest, tmp_path: Path, row: Row, launcher: str) -> None:
     clean_env, port = (request.getfixturevalue(name) for name in ("clean_env", "port"))
     missing = missing_for_slurm() if launcher == "srun" else missing_for(launcher)
@@ -181,7 +219,10 @@ def test_cell(request: pytest.FixtureRequest, tmp_path: Path, row: Row, launcher
         assert outcome.exit_code != 0
         assert f"error[{refusal}]" in outcome.output
     else:
-        assert (outcome.exit_code, outcome.ranks) == (0, 1 if launcher == "one process" else row.ranks)
+        assert (outcome.exit_code, outcome.ranks) == (
+            0,
+            1 if launcher == "one process" else row.ranks,
+        )
         assert outcome.accuracy >= LEAST
     found = f"{outcome.ranks}: {outcome.accuracy:.3f}"
     _texts[row.name, "", launcher] = f"refused: `{refusal}`" if refusal else found

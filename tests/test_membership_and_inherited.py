@@ -43,7 +43,11 @@ def test_local_ranks_that_are_known_stay() -> None:
 
 def test_two_agents_on_one_host_are_two_nodes_when_the_launcher_says_so() -> None:
     placed = _placed(_records("aaaa", local_rank=[0, 1, 0, 1], node_rank=[0, 0, 1, 1]))
-    assert (placed["node_rank"], placed["local_world_size"], placed["num_nodes"]) == ([0, 0, 1, 1], [2] * 4, [2] * 4)
+    assert (placed["node_rank"], placed["local_world_size"], placed["num_nodes"]) == (
+        [0, 0, 1, 1],
+        [2] * 4,
+        [2] * 4,
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,10 +58,17 @@ def test_two_agents_on_one_host_are_two_nodes_when_the_launcher_says_so() -> Non
         (_records("aab", num_nodes=[3, 3, 3]), "told of 3 nodes"),
         (_records("ab", node_rank=[0, 0]), "2 nodes have the node ranks 0, 0"),
         (_records("aa", node_rank=[0, 2]), "2 nodes have the node ranks 0, 2"),
-        (_records("aa", local_rank=[0, 0], local_world_size=[2, 2], node_rank=[0, 0], num_nodes=[1, 1]), "ranks 0, 0"),
+        (
+            _records(
+                "aa", local_rank=[0, 0], local_world_size=[2, 2], node_rank=[0, 0], num_nodes=[1, 1]
+            ),
+            "ranks 0, 0",
+        ),
     ],
 )
-def test_ranks_that_contradict_each_other_are_refused(records: list[WorkerInfo], problem: str) -> None:
+def test_ranks_that_contradict_each_other_are_refused(
+    records: list[WorkerInfo], problem: str
+) -> None:
     with pytest.raises(DistbootError) as refusal:
         build_membership(records)
     assert refusal.value.code == "membership-mismatch"
@@ -70,13 +81,23 @@ def _exported(environ: dict[str, str]) -> dict[str, str]:
 
 def test_port_that_the_wrapper_found_reaches_the_child() -> None:
     environ = {**_exported({}), "MASTER_PORT": "61234"}
-    environ[VARIABLE] = environ[VARIABLE].replace("exported=", "master_port=61234,exported=MASTER_PORT+")
+    environ[VARIABLE] = environ[VARIABLE].replace(
+        "exported=", "master_port=61234,exported=MASTER_PORT+"
+    )
     placement = detect(environ)
-    assert (placement.launcher, placement.master_port, placement.sources["master_port"]) == ("single", 61234, VARIABLE)
+    assert (placement.launcher, placement.master_port, placement.sources["master_port"]) == (
+        "single",
+        61234,
+        VARIABLE,
+    )
 
 
 def test_stale_variables_do_not_reach_the_child() -> None:
-    environ = {**one("openmpi-5.0.11/2nodes_x_master", 3), "NODE_RANK": "7", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    environ = {
+        **one("openmpi-5.0.11/2nodes_x_master", 3),
+        "NODE_RANK": "7",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
     child = _exported(environ)
     assert "NODE_RANK" not in child, "not known: no number is better than somebody else's"
     assert "TORCHELASTIC_USE_AGENT_STORE" not in child
@@ -115,13 +136,19 @@ def test_mark_of_an_inner_launcher_that_was_there_before_is_none() -> None:
     outer = one("deepspeed-0.19.8/impi_2nodes_2procs", 1)
     assert outer["LOCAL_SIZE"]
     placement = detect(outer)
-    child = merged(variables(placement, outer, others={"CROSS_RANK": "0", "CROSS_SIZE": "2"}), outer)
+    child = merged(
+        variables(placement, outer, others={"CROSS_RANK": "0", "CROSS_SIZE": "2"}), outer
+    )
     assert detect(child)[:8] == placement[:8]
 
 
 def test_handoff_needs_no_quoting() -> None:
     safe = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789=,+._:-")
-    names = ("openmpi-5.0.11/2nodes_x_master", "slurm-srun-22.05.8/2nodes_2procs", "torchrun-2.13.0/2nodes_2procs_c10d")
+    names = (
+        "openmpi-5.0.11/2nodes_x_master",
+        "slurm-srun-22.05.8/2nodes_2procs",
+        "torchrun-2.13.0/2nodes_2procs_c10d",
+    )
     for name, rank in itertools.product(names, range(4)):
         assert set(_exported(one(name, rank))[VARIABLE]) <= safe
 
@@ -130,7 +157,12 @@ def test_inner_job_of_the_same_launcher_size_and_rank_is_another_job() -> None:
     outer = _exported(one("openmpi-5.0.11/2nodes_1proc", 1))
     inner = one("openmpi-5.0.11/alloc3_used1", 1)  # also rank 1 of 2, both on one node
     placement = detect({**outer, **inner})
-    assert (placement.rank, placement.local_rank, placement.local_world_size, placement.num_nodes) == (1, 1, 2, 1)
+    assert (
+        placement.rank,
+        placement.local_rank,
+        placement.local_world_size,
+        placement.num_nodes,
+    ) == (1, 1, 2, 1)
     assert placement.master_port == detect(inner).master_port
 
 
@@ -154,27 +186,52 @@ def test_what_is_set_after_the_wrapper_counts() -> None:
 def test_processes_that_a_wrapped_script_numbers_itself(rank: int) -> None:
     placement = detect({**_exported({}), "RANK": str(rank), "WORLD_SIZE": "2"})
     assert (placement.launcher, placement.rank, placement.world_size) == ("torch", rank, 2)
-    assert (placement.local_rank, placement.node_rank) == (None, None), "what was exported is not about them"
+    assert (placement.local_rank, placement.node_rank) == (None, None), (
+        "what was exported is not about them"
+    )
     assert placement.master_addr == "127.0.0.1", "they find each other where the wrapper said"
 
 
 def test_processes_renumbered_on_a_node_are_not_taken_for_the_outer_one() -> None:
-    outer = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "nodea"}
-    inner = detect({**_exported({**outer, "MASTER_PORT": "29500"}), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"})
+    outer = {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "nodea",
+    }
+    inner = detect(
+        {**_exported({**outer, "MASTER_PORT": "29500"}), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    )
     assert (inner.rank, inner.local_rank, inner.local_world_size) == (1, 0, 1)
 
 
 def test_what_was_exported_is_believed_where_the_launchers_variables_were_not_passed_on() -> None:
     exported = merged(variables(detect(one("openmpi-5.0.11/1node_4procs", 1)), {}), {})
     placement = detect(exported)
-    assert (placement.launcher, placement.rank, placement.world_size, placement.local_rank) == ("torch", 1, 4, 2)
+    assert (placement.launcher, placement.rank, placement.world_size, placement.local_rank) == (
+        "torch",
+        1,
+        4,
+        2,
+    )
     with pytest.raises(DistbootError) as refusal:
         detect({VARIABLE: exported[VARIABLE]})
     assert "rank 1 of 4, and RANK and WORLD_SIZE are missing" in refusal.value.message
 
 
 def test_launcher_that_was_named_to_the_wrapper_holds_for_the_script(distboot: Run) -> None:
-    command = ("run", "--launcher", "single", "--", sys.executable, "-m", "distboot", "show", "--json")
+    command = (
+        "run",
+        "--launcher",
+        "single",
+        "--",
+        sys.executable,
+        "-m",
+        "distboot",
+        "show",
+        "--json",
+    )
     shown = json.loads(distboot(*command, env=one("openmpi-5.0.11/1node_4procs", 2)).stdout)
     assert (shown["launcher"], shown["rank"], shown["world_size"]) == ("single", 0, 1)
 

@@ -10,7 +10,18 @@ from pathlib import Path
 import pytest
 from conftest import Run
 from hosts import Hosts, Slurm
-from launched import DEBIAN, MPI_ENV, MPICH, MPIRUN, OPENMPI4, debians_mpi, json_lines, needs, needs_hosts, needs_slurm
+from launched import (
+    DEBIAN,
+    MPI_ENV,
+    MPICH,
+    MPIRUN,
+    OPENMPI4,
+    debians_mpi,
+    json_lines,
+    needs,
+    needs_hosts,
+    needs_slurm,
+)
 from ranks import RunRanks
 
 pytestmark = needs("mpi4py")
@@ -27,12 +38,17 @@ def _needs_a_choice() -> None:
 @pytest.fixture
 def launched(tmp_path: Path) -> Start:
     """The command line of two ranks under a launcher, and the variables for mpi4py to use a library."""
-    libraries = {launcher: debians_mpi(launcher, tmp_path) for launcher in ("Open MPI 5", "Open MPI 4", "MPICH")}
+    libraries = {
+        launcher: debians_mpi(launcher, tmp_path)
+        for launcher in ("Open MPI 5", "Open MPI 4", "MPICH")
+    }
     launchers: dict[str, list[str | None]] = {
         "Open MPI 5": [MPIRUN, "--map-by", ":OVERSUBSCRIBE", "-n", "2"],
         "Open MPI 4": [OPENMPI4, "--oversubscribe", "-n", "2"],
         "MPICH": [MPICH, "-n", "2"],
-        "torchrun": [*f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node=2 --no-python".split()],
+        "torchrun": [
+            *f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node=2 --no-python".split()
+        ],
     }
     files = {"Open MPI 4": "libmpi.so.40", "MPICH": "libmpich.so.12"}
 
@@ -51,10 +67,17 @@ def launched(tmp_path: Path) -> Start:
 
 @pytest.mark.parametrize(
     ("launcher", "library"),
-    [("Open MPI 5", "Open MPI 5"), ("Open MPI 4", "Open MPI 4"), ("Open MPI 4", "Open MPI 5"), ("MPICH", "MPICH")],
+    [
+        ("Open MPI 5", "Open MPI 5"),
+        ("Open MPI 4", "Open MPI 4"),
+        ("Open MPI 4", "Open MPI 5"),
+        ("MPICH", "MPICH"),
+    ],
     ids=["openmpi5-wrapper", "openmpi4", "openmpi4-library5", "mpich"],
 )
-def test_communicators(run: Run, launched: Start, tmp_path: Path, launcher: str, library: str) -> None:
+def test_communicators(
+    run: Run, launched: Start, tmp_path: Path, launcher: str, library: str
+) -> None:
     script = """
 import json, os, sys
 from pathlib import Path
@@ -90,11 +113,21 @@ sys.stdout.write(json.dumps(line) + "\\n")
     lines = json_lines(done)  # and all ended well
     assert "MPI_ABORT" not in done.stderr.upper()
     assert {str(line.pop("library"))[:5] for line in lines} == {library[:5]}
-    same = {"total": 3, "hosts": [os.uname().nodename], "first": True, "error": "an exception", "freed": True}
-    assert lines == [{"rank": rank, "comm": [rank, 2], "local": [rank, 2], "again": 2, **same} for rank in (0, 1)]
+    same = {
+        "total": 3,
+        "hosts": [os.uname().nodename],
+        "first": True,
+        "error": "an exception",
+        "freed": True,
+    }
+    assert lines == [
+        {"rank": rank, "comm": [rank, 2], "local": [rank, 2], "again": 2, **same} for rank in (0, 1)
+    ]
 
 
-@pytest.mark.parametrize(("end", "code"), [("raise ValueError('the loss is NaN')", 1), ("sys.exit(3)", 3)])
+@pytest.mark.parametrize(
+    ("end", "code"), [("raise ValueError('the loss is NaN')", 1), ("sys.exit(3)", 3)]
+)
 def test_failure_of_one_rank_ends_the_job(run: Run, launched: Start, end: str, code: int) -> None:
     """Although rank 0 waits for it in C, and MPI's own end would wait for rank 0; without failure detection, too."""
     script = """
@@ -107,7 +140,13 @@ if ctx.rank == 1:
 ctx.comm.Barrier()
 """
     command, env = launched("Open MPI 5", "Open MPI 5")
-    done = run(*command, sys.executable, "-c", script.format(end=end), env={**env, "DISTBOOT_FAILURE_DETECTION": "0"})
+    done = run(
+        *command,
+        sys.executable,
+        "-c",
+        script.format(end=end),
+        env={**env, "DISTBOOT_FAILURE_DETECTION": "0"},
+    )
     assert done.returncode == code, done.stdout + done.stderr
     assert ("ValueError: the loss is NaN\n" in done.stderr) == (code == 1)
 
@@ -127,7 +166,9 @@ except distboot.DistbootError as error:
     [("MPICH", "Open MPI 5", "Open MPI v5"), ("Open MPI 5", "MPICH", "MPICH Version: 4")],
     ids=["mpich-openmpi", "openmpi-mpich"],
 )
-def test_launcher_and_library_that_differ(run: Run, launched: Start, launcher: str, library: str, uses: str) -> None:
+def test_launcher_and_library_that_differ(
+    run: Run, launched: Start, launcher: str, library: str, uses: str
+) -> None:
     command, env = launched(launcher, library)
     done = run(*command, sys.executable, "-c", _REFUSED, env=env)
     name = {"MPICH": "mpich"}.get(launcher, "openmpi")
@@ -196,7 +237,17 @@ _UNEVEN = [
 def test_bare_mpirun_on_two_hosts(hosts: Hosts, launched: Start) -> None:
     (mpirun, *_), env = launched("Open MPI 5", "Open MPI 5")
     (hosts.shared / "nodes.py").write_text(_NODES)
-    command = [mpirun, "--bind-to", "none", "-H", "nodea:2,nodeb:1", "-x", "PATH", sys.executable, "nodes.py"]
+    command = [
+        mpirun,
+        "--bind-to",
+        "none",
+        "-H",
+        "nodea:2,nodeb:1",
+        "-x",
+        "PATH",
+        sys.executable,
+        "nodes.py",
+    ]
     assert json_lines(hosts.run("nodea", command, env, 120)) == _UNEVEN
 
 
@@ -205,7 +256,8 @@ def test_bare_mpirun_on_two_hosts(hosts: Hosts, launched: Start) -> None:
 def test_in_a_slurm_step_on_two_hosts(slurm: Slurm) -> None:
     (slurm.hosts.shared / "nodes.py").write_text(_NODES)
     step = ["-N2", "-n3", "-m", "plane=2"]
-    for _ in range(3):  # PMIx in Open MPI 5.0.11 crashes in MPI_Init below Slurm 22.05, once in some dozen starts
+    # PMIx in Open MPI 5.0.11 crashes in MPI_Init below Slurm 22.05, once in some dozen starts
+    for _ in range(3):
         done = slurm.srun([*step, "--mpi=pmix", sys.executable, "nodes.py"], MPI_ENV, 120)
         if "killed by SIGSEGV" not in done.stderr:
             break

@@ -28,12 +28,16 @@ def who(tmp_path: Path) -> str:
 def test_show_says_what_it_is_and_the_way_out(distboot: Run) -> None:
     result = distboot("show", env=PYTORCHJOB_4_A_POD)
     assert result.returncode == 0
-    assert result.stdout.startswith("Node 2 of 3, and not a rank: PET_NPROC_PER_NODE=4 asks for 4 processes in each ")
+    assert result.stdout.startswith(
+        "Node 2 of 3, and not a rank: PET_NPROC_PER_NODE=4 asks for 4 processes in each "
+    )
     assert "python -m distboot --nproc-per-node N script.py" in result.stdout
 
 
 @pytest.mark.parametrize("environ", [PYTORCHJOB_4_A_POD, TRAINJOB, AZUREML_NODE])
-def test_init_refuses_before_it_waits_for_anybody(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_refuses_before_it_waits_for_anybody(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     before = dict(os.environ)
@@ -61,11 +65,20 @@ def test_one_mpi_process_a_node_is_noted_and_refused_where_accelerators_would_id
     assert "sees 8 cuda devices" in refusal.value.message
 
 
-def test_several_ranks_a_node_or_one_that_torchrun_was_told_to_start_are_as_they_are_to_be() -> None:
+def test_several_ranks_a_node_or_one_that_torchrun_was_told_to_start_are_as_they_are_to_be() -> (
+    None
+):
     for name in ("openmpi-4.1.4/1node_4procs", "torchrun-2.13.0/2nodes_2procs_static"):
         refuse_idle_accelerators(detect(one(name, 0)), "cuda", 8)
-    chosen = {"GROUP_WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "3", "LOCAL_RANK": "0"}
-    refuse_idle_accelerators(detect({**one("torchrun-2.13.0/2nodes_2procs_static", 3), **chosen}), "cuda", 8)
+    chosen = {
+        "GROUP_WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "1",
+        "GROUP_RANK": "3",
+        "LOCAL_RANK": "0",
+    }
+    refuse_idle_accelerators(
+        detect({**one("torchrun-2.13.0/2nodes_2procs_static", 3), **chosen}), "cuda", 8
+    )
 
 
 # Options for torchrun are not for our agent.
@@ -74,18 +87,27 @@ STRAY = {"PET_NO_PYTHON": "1", "PET_MODULE": "1", "PET_TEE": "x", "PET_VIRTUAL_L
 
 @pytest.mark.parametrize(
     "environ",
-    [{}, {**STRAY, "DISTBOOT_LAUNCHER": "none"}, pytest.param({"DISTBOOT_LAUNCHER": "single"}, marks=pytest.mark.all)],
+    [
+        {},
+        {**STRAY, "DISTBOOT_LAUNCHER": "none"},
+        pytest.param({"DISTBOOT_LAUNCHER": "single"}, marks=pytest.mark.all),
+    ],
     ids=str,
 )
-def test_on_a_laptop_the_wrapper_starts_the_ranks(distboot: Run, who: str, environ: dict[str, str]) -> None:
+def test_on_a_laptop_the_wrapper_starts_the_ranks(
+    distboot: Run, who: str, environ: dict[str, str]
+) -> None:
     lines = json_lines(distboot("--nproc-per-node", "2", who, env=environ))
-    found = [(line["launcher"], line["RANK"], line["LOCAL_RANK"], line["WORLD_SIZE"]) for line in lines]
+    found = [
+        (line["launcher"], line["RANK"], line["LOCAL_RANK"], line["WORLD_SIZE"]) for line in lines
+    ]
     assert found == [("distboot", 0, 0, 2), ("distboot", 1, 1, 2)]
 
 
 def test_module_and_command_are_started_too(distboot: Run, tmp_path: Path) -> None:
     (tmp_path / "module.py").write_text(
-        "import os, sys\nos.write(1, f\"{os.environ['RANK']} {sys.argv[1:]}\\n\".encode())"  # one write a line
+        # One write a line
+        "import os, sys\nos.write(1, f\"{os.environ['RANK']} {sys.argv[1:]}\\n\".encode())"
     )
     module = distboot("run", "--nproc-per-node=2", "-m", "module", "--epochs", "3")
     assert sorted(module.stdout.splitlines()) == ["0 ['--epochs', '3']", "1 ['--epochs', '3']"]
@@ -94,22 +116,40 @@ def test_module_and_command_are_started_too(distboot: Run, tmp_path: Path) -> No
 
 
 def test_pod_of_a_pytorchjob_starts_its_ranks(distboot: Run, who: str, port: int) -> None:
-    only_pod = {**PYTORCHJOB_4_A_POD, "PET_NNODES": "1", "WORLD_SIZE": "2", "RANK": "0", "PET_NODE_RANK": "0"}
+    only_pod = {
+        **PYTORCHJOB_4_A_POD,
+        "PET_NNODES": "1",
+        "WORLD_SIZE": "2",
+        "RANK": "0",
+        "PET_NODE_RANK": "0",
+    }
     only_pod |= {"PET_NPROC_PER_NODE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     lines = json_lines(distboot("--nproc-per-node", "2", who, env=only_pod))
-    assert [(line["RANK"], line["WORLD_SIZE"], line["NODE_RANK"]) for line in lines] == [(0, 2, 0), (1, 2, 0)]
+    assert [(line["RANK"], line["WORLD_SIZE"], line["NODE_RANK"]) for line in lines] == [
+        (0, 2, 0),
+        (1, 2, 0),
+    ]
 
 
 def test_pod_of_one_process_is_the_same_rank_inside_the_wrapper(distboot: Run) -> None:
-    pod = {**TRAINJOB, "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1", "DISTBOOT_RENDEZVOUS": "0"}
+    pod = {
+        **TRAINJOB,
+        "PET_NPROC_PER_NODE": "1",
+        "PET_MASTER_ADDR": "127.0.0.1",
+        "DISTBOOT_RENDEZVOUS": "0",
+    }
     result = distboot("run", "--", sys.executable, "-m", "distboot", "show", "--json", env=pod)
     (line,) = json_lines(result)
     assert (line["launcher"], line["rank"], line["world_size"]) == ("kubeflow", 1, 2)
 
 
 @pytest.mark.parametrize("environ", [AZUREML_PYTORCH, one("mpich-4.0.2/2nodes_2procs", 0), FLUX])
-def test_one_of_several_processes_on_a_node_starts_no_ranks(distboot: Run, environ: dict[str, str]) -> None:
-    result = distboot("run", "--nproc-per-node", "2", "--", "true", env={**environ, "MASTER_ADDR": "10.0.0.4"})
+def test_one_of_several_processes_on_a_node_starts_no_ranks(
+    distboot: Run, environ: dict[str, str]
+) -> None:
+    result = distboot(
+        "run", "--nproc-per-node", "2", "--", "true", env={**environ, "MASTER_ADDR": "10.0.0.4"}
+    )
     assert result.returncode == 2
     assert "processes on this node" in result.stderr
 
@@ -125,7 +165,10 @@ def test_launcher_that_has_bound_the_one_process_is_warned_of(run: Run) -> None:
     warning = f"warning: openmpi has bound this process to 1 of {of_all()} CPUs"
     bound = said("core")
     assert warning in bound
-    assert "set in the environment of the job OMPI_MCA_hwloc_base_binding_policy=none and PRTE_MCA_" in bound
+    assert (
+        "set in the environment of the job OMPI_MCA_hwloc_base_binding_policy=none and PRTE_MCA_"
+        in bound
+    )
     assert warning not in said("none")
 
 
@@ -134,9 +177,14 @@ def test_launcher_that_has_bound_the_one_process_is_warned_of(run: Run) -> None:
 @pytest.mark.skipif((of_all() or 1) < 2, reason="a single CPU: binding takes nothing away")
 def test_variables_in_that_hint_do_what_it_says(run: Run) -> None:
     show = [sys.executable, "-c", "import os; print(len(os.sched_getaffinity(0)))"]
-    hint = {"OMPI_MCA_hwloc_base_binding_policy": "none", "PRTE_MCA_hwloc_default_binding_policy": "none"}
+    hint = {
+        "OMPI_MCA_hwloc_base_binding_policy": "none",
+        "PRTE_MCA_hwloc_default_binding_policy": "none",
+    }
     for mpirun in (OPENMPI4, MPIRUN):
-        bound, free = (run(str(mpirun), "-n", "1", *show, env={**MPI_ENV, **env}).stdout for env in ({}, hint))
+        bound, free = (
+            run(str(mpirun), "-n", "1", *show, env={**MPI_ENV, **env}).stdout for env in ({}, hint)
+        )
         assert (int(bound), int(free)) == (1, of_all()), mpirun
 
 
@@ -149,12 +197,16 @@ def test_command_that_does_not_exist_is_said_once(distboot: Run, command: str) -
 
 def test_failure_of_a_rank_is_the_failure_of_the_wrapper(distboot: Run) -> None:
     assert distboot("run", "--nproc-per-node", "2", "--", "sh", "-c", "exit 3").returncode == 3
-    assert distboot("--nproc-per-node", "2", "run", "--", "true").returncode == 127, "the script is named run"
+    assert distboot("--nproc-per-node", "2", "run", "--", "true").returncode == 127, (
+        "the script is named run"
+    )
 
 
 @pytest.mark.parametrize("name", ["TERM", pytest.param("USR1", marks=pytest.mark.all)])
 @in_modes(Mode("ranks of a node", options=("--nproc-per-node", "2"), is_contained=False))
-def test_signal_ends_the_agent_and_its_ranks(clean_env: dict[str, str], mode: Mode, name: str) -> None:
+def test_signal_ends_the_agent_and_its_ranks(
+    clean_env: dict[str, str], mode: Mode, name: str
+) -> None:
     with wrapped(mode, clean_env, "sh", "-c", "echo $$; exec sleep 600") as wrapper:
         ranks = [int(wrapper.line()), int(wrapper.line())]
         wrapper.send(name)

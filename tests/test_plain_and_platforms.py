@@ -23,12 +23,28 @@ def _address(placement: Placement) -> tuple[str | None, int | None]:
         # Nothing in the environment proves how many there are on this node, and how many nodes.
         (AZUREML_PYTORCH, "azureml", "dreamy_clock_1f2z7", (3, 4, 1, None, 1, None), AZURES),
         # One process per node is a rank until the node is known.
-        ({**AZUREML_PYTORCH, **ONE_A_NODE}, "azureml", "dreamy_clock_1f2z7", (1, 2, 0, None, 1, None), AZURES),
-        (PYTORCHJOB, "kubernetes", None, (2, 3, None, None, None, None), ("digits-master-0", 23456)),
+        (
+            {**AZUREML_PYTORCH, **ONE_A_NODE},
+            "azureml",
+            "dreamy_clock_1f2z7",
+            (1, 2, 0, None, 1, None),
+            AZURES,
+        ),
+        (
+            PYTORCHJOB,
+            "kubernetes",
+            None,
+            (2, 3, None, None, None, None),
+            ("digits-master-0", 23456),
+        ),
     ],
 )
 def test_job_with_plain_variables(
-    environ: dict[str, str], platform: str, job_id: str, numbers: tuple[int | None, ...], address: tuple[str, int]
+    environ: dict[str, str],
+    platform: str,
+    job_id: str,
+    numbers: tuple[int | None, ...],
+    address: tuple[str, int],
 ) -> None:
     placement = detect(environ)
     assert (placement.launcher, placement.platform, placement.job_id) == ("torch", platform, job_id)
@@ -39,12 +55,18 @@ def test_job_with_plain_variables(
 @pytest.mark.parametrize(
     ("variables", "host"),
     [
-        ({"AZ_BATCH_MASTER_NODE": "10.0.0.4:6000", "AZ_BATCHAI_MPI_MASTER_NODE": "10.0.0.9"}, "10.0.0.4"),
+        (
+            {"AZ_BATCH_MASTER_NODE": "10.0.0.4:6000", "AZ_BATCHAI_MPI_MASTER_NODE": "10.0.0.9"},
+            "10.0.0.4",
+        ),
         ({"AZ_BATCH_MASTER_NODE": "10.0.0.4"}, "10.0.0.4"),
         ({"AZ_BATCH_MASTER_NODE": "[fd00::4]:6000"}, "fd00::4"),
         ({"AZ_BATCH_MASTER_NODE": "fd00::4"}, "fd00::4"),
         ({"AZ_BATCHAI_MPI_MASTER_NODE": "10.0.0.4"}, "10.0.0.4"),
-        ({"AZ_BATCHAI_MPI_MASTER_NODE": "localhost", "AZ_BATCH_MASTER_NODE": "10.0.0.4:6000"}, "10.0.0.4"),
+        (
+            {"AZ_BATCHAI_MPI_MASTER_NODE": "localhost", "AZ_BATCH_MASTER_NODE": "10.0.0.4:6000"},
+            "10.0.0.4",
+        ),
     ],
 )
 def test_azureml_mpi_job_on_two_nodes(variables: dict[str, str], host: str) -> None:
@@ -59,7 +81,9 @@ def test_azureml_mpi_job_on_two_nodes(variables: dict[str, str], host: str) -> N
     assert "AZ_BATCH_MASTER_NODE='10.0.0.999:6000' is not an IPv4 address" in refusal.message
 
 
-@pytest.mark.parametrize("variables", [{"AZ_BATCHAI_MPI_MASTER_NODE": "localhost"}, {"AZUREML_RUN_ID": "dreamy_clock"}])
+@pytest.mark.parametrize(
+    "variables", [{"AZ_BATCHAI_MPI_MASTER_NODE": "localhost"}, {"AZUREML_RUN_ID": "dreamy_clock"}]
+)
 def test_azureml_mpi_job_on_one_node(variables: dict[str, str]) -> None:
     placement = detect({**one(ONE_NODE, 2), **variables})
     assert (placement.platform, placement.master_addr) == ("azureml", "127.0.0.1")
@@ -76,11 +100,20 @@ _GIVEN = {"MASTER_ADDR": "nodea", "MASTER_PORT": "29500"}
         ({"AZ_BATCH_MASTER_NODE": "10.0.0.4:6000", "MASTER_PORT": "29500"}, ("10.0.0.4", 29500)),
         ({"MASTER_ADDR": "node-0", "MASTER_PORT": "29500"}, ("node-0", 29500)),
         ({"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, (None, None)),  # two nodes
-        ({**one(TWO_NODES, 3), **_GIVEN, "AZ_BATCH_MASTER_NODE": "10.0.0.4:6000"}, ("nodea", 29500)),
+        (
+            {**one(TWO_NODES, 3), **_GIVEN, "AZ_BATCH_MASTER_NODE": "10.0.0.4:6000"},
+            ("nodea", 29500),
+        ),
     ],
 )
-def test_azureml_says_localhost_for_one_node(more: dict[str, str], address: tuple[str | None, int | None]) -> None:
-    passed = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "AZ_BATCHAI_MPI_MASTER_NODE": "localhost"}
+def test_azureml_says_localhost_for_one_node(
+    more: dict[str, str], address: tuple[str | None, int | None]
+) -> None:
+    passed = {
+        "OMPI_COMM_WORLD_RANK": "1",
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "AZ_BATCHAI_MPI_MASTER_NODE": "localhost",
+    }
     placement = detect({**passed, **more})
     assert _address(placement) == address
     assert "MASTER_ADDR" not in more or placement.sources["master_addr"] == "MASTER_ADDR"
@@ -88,7 +121,15 @@ def test_azureml_says_localhost_for_one_node(more: dict[str, str], address: tupl
 
 
 @pytest.mark.parametrize(
-    "here", ["localhost", "LOCALHOST", "localhost:6000", "127.0.0.1:6000", "[::1]:6000", "::ffff:127.0.0.1"]
+    "here",
+    [
+        "localhost",
+        "LOCALHOST",
+        "localhost:6000",
+        "127.0.0.1:6000",
+        "[::1]:6000",
+        "::ffff:127.0.0.1",
+    ],
 )
 def test_loopback_is_no_address_for_two_nodes(here: str) -> None:
     for name in ("AZ_BATCHAI_MPI_MASTER_NODE", "AZ_BATCH_MASTER_NODE"):
@@ -101,18 +142,26 @@ def test_port_in_the_address_is_taken_and_must_not_contradict() -> None:
     assert "MASTER_PORT='29500' contradicts" in refused({**environ, "MASTER_PORT": "29500"}).message
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LocalHost", "::1", "::ffff:127.0.0.1", "0.0.0.0"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "localhost", "LocalHost", "::1", "::ffff:127.0.0.1", "0.0.0.0"]
+)
 def test_loopback_address_for_several_hosts_isrefused(host: str) -> None:
     assert "loopback" in refused({**one(TWO_NODES, 0), "MASTER_ADDR": host}).message
     assert detect({**one(ONE_NODE, 0), "MASTER_ADDR": host}).master_addr is not None
 
 
 def test_derived_ports_are_the_same_for_a_job_and_spread_over_jobs() -> None:
-    ports = [detect({**one(ONE_NODE, 0), "PMIX_NAMESPACE": f"prterun-nodea-{n}@1"}).master_port for n in range(500)]
+    ports = [
+        detect({**one(ONE_NODE, 0), "PMIX_NAMESPACE": f"prterun-nodea-{n}@1"}).master_port
+        for n in range(500)
+    ]
     assert ports[0] == 65381, "the same in every process"
     assert set(ports) <= set(DERIVED_PORTS)
     assert len(set(ports)) > 400
-    steps = [detect({**one("slurm-srun-22.05.8/2nodes_2procs", 0), "SLURM_STEP_ID": str(step)}) for step in (0, 1)]
+    steps = [
+        detect({**one("slurm-srun-22.05.8/2nodes_2procs", 0), "SLURM_STEP_ID": str(step)})
+        for step in (0, 1)
+    ]
     assert (steps[0].platform, steps[0].master_addr) == ("slurm", "nodea")
     assert steps[0].job_id != steps[1].job_id
     assert steps[0].master_port != steps[1].master_port
@@ -122,19 +171,39 @@ def test_derived_ports_are_the_same_for_a_job_and_spread_over_jobs() -> None:
     ("variables", "problem"),
     [
         ({"RANK": "0", "WORLD_SIZE": "0"}, "RANK='0' is not below WORLD_SIZE='0'"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_RANK='2' is not below"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "4"}, "LOCAL_WORLD_SIZE='4' is more than WORLD_SIZE='2'"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE='0' cannot be 0"),
-        ({"RANK": "1", "WORLD_SIZE": "99999999999"}, "WORLD_SIZE='99999999999' is larger than any job"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "4"}, "LOCAL_RANK='4' is not below WORLD_SIZE='2'"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "NODE_RANK": "2"}, "NODE_RANK='2' is not below WORLD_SIZE='2'"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"},
+            "LOCAL_RANK='2' is not below",
+        ),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "4"},
+            "LOCAL_WORLD_SIZE='4' is more than WORLD_SIZE='2'",
+        ),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "0"},
+            "LOCAL_WORLD_SIZE='0' cannot be 0",
+        ),
+        (
+            {"RANK": "1", "WORLD_SIZE": "99999999999"},
+            "WORLD_SIZE='99999999999' is larger than any job",
+        ),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "4"},
+            "LOCAL_RANK='4' is not below WORLD_SIZE='2'",
+        ),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "NODE_RANK": "2"},
+            "NODE_RANK='2' is not below WORLD_SIZE='2'",
+        ),
         ({"RANK": "01", "WORLD_SIZE": "2"}, "RANK='01' is not a whole number"),
         ({"WORLD_SIZE": "4"}, "RANK is missing"),
         ({"LOCAL_RANK": "1", "NODE_RANK": "0"}, "RANK is missing"),
         ({"RANK": "٣", "WORLD_SIZE": "4"}, "RANK='٣' is not a whole number"),
     ],
 )
-def test_contradictory_or_half_a_launcher_isrefused(variables: dict[str, str], problem: str) -> None:
+def test_contradictory_or_half_a_launcher_isrefused(
+    variables: dict[str, str], problem: str
+) -> None:
     refusal = refused(variables)
     assert refusal.code == "broken-environment"
     assert problem in refusal.message
@@ -158,7 +227,9 @@ def test_message_is_bounded_and_escaped() -> None:
 )  # fmt: skip
 def test_no_part_of_a_password_is_shown(value: str) -> None:
     for name in ("MASTER_ADDR", "RANK"):
-        assert "hunter" not in str(refused({"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "1", name: value}))
+        assert "hunter" not in str(
+            refused({"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "1", name: value})
+        )
 
 
 def test_address_for_a_process_that_is_alone_is_not_needed() -> None:
@@ -173,7 +244,15 @@ def test_address_for_a_process_that_is_alone_is_not_needed() -> None:
 @pytest.mark.parametrize(
     "variable",
     [
-        *("PMIX_RANK", "LSF_PM_TASKID", "ALPS_APP_PE", "PBS_TASKNUM", "SLURM_LOCALID", "SLURM_NODEID", "ROLE_RANK"),
+        *(
+            "PMIX_RANK",
+            "LSF_PM_TASKID",
+            "ALPS_APP_PE",
+            "PBS_TASKNUM",
+            "SLURM_LOCALID",
+            "SLURM_NODEID",
+            "ROLE_RANK",
+        ),
         *("CROSS_RANK", "HOROVOD_CROSS_RANK", "OMPI_COMM_WORLD_NODE_RANK"),
     ],
 )

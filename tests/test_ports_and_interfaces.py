@@ -24,7 +24,12 @@ SHOW_JOB = [sys.executable, "-m", "distboot", "show", "--job"]
 
 
 def _plain(rank: int, world_size: int, port: int, **more: str) -> dict[str, str]:
-    job = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    job = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(port),
+    }
     return {**job, "DISTBOOT_JOIN_TIMEOUT": "30", **more}
 
 
@@ -73,18 +78,26 @@ def test_hold_keeps_others_away_until_it_is_closed(port: int) -> None:
     there.close()
 
 
-def test_wrapper_keeps_other_jobs_from_its_port(run: Run, clean_env: dict[str, str], port: int) -> None:
+def test_wrapper_keeps_other_jobs_from_its_port(
+    run: Run, clean_env: dict[str, str], port: int
+) -> None:
     script = "import os, sys; print(os.environ['MASTER_PORT'], flush=True); sys.stdin.read()"
     command = [sys.executable, "-m", "distboot", "run", "--", sys.executable, "-c", script]
     environs = [{**clean_env, **_plain(rank, 2, port)} for rank in range(2)]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     started = [subprocess.Popen(command, env=environ, **pipes) for environ in environs]
     try:
-        assert [int(process.stdout.readline()) for process in started if process.stdout] == [port, port]
+        assert [int(process.stdout.readline()) for process in started if process.stdout] == [
+            port,
+            port,
+        ]
         with ThreadPoolExecutor() as pool:  # another job, while nobody listens there
             second = [_plain(rank, 2, port, DISTBOOT_SECRET="another") for rank in range(2)]
             done = list(pool.map(lambda env: run(*SHOW_JOB, "--json", env=env), second))
-        assert json.loads(done[0].stdout)["master_port"] == candidate_ports(detect(_plain(0, 2, port)))[1]
+        assert (
+            json.loads(done[0].stdout)["master_port"]
+            == candidate_ports(detect(_plain(0, 2, port)))[1]
+        )
         assert f"port {port} is taken (another job holds it" in done[0].stderr
     finally:
         for process in started:
@@ -103,7 +116,10 @@ def test_second_rank_0_of_a_job_is_a_duplicate_not_a_stranger(run: Run, port: in
 def test_all_ports_taken(run: Run) -> None:
     with socket.create_server(("", 0)) as first:
         port = first.getsockname()[1]
-        others = [socket.create_server(("", each)) for each in candidate_ports(detect(_plain(0, 2, port)))[1:]]
+        others = [
+            socket.create_server(("", each))
+            for each in candidate_ports(detect(_plain(0, 2, port)))[1:]
+        ]
         result = run(*SHOW_JOB, env=_plain(0, 2, port))
         for each in others:
             each.close()
@@ -132,7 +148,9 @@ def test_interface_of_an_address() -> None:
         ("NCCL_SOCKET_IFNAME", ("", "l", "=lo", "ib,lo", "^ib"), ("=l", "ib,mlx")),
     ],
 )
-def test_missing_interface_is_refused(variable: str, there: tuple[str, ...], not_there: tuple[str, ...]) -> None:
+def test_missing_interface_is_refused(
+    variable: str, there: tuple[str, ...], not_there: tuple[str, ...]
+) -> None:
     for value in there:
         network.refuse_unknown({variable: value})
     for value in not_there:

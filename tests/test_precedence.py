@@ -19,7 +19,11 @@ def test_launcher_names_are_unique_and_documented() -> None:
     assert all(launcher.source and launcher.title for launcher in INNERMOST_FIRST)
 
 
-_FIRST = {each.launcher: each for each in reversed(ALL) if len(each.processes) > 1 and "+" not in each.name}
+_FIRST = {
+    each.launcher: each
+    for each in reversed(ALL)
+    if len(each.processes) > 1 and "+" not in each.name
+}
 
 
 # An inner distboot says itself, in DISTBOOT_PLACEMENT, what was there before it: see test_per_node.py.
@@ -33,19 +37,35 @@ def test_launcher_below_the_wrapper_owns_the_rank(outer: str, inner: str) -> Non
         assert (placement.launcher, wrong_numbers(placement, process)) == (inner, {})
 
 
-@pytest.mark.parametrize("job", [(), ("SLURM_JOB_ID",), ("SLURM_STEP_ID",), ("SLURM_JOB_ID", "SLURM_STEP_ID")], ids=str)
+@pytest.mark.parametrize(
+    "job", [(), ("SLURM_JOB_ID",), ("SLURM_STEP_ID",), ("SLURM_JOB_ID", "SLURM_STEP_ID")], ids=str
+)
 def test_step_of_the_daemons_is_no_news_in_a_container(job: tuple[str, ...]) -> None:
     """It gets what the wrapper has exported, rank and size of mpirun, and some of what srun has set for the daemon."""
     environ = one("slurm-sbatch+openmpi5-22.05.8/mpirun_2nodes_2procs", 2)
     exported = merged(variables(detect(environ), environ, met=True), environ)
-    passed = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", *job}
-    given = {name: value for name, value in exported.items() if name in passed or environ.get(name) != value}
+    passed = {
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+        *job,
+    }
+    given = {
+        name: value
+        for name, value in exported.items()
+        if name in passed or environ.get(name) != value
+    }
     placement = detect(given)
     assert (placement.launcher, placement.rank, placement.world_size) == ("openmpi", 2, 4)
 
 
-@pytest.mark.parametrize("left_over", [{"WORLD_SIZE": "4"}, {"LOCAL_RANK": "7"}, {"RANK": "abc"}, {"TF_CONFIG": "{"}])
-def test_half_a_plain_launcher_beside_a_whole_one_is_ignored_and_noted(left_over: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "left_over", [{"WORLD_SIZE": "4"}, {"LOCAL_RANK": "7"}, {"RANK": "abc"}, {"TF_CONFIG": "{"}]
+)
+def test_half_a_plain_launcher_beside_a_whole_one_is_ignored_and_noted(
+    left_over: dict[str, str],
+) -> None:
     placement = detect({**one(OPENMPI, 3), **left_over})
     assert (placement.launcher, placement.rank, placement.local_rank) == ("openmpi", 3, 0)
     assert any(next(iter(left_over)) in note for note in placement.notes)
@@ -62,9 +82,14 @@ def test_named_launcher_wins_and_the_argument_over_the_variable() -> None:
 
 def test_plain_rank_in_a_world_of_the_same_size_is_ignored_and_noted() -> None:
     # Exported once in a batch script: the same RANK for every task.
-    placement = detect({**one("slurm-srun-22.05.8/2nodes_2procs", 3), "RANK": "0", "WORLD_SIZE": "4"})
+    placement = detect(
+        {**one("slurm-srun-22.05.8/2nodes_2procs", 3), "RANK": "0", "WORLD_SIZE": "4"}
+    )
     assert (placement.launcher, placement.rank) == ("slurm", 3)
-    assert any("RANK, WORLD_SIZE ignored: slurm owns the rank, and says 3" in note for note in placement.notes)
+    assert any(
+        "RANK, WORLD_SIZE ignored: slurm owns the rank, and says 3" in note
+        for note in placement.notes
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,17 +109,35 @@ def test_launcher_inside_a_slurm_step_wins_and_the_step_is_noted(inner: str, lau
     step = one("slurm-srun-22.05.8/2nodes_1proc", 1)
     placement = detect({**step, **one(inner, 3)})
     assert (placement.launcher, placement.rank, placement.world_size) == (launcher, 3, 4)
-    assert any("SLURM_STEP_ID" in note and "slurm is further out" in note for note in placement.notes)
+    assert any(
+        "SLURM_STEP_ID" in note and "slurm is further out" in note for note in placement.notes
+    )
 
 
 @pytest.mark.parametrize(
     ("capture", "variables", "problem"),
     [
         (OPENMPI, {"OMPI_WORLD_SIZE": "8"}, "OMPI_WORLD_SIZE='8' contradicts OMPI_COMM_WORLD_SIZE"),
-        ("slurm-srun-22.05.8/2nodes_2procs_pmi2", {"PMI_RANK": "0"}, "PMI_RANK='0' contradicts SLURM_PROCID"),
-        ("slurm-srun-22.05.8/2nodes_2procs_pmi2", {"PMI_SIZE": "8"}, "PMI_SIZE='8' contradicts SLURM_STEP_NUM_TASKS"),
-        ("deepspeed-0.19.8/pdsh_uneven_3_2", {"LOCAL_RANK": "0"}, "LOCAL_RANK='0' contradicts RANK % LOCAL_SIZE='1'"),
-        ("slurm-srun-22.05.8/2nodes_2procs", {"SLURMD_NODENAME": "nodez"}, "SLURMD_NODENAME='nodez' is not in"),
+        (
+            "slurm-srun-22.05.8/2nodes_2procs_pmi2",
+            {"PMI_RANK": "0"},
+            "PMI_RANK='0' contradicts SLURM_PROCID",
+        ),
+        (
+            "slurm-srun-22.05.8/2nodes_2procs_pmi2",
+            {"PMI_SIZE": "8"},
+            "PMI_SIZE='8' contradicts SLURM_STEP_NUM_TASKS",
+        ),
+        (
+            "deepspeed-0.19.8/pdsh_uneven_3_2",
+            {"LOCAL_RANK": "0"},
+            "LOCAL_RANK='0' contradicts RANK % LOCAL_SIZE='1'",
+        ),
+        (
+            "slurm-srun-22.05.8/2nodes_2procs",
+            {"SLURMD_NODENAME": "nodez"},
+            "SLURMD_NODENAME='nodez' is not in",
+        ),
         # sbatch called inside a step: the new job's own variables, and the step's of the old one.
         ("slurm-srun-22.05.8/2nodes_2procs", {"SLURM_NTASKS": "1"}, "left over from the step"),
         ("slurm-srun-22.05.8/2nodes_2procs", {"MASTER_ADDR": "127.0.0.1"}, "is a loopback address"),
@@ -102,12 +145,18 @@ def test_launcher_inside_a_slurm_step_wins_and_the_step_is_noted(inner: str, lau
         (UNEVEN_STEP, {"SLURM_GTIDS": "9" * 5000}, "SLURM_GTIDS"),
         (UNEVEN_STEP, {"SLURM_NODEID": "2"}, "SLURM_NODEID"),
         (OPENMPI, {"PMIX_RANK": "1"}, "PMIX_RANK='1' contradicts OMPI_COMM_WORLD_RANK='3'"),
-        ("mpich-4.0.2/1node_4procs", {"MPI_LOCALRANKID": "1"}, "PMI_RANK='3' of PMI_SIZE='4' cannot be at"),
+        (
+            "mpich-4.0.2/1node_4procs",
+            {"MPI_LOCALRANKID": "1"},
+            "PMI_RANK='3' of PMI_SIZE='4' cannot be at",
+        ),
         (INTELMPI, {"HYDRA_BSTRAP_NODE_ID": "4", "PMI_SIZE": "8"}, "cannot be at MPI_LOCALRANKID"),
         ("torchrun-2.13.0/2nodes_2procs_c10d", {"GROUP_WORLD_SIZE": "4"}, "do not fit together"),
     ],
 )
-def test_contradiction_of_a_launcher_is_refused(capture: str, variables: dict[str, str], problem: str) -> None:
+def test_contradiction_of_a_launcher_is_refused(
+    capture: str, variables: dict[str, str], problem: str
+) -> None:
     assert problem in refused({**one(capture, 3), **variables}).message
 
 
@@ -118,7 +167,9 @@ def test_contradiction_of_a_launcher_is_refused(capture: str, variables: dict[st
         ("deepspeed-0.19.8/pdsh_uneven_3_2", "LOCAL_RANK", [0, 1, 2, 1, 0]),
     ],
 )
-def test_local_rank_is_the_launchers_own_in_whatever_order(capture: str, source: str, local_ranks: list[int]) -> None:
+def test_local_rank_is_the_launchers_own_in_whatever_order(
+    capture: str, source: str, local_ranks: list[int]
+) -> None:
     placements = [detect(one(capture, rank)) for rank in range(len(local_ranks))]
     assert [placement.local_rank for placement in placements] == local_ranks
     assert {placement.sources["local_rank"] for placement in placements} == {source}
@@ -141,7 +192,11 @@ MPI_4, INTELMPI_0 = one("openmpi-4.1.4/2nodes_2procs", 0), one(INTELMPI, 0)
         (MPI_5, one("mpich-4.0.2/2nodes_2procs", 3), "0 of 4, 3 of 4"),
         (MPICH, one("openmpi-4.1.4/2nodes_2procs", 3), "0 of 4, 3 of 4"),
         (MPI_4, one("mvapich2-2.3.7/2nodes_2procs", 3), "0 of 4, 3 of 4"),
-        (one("horovodrun-0.28.1/gloo_2nodes_2procs", 0), one("mpich-4.0.2/2nodes_2procs", 3), "0 of 4, 3 of 4"),
+        (
+            one("horovodrun-0.28.1/gloo_2nodes_2procs", 0),
+            one("mpich-4.0.2/2nodes_2procs", 3),
+            "0 of 4, 3 of 4",
+        ),
         (MPI_5, {"PMI_RANK": "3", "PMI_SIZE": "4"}, "0 of 4, 3 of 4"),
         (MPI_5, tf_config("worker", 0), "0 of 4, 1 of 3"),
         # A step of one task per node is that of the daemons; one of two is not, and one of which nothing says it.
@@ -166,8 +221,16 @@ def test_two_launchers_of_which_nothing_says_who_is_the_inner_one_are_refused(
 
 def test_local_rank_of_another_launcher_shows_that_the_rank_is_not_its_own() -> None:
     # srun --mpi=pmi2 sets PMI_RANK and PMI_SIZE again, next to what is left over of Intel MPI.
-    left_over = {"I_MPI_HYDRA_UUID": "u", "HYDRA_BSTRAP_NODE_ID": "1", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
-    assert refused({**one("slurm-srun-22.05.8/2nodes_2procs_pmi2", 3), **left_over}).code == "conflicting-launchers"
+    left_over = {
+        "I_MPI_HYDRA_UUID": "u",
+        "HYDRA_BSTRAP_NODE_ID": "1",
+        "MPI_LOCALRANKID": "0",
+        "MPI_LOCALNRANKS": "1",
+    }
+    assert (
+        refused({**one("slurm-srun-22.05.8/2nodes_2procs_pmi2", 3), **left_over}).code
+        == "conflicting-launchers"
+    )
 
 
 OUTER = [
@@ -179,38 +242,57 @@ INNER = [
     "horovodrun-0.28.1/gloo_1node_4procs", "openmpi-5.0.11/1node_4procs", "openmpi-4.1.4/1node_4procs",
     "mpich-4.0.2/1node_4procs", "slurm-srun-22.05.8/2nodes_2procs",
 ]  # fmt: skip
-_OF_HOROVOD = {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "4"}
+_OF_HOROVOD = {
+    "HOROVOD_RANK": "0",
+    "HOROVOD_SIZE": "4",
+    "HOROVOD_LOCAL_RANK": "0",
+    "HOROVOD_LOCAL_SIZE": "4",
+}
 OF_FRAMEWORKS: dict[str, dict[str, str]] = {
     "none": {},
     "torch": {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"},
     "deepspeed": {"CROSS_RANK": "0", "CROSS_SIZE": "1"},
-    "horovod": {**_OF_HOROVOD, "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": "61234"},
+    "horovod": {
+        **_OF_HOROVOD,
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": "61234",
+    },
 }
 
 
 @pytest.mark.parametrize("inner", INNER)
 @pytest.mark.parametrize(("outer", "rank"), OUTER, ids=[name for name, _ in OUTER])
-def test_any_launcher_below_the_wrapper_under_any_other_owns_its_ranks(outer: str, rank: int, inner: str) -> None:
+def test_any_launcher_below_the_wrapper_under_any_other_owns_its_ranks(
+    outer: str, rank: int, inner: str
+) -> None:
     """With whatever the wrapper has exported for the outer rank, which is often the same number."""
     if outer == inner or (outer.startswith("mpich") and inner.startswith("slurm")):
-        return  # the very same process; and MPICH's PMI_RANK, which stays there and contradicts srun, is an error
+        # The very same process; and MPICH's PMI_RANK, which stays there and contradicts srun, is an error
+        return
     job = {"SLURM_JOB_ID": one(inner, 0)["SLURM_JOB_ID"]} if inner.startswith("slurm") else {}
     environ = {"MASTER_ADDR": "nodea", **job, **one(outer, rank)}
     for others in OF_FRAMEWORKS.values():
         child = merged(variables(detect(environ), environ, others=others), environ)
-        for index, process in enumerate(next(capture for capture in ALL if capture.name == inner).processes):
+        for index, process in enumerate(
+            next(capture for capture in ALL if capture.name == inner).processes
+        ):
             below = {**child, **process.environ}
             placement = detect(below)
             assert placement.launcher == inner.partition("-")[0], (index, others)
             assert wrong_numbers(placement, process) == {}, (index, others)
-            deeper = detect(merged(variables(placement, below), below))  # the wrapper once more, below that
+            # The wrapper once more, below that
+            deeper = detect(merged(variables(placement, below), below))
             assert deeper[:8] == placement[:8]
 
 
 def test_variables_of_a_launcher_that_did_not_start_this_process_are_noted() -> None:
-    placement = detect({"PET_NNODES": "3", "PET_NPROC_PER_NODE": "auto", "RANK": "2", "WORLD_SIZE": "3"})
+    placement = detect(
+        {"PET_NNODES": "3", "PET_NPROC_PER_NODE": "auto", "RANK": "2", "WORLD_SIZE": "3"}
+    )
     assert placement.launcher == "torch"
-    assert any(note.startswith("PET_NNODES, PET_NPROC_PER_NODE ignored") for note in placement.notes)
+    assert any(
+        note.startswith("PET_NNODES, PET_NPROC_PER_NODE ignored") for note in placement.notes
+    )
 
 
 def test_number_of_nodes_of_an_outer_open_mpi_4_is_not_that_of_an_inner_5() -> None:
@@ -218,7 +300,12 @@ def test_number_of_nodes_of_an_outer_open_mpi_4_is_not_that_of_an_inner_5() -> N
 
 
 PTY = {"SLURM_PTY_PORT": "45663"}
-FLUX = {"FLUX_TASK_RANK": "0", "FLUX_TASK_LOCAL_ID": "0", "FLUX_JOB_SIZE": "1", "FLUX_JOB_NNODES": "1"}
+FLUX = {
+    "FLUX_TASK_RANK": "0",
+    "FLUX_TASK_LOCAL_ID": "0",
+    "FLUX_JOB_SIZE": "1",
+    "FLUX_JOB_NNODES": "1",
+}
 ODD_STEP = {"SLURM_PROCID": "²", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2"}
 
 
@@ -231,14 +318,28 @@ ODD_STEP = {"SLURM_PROCID": "²", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_N
         ({**one(STEP, 3), **PTY}, "slurm", 3),
         ({**one(STEP, 0), **PTY, **one("openmpi-4.1.4/1node_4procs", 3)}, "openmpi", 3),
         ({**MPICH, **ODD_STEP}, "mpich", 0),
-        ({**MPICH, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2"}, "mpich", 0),
+        (
+            {
+                **MPICH,
+                "SLURM_PROCID": "1",
+                "SLURM_STEP_NUM_TASKS": "2",
+                "SLURM_STEP_NUM_NODES": "2",
+            },
+            "mpich",
+            0,
+        ),
         ({**FLUX, **one("openmpi-4.1.4/1node_4procs", 3)}, "openmpi", 3),
         ({**tf_config("worker", 0), "RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "0"}, "torch", 1),
-        ({**one(OPENMPI, 3), "CROSS_SIZE": "2"}, "openmpi", 3),  # DeepSpeed's names alone are somebody else's
+        # DeepSpeed's names alone are somebody else's
+        ({**one(OPENMPI, 3), "CROSS_SIZE": "2"}, "openmpi", 3),
         ({**one(OPENMPI, 3), "CROSS_RANK": "0"}, "openmpi", 3),
         ({**one(OPENMPI, 3), "CROSS_RANK": "0", "CROSS_SIZE": "2"}, "openmpi", 3),
     ],
 )
 def test_owner_of_the_rank(environ: dict[str, str], launcher: str, rank: int) -> None:
     placement = detect(environ)
-    assert (placement.launcher, placement.rank, placement.notes if "RANK" in environ else ()) == (launcher, rank, ())
+    assert (placement.launcher, placement.rank, placement.notes if "RANK" in environ else ()) == (
+        launcher,
+        rank,
+        (),
+    )

@@ -111,7 +111,13 @@ while step < 200:
     ctx.barrier()
 Path(f"stopped-{rank}").write_text(str(step))
 """
-    job = start(("" if init else BELOW) + script, ranks=2, init=init, DISTBOOT_STOP_SIGNALS="USR1", ASKS=asks)
+    job = start(
+        ("" if init else BELOW) + script,
+        ranks=2,
+        init=init,
+        DISTBOOT_STOP_SIGNALS="USR1",
+        ASKS=asks,
+    )
     job.all_ready()
     if asks == "signal":
         job.send(1, signal.SIGUSR1)
@@ -120,10 +126,17 @@ Path(f"stopped-{rank}").write_text(str(step))
 
 
 @pytest.mark.parametrize(
-    "ask", ["os.kill(os.getpid(), signal.SIGTERM)", "os.kill(os.getpid(), signal.SIGUSR2)", "ctx.request_stop()"]
+    "ask",
+    [
+        "os.kill(os.getpid(), signal.SIGTERM)",
+        "os.kill(os.getpid(), signal.SIGUSR2)",
+        "ctx.request_stop()",
+    ],
 )
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_next_read_of_who_asks_is_true_and_a_fork_is_not_the_rank(run_ranks: RunRanks, ask: str, ranks: int) -> None:
+def test_next_read_of_who_asks_is_true_and_a_fork_is_not_the_rank(
+    run_ranks: RunRanks, ask: str, ranks: int
+) -> None:
     script = """
 import os, signal, time, distboot
 ctx = distboot.init("none")
@@ -140,7 +153,9 @@ assert ctx.preempted and ctx.preempted
 ctx.close()
 assert ctx.preempted
 """
-    for rank in run_ranks(script % ask, places=[{}] * ranks, DISTBOOT_STOP_SIGNALS="USR2", DISTBOOT_JOIN_TIMEOUT="60"):
+    for rank in run_ranks(
+        script % ask, places=[{}] * ranks, DISTBOOT_STOP_SIGNALS="USR2", DISTBOOT_JOIN_TIMEOUT="60"
+    ):
         assert rank.code == 0, rank.err
 
 
@@ -187,4 +202,8 @@ def sidecar_of(job: Job, rank: int) -> int:
 def test_settings_that_cannot_be_are_refused(env: dict[str, str], what: str, hint: str) -> None:
     with pytest.raises(distboot.DistbootError) as caught:
         supervision_settings(env)
-    assert (caught.value.code, caught.value.message, caught.value.hint) == ("broken-environment", what, hint)
+    assert (caught.value.code, caught.value.message, caught.value.hint) == (
+        "broken-environment",
+        what,
+        hint,
+    )

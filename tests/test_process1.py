@@ -52,7 +52,8 @@ os._exit(7)
 
 
 def _assert_ends_in_the_rendezvous(mode: Mode, env: dict[str, str], rank: str, name: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:  # rank 0, which says nothing; to rank 0 a port that is taken
+    # Rank 0, which says nothing; to rank 0 a port that is taken
+    with socket.create_server(("127.0.0.1", 0)) as other:
         other.settimeout(LIMIT)
         port = str(other.getsockname()[1])
         job = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -69,15 +70,21 @@ def test_term_in_the_rendezvous(clean_env: dict[str, str], mode: Mode) -> None:
     _assert_ends_in_the_rendezvous(mode, clean_env, "1", "TERM")
 
 
-@pytest.mark.parametrize(("rank", "name"), [("1", "INT"), ("1", "HUP"), ("1", "QUIT"), ("0", "TERM")])
+@pytest.mark.parametrize(
+    ("rank", "name"), [("1", "INT"), ("1", "HUP"), ("1", "QUIT"), ("0", "TERM")]
+)
 @in_modes(PROCESS_1)
-def test_other_signals_in_the_rendezvous(clean_env: dict[str, str], mode: Mode, rank: str, name: str) -> None:
+def test_other_signals_in_the_rendezvous(
+    clean_env: dict[str, str], mode: Mode, rank: str, name: str
+) -> None:
     # Ctrl-C in `docker run -it`, say: the kernel drops a signal to process 1 that has no handler.
     _assert_ends_in_the_rendezvous(mode, clean_env, rank, name)
 
 
 @in_modes(PROCESS_1)
-def test_term_while_the_address_of_rank_0_does_not_resolve(clean_env: dict[str, str], mode: Mode) -> None:
+def test_term_while_the_address_of_rank_0_does_not_resolve(
+    clean_env: dict[str, str], mode: Mode
+) -> None:
     job = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "nowhere.invalid", "MASTER_PORT": "61000"}
     with wrapped(mode, {**clean_env, **job}, "true") as wrapper:
         wrapper.read_until("does not resolve yet")
@@ -86,7 +93,9 @@ def test_term_while_the_address_of_rank_0_does_not_resolve(clean_env: dict[str, 
 
 
 @in_modes(*SUPERVISED, NOT_PROCESS_1)
-def test_child_that_ignores_term_is_killed_after_the_grace(clean_env: dict[str, str], mode: Mode) -> None:
+def test_child_that_ignores_term_is_killed_after_the_grace(
+    clean_env: dict[str, str], mode: Mode
+) -> None:
     script = """
 import os, signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -115,7 +124,9 @@ while True:
         os._exit(0)
 """
 # As torchrun is, or whatever else waits for its own children only.
-_REAPS_NOT = tuple(python("import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)"))
+_REAPS_NOT = tuple(
+    python("import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)")
+)
 
 
 _BELOW_ONE_THAT_REAPS_NOT = Mode("below a process 1 that does not reap", _REAPS_NOT, below=1)
@@ -124,7 +135,9 @@ _BELOW_ONE_THAT_REAPS_NOT = Mode("below a process 1 that does not reap", _REAPS_
 # What stays is killed after the grace; for what ends, and for zombies, nothing waits.
 @pytest.mark.parametrize(("does", "grace"), [("ends", "1000"), ("stays", "0.2")])
 @in_modes(*SUPERVISED, NOT_PROCESS_1, _BELOW_ONE_THAT_REAPS_NOT, BARE)
-def test_children_of_the_child_get_term_after_it(clean_env: dict[str, str], mode: Mode, does: str, grace: str) -> None:
+def test_children_of_the_child_get_term_after_it(
+    clean_env: dict[str, str], mode: Mode, does: str, grace: str
+) -> None:
     with wrapped(mode, clean_env, *python(_FAMILY, does), options=["--grace", grace]) as wrapper:
         assert wrapper.line() == "ready"
         wrapper.send("TERM")
@@ -132,8 +145,12 @@ def test_children_of_the_child_get_term_after_it(clean_env: dict[str, str], mode
 
 
 @in_modes(*SUPERVISED, NOT_PROCESS_1)
-def test_second_term_does_not_wait_for_children_of_the_child(clean_env: dict[str, str], mode: Mode) -> None:
-    with wrapped(mode, clean_env, *python(_FAMILY, "stays"), options=["--grace", "1000"]) as wrapper:
+def test_second_term_does_not_wait_for_children_of_the_child(
+    clean_env: dict[str, str], mode: Mode
+) -> None:
+    with wrapped(
+        mode, clean_env, *python(_FAMILY, "stays"), options=["--grace", "1000"]
+    ) as wrapper:
         assert wrapper.line() == "ready"
         wrapper.send("TERM")
         assert wrapper.line() == "child of the child"
@@ -179,8 +196,12 @@ def test_closed_stdin_and_stdout(clean_env: dict[str, str], mode: Mode) -> None:
         assert (wrapper.rest(), wrapper.code()) == ("0 2", 7)  # 0 is that of the folder
 
 
-@pytest.mark.parametrize("before", [[], pytest.param(NAMESPACE, marks=needs_namespace)], ids=["bare", "process 1"])
-def test_every_exit_code_and_every_signal_that_ends_the_child(run: Run, before: Sequence[str]) -> None:
+@pytest.mark.parametrize(
+    "before", [[], pytest.param(NAMESPACE, marks=needs_namespace)], ids=["bare", "process 1"]
+)
+def test_every_exit_code_and_every_signal_that_ends_the_child(
+    run: Run, before: Sequence[str]
+) -> None:
     script = """
 import signal, sys
 from distboot.cli.main import main

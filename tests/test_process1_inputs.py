@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 from conftest import Run
-from process1 import EXEC_PROCESS_1, NAMESPACE, PROCESS_1, Mode, Wrapped, in_modes, needs_namespace, wrapped
+from process1 import (
+    EXEC_PROCESS_1,
+    NAMESPACE,
+    PROCESS_1,
+    Mode,
+    Wrapped,
+    in_modes,
+    needs_namespace,
+    wrapped,
+)
 
 
 def _prepared(script: str) -> tuple[str, ...]:
@@ -47,7 +56,9 @@ _CONTAINERS = {
     "nobody's user id": ("unshare", "--user", "--map-user=12345", *_prepared(_NOBODY)),
 }
 containers = pytest.mark.parametrize("container", _CONTAINERS)
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount what these containers lack")
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can mount what these containers lack"
+)
 
 _JOINS = """
 import os, sys, distboot
@@ -59,9 +70,16 @@ _FAILS = "import os, signal\nif os.environ['RANK'] == '1': os.kill(os.getpid(), 
 
 
 @contextmanager
-def _two(mode: Mode, env: dict[str, str], port: int, container: str, program: str) -> Iterator[tuple[Wrapped, Wrapped]]:
+def _two(
+    mode: Mode, env: dict[str, str], port: int, container: str, program: str
+) -> Iterator[tuple[Wrapped, Wrapped]]:
     """Two containers of one rank each, on one network."""
-    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "HOME": "/nonexistent"}
+    job = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "HOME": "/nonexistent",
+    }
     command, before = [sys.executable, "-c", program], _CONTAINERS[container]
     with (
         wrapped(mode, {**env, **job, "RANK": "0"}, *command, before=before) as rank_0,
@@ -78,7 +96,9 @@ def env(clean_env: dict[str, str], tmp_path: Path) -> dict[str, str]:
 @needs_root
 @containers
 @in_modes(PROCESS_1, EXEC_PROCESS_1)
-def test_job_in_containers_that_lack_something(env: dict[str, str], mode: Mode, container: str, port: int) -> None:
+def test_job_in_containers_that_lack_something(
+    env: dict[str, str], mode: Mode, container: str, port: int
+) -> None:
     with _two(mode, env, port, container, _JOINS) as ranks:
         for number, rank in enumerate(ranks):
             assert f"{number} of 2\n" in rank.rest()
@@ -88,7 +108,9 @@ def test_job_in_containers_that_lack_something(env: dict[str, str], mode: Mode, 
 @needs_root
 @containers
 @in_modes(PROCESS_1)
-def test_failure_in_containers_that_lack_something(env: dict[str, str], mode: Mode, container: str, port: int) -> None:
+def test_failure_in_containers_that_lack_something(
+    env: dict[str, str], mode: Mode, container: str, port: int
+) -> None:
     with _two(mode, env, port, container, _FAILS) as (rank_0, rank_1):
         assert "rank 1 failed first: killed by SIGKILL" in rank_0.rest()
         assert rank_0.code() == 128 + signal.SIGKILL
@@ -99,7 +121,18 @@ def test_failure_in_containers_that_lack_something(env: dict[str, str], mode: Mo
 @needs_namespace
 @containers
 @pytest.mark.parametrize("command", ["show", "doctor"])
-def test_other_commands_where_something_is_missing(env: dict[str, str], run: Run, container: str, command: str) -> None:
-    done = run(*NAMESPACE, *_CONTAINERS[container], sys.executable, "-m", "distboot", command, "--json", env=env)
+def test_other_commands_where_something_is_missing(
+    env: dict[str, str], run: Run, container: str, command: str
+) -> None:
+    done = run(
+        *NAMESPACE,
+        *_CONTAINERS[container],
+        sys.executable,
+        "-m",
+        "distboot",
+        command,
+        "--json",
+        env=env,
+    )
     expected = 78 if (container, command) == ("no /dev/shm", "doctor") else 0
     assert (done.returncode, done.stderr) == (expected, "")

@@ -23,7 +23,9 @@ for line in sys.stdin:
 
 
 @in_modes(*SUPERVISED, EXEC_PROCESS_1, BARE)
-def test_keys_and_signals_of_the_runtime_reach_the_child_once(clean_env: dict[str, str], mode: Mode) -> None:
+def test_keys_and_signals_of_the_runtime_reach_the_child_once(
+    clean_env: dict[str, str], mode: Mode
+) -> None:
     with wrapped(mode, clean_env, *python(_CHILD), terminal=True) as wrapper:
         wrapper.read_until("ready")
         # In a terminal the child is in the wrapper's group, and gets what these inits send to all of that, too.
@@ -75,7 +77,9 @@ def test_job_control_of_a_shell_in_the_container(clean_env: dict[str, str], mode
 
 
 @in_modes(Mode("ranks of a node", options=("--nproc-per-node", "2"), is_contained=False))
-def test_ctrl_c_ends_all_ranks_of_a_node_without_their_tracebacks(clean_env: dict[str, str], mode: Mode) -> None:
+def test_ctrl_c_ends_all_ranks_of_a_node_without_their_tracebacks(
+    clean_env: dict[str, str], mode: Mode
+) -> None:
     script = """
 import time
 def train():
@@ -90,4 +94,7 @@ train()
         assert wrapper.code() == 130
     assert "Traceback" not in rest
     for rank in (0, 1):
-        assert f"distboot: rank {rank} on {os.uname().nodename}: interrupted in train (<string>:4)" in rest
+        assert (
+            f"distboot: rank {rank} on {os.uname().nodename}: interrupted in train (<string>:4)"
+            in rest
+        )

@@ -87,8 +87,13 @@ def test_outcomes_are_those_of_the_ranks(run: Run, tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(_TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\n")
     begin = time.monotonic()
-    out = run(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_it.py", "-v", "-n", "2").stdout
-    found = {name: how for how, name in re.findall(r"(PASSED|FAILED|SKIPPED|XFAIL|ERROR)\s+test_it.py::(\S+)", out)}
+    out = run(
+        sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_it.py", "-v", "-n", "2"
+    ).stdout
+    found = {
+        name: how
+        for how, name in re.findall(r"(PASSED|FAILED|SKIPPED|XFAIL|ERROR)\s+test_it.py::(\S+)", out)
+    }
     assert found == {
         "test_together": "PASSED", "test_fails_in_one[0]": "FAILED", "test_fails_in_one[2]": "FAILED",
         "test_killed": "FAILED", "test_as_slurm_starts_it": "PASSED", "test_fails_on_the_second_node": "FAILED",
@@ -109,7 +114,9 @@ def test_outcomes_are_those_of_the_ranks(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("closes", [True, False])
-def test_what_a_module_has_set_up_ends_with_its_last_test(run: Run, tmp_path: Path, closes: bool) -> None:
+def test_what_a_module_has_set_up_ends_with_its_last_test(
+    run: Run, tmp_path: Path, closes: bool
+) -> None:
     script = """
 import os, pytest
 
@@ -128,10 +135,28 @@ def test_in_ranks(): pass
     (tmp_path / "test_two.py").write_text("def test_next(): pass\n")
     if not closes:
         (tmp_path / "cannot-close").touch()
-    done = run(sys.executable, "-m", "pytest", "-v", "-s", "-p", "no:cacheprovider", "test_one.py", "test_two.py")
+    done = run(
+        sys.executable,
+        "-m",
+        "pytest",
+        "-v",
+        "-s",
+        "-p",
+        "no:cacheprovider",
+        "test_one.py",
+        "test_two.py",
+    )
     out = done.stdout
-    assert out.index("test_one.py::test_in_ranks") < out.index("database closed") < out.index("test_two.py::test_next")
-    assert ("3 passed in" in out, "3 passed, 1 error in" in out, done.returncode) == (closes, not closes, not closes)
+    assert (
+        out.index("test_one.py::test_in_ranks")
+        < out.index("database closed")
+        < out.index("test_two.py::test_next")
+    )
+    assert ("3 passed in" in out, "3 passed, 1 error in" in out, done.returncode) == (
+        closes,
+        not closes,
+        not closes,
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,7 +170,9 @@ def test_in_ranks(): pass
     ],
 )
 def test_mark_that_cannot_be(run: Run, tmp_path: Path, mark: str, said: str) -> None:
-    (tmp_path / "test_it.py").write_text(f"import pytest\n@pytest.mark.ranks({mark})\ndef test(): pass\n")
+    (tmp_path / "test_it.py").write_text(
+        f"import pytest\n@pytest.mark.ranks({mark})\ndef test(): pass\n"
+    )
     done = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py")
     assert done.returncode != 0
     assert said in done.stdout + done.stderr

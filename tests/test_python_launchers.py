@@ -42,14 +42,24 @@ _ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", *_PLAIN.split
     ("launch", "launcher"),
     [
         pytest.param([*_DEEPSPEED, "--master_port"], "deepspeed", marks=needs_deepspeed),
-        pytest.param([*_ACCELERATE, "--multi_gpu", "--main_process_port"], "torchrun", marks=needs("accelerate")),
-        pytest.param([*_ACCELERATE, "--cpu", "--main_process_port"], "single", marks=needs("accelerate")),
+        pytest.param(
+            [*_ACCELERATE, "--multi_gpu", "--main_process_port"],
+            "torchrun",
+            marks=needs("accelerate"),
+        ),
+        pytest.param(
+            [*_ACCELERATE, "--cpu", "--main_process_port"], "single", marks=needs("accelerate")
+        ),
     ],
     ids=["deepspeed", "accelerate", "accelerate-cpu"],
 )
-def test_launcher_on_one_node(run: Run, seen: str, port: int, launch: list[str], launcher: str) -> None:
+def test_launcher_on_one_node(
+    run: Run, seen: str, port: int, launch: list[str], launcher: str
+) -> None:
     ranks = 1 if launcher == "single" else 2
-    lines = json_lines(run(*launch, str(port), seen, env={"DS_ACCELERATOR": "cpu", "PATH": f"{BIN}:/usr/bin:/bin"}))
+    lines = json_lines(
+        run(*launch, str(port), seen, env={"DS_ACCELERATOR": "cpu", "PATH": f"{BIN}:/usr/bin:/bin"})
+    )
     found = [(line["detected"], line["RANK"], line["local"], line["total"]) for line in lines]
     assert found == [(launcher, rank, rank, ranks) for rank in range(ranks)]
     if launcher == "deepspeed":
@@ -63,10 +73,18 @@ def test_deepspeed_over_pdsh_on_uneven_nodes(hosts: Hosts) -> None:
     hostfile = hosts.shared / "hostfile"
     hostfile.write_text("nodea slots=1\nnodeb slots=2\n")
     launch = [str(BIN / "deepspeed"), "--hostfile", str(hostfile), str(hosts.shared / "who.py")]
-    env = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
+    env = {
+        "DS_ACCELERATOR": "cpu",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).parent.parent),
+    }
     lines = json_lines(hosts.run("nodea", launch, env, 180))
     # DeepSpeed's own LOCAL_RANK is RANK % LOCAL_SIZE, here 0 and 1, 0: it stays, and is the index of the device.
-    assert [place[:3] for place in places_of(lines)] == [("nodea", 0, 0), ("nodeb", 1, 1), ("nodeb", 1, 0)]
+    assert [place[:3] for place in places_of(lines)] == [
+        ("nodea", 0, 0),
+        ("nodeb", 1, 1),
+        ("nodeb", 1, 0),
+    ]
     assert {(line["launcher"], line["total"]) for line in lines} == {("deepspeed", 6.0)}
 
 

@@ -58,7 +58,10 @@ def test_ports() -> None:
         ("rack[1-2]n[3-4,7]", ["rack1n3", "rack1n4", "rack1n7", "rack2n3", "rack2n4", "rack2n7"]),
         ("a-ib[1-2],b.x,b.x", ["a-ib1", "a-ib2", "b.x", "b.x"]),
         ("n[1-2][3-4]", ["n13", "n14", "n23", "n24"]),
-        ("a[1-2]b[3-4]c[5,6]", ["a1b3c5", "a1b3c6", "a2b3c5", "a2b3c6", "a1b4c5", "a1b4c6", "a2b4c5", "a2b4c6"]),
+        (
+            "a[1-2]b[3-4]c[5,6]",
+            ["a1b3c5", "a1b3c6", "a2b3c5", "a2b3c6", "a1b4c5", "a1b4c6", "a2b4c5", "a2b4c6"],
+        ),
         ("[1-2],n[007]", ["1", "2", "n007"]),
         ("n[1-010]", ["n1", "n2", "n3", "n4", "n5", "n6", "n7", "n8", "n9", "n10"]),
         ("n[08-10]", ["n08", "n09", "n10"]),
@@ -87,9 +90,28 @@ _SCONTROL = shutil.which("scontrol")
 def test_hostlists_are_read_as_slurm_reads_them(tmp_path: Path) -> None:
     """Whatever is accepted is what scontrol makes of it, and what scontrol rejects is rejected."""
     conf = tmp_path / "slurm.conf"
-    conf.write_text("ClusterName=x\nSlurmctldHost=localhost\nNodeName=localhost\nPartitionName=p Nodes=localhost\n")
+    conf.write_text(
+        "ClusterName=x\nSlurmctldHost=localhost\nNodeName=localhost\nPartitionName=p Nodes=localhost\n"
+    )
     random = Random(3)
-    pieces = ["n", "rack", "-", ",", "[", "]", "1", "07", "10", "-3", "[1-3]", "[08-11]", "[1,3]", "n[2-4]", "x.y", "_"]
+    pieces = [
+        "n",
+        "rack",
+        "-",
+        ",",
+        "[",
+        "]",
+        "1",
+        "07",
+        "10",
+        "-3",
+        "[1-3]",
+        "[08-11]",
+        "[1,3]",
+        "n[2-4]",
+        "x.y",
+        "_",
+    ]
     accepted = 0
     for _ in range(300):
         text = "".join(random.choices(pieces, k=random.randint(1, 6)))

@@ -12,7 +12,9 @@ pytestmark = needs_torch
 PYTHON = sys.executable
 TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 LAUNCH = [PYTHON, "-m", "torch.distributed.launch", "--nproc-per-node", "2"]
-MPIRUN_1, MPIRUN_2, MPIRUN_4 = ([str(MPIRUN), "--map-by", ":OVERSUBSCRIBE", "-n", count] for count in ("1", "2", "4"))
+MPIRUN_1, MPIRUN_2, MPIRUN_4 = (
+    [str(MPIRUN), "--map-by", ":OVERSUBSCRIBE", "-n", count] for count in ("1", "2", "4")
+)
 
 
 @pytest.fixture
@@ -35,9 +37,27 @@ def _seen(lines: list[dict[str, object]]) -> list[tuple[object, ...]]:
     ("command", "launcher", "script"),
     [
         pytest.param(TORCHRUN, "torchrun", "who.py", id="torchrun"),
-        pytest.param([*LAUNCH, "--use-env"], "torchrun", "where.py", id="launch-use-env", marks=pytest.mark.all),
-        pytest.param([*MPIRUN_2, PYTHON], "openmpi", "who.py", id="mpirun", marks=[needs_mpirun, pytest.mark.all]),
-        pytest.param([*MPIRUN_4, PYTHON], "openmpi", "where.py", id="mpirun-oversubscribed", marks=needs_mpirun),
+        pytest.param(
+            [*LAUNCH, "--use-env"],
+            "torchrun",
+            "where.py",
+            id="launch-use-env",
+            marks=pytest.mark.all,
+        ),
+        pytest.param(
+            [*MPIRUN_2, PYTHON],
+            "openmpi",
+            "who.py",
+            id="mpirun",
+            marks=[needs_mpirun, pytest.mark.all],
+        ),
+        pytest.param(
+            [*MPIRUN_4, PYTHON],
+            "openmpi",
+            "where.py",
+            id="mpirun-oversubscribed",
+            marks=needs_mpirun,
+        ),
     ],
 )
 @pytest.mark.usefixtures("who")
@@ -45,18 +65,25 @@ def test_init_under_a_launcher(run: Run, command: list[str], launcher: str, scri
     size = 4 if "4" in command else 2
     lines = json_lines(run(*command, script))
     # The local rank is the launcher's own: 0, 2, 1, 3 with four processes of Open MPI 5 on two slots.
-    assert [(rank, *rest) for rank, _, *rest in _seen(lines)] == [(rank, *rest) for rank, _, *rest in _numbers(size)]
+    assert [(rank, *rest) for rank, _, *rest in _seen(lines)] == [
+        (rank, *rest) for rank, _, *rest in _numbers(size)
+    ]
     assert [line["local_ranks"] for line in lines] == [[line["LOCAL_RANK"]] * 2 for line in lines]
     assert {rank for _, rank, *_ in _seen(lines)} == set(range(size))
     assert {line["launcher"] for line in lines} == {launcher}
-    assert {line["total"] for line in lines} == {size * (size + 1) / 2 if script == "who.py" else None}
+    assert {line["total"] for line in lines} == {
+        size * (size + 1) / 2 if script == "who.py" else None
+    }
 
 
 def test_launch_without_use_env_leaves_its_argument_to_the_script(run: Run, who: str) -> None:
     lines = json_lines(run(*LAUNCH, who, "--mine"))
     assert _seen(lines) == _numbers(2)
     assert {line["launcher"] for line in lines} == {"torchrun"}
-    assert [line["argv"] for line in lines] == [["--local-rank=0", "--mine"], ["--local-rank=1", "--mine"]]
+    assert [line["argv"] for line in lines] == [
+        ["--local-rank=0", "--mine"],
+        ["--local-rank=1", "--mine"],
+    ]
 
 
 WRAPPED = [PYTHON, "-m", "distboot"]
@@ -78,4 +105,6 @@ WRAPPED = [PYTHON, "-m", "distboot"]
 def test_one_inside_the_other(run: Run, who: str, command: list[str], env: dict[str, str]) -> None:
     lines = json_lines(run(*command, who, env=env))
     assert _seen(lines) == _numbers(2)
-    assert {line["launcher"] for line in lines} == {"torchrun" if "--standalone" in command else "openmpi"}
+    assert {line["launcher"] for line in lines} == {
+        "torchrun" if "--standalone" in command else "openmpi"
+    }

@@ -21,11 +21,16 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # Strings that look like the name of an environment variable, and are something else.
 NO_VARIABLES = {
-    **{f"HOROVOD_WITH_{name}": "a flag of its build" for name in ("GLOO", "MPI", "PYTORCH", "TENSORFLOW")},
+    **{
+        f"HOROVOD_WITH_{name}": "a flag of its build"
+        for name in ("GLOO", "MPI", "PYTORCH", "TENSORFLOW")
+    },
     "THREAD_": "the beginning of MPI's levels of threading",
     "MASTER_": "the beginning of a line in a message",
     "HOROVOD_": "the beginning of a name whose end is a number's",
-    **dict.fromkeys(("PMI_", "PMIX_", "PALS_", "SLURM_"), "the beginning of names in an exception of slurm.py"),
+    **dict.fromkeys(
+        ("PMI_", "PMIX_", "PALS_", "SLURM_"), "the beginning of names in an exception of slurm.py"
+    ),
     "VC_": "the beginning of VC_…_NUM",
     **dict.fromkeys(("SC_CLK_TCK", "SC_OPEN_MAX"), "a name of sysconf(3)"),
 }
@@ -52,38 +57,65 @@ def test_page_is_as_written_from_the_code(page: Path) -> None:
 
 
 def test_everything_that_is_written_has_its_page() -> None:
-    begun = re.findall(r"<!-- (.*?): written by", "\n".join(page.read_text() for page in REFERENCE.glob("*.md")))
+    begun = re.findall(
+        r"<!-- (.*?): written by", "\n".join(page.read_text() for page in REFERENCE.glob("*.md"))
+    )
     assert set(begun) == WRITER.TABLES.keys()
 
 
 def test_every_variable_is_in_the_code_and_on_the_page() -> None:
-    named = {name.rstrip("…*") for name in re.findall(r"`([A-Za-z0-9_…*]+)(?:=[^`]*)?`", ENVIRONMENT)}
-    missing = {name: file for name, file in _in_code().items() if name not in named and name not in NO_VARIABLES}
+    named = {
+        name.rstrip("…*") for name in re.findall(r"`([A-Za-z0-9_…*]+)(?:=[^`]*)?`", ENVIRONMENT)
+    }
+    missing = {
+        name: file
+        for name, file in _in_code().items()
+        if name not in named and name not in NO_VARIABLES
+    }
     assert missing == {}, "say on docs/reference/environment.md what they are for"
     assert NO_VARIABLES.keys() <= _in_code().keys(), "an excuse for what is no longer there"
     on_page = set(re.findall(r"`([A-Z]+_[A-Z0-9_]+)(?:=[^`]*)?`", ENVIRONMENT))
     never_read = {"OMPI_COMM_WORLD_NODE_RANK", "SLURM_JOB_NODELIST"}
-    assert on_page - never_read - _in_code().keys() == {"MPISPAWN_MPIRUN_RANK_0"}, "which goes on with the local rank"
+    assert on_page - never_read - _in_code().keys() == {"MPISPAWN_MPIRUN_RANK_0"}, (
+        "which goes on with the local rank"
+    )
     settings = {name for name in _in_code() if name.startswith("DISTBOOT_")}
-    assert set(re.findall(r"^\| `(DISTBOOT_[A-Z_]+)` \| .* \| .*\|$", ENVIRONMENT, re.MULTILINE)) >= settings
+    assert (
+        set(re.findall(r"^\| `(DISTBOOT_[A-Z_]+)` \| .* \| .*\|$", ENVIRONMENT, re.MULTILINE))
+        >= settings
+    )
 
 
 def test_every_public_name_is_on_the_page() -> None:
-    shown = set(re.findall(r"^::: distboot\.(\w+)$", (REFERENCE / "api.md").read_text(), re.MULTILINE))
+    shown = set(
+        re.findall(r"^::: distboot\.(\w+)$", (REFERENCE / "api.md").read_text(), re.MULTILINE)
+    )
     assert shown == set(distboot.__all__) - {"__version__"}
     assert "::: distboot.lightning.DistbootEnvironment" in (REFERENCE / "api.md").read_text()
 
 
 def test_every_module_is_on_the_architecture_page() -> None:
-    layers = (ROOT / "docs/explanation/architecture.md").read_text().partition("## The layers")[2].partition("\n## ")[0]
+    layers = (
+        (ROOT / "docs/explanation/architecture.md")
+        .read_text()
+        .partition("## The layers")[2]
+        .partition("\n## ")[0]
+    )
     rows = "\n".join(row.split("|")[1] for row in layers.splitlines() if row.startswith("| `"))
-    modules = [path.relative_to(PACKAGE).with_suffix("").parts for path in SOURCES if path.name[:2] != "__"]
-    parts = {"/".join(names[:2] if names[0] in ("detection", "rendezvous") else names[:1]) for names in modules}
+    modules = [
+        path.relative_to(PACKAGE).with_suffix("").parts for path in SOURCES if path.name[:2] != "__"
+    ]
+    parts = {
+        "/".join(names[:2] if names[0] in ("detection", "rendezvous") else names[:1])
+        for names in modules
+    }
     assert sorted(re.findall(r"`([\w/]+?)/?`", rows)) == sorted(parts)
 
 
 def test_every_code_is_raised_and_has_its_section() -> None:
-    source = re.sub(r"CODES: .*?\n}\n", "", "\n".join(path.read_text() for path in SOURCES), flags=re.DOTALL)
+    source = re.sub(
+        r"CODES: .*?\n}\n", "", "\n".join(path.read_text() for path in SOURCES), flags=re.DOTALL
+    )
     assert [code for code in CODES if f'"{code}"' not in source] == []
     assert re.findall(r"^## (.*)$", ERRORS, re.MULTILINE) == list(CODES)
     for code in CODES:
@@ -95,7 +127,9 @@ def test_every_code_is_raised_and_has_its_section() -> None:
 EXAMPLES = re.findall(r"```text\n(distboot: error\[.*?)```", ERRORS, re.DOTALL)
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.partition("]")[0].partition("[")[2])
+@pytest.mark.parametrize(
+    "example", EXAMPLES, ids=lambda example: example.partition("]")[0].partition("[")[2]
+)
 def test_example_is_what_distboot_says(example: str) -> None:
     """Word for word one of `error_texts/`, or a message and a hint that can be texts of the source."""
     golden = [path.read_text().rpartition("exit code ")[0] for path in TEXTS.iterdir()]
@@ -104,9 +138,12 @@ def test_example_is_what_distboot_says(example: str) -> None:
     code = example.partition("error[")[2].partition("]")[0]
     whose = re.compile(r"(?:rank|node) [0-9?]+ on [\w-]+: (?:rank 0 says: )?")
     first, *rest = example.rstrip("\n").split("\n")
-    said = [whose.sub("", first.partition("]: ")[2], count=1)] if code != "device-failed" else []  # of the driver
+    # Of the driver
+    said = [whose.sub("", first.partition("]: ")[2], count=1)] if code != "device-failed" else []
     said += [whose.sub("", rest[-1].removeprefix("hint: "), count=1)] if rest else []
-    found = {text: [source for pattern, source in _texts() if pattern.fullmatch(text)] for text in said}
+    found = {
+        text: [source for pattern, source in _texts() if pattern.fullmatch(text)] for text in said
+    }
     assert all(found.values()), "not said in the source"
     assert f'"{code}"' in "".join(itertools.chain(*found.values())), "said of other errors"
 
@@ -116,8 +153,14 @@ def _texts() -> list[tuple[re.Pattern[str], str]]:
     """What each text in the source can be, if it has words of its own; and the source that it is in."""
     found = []
     for source in (path.read_text() for path in SOURCES):
-        patterns = {_pattern(node) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.expr)}
-        patterns = {one for one in patterns if sum(map(str.islower, one)) >= 10 and not re.fullmatch(one, "x y")}
+        patterns = {
+            _pattern(node) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.expr)
+        }
+        patterns = {
+            one
+            for one in patterns
+            if sum(map(str.islower, one)) >= 10 and not re.fullmatch(one, "x y")
+        }
         found += [(re.compile(one), source) for one in patterns]
     return found
 

@@ -22,8 +22,13 @@ from distboot.text import ranges
 
 def test_all_ranks_get_the_same_exact_membership(rank0: StartRank0) -> None:
     first = rank0(5)
-    ranks = [Rank(first.port, record(rank, 5, node)) for rank, node in ((4, "b"), (2, "a"), (3, "a"), (1, "b"))]
-    assert {rank.met() for rank in (first, *ranks)} == {Membership(("a", "b"), ((0, 2, 3), (1, 4)), "127.0.0.1")}
+    ranks = [
+        Rank(first.port, record(rank, 5, node))
+        for rank, node in ((4, "b"), (2, "a"), (3, "a"), (1, "b"))
+    ]
+    assert {rank.met() for rank in (first, *ranks)} == {
+        Membership(("a", "b"), ((0, 2, 3), (1, 4)), "127.0.0.1")
+    }
 
 
 def test_rank_0_may_come_last() -> None:
@@ -37,23 +42,38 @@ def test_rank_0_may_come_last() -> None:
     assert rank.met() == membership
 
 
-def test_missing_ranks_are_named_on_every_rank_when_the_first_has_waited_long_enough(rank0: StartRank0) -> None:
+def test_missing_ranks_are_named_on_every_rank_when_the_first_has_waited_long_enough(
+    rank0: StartRank0,
+) -> None:
     first = rank0(3, 600)
     said = "2 of 3 ranks joined within the join timeout of rank 1, which was over first, missing 2"
     for error in (Rank(first.port, record(1, 3), 0.5).failed(), first.failed()):
         assert (error.code, said in error.message) == ("missing-rank", True), error.message
 
 
-_TWICE = [record(1, 4), replace(record(1, 4, "b"), process="77")]  # two containers may both have process 1
+# Two containers may both have process 1
+_TWICE = [record(1, 4), replace(record(1, 4, "b"), process="77")]
 
 
 @pytest.mark.parametrize(
     ("records", "code", "said"),
     [
-        (_TWICE, "duplicate-rank", "rank 1 is there twice: process 1001 on 'a' and process 1001 on 'b'"),
-        ([record(3, 8)], "membership-mismatch", "rank 0 has a world of 4, but rank 3 on 'a' (process 1003) says 8"),
+        (
+            _TWICE,
+            "duplicate-rank",
+            "rank 1 is there twice: process 1001 on 'a' and process 1001 on 'b'",
+        ),
+        (
+            [record(3, 8)],
+            "membership-mismatch",
+            "rank 0 has a world of 4, but rank 3 on 'a' (process 1003) says 8",
+        ),
         *(
-            ([record(rank, 4, device=device) for rank in (1, 2)], "shared-accelerator", f"the accelerator '{device}'")
+            (
+                [record(rank, 4, device=device) for rank in (1, 2)],
+                "shared-accelerator",
+                f"the accelerator '{device}'",
+            )
             for device in ("GPU-1", "nvidia0")
         ),
     ],
@@ -66,7 +86,9 @@ def test_what_does_not_fit_ends_the_job_at_once(
     for error in [each.failed() for each in (first, *ranks)]:
         assert error.code == code
         # Of the two either may be the first.
-        assert said in error.message.replace("'b' and process 1001 on 'a'", "'a' and process 1001 on 'b'")
+        assert said in error.message.replace(
+            "'b' and process 1001 on 'a'", "'a' and process 1001 on 'b'"
+        )
 
 
 def test_index_of_an_accelerator_means_its_own_node(rank0: StartRank0) -> None:
@@ -74,10 +96,15 @@ def test_index_of_an_accelerator_means_its_own_node(rank0: StartRank0) -> None:
     assert Rank(first.port, record(1, 2, "b", device="nvidia0")).met() == first.met()
 
 
-def test_problem_of_one_rank_reaches_all_and_also_those_that_come_a_little_later(rank0: StartRank0) -> None:
+def test_problem_of_one_rank_reaches_all_and_also_those_that_come_a_little_later(
+    rank0: StartRank0,
+) -> None:
     problem = ("unknown-interface", "GLOO_SOCKET_IFNAME='ib0'", "unset it")
     first = rank0(4, 600)
-    early, culprit = Rank(first.port, record(1, 4)), Rank(first.port, record(2, 4, "b", problem=problem))
+    early, culprit = (
+        Rank(first.port, record(1, 4)),
+        Rank(first.port, record(2, 4, "b", problem=problem)),
+    )
     assert culprit.failed().code == early.failed().code == "unknown-interface"
     late = Rank(first.port, record(3, 4)).failed()
     for error in (early.failed(), late, first.failed()):
@@ -89,7 +116,10 @@ def test_rank_that_was_there_and_has_gone_is_said(rank0: StartRank0) -> None:
     gone = peer(first.port, HELLO + OPEN.sign(record(1, 3, "b")))
     gone.recv(100)
     gone.close()
-    assert "missing 1-2; joined and disconnected: rank 1 (process 1001 on 'b')" in first.failed().message
+    assert (
+        "missing 1-2; joined and disconnected: rank 1 (process 1001 on 'b')"
+        in first.failed().message
+    )
 
 
 def test_end_of_an_old_connection_does_not_undo_a_newer_one(rank0: StartRank0) -> None:
@@ -115,11 +145,20 @@ def test_missing_ranks_are_said_as_ranges_with_their_node_where_it_is_proved() -
     assert ranges(range(0, 100, 2)).endswith("and 30 more")
     register = JoinTable(104)
     for rank in range(96):
-        placed = {"local_rank": rank % 8, "local_world_size": 8, "node_rank": rank // 8, "num_nodes": 13}
+        placed = {
+            "local_rank": rank % 8,
+            "local_world_size": 8,
+            "node_rank": rank // 8,
+            "num_nodes": 13,
+        }
         register.add(record(rank, 104, f"n{rank // 8}", **placed))
     assert register.progress() == "96/104 ranks joined, missing 96-103 (node 12)"
-    register.add(record(97, 104, "n12", local_rank=1, local_world_size=1, node_rank=12, num_nodes=13))
-    assert register.progress() == "97/104 ranks joined, missing 96, 98-103", "not every node has eight"
+    register.add(
+        record(97, 104, "n12", local_rank=1, local_world_size=1, node_rank=12, num_nodes=13)
+    )
+    assert register.progress() == "97/104 ranks joined, missing 96, 98-103", (
+        "not every node has eight"
+    )
 
 
 def test_file_limit_is_raised_where_it_may_be(rank0: StartRank0) -> None:
@@ -157,22 +196,31 @@ print(first.failed().message)
 
 
 @pytest.mark.parametrize("secret", ["", "secret"])
-def test_all_go_when_the_last_one_is_ready_and_hear_what_each_offers(rank0: StartRank0, secret: str) -> None:
+def test_all_go_when_the_last_one_is_ready_and_hear_what_each_offers(
+    rank0: StartRank0, secret: str
+) -> None:
     first, gate = rank0(3, secret=secret, ready=Ready(offer="10.0.0.4:6000")), threading.Event()
-    slow = Rank(first.port, record(1, 3), 20, secret, ready=Ready("GPU-1"), gate=lambda _: gate.wait(20))
+    slow = Rank(
+        first.port, record(1, 3), 20, secret, ready=Ready("GPU-1"), gate=lambda _: gate.wait(20)
+    )
     quick = Rank(first.port, record(2, 3), 20, secret, ready=Ready("GPU-2", offer="10.0.0.5:6000"))
     quick.join(0.5)
     assert quick.is_alive(), "it waits for the slow one"
     gate.set()
     assert [each.met() for each in (slow, quick)] == [first.met()] * 2
-    assert [each.offers for each in (first, slow, quick)] == [{0: "10.0.0.4:6000", 2: "10.0.0.5:6000"}] * 3
+    assert [each.offers for each in (first, slow, quick)] == [
+        {0: "10.0.0.4:6000", 2: "10.0.0.5:6000"}
+    ] * 3
 
 
 def test_ranks_that_get_ready_with_one_accelerator_are_refused(rank0: StartRank0) -> None:
     first = rank0(3, ready=Ready("GPU-0"))
     ranks = [Rank(first.port, record(rank, 3), ready=Ready("GPU-7")) for rank in (1, 2)]
     for error in [each.failed() for each in (first, *ranks)]:
-        assert (error.code, "both use the accelerator 'GPU-7'" in error.message) == ("shared-accelerator", True)
+        assert (error.code, "both use the accelerator 'GPU-7'" in error.message) == (
+            "shared-accelerator",
+            True,
+        )
 
 
 @pytest.mark.parametrize(
@@ -198,7 +246,9 @@ def test_nonsense_from_a_rank_is_the_end_of_all(rank0: StartRank0, said: bytes) 
             assert "ended before the framework could start" in error.message
 
 
-def test_who_comes_while_the_others_get_ready_is_told_that_his_place_is_taken(rank0: StartRank0) -> None:
+def test_who_comes_while_the_others_get_ready_is_told_that_his_place_is_taken(
+    rank0: StartRank0,
+) -> None:
     first, gate = rank0(3, 600, ready=Ready()), threading.Event()
     ranks = [Rank(first.port, record(1, 3), ready=Ready(), gate=lambda _: gate.wait(20))]
     ranks.append(Rank(first.port, record(2, 3), ready=Ready()))

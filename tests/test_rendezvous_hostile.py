@@ -63,13 +63,26 @@ def test_mutated_messages_of_a_rank_end_nothing(rank0: StartRank0) -> None:
     chance = random.Random(7)
     first = rank0(2, 60)
     whole = HELLO + OPEN.sign(record(1, 3, facts=(("torch", "1"),)))
-    odd = [b"null", b"true", b"-1", b"1e999", b"NaN", b'"\\ud800"', b"[]", b"{}", b"99999999999999999999"]
+    odd = [
+        b"null",
+        b"true",
+        b"-1",
+        b"1e999",
+        b"NaN",
+        b'"\\ud800"',
+        b"[]",
+        b"{}",
+        b"99999999999999999999",
+    ]
     for _ in range(150):
         data = bytearray(whole)
         for _ in range(chance.randrange(1, 4)):
             at = chance.randrange(len(HELLO) if chance.random() < 0.2 else 0, len(data))
-            data[at : at + chance.randrange(3)] = chance.choice(odd) if chance.random() < 0.5 else chance.randbytes(2)
-        with peer(first.port, bytes(data)) as connection, suppress(OSError):  # it may be closed already
+            data[at : at + chance.randrange(3)] = (
+                chance.choice(odd) if chance.random() < 0.5 else chance.randbytes(2)
+            )
+        # It may be closed already
+        with peer(first.port, bytes(data)) as connection, suppress(OSError):
             connection.shutdown(socket.SHUT_WR)
     first.server._end = 0.0
     first.join(20)
@@ -92,7 +105,11 @@ LONG = framed(f'{{"x":[{"0," * 70_000}0]}}')
         (False, altered(Welcome(NONCE), challenge=7), ""),
         (False, OPEN.sign(Refused("\x1b[31mno")), ""),
         (False, _compressed(LONG), "more than 65536 bytes"),
-        (False, (70_000).to_bytes(4, "big"), "announces a message of 70000 bytes, of at most 65536"),
+        (
+            False,
+            (70_000).to_bytes(4, "big"),
+            "announces a message of 70000 bytes, of at most 65536",
+        ),
         (True, altered(MEMBERS, hosts=5), ""),
         (True, OPEN.sign(MEMBERS)[:20] + b"x" + OPEN.sign(MEMBERS)[21:], ""),  # as with a secret
         (True, altered(MEMBERS, nodes=[[[0, 1]]]), "not all there"),
@@ -104,7 +121,9 @@ LONG = framed(f'{{"x":[{"0," * 70_000}0]}}')
         (True, _compressed(altered(MEMBERS, nodes=[[[0, 9999999]]])), "too many ranks"),
     ],
 )
-def test_somebody_who_is_not_rank_0_is_not_believed(welcomes: bool, data: bytes, why: str, fake: Fake) -> None:
+def test_somebody_who_is_not_rank_0_is_not_believed(
+    welcomes: bool, data: bytes, why: str, fake: Fake
+) -> None:
     somebody = fake(_saying(data, welcomes=welcomes))
     error = Rank(somebody.port, record(1, 2), 1).failed()
     assert error.code == "missing-rank"
@@ -148,7 +167,14 @@ def test_membership_and_error_in_one_segment_are_both_read(fake: Fake) -> None:
 
 @pytest.mark.parametrize(
     "said",
-    [None, {}, [[1]], [{"rank": "1", "offer": "x"}], [{"rank": 1, "offer": 2}], [{"rank": 1, "offer": "x" * 301}]],
+    [
+        None,
+        {},
+        [[1]],
+        [{"rank": "1", "offer": "x"}],
+        [{"rank": 1, "offer": 2}],
+        [{"rank": 1, "offer": "x" * 301}],
+    ],
 )
 def test_broken_word_to_go_is_refused(said: object, fake: Fake) -> None:
     somebody = fake(_saying(OPEN.sign(MEMBERS), altered(Go(), offers=said)))
@@ -164,12 +190,17 @@ def test_error_with_a_code_of_a_newer_version_is_told(fake: Fake) -> None:
 
 
 def test_reason_for_a_refusal_is_not_forgotten(fake: Fake) -> None:
-    somebody = fake(lambda connection: connection.sendall(OPEN.sign(Refused("the peer belongs to another job"))))
+    somebody = fake(
+        lambda connection: connection.sendall(OPEN.sign(Refused("the peer belongs to another job")))
+    )
     rank = Rank(somebody.port, record(1, 2), 1.5)
     rank.join(0.3)
     somebody.close()  # and from now on nobody listens
     message = rank.failed().message
-    assert "the process that listens there refused this rank: 'the peer belongs to another job'" in message
+    assert (
+        "the process that listens there refused this rank: 'the peer belongs to another job'"
+        in message
+    )
 
 
 @pytest.mark.parametrize("stderr", ["2>&-", "2>/dev/full", "2>&1 | true"])
@@ -191,7 +222,9 @@ def test_message_that_a_rank_sends_reaches_no_terminal(rank0: StartRank0) -> Non
     assert error.hint == "\\x07"
 
 
-def test_fact_with_strange_names_reaches_no_terminal(capfd: pytest.CaptureFixture[str], rank0: StartRank0) -> None:
+def test_fact_with_strange_names_reaches_no_terminal(
+    capfd: pytest.CaptureFixture[str], rank0: StartRank0
+) -> None:
     first = rank0(2, 600)
     strange = (("accelerators", "\x1b[2J"), ("\x1b[1m\n", "\x1b"), ("NCCL_\x1b=", "\x1b"))
     assert Rank(first.port, record(1, 2, facts=strange)).met() == first.met()
@@ -228,10 +261,22 @@ def test_ranks_that_have_gone_are_forgotten(rank0: StartRank0) -> None:
     ("data", "why"),
     [
         (OPEN.sign(Hello("another", NONCE)), "belongs to another job"),
-        (altered(Hello(OURS, NONCE), job="x" * 9000), "sends a broken Hello: job is not a valid text"),
-        (altered(Hello(OURS, NONCE), nonce="0"), "sends a broken Hello: nonce is not a valid nonce"),
-        (altered(Hello(OURS, NONCE), nonce="\ud800" * 32), "sends a broken Hello: nonce is not a valid nonce"),
-        (b"\x00\xce\xf7\x85\x3c", "looks for torch's store: it runs without distboot, or with DISTBOOT_RENDEZVOUS=0"),
+        (
+            altered(Hello(OURS, NONCE), job="x" * 9000),
+            "sends a broken Hello: job is not a valid text",
+        ),
+        (
+            altered(Hello(OURS, NONCE), nonce="0"),
+            "sends a broken Hello: nonce is not a valid nonce",
+        ),
+        (
+            altered(Hello(OURS, NONCE), nonce="\ud800" * 32),
+            "sends a broken Hello: nonce is not a valid nonce",
+        ),
+        (
+            b"\x00\xce\xf7\x85\x3c",
+            "looks for torch's store: it runs without distboot, or with DISTBOOT_RENDEZVOUS=0",
+        ),
         (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", "announces a message"),
         (b"\xff" * 100, "announces a message"),
         (framed("[1,2]"), "does not send the expected Hello"),
@@ -239,9 +284,15 @@ def test_ranks_that_have_gone_are_forgotten(rank0: StartRank0) -> None:
         (framed("[" * 4000), "sends no JSON"),
         (HELLO + OPEN.sign(Ready()), "does not send the expected WorkerInfo"),
         (HELLO + framed({"kind": "WorkerInfo"}), "sends a broken WorkerInfo"),
-        *((HELLO + altered(record(1, 2), rank=rank), "rank is not a valid number") for rank in ("1", True, -1)),
+        *(
+            (HELLO + altered(record(1, 2), rank=rank), "rank is not a valid number")
+            for rank in ("1", True, -1)
+        ),
         (HELLO + altered(record(1, 2), facts={"a": 1}), "facts is not a valid list"),
-        (HELLO + altered(record(1, 2), facts=[["a", "b", "c"]]), "facts is not a valid list of names and values"),
+        (
+            HELLO + altered(record(1, 2), facts=[["a", "b", "c"]]),
+            "facts is not a valid list of names and values",
+        ),
         (HELLO + altered(record(1, 2), clock="now"), "clock is not a valid number of seconds"),
         (HELLO + altered(record(1, 2), problem=["x"]), "problem is not a valid error"),
         (HELLO + altered(record(1, 2), more=1), "sends a broken WorkerInfo"),
@@ -260,7 +311,9 @@ def test_other_version_ends_the_job_at_once(rank0: StartRank0) -> None:
     first = rank0(3, 600)
     early = Rank(first.port, record(1, 3))
     (said,) = answers(peer(first.port, OPEN.sign(Hello(OURS, NONCE, 99))))
-    assert said == Refused("the connecting process speaks version 99 of the protocol, and rank 0 2", incompatible=True)
+    assert said == Refused(
+        "the connecting process speaks version 99 of the protocol, and rank 0 2", incompatible=True
+    )
     for error in (first.failed(), early.failed()):
         assert (error.code, "speaks version 99" in error.message) == ("version-mismatch", True)
 
@@ -271,7 +324,9 @@ def test_other_version_is_nobodys_word_where_there_is_a_secret(rank0: StartRank0
     assert Rank(first.port, record(1, 2), 20, "secret").met() == first.met()
 
 
-def test_who_does_not_report_in_time_is_sent_away(rank0: StartRank0, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_does_not_report_in_time_is_sent_away(
+    rank0: StartRank0, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connection_pool, "_REPORT_LIMIT", 0.3)
     first = rank0(2, 600)
     slow = [peer(first.port, data) for data in (b"", HELLO[:3], HELLO)]
@@ -301,7 +356,9 @@ def test_who_comes_after_the_last_rank_gets_no_membership(rank0: StartRank0) -> 
         assert answers(after) == []
 
 
-def test_secret_is_needed_on_both_sides(rank0: StartRank0, capfd: pytest.CaptureFixture[str]) -> None:
+def test_secret_is_needed_on_both_sides(
+    rank0: StartRank0, capfd: pytest.CaptureFixture[str]
+) -> None:
     ours, others = "correct horse", "battery staple"
     first = rank0(2, 20, ours)
     for wrong, why in (
@@ -323,4 +380,7 @@ def test_rank_0_without_the_secret_is_not_believed(rank0: StartRank0) -> None:
     first = rank0(2, 2.0)
     error = Rank(first.port, record(1, 2), 0.5, "correct horse").failed()
     assert "the process that listens there has no DISTBOOT_SECRET" in error.message
-    assert "refused: the connecting process has a DISTBOOT_SECRET, and rank 0 has none" in first.failed().message
+    assert (
+        "refused: the connecting process has a DISTBOOT_SECRET, and rank 0 has none"
+        in first.failed().message
+    )

@@ -68,7 +68,12 @@ def _job(
 
     def start(rank: int) -> Done:
         (late or {}).get(rank, lambda: None)()
-        env = {**base, "RANK": str(rank), "WORLD_SIZE": str(len(layout)), **(each or {}).get(rank, {})}
+        env = {
+            **base,
+            "RANK": str(rank),
+            "WORLD_SIZE": str(len(layout)),
+            **(each or {}).get(rank, {}),
+        }
         return hosts.run(layout[rank], [sys.executable, *command], env, timeout=90)
 
     ranks = [rank for rank in range(len(layout)) if rank not in absent]
@@ -78,7 +83,10 @@ def _job(
 
 def _places(done: Mapping[int, Done]) -> list[tuple[object, ...]]:
     lines = [json_lines(each)[0] for each in done.values()]
-    return [(line["host"], int(str(line["NODE_RANK"])), line["LOCAL_RANK"], line["LOCAL_WORLD_SIZE"]) for line in lines]
+    return [
+        (line["host"], int(str(line["NODE_RANK"])), line["LOCAL_RANK"], line["LOCAL_WORLD_SIZE"])
+        for line in lines
+    ]
 
 
 EXACT = {
@@ -89,7 +97,9 @@ EXACT = {
 }
 # With Gloo; and without a framework, where it is about who is where.
 GLOO = [pytest.mark.all, needs_torch]
-WITH_GLOO = pytest.mark.parametrize("command", [("who.py",), (*WRAPPER, "plain.py")], ids=["init", "wrapper"])
+WITH_GLOO = pytest.mark.parametrize(
+    "command", [("who.py",), (*WRAPPER, "plain.py")], ids=["init", "wrapper"]
+)
 WITHOUT = [("where.py",), (*WRAPPER, "environment.py")]
 
 
@@ -97,11 +107,16 @@ WITHOUT = [("where.py",), (*WRAPPER, "environment.py")]
     ("layout", "command"),
     [
         *itertools.product(EXACT, WITHOUT),
-        *(pytest.param(CYCLIC, command, marks=GLOO) for command in (("who.py",), (*WRAPPER, "plain.py"))),
+        *(
+            pytest.param(CYCLIC, command, marks=GLOO)
+            for command in (("who.py",), (*WRAPPER, "plain.py"))
+        ),
     ],
     ids="-".join,
 )
-def test_three_hosts_are_exact(hosts3: Hosts, layout: tuple[str, ...], command: tuple[str, ...]) -> None:
+def test_three_hosts_are_exact(
+    hosts3: Hosts, layout: tuple[str, ...], command: tuple[str, ...]
+) -> None:
     done = _job(hosts3, layout, *command, MASTER_ADDR=layout[0])
     assert _places(done) == EXACT[layout]
 
@@ -109,7 +124,9 @@ def test_three_hosts_are_exact(hosts3: Hosts, layout: tuple[str, ...], command: 
 @all_with("torch")
 @WITH_GLOO
 @pytest.mark.parametrize("own", ["127.0.1.1", None], ids=["127.0.1.1", "nothing"])
-def test_host_that_does_not_know_its_own_address(three: Hosts, command: tuple[str, ...], own: str | None) -> None:
+def test_host_that_does_not_know_its_own_address(
+    three: Hosts, command: tuple[str, ...], own: str | None
+) -> None:
     """Debian writes the first into /etc/hosts; either kills Gloo, which looks its own host name up."""
     for host in NAMES:
         others = {name: address for name, address in ADDRESSES.items() if name != host}
@@ -151,7 +168,9 @@ def test_variables_for_interfaces_are_set_only_where_they_are_not(hosts3: Hosts)
         "with distboot.init(join_timeout=60):\n"
         "    print(json.dumps([os.environ[f'{of}_SOCKET_IFNAME'] for of in ('GLOO', 'NCCL', 'TP')]))\n"
     )
-    done = _job(hosts3, ("nodea", "nodeb"), "seen.py", each={1: {"NCCL_SOCKET_IFNAME": "^lo,docker"}})
+    done = _job(
+        hosts3, ("nodea", "nodeb"), "seen.py", each={1: {"NCCL_SOCKET_IFNAME": "^lo,docker"}}
+    )
     seen = [json.loads(done[rank].stdout) for rank in (0, 1)]
     assert seen == [["eth0", "=eth0", "eth0"], ["eth0", "^lo,docker", "eth0"]]
 
@@ -162,10 +181,15 @@ _NOWHERE = ["neigh", "replace", ADDRESSES["nodec"], "lladdr", "02:00:00:00:00:01
 
 @pytest.mark.parametrize(
     ("host", "change", "why"),
-    [("nodec", ["link", "set", "eth0", "down"], "Network is unreachable"), ("nodea", _NOWHERE, "timed out")],
+    [
+        ("nodec", ["link", "set", "eth0", "down"], "Network is unreachable"),
+        ("nodea", _NOWHERE, "timed out"),
+    ],
     ids=["cut off", "packets dropped"],
 )
-def test_host_that_reaches_nobody_is_named_everywhere(three: Hosts, host: str, change: list[str], why: str) -> None:
+def test_host_that_reaches_nobody_is_named_everywhere(
+    three: Hosts, host: str, change: list[str], why: str
+) -> None:
     assert three.run(host, ["ip", *change]).returncode == 0
     done = _job(three, UNEVEN, *SHOW_JOB, DISTBOOT_JOIN_TIMEOUT="4")
     assert {each.returncode for each in done.values()} == {75}
@@ -187,19 +211,30 @@ def test_host_that_is_cut_off_after_it_joined_is_named_everywhere(three: Hosts) 
     )
     done = _job(three, UNEVEN, "cut.py")
     for rank in (0, 1, 2):
-        assert "all ranks joined, and then did not get ready in time: rank 3 (node 2)" in done[rank].stderr
-    assert "error[rank-failed]: rank 3 on nodec: all ranks joined, and then rank 0" in done[3].stderr
+        assert (
+            "all ranks joined, and then did not get ready in time: rank 3 (node 2)"
+            in done[rank].stderr
+        )
+    assert (
+        "error[rank-failed]: rank 3 on nodec: all ranks joined, and then rank 0" in done[3].stderr
+    )
 
 
 def test_name_that_resolves_only_later_is_waited_for_and_said(three: Hosts) -> None:
     _knows(three, "nodeb", {})
     # Its errors go to a file, in which they can be seen at once.
-    to_file = "import os\nos.dup2(os.open(f'said-{os.environ[\"RANK\"]}', os.O_WRONLY | os.O_CREAT), 2)\n"
+    to_file = (
+        "import os\nos.dup2(os.open(f'said-{os.environ[\"RANK\"]}', os.O_WRONLY | os.O_CREAT), 2)\n"
+    )
     (three.shared / "says.py").write_text(to_file + FILES["where.py"])
 
     def learn() -> None:
         said = three.shared / "said-1"
-        until(lambda: said.exists() and "rank 0 does not answer at nodea:29500 yet (" in said.read_text())
+        until(
+            lambda: (
+                said.exists() and "rank 0 does not answer at nodea:29500 yet (" in said.read_text()
+            )
+        )
         _knows(three, "nodeb", ADDRESSES)
 
     with ThreadPoolExecutor(1) as pool:
@@ -219,9 +254,17 @@ def test_what_differs_between_the_ranks_is_said_once(hosts3: Hosts) -> None:
 
 
 def test_rank_0_on_another_host_than_the_others_look_for_it_is_said(hosts3: Hosts) -> None:
-    done = _job(hosts3, ("nodea", "nodeb"), *SHOW_JOB, MASTER_ADDR="nodec", DISTBOOT_JOIN_TIMEOUT="3")
-    assert "they look for rank 0 at nodec, 10.77.0.13, which is not an address of this host" in done[0].stderr
-    assert "rank 0 did not answer at nodec:29500 (from MASTER_ADDR) within 3 s: Connection refused" in done[1].stderr
+    done = _job(
+        hosts3, ("nodea", "nodeb"), *SHOW_JOB, MASTER_ADDR="nodec", DISTBOOT_JOIN_TIMEOUT="3"
+    )
+    assert (
+        "they look for rank 0 at nodec, 10.77.0.13, which is not an address of this host"
+        in done[0].stderr
+    )
+    assert (
+        "rank 0 did not answer at nodec:29500 (from MASTER_ADDR) within 3 s: Connection refused"
+        in done[1].stderr
+    )
 
 
 def test_two_rank_0_on_two_hosts_are_a_duplicate(hosts3: Hosts) -> None:
@@ -247,7 +290,9 @@ def test_two_rank_0_on_two_hosts_are_a_duplicate(hosts3: Hosts) -> None:
 def test_wrapper_and_the_init_inside_it_say_it_once(hosts3: Hosts) -> None:
     done = _job(hosts3, CYCLIC, *WRAPPER, "where.py", each={3: {"NCCL_IB_DISABLE": "1"}})
     assert _places(done) == EXACT[CYCLIC]
-    assert done[0].stderr.count("warning: rank 3 (node 0): NCCL_IB_DISABLE='1', others not set") == 1
+    assert (
+        done[0].stderr.count("warning: rank 3 (node 0): NCCL_IB_DISABLE='1', others not set") == 1
+    )
 
 
 def test_exports_of_env_do_not_pass_for_a_rendezvous(hosts3: Hosts) -> None:
@@ -260,7 +305,9 @@ def test_exports_of_env_do_not_pass_for_a_rendezvous(hosts3: Hosts) -> None:
 
 @all_with("torch")
 def test_link_local_address_of_ipv6(hosts3: Hosts) -> None:
-    shown = hosts3.run("nodea", ["ip", "-6", "-o", "addr", "show", "dev", "eth0", "scope", "link"]).stdout
+    shown = hosts3.run(
+        "nodea", ["ip", "-6", "-o", "addr", "show", "dev", "eth0", "scope", "link"]
+    ).stdout
     address = shown.split("inet6 ")[1].split("/")[0]
     done = _job(hosts3, ("nodea", "nodeb"), "who.py", MASTER_ADDR=f"{address}%eth0")
     assert _places(done) == [("nodea", 0, 0, 1), ("nodeb", 1, 0, 1)]
@@ -268,20 +315,40 @@ def test_link_local_address_of_ipv6(hosts3: Hosts) -> None:
 
 def test_hosts_of_one_name_are_nodes_of_their_own(three: Hosts) -> None:
     for host in NAMES:
-        assert three.run(host, ["hostname", "pytorch"]).returncode == 0  # as every container of one image may be called
+        # As every container of one image may be called
+        assert three.run(host, ["hostname", "pytorch"]).returncode == 0
     done = _job(three, CYCLIC, "where.py", MASTER_ADDR=ADDRESSES["nodea"])
     assert _places(done) == [("pytorch", *place[1:]) for place in EXACT[CYCLIC]]
 
 
 def test_loopback_that_all_hosts_are_told_is_named(hosts3: Hosts) -> None:
-    done = _job(hosts3, ("nodea", "nodeb"), *SHOW_JOB, MASTER_ADDR="localhost", DISTBOOT_JOIN_TIMEOUT="2")
-    assert "they look for rank 0 at localhost, which on each host is that host itself" in done[0].stderr
-    assert "hint: rank 0 on nodea: set MASTER_ADDR to the host of rank 0, which is nodea" in done[0].stderr
-    assert "localhost is this very host, so if rank 0 is on another one, set MASTER_ADDR" in done[1].stderr
+    done = _job(
+        hosts3, ("nodea", "nodeb"), *SHOW_JOB, MASTER_ADDR="localhost", DISTBOOT_JOIN_TIMEOUT="2"
+    )
+    assert (
+        "they look for rank 0 at localhost, which on each host is that host itself"
+        in done[0].stderr
+    )
+    assert (
+        "hint: rank 0 on nodea: set MASTER_ADDR to the host of rank 0, which is nodea"
+        in done[0].stderr
+    )
+    assert (
+        "localhost is this very host, so if rank 0 is on another one, set MASTER_ADDR"
+        in done[1].stderr
+    )
 
 
 def test_loopback_is_right_where_the_job_has_one_node(distboot: Run, port: int) -> None:
-    job = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "DISTBOOT_JOIN_TIMEOUT": "0.5"}
-    done = distboot("run", "--", "true", env={**job, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+    job = {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "2",
+        "DISTBOOT_JOIN_TIMEOUT": "0.5",
+    }
+    done = distboot(
+        "run", "--", "true", env={**job, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    )
     assert "hint: rank 0 on " in done.stderr
     assert "MASTER_ADDR" not in done.stderr

@@ -26,7 +26,12 @@ def test_what_was_said_once_proves_nothing_anywhere_else() -> None:
     assert _taken(CHANNEL, data, WorkerInfo) == record(1, 2)
     with pytest.raises(ProtocolError, match="has another DISTBOOT_SECRET"):
         _taken(RANK, data, WorkerInfo)  # which it has sent itself
-    others: list[dict[str, Any]] = [{"challenge": "2"}, {"nonce": "2"}, {"secret": "2"}, {"secret": ""}]
+    others: list[dict[str, Any]] = [
+        {"challenge": "2"},
+        {"nonce": "2"},
+        {"secret": "2"},
+        {"secret": ""},
+    ]
     for other in others:
         with pytest.raises(ProtocolError):
             _taken(replace(CHANNEL, **other), data, WorkerInfo)
@@ -56,17 +61,43 @@ def test_frames_come_in_any_pieces() -> None:
     data = b"".join(map(Channel().sign, messages))
     for step in (1, 3, 4096):
         frames = Frames()
-        found = [each for start in range(0, len(data), step) for each in frames.feed(data[start : start + step])]
-        assert [decode(frames.inflated(frame), Refused, Detach, Members) for frame in found] == messages
+        found = [
+            each
+            for start in range(0, len(data), step)
+            for each in frames.feed(data[start : start + step])
+        ]
+        assert [
+            decode(frames.inflated(frame), Refused, Detach, Members) for frame in found
+        ] == messages
     with pytest.raises(ProtocolError):
         Frames(100).feed((101).to_bytes(4, "big"))
 
 
 def test_messages_survive_the_wire() -> None:
     whole = WorkerInfo(
-        1, "mpich", "h", "h/b", 7, "p", 9, 1, 2, 3, 4, (("torch", "2.13.0"),), "GPU-1", ("usage", "m", "h"), 1.5, 2.5
+        1,
+        "mpich",
+        "h",
+        "h/b",
+        7,
+        "p",
+        9,
+        1,
+        2,
+        3,
+        4,
+        (("torch", "2.13.0"),),
+        "GPU-1",
+        ("usage", "m", "h"),
+        1.5,
+        2.5,
     )
-    for message in (whole, Exited(ExitStatus(signal=9, words="w", when=1.5)), Ready(), Failed(("usage", "a", "b"))):
+    for message in (
+        whole,
+        Exited(ExitStatus(signal=9, words="w", when=1.5)),
+        Ready(),
+        Failed(("usage", "a", "b")),
+    ):
         assert decode(encode(message), type(message)) == message
 
 

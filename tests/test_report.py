@@ -54,17 +54,29 @@ def test_unmodified_script_is_known_until_its_command_starts(start: Start) -> No
     lines = (running.folder / "train.py").read_text().splitlines()
     line = next(number for number, text in enumerate(lines, 1) if "boom" in text)
     where = f"on {os.uname().nodename}, in <module> (train.py:{line})"
-    assert report["headline"] == f"Rank 1 failed first: uncaught exception: ValueError: boom, {where}; 2 stopped"
+    assert (
+        report["headline"]
+        == f"Rank 1 failed first: uncaught exception: ValueError: boom, {where}; 2 stopped"
+    )
     for rank in report["ranks"]:
         _in_order(rank["steps"], [*BEGIN, "command_started"])
         assert rank["clock"] == {"ahead": 0.0, "within": 0.0}  # one host has one clock
-    assert [one["step"] for one in report["slowest"]] == ["process_start", "detected", "joined", "command_started"]
+    assert [one["step"] for one in report["slowest"]] == [
+        "process_start",
+        "detected",
+        "joined",
+        "command_started",
+    ]
     assert report["findings"] == []
-    assert report["versions"]["Python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
+    assert report["versions"]["Python"].startswith(
+        f"{sys.version_info.major}.{sys.version_info.minor}."
+    )
 
 
 def test_script_that_calls_init_under_the_wrapper_tells_all_its_steps(start: Start) -> None:
-    running = start('import distboot\ndistboot.init("none", join_timeout=60)\nready()\nuntil("end")')
+    running = start(
+        'import distboot\ndistboot.init("none", join_timeout=60)\nready()\nuntil("end")'
+    )
     assert running.finish() == [0, 0, 0]
     report = running.report()
     assert report["headline"] == "3 ranks on 1 node: all ended well"
@@ -75,10 +87,23 @@ def test_script_that_calls_init_under_the_wrapper_tells_all_its_steps(start: Sta
 @needs_mpirun
 def test_page_of_a_bare_init_under_mpirun(run: Run, tmp_path: Path) -> None:
     env = {**MPI_ENV, "DISTBOOT_REPORT": "job.html"}
-    run(str(MPIRUN), "--map-by", ":OVERSUBSCRIBE", "-n", "3", sys.executable, "train.py", train=FAILS, env=env)
+    run(
+        str(MPIRUN),
+        "--map-by",
+        ":OVERSUBSCRIBE",
+        "-n",
+        "3",
+        sys.executable,
+        "train.py",
+        train=FAILS,
+        env=env,
+    )
     until((tmp_path / "job.html").exists, 20)
     page = (tmp_path / "job.html").read_text()
-    assert "<h1>Rank 1 failed first: uncaught exception: ValueError: the loss is &lt;b&gt;NaN&lt;/b&gt;" in page
+    assert (
+        "<h1>Rank 1 failed first: uncaught exception: ValueError: the loss is &lt;b&gt;NaN&lt;/b&gt;"
+        in page
+    )
     report = json.loads(page.partition('id="report">')[2].partition("</script>")[0])
     assert report["ranks"][1]["state"] == "failed first"
     assert all(set(INIT) < set(rank["steps"]) for rank in report["ranks"])
@@ -91,7 +116,15 @@ def test_two_hosts_are_on_one_clock(hosts: Hosts) -> None:
     (hosts.shared / "fails.py").write_text(FAILS)
     path = hosts.shared / "job.json"
     variables = {"PYTHONPATH": str(ROOT), "DISTBOOT_REPORT": str(path)}
-    mpirun_on(hosts, "nodea:2,nodeb:1", sys.executable, "fails.py", options=(), MASTER_ADDR="nodea", **variables)
+    mpirun_on(
+        hosts,
+        "nodea:2,nodeb:1",
+        sys.executable,
+        "fails.py",
+        options=(),
+        MASTER_ADDR="nodea",
+        **variables,
+    )
     report = _read(path)
     places = [(rank["host"], rank["node_rank"], rank["local_rank"]) for rank in report["ranks"]]
     assert places == [("nodea", 0, 0), ("nodea", 0, 1), ("nodeb", 1, 0)]
@@ -100,13 +133,16 @@ def test_two_hosts_are_on_one_clock(hosts: Hosts) -> None:
     assert set(report["ranks"][2]["steps"]) == {*BEGIN, *INIT}
     clock = report["ranks"][2]["clock"]
     assert 0 < clock["within"] < 10
-    assert abs(clock["ahead"]) <= clock["within"], "it is one machine: the truth is 0, and lies within"
+    assert abs(clock["ahead"]) <= clock["within"], (
+        "it is one machine: the truth is 0, and lies within"
+    )
 
 
 @pytest.mark.parametrize("way", ["wrapper", "init"])
 def test_job_whose_ranks_do_not_meet_says_who_is_there(start: Start, way: str) -> None:
     more = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "NODE_RANK": "0"}
-    more |= {"DISTBOOT_JOIN_TIMEOUT": "2", "JOIN_TIMEOUT": "2"}  # of the wrapper, and of the script's init
+    # Of the wrapper, and of the script's init
+    more |= {"DISTBOOT_JOIN_TIMEOUT": "2", "JOIN_TIMEOUT": "2"}
     running = start("ready()\n" if way == "wrapper" else "", init=way == "init", **more)
     assert set(running.codes()) <= {75, 1}
     report = running.report()
@@ -121,8 +157,19 @@ def test_job_whose_ranks_do_not_meet_says_who_is_there(start: Start, way: str) -
 
 def test_rank_that_does_not_get_ready_is_told_apart() -> None:
     first = Rank0(record(0, 3, local_rank=0, node_rank=0, local_world_size=3), ready=Ready())
-    problem = ("framework-not-installed", "torch is not installed in this Python", "pip install torch")
-    others = [Rank(first.port, record(1, 3), ready=Ready(problem=problem), gate=lambda _: until(first.is_ready))]
+    problem = (
+        "framework-not-installed",
+        "torch is not installed in this Python",
+        "pip install torch",
+    )
+    others = [
+        Rank(
+            first.port,
+            record(1, 3),
+            ready=Ready(problem=problem),
+            gate=lambda _: until(first.is_ready),
+        )
+    ]
     others += [Rank(first.port, record(2, 3), gate=lambda _: others[0].join(30))]
     error = first.failed()
     report = startup_report(first.server.log, None, error, 0.0)
@@ -184,21 +231,29 @@ def test_secret_is_passed_on_to_nobody(start: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "number"), [("wrapper", signal.SIGTERM), ("wrapper", signal.SIGINT), ("init", signal.SIGTERM)]
+    ("way", "number"),
+    [("wrapper", signal.SIGTERM), ("wrapper", signal.SIGINT), ("init", signal.SIGTERM)],
 )
-def test_rank_0_that_is_stopped_while_it_waits_for_the_others(start: Start, way: str, number: signal.Signals) -> None:
+def test_rank_0_that_is_stopped_while_it_waits_for_the_others(
+    start: Start, way: str, number: signal.Signals
+) -> None:
     running = start("", 1, init=way == "init", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
     until(lambda: "1/2 ranks joined" in running.output(0))
     running.processes[0].send_signal(number)
     assert running.processes[0].wait(60) == -number  # as without a report
     report = running.report()
-    assert (report["outcome"], report["headline"]) == ("stopped", "The job was stopped while rank 1 was missing")
+    assert (report["outcome"], report["headline"]) == (
+        "stopped",
+        "The job was stopped while rank 1 was missing",
+    )
     assert report["stopped"]["text"] == f"stopped by an external {number.name}"
 
 
 def test_world_size_that_is_mistyped_makes_no_large_report(tmp_path: Path) -> None:
     log = begun(1 << 24, {0: {}, 2: {}})
-    report = startup_report(log, None, DistbootError("missing-rank", "ranks are missing"), NOON + 300)
+    report = startup_report(
+        log, None, DistbootError("missing-rank", "ranks are missing"), NOON + 300
+    )
     assert report["unlisted"] == [[1, 1], [3, (1 << 24) - 1]]
     write(str(tmp_path / "job.json"), report)
     assert (tmp_path / "job.json").stat().st_size < 5_000
@@ -209,7 +264,9 @@ PROTECTED = Path("/proc/sys/fs/protected_symlinks")
 
 @pytest.mark.parametrize("path", ["/proc/no/report.json", "/", "/proc/report.json"])
 @pytest.mark.parametrize("way", ["wrapper", "init"])
-def test_report_that_cannot_be_written_is_an_error_before_anything_starts(start: Start, way: str, path: str) -> None:
+def test_report_that_cannot_be_written_is_an_error_before_anything_starts(
+    start: Start, way: str, path: str
+) -> None:
     running = start("ready()", ranks=2, init=way == "init", DISTBOOT_REPORT=path)
     assert running.codes() == ([74, 74] if way == "wrapper" else [1, 1])
     for rank in (0, 1):

@@ -14,7 +14,16 @@ from distboot.agent.messages import Phases
 from distboot.errors import DistbootError
 from distboot.rendezvous.membership import Membership
 from distboot.rendezvous.protocol import ProtocolError, decode, encode
-from distboot.report import ClockOffset, EventLog, JobState, JoinLog, Kind, own_steps, slowest, spans
+from distboot.report import (
+    ClockOffset,
+    EventLog,
+    JobState,
+    JoinLog,
+    Kind,
+    own_steps,
+    slowest,
+    spans,
+)
 from distboot.report.content import job_report, startup_report, summary_line
 from distboot.report.files import page
 
@@ -26,9 +35,13 @@ EXIT = {"signal": None, "stopped_by_us": False, "external_signal": None, "at": N
 
 
 def _trained(size: int) -> Log:
-    log = begun(size, {rank: {"pid": rank + 1} for rank in range(size)}).at(NOON + 6, "all_joined", findings=["odd"])
+    log = begun(size, {rank: {"pid": rank + 1} for rank in range(size)}).at(
+        NOON + 6, "all_joined", findings=["odd"]
+    )
     for rank in range(size):
-        log.at(NOON + 7, "registered", rank, pid=100 + rank).at(NOON + 8, "phases", rank, group_ready=NOON + 7.5)
+        log.at(NOON + 7, "registered", rank, pid=100 + rank).at(
+            NOON + 8, "phases", rank, group_ready=NOON + 7.5
+        )
     return log
 
 
@@ -44,7 +57,12 @@ def test_report_is_made_of_events_and_membership_alone() -> None:
     ranks = [(one["state"], one["exit_code"], one["pid"]) for one in report["ranks"]]
     assert ranks == [("stopped", 143, 100), ("failed first", 3, 101)]
     assert (report["first_failure"]["traceback"], report["findings"]) == ("whole", ["odd"])
-    assert [one["event"] for one in report["events"]][-4:] == ["failing", "root_cause", "exited", "exited"]
+    assert [one["event"] for one in report["events"]][-4:] == [
+        "failing",
+        "root_cause",
+        "exited",
+        "exited",
+    ]
     assert report["events"][0]["time"] == report["start"]
     said = "summary: 2 ranks on 1 node, 56.0 s: rank 1 failed first at 11:07:40 UTC, there; exit codes: "
     assert summary_line(log, PAIR, "", NOON + 63) == said + "143 (rank 0), 3 (rank 1)"
@@ -66,18 +84,30 @@ def test_summary_refers_to_the_headline_of_a_rank_that_ended_too_early() -> None
         ("lost", 0, {"stopped_by_us": True}, "stopped", 0),
     ],
 )
-def test_state_follows_from_the_events(kind: str, code: int, more: dict[str, Any], state: str, later: int) -> None:
-    log = Log().at(NOON, "root_cause", 1, kind=kind, **CAUSE).at(NOON, "exited", 0, exit_code=code, **{**EXIT, **more})
+def test_state_follows_from_the_events(
+    kind: str, code: int, more: dict[str, Any], state: str, later: int
+) -> None:
+    log = (
+        Log()
+        .at(NOON, "root_cause", 1, kind=kind, **CAUSE)
+        .at(NOON, "exited", 0, exit_code=code, **{**EXIT, **more})
+    )
     job = JobState(log)
     assert (job.of_rank(0), job.later_failures()) == (state, later)
-    assert job.of_rank(1) == {"failed": "failed first", "lost": "lost", "stopped": "not known"}[kind]
+    assert (
+        job.of_rank(1) == {"failed": "failed first", "lost": "lost", "stopped": "not known"}[kind]
+    )
 
 
 @pytest.mark.parametrize("kind", ["late", "failed", ""])
 def test_rank_for_which_the_others_waited_to_the_end_is_late(kind: str) -> None:
     log = Log().at(NOON, "late", 0, ranks=[0], text="once", stacks=[]).at(NOON, "late_over", 0)
     log.at(NOON, "late", 1, ranks=[1, 2], text="waiting for ranks 1-2", stacks=[])
-    for rank, more in {0: {"exit_code": 1}, 1: {"exit_code": 143, "external_signal": 15}, 2: {"exit_code": 0}}.items():
+    for rank, more in {
+        0: {"exit_code": 1},
+        1: {"exit_code": 143, "external_signal": 15},
+        2: {"exit_code": 0},
+    }.items():
         log.at(NOON, "exited", rank, **{**EXIT, **more})
     job = JobState(log.at(NOON, "root_cause", 1, kind=kind, **CAUSE) if kind else log)
     assert [job.of_rank(rank) for rank in range(3)] == [
@@ -130,13 +160,20 @@ def test_page_is_text_without_its_script_and_nothing_in_it_is_markup() -> None:
 
 
 def test_every_event_is_documented() -> None:
-    table = (ROOT / "docs" / "how-to" / "report.md").read_text().partition("### Events")[2].partition("\n## ")[0]
+    table = (
+        (ROOT / "docs" / "how-to" / "report.md")
+        .read_text()
+        .partition("### Events")[2]
+        .partition("\n## ")[0]
+    )
     assert tuple(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == get_args(Kind)
 
 
 def test_template_asks_the_network_for_nothing_and_writes_no_markup() -> None:
     template = (PACKAGE / "report" / "page.html").read_text()
-    assert not re.search(r"https?:|innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", template)
+    assert not re.search(
+        r"https?:|innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", template
+    )
 
 
 @pytest.mark.parametrize(
@@ -155,7 +192,9 @@ def test_steps_of_a_newer_distboot_are_left_out() -> None:
     assert own_steps({"group_ready": 5, "coffee_made": 6}) == {"group_ready": 5.0}
 
 
-def test_clock_of_a_rank_is_read_between_two_moments_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_of_a_rank_is_read_between_two_moments_of_rank_0(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     log = JoinLog(record(0, 3))
     monkeypatch.setattr(time, "time", lambda: 101.0)
     for rank, node in ((1, "a"), (2, "b")):
@@ -180,10 +219,18 @@ def test_phases_are_between_what_is_known() -> None:
     assert spans({}) == {}
     known = {"detected": 5.0, "joined": 6.0, "all_joined": 9.0, "framework_imported": 12.0}
     assert spans(known) == {"join": (5.0, 6.0), "wait": (6.0, 9.0), "import": (9.0, 12.0)}
-    assert spans({"joined": 6.0, "all_joined": 5.9}) == {"wait": (5.9, 5.9)}  # clocks differ a little
+    # Clocks differ a little
+    assert spans({"joined": 6.0, "all_joined": 5.9}) == {"wait": (5.9, 5.9)}
 
 
 def test_slowest_of_a_phase_is_named_with_the_usual_time() -> None:
-    ranks = {rank: {"process_start": 1.0, "detected": 2.0 + 5 * (rank == 2), "joined": 9.0} for rank in range(4)}
+    ranks = {
+        rank: {"process_start": 1.0, "detected": 2.0 + 5 * (rank == 2), "joined": 9.0}
+        for rank in range(4)
+    }
     found = [(one["step"], one["rank"], one["seconds"], one["median"]) for one in slowest(ranks)]
-    assert found == [("process_start", 0, 0.0, 0.0), ("detected", 2, 6.0, 1.0), ("joined", 0, 7.0, 7.0)]
+    assert found == [
+        ("process_start", 0, 0.0, 0.0),
+        ("detected", 2, 6.0, 1.0),
+        ("joined", 0, 7.0, 7.0),
+    ]

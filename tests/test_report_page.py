@@ -17,7 +17,9 @@ pytestmark = [
     pytest.mark.all, pytest.mark.skipif(missing_for_browser() is not None, reason=str(missing_for_browser())),
 ]  # fmt: skip
 
-HOSTILE = '</script><!--<script>alert(1)</script><img src="https://example.invalid/x" onerror="alert(2)">'
+HOSTILE = (
+    '</script><!--<script>alert(1)</script><img src="https://example.invalid/x" onerror="alert(2)">'
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,11 @@ def show(chromium: Browser, tmp_path: Path) -> Callable[..., Browser]:
 
 
 def content(
-    size: int = 16, missing: frozenset[int] = frozenset({5}), host: str = "node", here: int = 8, **more: Any
+    size: int = 16,
+    missing: frozenset[int] = frozenset({5}),
+    host: str = "node",
+    here: int = 8,
+    **more: Any,
 ) -> dict[str, Any]:
     """The report of a job of which ranks are missing; rank 3 was slow to start, and all clocks but node 0's err."""
     joined = {}
@@ -47,13 +53,22 @@ def content(
         times = {"process_start": NOON + 4 * (rank == 3) + offset, "detected": NOON + 4.5 + offset}
         place = {"node_rank": node, "local_rank": local_rank, "local_world_size": here}
         clock = {"offset": offset, "uncertainty": uncertainty}
-        joined[rank] = {"host": f"{host}-{node}", "node": node, "pid": 4000 + rank, **place, **times, **clock}
+        joined[rank] = {
+            "host": f"{host}-{node}",
+            "node": node,
+            "pid": 4000 + rank,
+            **place,
+            **times,
+            **clock,
+        }
     error = DistbootError("missing-rank", "some ranks are missing", "look at their output")
     return {**startup_report(begun(size, joined), None, error, NOON + 300), **more}
 
 
 def _overflow(page: Browser) -> int:
-    pixels: int = page.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    pixels: int = page.run(
+        "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    )
     return pixels
 
 
@@ -61,25 +76,51 @@ def test_page_says_what_happened_and_needs_nothing_else(show: Callable[..., Brow
     page = show(content(findings=["ranks 8-15 (node 1): torch 2.12.0, others 2.13.0"]))
     assert page.texts("h1") == ["The job did not start: some ranks are missing"]
     (text,) = page.texts("main")
-    for said in ("look at their output", "ranks 8-15 (node 1): torch 2.12.0", "to within 4 ms (rank 8)"):
+    for said in (
+        "look at their output",
+        "ranks 8-15 (node 1): torch 2.12.0",
+        "to within 4 ms (rank 8)",
+    ):
         assert said in text
     assert "Slowest: Rank 3 took 4.00 s to be launched" in text
     cells = "[...document.querySelectorAll('.cell[data-rank]')].map(one => [+one.dataset.rank, one.dataset.state])"
-    assert page.run(f"return {cells}") == [[rank, "missing" if rank == 5 else "joined"] for rank in range(16)]
+    assert page.run(f"return {cells}") == [
+        [rank, "missing" if rank == 5 else "joined"] for rank in range(16)
+    ]
     assert page.texts(".node h3") == ["node-0", "node-1"]
     # Not by colour alone.
     assert [page.texts(f'[data-rank="{rank}"]') for rank in (5, 6)] == [["5\n○"], ["6\n•"]]
     assert (page.complaints(), page.requests()) == ([], [page.run("return document.URL")])
-    assert page.run("return document.querySelectorAll('link[rel=stylesheet], img, iframe, object').length") == 0
-    assert page.run("return [...document.scripts].map(one => one.type + one.src)") == ["application/json", ""]
+    assert (
+        page.run(
+            "return document.querySelectorAll('link[rel=stylesheet], img, iframe, object').length"
+        )
+        == 0
+    )
+    assert page.run("return [...document.scripts].map(one => one.type + one.src)") == [
+        "application/json",
+        "",
+    ]
 
 
-def test_ranks_that_were_late_are_marked_and_shown_with_where_all_were(show: Callable[..., Browser]) -> None:
-    said, places = "waiting for rank 1 (node-0) for 60 s: it is in load", ["rank 1: load (a.py:3)", HOSTILE]
+def test_ranks_that_were_late_are_marked_and_shown_with_where_all_were(
+    show: Callable[..., Browser],
+) -> None:
+    said, places = (
+        "waiting for rank 1 (node-0) for 60 s: it is in load",
+        ["rank 1: load (a.py:3)", HOSTILE],
+    )
     log = begun(2, {}).at(NOON + 60, "late", 1, ranks=[1], text=said, stacks=places)
     for rank, code in enumerate((1, 143)):
-        exit_ = {"signal": None, "stopped_by_us": rank == 1, "external_signal": None, "at": NOON + 90}
-        log.at(NOON + 1, "registered", rank, pid=7).at(NOON + 90, "exited", rank, exit_code=code, **exit_)
+        exit_ = {
+            "signal": None,
+            "stopped_by_us": rank == 1,
+            "external_signal": None,
+            "at": NOON + 90,
+        }
+        log.at(NOON + 1, "registered", rank, pid=7).at(
+            NOON + 90, "exited", rank, exit_code=code, **exit_
+        )
     page = show(job_report(log, Membership(("node-0",), ((0, 1),)), "", NOON + 99))
     assert page.run("return [...document.querySelectorAll('.cell[data-rank]')].map(one => one.dataset.state)") == [
         "failed later", "late",
@@ -91,14 +132,18 @@ def test_ranks_that_were_late_are_marked_and_shown_with_where_all_were(show: Cal
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_what_is_usual_is_said_where_there_are_enough_ranks_to_say_it(show: Callable[..., Browser], size: int) -> None:
+def test_what_is_usual_is_said_where_there_are_enough_ranks_to_say_it(
+    show: Callable[..., Browser], size: int
+) -> None:
     step = {"step": "joined", "rank": 1, "seconds": 5.0, "median": 0.0, "said": "to reach rank 0"}
     (text,) = show(content(size, frozenset(), slowest=[step])).texts("main")
     said = "; half of all ranks took at most 0 ms" if size == 4 else ""
     assert f"Slowest: Rank 1 took 5.00 s to reach rank 0{said}.\n" in text
 
 
-def test_missing_ranks_without_a_cell_are_named_and_events_are_in_their_order(show: Callable[..., Browser]) -> None:
+def test_missing_ranks_without_a_cell_are_named_and_events_are_in_their_order(
+    show: Callable[..., Browser],
+) -> None:
     page = show(content(2, frozenset(), unlisted=[[1, 1], [3, (1 << 24) - 1]]))
     (text,) = page.texts("main")
     assert "16777214 ranks are missing, and not in the map: 1, 3-16777215." in text
@@ -107,9 +152,14 @@ def test_missing_ranks_without_a_cell_are_named_and_events_are_in_their_order(sh
     assert page.run(events) == ["rendezvous started", "joined", "joined"]
 
 
-def test_bars_are_where_the_steps_were_and_what_is_not_known_is_not_drawn(show: Callable[..., Browser]) -> None:
+def test_bars_are_where_the_steps_were_and_what_is_not_known_is_not_drawn(
+    show: Callable[..., Browser],
+) -> None:
     page = show(content())
-    left, right = "parseFloat(one.style.left)", "parseFloat(one.style.left) + parseFloat(one.style.width)"
+    left, right = (
+        "parseFloat(one.style.left)",
+        "parseFloat(one.style.left) + parseFloat(one.style.width)",
+    )
     rows = page.run(
         "return [...document.querySelectorAll('.row')].map(row => [...row.querySelectorAll('.track i')].map(one => "
         f"[one.className, Math.round({left}), Math.round({right})]))"
@@ -142,7 +192,8 @@ def test_whole_job_is_in_one_line_with_what_went_wrong(show: Callable[..., Brows
         ["✕", 50, "2 min 30 s: rank 3: rank 3 failed first"],
     ]
     assert page.texts(".whole .last") == ["5 min 0 s"]
-    assert page.run("return document.querySelector('.whole .track i').style.width") == "1.67%"  # the 5 s below it
+    # The 5 s below it
+    assert page.run("return document.querySelector('.whole .track i').style.width") == "1.67%"
     assert page.texts(".legend .mark") == ["!", "⧗", "✕"]
     heads = page.texts("h2")
     assert heads.index("The whole job") + 1 == heads.index("How each rank started")
@@ -153,7 +204,9 @@ def test_job_without_a_timeline_has_no_strip(show: Callable[..., Browser]) -> No
     assert "The whole job" not in show(content(2, frozenset({0, 1}))).texts("h2")
 
 
-def test_process_that_is_older_than_the_job_does_not_hide_the_rest(show: Callable[..., Browser]) -> None:
+def test_process_that_is_older_than_the_job_does_not_hide_the_rest(
+    show: Callable[..., Browser],
+) -> None:
     report = content(2, frozenset())
     report["ranks"][0]["steps"]["process_start"] = "2026-11-01T00:00:00.000+00:00"  # a notebook
     assert show(report).texts(".axis span")[-1] == "50 s"
@@ -161,7 +214,9 @@ def test_process_that_is_older_than_the_job_does_not_hide_the_rest(show: Callabl
 
 @pytest.mark.parametrize(("size", "here", "rows"), [(512, 8, 512), (4096, 8, 512), (4096, 64, 64)])
 @pytest.mark.parametrize("width", [1280, 390])
-def test_large_jobs_fit_every_window(show: Callable[..., Browser], size: int, here: int, rows: int, width: int) -> None:
+def test_large_jobs_fit_every_window(
+    show: Callable[..., Browser], size: int, here: int, rows: int, width: int
+) -> None:
     page = show(content(size, frozenset({17, 96, 97}), here=here), width)
     assert page.run("return document.querySelectorAll('.cell[data-rank]').length") == size
     assert page.run("return document.querySelectorAll('.cell[data-state=missing]').length") == 3
@@ -178,14 +233,24 @@ def test_dark_scheme_is_for_the_screen_and_not_for_paper(show: Callable[..., Bro
 
 
 def test_nothing_that_a_rank_says_is_more_than_text(show: Callable[..., Browser]) -> None:
-    words = f"Traceback (most recent call last):\n{HOSTILE}\n\x1b[31mred\x1b[0m\x00\u202e" + "x" * (1 << 20)
-    cause = {"text": HOSTILE, "hint": HOSTILE, "traceback": words, "code": None, "ranks": [1], "rank": 1}
+    words = f"Traceback (most recent call last):\n{HOSTILE}\n\x1b[31mred\x1b[0m\x00\u202e" + "x" * (
+        1 << 20
+    )
+    cause = {
+        "text": HOSTILE,
+        "hint": HOSTILE,
+        "traceback": words,
+        "code": None,
+        "ranks": [1],
+        "rank": 1,
+    }
     more: dict[str, Any] = {"headline": HOSTILE, "first_failure": cause, "findings": [HOSTILE]}
     more["versions"] = {HOSTILE: HOSTILE}
     page = show(content(host=HOSTILE, launcher=HOSTILE, **more), 390)
     assert page.run("return document.querySelectorAll('main script, img').length") == 0
     assert page.run("return document.scripts.length") == 2
-    assert page.complaints() == []  # not even of a script that the policy of the page has kept from running
+    # Not even of a script that the policy of the page has kept from running
+    assert page.complaints() == []
     assert page.requests() == [page.run("return document.URL")]
     assert page.texts("h1") == [HOSTILE]
     (trace,) = page.texts("pre")

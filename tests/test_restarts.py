@@ -50,7 +50,9 @@ def rounds(job: Job, rank: int) -> list[tuple[int, int]]:
 
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 HOW = {name: ENDS[name][0] for name in ("exception", "sys.exit", "SIGKILL", "SIGSEGV")}
-HOW["a child that holds the output"] = "import subprocess; subprocess.Popen(['sleep', '99']); os._exit(3)"
+HOW["a child that holds the output"] = (
+    "import subprocess; subprocess.Popen(['sleep', '99']); os._exit(3)"
+)
 
 
 @pytest.mark.parametrize("culprit", ["0", "1"])
@@ -65,11 +67,15 @@ def test_job_goes_on_in_another_round(start: Start, how: str, culprit: str) -> N
     assert first != second  # no rank of an earlier round can come to the store of this one
     for rank in range(3):
         assert f"rank {culprit} failed first: " in job.output(rank) or str(rank) == culprit
-    assert re.search(rf"rank 0 on \S+: restart 1 of 2: round 0 .*, as rank {culprit} failed\n", job.output(0))
+    assert re.search(
+        rf"rank 0 on \S+: restart 1 of 2: round 0 .*, as rank {culprit} failed\n", job.output(0)
+    )
     assert "all ended well" in job.summary()
     report = job.report()
     assert report["outcome"] == "ended"
-    assert [(one["round"], one["ranks"]) for one in report["failed_rounds"]] == [(0, [int(culprit)])]
+    assert [(one["round"], one["ranks"]) for one in report["failed_rounds"]] == [
+        (0, [int(culprit)])
+    ]
     assert report["failed_rounds"][0]["text"].startswith(f"rank {culprit} failed first: ")
 
 
@@ -127,7 +133,9 @@ def test_job_that_was_asked_to_end_is_not_started_again(start: Start) -> None:
     assert all(len(rounds(job, rank)) == 1 for rank in range(3))
 
 
-def test_agent_that_is_asked_to_end_while_it_waits_for_the_others_does_not_go_on(start: Start) -> None:
+def test_agent_that_is_asked_to_end_while_it_waits_for_the_others_does_not_go_on(
+    start: Start,
+) -> None:
     job = start(_SCRIPT % KILL, **_ENV)
     own = job.all_ready()[0]
     os.kill(job.processes[2].pid, signal.SIGSTOP)  # its rank has not ended as far as is known
@@ -140,7 +148,9 @@ def test_agent_that_is_asked_to_end_while_it_waits_for_the_others_does_not_go_on
 
 
 def test_rank_that_has_ended_well_begins_again(start: Start) -> None:
-    job = start(_SCRIPT.replace('    until("end")', '    if rank != 2: until("end")') % KILL, **_ENV)
+    job = start(
+        _SCRIPT.replace('    until("end")', '    if rank != 2: until("end")') % KILL, **_ENV
+    )
     last = job.pid(2)
     until(lambda: not Path(f"/proc/{last}").exists())
     assert job.processes[2].poll() is None  # its agent waits for how the others end
@@ -172,14 +182,18 @@ else:
 def test_what_was_there_before_the_ranks_stays(run: Run, tmp_path: Path) -> None:
     """As in a script that starts something in the background, and then becomes the wrapper."""
     script = f"import os, signal\nif os.environ['DISTBOOT_RESTART_COUNT'] == '0': {KILL}\n"
-    command = f"sleep 99 & echo $! > before; exec {sys.executable} -m distboot --max-restarts 1 train.py"
+    command = (
+        f"sleep 99 & echo $! > before; exec {sys.executable} -m distboot --max-restarts 1 train.py"
+    )
     done = run("bash", "-c", command, train=script)
     before = int((tmp_path / "before").read_text())
     os.kill(before, signal.SIGKILL)  # it is there
     assert done.returncode == 0, done.stderr
 
 
-def test_what_cannot_be_ended_is_only_named(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_ended_is_only_named(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     def kill(pid: int, number: int) -> None:
         raise PermissionError(pid, number)
 
@@ -190,7 +204,10 @@ def test_what_cannot_be_ended_is_only_named(monkeypatch: pytest.MonkeyPatch, cap
         _end_orphans(0.1, {1})
         monkeypatch.undo()
         child.kill()
-    assert f"cannot end processes that a rank has left behind: {child.pid} (sleep)" in capfd.readouterr().err
+    assert (
+        f"cannot end processes that a rank has left behind: {child.pid} (sleep)"
+        in capfd.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("jump", [-86400, 86400])
@@ -250,7 +267,9 @@ def test_rank_that_does_not_come_again_is_named(start: Start) -> None:
     assert "Round 1 did not start" in job.report()["headline"]
 
 
-def test_second_agent_of_a_rank_that_is_there_is_refused_and_the_job_goes_on(rank0: StartRank0) -> None:
+def test_second_agent_of_a_rank_that_is_there_is_refused_and_the_job_goes_on(
+    rank0: StartRank0,
+) -> None:
     first = rank0(3, 20)
     again = Rank(first.port, record(1, 3, round=4))
     until(lambda: 1 in first.server.table.records)
@@ -262,7 +281,9 @@ def test_second_agent_of_a_rank_that_is_there_is_refused_and_the_job_goes_on(ran
 
 
 def _raised(words: str, line: int = 7) -> ExitStatus:
-    return ExitStatus(words=f'Traceback\n  File "/job/train.py", line {line}, in step\n    x\n{words}')
+    return ExitStatus(
+        words=f'Traceback\n  File "/job/train.py", line {line}, in step\n    x\n{words}'
+    )
 
 
 _OF_A_PEER = _raised("RuntimeError: Connection closed by peer")
@@ -275,8 +296,10 @@ _OF_A_PEER = _raised("RuntimeError: Connection closed by peer")
         (_raised("ValueError: 1"), _raised("ValueError: 1", line=8), False, True),
         (_OF_A_PEER, _OF_A_PEER, False, True),
         (ExitStatus(code=3), ExitStatus(code=3), False, False),
-        (ExitStatus(code=137), ExitStatus(code=137), False, True),  # of a shell: which signal has ended a program
-        (ExitStatus(code=1), ExitStatus(code=1), True, True),  # which ends alike for all that happens
+        # Of a shell: which signal has ended a program
+        (ExitStatus(code=137), ExitStatus(code=137), False, True),
+        # Which ends alike for all that happens
+        (ExitStatus(code=1), ExitStatus(code=1), True, True),
     ],
 )
 def test_second_failure_at_one_place_in_the_code_is_a_bug(
@@ -285,7 +308,9 @@ def test_second_failure_at_one_place_in_the_code_is_a_bug(
     restarts = Restarts(RestartSettings(5, 0.0, 60.0), {}, of_launcher=of_launcher)
     for round_, end in enumerate((first, second)):
         restarts.begin(round_, 5)
-        cause, said = restarts.decided(from_exit(RankState(1, "a", 0, 1), end, 0.0), end, 10.0, is_asked=False)
+        cause, said = restarts.decided(
+            from_exit(RankState(1, "a", 0, 1), end, 0.0), end, 10.0, is_asked=False
+        )
     assert cause.restarts is goes_on
     assert (said is None) is goes_on
 
@@ -312,10 +337,15 @@ if os.environ["DISTBOOT_RESTART_COUNT"] != "12":
     [
         ("--report files/report.json", "the report could not be written"),
         ("--log-dir files", "the log file 'files/rank-0.log' cannot be written: "),
-        ("--nproc-per-node 1 --log-dir files", "the log file 'files/rank-0.log' cannot be written: "),
+        (
+            "--nproc-per-node 1 --log-dir files",
+            "the log file 'files/rank-0.log' cannot be written: ",
+        ),
     ],
 )
-def test_file_that_cannot_be_written_ends_no_job(distboot: Run, tmp_path: Path, options: str, said: str) -> None:
+def test_file_that_cannot_be_written_ends_no_job(
+    distboot: Run, tmp_path: Path, options: str, said: str
+) -> None:
     script = """
 import os, shutil, signal
 print("round", os.environ["DISTBOOT_RESTART_COUNT"], flush=True)
@@ -335,33 +365,76 @@ if os.environ["DISTBOOT_RESTART_COUNT"] == "0":
     ("options", "env", "said"),
     [
         (["--max-restarts", "-1"], {}, "--max-restarts='-1' is not a number of restarts"),
-        ([], {"DISTBOOT_MAX_RESTARTS": "many"}, "DISTBOOT_MAX_RESTARTS='many' is not a number of restarts"),
-        (["--max-restarts", "1", "--restart-delay", "-1"], {}, "--restart-delay='-1' is not a number of seconds"),
+        (
+            [],
+            {"DISTBOOT_MAX_RESTARTS": "many"},
+            "DISTBOOT_MAX_RESTARTS='many' is not a number of restarts",
+        ),
+        (
+            ["--max-restarts", "1", "--restart-delay", "-1"],
+            {},
+            "--restart-delay='-1' is not a number of seconds",
+        ),
         (["--max-restarts", "1", "--restart-delay", "inf"], {}, "hint: give 0 to 86400"),
-        ([], {"DISTBOOT_RESTART_WINDOW": "x"}, "DISTBOOT_RESTART_WINDOW='x' is not a number of seconds"),
+        (
+            [],
+            {"DISTBOOT_RESTART_WINDOW": "x"},
+            "DISTBOOT_RESTART_WINDOW='x' is not a number of seconds",
+        ),
         (["--max-restarts", "1", "--exec"], {}, "cannot be used with --exec"),
-        (["--max-restarts", "1"], {"DISTBOOT_RENDEZVOUS": "0"}, "needs what DISTBOOT_RENDEZVOUS=0 switches off"),
-        (["--max-restarts", "1"], {"DISTBOOT_FAILURE_DETECTION": "0"}, "DISTBOOT_FAILURE_DETECTION=0 switches off"),
-        (["--max-restarts", "1", "--framework", "mpi"], {}, "each of its processes call MPI_Init once"),
+        (
+            ["--max-restarts", "1"],
+            {"DISTBOOT_RENDEZVOUS": "0"},
+            "needs what DISTBOOT_RENDEZVOUS=0 switches off",
+        ),
+        (
+            ["--max-restarts", "1"],
+            {"DISTBOOT_FAILURE_DETECTION": "0"},
+            "DISTBOOT_FAILURE_DETECTION=0 switches off",
+        ),
+        (
+            ["--max-restarts", "1", "--framework", "mpi"],
+            {},
+            "each of its processes call MPI_Init once",
+        ),
     ],
 )
-def test_settings_that_cannot_be(distboot: Run, options: list[str], env: Mapping[str, str], said: str) -> None:
+def test_settings_that_cannot_be(
+    distboot: Run, options: list[str], env: Mapping[str, str], said: str
+) -> None:
     done = distboot("run", *options, "--", "true", env=env)
     assert done.returncode in (2, 78)
     assert said in done.stderr
 
 
 def test_init_alone_says_that_it_cannot_start_its_process_again(run: Run) -> None:
-    done = run(sys.executable, "-c", "import distboot; distboot.init('none')", env={"DISTBOOT_MAX_RESTARTS": "3"})
+    done = run(
+        sys.executable,
+        "-c",
+        "import distboot; distboot.init('none')",
+        env={"DISTBOOT_MAX_RESTARTS": "3"},
+    )
     assert done.returncode == 0
-    assert "DISTBOOT_MAX_RESTARTS has no effect: init() cannot start its own process again" in done.stderr
+    assert (
+        "DISTBOOT_MAX_RESTARTS has no effect: init() cannot start its own process again"
+        in done.stderr
+    )
 
 
 def test_library_of_mpi_is_known_by_its_name() -> None:
     def is_known(name: str) -> bool:
-        return bool(MPI_LIBRARY.search(f"7f1c00000000-7f1c00001000 r-xp 00000000 08:01 42  /usr/lib/{name}\n"))
+        return bool(
+            MPI_LIBRARY.search(
+                f"7f1c00000000-7f1c00001000 r-xp 00000000 08:01 42  /usr/lib/{name}\n"
+            )
+        )
 
-    assert all(map(is_known, ("libmpi.so.40.30.4", "libmpich.so.12", "libmpi_gnu_112.so.12", "libmpi_abi.so.0")))
+    assert all(
+        map(
+            is_known,
+            ("libmpi.so.40.30.4", "libmpich.so.12", "libmpi_gnu_112.so.12", "libmpi_abi.so.0"),
+        )
+    )
     assert not any(map(is_known, ("libmpiwrapper.so", "libmpir.so")))
 
 
@@ -369,7 +442,9 @@ def test_library_of_mpi_is_known_by_its_name() -> None:
 @needs_mpirun
 @needs("mpi4py")
 @pytest.mark.parametrize(
-    "target", [["train.py"], ["--", "bash", "-c", f"{sys.executable} train.py; exit $?"]], ids=["script", "in a shell"]
+    "target",
+    [["train.py"], ["--", "bash", "-c", f"{sys.executable} train.py; exit $?"]],
+    ids=["script", "in a shell"],
 )
 def test_script_that_uses_mpi_is_not_started_again(run: Run, target: list[str]) -> None:
     mpi = """

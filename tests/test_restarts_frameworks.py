@@ -43,7 +43,9 @@ def _script(name: str, way: Way) -> str:
     block = SHOWN[way.page, way.section]
     if name not in _WITH:
         block = block.replace("if ctx.preempted:", "if ctx.preempted or step % 10 == 0:")
-        block = re.sub(r"^( +)break$", r"\1if ctx.preempted:\n\1    break", block, flags=re.MULTILINE)
+        block = re.sub(
+            r"^( +)break$", r"\1if ctx.preempted:\n\1    break", block, flags=re.MULTILINE
+        )
         assert "if ctx.preempted or step % 500 == 0:" in PAGE
     text = "".join([_PACE, _INIT.format(way.framework), way.before, block, way.behind, _SAY])
     for old, new in _WITH.get(name, {}).items():
@@ -55,7 +57,10 @@ def _script(name: str, way: Way) -> str:
 
 @pytest.mark.parametrize(
     ("name", "way"),
-    [pytest.param(name, way, id=name, marks=way.marks or needs("torch")) for name, way in _ALL_WAYS.items()],
+    [
+        pytest.param(name, way, id=name, marks=way.marks or needs("torch"))
+        for name, way in _ALL_WAYS.items()
+    ],
 )
 def test_training_goes_on_from_the_last_checkpoint(start: Start, name: str, way: Way) -> None:
     job = start(_script(name, way), 2, **ENV, DISTBOOT_MAX_RESTARTS="1")

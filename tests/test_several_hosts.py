@@ -36,7 +36,9 @@ pytestmark = needs_hosts
 # Free of charge, but not of a licence that the project could depend on: it is tested where somebody has installed it.
 INTEL_ROOT = Path(os.environ.get("I_MPI_ROOT", Path(sys.prefix) / "intelmpi"))
 INTEL = shutil.which("mpiexec.hydra", path=str(INTEL_ROOT / "bin"))
-needs_intel = pytest.mark.skipif(INTEL is None, reason="no Intel MPI (pip install --prefix .venv/intelmpi impi-rt)")
+needs_intel = pytest.mark.skipif(
+    INTEL is None, reason="no Intel MPI (pip install --prefix .venv/intelmpi impi-rt)"
+)
 MPIS = [
     pytest.param("mpich", marks=needs_mpich),
     pytest.param("openmpi4", marks=needs_openmpi4),
@@ -58,7 +60,11 @@ TWO_BY_TWO = [("nodea", 0, 0, 2), ("nodea", 0, 1, 2), ("nodeb", 1, 0, 2), ("node
     ],
 )
 def test_azureml_mpi_job_on_two_hosts_is_exact(
-    hosts: Hosts, script: str, options: tuple[str, ...], places: list[tuple[object, ...]], total: float | None
+    hosts: Hosts,
+    script: str,
+    options: tuple[str, ...],
+    places: list[tuple[object, ...]],
+    total: float | None,
 ) -> None:
     done = mpirun_on(hosts, "nodea:2,nodeb:1", sys.executable, script, options=options, **AZUREML)
     lines = json_lines(done)
@@ -75,9 +81,13 @@ def test_unmodified_script_on_two_hosts_through_the_wrapper(hosts: Hosts) -> Non
     done = mpirun_on(hosts, "nodea:2,nodeb:1", *wrapper, "plain.py", MASTER_ADDR="nodea")
     assert places_of(json_lines(done)) == places
     command = (*wrapper, "environment.py")
-    lines = json_lines(mpirun_on(hosts, "nodea:2,nodeb:1", *command, MASTER_ADDR="nodea", DISTBOOT_RENDEZVOUS="0"))
+    lines = json_lines(
+        mpirun_on(hosts, "nodea:2,nodeb:1", *command, MASTER_ADDR="nodea", DISTBOOT_RENDEZVOUS="0")
+    )
     # Without it the node rank is not known from one process alone: no number is better than a wrong one.
-    assert places_of(lines) == [(host, None, local_rank, size) for host, _, local_rank, size in places]
+    assert places_of(lines) == [
+        (host, None, local_rank, size) for host, _, local_rank, size in places
+    ]
 
 
 @needs_slurm
@@ -101,26 +111,45 @@ def test_init_in_a_slurm_step(slurm: Slurm, script: str, total: float | None) ->
         # The launcher tells both processes on nodea that they are alone there.
         pytest.param("mpich", "nodea:1,nodeb:1,nodea:1", "who.py", CYCLIC, marks=needs_mpich),
         pytest.param("openmpi", "nodea:2,nodeb:1", "who.py", UNEVEN, marks=needs_openmpi4),
-        pytest.param("openmpi", "nodea:2,nodeb:1 --map-by node", "where.py", CYCLIC, marks=needs_openmpi4),
+        pytest.param(
+            "openmpi", "nodea:2,nodeb:1 --map-by node", "where.py", CYCLIC, marks=needs_openmpi4
+        ),
     ],
 )
-def test_mpi_on_two_hosts(hosts: Hosts, mpi: str, layout: str, script: str, places: list[tuple[object, ...]]) -> None:
+def test_mpi_on_two_hosts(
+    hosts: Hosts, mpi: str, layout: str, script: str, places: list[tuple[object, ...]]
+) -> None:
     master = {"MASTER_ADDR": layout[:5], "MASTER_PORT": "29507"}
     if mpi == "mpich":
         passed = [word for name, value in master.items() for word in ("-genv", name, value)]
         launch = [str(MPICH), "-n", "3", "-hosts", layout, *passed, sys.executable, script]
     else:
         exports = [word for name in ("PATH", "OMP_NUM_THREADS", *master) for word in ("-x", name)]
-        launch = [str(OPENMPI4), "--bind-to", "none", "-H", *layout.split(), *exports, sys.executable, script]
+        launch = [
+            str(OPENMPI4),
+            "--bind-to",
+            "none",
+            "-H",
+            *layout.split(),
+            *exports,
+            sys.executable,
+            script,
+        ]
     lines = json_lines(hosts.run("nodea", launch, {**MPI_ENV, **master}, 120))
     assert places_of(lines) == places
-    assert {(line["launcher"], line["total"]) for line in lines} == {(mpi, 6.0 if script == "who.py" else None)}
+    assert {(line["launcher"], line["total"]) for line in lines} == {
+        (mpi, 6.0 if script == "who.py" else None)
+    }
 
 
 def _agent(rank_variable: str) -> list[str]:
     """torchrun on each node, numbered by the launcher around it, as people write it."""
     agent = "-m torch.distributed.run --nnodes 2 --nproc-per-node 2 --master-addr nodea --master-port 29508"
-    return ["sh", "-c", f"exec {shlex.quote(sys.executable)} {agent} --node-rank ${rank_variable} where.py"]
+    return [
+        "sh",
+        "-c",
+        f"exec {shlex.quote(sys.executable)} {agent} --node-rank ${rank_variable} where.py",
+    ]
 
 
 @all_with("torch")
@@ -129,10 +158,33 @@ def test_torchrun_inside_an_mpi_launcher(hosts: Hosts, outer: str) -> None:
     exports = ["-x", "PATH", "-x", "OMP_NUM_THREADS"]
     commands = {
         "mpich": [str(MPICH), "-n", "2", "-hosts", "nodea:1,nodeb:1", *_agent("PMI_RANK")],
-        "openmpi4": [str(OPENMPI4), "-H", "nodea:1,nodeb:1", *exports, *_agent("OMPI_COMM_WORLD_RANK")],
-        "openmpi5": [str(MPIRUN), "-H", "nodea:1,nodeb:1", *exports, *_agent("OMPI_COMM_WORLD_RANK")],
-        "intelmpi": [str(INTEL), "-n", "2", "-ppn", "1", "-hosts", "nodea,nodeb", *_agent("PMI_RANK")],
+        "openmpi4": [
+            str(OPENMPI4),
+            "-H",
+            "nodea:1,nodeb:1",
+            *exports,
+            *_agent("OMPI_COMM_WORLD_RANK"),
+        ],
+        "openmpi5": [
+            str(MPIRUN),
+            "-H",
+            "nodea:1,nodeb:1",
+            *exports,
+            *_agent("OMPI_COMM_WORLD_RANK"),
+        ],
+        "intelmpi": [
+            str(INTEL),
+            "-n",
+            "2",
+            "-ppn",
+            "1",
+            "-hosts",
+            "nodea,nodeb",
+            *_agent("PMI_RANK"),
+        ],
     }
-    lines = json_lines(hosts.run("nodea", commands[outer], {**MPI_ENV, "I_MPI_ROOT": str(INTEL_ROOT)}, 120))
+    lines = json_lines(
+        hosts.run("nodea", commands[outer], {**MPI_ENV, "I_MPI_ROOT": str(INTEL_ROOT)}, 120)
+    )
     assert places_of(lines) == TWO_BY_TWO
     assert {line["launcher"] for line in lines} == {"torchrun"}

@@ -39,7 +39,10 @@ def test_ranks_of_the_measurement_are_taken_by_the_real_rank_0() -> None:
         connection.sendall(line.record)
     for line, connection in lines:
         (answer,) = Frames(1 << 20).feed(connection.recv(65536))
-        assert decode(answer.body, Members) == replace(membership_of_nodes(20), master_addr="127.0.0.1").as_message()
+        assert (
+            decode(answer.body, Members)
+            == replace(membership_of_nodes(20), master_addr="127.0.0.1").as_message()
+        )
         connection.sendall(line.ready())
     first.met()
     first.close()
@@ -48,7 +51,9 @@ def test_ranks_of_the_measurement_are_taken_by_the_real_rank_0() -> None:
 
 def test_memberships_are_as_long_as_real_ones() -> None:
     for world_size in (8, 20_000):
-        assert membership_bytes(world_size) == len(Channel().sign(membership_of_nodes(world_size).as_message()))
+        assert membership_bytes(world_size) == len(
+            Channel().sign(membership_of_nodes(world_size).as_message())
+        )
     assert membership_bytes(20_000) < 20_000
 
 

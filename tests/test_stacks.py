@@ -28,7 +28,11 @@ from distboot.agent.stacks import (
 
 _C10D = "/env/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py"
 _TORCH = "/env/lib/python3.12/site-packages/torch"
-REDUCES = (frame("all_reduce", _C10D, 3252), frame("wrapper", _C10D, 83), frame("train", "/job/train.py", 84))
+REDUCES = (
+    frame("all_reduce", _C10D, 3252),
+    frame("wrapper", _C10D, 83),
+    frame("train", "/job/train.py", 84),
+)
 LOADS = (
     frame("wait", "/usr/lib/python3.12/selectors.py", 415),
     frame("_try_get_data", f"{_TORCH}/utils/data/dataloader.py", 1131),
@@ -37,7 +41,11 @@ LOADS = (
     frame("<module>", "/job/train.py", 99),
 )
 # In FSDP, and not in a collective operation: the user's own code was called by it.
-COMPUTES = (frame("forward", "/job/model.py", 7), frame("forward", f"{_TORCH}/distributed/fsdp/api.py", 9), *LOADS[3:])
+COMPUTES = (
+    frame("forward", "/job/model.py", 7),
+    frame("forward", f"{_TORCH}/distributed/fsdp/api.py", 9),
+    *LOADS[3:],
+)
 
 
 class Watched:
@@ -48,7 +56,10 @@ class Watched:
         begin = f"import os, sys, time\nfrom distboot.agent import crash_hooks\ncrash_hooks.install({writing})\n"
         said = "def ready():\n    print('ready', flush=True)\n"
         self.process = subprocess.Popen(
-            [sys.executable, "-c", begin + said + script], pass_fds=[writing], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", begin + said + script],
+            pass_fds=[writing],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         os.close(writing)
         assert self.process.stdout is not None
@@ -63,7 +74,9 @@ class Watched:
             found.clear()
             side = MagicMock(peers=[], over=lambda now: found or now > end, due=lambda _: end)
             loop = EventLoop(side)
-            StackReader(Process(self.process.pid), self._hooks, loop).read(found.append, time.monotonic())
+            StackReader(Process(self.process.pid), self._hooks, loop).read(
+                found.append, time.monotonic()
+            )
             meanwhile()
             loop.run()
             assert len(found) == 1
@@ -92,7 +105,9 @@ def watch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
 
 
 def test_stack_of_a_process_is_read_again_and_again(watch: Callable[..., Watched]) -> None:
-    watched = watch("def load():\n    ready()\n    time.sleep(60)\ndef train():\n    load()\ntrain()")
+    watched = watch(
+        "def load():\n    ready()\n    time.sleep(60)\ndef train():\n    load()\ntrain()"
+    )
     for _ in range(3):
         stacks = watched.read("in load (")
         assert [one.partition(" ")[0] for one in stacks.main] == ["load", "train", "<module>"]
@@ -109,14 +124,20 @@ def test_stack_of_a_process_is_read_again_and_again(watch: Callable[..., Watched
     ],
     ids=["holds-the-lock", "stopped", "own-handler", "another-program"],
 )  # fmt: skip
-def test_where_a_process_is_that_runs_no_python(watch: Callable[..., Watched], script: str, expected: str) -> None:
+def test_where_a_process_is_that_runs_no_python(
+    watch: Callable[..., Watched], script: str, expected: str
+) -> None:
     watched = watch(script)
     watched.read(expected)
     assert watched.process.poll() is None, "the signal has not ended it"
 
 
-@pytest.mark.parametrize(("threads", "expected"), [(90, "in deep ("), (300, "in a process of more than 100 threads, ")])
-def test_many_threads_and_a_deep_stack(watch: Callable[..., Watched], threads: int, expected: str) -> None:
+@pytest.mark.parametrize(
+    ("threads", "expected"), [(90, "in deep ("), (300, "in a process of more than 100 threads, ")]
+)
+def test_many_threads_and_a_deep_stack(
+    watch: Callable[..., Watched], threads: int, expected: str
+) -> None:
     script = """
 import threading
 sys.setrecursionlimit(10**7)
@@ -136,7 +157,9 @@ deep(20_000)
     assert stacks.others == ()
 
 
-def test_process_that_reads_a_disk_is_asked(watch: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_that_reads_a_disk_is_asked(
+    watch: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
     watched = watch("ready()\ntime.sleep(60)")
     monkeypatch.setattr(Process, "state", "D")
     watched.read("in <module> (<string>:7)")
@@ -173,7 +196,9 @@ def test_sigterm_is_told_also_while_the_stacks_are_read() -> None:
 
 
 @pytest.mark.parametrize("source", ["file", "pipe", "endless", "another-library"])
-def test_call_of_mpi_is_read_in_a_source_file(watch: Callable[..., Watched], tmp_path: Path, source: str) -> None:
+def test_call_of_mpi_is_read_in_a_source_file(
+    watch: Callable[..., Watched], tmp_path: Path, source: str
+) -> None:
     path = Path("/dev/zero") if source == "endless" else tmp_path / "a.py"
     library = tmp_path / ("other.so" if source == "another-library" else "mpi4py.so")
     library.write_bytes(bytes(4096))
@@ -189,7 +214,9 @@ with open({str(library)!r}) as file:
     mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 exec(compile("ready()\\nMPI.Barrier(60)", {str(path)!r}, "exec"))
 """
-    stacks = watch(script).read(f"in {'Barrier' if source == 'file' else '<module>'} ({path.name}:2)")
+    stacks = watch(script).read(
+        f"in {'Barrier' if source == 'file' else '<module>'} ({path.name}:2)"
+    )
     assert waits(stacks) == (source == "file")
 
 
@@ -208,7 +235,9 @@ if not os.fork():
     os._exit(0)
 os.wait()
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "own\n" * 2
 
 
@@ -244,9 +273,13 @@ def test_py_spy_is_asked_but_not_waited_for(
     watched.read(expected)
 
 
-def test_py_spy_reads_a_stopped_process_and_passes_no_secret_on(watch: Callable[..., Watched], tmp_path: Path) -> None:
+def test_py_spy_reads_a_stopped_process_and_passes_no_secret_on(
+    watch: Callable[..., Watched], tmp_path: Path
+) -> None:
     fake = tmp_path / "py-spy"
-    fake.write_text(f"{_FAKE}assert '--nonblocking' in sys.argv\nprint({_WRITTEN.replace('a.py', 'top-secret.py')!r})")
+    fake.write_text(
+        f"{_FAKE}assert '--nonblocking' in sys.argv\nprint({_WRITTEN.replace('a.py', 'top-secret.py')!r})"
+    )
     fake.chmod(0o755)
     watched = watch("ready()\ntime.sleep(60)", "top-secret")
     watched.process.send_signal(signal.SIGSTOP)
@@ -259,7 +292,9 @@ def test_py_spy_reads_a_stopped_process_and_passes_no_secret_on(watch: Callable[
 
 def test_nonsense_of_py_spy_is_none() -> None:
     nonsense = ("", "[]", "{", "[1]", '[{"frames": 1}]', "[" * 10**5, '[{"thread_name": "x"}]')
-    assert {from_py_spy(output) for output in (*nonsense, _WRITTEN.replace("3}", "Infinity}"))} == {None}
+    assert {from_py_spy(output) for output in (*nonsense, _WRITTEN.replace("3}", "Infinity}"))} == {
+        None
+    }
 
 
 @pytest.mark.parametrize(
@@ -268,13 +303,23 @@ def test_nonsense_of_py_spy_is_none() -> None:
         (REDUCES, "in all_reduce (train.py:84)", True),
         (LOADS, "in __next__ (train.py:80)", False),
         (COMPUTES, "in forward (model.py:7)", False),
-        ((frame("Barrier", "mpi4py", 0), frame("main", "/job/a.py", 3)), "in Barrier (a.py:3)", True),
+        (
+            (frame("Barrier", "mpi4py", 0), frame("main", "/job/a.py", 3)),
+            "in Barrier (a.py:3)",
+            True,
+        ),
         ((frame("load\x1b[2J\n", "/job/\x07da\nta.py", 3),), "in load", False),
-        ((frame("main", "/env/lib/python3.12/site-packages/tool/cli.py", 3),), "in main (cli.py:3)", False),
+        (
+            (frame("main", "/env/lib/python3.12/site-packages/tool/cli.py", 3),),
+            "in main (cli.py:3)",
+            False,
+        ),
         (("no frame at all",), "in no frame at all", False),
     ],
 )
-def test_where_is_in_the_code_of_the_user(stack: tuple[str, ...], expected: str, is_waiting: bool) -> None:
+def test_where_is_in_the_code_of_the_user(
+    stack: tuple[str, ...], expected: str, is_waiting: bool
+) -> None:
     stacks = Stacks(stack)
     assert where(stacks).startswith(expected)
     assert where(stacks).isprintable()
@@ -300,8 +345,13 @@ Current thread 0x00007f04 (most recent call first):
 """
     found = from_dump(dump)
     assert found is not None
-    assert found.main == (frame("train", '/job/a "b", line 3 in c.py', 84), frame("<module>", "/job/train.py", 99))
-    assert found.others == ((frame("do_one_step", f"{_TORCH}/utils/data/_utils/pin_memory.py", 36),),)
+    assert found.main == (
+        frame("train", '/job/a "b", line 3 in c.py', 84),
+        frame("<module>", "/job/train.py", 99),
+    )
+    assert found.others == (
+        (frame("do_one_step", f"{_TORCH}/utils/data/_utils/pin_memory.py", 36),),
+    )
     assert from_dump(dump.partition("Current")[0]) is None
 
 

@@ -8,7 +8,17 @@ from collections import deque
 import pytest
 
 from distboot.agent.messages import StopAt
-from distboot.agent.preemption import ASKED, LARGEST, READS, STOP, Page, StopAgreement, StopPages, answer, mapped
+from distboot.agent.preemption import (
+    ASKED,
+    LARGEST,
+    READS,
+    STOP,
+    Page,
+    StopAgreement,
+    StopPages,
+    answer,
+    mapped,
+)
 from distboot.rendezvous.protocol import decode, encode
 
 SCHEDULES = int(os.environ.get("SCHEDULES", "3000"))  # 1,000,000 take 10 minutes of CPU
@@ -40,9 +50,11 @@ class Schedule:
         self.agents = [Pages() for _ in self.ranks]
         self.rank_0 = StopAgreement(self.ranks, limit=60.0)
         self.to_agent: list[deque[int]] = [deque() for _ in self.ranks]  # 0: count; else the answer
-        self.to_rank_0: list[deque[int | None]] = [deque() for _ in self.ranks]  # reads; None: it is asked to stop
+        # Reads; None: it is asked to stop
+        self.to_rank_0: list[deque[int | None]] = [deque() for _ in self.ranks]
         self.reads = dict.fromkeys(self.readers, 0)  # begun
-        self.looks = dict.fromkeys(self.readers, False)  # whether it has said that it reads, and has no answer yet
+        # Whether it has said that it reads, and has no answer yet
+        self.looks = dict.fromkeys(self.readers, False)
         self.true_at: dict[int, int] = {}
         self.left = self.draw.randint(1, 4)  # requests to come
 
@@ -50,7 +62,11 @@ class Schedule:
         for _ in range(2000):
             steps = [
                 *(step for rank in self.ranks for step in self.of_agent(rank)),
-                *((self.read, rank) for rank in self.readers if rank not in self.true_at and self.may_read(rank)),
+                *(
+                    (self.read, rank)
+                    for rank in self.readers
+                    if rank not in self.true_at and self.may_read(rank)
+                ),
                 *([(self.request, self.draw.choice(self.ranks))] if self.left else []),
             ]
             if not steps or (len(self.true_at) == len(self.readers) and not self.left):
@@ -58,16 +74,31 @@ class Schedule:
             step, rank = self.draw.choice(steps)
             step(rank)
         assert sorted(self.true_at) == self.readers, f"a deadlock: seed {self.seed}"
-        assert set(self.true_at.values()) == {self.rank_0.read}, f"not the same read: seed {self.seed}"
+        assert set(self.true_at.values()) == {self.rank_0.read}, (
+            f"not the same read: seed {self.seed}"
+        )
 
     def of_agent(self, rank: int) -> list[tuple]:  # type: ignore[type-arg]
         counts = self.agents[rank].due < float("inf")
-        queued = [(self.hear, rank)] * bool(self.to_agent[rank]) + [(self.take, rank)] * bool(self.to_rank_0[rank])
-        return [*queued, *([(self.count, rank)] if counts and self.agents[rank]._count_at < float("inf") else [])]
+        queued = [(self.hear, rank)] * bool(self.to_agent[rank]) + [(self.take, rank)] * bool(
+            self.to_rank_0[rank]
+        )
+        return [
+            *queued,
+            *(
+                [(self.count, rank)]
+                if counts and self.agents[rank]._count_at < float("inf")
+                else []
+            ),
+        ]
 
     def may_read(self, rank: int) -> bool:
         """Whether it is not in a collective operation that others have still to come to."""
-        return not self.in_step or self.looks[rank] or all(self.steps(one) >= self.reads[rank] for one in self.readers)
+        return (
+            not self.in_step
+            or self.looks[rank]
+            or all(self.steps(one) >= self.reads[rank] for one in self.readers)
+        )
 
     def steps(self, rank: int) -> int:
         """How many collective operations it has come to: one after each read that was false."""
@@ -135,7 +166,9 @@ def test_all_ranks_stop_at_the_same_read_in_random_schedules() -> None:
         (10, 6, 4, 99, True),  # they do not: it is not in step with them
     ],
 )
-def test_read_is_true_from_the_answer_on(asked: int, stop: int, count: int, now: int, expected: bool | None) -> None:
+def test_read_is_true_from_the_answer_on(
+    asked: int, stop: int, count: int, now: int, expected: bool | None
+) -> None:
     page: Page = [count, asked, stop]
     assert answer(page, count, now) is expected
 
@@ -172,7 +205,10 @@ def test_agent_names_a_script_that_does_not_come_to_its_read() -> None:
     pages.publish()
     assert pages.late([0], now=59.0) == {}
     (said,) = pages.late([0], now=60.0).values()
-    assert "its next read of ctx.preempted within 60 s: it is at read 7, and all ranks stop at read 9" in said
+    assert (
+        "its next read of ctx.preempted within 60 s: it is at read 7, and all ranks stop at read 9"
+        in said
+    )
     assert pages.due == float("inf")
 
 

@@ -150,17 +150,37 @@ ALL = pytest.mark.all
 PYTORCH = Way("pytorch.md", _MODEL + _PYTORCH + _TRAIN)
 WAYS = {
     "transformers": Way(
-        "hugging-face.md", _MODEL + _TRAINER, section=f"{SECTION}: the Trainer", marks=(ALL, needs("transformers"))
+        "hugging-face.md",
+        _MODEL + _TRAINER,
+        section=f"{SECTION}: the Trainer",
+        marks=(ALL, needs("transformers")),
     ),
     "accelerate": Way(
-        "hugging-face.md", _MODEL + _ACCELERATE, section=f"{SECTION}: Accelerate", marks=(ALL, needs("accelerate"))
+        "hugging-face.md",
+        _MODEL + _ACCELERATE,
+        section=f"{SECTION}: Accelerate",
+        marks=(ALL, needs("accelerate")),
     ),
-    "lightning": Way("lightning.md", _MODEL, _LIGHTNING_FIT, framework="none", marks=(ALL, needs("lightning"))),
-    "deepspeed": Way("deepspeed.md", _MODEL + _DEEPSPEED, framework="deepspeed", marks=(ALL, needs_deepspeed)),
-    "horovod": Way("horovod.md", _MODEL + _HOROVOD + _TRAIN, framework="horovod.torch", marks=(ALL, needs("horovod"))),
+    "lightning": Way(
+        "lightning.md", _MODEL, _LIGHTNING_FIT, framework="none", marks=(ALL, needs("lightning"))
+    ),
+    "deepspeed": Way(
+        "deepspeed.md", _MODEL + _DEEPSPEED, framework="deepspeed", marks=(ALL, needs_deepspeed)
+    ),
+    "horovod": Way(
+        "horovod.md",
+        _MODEL + _HOROVOD + _TRAIN,
+        framework="horovod.torch",
+        marks=(ALL, needs("horovod")),
+    ),
     "jax": Way("jax.md", _JAX, framework="jax", marks=(ALL, needs("jax"))),
 }
-ENV = {"JAX_PLATFORMS": "cpu", "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "DISTBOOT_GRACE": "30"}
+ENV = {
+    "JAX_PLATFORMS": "cpu",
+    "DS_ACCELERATOR": "cpu",
+    "CUDA_VISIBLE_DEVICES": "",
+    "DISTBOOT_GRACE": "30",
+}
 
 
 def begun(start: Start, way: Way, ranks: int) -> Job:
@@ -177,7 +197,12 @@ def seen(job: Job) -> list[list[Any]]:
 def stopped_at(job: Job) -> int:
     """The step at which all ranks have stopped, one having been told to."""
     pids, processes = [job.folder / f"pid-{rank}" for rank in range(job.ranks)], job.processes
-    until(lambda: all(pid.exists() for pid in pids) or any(each.poll() is not None for each in processes), LIMIT)
+    until(
+        lambda: (
+            all(pid.exists() for pid in pids) or any(each.poll() is not None for each in processes)
+        ),
+        LIMIT,
+    )
     job.send(1, signal.SIGTERM)
     job.touch("told")
     ((first, last),) = {(first, last) for first, last, _ in seen(job)}
@@ -186,7 +211,9 @@ def stopped_at(job: Job) -> int:
     return int(last)
 
 
-@pytest.mark.parametrize("way", [pytest.param(way, id=name, marks=way.marks) for name, way in WAYS.items()])
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, id=name, marks=way.marks) for name, way in WAYS.items()]
+)
 def test_all_stop_after_one_step_and_go_on_from_it(start: Start, way: Way) -> None:
     last = stopped_at(begun(start, way, 2))
     assert [steps[:2] for steps in seen(begun(start, way, 2))] == [[last + 1, STEPS]] * 2

@@ -41,7 +41,9 @@ def _outcome(capture: Capture, passed: dict[str, bool]) -> str:
     """What becomes of a job whose processes got these variables: that it is placed, or who refuses it, and how."""
     placements: list[Placement] = []
     refusals: list[str] = []
-    shown = next((its for name, its in _SHOWN_BY_THE_OTHERS.items() if capture.name.startswith(name)), set())
+    shown = next(
+        (its for name, its in _SHOWN_BY_THE_OTHERS.items() if capture.name.startswith(name)), set()
+    )
     wrong: set[str] = set()
     for process in capture.processes:
         environ = _Undecided(process.environ, passed)
@@ -59,14 +61,28 @@ def _outcome(capture: Capture, passed: dict[str, bool]) -> str:
         wrong |= wrong_numbers(placement, process).keys()
     assert wrong <= shown, f"{capture.name}: wrong {wrong}"
     outcome = refusals[0] if refusals else _when_they_meet(capture, placements)
-    assert not wrong or refusals or outcome.startswith("refused when the ranks meet"), f"{capture.name}: {wrong}"
+    assert not wrong or refusals or outcome.startswith("refused when the ranks meet"), (
+        f"{capture.name}: {wrong}"
+    )
     return outcome
 
 
 def _is_batch_script(environ: Mapping[str, str]) -> bool:
     """Whether it has all that a batch script has, and nothing of a step: as a batch script it has to be believed."""
-    step = ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
-    whole = ("ENVIRONMENT", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_NODEID", "SLURM_LOCALID", "SLURM_TASK_PID")
+    step = (
+        "SLURM_STEP_ID",
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_STEP_NODELIST",
+        "SLURM_STEP_TASKS_PER_NODE",
+    )
+    whole = (
+        "ENVIRONMENT",
+        "SLURM_JOB_ID",
+        "SLURM_JOB_NODELIST",
+        "SLURM_NODEID",
+        "SLURM_LOCALID",
+        "SLURM_TASK_PID",
+    )
     return all(name in environ for name in whole) and not any(name in environ for name in step)
 
 
@@ -119,7 +135,9 @@ def _outcomes(capture: Capture, enough: tuple[str, ...]) -> Iterator[tuple[int, 
         known = len(passed)
         outcome = _outcome(capture, passed)
         asked = list(passed.items())
-        left += [{**dict(asked[:at]), name: True} for at, (name, _) in enumerate(asked) if at >= known]
+        left += [
+            {**dict(asked[:at]), name: True} for at, (name, _) in enumerate(asked) if at >= known
+        ]
         yield 2 ** (there - len(passed)), outcome
 
 
@@ -131,13 +149,17 @@ def test_rank_and_size_are_enough_and_no_subset_gives_a_wrong_number(capture: Ca
             assert outcomes[0] == "placed"
 
 
-@pytest.mark.skipif("DISTBOOT_ALL_SUBSETS" not in os.environ, reason="ten minutes: DISTBOOT_ALL_SUBSETS=1 -s")
+@pytest.mark.skipif(
+    "DISTBOOT_ALL_SUBSETS" not in os.environ, reason="ten minutes: DISTBOOT_ALL_SUBSETS=1 -s"
+)
 def test_no_subset_at_all_gives_a_wrong_number() -> None:
     tried: Counter[tuple[str, str]] = Counter()
     for capture in ALL:
         for enough in _ENOUGH[capture.launcher]:
             outcomes = list(_outcomes(capture, enough))
-            there = set().union(*(process.environ for process in capture.processes)).difference(enough)
+            there = (
+                set().union(*(process.environ for process in capture.processes)).difference(enough)
+            )
             assert sum(subsets for subsets, _ in outcomes) == 2 ** len(there)
             tried.update((capture.launcher, outcome) for _, outcome in outcomes)
     for (launcher, outcome), number in sorted(tried.items()):
@@ -153,28 +175,44 @@ def test_named_launcher_needs_rank_and_size_alone(capture: Capture) -> None:
     for enough in _ENOUGH[capture.launcher] if capture.launcher != "single" else ():
         for process in capture.processes:
             placement = detect(_kept(process.environ, set(enough)), launcher=capture.launcher)
-            assert (placement.launcher, placement.rank) == (capture.launcher, process.expected["rank"])
+            assert (placement.launcher, placement.rank) == (
+                capture.launcher,
+                process.expected["rank"],
+            )
             assert placement.world_size == process.expected["size"]
 
 
 # -- rank 0 of a Slurm step, and a batch script
 
-_STEP, _BATCH = "slurm-sbatch-22.05.8/srun_2nodes_2procs", "slurm-sbatch-22.05.8/batch_step_python_no_ntasks"
+_STEP, _BATCH = (
+    "slurm-sbatch-22.05.8/srun_2nodes_2procs",
+    "slurm-sbatch-22.05.8/batch_step_python_no_ntasks",
+)
 _PASSED = {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_NODELIST"}
 
 
-@pytest.mark.parametrize(("rank", "more"), [(0, {"SLURM_STEP_ID"}), (0, {"SLURM_STEP_NUM_TASKS"}), (3, set())])
-def test_task_0_of_slurm_is_known_by_a_variable_of_its_step_another_by_its_rank(rank: int, more: set[str]) -> None:
+@pytest.mark.parametrize(
+    ("rank", "more"), [(0, {"SLURM_STEP_ID"}), (0, {"SLURM_STEP_NUM_TASKS"}), (3, set())]
+)
+def test_task_0_of_slurm_is_known_by_a_variable_of_its_step_another_by_its_rank(
+    rank: int, more: set[str]
+) -> None:
     placement = detect(_kept(one(_STEP, rank), _PASSED | more))
     assert (placement.launcher, placement.rank, placement.world_size) == ("slurm", rank, 4)
     assert placement.local_rank == rank % 2
 
 
 @pytest.mark.parametrize("environ", [_kept(one(_STEP, 0), _PASSED), _kept(one(_BATCH, 0), _PASSED)])
-def test_what_may_be_task_0_or_a_batch_script_is_refused_with_the_variable_to_pass(environ: dict[str, str]) -> None:
+def test_what_may_be_task_0_or_a_batch_script_is_refused_with_the_variable_to_pass(
+    environ: dict[str, str],
+) -> None:
     refusal = refused(environ)
     assert refusal.code == "unsupported-launcher"
-    for said in ("docker run -e SLURM_STEP_ID", "apptainer exec --env SLURM_STEP_ID=", "DISTBOOT_LAUNCHER=slurm"):
+    for said in (
+        "docker run -e SLURM_STEP_ID",
+        "apptainer exec --env SLURM_STEP_ID=",
+        "DISTBOOT_LAUNCHER=slurm",
+    ):
         assert said in refusal.hint
     assert detect(environ, launcher="none").world_size == 1
     # One task is alone either way.
@@ -184,17 +222,28 @@ def test_what_may_be_task_0_or_a_batch_script_is_refused_with_the_variable_to_pa
 # -- random mixtures
 
 ENVIRONMENTS = [process.environ for capture in ALL for process in capture.processes]
-ENVIRONMENTS += [value for value in vars(documented).values() if isinstance(value, dict) and "__name__" not in value]
-ENVIRONMENTS += [documented.tf_config("worker", 0), documented.tf_config("ps", 0, chief=["a:1"], ps=["b:1"])]
+ENVIRONMENTS += [
+    value
+    for value in vars(documented).values()
+    if isinstance(value, dict) and "__name__" not in value
+]
+ENVIRONMENTS += [
+    documented.tf_config("worker", 0),
+    documented.tf_config("ps", 0, chief=["a:1"], ps=["b:1"]),
+]
 NAMES = sorted({name for environ in ENVIRONMENTS for name in environ})
-VALUES = sorted({value for environ in ENVIRONMENTS for value in environ.values() if len(value) < 200})
+VALUES = sorted(
+    {value for environ in ENVIRONMENTS for value in environ.values() if len(value) < 200}
+)
 
 TEXTS = st.one_of(
     st.integers(0, len(VALUES) - 1).map(VALUES.__getitem__),
     st.text(max_size=8),
     st.text(alphabet="\udcff\ud800a1²٣,[]:/@%", max_size=8),
     st.integers(-2, 9).map(str),
-    st.sampled_from(["auto", "localhost", "127.0.0.1:6000", "[fd00::4]:1", "n[1-2]", "2(x2)", "1:3"]),
+    st.sampled_from(
+        ["auto", "localhost", "127.0.0.1:6000", "[fd00::4]:1", "n[1-2]", "2(x2)", "1:3"]
+    ),
 )
 
 
@@ -239,14 +288,18 @@ def _is_valid(p: Placement) -> bool:
 
 @settings(max_examples=3000, deadline=None)
 @given(mixtures(), st.sampled_from([None, None, None, "none", *LAUNCHERS]))
-def test_any_mixture_gives_a_valid_placement_or_a_named_error(environ: dict[str, str], launcher: str | None) -> None:
+def test_any_mixture_gives_a_valid_placement_or_a_named_error(
+    environ: dict[str, str], launcher: str | None
+) -> None:
     before = dict(environ)
     first = _result(environ, launcher)
     if isinstance(first, Placement):
         assert _is_valid(first)
         assert launcher in (None, first.launcher, "none")
     else:
-        assert all(line.isprintable() for text in first for line in text.split("\n")), "no control characters in logs"
+        assert all(line.isprintable() for text in first for line in text.split("\n")), (
+            "no control characters in logs"
+        )
         assert first[1]
     assert _result(environ, launcher) == first, "the same for the same input"
     assert environ == before

@@ -24,8 +24,12 @@ either = pytest.mark.parametrize("rank", [0, 1])
 
 
 @in_both_ways
-@pytest.mark.parametrize(("end", "culprit"), [*((end, 2) for end in ENDS), ("exception", 0), ("SIGKILL", 0)])
-def test_first_failure_is_known_to_all_and_all_stop(start: Start, init: bool, end: str, culprit: int) -> None:
+@pytest.mark.parametrize(
+    ("end", "culprit"), [*((end, 2) for end in ENDS), ("exception", 0), ("SIGKILL", 0)]
+)
+def test_first_failure_is_known_to_all_and_all_stop(
+    start: Start, init: bool, end: str, culprit: int
+) -> None:
     statement, code, said = ENDS[end]
     running = start(FAILING % statement, init=init, CULPRIT=str(culprit))
     pids = running.all_ready()
@@ -51,8 +55,14 @@ def test_early_end_of_rank_0_is_no_failure(start: Start, init: bool) -> None:
         running.touch(f"end-{rank}")
         assert running.processes[rank].wait(30) == 0
     for rank in (1, 2):
-        assert running.first(rank) == "rank 0 has exited; failures of other ranks are no longer reported"
-    assert init or "no failure was seen; exit codes: 0 (rank 0), not known (ranks 1-2)" in running.summary()
+        assert (
+            running.first(rank)
+            == "rank 0 has exited; failures of other ranks are no longer reported"
+        )
+    assert (
+        init
+        or "no failure was seen; exit codes: 0 (rank 0), not known (ranks 1-2)" in running.summary()
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,7 +91,11 @@ def test_job_in_which_all_end_well_says_so_in_one_line(start: Start) -> None:
     assert running.output(0).count("\n") == 1
     assert running.summary().endswith("s: all ended well; exit codes: 0 (ranks 0-2)")
     report = running.report()
-    assert (report["outcome"], report["first_failure"], report["later_failures"]) == ("ended", None, 0)
+    assert (report["outcome"], report["first_failure"], report["later_failures"]) == (
+        "ended",
+        None,
+        0,
+    )
     assert {rank["host"] for rank in report["ranks"]} == {os.uname().nodename}
 
 
@@ -93,7 +107,9 @@ def test_job_in_which_all_end_well_says_so_in_one_line(start: Start) -> None:
         (signal.SIGKILL, "the connection closed without an exit report, on "),
     ],
 )
-def test_wrapper_that_is_frozen_or_killed_is_a_lost_rank(start: Start, rank: int, number: int, said: str) -> None:
+def test_wrapper_that_is_frozen_or_killed_is_a_lost_rank(
+    start: Start, rank: int, number: int, said: str
+) -> None:
     running = start(DISTBOOT_HEARTBEAT_TIMEOUT="2")
     running.all_ready()
     running.processes[rank].send_signal(number)
@@ -132,7 +148,9 @@ def test_supervision_that_is_off_on_one_rank_is_no_failure(start: Start, rank: i
 
 
 @either
-def test_sidecar_that_cannot_start_is_said_and_no_more(start_init: Start, tmp_path: Path, rank: int) -> None:
+def test_sidecar_that_cannot_start_is_said_and_no_more(
+    start_init: Start, tmp_path: Path, rank: int
+) -> None:
     begin = f"import os, sys\nif os.environ['RANK'] == '{rank}': sys.executable = '/nonexistent'\n"
     (tmp_path / "sitecustomize.py").write_text(begin)
     running = start_init(EACH_FOR_ITSELF, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
@@ -150,13 +168,18 @@ def test_command_that_is_missing_on_one_rank_is_named_on_all(run_ranks: RunRanks
     command = 'test $RANK = 1 && set -- "$0" true || set -- "$0" no-such-command; exec "$1" -m distboot run -- "$2"'
     ended = run_ranks("", before=["sh", "-c", command, sys.executable])
     assert [rank.code for rank in ended] == [127, 127]
-    assert all("error[command-not-found]" in rank.err and "'no-such-command'" in rank.err for rank in ended)
+    assert all(
+        "error[command-not-found]" in rank.err and "'no-such-command'" in rank.err for rank in ended
+    )
 
 
 @pytest.mark.parametrize(
     ("init", "before"),
     [
-        (False, "import distboot\nctx = distboot.init('none', join_timeout=60)\nassert not ctx.preempted\n"),
+        (
+            False,
+            "import distboot\nctx = distboot.init('none', join_timeout=60)\nassert not ctx.preempted\n",
+        ),
         (True, "ctx.close()\nctx = distboot.init('none', join_timeout=60)\n"),
     ],
     ids=["below-the-wrapper", "once-more"],
@@ -165,14 +188,25 @@ def test_further_init_is_supervised(start: Start, init: bool, before: str) -> No
     running = start(before + FAILING % "os._exit(4)", init=init, CULPRIT="1")
     assert running.fail()[1] == 4
     assert running.first(0) == running.first(2)
-    assert running.first(0).startswith("rank 1 failed first: exit code 4") or (init and UNSEEN in running.first(0))
+    assert running.first(0).startswith("rank 1 failed first: exit code 4") or (
+        init and UNSEEN in running.first(0)
+    )
     assert running.output(0).count("summary") <= 1
 
 
 @all_with("torch")
 def test_busy_ranks_raise_no_alarm(run: Run) -> None:
     """The soak of `bench/supervision.py`, shortened: load, ranks that are stopped or hold their lock a while."""
-    soak = [sys.executable, str(ROOT / "bench" / "supervision.py"), "soak", "2", "--seconds", "20", "--load", "20"]
+    soak = [
+        sys.executable,
+        str(ROOT / "bench" / "supervision.py"),
+        "soak",
+        "2",
+        "--seconds",
+        "20",
+        "--load",
+        "20",
+    ]
     done = run(*soak, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "'alarms': 0" in done.stdout

@@ -43,7 +43,9 @@ def connected(bound: float = 15.0) -> Iterator[tuple[HeartbeatConnection, socket
 @pytest.fixture
 def silence(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Sets for how many seconds the kernel of the peer has given no sign: no real one is so silent on one host."""
-    return lambda seconds: monkeypatch.setattr(HeartbeatConnection, "silence", lambda _: (seconds, True))
+    return lambda seconds: monkeypatch.setattr(
+        HeartbeatConnection, "silence", lambda _: (seconds, True)
+    )
 
 
 def test_silence_is_noticed_although_no_file_is_left(silence: Callable[[float], None]) -> None:
@@ -58,17 +60,23 @@ def test_silence_is_noticed_although_no_file_is_left(silence: Callable[[float], 
             fault = line.fault(104.0)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert fault == LivenessFault(True, "no answer for 15 s: the host, or the network to it, is down")
+    assert fault == LivenessFault(
+        True, "no answer for 15 s: the host, or the network to it, is down"
+    )
 
 
-def test_old_opinion_on_a_silence_that_ended_well_is_not_asked_again(silence: Callable[[float], None]) -> None:
+def test_old_opinion_on_a_silence_that_ended_well_is_not_asked_again(
+    silence: Callable[[float], None],
+) -> None:
     with connected() as (line, _):
         now = time.monotonic()
         for seconds, after in ((11.3, 0.0), (1.0, 1.0), (11.3, 4.0)):
             silence(seconds)
             assert line.fault(now + after) is None
         fault = line.fault(now + 8.0)
-        assert fault == LivenessFault(False, "gave no answer for 15 s, though its host answers (a firewall?)")
+        assert fault == LivenessFault(
+            False, "gave no answer for 15 s, though its host answers (a firewall?)"
+        )
 
 
 def test_peer_that_sends_no_heartbeat_is_frozen_although_its_kernel_answers() -> None:
@@ -78,7 +86,9 @@ def test_peer_that_sends_no_heartbeat_is_frozen_although_its_kernel_answers() ->
         line.receive(now)
         assert line.fault(now + 34) is None
         fault = line.fault(now + 35)
-        assert fault == LivenessFault(True, "no answer for 34 s, though the host answers: stopped or frozen")
+        assert fault == LivenessFault(
+            True, "no answer for 34 s, though the host answers: stopped or frozen"
+        )
 
 
 def test_last_word_arrives_although_something_is_left_unread() -> None:
@@ -111,13 +121,16 @@ def test_what_the_kernel_does_not_take_at_once_is_sent_later_and_whole() -> None
             line.flush()
             with suppress(TimeoutError):
                 received += [
-                    Channel().verify(each, frames, Go, type(None), *KINDS) for each in frames.feed(other.recv(1 << 20))
+                    Channel().verify(each, frames, Go, type(None), *KINDS)
+                    for each in frames.feed(other.recv(1 << 20))
                 ]
             received = [each for each in received if each is not None]
         assert received == [go, Detach()]
 
 
-@pytest.mark.parametrize("message", [Exiting(), Leave(), Done(), Detach(), Terminating(15)], ids=repr)
+@pytest.mark.parametrize(
+    "message", [Exiting(), Leave(), Done(), Detach(), Terminating(15)], ids=repr
+)
 def test_every_message_but_a_heartbeat_wakes_its_reader(message: object) -> None:
     with connected() as (line, other):
         other.sendall(Channel().sign(None))
@@ -131,7 +144,8 @@ def test_every_message_but_a_heartbeat_wakes_its_reader(message: object) -> None
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
         lambda inner: (
-            st.lists(inner) | st.dictionaries(st.sampled_from([*ExitStatus.__slots__, *RootCause.__slots__]), inner)
+            st.lists(inner)
+            | st.dictionaries(st.sampled_from([*ExitStatus.__slots__, *RootCause.__slots__]), inner)
         ),
     )
 )
@@ -165,7 +179,9 @@ _UNSEEN = "exited without reporting a status: killed by SIGKILL (out of memory?)
 def test_ends(end: ExitStatus, is_failure: bool, stopped_by: int | None, said: str) -> None:
     assert (end.is_failure, end.terminated_by, end.describe()) == (is_failure, stopped_by, said)
     assert end.succeeded == (end.code == 0)
-    assert not replace(end, stopped_by_us=True).succeeded, "it was stopped for the failure of another rank"
+    assert not replace(end, stopped_by_us=True).succeeded, (
+        "it was stopped for the failure of another rank"
+    )
     assert decode(encode(Exited(end)), Exited).end == end
     with pytest.raises(ProtocolError):
         decode(encode(Exited(replace(end, words="x" * 5000))), Exited)
@@ -182,7 +198,10 @@ _GRPC = "Error: Graph execution error:\n\nfailed to connect to all addresses\nAd
         (f"tensorflow.python.framework.errors_impl.Unavailable{_GRPC}", True),
         (f"tensorflow.python.framework.errors_impl.InvalidArgument{_GRPC}", False),
         # torch 2.13: what it read of a data loader's worker is what the exception was raised from.
-        (f"{_RESET}\n\nDuring …\nRuntimeError: DataLoader worker (pid 851) is killed by signal: Killed. ", False),
+        (
+            f"{_RESET}\n\nDuring …\nRuntimeError: DataLoader worker (pid 851) is killed by signal: Killed. ",
+            False,
+        ),
         (f"{_RESET}\n\nDuring …\nRuntimeError: no step", True),
         (
             f'  File "/usr/lib/python3.12/multiprocessing/connection.py", line 395, in _recv\n    read()\n{_RESET}',
@@ -201,11 +220,14 @@ WRITERS = (repr, ascii, json.dumps, lambda text: json.dumps(text, ensure_ascii=F
     st.text(st.characters(codec="utf-8", exclude_characters="<*>\0"), min_size=1),
     st.lists(st.sampled_from(WRITERS), max_size=2),
 )
-def test_secret_is_recognised_however_it_is_written(secret: str, writers: list[Callable[[str], str]]) -> None:
+def test_secret_is_recognised_however_it_is_written(
+    secret: str, writers: list[Callable[[str], str]]
+) -> None:
     text = f"<{secret}>"
     for write in writers:
         text = write(text)
-    assert set(without_secret(text, secret)) <= set("<***>'\"\\")  # but for quotes, and what escapes them
+    # But for quotes, and what escapes them
+    assert set(without_secret(text, secret)) <= set("<***>'\"\\")
 
 
 @pytest.fixture
@@ -233,8 +255,14 @@ def told(hooks: tuple[HookReader, int], tmp_path: Path) -> Told:
     def run(script: str) -> list[list[str]]:
         reader, writing = hooks
         (tmp_path / "train.py").write_text(_HOOKED.format(pipe=writing, script=script))
-        quiet = {"env": {**os.environ, "PYTHONPATH": str(ROOT)}, "cwd": tmp_path, "stderr": subprocess.DEVNULL}
-        subprocess.run([sys.executable, "train.py"], **quiet, pass_fds=[writing], timeout=60, check=False)  # type: ignore[call-overload]
+        quiet = {
+            "env": {**os.environ, "PYTHONPATH": str(ROOT)},
+            "cwd": tmp_path,
+            "stderr": subprocess.DEVNULL,
+        }
+        subprocess.run(
+            [sys.executable, "train.py"], **quiet, pass_fds=[writing], timeout=60, check=False
+        )  # type: ignore[call-overload]
         return [text.splitlines() for kind, _, text in reader.read() if kind == EXCEPTION]
 
     return run
@@ -242,12 +270,17 @@ def told(hooks: tuple[HookReader, int], tmp_path: Path) -> Told:
 
 def test_crash_of_many_threads_begins_with_what_it_is(hooks: tuple[HookReader, int]) -> None:
     reader, writing = hooks
-    os.write(writing, b"Fatal Python error: Segmentation fault\n\n" + b'  File "train.py", line 1 in f\n' * 200)
+    os.write(
+        writing,
+        b"Fatal Python error: Segmentation fault\n\n" + b'  File "train.py", line 1 in f\n' * 200,
+    )
     assert reader.read() == []
     assert reader.crash().startswith("Fatal Python error: Segmentation fault\n  File")
 
 
-def test_thread_that_crashed_is_shown_first_and_our_own_not_at_all(hooks: tuple[HookReader, int]) -> None:
+def test_thread_that_crashed_is_shown_first_and_our_own_not_at_all(
+    hooks: tuple[HookReader, int],
+) -> None:
     reader, writing = hooks
     crash = """Fatal Python error: Segmentation fault
 
@@ -277,7 +310,9 @@ Extension modules: numpy.core (total: 1)
 
 
 @pytest.mark.parametrize(("depth", "pad"), [(1, ""), (20, ""), (8, f"{'x' * 800!r};")])
-def test_traceback_that_does_not_begin_with_its_beginning_says_so(told: Told, depth: int, pad: str) -> None:
+def test_traceback_that_does_not_begin_with_its_beginning_says_so(
+    told: Told, depth: int, pad: str
+) -> None:
     deep = f"def one(left): {pad} two(left)\ndef two(left): one(left - 1) if left else 1 / 0\none({depth})"
     ((first, *_, last),) = told(deep)
     begin = "Traceback (most recent call last):" if depth == 1 else "…"
@@ -309,8 +344,14 @@ traceback.format_exception = formatted
         ("sys.exit('€' * 5000)", ["€" * (300 - len(EXITED)) + "…"]),
         ("atexit.register(print, 'saved', file=sys.stderr)\nsys.exit('no data')", ["no data"]),
         ("atexit.register(print, 'saved', file=sys.stderr)\nsys.exit(1)", []),
-        ("try: sys.exit('caught')\nexcept SystemExit: print('gone on', file=sys.stderr)\nsys.exit(1)", []),
-        ("one = threading.Thread(target=sys.exit, args=['ended'])\none.start()\none.join()\nsys.exit(1)", []),
+        (
+            "try: sys.exit('caught')\nexcept SystemExit: print('gone on', file=sys.stderr)\nsys.exit(1)",
+            [],
+        ),
+        (
+            "one = threading.Thread(target=sys.exit, args=['ended'])\none.start()\none.join()\nsys.exit(1)",
+            [],
+        ),
         ("def main():\n  fails = Fails()\n  sys.exit(1)\nmain()", []),
         ("if os.fork() == 0: sys.exit('not the rank')\nos.wait()\nsys.exit(1)", []),
         ("sys.exit()", []),
@@ -351,17 +392,26 @@ def _shown(words: str) -> list[str]:
 
 
 def test_long_traceback_shows_the_script_rather_than_distboot() -> None:
-    ours = _frame("/elsewhere/site-packages/distboot/context.py") + _frame(f"{PACKAGE}/rendezvous/job_info.py")
+    ours = _frame("/elsewhere/site-packages/distboot/context.py") + _frame(
+        f"{PACKAGE}/rendezvous/job_info.py"
+    )
     script = _frame("/home/me/distboot/train.py")
     begin, end = "Traceback (most recent call last):\n", "ValueError: boom"
     assert _shown(begin + _frame(f"{PACKAGE}/context.py") + end) == [
         begin.strip(), *_frame(f"{PACKAGE}/context.py").splitlines(), end,
     ]  # fmt: skip
-    assert _shown(begin + 2 * script + ours + end) == [begin.strip(), *(2 * script).splitlines(), "…", end]
+    assert _shown(begin + 2 * script + ours + end) == [
+        begin.strip(),
+        *(2 * script).splitlines(),
+        "…",
+        end,
+    ]
     assert _shown(begin + 4 * script + ours + end) == ["…", *(3 * script).splitlines(), "…", end]
 
 
 def test_long_crash_shows_the_innermost_calls() -> None:
-    words = "Fatal Python error: Aborted\n" + "".join(f'  File "train.py", line {line} in f\n' for line in range(40))
+    words = "Fatal Python error: Aborted\n" + "".join(
+        f'  File "train.py", line {line} in f\n' for line in range(40)
+    )
     shown = _shown(words)
     assert (shown[0], shown[-1], len(shown)) == ("Fatal Python error: Aborted", "…", 13)

@@ -23,7 +23,9 @@ from supervised import DEFAULT, FAILING, Start, until
     ],
     ids=["ignores-TERM", "holds-the-lock", "stopped"],
 )
-def test_survivor_that_does_not_stop_is_killed_after_the_grace(start: Start, init: bool, blocked: str) -> None:
+def test_survivor_that_does_not_stop_is_killed_after_the_grace(
+    start: Start, init: bool, blocked: str
+) -> None:
     script = """
 ready()
 if rank == 1:
@@ -40,7 +42,8 @@ until("end")
     running.touch("fail")
     codes = running.codes()
     assert codes[:2] == [143 if init else 5, 5]
-    assert codes[2] in ((137, 143) if init else (5,))  # who was stopped goes on, and is ended by TERM
+    # Who was stopped goes on, and is ended by TERM
+    assert codes[2] in ((137, 143) if init else (5,))
     assert running.first(2) == running.first(0)
 
 
@@ -71,7 +74,9 @@ Path(f"saved-{rank}").touch()
 @pytest.mark.skipif(os.geteuid() != 0, reason="a process namespace needs root")
 def test_script_that_is_process_1_of_a_container_is_stopped(start_init: Start) -> None:
     contained = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
-    running = start_init(FAILING % "sys.exit(3)", ranks=2, before=contained, CULPRIT="1", DISTBOOT_GRACE="1")
+    running = start_init(
+        FAILING % "sys.exit(3)", ranks=2, before=contained, CULPRIT="1", DISTBOOT_GRACE="1"
+    )
     for rank in range(2):
         until((running.folder / f"pid-{rank}").exists)
     running.touch("fail")
@@ -146,7 +151,9 @@ except ChildProcessError:
 
 
 @in_both_ways
-def test_own_handlers_of_the_script_stay_in_force_and_what_stopped_it_is_known(start: Start, init: bool) -> None:
+def test_own_handlers_of_the_script_stay_in_force_and_what_stopped_it_is_known(
+    start: Start, init: bool
+) -> None:
     script = """
 def save(*_):
     Path(f"saved-{rank}").touch()
@@ -171,7 +178,9 @@ for number in (signal.SIGUSR1, signal.SIGUSR2):
 
 
 def test_torchruns_error_file_has_the_text_of_an_exit(start_init: Start) -> None:
-    running = start_init(FAILING % "sys.exit('no dataset')", CULPRIT="1", TORCHELASTIC_ERROR_FILE="error.json")
+    running = start_init(
+        FAILING % "sys.exit('no dataset')", CULPRIT="1", TORCHELASTIC_ERROR_FILE="error.json"
+    )
     running.fail()
     written = json.loads((running.folder / "error.json").read_text())["message"]
     assert written["message"] == "SystemExit: no dataset"

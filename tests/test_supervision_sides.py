@@ -26,7 +26,9 @@ from distboot.settings import SupervisionSettings
 SETTINGS = SupervisionSettings(grace=5)
 MEMBERSHIP = Membership(("host-0", "host-1"), ((0, 1), (2, 3)))
 DIED = ExitStatus(signal=9, when=1.0)
-OF_A_PEER = ExitStatus(words="RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:3456", when=1.0)
+OF_A_PEER = ExitStatus(
+    words="RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:3456", when=1.0
+)
 
 
 class Job:
@@ -40,12 +42,21 @@ class Job:
         self.now = time.monotonic()
         self.side: Participant
         if 0 in others:
-            self.side = FailureReporter(ranks_of(MEMBERSHIP)[:2], self.lines, SETTINGS, False, self.say)
+            self.side = FailureReporter(
+                ranks_of(MEMBERSHIP)[:2], self.lines, SETTINGS, False, self.say
+            )
             return
         self.log, keys = EventLog(), Keys(MEMBERSHIP, JoinTable(4), self.say)
         keys.has_begun = True
         self.side = FailureCoordinator(
-            ranks_of(MEMBERSHIP), self.lines, SETTINGS, False, self.say, membership=MEMBERSHIP, keys=keys, log=self.log
+            ranks_of(MEMBERSHIP),
+            self.lines,
+            SETTINGS,
+            False,
+            self.say,
+            membership=MEMBERSHIP,
+            keys=keys,
+            log=self.log,
         )
         self.side.take(0, Register(100), self.now)
         for rank in others:
@@ -111,8 +122,16 @@ OPEN = "nothing is decided yet"
 SPEAKS_OF_A_PEER = (3, Failing(OF_A_PEER))
 # What happens, also seconds that go by; who is named then, and how that begins; how many fail later.
 ORDERS = {
-    "cause-before-consequence": ([SPEAKS_OF_A_PEER, OPEN, (2, Exited(DIED)), 1], "rank 2 failed first: killed by", 1),
-    "consequence-alone": ([SPEAKS_OF_A_PEER, 1], "rank 3 failed first, because a peer disconnected: ", 0),
+    "cause-before-consequence": (
+        [SPEAKS_OF_A_PEER, OPEN, (2, Exited(DIED)), 1],
+        "rank 2 failed first: killed by",
+        1,
+    ),
+    "consequence-alone": (
+        [SPEAKS_OF_A_PEER, 1],
+        "rank 3 failed first, because a peer disconnected: ",
+        0,
+    ),
     "ended-too-early": (
         [(1, Exited(ExitStatus(code=0, when=1.0))), SPEAKS_OF_A_PEER, 1],
         "rank 1 exited with code 0 while 3 other ranks were still training, on host-0; then rank 3 failed, because a ",
@@ -128,10 +147,26 @@ ORDERS = {
         "rank 2 failed first: exit code 3",
         1,
     ),
-    "about-to-end-for-ever": ([(2, Exiting()), SPEAKS_OF_A_PEER, 1, OPEN, 15], "rank 3 failed first, because ", 0),
-    "signal-answers-a-failure": ([(1, Terminating(15)), OPEN, (2, Exited(DIED))], "rank 2 failed first: killed by", 0),
-    "signal-first": ([(1, Terminating(15)), SPEAKS_OF_A_PEER, 1], "stopped by an external SIGTERM: rank 1 ", 1),
-    "signal-alone": ([(1, Terminating(15)), OPEN, 1], "stopped by an external SIGTERM: rank 1 got it first, on ", 0),
+    "about-to-end-for-ever": (
+        [(2, Exiting()), SPEAKS_OF_A_PEER, 1, OPEN, 15],
+        "rank 3 failed first, because ",
+        0,
+    ),
+    "signal-answers-a-failure": (
+        [(1, Terminating(15)), OPEN, (2, Exited(DIED))],
+        "rank 2 failed first: killed by",
+        0,
+    ),
+    "signal-first": (
+        [(1, Terminating(15)), SPEAKS_OF_A_PEER, 1],
+        "stopped by an external SIGTERM: rank 1 ",
+        1,
+    ),
+    "signal-alone": (
+        [(1, Terminating(15)), OPEN, 1],
+        "stopped by an external SIGTERM: rank 1 got it first, on ",
+        0,
+    ),
     "host": (
         [(3, LOST), (2, LOST), 1],
         "ranks 2-3 became unreachable first: the connection closed without an exit report, on host-1 (node 1)",
@@ -141,7 +176,9 @@ ORDERS = {
 
 
 @pytest.mark.parametrize(("steps", "text", "later"), list(ORDERS.values()), ids=list(ORDERS))
-def test_first_is_named(running: Job, steps: list[tuple[int, object] | int | str], text: str, later: int) -> None:
+def test_first_is_named(
+    running: Job, steps: list[tuple[int, object] | int | str], text: str, later: int
+) -> None:
     for step in steps:
         if step == OPEN:
             assert running.first is None
@@ -155,7 +192,10 @@ def test_first_is_named(running: Job, steps: list[tuple[int, object] | int | str
     assert said.startswith(text)
     cause = running.side.root_cause
     assert cause is not None
-    assert (cause.is_failure, len(cause.ranks)) == ("stopped" not in text, 1 + text.startswith("ranks"))
+    assert (cause.is_failure, len(cause.ranks)) == (
+        "stopped" not in text,
+        1 + text.startswith("ranks"),
+    )
     assert JobState(running.log).later_failures() == later
 
 
@@ -176,14 +216,18 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize("garbage", GARBAGE, ids=range(len(GARBAGE)))
-def test_garbage_is_said_once_and_the_training_goes_on(running: Job, reporter: Job, garbage: bytes) -> None:
+def test_garbage_is_said_once_and_the_training_goes_on(
+    running: Job, reporter: Job, garbage: bytes
+) -> None:
     for job, rank in ((running, 2), (reporter, 0)):
         job.send_raw(rank, garbage)
         job.peers[rank].close()
         job.later(100)
         assert (len(job.said), job.first, job.side.orders) == (1, None, {})
         assert job.said[0].isprintable()
-    assert running.said[0].startswith("warning: rank 2 on host-1 (node 1, local rank 0, process 102) ")
+    assert running.said[0].startswith(
+        "warning: rank 2 on host-1 (node 1, local rank 0, process 102) "
+    )
     assert running.said[0].endswith("; it is not watched any more")
     assert reporter.said[0].endswith("this rank continues without failure detection")
     running.send(1, Exited(DIED))  # the others are still watched

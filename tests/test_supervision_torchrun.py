@@ -23,10 +23,23 @@ if rank == 1:
     raise ValueError(f"boom of attempt {{attempt}}") if attempt else SystemExit(3)
 time.sleep(60)
 """
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
-    done = run(*torchrun, *(() if init else ("-m", "distboot")), "train.py", train=script.format(init=init))
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "--max-restarts=1",
+    ]
+    done = run(
+        *torchrun, *(() if init else ("-m", "distboot")), "train.py", train=script.format(init=init)
+    )
     assert done.returncode == 1
-    firsts = [line for line in done.stderr.splitlines() if "rank 0 on " in line and ": rank 1 failed first: " in line]
+    firsts = [
+        line
+        for line in done.stderr.splitlines()
+        if "rank 0 on " in line and ": rank 1 failed first: " in line
+    ]
     firsts = [line for line in firsts if "summary" not in line]
     assert len(firsts) == 2, done.stderr[-3000:]
     assert "exit code 3" in firsts[0]

@@ -52,12 +52,16 @@ sys.stdout.write(json.dumps(line) + "\\n")
 def test_multi_worker_under_mpirun(run: Run, tmp_path: Path) -> None:
     # Without failure detection nobody has a handler of SIGTERM but TensorFlow.
     env = {**MPI_ENV, **QUIET, **PROXY, "DISTBOOT_FAILURE_DETECTION": "0"}
-    (tmp_path / "train.py").write_text(_WORKER.replace("{}", '{"backend": "ring", "timeout": 120}', 1))
+    (tmp_path / "train.py").write_text(
+        _WORKER.replace("{}", '{"backend": "ring", "timeout": 120}', 1)
+    )
     command = [*TWO_OF_MPIRUN, sys.executable, "train.py"]
     done = run(*command, env=env, timeout=LIMIT)
     lines: list[dict[str, Any]] = json_lines(done)
     assert [line["task"] for line in lines] == [["worker", 0], ["worker", 1]]
-    assert {(line["launcher"], line["strategy"]) for line in lines} == {("openmpi", "CollectiveAllReduceStrategy")}
+    assert {(line["launcher"], line["strategy"]) for line in lines} == {
+        ("openmpi", "CollectiveAllReduceStrategy")
+    }
     assert [line["total"] for line in lines] == [3.0, 3.0]
     assert all(line["handled"] for line in lines)
     clusters = [line["config"]["cluster"] for line in lines]
@@ -85,7 +89,9 @@ sys.stdout.write(json.dumps(line) + "\\n")
 
 
 def _first_line(ranks: Ranks, rank: int) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(next(line for line in ranks.output(rank).splitlines() if line.startswith("{")))
+    found: dict[str, Any] = json.loads(
+        next(line for line in ranks.output(rank).splitlines() if line.startswith("{"))
+    )
     return found
 
 
@@ -97,7 +103,11 @@ def _keras_3_is_named(ranks: Ranks, rank: int) -> bool:
 # Azure ML's empty list of parameter servers makes TensorFlow crash.
 def test_given_tf_config_is_used_and_keras_3_is_named(by_hand: ByHand) -> None:
     given = tasks(chief=1, worker=1, ps=0)
-    ranks = by_hand(_WORKER + "strategy = ctx.strategy" + _FITS, each=given, env={"DISTBOOT_FAILURE_DETECTION": "0"})
+    ranks = by_hand(
+        _WORKER + "strategy = ctx.strategy" + _FITS,
+        each=given,
+        env={"DISTBOOT_FAILURE_DETECTION": "0"},
+    )
     assert ranks.codes() == [1, 1]
     for rank, task in enumerate(("chief", "worker")):
         line, config = _first_line(ranks, rank), json.loads(given[rank]["TF_CONFIG"])
@@ -109,14 +119,21 @@ def test_given_tf_config_is_used_and_keras_3_is_named(by_hand: ByHand) -> None:
 
 def test_the_same_for_a_script_as_it_is(by_hand: ByHand) -> None:
     wrapper = ["-m", "distboot", "run", "--", sys.executable]  # as in an ENTRYPOINT
-    ranks = by_hand(_MIRRORED + _FITS, each=tasks(worker=2, ps=0), wrapper=wrapper, env={"DISTBOOT_GRACE": "1"})
+    ranks = by_hand(
+        _MIRRORED + _FITS, each=tasks(worker=2, ps=0), wrapper=wrapper, env={"DISTBOOT_GRACE": "1"}
+    )
     assert all(ranks.codes())
-    assert [_first_line(ranks, rank) for rank in (0, 1)] == [{"rank": 0, "total": 2.0}, {"rank": 1, "total": 2.0}]
+    assert [_first_line(ranks, rank) for rank in (0, 1)] == [
+        {"rank": 0, "total": 2.0},
+        {"rank": 1, "total": 2.0},
+    ]
     assert any(_keras_3_is_named(ranks, rank) for rank in (0, 1))
 
 
 def test_wrapper_makes_tf_config_for_a_script_as_it_is(by_hand: ByHand) -> None:
-    ranks = by_hand(_MIRRORED, env=PROXY, wrapper=["-m", "distboot", "run", "--framework", "tensorflow"])
+    ranks = by_hand(
+        _MIRRORED, env=PROXY, wrapper=["-m", "distboot", "run", "--framework", "tensorflow"]
+    )
     assert ranks.lines() == [{"rank": 0, "total": 2.0}, {"rank": 1, "total": 2.0}]
 
 
@@ -138,7 +155,9 @@ if ctx.rank == 0:
     reduce()
 time.sleep(600)
 """
-    ranks = by_hand(script, env={"DISTBOOT_FAILURE_DETECTION": supervision, "DISTBOOT_GRACE": "600"})
+    ranks = by_hand(
+        script, env={"DISTBOOT_FAILURE_DETECTION": supervision, "DISTBOOT_GRACE": "600"}
+    )
     ranks.wait_for("ready-0")
     ranks.wait_for("ready-1")
     if supervision == "1":
@@ -168,7 +187,9 @@ for arguments, more in json.loads(os.environ.get("ATTEMPTS", "[[{}, {}]]")):
 
 def test_tensorflow_used_before(by_hand: ByHand) -> None:
     first, second = by_rank(2)
-    lines = by_hand(_FAILING, each=[first, {**second, "FIRST": "import tensorflow as tf; tf.constant(1)"}]).lines()
+    lines = by_hand(
+        _FAILING, each=[first, {**second, "FIRST": "import tensorflow as tf; tf.constant(1)"}]
+    ).lines()
     assert [line["code"] for line in lines] == ["already-initialized"] * 2
     assert all("was used before init()" in line["text"] for line in lines)
 
@@ -204,13 +225,19 @@ deadline = tensorflow.deadline
 tensorflow.deadline = lambda limit, *errors, **more: deadline(3.0, *errors, **more)
 distboot.init("tensorflow", join_timeout=90)
 """
-    nowhere = {"worker": [f"192.0.2.1:{free_port()}", f"192.0.2.1:{free_port()}"]}  # RFC 5737: for documentation only
-    tasks = [{"TF_CONFIG": json.dumps({"cluster": nowhere, "task": {"type": "worker", "index": i}})} for i in (0, 1)]
+    # RFC 5737: for documentation only
+    nowhere = {"worker": [f"192.0.2.1:{free_port()}", f"192.0.2.1:{free_port()}"]}
+    tasks = [
+        {"TF_CONFIG": json.dumps({"cluster": nowhere, "task": {"type": "worker", "index": i}})}
+        for i in (0, 1)
+    ]
     each = [{**task, **place} for task, place in zip(tasks, by_rank(2), strict=True)]
     ranks = by_hand(script, each=each)
     assert 128 + signal.SIGKILL in ranks.codes()
     said = r"^distboot: error\[join-timeout\]: rank \d on \S+: TensorFlow's tasks did not find each other within"
-    assert any(re.search(said, ranks.output(rank), re.MULTILINE) for rank in (0, 1)), ranks.output(0)
+    assert any(re.search(said, ranks.output(rank), re.MULTILINE) for rank in (0, 1)), ranks.output(
+        0
+    )
     # And not only that it was killed.
     said = r"rank \d failed first: error\[join-timeout\]: "
     until(lambda: re.search(said, ranks.output(0)))  # its agent says it, which may end after it
@@ -265,7 +292,11 @@ sys.stdout.write(json.dumps(line) + "\\n")
 
 def test_parameter_servers_end_with_the_chief(by_hand: ByHand) -> None:
     chief, evaluator = by_hand(_SERVERS, 4, env={"EVALUATOR": "1"}).lines()
-    assert (chief["rank"], chief["task"], chief["strategy"]) == (0, ["chief", 0], "ParameterServerStrategyV2")
+    assert (chief["rank"], chief["task"], chief["strategy"]) == (
+        0,
+        ["chief", 0],
+        "ParameterServerStrategyV2",
+    )
     assert (chief["weight"], "/job:ps/" in chief["device"]) == (4.0, True)
     assert (evaluator["rank"], evaluator["task"]) == (3, ["evaluator", 0])
     assert evaluator["strategy"] == "_DefaultDistributionStrategy"
@@ -305,14 +336,21 @@ def test_parameter_servers_without_a_worker(by_hand: ByHand) -> None:
 
 
 def test_killed_server_ends_the_chief(by_hand: ByHand) -> None:
-    ranks = by_hand(_SERVERS, each=tasks(worker=2, ps=1), env={"EVALUATOR": "0"})  # as Azure ML has it: no chief
+    # As Azure ML has it: no chief
+    ranks = by_hand(_SERVERS, each=tasks(worker=2, ps=1), env={"EVALUATOR": "0"})
     ranks.wait_for("trained")
     ranks.processes[2].kill()
     assert ranks.codes()[0] != 0
-    assert re.search(r"^distboot: rank 0 on \S+: rank 2 failed first: killed by SIGKILL", ranks.output(0), re.MULTILINE)
+    assert re.search(
+        r"^distboot: rank 0 on \S+: rank 2 failed first: killed by SIGKILL",
+        ranks.output(0),
+        re.MULTILINE,
+    )
 
 
-def test_without_the_supervision_a_server_does_not_end_well_when_the_chief_is_killed(by_hand: ByHand) -> None:
+def test_without_the_supervision_a_server_does_not_end_well_when_the_chief_is_killed(
+    by_hand: ByHand,
+) -> None:
     alone = {"EVALUATOR": "0", "DISTBOOT_FAILURE_DETECTION": "0"}
     ranks = by_hand(_SERVERS, each=tasks(chief=1, worker=1, ps=1), env=alone)
     ranks.wait_for("trained")

@@ -19,20 +19,33 @@ _WITH_PS = {"chief": ["a:1"], "worker": ["b:1", "b:2"], "ps": ["c:1"]}
 
 @pytest.mark.parametrize(
     ("task", "index", "rank", "local", "node_rank"),
-    [("chief", 0, 0, (0, 1), 0), ("worker", 0, 1, (0, 2), 1), ("worker", 1, 2, (1, 2), 1), ("ps", 0, 3, (0, 1), 2)],
+    [
+        ("chief", 0, 0, (0, 1), 0),
+        ("worker", 0, 1, (0, 2), 1),
+        ("worker", 1, 2, (1, 2), 1),
+        ("ps", 0, 3, (0, 1), 2),
+    ],
 )
-def test_tasks_are_ranked(task: str, index: int, rank: int, local: tuple[int, int], node_rank: int) -> None:
+def test_tasks_are_ranked(
+    task: str, index: int, rank: int, local: tuple[int, int], node_rank: int
+) -> None:
     placement = detect(tf_config(task, index, **_WITH_PS))
     assert (placement.launcher, placement.rank, placement.world_size) == ("tf_config", rank, 4)
     assert (placement.local_rank, placement.local_world_size) == local
     assert (placement.node_rank, placement.num_nodes) == (node_rank, 3)
     assert placement.master_addr == "a"
-    assert placement.master_port in DERIVED_PORTS, "the port in TF_CONFIG belongs to TensorFlow's own server"
-    assert placement.master_port == detect(tf_config("chief", 0, **_WITH_PS)).master_port, "all tasks derive the same"
+    assert placement.master_port in DERIVED_PORTS, (
+        "the port in TF_CONFIG belongs to TensorFlow's own server"
+    )
+    assert placement.master_port == detect(tf_config("chief", 0, **_WITH_PS)).master_port, (
+        "all tasks derive the same"
+    )
 
 
 def test_first_task_is_rank_0_also_where_the_platform_names_another_node() -> None:
-    placement = detect({**tf_config("worker", 0, **_WITH_PS), "AZ_BATCH_MASTER_NODE": "10.0.0.9:6000"})
+    placement = detect(
+        {**tf_config("worker", 0, **_WITH_PS), "AZ_BATCH_MASTER_NODE": "10.0.0.9:6000"}
+    )
     assert (placement.platform, placement.master_addr) == ("azureml", "a")
 
 
@@ -64,9 +77,14 @@ def test_empty_lists_are_left_out_and_said() -> None:
     [(("worker", 0), ["chief", 0]), (("worker", 1), ["worker", 0]), (("worker", 2), ["worker", 1]),
      (("ps", 1), ["ps", 1]), (("evaluator", 0), ["evaluator", 0])],
 )  # fmt: skip
-def test_worker_0_is_the_chief_of_parameter_servers(given: tuple[str, int], task: list[object]) -> None:
+def test_worker_0_is_the_chief_of_parameter_servers(
+    given: tuple[str, int], task: list[object]
+) -> None:
     environ = tf_config(*given, ps=["a:1", "b:1"], worker=["a:2", "b:2", "c:2"])
-    assert _corrected(environ) == ({"chief": ["a:2"], "ps": ["a:1", "b:1"], "worker": ["b:2", "c:2"]}, task)
+    assert _corrected(environ) == (
+        {"chief": ["a:2"], "ps": ["a:1", "b:1"], "worker": ["b:2", "c:2"]},
+        task,
+    )
     assert "worker 0 becomes" in detect(environ).notes[0]
 
 
@@ -103,7 +121,10 @@ def test_what_is_corrected_reaches_the_command_and_is_still_the_launchers(run: R
         ({"TF_CONFIG": "[]"}, "is not a JSON object"),
         ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}'}, "no 'task'"),
         ({"TF_CONFIG": '{"task": {"type": "worker", "index": 0}}'}, "no 'cluster'"),
-        ({"TF_CONFIG": '{"sparseCluster": {}, "task": {"type": "worker", "index": 0}}'}, "no fixed ranks"),
+        (
+            {"TF_CONFIG": '{"sparseCluster": {}, "task": {"type": "worker", "index": 0}}'},
+            "no fixed ranks",
+        ),
         ({"TF_CONFIG": "{" + " " * 5_000_000}, "the longest that is read"),
         (tf_config("worker", 2), "'worker' 2 is not in its cluster"),
         (tf_config("worker", "0"), "task index '0'"),
@@ -112,8 +133,14 @@ def test_what_is_corrected_reaches_the_command_and_is_still_the_launchers(run: R
         (tf_config("evaluator", "x"), "task index 'x'"),
         (tf_config("worker", 0, worker=["a:1", "a:1"]), "both worker 0 and worker 1"),
         (tf_config("worker", 0, worker=["A:1", "a:1"]), "both worker 0 and worker 1"),
-        (tf_config("worker", 0, worker=["[fd00::4]:1", "[fd00:0::4]:1"]), "both worker 0 and worker 1"),
-        (tf_config("worker", 0, worker=["a:1", "127.0.0.1:2"]), "mixes the loopback address '127.0.0.1'"),
+        (
+            tf_config("worker", 0, worker=["[fd00::4]:1", "[fd00:0::4]:1"]),
+            "both worker 0 and worker 1",
+        ),
+        (
+            tf_config("worker", 0, worker=["a:1", "127.0.0.1:2"]),
+            "mixes the loopback address '127.0.0.1'",
+        ),
         (tf_config("worker", 0, worker=["a"]), "not 'host:port'"),
         (tf_config("worker", 0, worker=["a:99999"]), "not a port"),
         (tf_config("worker", 0, worker=[]), "'worker' 0 is not in its cluster"),

@@ -29,7 +29,9 @@ PLACE |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
         ("0 of 0-63", None, 8, None),
     ],
 )
-def test_share_of_a_rank(tmp_path: Path, listed: str, quota: int | None, ranks: int, expected: int | None) -> None:
+def test_share_of_a_rank(
+    tmp_path: Path, listed: str, quota: int | None, ranks: int, expected: int | None
+) -> None:
     allowed, of_all = listed.split(" of ")
     group = tmp_path / "sys/fs/cgroup"
     for folder in (tmp_path / "proc/self", group):
@@ -47,20 +49,40 @@ def test_unknown_without_proc_and_what_is_set_stays(tmp_path: Path) -> None:
 
 
 # The number for the one process that the wrapper started is not that for the ranks which this starts.
-@pytest.mark.parametrize("outer", [[], [sys.executable, "-m", "distboot", "run", "--"]], ids=["bare", "wrapper"])
-def test_ranks_of_a_node_share_its_cpus(run: Run, clean_env: dict[str, str], outer: list[str]) -> None:
+@pytest.mark.parametrize(
+    "outer", [[], [sys.executable, "-m", "distboot", "run", "--"]], ids=["bare", "wrapper"]
+)
+def test_ranks_of_a_node_share_its_cpus(
+    run: Run, clean_env: dict[str, str], outer: list[str]
+) -> None:
     del clean_env["OMP_NUM_THREADS"]
-    ranks = ["env", *(f"{name}={value}" for name, value in PLACE.items()), sys.executable, "-m", "distboot"]
+    ranks = [
+        "env",
+        *(f"{name}={value}" for name, value in PLACE.items()),
+        sys.executable,
+        "-m",
+        "distboot",
+    ]
     done = run(*outer, *ranks, "env", "--json")
-    assert int(json.loads(done.stdout)["OMP_NUM_THREADS"]) <= max(len(os.sched_getaffinity(0)) // 4, 1)
+    assert int(json.loads(done.stdout)["OMP_NUM_THREADS"]) <= max(
+        len(os.sched_getaffinity(0)) // 4, 1
+    )
 
 
 @needs_torch
-def test_ranks_that_the_wrapper_lets_torchrun_start_share_them(distboot: Run, clean_env: dict[str, str]) -> None:
+def test_ranks_that_the_wrapper_lets_torchrun_start_share_them(
+    distboot: Run, clean_env: dict[str, str]
+) -> None:
     del clean_env["OMP_NUM_THREADS"]
     share = max(len(os.sched_getaffinity(0)) // 2, 1)
-    done = distboot("run", "--nproc-per-node", "2", "--", "sh", "-c", "echo threads=$OMP_NUM_THREADS")
-    found = [int(line.removeprefix("threads=")) for line in done.stdout.splitlines() if line.startswith("threads=")]
+    done = distboot(
+        "run", "--nproc-per-node", "2", "--", "sh", "-c", "echo threads=$OMP_NUM_THREADS"
+    )
+    found = [
+        int(line.removeprefix("threads="))
+        for line in done.stdout.splitlines()
+        if line.startswith("threads=")
+    ]
     assert len(found) == 2, done.stderr
     assert all(each <= share for each in found)
 

@@ -37,10 +37,16 @@ PLANTED = {
 }  # fmt: skip
 
 
-def _try(run: Run, *arguments: str, train: str | None = None) -> tuple[int, dict[str, list[str]], str]:
+def _try(
+    run: Run, *arguments: str, train: str | None = None
+) -> tuple[int, dict[str, list[str]], str]:
     """Exit code, the columns of each launch, and everything."""
     done = run(sys.executable, "-m", "distboot", "try", *arguments, train=train, timeout=200)
-    rows = [re.split(r"  +", line.strip()) for line in done.stdout.splitlines()[1:] if not line.startswith(" ")]
+    rows = [
+        re.split(r"  +", line.strip())
+        for line in done.stdout.splitlines()[1:]
+        if not line.startswith(" ")
+    ]
     return done.returncode, {row[0]: row[1:] for row in rows}, done.stdout + done.stderr
 
 
@@ -51,7 +57,9 @@ def test_mistake_that_one_node_hides_is_found_on_two(run: Run, name: str) -> Non
     code, rows, output = _try(run, "--as", hidden, "--as", shown, "train.py", train=_BEGIN + script)
     assert rows[hidden][0].endswith(" s"), output
     assert rows[hidden][2:] == ["no", "together"], output
-    assert all(got == wanted for got, wanted in zip(rows[shown], columns, strict=True) if wanted), output
+    assert all(got == wanted for got, wanted in zip(rows[shown], columns, strict=True) if wanted), (
+        output
+    )
     assert re.search(said, output), output
     assert code == 1
 
@@ -64,19 +72,24 @@ def test_address_that_is_each_node_itself_is_found(run: Run, tmp_path: Path) -> 
     code, rows, output = _try(run, *both, "--", "sh", "run.sh", train=_BEGIN + _END)
     assert rows["srun 1x2"][0].endswith(" s"), output
     assert rows["srun 2x1"][0] == "no"
-    assert re.search(r"rank 0 looks for rank 0 at localhost, which is each node itself \(train\.py:\d+\)", output)
+    assert re.search(
+        r"rank 0 looks for rank 0 at localhost, which is each node itself \(train\.py:\d+\)", output
+    )
     assert code == 1
 
 
 @needs_torch
 def test_script_without_them_is_left_alone(run: Run) -> None:
-    code, rows, output = _try(run, str(ROOT / "examples" / "train_digits_distboot.py"), "--epochs", "1")
+    code, rows, output = _try(
+        run, str(ROOT / "examples" / "train_digits_distboot.py"), "--epochs", "1"
+    )
     assert code == 0, output
     assert list(rows) == ["mpirun 1x2", "mpirun 2x2", "srun 2x2", "torchrun 2x2", "kubeflow 3+1"]
     assert len(output.splitlines()) == 1 + len(rows), output
 
 
-_OF_MPI = "from mpi4py import MPI\nprint(MPI.COMM_WORLD.Get_size())"  # 1 on each rank, as no mpirun has started it
+# 1 on each rank, as no mpirun has started it
+_OF_MPI = "from mpi4py import MPI\nprint(MPI.COMM_WORLD.Get_size())"
 
 
 @needs("mpi4py")

@@ -112,7 +112,9 @@ def begin(by_hand: ByHand) -> Iterator[Begin]:
     jobs = []
 
     def start(script: str, way: str, *arguments: str) -> Started:
-        ranks, wrapper = (2, []) if way == "init" else (1, ["-m", "distboot", "run", "--", sys.executable])
+        ranks, wrapper = (
+            (2, []) if way == "init" else (1, ["-m", "distboot", "run", "--", sys.executable])
+        )
         jobs.append(by_hand(_BEGIN + script, ranks, wrapper=wrapper, arguments=[way, *arguments]))
         return jobs[-1]
 
@@ -136,7 +138,12 @@ def everybody(job: Started) -> list[int]:
 def until_ready(job: Started) -> list[int]:
     """Wait until the scripts have asked: their processes."""
     paths = [job.folder / f"ready-{rank}" for rank in range(len(job.processes))]
-    until(lambda: all(path.exists() for path in paths) or any(each.poll() is not None for each in job.processes))
+    until(
+        lambda: (
+            all(path.exists() for path in paths)
+            or any(each.poll() is not None for each in job.processes)
+        )
+    )
     return [int(path.read_text()) for path in paths]
 
 
@@ -148,7 +155,10 @@ def tell_everybody(job: Started) -> None:
 
 
 def written(job: Started, name: str) -> list[Any]:
-    return [json.loads((job.folder / f"{name}-{rank}").read_text()) for rank in range(len(job.processes))]
+    return [
+        json.loads((job.folder / f"{name}-{rank}").read_text())
+        for rank in range(len(job.processes))
+    ]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -179,7 +189,8 @@ def test_workers_end_with_their_parent(begin: Begin, method: str, way: str) -> N
 @pytest.mark.parametrize("run", range(int(os.environ.get("WORKERS_RUNS", "1"))))
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
-    "method", ["fork", *(pytest.param(method, marks=pytest.mark.all) for method in ("spawn", "forkserver"))]
+    "method",
+    ["fork", *(pytest.param(method, marks=pytest.mark.all) for method in ("spawn", "forkserver"))],
 )
 def test_checkpoint_with_a_data_loader(begin: Begin, method: str, way: str, run: int) -> None:
     job = begin(_LOADER, way, method)
@@ -255,7 +266,11 @@ def test_only_workers_are_shielded_and_not_what_they_start(begin: Begin, method:
     ((before, after, nested, found, code),) = written(job, "found")
     assert not any(before.values())
     assert not any(after.values())
-    assert {how for how, is_blocked in found.items() if is_blocked} == {"itself", "itself, then", "itself, at last"}
+    assert {how for how, is_blocked in found.items() if is_blocked} == {
+        "itself",
+        "itself, then",
+        "itself, at last",
+    }
     assert {how for how, is_blocked in nested.items() if is_blocked} == {"itself", "itself, then"}
     assert code == 7, "its own handler runs at once"
 

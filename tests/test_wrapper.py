@@ -24,7 +24,9 @@ while True:
 """
 
 
-def test_child_is_in_a_group_of_its_own_and_gets_a_signal_to_ours_once(clean_env: dict[str, str]) -> None:
+def test_child_is_in_a_group_of_its_own_and_gets_a_signal_to_ours_once(
+    clean_env: dict[str, str],
+) -> None:
     with wrapped(BARE, clean_env, *python(_CHILD)) as wrapper:
         child, group = wrapper.line().split()
         assert group == child != str(wrapper.pid)
@@ -34,11 +36,22 @@ def test_child_is_in_a_group_of_its_own_and_gets_a_signal_to_ours_once(clean_env
         assert wrapper.line() == "SIGUSR1"
 
 
-def test_child_is_in_a_group_of_its_own_also_when_stdin_is_another_sessions_terminal(clean_env: dict[str, str]) -> None:
+def test_child_is_in_a_group_of_its_own_also_when_stdin_is_another_sessions_terminal(
+    clean_env: dict[str, str],
+) -> None:
     # torchrun starts its workers in new sessions with its own stdin, and ends them by their groups.
     master, slave = pty.openpty()
-    command = [sys.executable, "-m", "distboot", "run", "--", *python("import os; print(os.getpgrp())")]
-    wrapper = subprocess.Popen(command, env=clean_env, stdin=slave, stdout=subprocess.PIPE, start_new_session=True)
+    command = [
+        sys.executable,
+        "-m",
+        "distboot",
+        "run",
+        "--",
+        *python("import os; print(os.getpgrp())"),
+    ]
+    wrapper = subprocess.Popen(
+        command, env=clean_env, stdin=slave, stdout=subprocess.PIPE, start_new_session=True
+    )
     output, _ = wrapper.communicate(timeout=20)
     os.close(master)
     os.close(slave)
@@ -65,7 +78,10 @@ def test_child_gets_the_variables_arguments_and_streams(distboot: Run) -> None:
     script = f"import os, sys; print(sys.argv, *(os.environ[name] for name in {names}))"
     command = ("train.py", "--epochs", "3", "--launcher", "mine", "--", "-m")
     result = distboot(*command, train=script, env={"RANK": "0", "WORLD_SIZE": "1"})
-    assert result.stdout == "['train.py', '--epochs', '3', '--launcher', 'mine', '--', '-m'] 0 1 0 127.0.0.1\n"
+    assert (
+        result.stdout
+        == "['train.py', '--epochs', '3', '--launcher', 'mine', '--', '-m'] 0 1 0 127.0.0.1\n"
+    )
     assert (result.stderr, result.returncode) == ("", 0)
 
 
@@ -73,7 +89,10 @@ def test_module_command_and_interpreter_options(run: Run, distboot: Run) -> None
     assert "usage: python -m this" not in distboot("run", "-m", "this").stderr
     assert "Beautiful is better" in distboot("-m", "this").stdout
     assert distboot("run", "--", "echo", "--", "a b").stdout == "-- a b\n"
-    assert run(sys.executable, "-u", "-X", "utf8=1", "-m", "distboot", "-m", "platform").returncode == 0
+    assert (
+        run(sys.executable, "-u", "-X", "utf8=1", "-m", "distboot", "-m", "platform").returncode
+        == 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,8 +102,12 @@ def test_module_command_and_interpreter_options(run: Run, distboot: Run) -> None
         *(("-Xutf8=1 -Wmodule -O -m distboot", "0 1"), ("-m distboot", "0 0")),
     ],
 )
-def test_options_of_the_interpreter_reach_the_script(run: Run, tmp_path: Path, options: str, flags: str) -> None:
-    (tmp_path / "flags.py").write_text("import sys; print(sys.flags.bytes_warning, sys.flags.optimize)")
+def test_options_of_the_interpreter_reach_the_script(
+    run: Run, tmp_path: Path, options: str, flags: str
+) -> None:
+    (tmp_path / "flags.py").write_text(
+        "import sys; print(sys.flags.bytes_warning, sys.flags.optimize)"
+    )
     assert run(sys.executable, *options.split(), "flags.py").stdout == f"{flags}\n"
 
 
@@ -95,8 +118,12 @@ def test_error_of_the_child_is_shown_as_it_is(distboot: Run) -> None:
     assert "distboot" not in result.stderr
 
 
-@pytest.mark.parametrize(("before", "after"), [("trap '' CHLD;", ""), ("", ">&-"), ("", "2>&-"), ("", "<&- >&- 2>&-")])
-def test_ignored_sigchld_and_closed_streams_do_not_change_the_exit_code(run: Run, before: str, after: str) -> None:
+@pytest.mark.parametrize(
+    ("before", "after"), [("trap '' CHLD;", ""), ("", ">&-"), ("", "2>&-"), ("", "<&- >&- 2>&-")]
+)
+def test_ignored_sigchld_and_closed_streams_do_not_change_the_exit_code(
+    run: Run, before: str, after: str
+) -> None:
     ours = f"{sys.executable} -m distboot"
     assert run("bash", "-c", f"{before} exec {ours} run -- sh -c 'exit 7' {after}").returncode == 7
     assert run("bash", "-c", f"{before} RANK=x exec {ours} show {after}").returncode == 78
@@ -106,7 +133,9 @@ def test_console_script_that_runs_a_module_named_distboot(run: Run) -> None:
     console_script = Path(sys.executable).with_name("distboot")
     if not console_script.exists():
         pytest.skip("distboot is not installed in this Python")
-    assert run(str(console_script), "run", "-m", "distboot", "--version", timeout=20).stdout.startswith("distboot ")
+    assert run(
+        str(console_script), "run", "-m", "distboot", "--version", timeout=20
+    ).stdout.startswith("distboot ")
 
 
 def test_child_that_ends_while_a_name_is_still_looked_up_is_not_missed(run: Run) -> None:

@@ -32,10 +32,15 @@ def script(tmp_path: Path) -> str:
         (["--pass-local-rank=--gpu", "say.py"], ["--gpu=0", "--epochs", "3"]),
         (["--local-rank=0", "say.py"], ["--epochs", "3"]),  # which a launcher has put there
         (["--local_rank=0", "--pass-local-rank", "say.py"], ["--local_rank=0", "--epochs", "3"]),
-        (["run", "--pass-local-rank", "--", sys.executable, "say.py"], ["--epochs", "3", "--local_rank=0"]),
+        (
+            ["run", "--pass-local-rank", "--", sys.executable, "say.py"],
+            ["--epochs", "3", "--local_rank=0"],
+        ),
     ],
 )
-def test_local_rank_as_an_argument(distboot: Run, script: str, options: list[str], arguments: list[str]) -> None:
+def test_local_rank_as_an_argument(
+    distboot: Run, script: str, options: list[str], arguments: list[str]
+) -> None:
     (line,) = json_lines(distboot(*options, "--epochs", "3", env=ALONE))
     assert line["arguments"] == arguments, script
 
@@ -56,10 +61,23 @@ def test_local_rank_that_one_process_cannot_tell(distboot: Run, script: str) -> 
         pytest.param(["run", "--", sys.executable], id="run --"),
     ],
 )
-def test_launcher_that_passes_it_to_a_script_that_does_not_know_it(run: Run, script: str, command: list[str]) -> None:
+def test_launcher_that_passes_it_to_a_script_that_does_not_know_it(
+    run: Run, script: str, command: list[str]
+) -> None:
     # It puts --local-rank=N before `run`.
-    launch = [sys.executable, "-m", "torch.distributed.launch", "--nproc-per-node", "1", "-m", "distboot", *command]
-    assert [line["arguments"] for line in json_lines(run(*launch, script, "--epochs", "3"))] == [["--epochs", "3"]]
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.launch",
+        "--nproc-per-node",
+        "1",
+        "-m",
+        "distboot",
+        *command,
+    ]
+    assert [line["arguments"] for line in json_lines(run(*launch, script, "--epochs", "3"))] == [
+        ["--epochs", "3"]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +90,9 @@ def test_launcher_that_passes_it_to_a_script_that_does_not_know_it(run: Run, scr
         (["say.py", "--local_rank", "0"], False),
     ],
 )
-def test_local_rank_that_a_shell_took_too_early(distboot: Run, script: str, options: list[str], warned: bool) -> None:
+def test_local_rank_that_a_shell_took_too_early(
+    distboot: Run, script: str, options: list[str], warned: bool
+) -> None:
     done = distboot(*options, env=ALONE)
     (line,) = json_lines(done)
     said = "has no value (a shell replaces $LOCAL_RANK before LOCAL_RANK is set): leave it out, and pass it with python"
@@ -113,12 +133,17 @@ def test_script_whose_ranks_would_train_apart_is_warned_of(
         f"warning: {script} starts {named}, which reads variables of its own, and without them each rank trains "
         f"apart: python -m distboot run --framework {named} {'-- python ' if '--' in before else ''}{script}\n"
     )
-    assert [(rank.code, rank.err.count("warning")) for rank in ended] == [(0, bool(named)), (0, 0)], ended
+    assert [(rank.code, rank.err.count("warning")) for rank in ended] == [
+        (0, bool(named)),
+        (0, 0),
+    ], ended
     assert (said in ended[0].err) == bool(named)
 
 
 @pytest.mark.parametrize(("count", "is_said"), [("1", False), ("2", True)])
-def test_ranks_of_a_node_that_would_train_apart_are_warned_of(distboot: Run, count: str, is_said: bool) -> None:
+def test_ranks_of_a_node_that_would_train_apart_are_warned_of(
+    distboot: Run, count: str, is_said: bool
+) -> None:
     script = "if False:\n    import horovod.torch as hvd\n"
     done = distboot("run", "--nproc-per-node", count, "train.py", train=script)
     remedy = f"trains apart: python -m distboot run --framework horovod --nproc-per-node {count} train.py\n"
@@ -128,25 +153,40 @@ def test_ranks_of_a_node_that_would_train_apart_are_warned_of(distboot: Run, cou
 def test_launcher_in_the_shell_of_each_rank_is_warned_of(distboot: Run) -> None:
     command = ["sh", "-c", "torchrun --help >/dev/null 2>&1; true"]
     done = distboot("run", "--nproc-per-node", "2", "--", *command)
-    assert "warning: each rank of --nproc-per-node 2 starts torchrun, which starts a job of its own" in done.stderr
+    assert (
+        "warning: each rank of --nproc-per-node 2 starts torchrun, which starts a job of its own"
+        in done.stderr
+    )
     assert "each rank ran torchrun for a job of its own" in done.stderr
 
 
 @pytest.mark.parametrize("node", [[], ["--nproc-per-node", "1"]], ids=["rank", "node"])
 def test_script_for_deepspeed_gets_the_local_rank(distboot: Run, node: list[str]) -> None:
     script = "import sys\noption = '--local_rank'\nprint(sys.argv[1:] == [f'{option}=0'])\n"
-    done = distboot("run", "--framework", "deepspeed", *node, "train.py", train=script, env={} if node else ALONE)
+    done = distboot(
+        "run",
+        "--framework",
+        "deepspeed",
+        *node,
+        "train.py",
+        train=script,
+        env={} if node else ALONE,
+    )
     assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
 
 
 @pytest.mark.parametrize("node", [[], ["--nproc-per-node", "1"]], ids=["rank", "node"])
-def test_parameter_servers_for_a_script_of_workers_are_refused(distboot: Run, node: list[str]) -> None:
+def test_parameter_servers_for_a_script_of_workers_are_refused(
+    distboot: Run, node: list[str]
+) -> None:
     script = "if False:\n    MultiWorkerMirroredStrategy()\n"
     cluster = {"chief": ["localhost:2222"], "ps": ["localhost:2223"]}
     config = json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}})
     command = ("run", "--framework", "tensorflow", *node, "train.py")
     done = distboot(*command, train=script, env={"TF_CONFIG": config})
-    assert (done.returncode, "TF_CONFIG has parameter servers" in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, "TF_CONFIG has parameter servers" in done.stderr) == (2, True), (
+        done.stderr
+    )
 
 
 @pytest.mark.parametrize(

@@ -70,4 +70,8 @@ def alive(pid: int) -> bool:
 def log_of(folder: Path, rank: int = 0) -> list[str]:
     """The lines of a log file, without those that begin an attempt."""
     lines = (folder / f"rank-{rank}.log").read_text().splitlines()
-    return [line for line in lines if not line.startswith(f"distboot: rank {rank} on {HOST}, started at 20")]
+    return [
+        line
+        for line in lines
+        if not line.startswith(f"distboot: rank {rank} on {HOST}, started at 20")
+    ]

@@ -50,7 +50,9 @@ class _Session:
         try:
             data, sent = local.OPEN.sign(message), 0
             if files:
-                sent = self.socket.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", files))])
+                sent = self.socket.sendmsg(
+                    [data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", files))]
+                )
             self.socket.sendall(data[sent:])
         except OSError:  # it has ended, or does not read: half an answer is of no use
             with suppress(OSError):
@@ -60,14 +62,23 @@ class _Session:
 class Agent:
     """The agent of this process; `held`: the exit of its ranks waits for it, as in the wrapper."""
 
-    def __init__(self, joined: Joined, settings: SupervisionSettings, *, held: bool, is_starting: bool = False) -> None:
+    def __init__(
+        self,
+        joined: Joined,
+        settings: SupervisionSettings,
+        *,
+        held: bool,
+        is_starting: bool = False,
+    ) -> None:
         assert joined.result is not None
         assert joined.side is not None
         membership = joined.result.membership
         self._joined, self._result = joined, joined.result
         self._coordinator = joined.side if isinstance(joined.side, Coordinator) else None
         self.ranks = membership.agents[joined.plan.own.rank]
-        self.role = participant_of(joined.plan.own.rank, membership, joined.side, settings, held=held)
+        self.role = participant_of(
+            joined.plan.own.rank, membership, joined.side, settings, held=held
+        )
         self.role.is_starting = is_starting
         self.role.may_restart = held and membership.round < membership.max_restarts
         self.loop = EventLoop(self.role)
@@ -75,7 +86,9 @@ class Agent:
             server = self._coordinator
             self.loop.add_reader(server.pool.fileno(), lambda _: server.serve())
         if settings.stop_at is not None:
-            self.loop.call_at(time.monotonic() + max(settings.stop_at - time.time(), 0.0), self._request_stop)
+            self.loop.call_at(
+                time.monotonic() + max(settings.stop_at - time.time(), 0.0), self._request_stop
+            )
         self._sessions: list[_Session] = []
         self._listener: socket.socket | None = None
         self._name = ""  # at which it listens
@@ -83,7 +96,9 @@ class Agent:
 
     def serve(self, connection: socket.socket, rank: int | None = None) -> _Session:
         """Take what the script of a rank says on this socket; None: it has to show its token first."""
-        session = _Session(connection, Frames(local.FROM_STRANGERS if rank is None else local.MOST), rank)
+        session = _Session(
+            connection, Frames(local.FROM_STRANGERS if rank is None else local.MOST), rank
+        )
         self._sessions.append(session)
         connection.settimeout(_SEND_LIMIT)  # no script holds up the loop
         self.loop.add_reader(connection.fileno(), partial(self._read, session))
@@ -127,7 +142,9 @@ class Agent:
         try:
             data = session.socket.recv(1 << 16)
             for frame in session.frames.feed(data):
-                self._take(session, local.OPEN.verify(frame, session.frames, *local.FROM_SCRIPT), now)
+                self._take(
+                    session, local.OPEN.verify(frame, session.frames, *local.FROM_SCRIPT), now
+                )
         except (OSError, ProtocolError):
             data = b""
         if not data:
@@ -172,7 +189,11 @@ class Agent:
 
     def _answer(self, session: _Session, message: Answer) -> None:
         """Answer a script; one that begins gets the page in which it says how far it is."""
-        page = self.role.stops.new(session.rank or 0, stops=message.stops) if isinstance(message, Go) else None
+        page = (
+            self.role.stops.new(session.rank or 0, stops=message.stops)
+            if isinstance(message, Go)
+            else None
+        )
         if page is None:
             session.send(message)
         else:
@@ -181,7 +202,11 @@ class Agent:
 
     def _attach(self, session: _Session, message: local.Attach) -> None:
         given = message.token.encode(errors="replace")
-        found = (rank for rank, token in self._tokens.items() if hmac.compare_digest(given, token.encode()))
+        found = (
+            rank
+            for rank, token in self._tokens.items()
+            if hmac.compare_digest(given, token.encode())
+        )
         rank = next(found, None)
         if rank is None:
             raise ProtocolError("is not the script of a rank of this agent")
@@ -210,15 +235,23 @@ class Agent:
 
 
 def participant_of(
-    agent: int, membership: Membership, side: Coordinator | Worker, settings: SupervisionSettings, *, held: bool
+    agent: int,
+    membership: Membership,
+    side: Coordinator | Worker,
+    settings: SupervisionSettings,
+    *,
+    held: bool,
 ) -> FailureCoordinator | FailureReporter:
     """Rank 0's side of failure detection, or that of another agent, on the connections of the rendezvous."""
     bound, agents, ranks = membership.heartbeat_timeout, membership.agents, ranks_of(membership)
     most = BEFORE_AUTHENTICATION if agent == 0 else most_from_rank_0(membership.world_size)
     connection_of: dict[int, HeartbeatConnection] = {}
     for other, link, channel in side.detach_all():
-        of_round = replace(channel, round=membership.round)  # what was said in another one is refused
-        connection_of |= dict.fromkeys(agents[other], HeartbeatConnection(link, of_round, bound, most))
+        # What was said in another one is refused
+        of_round = replace(channel, round=membership.round)
+        connection_of |= dict.fromkeys(
+            agents[other], HeartbeatConnection(link, of_round, bound, most)
+        )
     unit = f"{'node' if membership.by_node else 'rank'} {agent}"
 
     def say(text: str, rank: int | None = None, event: str = "", **more: object) -> None:
@@ -228,7 +261,8 @@ def participant_of(
         return FailureCoordinator(
             ranks, connection_of, settings, held, say, bound=bound, membership=membership, log=side.log,
             keys=Keys(membership, side.table, say),
-            started=side.pool.accept_no_more,  # what comes then may be for a store of the script, or its next attempt
+            # What comes then may be for a store of the script, or its next attempt
+            started=side.pool.accept_no_more,
         )  # fmt: skip
     known = [ranks[rank] for rank in (0, *agents[agent])]
     return FailureReporter(known, connection_of, settings, held, say, bound=bound)

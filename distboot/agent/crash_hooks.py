@@ -29,14 +29,20 @@ MOST = 3500  # bytes of a traceback; a write to a pipe of up to 4096 is all or n
 _LINES, _LINES_OF_EXIT, _WIDEST = 40, 3, 300
 EXITED = "SystemExit: "  # how that begins: no exception that comes through the hook does
 EXCEPTION, INTERRUPT, TERM, ENDING, STEPS = "exception", "interrupt", "term", "ending", "steps"
-ASK, ASK_FIRST = "ask", "ask_first"  # with which exit code to end; whether another rank has failed first
-OF_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3")  # in a file's name; others are the script's own
-JOB_ENDS = os.O_APPEND  # that flag of the pipe, which its reader sets: no message, so that a good end asks for none
-_FRAMEWORKS = ("torch", "tensorflow", "jax", "mpi4py", "horovod")  # through which a process speaks to its peers
+# With which exit code to end; whether another rank has failed first
+ASK, ASK_FIRST = "ask", "ask_first"
+# In a file's name; others are the script's own
+OF_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3")
+# That flag of the pipe, which its reader sets: no message, so that a good end asks for none
+JOB_ENDS = os.O_APPEND
+# Through which a process speaks to its peers
+_FRAMEWORKS = ("torch", "tensorflow", "jax", "mpi4py", "horovod")
 _EXPLAINED = 2.0  # seconds for the wrapper to stop a rank that fails for another one
 
-is_of_another: Callable[[], bool] | None = None  # asks the agent whether another rank has failed first
-_pipe: tuple[int, int] | None = None  # where words go: file descriptor, inode; None: nothing listens
+# Asks the agent whether another rank has failed first
+is_of_another: Callable[[], bool] | None = None
+# Where words go: file descriptor, inode; None: nothing listens
+_pipe: tuple[int, int] | None = None
 _of_parent: tuple[int, int] | None = None  # the same of the process that has forked this one
 _clean: Callable[[str], str] = str  # takes the secret of the job out of a text
 _mask: set[int] = set()  # of signals, before a fork
@@ -80,7 +86,8 @@ def when_imported(name: str, act: Callable[[], object]) -> None:
     class Finder:
         def find_spec(self, found: str, *_: object) -> None:
             if found == name:
-                sys.meta_path = [finder for finder in sys.meta_path if finder is not self]  # the list is being read
+                # The list is being read
+                sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
                 act()
 
     if name in sys.modules:
@@ -115,7 +122,8 @@ def _write(to: tuple[int, int], kind: str, pid: int, text: str) -> None:
         end = data[len(mark) - MOST :]
         data = mark + (end.partition(b"\n")[2] or end)
     with suppress(OSError):  # the reader has ended
-        if os.fstat(pipe).st_ino == inode:  # else the script has closed all files, and this is another one
+        # Else the script has closed all files, and this is another one
+        if os.fstat(pipe).st_ino == inode:
             os.write(pipe, b"\0%s %d\n%s\0" % (kind.encode(), pid, data))
 
 
@@ -181,7 +189,8 @@ def _forget() -> None:
     global _pipe, _of_parent  # noqa: PLW0603
     if _pipe is not None:
         faulthandler.unregister(signal.SIGTERM)
-        if signal.getsignal(signal.SIGURG) == signal.SIG_DFL:  # else it would take away the handler of the script
+        # Else it would take away the handler of the script
+        if signal.getsignal(signal.SIGURG) == signal.SIG_DFL:
             faulthandler.unregister(signal.SIGURG)
         pipe, inode = _of_parent = _pipe
         _pipe = None
@@ -192,14 +201,18 @@ def _forget() -> None:
 
 
 def _excepthook(
-    before: Callable[..., object], kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    before: Callable[..., object],
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
 ) -> None:
     for _ in range(2):  # a signal handler may raise meanwhile, as torch's for SIGCHLD does
         with suppress(Exception):
             if _pipe is not None and _is_the_end():
                 if issubclass(kind, KeyboardInterrupt):
                     emit(INTERRUPT)
-                    if "DISTBOOT_RANK" in os.environ and trace is not None:  # one of those that an agent has started
+                    # One of those that an agent has started
+                    if "DISTBOOT_RANK" in os.environ and trace is not None:
                         _say_interrupted(trace)
                         return
                 elif speaks_of_a_peer(_emit_exception(kind, error, trace)) and _follows_another():
@@ -211,13 +224,18 @@ def _excepthook(
 def _say_interrupted(trace: TracebackType) -> None:
     """Where Ctrl-C has come, in one line: all ranks of a node get it, and their tracebacks would be mixed."""
     inner: TracebackType | None = trace
-    while inner is not None:  # not by `traceback`: its import calls `eval`, and Python forgets that Ctrl-C ends it
-        if not any(part in inner.tb_frame.f_code.co_filename for part in (*OF_LIBRARIES, "<frozen ")):
+    # Not by `traceback`: its import calls `eval`, and Python forgets that Ctrl-C ends it
+    while inner is not None:
+        if not any(
+            part in inner.tb_frame.f_code.co_filename for part in (*OF_LIBRARIES, "<frozen ")
+        ):
             trace = inner
         inner = inner.tb_next
     code = trace.tb_frame.f_code
     where = f"{code.co_name} ({os.path.basename(code.co_filename)}:{trace.tb_lineno})"
-    sys.stderr.write(f"distboot: rank {os.environ['DISTBOOT_RANK']} on {os.uname().nodename}: interrupted in {where}\n")
+    sys.stderr.write(
+        f"distboot: rank {os.environ['DISTBOOT_RANK']} on {os.uname().nodename}: interrupted in {where}\n"
+    )
 
 
 def _is_the_end() -> bool:
@@ -241,12 +259,16 @@ def _follows_another() -> bool:
     if is_of_another is not None:
         with suppress(OSError):  # an agent that a user has stopped does not answer in time
             return is_of_another()
-    elif any(name in sys.modules for name in _FRAMEWORKS):  # else it is another program of the script
+    elif any(
+        name in sys.modules for name in _FRAMEWORKS
+    ):  # else it is another program of the script
         time.sleep(_EXPLAINED)
     return False
 
 
-def _emit_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
+def _emit_exception(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> str:
     import traceback
 
     words = "".join(traceback.format_exception(kind, error, trace))
@@ -266,7 +288,8 @@ def _watch_stderr() -> None:
 
     def write(text: str) -> int:
         frame: FrameType | None = sys._getframe()  # noqa: SLF001
-        while frame is not None and frame.f_code.co_name == "write":  # also that of a script's class, which writes here
+        # Also that of a script's class, which writes here
+        while frame is not None and frame.f_code.co_name == "write":
             frame = frame.f_back
         if frame is None and len(written) < 2 and threading.main_thread().is_alive():
             written.append(text)

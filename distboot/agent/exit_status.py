@@ -22,7 +22,8 @@ from ..text import escape_control, without_secret
 from .crash_hooks import EXITED, OF_LIBRARIES
 from .hints import speaks_of_a_peer
 
-LAST_RESORT = 64  # SIGRTMAX on Linux: what ends process 1 of a container, which no other signal does
+# SIGRTMAX on Linux: what ends process 1 of a container, which no other signal does
+LAST_RESORT = 64
 FATAL = "Fatal Python error: "  # how faulthandler begins
 _LONGEST_WORDS = 4000  # characters
 _LONGEST_CAUSE = _LONGEST_LINE = 200  # characters that are shown
@@ -36,14 +37,16 @@ _FIRST_LINE = 900  # characters
 _KILLED = "out of memory, or kill -9"
 # How it speaks of a collective operation to which others did not come: Gloo; torch of NCCL, twice.
 _HAS_WAITED = ("timed out waiting", "collective operation timeout", "wait timeout after")
-STOPPED = 143  # the exit code of a job that no failure gives one: 128 + SIGTERM, which platforms take for "try again"
+# The exit code of a job that no failure gives one: 128 + SIGTERM, which platforms take for "try again"
+STOPPED = 143
 LONGEST_HEADLINE = 160  # characters of a headline
 _MOST_LINES = 12  # of a traceback, on the ranks that did not write it
 _LEFT_OUT = "…"
 _FRAME = re.compile(r'  File "([^"]+)", line ')
 _OF_OURS = re.compile(r".*/distboot/(.+)")
 _ERROR = re.compile(r"[\w.]*\bDistbootError: (error\[[a-z-]+\]: )(?:(?:rank|node) \d+ on \S+: )?")
-_PLACE = re.compile(r'^ +File "([^"]+)", line (\d+),? in (.+)$', re.MULTILINE)  # of Python, and of faulthandler
+# Of Python, and of faulthandler
+_PLACE = re.compile(r'^ +File "([^"]+)", line (\d+),? in (.+)$', re.MULTILINE)
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -55,7 +58,8 @@ class ExitStatus:
     signal: int | None = of(optional(number), default=None)  # that ended it
     external_signal: int | None = of(optional(number), default=None)  # that had asked it to stop
     stopped_by_us: bool = of(flag, default=False)  # whether it was stopped because of another rank
-    cause: str = of(text(_LONGEST_WORDS), default="")  # why it cannot go on, although it is not about to end
+    # Why it cannot go on, although it is not about to end
+    cause: str = of(text(_LONGEST_WORDS), default="")
     words: str = of(text(_LONGEST_WORDS), default="")  # the last lines of its traceback
     when: float = of(time_or_duration, default=0.0)  # seconds since the epoch
 
@@ -76,7 +80,8 @@ class ExitStatus:
             return self.external_signal
         if self.signal in FROM_OUTSIDE:
             return self.signal
-        code = 0 if self.code is None else self.code - 128  # of a shell, or of a script that does as shells do
+        # Of a shell, or of a script that does as shells do
+        code = 0 if self.code is None else self.code - 128
         return code if code in FROM_OUTSIDE else None
 
     @property
@@ -97,7 +102,9 @@ class ExitStatus:
     @property
     def is_abort(self) -> bool:
         """Whether C code has ended it, as NCCL's watchdog does, too."""
-        return self.signal == signal.SIGABRT or (self.is_crash and "Aborted" in self.words.partition("\n")[0])
+        return self.signal == signal.SIGABRT or (
+            self.is_crash and "Aborted" in self.words.partition("\n")[0]
+        )
 
     @property
     def is_crash(self) -> bool:
@@ -151,7 +158,9 @@ class ExitStatus:
     @property
     def _is_exception(self) -> bool:
         """Whether it is about to end of an uncaught exception, or ended as Python does then: it reads the same."""
-        return bool(self.words) and not self.cause and not self.is_crash and self.status in (None, 1)
+        return (
+            bool(self.words) and not self.cause and not self.is_crash and self.status in (None, 1)
+        )
 
     def excerpt(self) -> list[str]:
         """What all ranks show of a traceback: where it is long, not our own part of it."""
@@ -166,7 +175,9 @@ class ExitStatus:
         is_ours = False
         for line in words:
             frame = _FRAME.match(line)
-            is_ours = _is_ours(frame[1]) if frame is not None else is_ours and line.startswith("    ")
+            is_ours = (
+                _is_ours(frame[1]) if frame is not None else is_ours and line.startswith("    ")
+            )
             if not is_ours:
                 kept.append(line)
             elif kept[-1:] != [_LEFT_OUT]:
@@ -193,7 +204,11 @@ def signal_name(number: int) -> str:
 
 def shown(words: str) -> str:
     """A traceback for the terminal, indented and without control characters."""
-    return "".join(f"\n  | {escape_control(line)[:_LONGEST_LINE]}" for line in words.splitlines() if line.strip())
+    return "".join(
+        f"\n  | {escape_control(line)[:_LONGEST_LINE]}"
+        for line in words.splitlines()
+        if line.strip()
+    )
 
 
 def _is_of_others(file: str) -> bool:
@@ -227,7 +242,8 @@ def leave(text: str, *, replaces: bool = False) -> None:
     with suppress(OSError):
         _leave(_KUBERNETES, 0, data, replaces=replaces)
     with suppress(OSError, ImportError):
-        from ..detection.placement import recognise  # here, as a sidecar needs nothing else of detection
+        # Here, as a sidecar needs nothing else of detection
+        from ..detection.placement import recognise
 
         platform = recognise(os.environ)
         if platform is not None and platform.name == "sagemaker":
@@ -254,7 +270,8 @@ def _shortened(text: str) -> bytes:
 def _leave(path: str, more: int, data: bytes, *, replaces: bool) -> None:
     file = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | more, 0o644)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # other ranks in this container have the same to say
+        # Other ranks in this container have the same to say
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if stat.S_ISREG(os.fstat(file).st_mode):
             before = os.read(file, len(_OURS))
             if not before or (replaces and before == _OURS):

@@ -11,7 +11,18 @@ from typing import Any
 
 from ..rendezvous.keys import Keys
 from ..rendezvous.membership import Membership
-from ..rendezvous.messages import READY, Arrive, AskStacks, Detach, Failed, Go, Leave, Ready, RequestStop, ShowStacks
+from ..rendezvous.messages import (
+    READY,
+    Arrive,
+    AskStacks,
+    Detach,
+    Failed,
+    Go,
+    Leave,
+    Ready,
+    RequestStop,
+    ShowStacks,
+)
 from ..rendezvous.protocol import Broadcast, ProtocolError
 from ..report import EventLog, own_steps
 from ..text import escape_control, ranks_said
@@ -28,7 +39,8 @@ _LAST_MESSAGE = 2.0  # seconds beyond the grace for ranks that were told to stop
 _LAUNCHER_LOOKS = 0.25  # seconds; torchrun looks 10 times a second who has ended
 _STILL_ENDING = 3.0  # seconds for a Python with torch in it to end after an uncaught exception
 _FIRST_OUT = 0.5  # seconds for the rank that failed to end before the others do
-_STOPPING = _STILL_ENDING + 2.0  # seconds for ranks that wait in vain to be stopped, else they end with a traceback
+# Seconds for ranks that wait in vain to be stopped, else they end with a traceback
+_STOPPING = _STILL_ENDING + 2.0
 
 
 @dataclass
@@ -38,7 +50,8 @@ class FailureCoordinator(Participant):
     membership: Membership = field(kw_only=True)
     keys: Keys = field(kw_only=True)  # where ranks wait for each other
     log: EventLog = field(kw_only=True)  # of the events of the job, which goes on here
-    started: Callable[[], object] = lambda: None  # called when no rank gets ready any more: all are, or cannot be
+    # Called when no rank gets ready any more: all are, or cannot be
+    started: Callable[[], object] = lambda: None
     is_served: bool = False  # whether the other ranks only serve this one, and end with it
 
     def __post_init__(self) -> None:
@@ -47,17 +60,23 @@ class FailureCoordinator(Participant):
         self._analysis = RootCauseAnalysis(list(self.members.values()))
         self._agreement, self._why_stop = StopAgreement(self.members, self.settings.grace / 3), ""
         self._was_stopped = False
-        self._refusals: list[tuple[float, int, Failed]] = []  # when they are to be sent, to which rank
+        # When they are to be sent, to which rank
+        self._refusals: list[tuple[float, int, Failed]] = []
         self._late = LateWatch(self)
         self._handlers: dict[type, Callable[[RankState, Any, float], object]] = {
-            **dict.fromkeys((Arrive, Ready, Leave), lambda member, said, now: self.keys.take(member.rank, said, now)),
+            **dict.fromkeys(
+                (Arrive, Ready, Leave),
+                lambda member, said, now: self.keys.take(member.rank, said, now),
+            ),
             messages.Stalled: lambda member, said, now: self._late.take(member.rank, said, now),
             messages.Position: lambda member, said, now: self._late.take(member.rank, said, now),
             AskStacks: self._take_question,
             RequestStop: self._request_stop,
             messages.Reads: lambda member, said, _: self._agreement.count(member.rank, said.count),
             messages.Register: self._register,
-            messages.Phases: lambda member, said, _: self.log.add("phases", member.rank, **own_steps(said.times)),
+            messages.Phases: lambda member, said, _: self.log.add(
+                "phases", member.rank, **own_steps(said.times)
+            ),
             messages.Failing: self._failing,
             messages.Exiting: self._exiting,
             messages.Terminating: self._terminating,
@@ -84,16 +103,29 @@ class FailureCoordinator(Participant):
             self._reply(*refusal[1:])
         self._late.turn(now)
         report = self._analysis.conclude(now) if self.root_cause is None else None
-        if report and (report.end is None or self._late.explains(report.member.rank, report.end, now) is False):
+        if report and (
+            report.end is None or self._late.explains(report.member.rank, report.end, now) is False
+        ):
             self._conclude(report, now)
         # What a script does once it is told to stop is no failure: why it is has to be known before.
-        if (self.root_cause is not None or not self._analysis.reports) and self._agreement.decide(now):
+        if (self.root_cause is not None or not self._analysis.reports) and self._agreement.decide(
+            now
+        ):
             self._stop_at()
 
     def due(self, now: float) -> float:
         reports = [report.due for report in self._analysis.reports if self.root_cause is None]
         refusals = [due for due, _, _ in self._refusals]
-        return min([super().due(now), *self.keys.due(), *reports, self._agreement.due, self._late.due, *refusals])
+        return min(
+            [
+                super().due(now),
+                *self.keys.due(),
+                *reports,
+                self._agreement.due,
+                self._late.due,
+                *refusals,
+            ]
+        )
 
     def finish(self) -> None:
         """Let the others end: first the rank that failed, so that the launcher sees its exit code before all others."""
@@ -107,12 +139,15 @@ class FailureCoordinator(Participant):
             close_gracefully(self.peers)
         elif self.held and not self._hurried:
             first = [self.members[rank] for rank in self.root_cause.ranks]
-            close_gracefully({member.connection for member in first if member.connection is not None}, _FIRST_OUT)
+            close_gracefully(
+                {member.connection for member in first if member.connection is not None}, _FIRST_OUT
+            )
             time.sleep(0.0 if self._is_own(self.root_cause) else AFTER_THE_FIRST)
 
     def _summarize(self) -> None:
         """Print one line on how the job ended, and write the report where --report or DISTBOOT_REPORT says."""
-        from ..report.content import job_report, summary_line  # here, as an agent needs it at its end only
+        # Here, as an agent needs it at its end only
+        from ..report.content import job_report, summary_line
         from ..report.files import try_to_write
 
         known = self.log, self.membership, self.settings.apart, time.time()
@@ -162,7 +197,9 @@ class FailureCoordinator(Participant):
         elif member.connection is not None and not isinstance(message, Go):
             member.connection.send(message, rank)
 
-    def _take_from(self, connection: HeartbeatConnection, rank: int, message: object, now: float) -> None:
+    def _take_from(
+        self, connection: HeartbeatConnection, rank: int, message: object, now: float
+    ) -> None:
         member = self.members.get(rank)
         if isinstance(message, Detach):
             self._forget(connection)
@@ -214,10 +251,17 @@ class FailureCoordinator(Participant):
             return
         if member.is_local and not self._was_stopped:
             self._was_stopped = True
-            for other in self.members.values():  # what is silent just then may be what the launcher answers
-                if other.is_open and other.connection is not None and other.connection.is_unusually_silent():
+            # What is silent just then may be what the launcher answers
+            for other in self.members.values():
+                if (
+                    other.is_open
+                    and other.connection is not None
+                    and other.connection.is_unusually_silent()
+                ):
                     # mpirun gives us 0.24 s to live
-                    self._lost(other, "it did not answer any more when SIGTERM arrived", now, gathering=0.0)
+                    self._lost(
+                        other, "it did not answer any more when SIGTERM arrived", now, gathering=0.0
+                    )
         self._analysis.terminating(member, message.signal, now)
 
     def _exited(self, member: RankState, message: messages.Exited, now: float) -> None:
@@ -226,7 +270,9 @@ class FailureCoordinator(Participant):
             end = replace(end, words=member.failing.words)
         member.end, rank, cause = end, member.rank, self.root_cause
         is_first = cause is not None and rank in cause.ranks
-        self.log.add("exited", rank, **end.as_details(), **({"traceback": end.words} if is_first else {}))
+        self.log.add(
+            "exited", rank, **end.as_details(), **({"traceback": end.words} if is_first else {})
+        )
         self._leave(rank)
         if member.is_local:
             self._ended_at = now
@@ -249,7 +295,9 @@ class FailureCoordinator(Participant):
         end = first.end or first.failing
         self.end_job(cause, cause.headline, now, report.kind, "" if end is None else end.words)
 
-    def end_job(self, cause: RootCause, text: str, now: float, kind: str = "late", traceback: str = "") -> None:
+    def end_job(
+        self, cause: RootCause, text: str, now: float, kind: str = "late", traceback: str = ""
+    ) -> None:
         first, ranks = self.members[cause.ranks[0]], list(cause.ranks)
         where = {"location": first.where, "traceback": traceback}
         self.log.add("root_cause", first.rank, kind=kind, ranks=ranks, text=text, **where)
@@ -263,7 +311,9 @@ class FailureCoordinator(Participant):
             is_asked = self._agreement.is_asked or self._was_stopped
             for member in self.own:
                 self.restarts.look(member.pid)
-            cause, said = self.restarts.decided(cause, first.end or first.failing, now, is_asked=is_asked)
+            cause, said = self.restarts.decided(
+                cause, first.end or first.failing, now, is_asked=is_asked
+            )
         self._send(messages.Abort(cause))
         self._stop_own(cause, now)
         if said is not None:
@@ -284,7 +334,11 @@ class FailureCoordinator(Participant):
         self.log.add("stop_agreed", read=read, missing=missing)
         is_said = self.root_cause is not None and self.root_cause.is_failure  # why all stop
         if self._agreement.is_read and not is_said:
-            without = f"; without {ranks_said(missing)}, which did not say how far it is" if missing else ""
+            without = (
+                f"; without {ranks_said(missing)}, which did not say how far it is"
+                if missing
+                else ""
+            )
             self.say(f"{self._why_stop}: all ranks stop at read {read} of ctx.preempted{without}")
 
     def _words_for(self, cause: RootCause) -> str:
@@ -311,7 +365,8 @@ class FailureCoordinator(Participant):
 
     def _delay(self, member: RankState) -> float:
         """Seconds for which the others wait before they stop, so that their launcher sees first who failed."""
-        if self.held or (member.failing is not None and member.failing.cause):  # it does not end by itself
+        # It does not end by itself
+        if self.held or (member.failing is not None and member.failing.cause):
             return 0.0
         return _LAUNCHER_LOOKS if member.end is not None else _STILL_ENDING
 

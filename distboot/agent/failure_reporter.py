@@ -42,7 +42,8 @@ class FailureReporter(Participant):
         super().__post_init__()
         self._gone_at, self._why_gone = 0.0, ""  # when and why rank 0 could not be asked any more
         self._not_begun: dict[int, Failed] = {}  # before the script was ready itself
-        self._shows: list[Callable[[Sequence[str]], object]] = []  # what waits for the stacks of all ranks
+        # What waits for the stacks of all ranks
+        self._shows: list[Callable[[Sequence[str]], object]] = []
         self._handlers: dict[type, Callable[[Any, float], object]] = {
             Register: self._register,
             ShowStacks: lambda said, _: self._show(said.lines),
@@ -70,7 +71,8 @@ class FailureReporter(Participant):
             if isinstance(message, Failing) and not message.end.cause:
                 member.failing = message.end
             if self.detects:
-                if isinstance(message, Terminating) and self._is_silent():  # then it may be the launcher's answer
+                # Then it may be the launcher's answer
+                if isinstance(message, Terminating) and self._is_silent():
                     self._lose_rank_0("it did not answer any more when SIGTERM arrived", now)
                 self._send(message, rank)
 
@@ -104,13 +106,19 @@ class FailureReporter(Participant):
         cause, is_secondary = self.root_cause, any(end.is_secondary for end in ends)
         if cause is None and self.may_restart and self.peers:
             return inf  # where a rank fails later all begin again
-        if all(end.succeeded for end in ends) or not self.detects or (cause is not None and cause.restarts):
+        if (
+            all(end.succeeded for end in ends)
+            or not self.detects
+            or (cause is not None and cause.restarts)
+        ):
             return self._ended_at
         if cause is None:
             patience = _EXPLANATION if is_secondary else _CAUSE
             return self._ended_at + (patience if self.peers else 0.0)
         if not self.held or not cause.is_failure:
-            return max(self._ended_at, self._concluded_at + (AFTER_THE_FIRST if is_secondary else 0.0))
+            return max(
+                self._ended_at, self._concluded_at + (AFTER_THE_FIRST if is_secondary else 0.0)
+            )
         if self.peers:
             return self._ended_at + self.settings.grace + _LAST_MESSAGE
         return self._gone_at + (0.0 if self._is_own(cause) else AFTER_THE_FIRST)
@@ -138,10 +146,14 @@ class FailureReporter(Participant):
             return
         if not self.peers and message.end.is_failure:  # for its neighbours
             self._stop_own(from_exit(member, message.end, 0.0), now)
-        elif not message.end.succeeded and self._is_silent():  # why we failed, perhaps; rank 0 will not say it
+        elif (
+            not message.end.succeeded and self._is_silent()
+        ):  # why we failed, perhaps; rank 0 will not say it
             self._lose_rank_0("it did not answer any more", now)
 
-    def _take_from(self, connection: HeartbeatConnection, rank: int, message: object, now: float) -> None:
+    def _take_from(
+        self, connection: HeartbeatConnection, rank: int, message: object, now: float
+    ) -> None:
         if isinstance(message, Answer):
             self._take_answers(rank, message)
         elif isinstance(message, Detach):
@@ -157,7 +169,9 @@ class FailureReporter(Participant):
         self.members[0].pid = message.pid
 
     def _lose_rank_0(self, why: str, now: float) -> None:
-        self._stop_own(replace(from_disconnect([self.members[0]], why), restarts=self.may_restart), now)
+        self._stop_own(
+            replace(from_disconnect([self.members[0]], why), restarts=self.may_restart), now
+        )
 
     def _lose(self, connection: HeartbeatConnection, why: str, how: str, now: float) -> None:
         if self.detects and (self.may_restart or not self._has_ended) and self.root_cause is None:
@@ -165,7 +179,9 @@ class FailureReporter(Participant):
         self._end(connection, how, now)
 
     def _abandon(self, connection: HeartbeatConnection, why: str, now: float) -> None:
-        self.say(f"warning: rank 0 {self.members[0].where} {why}; this rank continues without failure detection")
+        self.say(
+            f"warning: rank 0 {self.members[0].where} {why}; this rank continues without failure detection"
+        )
         super()._abandon(connection, why, now)
         self._cannot_ask(why, now)
 
@@ -197,7 +213,9 @@ class FailureReporter(Participant):
                 self._not_begun[rank] = message
             elif waits_at is not None and waits_at.name == READY:
                 code, text, hint = message.problem
-                message = replace(message, problem=(code, f"rank 0 says: {text}"[:LONGEST_TEXT], hint))
+                message = replace(
+                    message, problem=(code, f"rank 0 says: {text}"[:LONGEST_TEXT], hint)
+                )
         self._answer(rank, message)
 
     def _answer_for_rank_0(self, *ranks: int) -> None:
@@ -206,7 +224,9 @@ class FailureReporter(Participant):
         for rank in ranks:
             key = self.waiting[rank].key
             if self.is_starting:
-                error = DistbootError("rank-failed", f"all ranks joined, and then rank 0 {rank_0} ended{why}", _LOOK)
+                error = DistbootError(
+                    "rank-failed", f"all ranks joined, and then rank 0 {rank_0} ended{why}", _LOOK
+                )
             else:
                 text = f"{key.text}: rank 0 {rank_0} is no longer there{why}: it ended, or closed its context"
                 error = DistbootError("missing-rank", text, _LOOK)

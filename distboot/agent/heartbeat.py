@@ -24,7 +24,8 @@ class Probe:
         self.end = end  # when it has to be answered
         self._socket: socket.socket | None = None
         try:
-            self._socket = socket.socket(connection.family, socket.SOCK_STREAM)  # there may be no file left for it
+            # There may be no file left for it
+            self._socket = socket.socket(connection.family, socket.SOCK_STREAM)
             self._socket.setblocking(False)
             host, _, *scope = connection.getpeername()
             self._address = host, _PORT, *scope
@@ -35,7 +36,8 @@ class Probe:
     def is_answered(self) -> bool:
         """Whether the host accepts or refuses by now; asked once."""
         if self._socket is not None and self._result == errno.EINPROGRESS:
-            self._result = self._socket.connect_ex(self._address)  # what has become of the first one: connect(2)
+            # What has become of the first one: connect(2)
+            self._result = self._socket.connect_ex(self._address)
         return self._result in _ANSWERS
 
     def close(self) -> None:
@@ -47,12 +49,15 @@ BOUND = 15.0  # seconds; DISTBOOT_HEARTBEAT_TIMEOUT of rank 0's agent is that of
 # Of it:
 BEATS, BEATS_OF_RANK_0 = 0.5, 1.2  # between two heartbeats
 _PATIENCE = 0.75  # without any sign of the peer's kernel, until another port of its host is tried
-_FROZEN = 2.3  # without a heartbeat, also if rank 0 was stopped for as long as it may be just before one was due
+# Without a heartbeat, also if rank 0 was stopped for as long as it may be just before one was due
+_FROZEN = 2.3
 _CONFIRMING = 2.0  # seconds; a network takes milliseconds, and we look once a second
 _PROBE_LIMIT = 0.9  # seconds for that other port to answer, at the least
 _THIN_LINEAR_TIMEOUTS = 16  # tcp(7): a lost packet is sent again soon, also when several were lost
-_MOST_UNSENT = 1 << 20  # bytes that wait until the peer's kernel takes more; they are tried again each second
-_TCP_INFO = struct.Struct("24xI24xII")  # tcpi_unacked, tcpi_last_data_recv, tcpi_last_ack_recv: linux/tcp.h
+# Bytes that wait until the peer's kernel takes more; they are tried again each second
+_MOST_UNSENT = 1 << 20
+# Tcpi_unacked, tcpi_last_data_recv, tcpi_last_ack_recv: linux/tcp.h
+_TCP_INFO = struct.Struct("24xI24xII")
 
 
 class DisconnectedError(Exception):
@@ -74,15 +79,21 @@ class HeartbeatConnection:
     """
 
     def __init__(
-        self, connection: socket.socket, channel: Channel, bound: float = BOUND, most: int = BEFORE_AUTHENTICATION
+        self,
+        connection: socket.socket,
+        channel: Channel,
+        bound: float = BOUND,
+        most: int = BEFORE_AUTHENTICATION,
     ) -> None:
         self.socket = connection
-        self.backlog: set[HeartbeatConnection] = set()  # those of all connections whose kernel takes no more for now
+        # Those of all connections whose kernel takes no more for now
+        self.backlog: set[HeartbeatConnection] = set()
         self.heard = time.monotonic()  # when something was read
         self._unsent = bytearray()
         self._channel, self._bound = channel, bound
         self._probe: Probe | None = None  # while it is suspect
-        self._looked = self._confirmed = self.heard  # when we last saw that its kernel had confirmed all that we sent
+        # When we last saw that its kernel had confirmed all that we sent
+        self._looked = self._confirmed = self.heard
         self._frames = Frames(most)
         self._beat = channel.sign(None)
         self._peers_beat = Broadcast(None).sign(channel, theirs=True)
@@ -109,7 +120,8 @@ class HeartbeatConnection:
                 del self._unsent[: self.socket.send(self._unsent)]
         except BlockingIOError:
             self.backlog.add(self)
-            if len(self._unsent) > _MOST_UNSENT:  # the peer has not read for very long, and a missing message is worse
+            # The peer has not read for very long, and a missing message is worse
+            if len(self._unsent) > _MOST_UNSENT:
                 with suppress(OSError):
                     self.socket.shutdown(socket.SHUT_RDWR)
         except OSError:  # it has ended, which reading will say
@@ -163,7 +175,11 @@ class HeartbeatConnection:
         """Whether something seems to be wrong with the peer's host: a heartbeat is due, or the answer to ours."""
         silence, is_confirmed = self.silence()
         now = time.monotonic()
-        is_late = not is_confirmed and now > self._confirmed + _CONFIRMING and now < self._looked + _CONFIRMING
+        is_late = (
+            not is_confirmed
+            and now > self._confirmed + _CONFIRMING
+            and now < self._looked + _CONFIRMING
+        )
         return is_late or silence > BEATS * self._bound + 1
 
     def fault(self, now: float) -> LivenessFault | None:
@@ -182,8 +198,13 @@ class HeartbeatConnection:
         if now < self._probe.end:
             return None
         if self._probe.is_answered():
-            return LivenessFault(False, f"gave no answer for {self._bound:g} s, though its host answers (a firewall?)")
-        return LivenessFault(True, f"no answer for {self._bound:g} s: the host, or the network to it, is down")
+            return LivenessFault(
+                False,
+                f"gave no answer for {self._bound:g} s, though its host answers (a firewall?)",
+            )
+        return LivenessFault(
+            True, f"no answer for {self._bound:g} s: the host, or the network to it, is down"
+        )
 
     def close(self) -> None:
         self.socket.close()

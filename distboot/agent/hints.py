@@ -40,7 +40,9 @@ def speaks_of_a_peer(words: str) -> bool:
     """Whether a traceback says itself that a peer disconnected before."""
     words = words.lower()
     message = " ".join(line for line in words.splitlines() if not line.startswith(" "))
-    return any(phrase in message for phrase in _OF_A_PEER) and not any(one in words for one in _OF_ITS_WORKER)
+    return any(phrase in message for phrase in _OF_A_PEER) and not any(
+        one in words for one in _OF_ITS_WORKER
+    )
 
 
 @cache
@@ -50,7 +52,9 @@ def install() -> None:
         return
     before = sys.excepthook
 
-    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def excepthook(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
         before(kind, error, trace)
         with suppress(Exception):
             hint = _hint(trace)
@@ -74,7 +78,8 @@ def _hint(trace: TracebackType | None) -> str | None:
 def _of_keras(frame: FrameType) -> str | None:
     """`fit` of Keras 3 under a strategy of several processes: "Attempt to convert a value (PerReplica: …)" (3.15)."""
     name = getattr(frame.f_locals.get("fn"), "__name__", None)
-    if _module(frame) != "keras.src.utils.traceback_utils" or name not in ("fit", "evaluate"):  # around all methods
+    # Around all methods
+    if _module(frame) != "keras.src.utils.traceback_utils" or name not in ("fit", "evaluate"):
         return None
     if _is_alone() or "TF_CONFIG" not in os.environ:
         return None
@@ -86,7 +91,8 @@ def _of_keras(frame: FrameType) -> str | None:
 
 def _of_lightning(frame: FrameType) -> str | None:
     """Lightning's comparison of `devices` and `num_nodes` with the ranks that there are."""
-    compares = _module(frame).endswith("plugins.environments.torchelastic")  # of lightning.fabric or lightning_fabric
+    # Of lightning.fabric or lightning_fabric
+    compares = _module(frame).endswith("plugins.environments.torchelastic")
     if not compares or frame.f_code.co_name != "validate_settings":
         return None
     here, nodes = os.environ["LOCAL_WORLD_SIZE"], os.environ["GROUP_WORLD_SIZE"]
@@ -99,7 +105,10 @@ def _of_lightning(frame: FrameType) -> str | None:
 
 def _of_deepspeed(frame: FrameType) -> str | None:
     """DeepSpeed's comparison of `args.local_rank` with LOCAL_RANK, which a default of 0 does not stand."""
-    if _module(frame) != "deepspeed.runtime.engine" or frame.f_code.co_name != "_do_args_sanity_check":
+    if (
+        _module(frame) != "deepspeed.runtime.engine"
+        or frame.f_code.co_name != "_do_args_sanity_check"
+    ):
         return None
     return (
         "python -m distboot run --pass-local-rank passes --local_rank=N to the script, as does "
@@ -109,11 +118,19 @@ def _of_deepspeed(frame: FrameType) -> str | None:
 
 def _of_torch(frame: FrameType) -> str | None:
     """What the script still has from before: "trying to initialize the default process group twice!" (2.13)."""
-    if _module(frame) != "torch.distributed.distributed_c10d" or frame.f_code.co_name != "init_process_group":
+    if (
+        _module(frame) != "torch.distributed.distributed_c10d"
+        or frame.f_code.co_name != "init_process_group"
+    ):
         return None
-    if "distboot.initialize" not in sys.modules or not sys.modules["torch.distributed"].is_initialized():
+    if (
+        "distboot.initialize" not in sys.modules
+        or not sys.modules["torch.distributed"].is_initialized()
+    ):
         return None
-    return "distboot.init() has started the process group: remove init_process_group() from the script"
+    return (
+        "distboot.init() has started the process group: remove init_process_group() from the script"
+    )
 
 
 def _module(frame: FrameType) -> str:

@@ -32,7 +32,9 @@ _END_LIMIT = 5.0  # seconds for the thread to say that it is over
 class WrapperAgent:
     """The agent of the ranks whose processes `supervisor.run` starts."""
 
-    def __init__(self, job: JobInfo, settings: SupervisionSettings, restarts: Restarts | None) -> None:
+    def __init__(
+        self, job: JobInfo, settings: SupervisionSettings, restarts: Restarts | None
+    ) -> None:
         self.is_done = False  # whether nothing is left to do; `supervisor.run` may end
         self.only_serves_rank_0 = False  # whether all other ranks do, and end with it
         self._is_asked = False
@@ -40,7 +42,11 @@ class WrapperAgent:
         assert job.joined is not None
         self._secret = job.joined.plan.secret
         self._agent = Agent(job.joined, settings, held=True)
-        self._role, self.ranks, self.may_restart = self._agent.role, self._agent.ranks, self._agent.role.may_restart
+        self._role, self.ranks, self.may_restart = (
+            self._agent.role,
+            self._agent.ranks,
+            self._agent.role.may_restart,
+        )
         assert job.membership is not None
         if restarts is not None:
             is_rank_0 = isinstance(self._role, FailureCoordinator)
@@ -60,7 +66,8 @@ class WrapperAgent:
         self._agent.loop.add_reader(self._woken, self._take_events)
         if hasattr(signal, "pidfd_send_signal"):
             self._agent.open()
-        self._thread = start_without_signals("distboot-agent", self._work)  # they are for the main thread
+        # They are for the main thread
+        self._thread = start_without_signals("distboot-agent", self._work)
 
     def link(self, rank: int) -> AgentLink:
         """What this process waits with as a rank of its own."""
@@ -72,7 +79,9 @@ class WrapperAgent:
         """The environment for a child, so that its script finds us, and its Python reports to us why it fails."""
         found = {**environ, VARIABLE: self._agent.variable(rank)}
         if self._settings.detects:
-            found["DISTBOOT_CRASH_HOOKS"] = f"{self.files[rank]}:{os.fstat(self.files[rank]).st_ino}"
+            found["DISTBOOT_CRASH_HOOKS"] = (
+                f"{self.files[rank]}:{os.fstat(self.files[rank]).st_ino}"
+            )
         return found
 
     def ending(self, rank: int) -> int | None:

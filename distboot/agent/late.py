@@ -20,12 +20,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .failure_coordinator import FailureCoordinator
 
-_TOLERANCE = 3.5  # seconds: agents look once a second, and scripts say every other one how far they are
-_UP_TO_DATE = 3.0  # seconds: of a rank that has waited twice as long the others have said since how far they are
+# Seconds: agents look once a second, and scripts say every other one how far they are
+_TOLERANCE = 3.5
+# Seconds: of a rank that has waited twice as long the others have said since how far they are
+_UP_TO_DATE = 3.0
 _ANSWERING = 8.0  # seconds for all agents to answer; a stack takes up to 6
 _ASKED_A_SECOND = 2000  # ranks
 _POLLING = 1.0  # seconds between two looks whether it is over
-_SECOND_LOOK = 3.0  # seconds; where no numbers tell that a rank does not move, its stack is the same then
+# Seconds; where no numbers tell that a rank does not move, its stack is the same then
+_SECOND_LOOK = 3.0
 _MOST_PLACES = 4  # in one line
 _SILENT = "at an unknown place (its agent did not answer)"
 Positions: TypeAlias = Mapping[int, Position]  # by rank
@@ -34,9 +37,11 @@ Positions: TypeAlias = Mapping[int, Position]  # by rank
 class Late(NamedTuple):
     """What holds up a job."""
 
-    ranks: list[int]  # those that are late; empty: all wait, and none of them can be said to be late
+    # Those that are late; empty: all wait, and none of them can be said to be late
+    ranks: list[int]
     waiting: list[int]  # those that wait, for these or for each other; empty: no rank does anything
-    group: str = ""  # the process group whose collective operations say so; empty: only the stacks do
+    # The process group whose collective operations say so; empty: only the stacks do
+    group: str = ""
 
     @property
     def witness(self) -> int:
@@ -50,9 +55,19 @@ def find_late(positions: Positions, before: Positions, least: float) -> Late | N
     `positions` are those of all ranks that have answered, and those `before` were the same some seconds ago.
     """
     # Where no numbers tell that a rank moves, its stack does.
-    uncounted = {rank: one.stacks for rank, one in positions.items() if one.stacks and not one.is_counted}
-    still = {rank for rank, stacks in uncounted.items() if rank in before and before[rank].stacks == stacks}
-    return _by_numbers(positions, least) or _by_stacks(positions, still, least) or _all_idle(positions, still, least)
+    uncounted = {
+        rank: one.stacks for rank, one in positions.items() if one.stacks and not one.is_counted
+    }
+    still = {
+        rank
+        for rank, stacks in uncounted.items()
+        if rank in before and before[rank].stacks == stacks
+    }
+    return (
+        _by_numbers(positions, least)
+        or _by_stacks(positions, still, least)
+        or _all_idle(positions, still, least)
+    )
 
 
 def may_be_late(positions: Positions, least: float) -> bool:
@@ -64,7 +79,11 @@ def may_be_late(positions: Positions, least: float) -> bool:
 def _by_numbers(positions: Positions, least: float) -> Late | None:
     found = []
     for group in sorted({group for position in positions.values() for group in position.counts}):
-        counts = {rank: position.counts[group] for rank, position in positions.items() if group in position.counts}
+        counts = {
+            rank: position.counts[group]
+            for rank, position in positions.items()
+            if group in position.counts
+        }
         free = {rank: count for rank, count in counts.items() if not positions[rank].is_held}
         most = max(free.values(), default=0)
         there = {rank for rank, count in free.items() if count == most}
@@ -77,32 +96,49 @@ def _by_numbers(positions: Positions, least: float) -> Late | None:
     for late in found:
         ranks = [rank for rank in late.ranks if rank not in held_up]
         if ranks:
-            return late._replace(ranks=ranks, waiting=sorted(too.intersection(late.ranks).union(late.waiting)))
+            return late._replace(
+                ranks=ranks, waiting=sorted(too.intersection(late.ranks).union(late.waiting))
+            )
     return Late([], sorted(held_up)) if held_up else None
 
 
 def _by_stacks(positions: Positions, still: Collection[int], least: float) -> Late | None:
-    waiting = sorted(rank for rank, one in positions.items() if (one.since >= least or rank in still) and _waits(one))
+    waiting = sorted(
+        rank
+        for rank, one in positions.items()
+        if (one.since >= least or rank in still) and _waits(one)
+    )
     others = sorted(positions.keys() - set(waiting))
-    is_known = all(positions[rank].stacks is not None and not _waits(positions[rank]) for rank in others)
+    is_known = all(
+        positions[rank].stacks is not None and not _waits(positions[rank]) for rank in others
+    )
     if not others:  # or they compute there
-        is_known = all(one.idle >= least or not may_compute(one.stacks) for one in positions.values())
+        is_known = all(
+            one.idle >= least or not may_compute(one.stacks) for one in positions.values()
+        )
     return Late(others, waiting) if waiting and is_known and len(positions) > 1 else None
 
 
 def _all_idle(positions: Positions, still: Collection[int], least: float) -> Late | None:
     """All ranks, if none of them moves or uses a processor."""
     is_idle = all(
-        one.stacks and one.stacks.main and min(one.since, one.idle) >= least and (one.is_counted or rank in still)
+        one.stacks
+        and one.stacks.main
+        and min(one.since, one.idle) >= least
+        and (one.is_counted or rank in still)
         for rank, one in positions.items()
     )
     return Late(sorted(positions), []) if len(positions) > 1 and is_idle else None
 
 
-def text_of(late: Late, positions: Positions, members: Mapping[int, RankState], begin: str, seconds: float) -> str:
+def text_of(
+    late: Late, positions: Positions, members: Mapping[int, RankState], begin: str, seconds: float
+) -> str:
     """`"waiting for rank 3 (node-1) for 60 s: it is in load (data.py:41); …"`, where `begin` is `"waiting for {}"`."""
     places, waiting = (_places(ranks, positions) for ranks in (late.ranks, late.waiting))
-    is_certain = bool(late.group) or all(positions[rank].is_counted for rank in late.waiting or late.ranks)
+    is_certain = bool(late.group) or all(
+        positions[rank].is_counted for rank in late.waiting or late.ranks
+    )
     length = f"{seconds:.0f} s" + ("" if is_certain else ", to judge by the stacks")
     if not late.waiting:
         return f"no rank has moved for {length}: {_listed(places, 'are')}"
@@ -135,7 +171,9 @@ def _places(ranks: Iterable[int], positions: Positions) -> list[tuple[list[int],
 def _listed(places: Sequence[tuple[Sequence[int], str]], verb: str) -> str:
     """`"rank 1 waits in a (x.py:3), ranks 0, 2 wait in b (x.py:4)"`."""
     one = {"wait": "waits", "are": "is"}[verb]
-    shown = [f"{ranks_said(ranks)} {one if len(ranks) == 1 else verb}{place}" for ranks, place in places]
+    shown = [
+        f"{ranks_said(ranks)} {one if len(ranks) == 1 else verb}{place}" for ranks, place in places
+    ]
     more = [f"{len(shown) - _MOST_PLACES} other places"] if len(shown) > _MOST_PLACES else []
     return ", ".join([*shown[:_MOST_PLACES], *more])
 
@@ -152,8 +190,10 @@ class LateWatch:
         self._before: dict[int, Position] = {}  # the same, with the stacks before
         self._job = job
         after, self._hang_after = job.settings.stalls_after, job.settings.hang_after or inf
-        self._least = after - min(_TOLERANCE, after / 2)  # what an agent says, at the least, of a rank that has stalled
-        self._again = max(1.0, len(job.members) / _ASKED_A_SECOND)  # seconds between two questions to all
+        # What an agent says, at the least, of a rank that has stalled
+        self._least = after - min(_TOLERANCE, after / 2)
+        # Seconds between two questions to all
+        self._again = max(1.0, len(job.members) / _ASKED_A_SECOND)
         self._question, self._asked_at = Locate(0, stacks=False), -inf  # the last one to all
         self._as_of = -inf  # when that was asked from which the positions are
         self._awaited: set[int] = set()
@@ -168,7 +208,11 @@ class LateWatch:
     def take(self, rank: int, message: Stalled | Position, now: float) -> None:
         """A rank has not moved for long, or says where it is."""
         if isinstance(message, Stalled):
-            self._next = min(self._next, max(now, self._asked_at + self._again)) if self.late is None else self._next
+            self._next = (
+                min(self._next, max(now, self._asked_at + self._again))
+                if self.late is None
+                else self._next
+            )
         elif message.number and message.number == self._question.number and rank in self._awaited:
             self._answers[rank] = message
             self._awaited -= {rank}
@@ -231,15 +275,21 @@ class LateWatch:
         self._next, self._end = inf, now + _ANSWERING
         self._answers = dict(known)
         running = (one for one in self._job.members.values() if one.is_open and one.pid)
-        self._awaited |= {one.rank for one in running if one.exiting is None or one.failing is not None}
+        self._awaited |= {
+            one.rank for one in running if one.exiting is None or one.failing is not None
+        }
         self._job.ask_ranks(self._question, frozenset(self._awaited))  # some answer at once
 
     def _take_answers(self, now: float) -> None:
         self._end = inf
         silent = Position(self._question.number, 0.0, {}, 0, 0, Stacks(state=_SILENT))
-        self._positions, self._as_of = self._answers | dict.fromkeys(self._awaited, silent), self._asked_at
+        self._positions, self._as_of = (
+            self._answers | dict.fromkeys(self._awaited, silent),
+            self._asked_at,
+        )
         if not self._question.stacks:
-            if may_be_late(self._positions, self._least):  # a rank that ends meanwhile has said how far it is
+            # A rank that ends meanwhile has said how far it is
+            if may_be_late(self._positions, self._least):
                 self._ask_all(now, stacks=True, known=self._positions)
             return
         while self._shows:
@@ -257,7 +307,9 @@ class LateWatch:
             ranks = late.waiting if late.group else [*late.waiting, *late.ranks]
             self._waited = max(self._positions[rank].since for rank in ranks)
             seconds = max(self._waited, 1.0)
-            self._next = now + min(at - seconds for at in (2 * seconds, self._hang_after) if at > seconds)
+            self._next = now + min(
+                at - seconds for at in (2 * seconds, self._hang_after) if at > seconds
+            )
         elif self.late is not None:
             self._over()
         elif not before and not all(one.is_counted for one in self._positions.values()):
@@ -282,19 +334,27 @@ class LateWatch:
         self._said = late
         said, places = self._text(late, now, "waiting for {}"), self._places()
         first = (late.ranks or late.waiting)[0]
-        self._job.log.add("late", first, ranks=late.ranks, waiting=late.waiting, text=said, stacks=places)
+        self._job.log.add(
+            "late", first, ranks=late.ranks, waiting=late.waiting, text=said, stacks=places
+        )
         self._job.say(said + shown("\n".join(places)), event="late", ranks=late.ranks)
         at_rest = min(one.since for one in self._positions.values())
         if at_rest + now - self._as_of >= self._hang_after:
             self._end_job(late, None, now)
 
     def _places(self) -> list[str]:
-        places = {rank: one.stacks for rank, one in self._positions.items() if one.stacks is not None}
+        places = {
+            rank: one.stacks for rank, one in self._positions.items() if one.stacks is not None
+        }
         return lines(places, () if self.late is None else frozenset(self.late.ranks))
 
     def _end_job(self, late: Late, end: ExitStatus | None, now: float) -> None:
-        said = self._text(late, now, "{} held up the job" if late.ranks else "the ranks have waited for {}")
+        said = self._text(
+            late, now, "{} held up the job" if late.ranks else "the ranks have waited for {}"
+        )
         self._job.end_job(from_late(late.ranks or late.waiting, said, end), said, now)
 
     def _text(self, late: Late, now: float, begin: str) -> str:
-        return text_of(late, self._positions, self._job.members, begin, self._waited + now - self._as_of)
+        return text_of(
+            late, self._positions, self._job.members, begin, self._waited + now - self._as_of
+        )

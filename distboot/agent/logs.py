@@ -24,7 +24,8 @@ from ..errors import DistbootError, too_few_files
 from ..process import start_without_signals
 from ..text import escape_control, log_line, short_repr
 
-_HOLD = 0.1  # seconds for the rest of a line to come; then it is passed on as it is, as a prompt has to be
+# Seconds for the rest of a line to come; then it is passed on as it is, as a prompt has to be
+_HOLD = 0.1
 _PIECE = 4096  # bytes; a pipe that is ready takes so many at once, and in one piece: pipe(7)
 _MOST = 1 << 16  # bytes read at once
 # Once the child has ended:
@@ -44,11 +45,15 @@ class Logs:
 
     def __init__(self, rank: int, who: str | None, *, prefix: bool, folder: str | None) -> None:
         begin = f"[rank {rank} {escape_control(os.uname().nodename)}] " if prefix else ""
-        file = None if folder is None else _File(os.path.join(folder, f"rank-{rank}.log"), rank, who)
+        file = (
+            None if folder is None else _File(os.path.join(folder, f"rank-{rank}.log"), rank, who)
+        )
         ours = {"standard output": sys.__stdout__, "standard error": sys.__stderr__}
         # None: it was closed before we started, and its number may be another file's now.
         consoles = {name: None if one is None else one.fileno() for name, one in ours.items()}
-        self._streams = [_Stream(name, one, begin.encode(), file, who) for name, one in consoles.items()]
+        self._streams = [
+            _Stream(name, one, begin.encode(), file, who) for name, one in consoles.items()
+        ]
         self.stdout, self.stderr = (stream.theirs for stream in self._streams)
 
     @property
@@ -91,7 +96,9 @@ def folder_problem(folder: str) -> DistbootError | None:
 
 def _unwritable(what: str, error: OSError) -> DistbootError:
     hint = "let --log-dir name a folder that this host can write to"
-    return too_few_files(error) or DistbootError("output-failed", f"{what} cannot be written: {error.strerror}", hint)
+    return too_few_files(error) or DistbootError(
+        "output-failed", f"{what} cannot be written: {error.strerror}", hint
+    )
 
 
 class _File:
@@ -99,9 +106,12 @@ class _File:
 
     def __init__(self, path: str, rank: int, who: str | None) -> None:
         self._path, self._who = path, who
-        self._lock, self._last = threading.Lock(), ""  # the stream that has written last, if that was no whole line
+        # The stream that has written last, if that was no whole line
+        self._lock, self._last = threading.Lock(), ""
         at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        header = f"distboot: rank {rank} on {escape_control(os.uname().nodename)}, started at {at}\n"
+        header = (
+            f"distboot: rank {rank} on {escape_control(os.uname().nodename)}, started at {at}\n"
+        )
         try:
             os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
             # Not from its beginning: a second attempt of the job must not hide why the first one failed.
@@ -130,16 +140,28 @@ class _File:
                     data = data[os.write(self._file, data) :]
             except OSError as error:  # the disk is full, say: not worth the job
                 self._file = None
-                log_line(self._who, f"warning: nothing more is written to {short_repr(self._path)}: {error.strerror}")
+                log_line(
+                    self._who,
+                    f"warning: nothing more is written to {short_repr(self._path)}: {error.strerror}",
+                )
 
 
 class _Stream:
     """One of the child's two streams, on its way to ours and to the file: one piece is read, and then written."""
 
-    def __init__(self, name: str, console: int | None, begin: bytes, file: _File | None, who: str | None) -> None:
-        self._name, self._console, self._begin, self._file, self._who = name, console, begin, file, who
+    def __init__(
+        self, name: str, console: int | None, begin: bytes, file: _File | None, who: str | None
+    ) -> None:
+        self._name, self._console, self._begin, self._file, self._who = (
+            name,
+            console,
+            begin,
+            file,
+            who,
+        )
         self._pipe, self.theirs = os.pipe()  # the child writes to the latter
-        self._woken, self.wake = os.pipe()  # where to say that the child has ended, or that we were asked to
+        # Where to say that the child has ended, or that we were asked to
+        self._woken, self.wake = os.pipe()
         self.is_over = False  # whether everything has been passed on
         self._goes_on = True  # until the child, or our reader, has closed its end
         self._held, self._held_since = b"", 0.0  # of a line whose end has not come
@@ -182,7 +204,9 @@ class _Stream:
         poll.register(self._woken, select.POLLIN)
         while True:
             left = end() - time.monotonic()
-            ready = {each for each, _ in poll.poll(None if left == inf else max(left, 0.0) * 1000 + 1)}
+            ready = {
+                each for each, _ in poll.poll(None if left == inf else max(left, 0.0) * 1000 + 1)
+            }
             now = time.monotonic()
             if self._woken in ready:
                 self._take(os.read(self._woken, _PIECE), now)
@@ -196,7 +220,9 @@ class _Stream:
         """The child has ended. What it has written is in the pipe by now."""
         if self._ended == inf:
             self._ended = now
-            self._owed = int.from_bytes(fcntl.ioctl(self._pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+            self._owed = int.from_bytes(
+                fcntl.ioctl(self._pipe, termios.FIONREAD, bytes(4)), sys.byteorder
+            )
         if b"h" in told:
             self._patience, self._linger = _HURRY, 0.0
 
@@ -232,10 +258,15 @@ class _Stream:
     def _show(self, data: bytes) -> None:
         while data and self._console is not None:
             if not self._is_ready(
-                self._console, select.POLLOUT, lambda: max(self._moved, self._ended) + self._patience
+                self._console,
+                select.POLLOUT,
+                lambda: max(self._moved, self._ended) + self._patience,
             ):
                 rest = "is lost" if self._file is None else "is in the log file only"
-                log_line(self._who, f"warning: {self._name} is not read: the end of the command's output {rest}")
+                log_line(
+                    self._who,
+                    f"warning: {self._name} is not read: the end of the command's output {rest}",
+                )
                 self._console = None
                 return
             # Whole lines, as other ranks may write there, too.
@@ -246,5 +277,7 @@ class _Stream:
                 continue
             except OSError as error:
                 if error.errno != errno.EPIPE:
-                    log_line(self._who, f"warning: {self._name} cannot be written to: {error.strerror}")
+                    log_line(
+                        self._who, f"warning: {self._name} cannot be written to: {error.strerror}"
+                    )
                 self._console, self._goes_on = None, False  # and the child finds the same as we did

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from .monitored_process import MonitoredProcess
     from .restarts import Restarts
 
-AFTER_THE_FIRST = 0.15  # seconds; torchrun looks 10 times a second who has ended, and lists them in that order
+# Seconds; torchrun looks 10 times a second who has ended, and lists them in that order
+AFTER_THE_FIRST = 0.15
 _ASLEEP = 2.0  # seconds by which we are late when we were stopped ourselves, or starved
 _LATER = 2.0  # seconds beyond the limit of a key for rank 0 to say what has become of it
 _TICK = 1.0  # seconds between two looks at what no file tells
@@ -43,7 +44,8 @@ class StopRequest(NamedTuple):
     """That the process of a rank has to stop."""
 
     at: float
-    is_failure: bool  # whether it is for the failure of a rank; else an external signal stops the job
+    # Whether it is for the failure of a rank; else an external signal stops the job
+    is_failure: bool
     is_done: bool = False  # whether it is for neither: its work is done, and it has ended well
 
 
@@ -63,19 +65,22 @@ class Participant:
     connection_of: Mapping[int, HeartbeatConnection]  # of the ranks of other agents
     settings: SupervisionSettings
     held: bool  # whether the exit of our ranks waits for us, as in the wrapper
-    say: Callable[..., None]  # prints a text, as the agent or as a rank, of an event with its details
+    # Prints a text, as the agent or as a rank, of an event with its details
+    say: Callable[..., None]
     remove_reader: Callable[[HeartbeatConnection], None] = lambda _: None  # of the loop
     bound: float = BOUND  # seconds for which a host may give no sign
     may_restart: bool = False  # whether another round can follow when a rank fails
     restarts: Restarts | None = None  # decides on rank 0 whether one does
-    is_starting: bool = False  # whether all ranks are to get ready first; until then a failure is that of the start
+    # Whether all ranks are to get ready first; until then a failure is that of the start
+    is_starting: bool = False
     root_cause: RootCause | None = None  # why the job ends, once that is known
     orders: dict[int, StopRequest] = field(default_factory=dict)  # by rank of our own
 
     def __post_init__(self) -> None:
         self.members = {member.rank: member for member in self.ranks}
         self._backlog: set[HeartbeatConnection] = set()  # those that have something to send yet
-        self.peers: dict[HeartbeatConnection, list[RankState]] = {}  # those at the other ends of open connections
+        # Those at the other ends of open connections
+        self.peers: dict[HeartbeatConnection, list[RankState]] = {}
         for rank, connection in self.connection_of.items():
             if rank in self.members:
                 self.members[rank].connection, self.members[rank].is_local = connection, False
@@ -86,8 +91,10 @@ class Participant:
         self.waiting: dict[int, Wait] = {}  # by rank
         self.stops = StopPages(self.settings.grace / 3)
         self._doubtful: set[HeartbeatConnection] = set()  # from which nothing came lately
-        self._ticks, self._between = 0, max(int(BEATS * self.bound), 1)  # ticks between two heartbeats
-        self._abandoned: list[HeartbeatConnection] = []  # open: their end would be an alarm over there
+        # Ticks between two heartbeats
+        self._ticks, self._between = 0, max(int(BEATS * self.bound), 1)
+        # Open: their end would be an alarm over there
+        self._abandoned: list[HeartbeatConnection] = []
         self._has_left = self._hurried = self._has_decided = False
         self._stopped: set[int] = set()  # ranks whose order is executed
         self._ended_at = self._concluded_at = 0.0
@@ -96,7 +103,9 @@ class Participant:
         """Take a message of a rank of ours, as one is sent to rank 0."""
         raise NotImplementedError
 
-    def ask(self, rank: int, message: Arrive | Ready, reply: Callable[[Answer], object], now: float) -> None:
+    def ask(
+        self, rank: int, message: Arrive | Ready, reply: Callable[[Answer], object], now: float
+    ) -> None:
         """Let the script of a rank wait at a key, until it is answered through `reply`."""
         self.waiting[rank] = Wait(message.key, now + message.limit + _LATER, reply)
         self.take(rank, message, now)
@@ -124,7 +133,8 @@ class Participant:
         every = 1 if len(peers) <= _FEW else max(int(BEATS * self.bound), 1)
         for connection in {*peers[self._ticks % every :: every], *self._doubtful}:
             self._look(connection, now)
-        for connection in peers[self._ticks % self._between :: self._between]:  # last: they are confirmed later
+        # Last: they are confirmed later
+        for connection in peers[self._ticks % self._between :: self._between]:
             if self._is_running(connection):
                 connection.heartbeat()
 
@@ -133,13 +143,21 @@ class Participant:
             self._look(connection, now)
         for rank, reads in self.stops.counted((member.rank for member in self.own), now).items():
             self.take(rank, Reads(reads), now)
-        for rank, text in self.stops.late([member.rank for member in self.own if member.end is None], now).items():
+        for rank, text in self.stops.late(
+            [member.rank for member in self.own if member.end is None], now
+        ).items():
             self.say(text, rank)
 
     def due(self, now: float) -> float:
-        orders = (order.at for rank, order in self.orders.items() if rank in self.watched.keys() - self._stopped)
+        orders = (
+            order.at
+            for rank, order in self.orders.items()
+            if rank in self.watched.keys() - self._stopped
+        )
         look = now + _LOOKS if any(connection.is_suspect for connection in self._doubtful) else inf
-        return min([look, self.stops.due, max(self._limit(), now) if self._has_ended else inf, *orders])
+        return min(
+            [look, self.stops.due, max(self._limit(), now) if self._has_ended else inf, *orders]
+        )
 
     def execute_stops(self, now: float) -> None:
         """Let our processes know of the root cause, and those stop whose time has come."""
@@ -192,20 +210,25 @@ class Participant:
     def _words_for(self, cause: RootCause) -> str:
         """What we print of it: one line, if any."""
         first = [member for member in self.own if member.rank in cause.ranks]
-        is_said = any(not cause.is_failure or member.failing or member.end for member in first)  # by our rank
+        # By our rank
+        is_said = any(not cause.is_failure or member.failing or member.end for member in first)
         return "" if is_said and len(self.own) == 1 and not cause.restarts else cause.headline
 
     def _end_served(self, now: float) -> None:
         """Let our own ranks end, which only serve rank 0's script: that has ended well."""
         for member in self.own:
             if member.end is None:
-                self.orders.setdefault(member.rank, StopRequest(now, is_failure=False, is_done=True))
+                self.orders.setdefault(
+                    member.rank, StopRequest(now, is_failure=False, is_done=True)
+                )
 
     def _is_running(self, connection: HeartbeatConnection) -> bool:
         """Whether a connection is ours, and has ranks that are to end yet."""
         return any(member.end is None for member in self.peers.get(connection, ()))
 
-    def _take_from(self, connection: HeartbeatConnection, rank: int, message: object, now: float) -> None:
+    def _take_from(
+        self, connection: HeartbeatConnection, rank: int, message: object, now: float
+    ) -> None:
         """Take a message of another agent; `ProtocolError`: it may not send that."""
         raise NotImplementedError
 
@@ -258,7 +281,9 @@ class Participant:
             if member.end is None:
                 rank, before = member.rank, self.orders.get(member.rank)
                 at = now + cause.until_stop(member)
-                self.orders[rank] = StopRequest(at if before is None else min(at, before.at), cause.is_failure)
+                self.orders[rank] = StopRequest(
+                    at if before is None else min(at, before.at), cause.is_failure
+                )
         if self.root_cause is None:
             self._concluded_at = now
             words = self._words_for(cause)
@@ -301,7 +326,8 @@ class EventLoop:
                     for connection in self._role.peers:
                         connection.heard = now
                 for key, _ in ready:
-                    if self._selector.get_map().get(key.fd) is key:  # else it was removed in this very round
+                    # Else it was removed in this very round
+                    if self._selector.get_map().get(key.fd) is key:
                         key.data(now)
                 if now >= tick:
                     tick = now + _TICK
@@ -315,7 +341,9 @@ class EventLoop:
             frames = traceback.extract_tb(error.__traceback__)
             where = [frame for frame in frames if "distboot" in frame.filename][-1]
             said = f"{type(error).__name__}: {first_line(error)} ({os.path.basename(where.filename)}:{where.lineno})"
-            self._role.say(f"warning: this rank continues without failure detection, because of a bug in it: {said}")
+            self._role.say(
+                f"warning: this rank continues without failure detection, because of a bug in it: {said}"
+            )
             self._role.leave()
         finally:
             self._role.close()

@@ -10,7 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..rendezvous import messages as rendezvous
-from ..rendezvous.protocol import both, flag, integer, nested, number, of, optional, table, time_or_duration, valid
+from ..rendezvous.protocol import (
+    both,
+    flag,
+    integer,
+    nested,
+    number,
+    of,
+    optional,
+    table,
+    time_or_duration,
+    valid,
+)
 from .exit_status import ExitStatus
 from .preemption import LARGEST
 from .progress import MOST_GROUPS
@@ -25,7 +36,8 @@ class Register:
     """The process of this rank is watched from now on; rank 0 answers with its own."""
 
     pid: int = of(number)
-    detects: bool = of(flag, default=True)  # whether its failure is to be told to all, which may be switched off
+    # Whether its failure is to be told to all, which may be switched off
+    detects: bool = of(flag, default=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +123,8 @@ class Position:
 
     number: int = of(number)  # of the question
     since: float = of(time_or_duration)  # seconds for which it has not moved
-    counts: dict[str, int] = of(table(MOST_GROUPS, _count))  # collective operations begun, by process group
+    # Collective operations begun, by process group
+    counts: dict[str, int] = of(table(MOST_GROUPS, _count))
     reads: int = of(_count)  # of `ctx.preempted`
     steps: int = of(_count)  # calls of `ctx.step()`
     stacks: Stacks | None = of(optional(nested(Stacks)), default=None)
@@ -132,5 +145,12 @@ KINDS = (
     *(Register, Phases, Failing, Exiting, Terminating, Exited, Abort, Done, rendezvous.Detach),
     *(rendezvous.RequestStop, CountReads, Reads, StopAt),
     *(Stalled, Locate, Position, rendezvous.AskStacks, rendezvous.ShowStacks),
-    *(rendezvous.Arrive, rendezvous.Ready, rendezvous.Leave, rendezvous.Release, rendezvous.Go, rendezvous.Failed),
+    *(
+        rendezvous.Arrive,
+        rendezvous.Ready,
+        rendezvous.Leave,
+        rendezvous.Release,
+        rendezvous.Go,
+        rendezvous.Failed,
+    ),
 )

@@ -47,7 +47,8 @@ class Process:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.file: int | None = None  # is readable once it has ended; None: the kernel has none (before Linux 5.3)
+        # Is readable once it has ended; None: the kernel has none (before Linux 5.3)
+        self.file: int | None = None
         with suppress(OSError, AttributeError):
             self.file = os.pidfd_open(pid)
         # To whom the kernel does not tell everything it says 0 as the exit code, and 1 here.
@@ -96,7 +97,10 @@ class Process:
 
     def read(self, name: str) -> str:
         """A file about it in /proc; empty: it is not there, or not for us."""
-        with suppress(OSError), open(f"/proc/{self.pid}/{name}", encoding="ascii", errors="replace") as file:
+        with (
+            suppress(OSError),
+            open(f"/proc/{self.pid}/{name}", encoding="ascii", errors="replace") as file,
+        ):
             return file.read()
         return ""
 
@@ -114,7 +118,9 @@ class HookReader:
         self._fill()
         events = _EVENT.findall(self._buffer)
         self._buffer = _EVENT.sub(b"", self._buffer)
-        return [(kind.decode(), int(pid), self.clean(text)[-_LONGEST:]) for kind, pid, text in events]
+        return [
+            (kind.decode(), int(pid), self.clean(text)[-_LONGEST:]) for kind, pid, text in events
+        ]
 
     def take_dump(self) -> bool:
         """Whether a faulthandler has written what the process did when SIGTERM came; said once."""
@@ -138,8 +144,13 @@ class HookReader:
         if not self._buffer.startswith(FATAL.encode()):
             return ""
         first, *threads = THREADS.split(self.clean(self._buffer).partition("Extension modules")[0])
-        threads = sorted((one for one in threads if not is_our_thread(one)), key=lambda one: one.startswith(ANOTHER))
-        return "\n".join(line for line in (first + "".join(threads))[:_LONGEST].splitlines() if line)
+        threads = sorted(
+            (one for one in threads if not is_our_thread(one)),
+            key=lambda one: one.startswith(ANOTHER),
+        )
+        return "\n".join(
+            line for line in (first + "".join(threads))[:_LONGEST].splitlines() if line
+        )
 
     def _fill(self) -> None:
         kept = _MOST_STACKS if self.expects_stacks else _MOST_KEPT
@@ -160,7 +171,8 @@ class MonitoredProcess:
     """The process of a rank; its parent, or what else sees it end, says so with `ended`."""
 
     def __init__(self, rank: int, process: Process, hooks: HookReader, agent: Agent) -> None:
-        self.ending: int | None = None  # the last signal with which it was made to end; None: it was not
+        # The last signal with which it was made to end; None: it was not
+        self.ending: int | None = None
         self.external_signal: int | None = None  # that has asked it to stop
         self._is_stopped = False  # by us, for the failure of another rank
         self._is_done = False  # whether we have ended it, as its work is done
@@ -180,7 +192,9 @@ class MonitoredProcess:
     def stopped_by_us(self) -> bool:
         """Whether it had to stop for the failure of another rank, or was told so by `ctx.preempted`."""
         cause = self._role.root_cause
-        return self._is_stopped or (cause is not None and cause.is_failure and self._role.stops.is_told(self.rank))
+        return self._is_stopped or (
+            cause is not None and cause.is_failure and self._role.stops.is_told(self.rank)
+        )
 
     def stop(self, order: StopRequest, now: float) -> None:
         """Ask it to end, if it has not, and has not been asked."""
@@ -188,7 +202,9 @@ class MonitoredProcess:
         self.ending = signal.SIGTERM
         if self.external_signal is None and not self.has_ended:
             self._is_stopped, self._is_done = order.is_failure, order.is_done
-            self.external_signal = None if self._is_stopped or self._is_done else int(signal.SIGTERM)
+            self.external_signal = (
+                None if self._is_stopped or self._is_done else int(signal.SIGTERM)
+            )
             self.process.send(signal.SIGTERM)
             self.process.send(signal.SIGCONT)
 
@@ -205,7 +221,8 @@ class MonitoredProcess:
 
     def _kill(self) -> None:
         self.ending = signal.SIGKILL
-        if self.process.file is not None or not self.has_ended:  # else its number may be another's by now
+        # Else its number may be another's by now
+        if self.process.file is not None or not self.has_ended:
             self.process.send(LAST_RESORT if self.process.pid == 1 else signal.SIGKILL)
 
     def decided(self, now: float) -> None:
@@ -263,7 +280,8 @@ class MonitoredProcess:
         self._role.take(self.rank, Exited(end), now)
         role, is_first = self._role, end.is_failure and not end.is_secondary  # as far as is known
         if is_first and role.detects and role.root_cause is None and not role.may_restart:
-            leave(from_exit(role.members[self.rank], end, 0.0).text)  # now: with process 1 of a container we end, too
+            # Now: with process 1 of a container we end, too
+            leave(from_exit(role.members[self.rank], end, 0.0).text)
         if end.is_crash:  # which it would have printed itself, had it been asked to
             self._role.say(f"{end.describe()}{shown(end.words)}", self.rank, event="crash")
         return end

@@ -31,13 +31,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..rendezvous.local import AgentLink
 
-READS, ASKED, STOP, STEPS = range(4)  # the numbers of a page; ASKED is a time of `time.monotonic_ns`
+# The numbers of a page; ASKED is a time of `time.monotonic_ns`
+READS, ASKED, STOP, STEPS = range(4)
 LARGEST = (1 << 64) - 1  # of them: a script may write there what it likes
 _SIZE = 4096  # bytes
 _PAUSE = 0.001  # seconds between two looks for the answer
 # Seconds. What a script has written before it looked is seen by then: a store waits in a processor for microseconds.
 _SETTLING = 0.01
-_AGENT_LIMIT = 10.0  # seconds for an agent that has ended without our knowledge; else it says itself until when
+# Seconds for an agent that has ended without our knowledge; else it says itself until when
+_AGENT_LIMIT = 10.0
 
 Page: TypeAlias = "memoryview | list[int]"
 
@@ -70,7 +72,8 @@ class Preemption:
         if count == 1:
             self.listen([signal.SIGTERM])
         if self._page[ASKED] and not self._is_true:
-            self._page[READS] = count - 1  # it has not been answered, and may be the one at which all stop
+            # It has not been answered, and may be the one at which all stop
+            self._page[READS] = count - 1
             while (found := answer(self._page, count, time.monotonic_ns())) is None:
                 time.sleep(_PAUSE)
             self._page[READS], self._is_true = count, found
@@ -174,7 +177,11 @@ class StopPages:
         self._forget()
         with suppress(OSError, AttributeError):  # macOS has neither
             file, page = new_page()
-            self._pages[rank], page[STOP], page[ASKED] = page, int(stops), time.monotonic_ns() if stops else 0
+            self._pages[rank], page[STOP], page[ASKED] = (
+                page,
+                int(stops),
+                time.monotonic_ns() if stops else 0,
+            )
             return file
         return None
 
@@ -227,8 +234,15 @@ class StopPages:
             return {}
         self._late_at = inf
         said = f"warning: it has not reached its next read of ctx.preempted within {self._limit:g} s: it is at read"
-        behind = {rank: page for rank, page in self._pages.items() if rank in ranks and 0 < page[READS] < page[STOP]}
-        return {rank: f"{said} {page[READS]}, and all ranks stop at read {page[STOP]}" for rank, page in behind.items()}
+        behind = {
+            rank: page
+            for rank, page in self._pages.items()
+            if rank in ranks and 0 < page[READS] < page[STOP]
+        }
+        return {
+            rank: f"{said} {page[READS]}, and all ranks stop at read {page[STOP]}"
+            for rank, page in behind.items()
+        }
 
 
 class StopAgreement:

@@ -45,8 +45,10 @@ def counts() -> dict[str, int]:
     world: Any = getattr(sys.modules.get(_MODULE), "_world", None)
     found = {}
     for group in list(getattr(world, "pg_map", ()))[:MOST_GROUPS]:
-        with suppress(Exception):  # a backend that does not count, or a group that is being destroyed
-            found[str(world.pg_names[group])[:_LONGEST_NAME]] = int(group._get_sequence_number_for_group())  # noqa: SLF001
+        # A backend that does not count, or a group that is being destroyed
+        with suppress(Exception):
+            count = group._get_sequence_number_for_group()  # noqa: SLF001 - there is no public one
+            found[str(world.pg_names[group])[:_LONGEST_NAME]] = int(count)
     return found
 
 
@@ -71,7 +73,10 @@ def _watch() -> None:
         found = counts()
         if found != before:
             before = found
-            lines = (f"{name.split()[0] if name.split() else '-'} {count}" for name, count in found.items())
+            lines = (
+                f"{name.split()[0] if name.split() else '-'} {count}"
+                for name, count in found.items()
+            )
             crash_hooks.emit(KIND, "\n".join(lines))
 
 
@@ -79,11 +84,13 @@ class Movement:
     """Of one rank. All times are those of `time.monotonic`."""
 
     def __init__(self, pid: int, after: float, now: float) -> None:
-        self.counts: dict[str, int] = {}  # of collective operations, by the name of the process group
+        # Of collective operations, by the name of the process group
+        self.counts: dict[str, int] = {}
         # The seconds without movement after which it has stalled; that is said again after twice as many.
         self._pid, self._after = pid, after or float("inf")
         self._numbers: tuple[int, ...] = (0, 0)
-        self._used = {"": 0.0, f"/task/{pid}": 0.0}  # seconds of a processor, of all threads and of the main thread
+        # Seconds of a processor, of all threads and of the main thread
+        self._used = {"": 0.0, f"/task/{pid}": 0.0}
         self._looked = self.used_at = now  # when a thread of it has used a processor last
         self._move(now)
 
@@ -91,7 +98,9 @@ class Movement:
         """What the script has said: a line "name count" for each process group."""
         with suppress(ValueError):
             counts = [line.split(" ") for line in text.splitlines()[:MOST_GROUPS]]
-            self.counts = {name[:_LONGEST_NAME]: min(int(count), _LARGEST) for name, count in counts}
+            self.counts = {
+                name[:_LONGEST_NAME]: min(int(count), _LARGEST) for name, count in counts
+            }
             self._move(now)
 
     def stalled(self, numbers: tuple[int, ...], now: float) -> bool:
@@ -114,8 +123,12 @@ class Movement:
         """Whether they have used a processor since they were looked at last."""
         used = 0.0
         with suppress(OSError, IndexError, ValueError):  # it has ended
-            with open(f"/proc/{self._pid}{threads}/stat", encoding="ascii", errors="replace") as file:
+            with open(
+                f"/proc/{self._pid}{threads}/stat", encoding="ascii", errors="replace"
+            ) as file:
                 fields = file.read().rpartition(")")[2].split()
-            used = (int(fields[_USER_TIME]) + int(fields[_USER_TIME + 1])) / os.sysconf("SC_CLK_TCK")
+            used = (int(fields[_USER_TIME]) + int(fields[_USER_TIME + 1])) / os.sysconf(
+                "SC_CLK_TCK"
+            )
         before, self._used[threads] = self._used[threads], used
         return used - before > _BUSY * (now - self._looked)

@@ -26,7 +26,12 @@ COUNT = "DISTBOOT_RESTART_COUNT"
 _OF_TORCHRUN = "TORCHELASTIC_RESTART_COUNT"  # where scripts and libraries look for it
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 # What starting again does not change.
-_STAYS = {2: "a usage error", 78: "a broken environment", 126: "a command that cannot be run", 127: "no such command"}
+_STAYS = {
+    2: "a usage error",
+    78: "a broken environment",
+    126: "a command that cannot be run",
+    127: "no such command",
+}
 _OF_MPI = ("PMI_", "PMIX_")  # Hydra and Slurm; Open MPI, and Slurm with PMIx
 # Open MPI and Intel; MPICH, as Debian has it; libmpi_gnu_112.so.12 and the like of Cray; libmpi_abi.so of MPI 5.
 MPI_LIBRARY = re.compile(r"/libmpi(ch)?(_\w+)?\.so")
@@ -36,16 +41,21 @@ _CODE = re.compile(r"error\[([a-z-]+)\]")
 class Restarts:
     """What the wrapper knows of all rounds of its job."""
 
-    def __init__(self, settings: RestartSettings, environ: Mapping[str, str], *, of_launcher: bool = False) -> None:
+    def __init__(
+        self, settings: RestartSettings, environ: Mapping[str, str], *, of_launcher: bool = False
+    ) -> None:
         self.settings, self.round = settings, 0  # that runs, or comes next
         # Whether a rank that calls MPI_Init speaks to the launcher, which takes that of each process once.
         self._is_below_mpi = any(name.startswith(_OF_MPI) for name in environ)
         self._has_mpi = False
-        self._of_launcher = of_launcher  # whether ours are launchers, which fail at one place for whatever reason
-        self.rounds: list[dict[str, Any]] = []  # on rank 0, those that have failed, as the report has them
+        # Whether ours are launchers, which fail at one place for whatever reason
+        self._of_launcher = of_launcher
+        # On rank 0, those that have failed, as the report has them
+        self.rounds: list[dict[str, Any]] = []
         self._failures: list[tuple[str, float]] = []  # where in the code, and when
         self._most, self._began, self._started = settings.most, time.monotonic(), time.time()
-        self._decision: str | None = None  # why the job does not go on; empty: it does; None: not decided
+        # Why the job does not go on; empty: it does; None: not decided
+        self._decision: str | None = None
         self.cause: RootCause | None = None  # of the round that has ended
 
     def look(self, pid: int) -> None:
@@ -53,9 +63,15 @@ class Restarts:
         pids = [pid] if self._is_below_mpi else []
         while pids and not self._has_mpi:
             pid = pids.pop()
-            with suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
+            with (
+                suppress(OSError),
+                open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file,
+            ):
                 self._has_mpi = any(map(MPI_LIBRARY.search, file))
-            with suppress(OSError), open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+            with (
+                suppress(OSError),
+                open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file,
+            ):
                 pids += map(int, file.read().split())
 
     def begin(self, round_: int, most: int, *, is_rank_0: bool = True) -> None:
@@ -63,7 +79,9 @@ class Restarts:
         if is_rank_0 and round_ > self.round:
             rounds = f"round{'s' if round_ > 1 else ''} {ranges(range(round_))}"
             text = f"rank 0's agent was lost, and its replacement has no record of {rounds}"
-            self.rounds.append({"round": round_ - 1, "ranks": [0], "text": text, "start": None, "seconds": None})
+            self.rounds.append(
+                {"round": round_ - 1, "ranks": [0], "text": text, "start": None, "seconds": None}
+            )
             log_line("rank 0", f"restart {round_} of {most}: {text}", event="restart", round=round_)
         self.round, self._most, self._decision, self.cause = round_, most, None, None
         self._began, self._started = time.monotonic(), time.time()
@@ -80,18 +98,28 @@ class Restarts:
             self._decision = self._why_not(cause, end, now, is_asked=is_asked)
             said = f"no restart: {self._decision}" if self._decision and cause.is_failure else None
             line = {"round": self.round, "ranks": list(cause.ranks), "text": cause.headline}
-            self.rounds.append({**line, "start": self._started, "seconds": round(now - self._began, 3)})
+            self.rounds.append(
+                {**line, "start": self._started, "seconds": round(now - self._began, 3)}
+            )
         return replace(cause, restarts=not self._decision), said
 
-    def _why_not(self, cause: RootCause, end: ExitStatus | None, now: float, *, is_asked: bool) -> str:
+    def _why_not(
+        self, cause: RootCause, end: ExitStatus | None, now: float, *, is_asked: bool
+    ) -> str:
         place = "" if self._of_launcher else _same_place(end)
-        earlier = [at for where, at in self._failures if where == place and now - at <= self.settings.window]
+        earlier = [
+            at
+            for where, at in self._failures
+            if where == place and now - at <= self.settings.window
+        ]
         self._failures.append((place, now))
         code, said = _exit_code_of(end)
         if not cause.is_failure or is_asked:
             return "the job was asked to stop"
         if self._has_mpi:
-            return "the script uses MPI, whose launcher lets each of its processes call MPI_Init once"
+            return (
+                "the script uses MPI, whose launcher lets each of its processes call MPI_Init once"
+            )
         if code in _STAYS:
             return f"{said} ({_STAYS[code]}) would happen again"
         if place and earlier:
@@ -110,7 +138,8 @@ class Restarts:
             said = f"restart {self.round} of {self._most}: {took}, as {who}"
             log_line("rank 0", said, event="restart", round=self.round)
         with suppress(OSError, KeyError):
-            os.unlink(os.environ[_ERROR_FILE])  # of the last failure; torchrun is to read that of the job's end
+            # Of the last failure; torchrun is to read that of the job's end
+            os.unlink(os.environ[_ERROR_FILE])
         time.sleep(self.settings.delay)
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
@@ -136,4 +165,10 @@ def _same_place(end: ExitStatus | None) -> str:
     if end is None or end.is_secondary or end.cause:
         return ""
     is_signal = end.code is not None and 128 < end.code < 128 + signal.NSIG  # as a shell says it
-    return f"at {end.place}" if end.place else f"with exit code {end.code}" if end.code and not is_signal else ""
+    return (
+        f"at {end.place}"
+        if end.place
+        else f"with exit code {end.code}"
+        if end.code and not is_signal
+        else ""
+    )

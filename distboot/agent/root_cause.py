@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from ..rendezvous.protocol import both, flag, integer, number, of, several, text, time_or_duration, valid
+from ..rendezvous.protocol import (
+    both,
+    flag,
+    integer,
+    number,
+    of,
+    several,
+    text,
+    time_or_duration,
+    valid,
+)
 from ..text import escape_control, ranks_said
 from .exit_status import LONGEST_HEADLINE, STOPPED, ExitStatus, fitting, shown, signal_name
 
@@ -15,10 +25,12 @@ if TYPE_CHECKING:
     from ..rendezvous.membership import Membership
     from .heartbeat import HeartbeatConnection
 
-SETTLING = 0.15  # seconds for a failure to become known to which a signal is the answer; mpirun gives us 0.24 to live
+# Seconds for a failure to become known to which a signal is the answer; mpirun gives us 0.24 to live
+SETTLING = 0.15
 EXPLAINING = 0.5  # seconds for one to become known that explains what a rank says of a peer
 GATHERING = 0.1  # seconds in which the ranks of a host that died are lost
-_LEAVING = 10.0  # seconds for a Python that is about to end to do so, while other ranks have lost it already
+# Seconds for a Python that is about to end to do so, while other ranks have lost it already
+_LEAVING = 10.0
 _FINISHING = 5.0  # seconds for the rank that failed first to end by itself, with its own exit code
 _FOLLOWING = 0.6  # seconds for another one that fails, too
 _LEAST = 40  # characters in it of what an exception says, however long a host name is
@@ -35,7 +47,8 @@ class RankState:
     node_rank: int
     local_rank: int
     pid: int = 0  # 0: it is not watched yet
-    connection: HeartbeatConnection | None = None  # of its agent; None: it is our own, or not watched any more
+    # Of its agent; None: it is our own, or not watched any more
+    connection: HeartbeatConnection | None = None
     failing: ExitStatus | None = None  # how it fails, although it has not ended yet
     exiting: float | None = None  # since when it is about to end, as `time.monotonic` has it
     end: ExitStatus | None = None  # how it has ended
@@ -60,8 +73,15 @@ class RankState:
 
 def ranks_of(membership: Membership) -> list[RankState]:
     """All ranks of a job."""
-    places = sorted((rank, node, local) for node, on in enumerate(membership.nodes) for local, rank in enumerate(on))
-    return [RankState(rank, membership.hosts[node], node, local_rank) for rank, node, local_rank in places]
+    places = sorted(
+        (rank, node, local)
+        for node, on in enumerate(membership.nodes)
+        for local, rank in enumerate(on)
+    )
+    return [
+        RankState(rank, membership.hosts[node], node, local_rank)
+        for rank, node, local_rank in places
+    ]
 
 
 @dataclass(slots=True, eq=False)
@@ -89,7 +109,9 @@ class RootCauseAnalysis:
     reports: list[FailureReport] = field(default_factory=list)
 
     def failed(self, member: RankState, end: ExitStatus, now: float) -> None:
-        self.reports.append(FailureReport("failed", member, now + (EXPLAINING if end.is_secondary else 0.0), end))
+        self.reports.append(
+            FailureReport("failed", member, now + (EXPLAINING if end.is_secondary else 0.0), end)
+        )
 
     def lost(self, member: RankState, why: str, now: float, gathering: float = GATHERING) -> None:
         self.reports.append(FailureReport("lost", member, now + gathering, why=why))
@@ -120,7 +142,9 @@ class RootCauseAnalysis:
             done = [one for one in self.members if one.end is not None and one.end.succeeded]
             end = member.end or report.end
             if done and report.is_secondary:
-                return from_early_end(done, len(self.members) - len(done), from_exit(member, end, delay, "failed"))
+                return from_early_end(
+                    done, len(self.members) - len(done), from_exit(member, end, delay, "failed")
+                )
             return from_exit(member, end, delay)
         lost = {one.member.rank: one.member for one in self.reports if one.kind == "lost"}
         here = [other for _, other in sorted(lost.items()) if other.node_rank == member.node_rank]
@@ -128,18 +152,27 @@ class RootCauseAnalysis:
 
     def _may_be_explained(self, report: FailureReport, now: float) -> bool:
         """Whether another rank is about to end, with an exit code that is not known yet."""
-        others = (one for one in self.members if one is not report.member and one.is_open and one.failing is None)
-        return any(member.exiting is not None and now < member.exiting + _LEAVING for member in others)
+        others = (
+            one
+            for one in self.members
+            if one is not report.member and one.is_open and one.failing is None
+        )
+        return any(
+            member.exiting is not None and now < member.exiting + _LEAVING for member in others
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class RootCause:
     """Why the job ends."""
 
-    ranks: tuple[int, ...] = of(several(number))  # those that failed first, or that were stopped first
+    # Those that failed first, or that were stopped first
+    ranks: tuple[int, ...] = of(several(number))
     is_failure: bool = of(flag)  # else an external signal stopped the job
-    text: str = of(text(_LONGEST_TEXT))  # the headline, which all ranks print, and the lines of a traceback
-    delay: float = of(_delay, default=0.0)  # seconds before the others stop, so that their launcher sees it first
+    # The headline, which all ranks print, and the lines of a traceback
+    text: str = of(text(_LONGEST_TEXT))
+    # Seconds before the others stop, so that their launcher sees it first
+    delay: float = of(_delay, default=0.0)
     exit_code: int = of(integer(1, 255), default=STOPPED)  # of the job
     restarts: bool = of(flag, default=False)  # whether another round follows
 
@@ -175,12 +208,16 @@ class RootCause:
         return replace(self, text="\n".join(map(escape_control, self.text.split("\n"))))
 
 
-def from_exit(member: RankState, end: ExitStatus, delay: float, failed: str = "failed first") -> RootCause:
+def from_exit(
+    member: RankState, end: ExitStatus, delay: float, failed: str = "failed first"
+) -> RootCause:
     """A rank ended in failure."""
     why = ", because a peer disconnected" if end.is_secondary else ""
     place = end.place and f", in {end.place}"
     head = _headline(f"rank {member.rank} {failed}{why}: ", end.failure_text, member, place)
-    return RootCause((member.rank,), True, head + shown("\n".join(end.excerpt())), delay, end.code_of_job)
+    return RootCause(
+        (member.rank,), True, head + shown("\n".join(end.excerpt())), delay, end.code_of_job
+    )
 
 
 def from_early_end(done: Sequence[RankState], others: int, then: RootCause) -> RootCause:

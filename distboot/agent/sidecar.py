@@ -36,7 +36,9 @@ class ForeignProcess(MonitoredProcess):
     Its exit status comes through the socket `status`, and is answered there.
     """
 
-    def __init__(self, begin: Begin, process: Process, pipe: int, status: socket.socket, agent: Agent) -> None:
+    def __init__(
+        self, begin: Begin, process: Process, pipe: int, status: socket.socket, agent: Agent
+    ) -> None:
         hooks = HookReader(pipe, begin.plan.secret)
         super().__init__(begin.plan.own.rank, process, hooks, agent)
         self._status = status
@@ -65,15 +67,21 @@ class ForeignProcess(MonitoredProcess):
     def _take_status(self, now: float) -> None:
         try:
             data, notes, _, _ = self._status.recvmsg(1, socket.CMSG_SPACE(CREDENTIALS.size))
-        except ConnectionResetError:  # it has ended with an answer unread; what it had sent comes next
+        except (
+            ConnectionResetError
+        ):  # it has ended with an answer unread; what it had sent comes next
             return
         # The kernel says whose it is: what the script forks in C ends as it ends.
-        pids = [CREDENTIALS.unpack(note)[0] for _, kind, note in notes if kind == socket.SCM_CREDENTIALS]
+        pids = [
+            CREDENTIALS.unpack(note)[0] for _, kind, note in notes if kind == socket.SCM_CREDENTIALS
+        ]
         if not data:
             self._loop.remove_reader(self._status.fileno())
         elif pids != [self.process.pid]:
             self._answer()
-        elif data == b"\0" and not self._given and self._instead(code=0):  # it had to stop: that is no success
+        elif (
+            data == b"\0" and not self._given and self._instead(code=0)
+        ):  # it had to stop: that is no success
             self._kill()
             self._end(ExitStatus(signal=int(signal.SIGKILL)), now)
         elif not self.has_ended:
@@ -84,7 +92,12 @@ class ForeignProcess(MonitoredProcess):
             self._loop.remove_reader(self.process.file)
         if not self.has_ended:
             status = self.process.wait_status()
-            self._end(ExitStatus() if status is None else ExitStatus.of_child(os.waitstatus_to_exitcode(status)), now)
+            self._end(
+                ExitStatus()
+                if status is None
+                else ExitStatus.of_child(os.waitstatus_to_exitcode(status)),
+                now,
+            )
 
     def _end(self, how: ExitStatus, now: float) -> None:
         end = self.ended(how, now)
@@ -106,7 +119,8 @@ class ForeignProcess(MonitoredProcess):
         """Answer the script that asks, once it is known whether this rank was the first."""
         cause = self._role.root_cause
         is_known = cause is not None or not ExitStatus(words=self._traceback).is_secondary
-        if not self._asks or not (is_known or (self.rank > 0 and not self._role.peers)):  # which alone would say it
+        # Which alone would say it
+        if not self._asks or not (is_known or (self.rank > 0 and not self._role.peers)):
             return
         if self._asks == ASK:
             answer = self._given = self._instead(code=1 if self._traceback else 0)
@@ -118,7 +132,9 @@ class ForeignProcess(MonitoredProcess):
 
     def _instead(self, code: int) -> int:
         """The exit code of the job, where the script must not end with this one; 0: it may."""
-        end = ExitStatus(code, None, self.external_signal, self.stopped_by_us, words=self._traceback)
+        end = ExitStatus(
+            code, None, self.external_signal, self.stopped_by_us, words=self._traceback
+        )
         return 0 if self._role.root_cause is None else self._role.root_cause.exit_code_for(end)
 
 
@@ -130,7 +146,8 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
     """Join for the script that is at the other end of the control socket, and watch it until it has ended."""
     control, status = (socket.socket(fileno=file) for file in (control_file, status_file))
     for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM"):
-        signal.signal(getattr(signal, name), signal.SIG_IGN)  # a launcher sends them to all processes of the job
+        # A launcher sends them to all processes of the job
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
     frames = Frames(MOST)
     try:
         begin: Begin = _said(control, frames, Begin)[0]
@@ -143,7 +160,9 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
         return
     except DistbootError as error:
         with suppress(OSError):
-            control.sendall(OPEN.sign(Raised(error.code, error.message, error.hint, tuple(joined.log() or ()))))
+            control.sendall(
+                OPEN.sign(Raised(error.code, error.message, error.hint, tuple(joined.log() or ())))
+            )
         return
     rank = begin.plan.own.rank
     script = ForeignProcess(begin, process, pipe, status, agent)
@@ -172,7 +191,9 @@ def _said(control: socket.socket, frames: Frames, *kinds: type) -> list[Any]:
     return found
 
 
-def _watching(control: socket.socket, frames: Frames, process: Process, joined: Joined) -> Callable[[], None]:
+def _watching(
+    control: socket.socket, frames: Frames, process: Process, joined: Joined
+) -> Callable[[], None]:
     """What raises once the script has ended, or does not want to join any more."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
@@ -183,7 +204,8 @@ def _watching(control: socket.socket, frames: Frames, process: Process, joined: 
         for file, _ in poll.poll(0):
             if file != control.fileno():
                 raise _ScriptGoneError
-            for message in _said(control, frames, AskLog, Finish):  # it is being stopped, and reports what was so far
+            # It is being stopped, and reports what was so far
+            for message in _said(control, frames, AskLog, Finish):
                 if isinstance(message, Finish):
                     raise _ScriptGoneError
                 control.sendall(OPEN.sign(Log(tuple(joined.log() or ()))))

@@ -43,7 +43,8 @@ _ANSWER_LIMIT = 15  # seconds; rank 0 waits 5 for the others
 _UNBUFFERED = 2  # _IONBF, stdio.h
 
 _current: Sidecar | None = None  # of this process
-_exit_file: int | None = None  # that the C library writes the status to, and then waits for; of this process
+# That the C library writes the status to, and then waits for; of this process
+_exit_file: int | None = None
 
 
 class Sidecar:
@@ -86,7 +87,10 @@ class Sidecar:
 
     def exit_code(self) -> int:
         """That of the job, where this process, about to end, is not to end with its own; 0: it may."""
-        if not hasattr(sys, "last_type") and not fcntl.fcntl(self._files[0], fcntl.F_GETFL) & crash_hooks.JOB_ENDS:
+        if (
+            not hasattr(sys, "last_type")
+            and not fcntl.fcntl(self._files[0], fcntl.F_GETFL) & crash_hooks.JOB_ENDS
+        ):
             return 0
         return self._asked(crash_hooks.ASK)
 
@@ -115,8 +119,11 @@ class Sidecar:
         os.set_blocking(self._reports, False)  # whatever the agent does, the script can end
         its_status, status = socket.socketpair()
         # The C library waits there for the answer, but not for an agent that a user has stopped.
-        status.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _ANSWER_LIMIT, 0))
-        self._status = status.detach()  # a number, as an object of Python's would be missed at the end of the process
+        status.setsockopt(
+            socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _ANSWER_LIMIT, 0)
+        )
+        # A number, as an object of Python's would be missed at the end of the process
+        self._status = status.detach()
         self._files += [reading, self._reports, self._status]
         with its_control, its_status:
             files = (its_control.fileno(), reading, its_status.fileno())
@@ -163,13 +170,15 @@ def _end_with_job() -> None:
     with suppress(OSError, IndexError):  # the agent was killed, or has been closed
         code = _current.exit_code()
         if code:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which comes to a rank that fails for a peer
+            # Which comes to a rank that fails for a peer
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             _register(_exit_file, instead=code)
 
 
 def _register(file: int, instead: int = 0) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    on_exit, at_exit = libc.on_exit, libc["__cxa_atexit"]  # which atexit(3) calls, and which takes an argument
+    # Which atexit(3) calls, and which takes an argument
+    on_exit, at_exit = libc.on_exit, libc["__cxa_atexit"]
     libc.fdopen.restype = ctypes.c_void_p
     libc.fdopen.argtypes = [ctypes.c_int, ctypes.c_char_p]
     libc.setvbuf.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_size_t]

@@ -34,7 +34,11 @@ _QUIET = 0.05  # seconds without more, and it has written all
 _PY_SPY_LIMIT = 5.0  # seconds
 _TOO_MANY = "in a process of more than 100 threads, whose stacks only py-spy shows"
 _MOST = 1 << 22  # bytes of py-spy's output, and of a source
-_STATES = {"D": "in the kernel, where no signal reaches it", "T": "stopped by a signal", "t": "stopped by a debugger"}
+_STATES = {
+    "D": "in the kernel, where no signal reaches it",
+    "T": "stopped by a signal",
+    "t": "stopped by a debugger",
+}
 # A collective operation of mpi4py has no frame of its own: the line of the script that calls it shows it.
 _MPI_CALL = re.compile(
     r"\.(Barrier|[Ii]?(?:[Aa]ll)?(?:[Rr]educe|[Gg]ather|[Tt]oall)v?|[Bb]cast|[Ss]catterv?|[Rr]ecv|Wait(?:all)?)\("
@@ -58,7 +62,16 @@ _FOREIGN = re.compile(
     r"|/distboot/(context|initialize)\.py"
 )
 # Functions between the user's code and what it has called.
-_WRAPPERS = "wrapper", "inner", "inner_func", "_fn", "decorate_context", "_wrapped_call_impl", "_call_impl", "__call__"
+_WRAPPERS = (
+    "wrapper",
+    "inner",
+    "inner_func",
+    "_fn",
+    "decorate_context",
+    "_wrapped_call_impl",
+    "_call_impl",
+    "__call__",
+)
 # Where a process waits for others: torch, Horovod, what mpi4py is called with, JAX, TensorFlow, and our own keys.
 _WAITS = re.compile(
     r"/torch/distributed/(distributed_c10d|_functional_collectives|rendezvous|rpc/)|/horovod/|^mpi4py$|/jax/experimental/multihost_utils|/jax/_src/array"
@@ -88,7 +101,12 @@ def from_dump(dump: str) -> Stacks | None:
     for thread in THREADS.split(dump)[1:]:
         # The current one has taken the signal, which the kernel gives to the main thread.
         found = map(_DUMPED.match, thread.splitlines())
-        threads.append((not thread.startswith(ANOTHER), [frame(one[3], one[1], int(one[2])) for one in found if one]))
+        threads.append(
+            (
+                not thread.startswith(ANOTHER),
+                [frame(one[3], one[1], int(one[2])) for one in found if one],
+            )
+        )
     return _of_threads(threads)
 
 
@@ -97,9 +115,14 @@ def from_py_spy(output: str) -> Stacks | None:
     threads = []
     try:
         for thread in json.loads(output):
-            found = ((str(one["name"]), str(one["filename"]), int(one["line"])) for one in thread["frames"])
+            found = (
+                (str(one["name"]), str(one["filename"]), int(one["line"]))
+                for one in thread["frames"]
+            )
             stack = [frame(name.rpartition(".")[2], file, line) for name, file, line in found]
-            is_main = thread["thread_name"] == "MainThread" or thread["os_thread_id"] == thread["pid"]
+            is_main = (
+                thread["thread_name"] == "MainThread" or thread["os_thread_id"] == thread["pid"]
+            )
             threads.append((is_main, stack))
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
@@ -147,7 +170,9 @@ def fold(places: Mapping[int, str]) -> list[tuple[list[int], str]]:
     found: dict[str, list[int]] = {}
     for rank in sorted(places):
         found.setdefault(places[rank], []).append(rank)
-    return sorted(((ranks, one) for one, ranks in found.items()), key=lambda each: (len(each[0]), each[0]))
+    return sorted(
+        ((ranks, one) for one, ranks in found.items()), key=lambda each: (len(each[0]), each[0])
+    )
 
 
 def lines(places: Mapping[int, Stacks], first: Collection[int] = ()) -> list[str]:
@@ -157,7 +182,11 @@ def lines(places: Mapping[int, Stacks], first: Collection[int] = ()) -> list[str
     """
     groups = fold({rank: _described(stacks) for rank, stacks in places.items()})
     groups.sort(key=lambda group: not any(rank in first for rank in group[0]))
-    shown = [line for ranks, text in groups[:_MOST_GROUPS] for line in f"{ranks_said(ranks)}: {text}".splitlines()]
+    shown = [
+        line
+        for ranks, text in groups[:_MOST_GROUPS]
+        for line in f"{ranks_said(ranks)}: {text}".splitlines()
+    ]
     left = sum(len(ranks) for ranks, _ in groups[_MOST_GROUPS:])
     return [*shown, *([f"{left} more ranks, at other places"] if left else [])]
 
@@ -172,7 +201,9 @@ def _described(stacks: Stacks) -> str:
 def _calls(stack: Sequence[str]) -> str:
     called, frames = _called(stack)
     own = [one for one in frames if not _FOREIGN.search(parts(one)[1])] or list(stack[:_MOST_CALLS])
-    names = [f"{function} ({file.rpartition('/')[2]}:{line})" for function, file, line in map(parts, own)]
+    names = [
+        f"{function} ({file.rpartition('/')[2]}:{line})" for function, file, line in map(parts, own)
+    ]
     more = ["…"] if len(names) > _MOST_CALLS else []
     return escape_control(" < ".join([*([called] if called else []), *names[:_MOST_CALLS], *more]))
 
@@ -244,7 +275,11 @@ class StackReader:
         # Without stopping the process: that waits for a thread in state D, and fails for one that is stopped. Where
         # Python runs, it may fail, too, and the signal is sent.
         command = ["py-spy", "dump", "--json", "--nonblocking", "--pid", str(self._process.pid)]
-        quiet: Any = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+        quiet: Any = {
+            "stdin": subprocess.DEVNULL,
+            "stderr": subprocess.DEVNULL,
+            "start_new_session": True,
+        }
         try:
             run = subprocess.Popen(command, stdout=subprocess.PIPE, **quiet)
         except OSError:
@@ -277,11 +312,18 @@ class StackReader:
     def _catches(self) -> bool:
         """Whether something is registered for the signal, and nothing keeps the process from running it."""
         caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", self._process.read("status"), re.MULTILINE)
-        return caught is not None and bool(int(caught[1], 16) >> (SIGNAL - 1) & 1) and self._process.state not in "Tt"
+        return (
+            caught is not None
+            and bool(int(caught[1], 16) >> (SIGNAL - 1) & 1)
+            and self._process.state not in "Tt"
+        )
 
     def _state(self, otherwise: str = "at a place where it has no Python stack to show") -> str:
         """What the kernel says of it: that it cannot go on, or this."""
-        state, place = _STATES.get(self._process.state, otherwise), self._process.read("wchan").strip()
+        state, place = (
+            _STATES.get(self._process.state, otherwise),
+            self._process.read("wchan").strip(),
+        )
         return f"{state} ({place})" if state and place not in ("", "0") else state
 
     def _with_mpi(self, stacks: Stacks) -> Stacks:
@@ -294,4 +336,8 @@ class StackReader:
         with suppress(OSError, ValueError, IndexError), open(file, "rb") as source:
             code = source.read(_MOST).decode(errors="replace")
             called = _MPI_CALL.search(code.splitlines()[int(line) - 1])
-        return stacks if called is None else replace(stacks, main=(frame(called[1], "mpi4py", 0), *stacks.main))
+        return (
+            stacks
+            if called is None
+            else replace(stacks, main=(frame(called[1], "mpi4py", 0), *stacks.main))
+        )

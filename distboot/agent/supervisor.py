@@ -21,7 +21,8 @@ from ..errors import DistbootError
 from ..process import FROM_OUTSIDE, command_error, limit_files, proc_stat
 from ..text import escape_control, log_line
 
-TYPE_CHECKING = False  # type checkers take the name for typing's, whose import would slow every start
+# Type checkers take the name for typing's, whose import would slow every start
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .in_wrapper import WrapperAgent
     from .logs import Logs
@@ -49,7 +50,11 @@ _ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}  # HUP is "reload" to 
 
 
 def run(
-    commands: Sequence[Command], *, grace: float, open_files: int | None = None, watch: WrapperAgent | None = None
+    commands: Sequence[Command],
+    *,
+    grace: float,
+    open_files: int | None = None,
+    watch: WrapperAgent | None = None,
 ) -> int:
     """Run commands as children until all have ended: the exit code of the first that failed, 128 + n for signal n.
 
@@ -63,10 +68,13 @@ def run(
         signal.signal(quiet, lambda *_: None)  # is never run, as the signals are blocked
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
     children: dict[int, Command] = {}  # by process id
-    spared = _children() if watch is not None and watch.may_restart else set()  # of the script that has become us, say
+    # Of the script that has become us, say
+    spared = _children() if watch is not None and watch.may_restart else set()
     try:
         for command in commands:
-            children[_start(command, before, own_group=not shared_group, open_files=open_files)] = command
+            children[_start(command, before, own_group=not shared_group, open_files=open_files)] = (
+                command
+            )
         done = partial(signal.pthread_kill, threading.get_ident(), signal.SIGCHLD)
         logs = [command.logs for command in commands if command.logs is not None]
         for each in logs:
@@ -88,11 +96,14 @@ def run(
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start(command: Command, mask: set[int | signal.Signals], *, own_group: bool, open_files: int | None) -> int:
+def _start(
+    command: Command, mask: set[int | signal.Signals], *, own_group: bool, open_files: int | None
+) -> int:
     """Start a command as our child, in which the signals in `mask` are blocked; `DistbootError`: it cannot be."""
     import ctypes
 
-    prctl, parent = getattr(ctypes.CDLL(None), "prctl", lambda *_: None), os.getpid()  # macOS has none
+    # MacOS has none
+    prctl, parent = getattr(ctypes.CDLL(None), "prctl", lambda *_: None), os.getpid()
     # Those below us that lose their parent become ours, where Linux can do it: process 1 may be a program that does not
     # reap, and whose zombies no user should wait for.
     prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -114,7 +125,9 @@ def _start(command: Command, mask: set[int | signal.Signals], *, own_group: bool
         files, logs = () if command.file is None else (command.file,), command.logs
         stdout, stderr = (None, None) if logs is None else (logs.stdout, logs.stderr)
         # The output is a pipe, in which Python would else keep it back until it ends.
-        environ = dict(command.environ) if logs is None else {"PYTHONUNBUFFERED": "1", **command.environ}
+        environ = (
+            dict(command.environ) if logs is None else {"PYTHONUNBUFFERED": "1", **command.environ}
+        )
         # Our `sitecustomize` comes before all others.
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_HOOKS, environ.get("PYTHONPATH")]))
         process = subprocess.Popen(
@@ -131,13 +144,19 @@ class _Supervision:
     """The loop on signals, from the start of the children until we may end."""
 
     def __init__(
-        self, children: dict[int, Command], grace: float, watch: WrapperAgent | None, *, shared_group: bool
+        self,
+        children: dict[int, Command],
+        grace: float,
+        watch: WrapperAgent | None,
+        *,
+        shared_group: bool,
     ) -> None:
         self._children = children  # by process id
         self._grace, self._watch, self._shared_group = grace, watch, shared_group
         everything = (watch, *(command.logs for command in children.values()))
         self._others = [other for other in everything if other is not None]
-        self._ending: int | None = None  # the signal that we passed on, and that asks the children to end
+        # The signal that we passed on, and that asks the children to end
+        self._ending: int | None = None
         self._groups_end: float | None = None  # when what is left of their groups is killed
         self._codes: dict[int, int] = {}  # of the children that have ended, by rank
         self._is_over = self._is_hurried = False
@@ -155,13 +174,18 @@ class _Supervision:
             elif not (self._shared_group and from_kernel and number in _FROM_TERMINAL):
                 self._forward(number)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        while signal.sigpending() & _WAITED_FOR:  # it has come too late; let through, it would decide our exit code
+        # It has come too late; let through, it would decide our exit code
+        while signal.sigpending() & _WAITED_FOR:
             self._hurry(_next_signal()[0])
         if self._watch is not None:
             return self._watch.final(self._codes)
         code = next(filter(None, self._codes.values()), 0)
         # KILL after the grace is but the end of what was asked for.
-        return 128 + self._ending if self._ending is not None and code == 128 + signal.SIGKILL else code
+        return (
+            128 + self._ending
+            if self._ending is not None and code == 128 + signal.SIGKILL
+            else code
+        )
 
     def _reap(self) -> None:
         with suppress(ChildProcessError):  # all have ended
@@ -206,7 +230,8 @@ class _Supervision:
             return
         if number in _ENDING:
             self._ending = self._ending or number
-        if number == signal.SIGTERM and (self._watch is None or self._watch.is_done):  # else it counts for itself
+        # Else it counts for itself
+        if number == signal.SIGTERM and (self._watch is None or self._watch.is_done):
             signal.setitimer(signal.ITIMER_REAL, self._grace)
         self._send(number)
         if self._watch is not None:

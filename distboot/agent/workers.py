@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
-_METHODS = ("fork", "spawn", "forkserver")  # of others, as joblib's, the workers have no such thread
+# Of others, as joblib's, the workers have no such thread
+_METHODS = ("fork", "spawn", "forkserver")
 _INTERVAL = 1.0  # seconds between two looks at who has started this
-_TERM_TOO = 57  # of `Process.terminate`: its SIGTERM is lost while another one waits, and real-time signals queue
+# Of `Process.terminate`: its SIGTERM is lost while another one waits, and real-time signals queue
+_TERM_TOO = 57
 _WAKE = 56  # what the main thread is doing ends with EINTR
 _PIDFD_SEND_SIGNAL = 424  # asm-generic/unistd.h
 # In a worker that is a new program, before it imports the script.
@@ -76,7 +78,8 @@ def _patch() -> None:
         with _masked(signal.SIG_BLOCK):  # it is born with them blocked
             _prepare()
             if method != "fork":
-                resource_tracker.ensure_running()  # now, as that unblocks SIGTERM in this thread (bpo-33613)
+                # Now, as that unblocks SIGTERM in this thread (bpo-33613)
+                resource_tracker.ensure_running()
                 signal.pthread_sigmask(signal.SIG_BLOCK, _signals)
             start(process)
         process._popen.is_shielded = True  # noqa: SLF001
@@ -88,7 +91,8 @@ def _patch() -> None:
         try:
             return bootstrap(process, *args, **more)
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _signals)  # our thread stops before Python does
+            # Our thread stops before Python does
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _signals)
 
     base.start, base._bootstrap = start_shielded, bootstrap_shielded  # noqa: SLF001
     base.start.of_distboot = True
@@ -135,7 +139,9 @@ def shield(signals: Iterable[int], starter: int) -> None:
                 signal.signal(number, signal.SIG_DFL)
         signal.signal(_TERM_TOO, signal.SIG_IGN)
         signal.signal(_WAKE, lambda *_: None)
-        threading.Thread(target=_watch, args=(starter, os.getppid()), name="distboot-shield", daemon=True).start()
+        threading.Thread(
+            target=_watch, args=(starter, os.getppid()), name="distboot-shield", daemon=True
+        ).start()
         _worker = os.getpid()
         _wrap()
     except Exception:  # noqa: BLE001 - no thread could be started, say: a worker without a shield
@@ -150,7 +156,8 @@ def _watch(starter: int, parent: int) -> None:
                 _obey(signal.SIGTERM, os.getpid())
             continue
         number = signal.SIGTERM if found.si_signo == _TERM_TOO else found.si_signo
-        has_handler = callable(signal.getsignal(number))  # of the worker's own, which takes all, and each of them once
+        # Of the worker's own, which takes all, and each of them once
+        has_handler = callable(signal.getsignal(number))
         if number == found.si_signo if has_handler else found.si_pid in (starter, os.getpid()):
             _obey(number, found.si_pid)
 
@@ -162,7 +169,8 @@ def _obey(number: int, sender: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
     if callable(signal.getsignal(number)):
         signal.raise_signal(number)
-        signal.pthread_kill(threading.main_thread().ident or 0, _WAKE)  # where Python's handlers run
+        # Where Python's handlers run
+        signal.pthread_kill(threading.main_thread().ident or 0, _WAKE)
         return
     with suppress(Exception):
         import ctypes
@@ -170,7 +178,9 @@ def _obey(number: int, sender: int) -> None:
 
         # Anything goes as SI_QUEUE, which is -1 (rt_sigqueueinfo(2)).
         info = struct.pack("iii0PiI", number, 0, -1, sender, os.getuid()).ljust(128, b"\0")
-        if not ctypes.CDLL(None).syscall(_PIDFD_SEND_SIGNAL, os.pidfd_open(os.getpid()), number, info, 0):
+        if not ctypes.CDLL(None).syscall(
+            _PIDFD_SEND_SIGNAL, os.pidfd_open(os.getpid()), number, info, 0
+        ):
             return
     os.kill(os.getpid(), number)
 

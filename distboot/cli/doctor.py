@@ -47,13 +47,16 @@ def doctor(arguments: list[str]) -> int:
         "--json  print one JSON object\n"
         "--job  run on all ranks: they meet once, and rank 0 prints what is not ok on which of them",
     ).parse_args(arguments)
-    environ = {**os.environ, "DISTBOOT_LAUNCHER": options.launcher} if options.launcher else os.environ
+    environ = (
+        {**os.environ, "DISTBOOT_LAUNCHER": options.launcher} if options.launcher else os.environ
+    )
     machine = Machine(environ)
     found = examine(machine)
     if options.job:
         told = _of_job(machine, found)
         if told is None:
-            return 0  # rank 0 speaks for all of them; many launchers would kill it if another one failed first
+            # Rank 0 speaks for all of them; many launchers would kill it if another one failed first
+            return 0
         report, for_people = told
     else:
         report = {"host": machine.host, "findings": [asdict(finding) for finding in found]}
@@ -79,7 +82,9 @@ def _found(check: Check, machine: Machine) -> list[Finding]:
         return [result] if isinstance(result, Finding) else list(result)
     except Exception as error:  # noqa: BLE001 - a machine may be stranger than a check expects
         seen = f"the check itself failed: {type(error).__name__}: {first_line(error)}"
-        return [unknown(seen, "please report it, with the output of `python -m distboot doctor --json`")]
+        return [
+            unknown(seen, "please report it, with the output of `python -m distboot doctor --json`")
+        ]
 
 
 def _of_job(machine: Machine, own: list[Finding]) -> tuple[dict[str, Any], str] | None:
@@ -88,13 +93,19 @@ def _of_job(machine: Machine, own: list[Finding]) -> tuple[dict[str, Any], str] 
     with with_rank(placement.who):
         refuse_unless_rank(placement)
         # An interface that is not there is a finding here, and must not keep the ranks from meeting.
-        environ = {name: value for name, value in machine.environ.items() if not name.endswith("_SOCKET_IFNAME")}
+        environ = {
+            name: value
+            for name, value in machine.environ.items()
+            if not name.endswith("_SOCKET_IFNAME")
+        }
         with join_here(require_master(placement), environ, join_timeout_setting(None)) as job:
             groups = grouped(gathered(job, own))
     if placement.rank != 0 or job.membership is None:
         return None
     findings = [{**asdict(finding), "ranks": ranks} for finding, ranks in groups]
-    titled = [(finding, f"{finding.name}: {_whose(ranks, job.membership)}") for finding, ranks in groups]
+    titled = [
+        (finding, f"{finding.name}: {_whose(ranks, job.membership)}") for finding, ranks in groups
+    ]
     where = f"{counted(placement.world_size, 'rank')} on {counted(len(job.hosts), 'node')}"
     report = {"hosts": job.hosts, "findings": findings, "warnings": job.warnings}
     return report, _text(titled, where)
@@ -110,7 +121,10 @@ def gathered(job: JobInfo, own: list[Finding]) -> dict[int, list[Finding]]:
             if job.placement.rank == 0:
                 found[rank] = _received(connection, channel)
             else:
-                short = (Finding(*(text[:LONGEST] for text in astuple(finding))) for finding in bad[:_MOST])
+                short = (
+                    Finding(*(text[:LONGEST] for text in astuple(finding)))
+                    for finding in bad[:_MOST]
+                )
                 connection.sendall(channel.sign(Findings(tuple(short))))
     return found
 
@@ -125,8 +139,12 @@ def _received(connection: socket.socket, channel: Channel) -> list[Finding]:
         why = f"it {error}"
     except OSError as error:
         why = str(error)
-    remedy = "look at its output: all ranks must run `doctor --job`, with the same version of distboot"
-    return [Finding("doctor", "unknown", f"the findings of this rank did not arrive: {why}", remedy)]
+    remedy = (
+        "look at its output: all ranks must run `doctor --job`, with the same version of distboot"
+    )
+    return [
+        Finding("doctor", "unknown", f"the findings of this rank did not arrive: {why}", remedy)
+    ]
 
 
 def grouped(found: Mapping[int, Iterable[Finding]]) -> list[tuple[Finding, list[int]]]:
@@ -134,7 +152,9 @@ def grouped(found: Mapping[int, Iterable[Finding]]) -> list[tuple[Finding, list[
     groups: dict[tuple[str, str, str], tuple[Finding, list[int]]] = {}
     for rank, findings in sorted(found.items()):
         for finding in findings:
-            groups.setdefault((finding.name, finding.status, finding.remedy), (finding, []))[1].append(rank)
+            groups.setdefault((finding.name, finding.status, finding.remedy), (finding, []))[
+                1
+            ].append(rank)
     return sorted(groups.values(), key=lambda group: STATUSES.index(group[0].status))
 
 
@@ -147,7 +167,9 @@ def text(found: Sequence[Finding], host: str) -> str:
 def _text(titled: Sequence[tuple[Finding, str]], where: str) -> str:
     """`"Not ready: 2 problems, 1 warning (node-3)."`, and below it each finding."""
     counts = Counter(finding.status for finding, _ in titled)
-    listed = ", ".join(counted(counts[what], what) for what in ("problem", "warning") if counts[what])
+    listed = ", ".join(
+        counted(counts[what], what) for what in ("problem", "warning") if counts[what]
+    )
     verdict = "Not ready" if counts["problem"] else "Ready"
     lines = [f"{verdict}: {listed or 'no problems found'} ({where})."]
     lines += [""] if titled else []

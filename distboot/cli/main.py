@@ -68,7 +68,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _dispatch(arguments)
     except DistbootError as error:
-        with suppress(OSError, AttributeError):  # standard error is full or closed: the exit code has to do
+        # Standard error is full or closed: the exit code has to do
+        with suppress(OSError, AttributeError):
             _write(sys.stderr, printed(error))
         from ..agent.exit_status import leave  # here, as it is rarely needed
 
@@ -124,7 +125,12 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(
-        self, command: str, description: str, options: str = "", more: Mapping[str, Any] = {}, usage: str | None = None
+        self,
+        command: str,
+        description: str,
+        options: str = "",
+        more: Mapping[str, Any] = {},
+        usage: str | None = None,
     ) -> None:
         super().__init__(
             prog=f"python -m distboot {command}",
@@ -147,7 +153,9 @@ class Parser(argparse.ArgumentParser):
     def split(self, words: list[str]) -> tuple[list[str], list[str]]:
         """Our own options, and what is behind them: a script, module or command with its arguments."""
         index = 0
-        while index < len(words) and words[index].startswith("-") and words[index] not in ("-m", "--"):
+        while (
+            index < len(words) and words[index].startswith("-") and words[index] not in ("-m", "--")
+        ):
             action = self._option_string_actions.get(words[index])
             index += 2 if action is not None and action.nargs is None else 1  # with its value
         return words[:index], words[index:]
@@ -174,7 +182,9 @@ def emit(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             raise
-        raise DistbootError("output-failed", f"cannot write to standard output: {error.strerror}") from None
+        raise DistbootError(
+            "output-failed", f"cannot write to standard output: {error.strerror}"
+        ) from None
 
 
 def _write(stream: TextIO, text: str) -> None:

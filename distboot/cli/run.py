@@ -20,7 +20,14 @@ from ..process import at_once, become
 from ..settings import RANK, rendezvous_setting, supervision_settings, warn_of_unknown
 from ..text import escape_control, log_line
 from .run_options import check_local_rank, complete, count_of, parse, warn_if_bound
-from .target import Nested, Target, fit_to_script, missing_framework_option, nested_launcher, target_of
+from .target import (
+    Nested,
+    Target,
+    fit_to_script,
+    missing_framework_option,
+    nested_launcher,
+    target_of,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,7 +52,9 @@ def run(words: list[str]) -> int:
         nested = nested_launcher(target, os.environ)
         launch = _Launch(options, target, nested)
         check_local_rank(options, target, nested, placement)
-        starts_ranks_here = options.nproc_per_node or (launch.inner is not None and launch.inner.is_told_of_nodes)
+        starts_ranks_here = options.nproc_per_node or (
+            launch.inner is not None and launch.inner.is_told_of_nodes
+        )
         if not starts_ranks_here:
             refuse_unless_rank(placement)
         if launch.inner is None:
@@ -61,7 +70,9 @@ def run(words: list[str]) -> int:
         except DistbootError as error:  # which the other ranks should hear, too
             problem = error
         # Of a process that is alone only on request: what DISTBOOT_REPORT says may be for the ranks that it starts.
-        if rendezvous_setting() and (placement.world_size > 1 or options.report or options.restarts.most):
+        if rendezvous_setting() and (
+            placement.world_size > 1 or options.report or options.restarts.most
+        ):
             return _together(launch, placement, target.missing() or problem, logs)
         if options.report and placement.rank == 0:
             log_line(placement.who, "warning: there will be no report: DISTBOOT_RENDEZVOUS=0")
@@ -88,15 +99,21 @@ class _Launch(NamedTuple):
         if per_node:
             if ranks == placement.world_size == 1:
                 return None
-            placement, environ = placement._replace(launcher="distboot"), export.base_environ(environ)
+            placement, environ = (
+                placement._replace(launcher="distboot"),
+                export.base_environ(environ),
+            )
         if self.nested is not None:
             return self.nested.separate_jobs(placement, per_node)
-        return missing_framework_option(self.target, self.options.framework, placement, environ, per_node)
+        return missing_framework_option(
+            self.target, self.options.framework, placement, environ, per_node
+        )
 
     def logs(self, rank: int, who: str | None, round_: int = 0) -> Logs | None:
         """Where the output goes, if not to where ours does."""
         options = self.options
-        if not (options.log_prefix or options.nproc_per_node or options.log_dir is not None):  # of ranks line by line
+        # Of ranks line by line
+        if not (options.log_prefix or options.nproc_per_node or options.log_dir is not None):
             return None
         from ..agent.logs import Logs
 
@@ -109,7 +126,9 @@ class _Launch(NamedTuple):
             log_line(who, f"warning: {error.message}; its output goes to where ours does")
             return Logs(rank, who, prefix=options.log_prefix, folder=None)
 
-    def exports(self, placement: Placement, environ: Mapping[str, str], **more: Any) -> dict[str, str | None]:
+    def exports(
+        self, placement: Placement, environ: Mapping[str, str], **more: Any
+    ) -> dict[str, str | None]:
         """The variables to set for the command, starting from `environ`."""
         if self.inner is not None:
             return export.for_launcher(placement, environ, together=self.inner.is_told_of_nodes)
@@ -120,7 +139,9 @@ class _Launch(NamedTuple):
         words, name = self.target.words, self.options.pass_local_rank
         if name is not None:
             if "LOCAL_RANK" not in environ:
-                raise rendezvous_needed("one process alone cannot tell its local rank, which --pass-local-rank passes")
+                raise rendezvous_needed(
+                    "one process alone cannot tell its local rank, which --pass-local-rank passes"
+                )
             words = self.target.with_local_rank(environ["LOCAL_RANK"], name)
         return words if self.inner is None else self.inner.command(words)
 
@@ -129,10 +150,13 @@ def _alone(launch: _Launch, placement: Placement, logs: Logs | None) -> int:
     """Run the command of a process without others, or with the rendezvous off."""
     export.wait_until_resolves(placement, launch.options.join_timeout)
     others = _torch.torchelastic_variables(placement, os.environ)
-    if launch.options.framework != "torch" and launch.inner is None:  # a start of it does not pay for sockets
+    # A start of it does not pay for sockets
+    if launch.options.framework != "torch" and launch.inner is None:
         from ..rendezvous.job_info import alone
 
-        others = frameworks.exports(launch.options.framework, alone(placement, launch.options.join_timeout), os.environ)
+        others = frameworks.exports(
+            launch.options.framework, alone(placement, launch.options.join_timeout), os.environ
+        )
     environ = export.merged(launch.exports(placement, os.environ, others=others), os.environ)
     if launch.options.exec:
         become(launch.words(environ), environ)
@@ -180,7 +204,12 @@ class _Job(NamedTuple):
         from ..agent.in_wrapper import WrapperAgent
         from ..rendezvous.plan import join_here
 
-        launch, options, restarts, settings = self.launch, self.launch.options, self.restarts, self.settings
+        launch, options, restarts, settings = (
+            self.launch,
+            self.launch.options,
+            self.restarts,
+            self.settings,
+        )
         told = {"framework": options.framework, "problem": problem, "ranks": self.ranks}
         told |= {"round": restarts.round, "max_restarts": options.restarts.most}
         join_timeout = options.join_timeout + (
@@ -188,7 +217,9 @@ class _Job(NamedTuple):
         )  # which an agent may need longer
         with (
             report.despite_signals(),
-            join_here(self.placement, os.environ, join_timeout, failed=report.failed, **told) as job,
+            join_here(
+                self.placement, os.environ, join_timeout, failed=report.failed, **told
+            ) as job,
             report.until_watched(job),
             with_too_few_files(),
             WrapperAgent(job, settings, restarts) as watch,
@@ -202,7 +233,9 @@ class _Job(NamedTuple):
                 become(launch.words(environs[0]), environs[0], open_files=files)
             if not settings.detects:
                 report.failed(job, None)
-            watch.only_serves_rank_0 = options.framework == "tensorflow" and has_servers(environs[0])
+            watch.only_serves_rank_0 = options.framework == "tensorflow" and has_servers(
+                environs[0]
+            )
             commands = []
             for rank, environ in zip(watch.ranks, environs, strict=True):
                 own = launch.logs(rank, f"rank {rank}", restarts.round) if self.ranks else logs
@@ -221,17 +254,25 @@ class _Job(NamedTuple):
         one.link = watch.link(one.placement.rank)
         others = frameworks.exports(self.launch.options.framework, one, base)
         counts, is_torchruns = self.restarts.variables(base), one.placement.launcher == "torchrun"
-        others |= {} if is_torchruns else counts  # else one of them would show that torchrun has started the script
+        # Else one of them would show that torchrun has started the script
+        others |= {} if is_torchruns else counts
         exports = self.launch.exports(one.placement, base, others=others, met=True) | counts
         if self.launch.options.restarts.most and is_torchruns:
             # The store of torchrun's agent has the keys of the first round. This one is the script's own.
             assert one.store_address is not None
-            exports |= {"TORCHELASTIC_USE_AGENT_STORE": None, "MASTER_PORT": str(one.store_address[1])}
+            exports |= {
+                "TORCHELASTIC_USE_AGENT_STORE": None,
+                "MASTER_PORT": str(one.store_address[1]),
+            }
         return export.merged(exports | network.variables(one.interface, base), base)
 
 
 def _together(
-    launch: _Launch, placement: Placement, problem: DistbootError | None, logs: Logs | None = None, ranks: int = 0
+    launch: _Launch,
+    placement: Placement,
+    problem: DistbootError | None,
+    logs: Logs | None = None,
+    ranks: int = 0,
 ) -> int:
     """Run a rank among others, which should hear of its problem; or so many ranks, which are started here."""
     options = launch.options
@@ -245,7 +286,9 @@ def _together(
         report=None if options.exec else settings.report,
     )
     from ..agent.restarts import Restarts
-    from ..report.files import StartupReport  # here, so that a process that is alone does not pay for them
+
+    # Here, so that a process that is alone does not pay for them
+    from ..report.files import StartupReport
 
     report = StartupReport(settings.report, placement)
     restarts = Restarts(options.restarts, os.environ, of_launcher=launch.nested is not None)
@@ -271,6 +314,9 @@ def _of_rank(job: JobInfo, rank: int) -> tuple[JobInfo, dict[str, str]]:
     assert job.membership is not None
     numbers = {"rank": rank, "world_size": job.membership.world_size, **job.membership.place(rank)}
     own = {name: str(numbers[field]) for name, field in zip(RANK, NUMBERS, strict=True)}
-    where = {"MASTER_ADDR": str(job.placement.master_addr), "MASTER_PORT": str(job.placement.master_port)}
+    where = {
+        "MASTER_ADDR": str(job.placement.master_addr),
+        "MASTER_PORT": str(job.placement.master_port),
+    }
     environ = {**export.base_environ(os.environ), **own}
     return job.of_rank(detect({**environ, **where}, launcher="distboot")), environ

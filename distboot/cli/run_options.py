@@ -43,7 +43,9 @@ def _framework(text: str) -> str:
     name, names = frameworks.FILES.get(text, text), tuple(dict.fromkeys(frameworks.FILES.values()))
     if name not in names:
         meant = did_you_mean(text, names)
-        raise ArgumentTypeError(f"{text!r} is not a valid framework: {meant}they are {', '.join(names)}")
+        raise ArgumentTypeError(
+            f"{text!r} is not a valid framework: {meant}they are {', '.join(names)}"
+        )
     return name
 
 
@@ -81,7 +83,9 @@ _MORE: dict[str, dict[str, Any]] = {
     },
     "--log-dir": {"type": _text(bool, "the name of a folder is needed")},
     "--report": {"type": _text(bool, "the name of a file is needed")},
-    "--nproc-per-node": {"type": _text(settings.is_nproc, "{} is neither a number of processes nor auto, gpu or cpu")},
+    "--nproc-per-node": {
+        "type": _text(settings.is_nproc, "{} is neither a number of processes nor auto, gpu or cpu")
+    },
 }
 
 
@@ -105,7 +109,9 @@ def parse(words: list[str]) -> tuple[Namespace, list[str]]:
     if not target:
         parser.error("no script, module or command to run")
     if options.exec and options.framework in ("horovod", "tensorflow"):
-        parser.error(f"--framework {options.framework}, for which the wrapper holds a port, {_WITH_EXEC}")
+        parser.error(
+            f"--framework {options.framework}, for which the wrapper holds a port, {_WITH_EXEC}"
+        )
     for name in ("grace", "log_dir", "log_prefix", "report", "nproc_per_node", "max_restarts"):
         if options.exec and getattr(options, name):
             parser.error(f"--{name.replace('_', '-')} {_WITH_EXEC}")
@@ -120,16 +126,26 @@ def count_of(wanted: str, placement: Placement, environ: Mapping[str, str]) -> i
     here = environ.get(launcher.local_count) or str(placement.local_world_size or 1)
     if here != "1" or placement.local_rank:
         many = here if here.isdigit() and here != "1" else "several"
-        problem = f"--nproc-per-node, but {placement.launcher} started {many} processes on this node"
-        hint = "start one process per node, or leave --nproc-per-node (or DISTBOOT_NPROC_PER_NODE) out"
+        problem = (
+            f"--nproc-per-node, but {placement.launcher} started {many} processes on this node"
+        )
+        hint = (
+            "start one process per node, or leave --nproc-per-node (or DISTBOOT_NPROC_PER_NODE) out"
+        )
         raise DistbootError("usage", problem, hint)
     if wanted.isdigit():
         return int(wanted)
     found, all_cpus = len(accelerators.visible(environ)), cpus.affinity() or os.cpu_count()
     count = {"gpu": found, "cpu": all_cpus}.get(wanted, found or all_cpus)
     if not count:
-        why = ": no accelerator is visible" if wanted == "gpu" else ", and the number of CPUs is not known"
-        raise DistbootError("usage", f"--nproc-per-node {wanted}{why} here", "give the number of processes")
+        why = (
+            ": no accelerator is visible"
+            if wanted == "gpu"
+            else ", and the number of CPUs is not known"
+        )
+        raise DistbootError(
+            "usage", f"--nproc-per-node {wanted}{why} here", "give the number of processes"
+        )
     return count
 
 
@@ -143,7 +159,9 @@ def complete(options: Namespace, environ: Mapping[str, str]) -> None:
 
 def _restarts_of(options: Namespace, environ: Mapping[str, str]) -> settings.RestartSettings:
     """How often the job may be started again, and when."""
-    found = settings.restart_settings(environ, options.max_restarts, options.restart_delay, options.restart_window)
+    found = settings.restart_settings(
+        environ, options.max_restarts, options.restart_delay, options.restart_window
+    )
     if not found.most:
         return found
     off = "--max-restarts (or DISTBOOT_MAX_RESTARTS) "
@@ -151,7 +169,9 @@ def _restarts_of(options: Namespace, environ: Mapping[str, str]) -> settings.Res
         raise DistbootError("usage", f"{off}{_WITH_EXEC}", "leave one of them out")
     if options.framework == "mpi":
         why = "its launcher lets each of its processes call MPI_Init once"
-        raise DistbootError("usage", f"{off}cannot be used with MPI: {why}", "let the platform start the job again")
+        raise DistbootError(
+            "usage", f"{off}cannot be used with MPI: {why}", "let the platform start the job again"
+        )
     for name in ("DISTBOOT_RENDEZVOUS", "DISTBOOT_FAILURE_DETECTION"):
         if environ.get(name) == "0":
             problem = f"{off}needs what {name}=0 switches off: the agents of all ranks know when one fails"
@@ -167,7 +187,9 @@ def warn_if_bound(placement: Placement) -> None:
         log_line(placement.who, f"warning: {bound}: {_UNBOUND}")
 
 
-def check_local_rank(options: Namespace, target: Target, nested: Nested | None, placement: Placement) -> None:
+def check_local_rank(
+    options: Namespace, target: Target, nested: Nested | None, placement: Placement
+) -> None:
     """Refuse to pass it to a launcher, and say that an argument for it is empty."""
     if options.pass_local_rank:
         if nested is not None:
@@ -176,4 +198,7 @@ def check_local_rank(options: Namespace, target: Target, nested: Nested | None, 
         return
     empty = empty_local_rank((target.of_python or target.words)[1:])
     if empty is not None and placement.rank == 0:
-        log_line(placement.who, f"{empty}: leave it out, and pass it with python -m distboot run --pass-local-rank")
+        log_line(
+            placement.who,
+            f"{empty}: leave it out, and pass it with python -m distboot run --pass-local-rank",
+        )

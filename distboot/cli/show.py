@@ -44,19 +44,32 @@ def show(arguments: list[str]) -> int:
 
 def _table(placement: Placement) -> str:
     values = {field: getattr(placement, field) for field in FIELDS}
-    shown = {field: "-" if value is None else escape_control(str(value)) for field, value in values.items()}
+    shown = {
+        field: "-" if value is None else escape_control(str(value))
+        for field, value in values.items()
+    }
     width = max(map(len, shown.values()))
     lines = [
         f"{field:<16}  {value:<{width}}  {placement.sources.get(field) or _unknown(field, placement)}".rstrip()
         for field, value in shown.items()
     ]
-    return "\n".join([_headline(placement), "", *lines, *(f"note: {escape_control(note)}" for note in placement.notes)])
+    return "\n".join(
+        [
+            _headline(placement),
+            "",
+            *lines,
+            *(f"note: {escape_control(note)}" for note in placement.notes),
+        ]
+    )
 
 
 def _headline(placement: Placement) -> str:
     """One sentence: who this process is, by whom it was started, and where."""
     launcher = LAUNCHERS[placement.launcher]
-    platform = next((f", in {platform.title}" for platform in PLATFORMS if platform.name == placement.platform), "")
+    platform = next(
+        (f", in {platform.title}" for platform in PLATFORMS if platform.name == placement.platform),
+        "",
+    )
     if placement.node_level is not None:
         why = escape_control(placement.node_level)
         return (
@@ -67,7 +80,10 @@ def _headline(placement: Placement) -> str:
     if launcher.name == "single":
         return f"One process, alone: no launcher claims it{platform}."
     where = f"Rank {placement.rank} of {placement.world_size}"
-    of_node, of_job = (placement.local_rank, placement.local_world_size), (placement.node_rank, placement.num_nodes)
+    of_node, of_job = (
+        (placement.local_rank, placement.local_world_size),
+        (placement.node_rank, placement.num_nodes),
+    )
     for what, (index, count) in (("local rank", of_node), ("node", of_job)):
         if index is not None:
             where += f", {what} {index}" + ("" if count is None else f" of {count}")
@@ -97,21 +113,28 @@ def _show_job(placement: Placement, *, as_json: bool) -> None:
     nodes = list(enumerate(zip(job.hosts, job.membership.nodes, strict=True)))
     if as_json:
         of_job = {name: getattr(job.placement, name) for name in _OF_THE_JOB}
-        listed = [{"node_rank": node, "host": host, "ranks": list(ranks)} for node, (host, ranks) in nodes]
+        listed = [
+            {"node_rank": node, "host": host, "ranks": list(ranks)} for node, (host, ranks) in nodes
+        ]
         emit(json.dumps({**of_job, "nodes": listed, "warnings": job.warnings}))
         return
-    there = "The one rank is" if placement.world_size == 1 else f"All {placement.world_size} ranks are"
+    there = (
+        "The one rank is" if placement.world_size == 1 else f"All {placement.world_size} ranks are"
+    )
     where = f"rank 0 at {job.placement.master_addr}, port {job.placement.master_port}"
     width = max(map(len, job.hosts))
     lines = [
-        f"node {node:<5} {escape_control(host):<{width}}  {ranks_said(sorted(ranks))}" for node, (host, ranks) in nodes
+        f"node {node:<5} {escape_control(host):<{width}}  {ranks_said(sorted(ranks))}"
+        for node, (host, ranks) in nodes
     ]
     emit("\n".join([f"{there} there, on {counted(len(nodes), 'node')}; {where}.", *lines]))
 
 
 def env(arguments: list[str]) -> int:
     """`env`: print the variables that `run` exports."""
-    parser = Parser("env", 'Print the variables that `run` exports: eval "$(python -m distboot env)"')
+    parser = Parser(
+        "env", 'Print the variables that `run` exports: eval "$(python -m distboot env)"'
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
         "--format",
@@ -120,7 +143,9 @@ def env(arguments: list[str]) -> int:
         help="shell: export and unset lines (default); for a container: docker: -e NAME=value …, to be read by a shell "
         '(eval "docker run $(…) image"), or dotenv: NAME=value lines, for docker run --env-file',
     )
-    form.add_argument("--json", action="store_true", help="print one JSON object; null means: must not be set")
+    form.add_argument(
+        "--json", action="store_true", help="print one JSON object; null means: must not be set"
+    )
     options = parser.parse_args(arguments)
     placement = detect(launcher=options.launcher)
     with with_rank(placement.who):
@@ -131,12 +156,19 @@ def env(arguments: list[str]) -> int:
     if options.json:
         emit(json.dumps(exports))
     elif options.format == "shell":
-        shell = (f"unset {n}" if value is None else f"export {n}={shlex.quote(value)}" for n, value in exports.items())
+        shell = (
+            f"unset {n}" if value is None else f"export {n}={shlex.quote(value)}"
+            for n, value in exports.items()
+        )
         emit("\n".join(shell))
     else:
         # There the variables of the launcher are not, which these two speak of.
         ours = (inherited.VARIABLE, "DISTBOOT_LAUNCHER")
-        texts = [f"{name}={value}" for name, value in exports.items() if value is not None and name not in ours]
+        texts = [
+            f"{name}={value}"
+            for name, value in exports.items()
+            if value is not None and name not in ours
+        ]
         emit(docker(texts) if options.format == "docker" else "\n".join(texts))
     return 0
 
@@ -149,16 +181,27 @@ def docker(variables: list[str]) -> str:
 def launchers(arguments: list[str]) -> int:
     """`launchers`: print the table of all that can be recognised, from the records that detection itself uses."""
     description = "Print all launchers, innermost first, and all platforms that can be recognised."
-    options = Parser("launchers", description, "--json  print one JSON object").parse_args(arguments)
+    options = Parser("launchers", description, "--json  print one JSON object").parse_args(
+        arguments
+    )
     if options.json:
-        known: dict[str, tuple[Launcher | Platform, ...]] = {"launchers": INNERMOST_FIRST, "platforms": PLATFORMS}
+        known: dict[str, tuple[Launcher | Platform, ...]] = {
+            "launchers": INNERMOST_FIRST,
+            "platforms": PLATFORMS,
+        }
         fields = ("name", "title", "markers", "source")
-        listed = {kind: [{name: getattr(one, name) for name in fields} for one in all_] for kind, all_ in known.items()}
+        listed = {
+            kind: [{name: getattr(one, name) for name in fields} for one in all_]
+            for kind, all_ in known.items()
+        }
         emit(json.dumps(listed))
         return 0
     lines = ["launchers, the innermost first: the first that claims a process owns its rank"]
     lines += map(_recognised, INNERMOST_FIRST)
-    lines += ["", "platforms: they own no rank, but may know the address of rank 0 and the job's id"]
+    lines += [
+        "",
+        "platforms: they own no rank, but may know the address of rank 0 and the job's id",
+    ]
     lines += map(_recognised, PLATFORMS)
     emit("\n".join(lines))
     return 0
@@ -171,9 +214,15 @@ def _recognised(known: Launcher | Platform) -> str:
 
 def stacks(arguments: list[str]) -> int:
     """`stacks`: print the Python stacks of all ranks, equal ones once, those of fewest ranks first."""
-    parser = Parser("stacks", "Print where all ranks of a job on this host are: their Python stacks, folded.")
-    parser.add_argument("--pid", type=int, default=0, help="of a wrapper, a sidecar or a script of the job")
-    parser.add_argument("--job", default="", help="the launcher's id of it, where several jobs are here")
+    parser = Parser(
+        "stacks", "Print where all ranks of a job on this host are: their Python stacks, folded."
+    )
+    parser.add_argument(
+        "--pid", type=int, default=0, help="of a wrapper, a sidecar or a script of the job"
+    )
+    parser.add_argument(
+        "--job", default="", help="the launcher's id of it, where several jobs are here"
+    )
     options = parser.parse_args(arguments)
     found = _agents(options.job)
     if not found:
@@ -194,12 +243,17 @@ def _agents(job: str) -> dict[str, list[str]]:
     """The names of the sockets of the agents of a job, or of all jobs, in this network namespace, by job."""
     from ..rendezvous.local import PREFIX, socket_name
 
-    wanted = tuple(socket_name(job) + end for end in (".", "-")) if job else ("",)  # 4711 is that of step 4711.0
+    # 4711 is that of step 4711.0
+    wanted = tuple(socket_name(job) + end for end in (".", "-")) if job else ("",)
     found: dict[str, list[str]] = {}
     with suppress(OSError), open(_SOCKETS, encoding="ascii", errors="replace") as file:
         for line in file:
             name = re.search(rf"@({PREFIX}([\w.-]+)-[0-9a-f]+)$", line.rstrip())
-            if name is not None and f"{name[2]}-".startswith(wanted) and name[1] not in found.get(name[2], ()):
+            if (
+                name is not None
+                and f"{name[2]}-".startswith(wanted)
+                and name[1] not in found.get(name[2], ())
+            ):
                 found.setdefault(name[2], []).append(name[1])
     return found
 

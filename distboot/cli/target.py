@@ -39,15 +39,23 @@ _HAS_PORT = re.compile(r"\0--master[-_]port[=\0]")
 _SHELLS = ("sh", "bash", "dash", "zsh")
 # One process on each node starts these, and tells them of the others with such options: what shows it, and all of them.
 _TOGETHER = {
-    "torchrun": (r"\0--nnodes[=\0](?!(\d+:)?1\0)", "--nnodes, --node-rank, --master-addr and --master-port"),
-    "deepspeed": (r"\0--no_ssh\0", "--hostfile, --no_ssh, --node_rank, --master_addr and --master_port"),
+    "torchrun": (
+        r"\0--nnodes[=\0](?!(\d+:)?1\0)",
+        "--nnodes, --node-rank, --master-addr and --master-port",
+    ),
+    "deepspeed": (
+        r"\0--no_ssh\0",
+        "--hostfile, --no_ssh, --node_rank, --master_addr and --master_port",
+    ),
     "accelerate": (
         r"\0--(config_file[=\0]|num[-_]machines[=\0](?!1\0))",
         "--num_machines, --machine_rank, --main_process_ip and --main_process_port",
     ),
 }
 # Without these `accelerate launch` may start one process, which is the rank itself, and needs RANK and its like.
-_STARTS_SEVERAL = re.compile(r"\0--(multi[-_]gpu\0|use[-_]deepspeed\0|use[-_]fsdp\0|num[-_]processes[=\0](?!1\0))")
+_STARTS_SEVERAL = re.compile(
+    r"\0--(multi[-_]gpu\0|use[-_]deepspeed\0|use[-_]fsdp\0|num[-_]processes[=\0](?!1\0))"
+)
 _LONGEST = 1 << 20  # bytes of a script that are read
 # Name of a framework for the wrapper -> what a script says that starts it.
 _STARTS = {
@@ -61,22 +69,30 @@ _KNOWS_US = re.compile(r"^[ \t]*(?:import|from)[ \t]+distboot\b", re.MULTILINE)
 class Target(NamedTuple):
     """What the wrapper is to run."""
 
-    words: list[str]  # the command, for example `["/usr/bin/python3", "-m", "module", "--epochs", "3"]`
-    start: int  # where the arguments of a script or module begin in it; its end for any other command
+    # The command, for example `["/usr/bin/python3", "-m", "module", "--epochs", "3"]`
+    words: list[str]
+    # Where the arguments of a script or module begin in it; its end for any other command
+    start: int
     is_command: bool = False  # whether it is any other command, behind `--`
 
     def with_local_rank(self, local_rank: str, name: str) -> list[str]:
         """The command with the local rank as the first argument of the script, or the last of another command."""
-        return [*self.words[: self.start], *with_local_rank(self.words[self.start :], local_rank, name)]
+        return [
+            *self.words[: self.start],
+            *with_local_rank(self.words[self.start :], local_rank, name),
+        ]
 
     @property
     def of_python(self) -> list[str]:
         """The script with its arguments, or `-m`, the module and its own, that a Python is to run; else nothing."""
         program, *rest = self.words
-        if program != sys.executable and not re.fullmatch(r"python[0-9.]*", os.path.basename(program)):
+        if program != sys.executable and not re.fullmatch(
+            r"python[0-9.]*", os.path.basename(program)
+        ):
             return []
         while rest and rest[0].startswith("-"):
-            found = re.match(r"-[A-Za-z]*?([mcWX])(.*)", rest[0], re.DOTALL)  # -m, -um, -mname, -W, -Xname
+            # -m, -um, -mname, -W, -Xname
+            found = re.match(r"-[A-Za-z]*?([mcWX])(.*)", rest[0], re.DOTALL)
             option, value = found.groups() if found else ("", "")
             if option == "m":
                 return ["-m", *filter(None, [value]), *rest[1:]]
@@ -124,7 +140,9 @@ def target_of(given: list[str]) -> Target:
         hint = f"{meant}check the path; any other command goes after '--': run -- {escape_control(kind)} …"
         raise DistbootError("command-not-found", f"there is no script {script}{where}", hint)
     if not os.access(kind, os.R_OK):
-        raise DistbootError("command-not-executable", f"the script {script} may not be read", "chmod +r it")
+        raise DistbootError(
+            "command-not-executable", f"the script {script} may not be read", "chmod +r it"
+        )
     return Target([*python, *given], len(python) + 1)
 
 
@@ -138,11 +156,17 @@ def _working_directory() -> str:
 def _interpreter_options() -> list[str]:
     """The options of this Python, so that `python -u -m distboot train.py` runs `python -u train.py`."""
     spec = sys.modules["__main__"].__spec__
-    if spec is None or spec.name != "distboot.__main__":  # the console script: its Python has no options of its own
+    # The console script: its Python has no options of its own
+    if spec is None or spec.name != "distboot.__main__":
         return []
     options: list[str] = []
     for word in sys.orig_argv[1:]:
-        if word.startswith("-") and not word.startswith("--") and "m" in word and word[1] not in "WXc":
+        if (
+            word.startswith("-")
+            and not word.startswith("--")
+            and "m" in word
+            and word[1] not in "WXc"
+        ):
             flags = word[: word.index("m")]  # -m, or -Im, or -mdistboot
             return [*options, flags] if flags != "-" else options
         options.append(word)
@@ -156,13 +180,19 @@ class Nested(NamedTuple):
     """
 
     name: str  # what people type, for example "torchrun"
-    is_told_of_nodes: bool  # whether its options let the launchers on all nodes start one job together
+    # Whether its options let the launchers on all nodes start one job together
+    is_told_of_nodes: bool
     is_in_shell: bool  # whether a shell starts it, whose other words may be about this process
     start: int  # where its options begin in the command; not for one in a shell
 
     def command(self, words: Sequence[str]) -> list[str]:
         """The command, with a free port for DeepSpeed, which else takes 29500 for every job of a host."""
-        if self.name != "deepspeed" or self.is_in_shell or self.is_told_of_nodes or _HAS_PORT.search("\0".join(words)):
+        if (
+            self.name != "deepspeed"
+            or self.is_in_shell
+            or self.is_told_of_nodes
+            or _HAS_PORT.search("\0".join(words))
+        ):
             return list(words)
         return [*words[: self.start], f"--master_port={free_port()}", *words[self.start :]]
 
@@ -187,19 +217,29 @@ class Nested(NamedTuple):
 def nested_launcher(target: Target, environ: Mapping[str, str]) -> Nested | None:
     """The launcher that the wrapper's command is, or None."""
     command = _after_env(target.words)
-    in_shell = len(command) > 2 and os.path.basename(command[0]) in _SHELLS and re.fullmatch("-[a-z]*c", command[1])
+    in_shell = (
+        len(command) > 2
+        and os.path.basename(command[0]) in _SHELLS
+        and re.fullmatch("-[a-z]*c", command[1])
+    )
     if in_shell:
         command = _after_env(re.sub(r"^\s*exec\s", "", command[2]).split())
     words = target._replace(words=command).of_python or command  # `python /usr/bin/torchrun`, too
     program = _PROGRAM.fullmatch(os.path.basename(words[0]))
-    name = _MODULES.get("".join(words[1:2]), "") if words[0] == "-m" else program[1] if program else ""
-    if name == "accelerate" and words[0] != "-m" and words[1:2] != ["launch"]:  # it has other commands
+    name = (
+        _MODULES.get("".join(words[1:2]), "") if words[0] == "-m" else program[1] if program else ""
+    )
+    # It has other commands
+    if name == "accelerate" and words[0] != "-m" and words[1:2] != ["launch"]:
         return None
     start = len(target.words) - len(words[2:] if words[0] == "-m" else words[1:])
     of_environ = f"--nnodes={environ.get('PET_NNODES', 1)}"  # which torchrun reads
-    of_launcher = itertools.takewhile(lambda word: not word.endswith(".py"), words[1:])  # and not of the script
+    # And not of the script
+    of_launcher = itertools.takewhile(lambda word: not word.endswith(".py"), words[1:])
     options = "\0".join(["", of_environ, *of_launcher, ""])
-    if not name or (name == "accelerate" and ("\0--cpu\0" in options or not _STARTS_SEVERAL.search(options))):
+    if not name or (
+        name == "accelerate" and ("\0--cpu\0" in options or not _STARTS_SEVERAL.search(options))
+    ):
         return None
     is_told = name in _TOGETHER and re.search(_TOGETHER[name][0], options) is not None
     return Nested(name, is_told, bool(in_shell), start)
@@ -225,7 +265,9 @@ def fit_to_script(options: Namespace, target: Target, environ: Mapping[str, str]
     if options.framework == "deepspeed" and options.pass_local_rank is None:
         found = re.search(r"""["'](--local[-_]rank)["']""", text)
         options.pass_local_rank = found and found[1]
-    has_only_workers = "MultiWorkerMirroredStrategy(" in text and "ParameterServerStrategy" not in text
+    has_only_workers = (
+        "MultiWorkerMirroredStrategy(" in text and "ParameterServerStrategy" not in text
+    )
     if options.framework == "tensorflow" and has_only_workers and has_servers(environ):
         problem = "TF_CONFIG has parameter servers, and the script's MultiWorkerMirroredStrategy does not use them"
         hint = "start the job without them (on Azure ML parameter_server_count: 0), or use ParameterServerStrategy"
@@ -233,7 +275,11 @@ def fit_to_script(options: Namespace, target: Target, environ: Mapping[str, str]
 
 
 def missing_framework_option(
-    target: Target, framework: str, placement: Placement, environ: Mapping[str, str], per_node: str | None = None
+    target: Target,
+    framework: str,
+    placement: Placement,
+    environ: Mapping[str, str],
+    per_node: str | None = None,
 ) -> str | None:
     """A warning of a script that starts a framework without the option for what that reads, or None.
 
@@ -243,11 +289,15 @@ def missing_framework_option(
         return None
     script, text = "".join(target.of_python[:1]), target.text
     has_variables = {
-        "horovod": placement.launcher in (*MPI_LAUNCHERS, "horovodrun") or "HOROVOD_RANK" in environ,
+        "horovod": placement.launcher in (*MPI_LAUNCHERS, "horovodrun")
+        or "HOROVOD_RANK" in environ,
         "tensorflow": "TF_CONFIG" in environ,
-        "jax": placement.launcher in ("slurm", *MPI_LAUNCHERS) or "JAX_COORDINATOR_ADDRESS" in environ,
+        "jax": placement.launcher in ("slurm", *MPI_LAUNCHERS)
+        or "JAX_COORDINATOR_ADDRESS" in environ,
     }
-    found = [name for name, starts in _STARTS.items() if starts.search(text) and not has_variables[name]]
+    found = [
+        name for name, starts in _STARTS.items() if starts.search(text) and not has_variables[name]
+    ]
     if not found or _KNOWS_US.search(text):
         return None
     command = f"-- python {script}" if target.is_command else script

@@ -34,7 +34,10 @@ def try_script(arguments: list[str]) -> int:
         f"--as LAUNCH  launcher, and nodes x ranks per node, in quotes: {', '.join(OF)}; may be given several times "
         f"(default: {', '.join(_DEFAULT)})\n"
         "--timeout S  seconds for one launch (default: 120)",
-        more={"--as": {"dest": "shapes", "action": "append"}, "--timeout": {"type": float, "default": 120.0}},
+        more={
+            "--as": {"dest": "shapes", "action": "append"},
+            "--timeout": {"type": float, "default": 120.0},
+        },
         usage=usage,
     )
     words, command = parser.split(arguments)
@@ -42,7 +45,9 @@ def try_script(arguments: list[str]) -> int:
     if not command:
         raise DistbootError("usage", "there is no script to try", usage)
     if not 0 < own.timeout < 1e6:
-        raise DistbootError("usage", f"--timeout {own.timeout:g} is not a number of seconds", "--timeout 300, say")
+        raise DistbootError(
+            "usage", f"--timeout {own.timeout:g} is not a number of seconds", "--timeout 300, say"
+        )
     launches = [parse(text) for text in own.shapes or _DEFAULT]
     width, verdicts = max(len(launch.text) for launch in launches), set()
     emit(_row("as".ljust(width), *_HEAD))
@@ -57,12 +62,16 @@ def _row(*columns: str) -> str:
     return "  ".join(f"{column:<8}" for column in columns).rstrip()
 
 
-def _tried(launch: Launch, command: Sequence[str], limit: float) -> tuple[bool | None, tuple[str, ...], Sequence[str]]:
+def _tried(
+    launch: Launch, command: Sequence[str], limit: float
+) -> tuple[bool | None, tuple[str, ...], Sequence[str]]:
     """Whether a launch went well (None: it cannot be tried), its columns as `_HEAD` has them, and what is wrong."""
     with tempfile.TemporaryDirectory(prefix="distboot-try-") as name:
         folder, begin = Path(name), time.monotonic()
         found = launch.environs(free_port(), os.environ)
-        environs = [_environ(launch, rank // launch.per_node, own, folder) for rank, own in enumerate(found)]
+        environs = [
+            _environ(launch, rank // launch.per_node, own, folder) for rank, own in enumerate(found)
+        ]
         with (folder / "output").open("wb") as file:
             wrapper = [sys.executable, "-m", "distboot", "run", *command]
             codes = run(wrapper, environs, limit, stdout=file, stderr=file)
@@ -70,7 +79,9 @@ def _tried(launch: Launch, command: Sequence[str], limit: float) -> tuple[bool |
         path = folder / "report.json"
         report = json.loads(path.read_text()) if path.exists() else {}
         # What the hook has told of each rank.
-        told = [(rank, one) for rank in range(len(codes)) for one in _lines(folder / f"rank-{rank}")]
+        told = [
+            (rank, one) for rank in range(len(codes)) for one in _lines(folder / f"rank-{rank}")
+        ]
     if any("mpi" in one for _, one in told):
         why = "not tried: the script calls MPI_Init, for which the real mpirun (or srun --mpi=…) is needed"
         return None, ("-",) * len(_HEAD), [why]
@@ -78,7 +89,10 @@ def _tried(launch: Launch, command: Sequence[str], limit: float) -> tuple[bool |
     is_late = "late" in [rank.get("state") for rank in report.get("ranks", ())]
     hangs = "no end within the time limit" if None in codes else why if is_late else ""
     apart = why if "exited with code 0 while" in why else _small_groups(told, len(codes))
-    device, meets = _wrong_device(told, launch.per_node), _loopback(told) if launch.nodes > 1 else ""
+    device, meets = (
+        _wrong_device(told, launch.per_node),
+        _loopback(told) if launch.nodes > 1 else "",
+    )
     columns = (
         "no" if any(code != 0 for code in codes) or meets else f"{seconds:.0f} s",
         "wrong" if device else "ok" if any("device" in one for _, one in told) else "-",
@@ -98,9 +112,21 @@ def _environ(launch: Launch, node: int, found: dict[str, str], folder: Path) -> 
     if len(visible) >= launch.nodes:
         share = len(visible) // launch.nodes
         found["CUDA_VISIBLE_DEVICES"] = ",".join(visible[share * node : share * (node + 1)])
-    ours = {"DISTBOOT_REPORT": str(folder / "report.json"), "DISTBOOT_TRY": str(folder), "TMPDIR": str(disk)}
-    hangs = {"DISTBOOT_LATE_AFTER": "10", "DISTBOOT_HANG": "stop", "DISTBOOT_HANG_AFTER": "25"}  # soon
-    return {"OMP_NUM_THREADS": "1", "DISTBOOT_GRACE": "2", "DISTBOOT_JOIN_TIMEOUT": "60", **hangs, **found, **ours}
+    ours = {
+        "DISTBOOT_REPORT": str(folder / "report.json"),
+        "DISTBOOT_TRY": str(folder),
+        "TMPDIR": str(disk),
+    }
+    # Soon
+    hangs = {"DISTBOOT_LATE_AFTER": "10", "DISTBOOT_HANG": "stop", "DISTBOOT_HANG_AFTER": "25"}
+    return {
+        "OMP_NUM_THREADS": "1",
+        "DISTBOOT_GRACE": "2",
+        "DISTBOOT_JOIN_TIMEOUT": "60",
+        **hangs,
+        **found,
+        **ours,
+    }
 
 
 def _lines(path: Path) -> list[Any]:
@@ -120,7 +146,9 @@ def _wrong_device(told: _Told, per_node: int) -> str:
             return f"rank {rank} takes device {number} of a node that has {has} ({one['at']}): use the local rank"
         other = taken.setdefault((node, visible, number), rank)
         if other != rank and count > 1:
-            return f"ranks {other} and {rank} of node {node} both take device {number} ({one['at']})"
+            return (
+                f"ranks {other} and {rank} of node {node} both take device {number} ({one['at']})"
+            )
     return ""
 
 
@@ -138,4 +166,6 @@ def _small_groups(told: _Told, ranks: int) -> str:
     for rank, one in told:
         if one.get("size") not in (None, ranks):
             sizes[one["size"]].append(rank)
-    return "; ".join(f"{ranks_said(ranks)} trained in a group of {size}" for size, ranks in sizes.items())
+    return "; ".join(
+        f"{ranks_said(ranks)} trained in a group of {size}" for size, ranks in sizes.items()
+    )

@@ -96,7 +96,11 @@ def detect(environ: Mapping[str, str] | None = None, *, launcher: str | None = N
     name = environ.get("DISTBOOT_LAUNCHER") or None if launcher is None else launcher
     if name is None:
         placement = _innermost(environ, without_ours, outer)
-        if placement.launcher == SINGLE.name and not outer.launches and outer.fields.get("world_size", 1) != 1:
+        if (
+            placement.launcher == SINGLE.name
+            and not outer.launches
+            and outer.fields.get("world_size", 1) != 1
+        ):
             placement = _as_exported(environ, outer)
     else:
         option = "DISTBOOT_LAUNCHER" if launcher is None else "launcher"
@@ -137,8 +141,12 @@ def _traces(environ: Mapping[str, str], without_ours: Mapping[str, str]) -> dict
 
 def read_placement(launcher: Launcher, environ: Mapping[str, str]) -> Placement:
     """The placement of a process that a launcher started, by its claim or because the user says so; or an error."""
-    reader = EnvReader(environ, launcher.name, launcher.in_order, nodes_are_hosts=launcher.nodes_are_hosts)
-    names = (name and reader.first(name, launcher.instead.get(name, name)) for name in launcher.numbers)
+    reader = EnvReader(
+        environ, launcher.name, launcher.in_order, nodes_are_hosts=launcher.nodes_are_hosts
+    )
+    names = (
+        name and reader.first(name, launcher.instead.get(name, name)) for name in launcher.numbers
+    )
     reader.integers(*names, optional=launcher.optional)
     launcher.more(reader)
     for name, own in launcher.same.items():
@@ -160,7 +168,9 @@ def _found_whole(launcher: Launcher, environ: Mapping[str, str]) -> Placement | 
     return None
 
 
-def _view(candidate: Launcher, environ: Mapping[str, str], without_ours: Mapping[str, str]) -> Mapping[str, str]:
+def _view(
+    candidate: Launcher, environ: Mapping[str, str], without_ours: Mapping[str, str]
+) -> Mapping[str, str]:
     """What a launcher is to read; `without_ours` is the environment without what an outer distboot exported.
 
     A launcher that has started processes below that distboot may have set the very values again: all is then its own.
@@ -170,10 +180,14 @@ def _view(candidate: Launcher, environ: Mapping[str, str], without_ours: Mapping
     if candidate.sets_torch_vars:
         return environ
     of_ours = VARIABLES.values()
-    return {name: text for name, text in environ.items() if name in without_ours or name not in of_ours}
+    return {
+        name: text for name, text in environ.items() if name in without_ours or name not in of_ours
+    }
 
 
-def _candidates(environ: Mapping[str, str], without_ours: Mapping[str, str], outer: InheritedEnv) -> Sequence[Launcher]:
+def _candidates(
+    environ: Mapping[str, str], without_ours: Mapping[str, str], outer: InheritedEnv
+) -> Sequence[Launcher]:
     """Those that may have started this process: below a distboot not those that are further out than it."""
     if not outer.fields:
         return INNERMOST_FIRST
@@ -184,7 +198,9 @@ def _candidates(environ: Mapping[str, str], without_ours: Mapping[str, str], out
     return [one for one in INNERMOST_FIRST if one.name not in found or one.name == own]
 
 
-def _innermost(environ: Mapping[str, str], without_ours: Mapping[str, str], outer: InheritedEnv) -> Placement:
+def _innermost(
+    environ: Mapping[str, str], without_ours: Mapping[str, str], outer: InheritedEnv
+) -> Placement:
     notes: list[str] = []
     candidates = _candidates(environ, without_ours, outer)
     for candidate in candidates:
@@ -201,8 +217,16 @@ def _innermost(environ: Mapping[str, str], without_ours: Mapping[str, str], oute
                 _refuse_slurm_step(without_ours, placement)
         for other in () if candidate is SINGLE else further_out:
             # Of two with daemons that are there and agree, one has inherited the variables of the other.
-            names = "" if candidate.uses_daemons and other.uses_daemons else _markers_present(without_ours, other)
-            notes += [f"{names} ignored: {candidate.name} owns the rank, {other.name} is further out"] if names else []
+            names = (
+                ""
+                if candidate.uses_daemons and other.uses_daemons
+                else _markers_present(without_ours, other)
+            )
+            notes += (
+                [f"{names} ignored: {candidate.name} owns the rank, {other.name} is further out"]
+                if names
+                else []
+            )
         if not candidate.owns_torch_vars:
             notes += _check_generic_vars(
                 without_ours, placement, [each for each in further_out if each.generic_names], outer
@@ -227,24 +251,33 @@ def _as_exported(environ: Mapping[str, str], outer: InheritedEnv) -> Placement:
     return placement
 
 
-def _named(environ: Mapping[str, str], without_ours: Mapping[str, str], name: str, option: str) -> Placement:
+def _named(
+    environ: Mapping[str, str], without_ours: Mapping[str, str], name: str, option: str
+) -> Placement:
     """What the launcher says that the user names, with the `option` that names it for messages."""
     if name in (SINGLE.name, OFF):
         return read_placement(SINGLE, without_ours)  # whatever else the environment says
     word = str(name)
     candidate = LAUNCHERS.get(word)
     if candidate is None:
-        titled = [one.name for one in INNERMOST_FIRST if word.lower() in re.findall(r"[\w.]+", one.title.lower())]
+        titled = [
+            one.name
+            for one in INNERMOST_FIRST
+            if word.lower() in re.findall(r"[\w.]+", one.title.lower())
+        ]
         hint = (
             f"{did_you_mean(word, LAUNCHERS, titled)}the launchers are {', '.join(LAUNCHERS)}, and {OFF} for a process "
             "that is alone (python -m distboot launchers)"
         )
-        raise DistbootError("unknown-launcher", f"{option} is not a valid launcher", hint).of("rank ?")
+        raise DistbootError("unknown-launcher", f"{option} is not a valid launcher", hint).of(
+            "rank ?"
+        )
     environ = _view(candidate, environ, without_ours)
     is_claimed, problem = candidate.claims(environ), "its variables are not as it sets them"
     if is_claimed or not candidate.needs_claim:
         try:
-            return read_placement(candidate, environ)  # also one that it does not claim: the user says that it is so
+            # Also one that it does not claim: the user says that it is so
+            return read_placement(candidate, environ)
         except DistbootError as error:
             if is_claimed:
                 raise
@@ -257,7 +290,9 @@ def _named(environ: Mapping[str, str], without_ours: Mapping[str, str], name: st
     ).of("rank ?")
 
 
-def _refuse_conflict(environ: Mapping[str, str], placement: Placement, others: list[Launcher]) -> None:
+def _refuse_conflict(
+    environ: Mapping[str, str], placement: Placement, others: list[Launcher]
+) -> None:
     """Refuse when another launcher with daemons has other numbers: nothing says which is the inner one."""
     for other in others:
         markers = _markers_present(environ, other)
@@ -265,16 +300,22 @@ def _refuse_conflict(environ: Mapping[str, str], placement: Placement, others: l
         if theirs is None:
             continue
         pairs = [(getattr(placement, field), getattr(theirs, field)) for field in NUMBERS]
-        if all(mine == its or None in (mine, its) for mine, its in pairs):  # the same, as far as both know
+        # The same, as far as both know
+        if all(mine == its or None in (mine, its) for mine, its in pairs):
             continue
-        if other not in _SCHEDULERS or not _may_be_daemons(placement, theirs.world_size, theirs.num_nodes):
+        if other not in _SCHEDULERS or not _may_be_daemons(
+            placement, theirs.world_size, theirs.num_nodes
+        ):
             raise _conflict(placement, theirs.launcher, theirs.rank, theirs.world_size, markers)
 
 
 def _refuse_slurm_step(environ: Mapping[str, str], placement: Placement) -> None:
     """Refuse when this is also a task of a Slurm step that is not that of the daemons of `placement`."""
-    rank, tasks = (digits(environ.get(name, "")) for name in ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
-    nodes = digits(environ.get("SLURM_STEP_NUM_NODES", "0"))  # 0: not known, and so not one task per node
+    rank, tasks = (
+        digits(environ.get(name, "")) for name in ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+    )
+    # 0: not known, and so not one task per node
+    nodes = digits(environ.get("SLURM_STEP_NUM_NODES", "0"))
     # In an interactive shell, which has a terminal, anything may have been typed.
     if rank is None or tasks is None or nodes is None or "SLURM_PTY_PORT" in environ:
         return
@@ -300,9 +341,12 @@ def _check_generic_vars(
             notes.append(f"{', '.join(ignored)} ignored: {placement.launcher} owns the rank")
             continue
         if theirs is None or outer._replace(launches=False).is_about(theirs):
-            continue  # the process that the outer distboot was about, or for which it was a launcher
+            # The process that the outer distboot was about, or for which it was a launcher
+            continue
         if theirs.world_size != placement.world_size:
-            raise _conflict(placement, theirs.launcher, theirs.rank, theirs.world_size, ", ".join(ignored))
+            raise _conflict(
+                placement, theirs.launcher, theirs.rank, theirs.world_size, ", ".join(ignored)
+            )
         # An inner launcher with exactly one process for each outer one makes no sense: RANK was exported once, in a
         # batch script say, or it is the user's own order of the same processes.
         if theirs.rank != placement.rank:
@@ -315,7 +359,11 @@ def _check_generic_vars(
 
 def _markers_present(environ: Mapping[str, str], launcher: Launcher) -> str:
     """The launcher's markers that are there, for a note; empty for generic names, see `_check_generic_vars`."""
-    return "" if launcher.generic_names else ", ".join(name for name in launcher.markers if name in environ)
+    return (
+        ""
+        if launcher.generic_names
+        else ", ".join(name for name in launcher.markers if name in environ)
+    )
 
 
 def _may_be_daemons(placement: Placement, tasks: int, nodes: int | None) -> bool:
@@ -324,7 +372,9 @@ def _may_be_daemons(placement: Placement, tasks: int, nodes: int | None) -> bool
     return tasks == nodes and (placement.world_size > 1 or tasks == 1)
 
 
-def _conflict(placement: Placement, name: str, rank: int, world_size: int, variables: str) -> DistbootError:
+def _conflict(
+    placement: Placement, name: str, rank: int, world_size: int, variables: str
+) -> DistbootError:
     return DistbootError(
         "conflicting-launchers",
         f"{placement.launcher} says rank {placement.rank} of {placement.world_size} ({placement.sources['rank']}), but "

@@ -47,17 +47,26 @@ class EnvReader:
     """What `launcher` says in `environ`: values by field, their sources, problems and notes."""
 
     def __init__(
-        self, environ: Mapping[str, str], launcher: str, in_order: tuple[str, ...], *, nodes_are_hosts: bool
+        self,
+        environ: Mapping[str, str],
+        launcher: str,
+        in_order: tuple[str, ...],
+        *,
+        nodes_are_hosts: bool,
     ) -> None:
         self.environ = environ  # never written to
-        self.problems: list[str] = []  # sentences for people, each naming the variable and its value
+        # Sentences for people, each naming the variable and its value
+        self.problems: list[str] = []
         self.notes: list[str] = []  # remarks for people
-        self.absent: list[str] = []  # what this launcher sets for each of its processes, and is not there
+        # What this launcher sets for each of its processes, and is not there
+        self.absent: list[str] = []
         # Why the launcher's numbers count nodes or pods and not ranks; None when they count ranks.
         self.node_level: str | None = None
         self.remedy = _REMEDY  # the hint of the error, when there are problems
-        self.own_address: tuple[str, str] | None = None  # host of rank 0 as the launcher knows it, and its source
-        self.port_seed: tuple[str, str] | None = None  # a text that all ranks have, and its source: for a port
+        # Host of rank 0 as the launcher knows it, and its source
+        self.own_address: tuple[str, str] | None = None
+        # A text that all ranks have, and its source: for a port
+        self.port_seed: tuple[str, str] | None = None
         self._launcher, self._in_order, self._nodes_are_hosts = launcher, in_order, nodes_are_hosts
         self._values: dict[str, object] = {**dict.fromkeys(FIELDS), "launcher": launcher}
         self._sources: dict[str, str] = {}
@@ -79,7 +88,9 @@ class EnvReader:
 
     def integer(self, name: str, field: str | None = None, *, required: bool = False) -> int | None:
         """The integer of 0 or more in variable `name`, recorded under `field`; rank and world size are required."""
-        number = self.parsed(name, parse_number, required=required or field in ("rank", "world_size"))
+        number = self.parsed(
+            name, parse_number, required=required or field in ("rank", "world_size")
+        )
         if field is not None:
             self.put(name, **{field: number})
         return number
@@ -134,16 +145,27 @@ class EnvReader:
         self._locate_rank0()
         self._find_port()
         if self._launcher == "single":  # one process, to which no other comes
-            self.notes += [f"{problem}; ignored, as this process is alone" for problem in self.problems[found:]]
+            self.notes += [
+                f"{problem}; ignored, as this process is alone" for problem in self.problems[found:]
+            ]
             del self.problems[found:]
         if self.problems:
             rank = self._values["rank"]
             who = f"rank {'?' if rank is None else rank}"
             raise DistbootError("broken-environment", self._report(), self._remedy()).of(who)
         if self.absent:
-            self.notes.append(f"not set, so that what they say is unknown here: {', '.join(self.absent)}")
-        sources = MappingProxyType({field: self._sources[field] for field in FIELDS if field in self._sources})
-        return Placement(**self._values, sources=sources, notes=tuple(self.notes), node_level=self.node_level)  # type: ignore[arg-type]
+            self.notes.append(
+                f"not set, so that what they say is unknown here: {', '.join(self.absent)}"
+            )
+        sources = MappingProxyType(
+            {field: self._sources[field] for field in FIELDS if field in self._sources}
+        )
+        return Placement(
+            **self._values,  # type: ignore[arg-type]
+            sources=sources,
+            notes=tuple(self.notes),
+            node_level=self.node_level,
+        )
 
     def _check_numbers(self) -> None:
         for index, its_size in SIZES.items():
@@ -162,7 +184,9 @@ class EnvReader:
             # Every other node has at least one process; on a single node they are all here.
             others = world_size - here
             if others < nodes - 1 or (nodes == 1 and others > 0):
-                numbers = ", ".join(map(self._text, ("world_size", "local_world_size", "num_nodes")))
+                numbers = ", ".join(
+                    map(self._text, ("world_size", "local_world_size", "num_nodes"))
+                )
                 self.problems.append(f"{numbers} do not fit together")
 
     def _check_order(self) -> None:
@@ -175,12 +199,15 @@ class EnvReader:
         # Below this rank are one of each node before, and all of this node with a lower local rank.
         possible = (node_rank or 0) + (local_rank or 0) <= rank
         if local_rank is not None and here is not None:
-            possible &= here - local_rank <= world_size - rank  # above it are those with a higher one
+            # Above it are those with a higher one
+            possible &= here - local_rank <= world_size - rank
         if node_rank == local_rank == 0 or (nodes == 1 and local_rank is not None):
             possible &= rank == local_rank
         if not possible:
             place = (self._text(field) for field in _PLACE if self.number(field) is not None)
-            self.problems.append(f"{self._text('rank')} of {self._text('world_size')} cannot be at {', '.join(place)}")
+            self.problems.append(
+                f"{self._text('rank')} of {self._text('world_size')} cannot be at {', '.join(place)}"
+            )
 
     def _derive_numbers(self) -> None:
         known = len(self._sources)
@@ -192,10 +219,17 @@ class EnvReader:
         elif self.number("local_world_size") == 1 and world_size == 2:
             self.put("derived: two processes, and one of them is on this node", num_nodes=2)
         if self.number("num_nodes") == 1:
-            self.put("derived: the job has one node", node_rank=0, local_world_size=world_size, local_rank=rank)
+            self.put(
+                "derived: the job has one node",
+                node_rank=0,
+                local_world_size=world_size,
+                local_rank=rank,
+            )
         if self.number("num_nodes") == world_size:
             # Every node has at least one rank, so each has exactly one, and rank r is the r-th to be met.
-            self.put("derived: one process per node", node_rank=rank, local_rank=0, local_world_size=1)
+            self.put(
+                "derived: one process per node", node_rank=rank, local_rank=0, local_world_size=1
+            )
         if len(self._sources) > known:
             self._check_numbers()
 
@@ -206,9 +240,15 @@ class EnvReader:
             self.job_id(*platform.job_id_variables)
         if "MASTER_ADDR" in self.environ:
             self._take_given_address()
-        elif self.own_address:  # before the platform's: it is rank 0's by the launcher's own definition
+        elif (
+            self.own_address
+        ):  # before the platform's: it is rank 0's by the launcher's own definition
             self.put(self.own_address[1], master_addr=self.own_address[0])
-        elif platform and self.number("world_size") != 1 and self.environ.get(platform.silenced_by) != "true":
+        elif (
+            platform
+            and self.number("world_size") != 1
+            and self.environ.get(platform.silenced_by) != "true"
+        ):
             self._take_platforms_address(platform)
         if self.number("num_nodes") == 1:
             self.put("loopback: the job has one node", master_addr="127.0.0.1")
@@ -223,12 +263,15 @@ class EnvReader:
 
     def _take_platforms_address(self, platform: Platform) -> None:
         reader = json_hosts if platform.lists_hosts else parse_address
-        read = {name: self.parsed(name, reader) for name in platform.addresses if name in self.environ}
+        read = {
+            name: self.parsed(name, reader) for name in platform.addresses if name in self.environ
+        }
         found = {name: str(parts[0]) for name, parts in read.items() if parts is not None}
         for name, host in found.items():
             if not is_loopback(host):
                 self.put(name, master_addr=host)
-        if found and not self._spans_nodes():  # localhost is Azure ML's way to say that there is one node
+        # Localhost is Azure ML's way to say that there is one node
+        if found and not self._spans_nodes():
             self.put([*found][-1], master_addr="127.0.0.1")
 
     def _find_port(self) -> None:
@@ -241,7 +284,11 @@ class EnvReader:
 
     def _text(self, field: str) -> str:
         source = self._sources[field]
-        return variable(self.environ, source) if source in self.environ else f"{field}={self._values[field]}"
+        return (
+            variable(self.environ, source)
+            if source in self.environ
+            else f"{field}={self._values[field]}"
+        )
 
     def _spans_nodes(self) -> bool:
         _, world_size, _, here, _, nodes = map(self.number, NUMBERS)
@@ -254,12 +301,18 @@ class EnvReader:
         if count == 1:
             return f"{head} {self.problems[0]}"
         more = [f"and {count - _MOST_PROBLEMS} more"] if count > _MOST_PROBLEMS else []
-        return "\n  ".join([f"{head} {count} things are wrong:", *self.problems[:_MOST_PROBLEMS], *more])
+        return "\n  ".join(
+            [f"{head} {count} things are wrong:", *self.problems[:_MOST_PROBLEMS], *more]
+        )
 
     def _remedy(self) -> str:
         if all(problem.startswith("MASTER_") for problem in self.problems):
             return "set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, or clear them"
-        missing = [problem.removesuffix(_MISSING) for problem in self.problems if problem.endswith(_MISSING)]
+        missing = [
+            problem.removesuffix(_MISSING)
+            for problem in self.problems
+            if problem.endswith(_MISSING)
+        ]
         if missing and self.remedy == _REMEDY:
             return f"to pass it to a container: {container_env_hint(*missing)}; else {_REMEDY}"
         return self.remedy

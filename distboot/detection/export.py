@@ -66,10 +66,16 @@ def variables(
     # What would show that another launcher has started a process is inherited here, and shows it no more.
     marks = (each.own_mark for each in INNERMOST_FIRST if each is not launcher)
     others |= {mark: without_ours[mark] for mark in marks if mark in without_ours}
-    changed = [name for name, value in exports.items() if value is not None and without_ours.get(name) != value]
+    changed = [
+        name
+        for name, value in exports.items()
+        if value is not None and without_ours.get(name) != value
+    ]
     if named is not None:
         exports["DISTBOOT_LAUNCHER"] = named
-    exports[inherited.VARIABLE] = inherited.encode(placement, changed, others=others, seen=traces(environ), **state)
+    exports[inherited.VARIABLE] = inherited.encode(
+        placement, changed, others=others, seen=traces(environ), **state
+    )
     # Of `environ`, and not `others`: it stays the launcher's, as which a distboot below this one is to read it.
     return {**exports, **others, **corrected(environ)}
 
@@ -87,10 +93,16 @@ def base_environ(environ: Mapping[str, str]) -> dict[str, str]:
     others = merged(of_one_process(environ), environ).items()
     # PET_* are torchrun's options; TORCHELASTIC_* those of an agent further out, whose store no rank must use.
     of_nodes = ("PET_", "TORCHELASTIC_")
-    return {name: value for name, value in others if name not in (*RANK, "TF_CONFIG") and not name.startswith(of_nodes)}
+    return {
+        name: value
+        for name, value in others
+        if name not in (*RANK, "TF_CONFIG") and not name.startswith(of_nodes)
+    }
 
 
-def for_launcher(placement: Placement, environ: Mapping[str, str], *, together: bool) -> dict[str, str | None]:
+def for_launcher(
+    placement: Placement, environ: Mapping[str, str], *, together: bool
+) -> dict[str, str | None]:
     """The variables to set where the wrapper's command is a launcher, whose ranks are those of another job.
 
     RANK and its like of this process would be wrong in all of them, and stay with launchers that set no such names: so
@@ -98,9 +110,14 @@ def for_launcher(placement: Placement, environ: Mapping[str, str], *, together: 
     some inner ones read it, and none sets all of it. `together`: the launchers on all nodes start one job, which has
     these nodes.
     """
-    kept = ("MASTER_ADDR", "MASTER_PORT") if placement.world_size == 1 else ()  # then they are about the other job
+    # Then they are about the other job
+    kept = ("MASTER_ADDR", "MASTER_PORT") if placement.world_size == 1 else ()
     cleared = of_one_process(environ, kept)
-    node_rank = {"NODE_RANK": str(placement.node_rank)} if together and placement.node_rank is not None else {}
+    node_rank = (
+        {"NODE_RANK": str(placement.node_rank)}
+        if together and placement.node_rank is not None
+        else {}
+    )
     own = inherited.encode(placement, (), seen=traces(merged(cleared, environ)), launches=True)
     return {**cleared, **node_rank, inherited.VARIABLE: own}
 
@@ -127,7 +144,11 @@ def require_master(placement: Placement) -> Placement:
             "and nothing in the environment says on which host rank 0 is",
             f"name the host of rank 0: {_how_to_pass(placement, 'MASTER_ADDR', '<host of rank 0>')}"
             + ("; and a free port there as MASTER_PORT" if placement.master_port is None else "")
-            + ("; or install mpi4py, which init() asks" if placement.launcher in MPI_LAUNCHERS else ""),
+            + (
+                "; or install mpi4py, which init() asks"
+                if placement.launcher in MPI_LAUNCHERS
+                else ""
+            ),
         )
     if placement.master_port is None and placement.world_size > 1:
         raise DistbootError(
@@ -142,7 +163,11 @@ def require_master(placement: Placement) -> Placement:
 
 
 def _how_to_pass(placement: Placement, name: str, value: str) -> str:
-    return LAUNCHERS[placement.launcher].env_forwarding_hint.replace("NAME", name).replace("VALUE", value)
+    return (
+        LAUNCHERS[placement.launcher]
+        .env_forwarding_hint.replace("NAME", name)
+        .replace("VALUE", value)
+    )
 
 
 def wait_until_resolves(placement: Placement, join_timeout: float) -> None:
@@ -193,7 +218,9 @@ class EnvTransaction:
             self.write(self._before)
 
 
-def with_local_rank(arguments: Sequence[str], local_rank: int | str, name: str = LOCAL_RANK) -> list[str]:
+def with_local_rank(
+    arguments: Sequence[str], local_rank: int | str, name: str = LOCAL_RANK
+) -> list[str]:
     """The arguments of a script with the local rank, once, in the script's own spelling of the option."""
     # First, as the launchers do it: it is then an option of the main parser, and before any "--".
     return [f"{name}={local_rank}", *without_local_rank(arguments, name)]
@@ -222,7 +249,9 @@ def wrong_local_rank(arguments: Sequence[str], local_rank: int | str) -> str | N
 
 def empty_local_rank(arguments: Sequence[str]) -> str | None:
     """A warning, without the hint, of a local rank in the arguments that has no value, or None."""
-    option = next((arguments[span[0]] for span, value in _local_ranks(arguments) if not value), None)
+    option = next(
+        (arguments[span[0]] for span, value in _local_ranks(arguments) if not value), None
+    )
     if option is None:
         return None
     return f"warning: {option.rstrip('=')} has no value (a shell replaces $LOCAL_RANK before LOCAL_RANK is set)"
@@ -237,5 +266,10 @@ def _local_ranks(arguments: Sequence[str], name: str = LOCAL_RANK) -> Iterator[t
         if option != name and not _SPELLINGS.fullmatch(option):
             continue
         following = "".join(arguments[at + 1 : at + 2])
-        two_words = not equals and arguments[at + 1 :] and (following == "" or _NUMBER.fullmatch(following))
-        yield range(at, at + 2 if two_words else at + 1), value if equals else following if two_words else ""
+        two_words = (
+            not equals and arguments[at + 1 :] and (following == "" or _NUMBER.fullmatch(following))
+        )
+        yield (
+            range(at, at + 2 if two_words else at + 1),
+            value if equals else following if two_words else "",
+        )

@@ -42,28 +42,43 @@ class InheritedEnv(NamedTuple):
     met: bool = False  # whether the ranks of the job have met already
     # All launchers whose variables were there, also those further out, with `identity` of what each said.
     seen: Mapping[str, str] = {}
-    launches: bool = False  # whether it was written for a launcher, so that no process is this rank any more
+    # Whether it was written for a launcher, so that no process is this rank any more
+    launches: bool = False
 
     def is_about(self, placement: Placement) -> bool:
         """Whether `placement` is the very process that this was written for."""
-        same = not self.launches and all(self.fields.get(field) == getattr(placement, field) for field in _IDENTITY)
+        same = not self.launches and all(
+            self.fields.get(field) == getattr(placement, field) for field in _IDENTITY
+        )
         place = ((self.fields.get(field), getattr(placement, field)) for field in NUMBERS[2:])
-        return same and self.job == digest(placement.job_id) and all(new in (None, old) for old, new in place)
+        return (
+            same
+            and self.job == digest(placement.job_id)
+            and all(new in (None, old) for old, new in place)
+        )
 
     def is_new(self, launcher: str, identity: str) -> bool:
         """Whether a launcher speaks of another process than before; a container may not have been told of the job."""
         before = self.seen.get(launcher, "")
-        return identity[:8] != before[:8] or (bool(identity[8:] and before[8:]) and identity != before)
+        return identity[:8] != before[:8] or (
+            bool(identity[8:] and before[8:]) and identity != before
+        )
 
     def merge(self, placement: Placement) -> Placement:
         """`placement` with what was found out since about the very same process."""
         # An address or a port that is in the environment all the same was set after distboot exported its own.
         given = {field for field, name in VARIABLES.items() if placement.sources.get(field) == name}
-        return placement.with_fields(VARIABLE, {f: value for f, value in self.fields.items() if f not in given})
+        return placement.with_fields(
+            VARIABLE, {f: value for f, value in self.fields.items() if f not in given}
+        )
 
     def strip_framework_vars(self, environ: Mapping[str, str]) -> Mapping[str, str]:
         """`environ` without those of `others` that are as distboot exported them."""
-        same = {name for name, known in self.others.items() if name in environ and digest(environ[name]) == known}
+        same = {
+            name
+            for name, known in self.others.items()
+            if name in environ and digest(environ[name]) == known
+        }
         return {name: value for name, value in environ.items() if name not in same}
 
 
@@ -82,9 +97,17 @@ def encode(
     The arguments are as in `InheritedEnv`, but `others` has the values themselves.
     """
     fields = ("launcher", *_NUMBERS, "master_addr")
-    words = [f"{field}={getattr(placement, field)}" for field in fields if getattr(placement, field) is not None]
+    words = [
+        f"{field}={getattr(placement, field)}"
+        for field in fields
+        if getattr(placement, field) is not None
+    ]
     words += [f"job={digest(placement.job_id)}"] if placement.job_id is not None else []
-    words += [f"{name}={int(value)}" for name, value in zip(_FLAGS, (joined, met, launches), strict=True) if value]
+    words += [
+        f"{name}={int(value)}"
+        for name, value in zip(_FLAGS, (joined, met, launches), strict=True)
+        if value
+    ]
     words += ["seen=" + "+".join(map(":".join, seen.items()))] if seen else []
     digests = (f"{name}:{digest(value)}" for name, value in others.items())
     return ",".join([*words, "exported=" + "+".join([*exported, *digests])])
@@ -95,15 +118,25 @@ def strip(environ: Mapping[str, str]) -> tuple[Mapping[str, str], InheritedEnv]:
     if VARIABLE not in environ:
         return environ, InheritedEnv()
     outer = _decode(environ[VARIABLE])
-    ours = {name: str(outer.fields.get(field)) for field, name in VARIABLES.items() if name in outer.exported}
+    ours = {
+        name: str(outer.fields.get(field))
+        for field, name in VARIABLES.items()
+        if name in outer.exported
+    }
     # What was exported without being a field is the launcher's own variable under another name.
-    unchanged = {name for name, value in ours.items() if value == "None" or environ.get(name) == value}
+    unchanged = {
+        name for name, value in ours.items() if value == "None" or environ.get(name) == value
+    }
     if any(name in ours and name not in unchanged for name in ("RANK", "WORLD_SIZE")):
         # A launcher without variables of its own has started processes and numbered them. What says where our one
         # process was is not about them; the address may be: such launchers often leave it to the environment.
         unchanged -= {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
     own = {VARIABLE, *unchanged}
-    return {name: value for name, value in outer.strip_framework_vars(environ).items() if name not in own}, outer
+    return {
+        name: value
+        for name, value in outer.strip_framework_vars(environ).items()
+        if name not in own
+    }, outer
 
 
 def about(placement: Placement, environ: Mapping[str, str]) -> InheritedEnv:
@@ -126,11 +159,17 @@ def _decode(text: str) -> InheritedEnv:
     pairs = [word.partition("=")[::2] for word in text.split(",")]
     words = dict(pairs)
     is_whole = len(words) == len(pairs) and words.keys() >= {*_IDENTITY, "exported"}
-    exported, seen = (list(filter(None, words.pop(name, "").split("+"))) for name in ("exported", "seen"))
+    exported, seen = (
+        list(filter(None, words.pop(name, "").split("+"))) for name in ("exported", "seen")
+    )
     of_fields = frozenset(name for name in exported if ":" not in name)
     job = words.pop("job", "")
-    texts: dict[str, str] = {name: words.pop(name) for name in ("launcher", "master_addr") if name in words}
-    numbers = {name: number for name, value in words.items() if (number := digits(value)) is not None}
+    texts: dict[str, str] = {
+        name: words.pop(name) for name in ("launcher", "master_addr") if name in words
+    }
+    numbers = {
+        name: number for name, value in words.items() if (number := digits(value)) is not None
+    }
     fields = {name: number for name, number in numbers.items() if name in _NUMBERS}
     is_ours = (
         numbers.keys() == words.keys() <= {*_NUMBERS, *_FLAGS}
@@ -139,7 +178,9 @@ def _decode(text: str) -> InheritedEnv:
     )
     if not (is_whole and is_ours and _is_possible(fields, texts)):
         raise DistbootError(
-            "broken-environment", f"{VARIABLE}={short_repr(text)} was not written by distboot", f"unset {VARIABLE}"
+            "broken-environment",
+            f"{VARIABLE}={short_repr(text)} was not written by distboot",
+            f"unset {VARIABLE}",
         ).of("rank ?")
     return InheritedEnv(
         fields={**texts, **fields},
@@ -156,7 +197,12 @@ def _decode(text: str) -> InheritedEnv:
 def _is_possible(numbers: Mapping[str, int], texts: Mapping[str, str]) -> bool:
     """Whether a placement can have these fields: distboot checked them, but a user may have written the variable."""
     world_size, host = numbers.get("world_size", 0), texts.get("master_addr", "localhost")
-    below = all(numbers.get(index, 0) < numbers.get(size, world_size) <= world_size for index, size in SIZES.items())
+    below = all(
+        numbers.get(index, 0) < numbers.get(size, world_size) <= world_size
+        for index, size in SIZES.items()
+    )
     with suppress(ValueError):
-        return below and 1 <= numbers.get("master_port", 1) <= 65535 and parse_address(host)[0] == host
+        return (
+            below and 1 <= numbers.get("master_port", 1) <= 65535 and parse_address(host)[0] == host
+        )
     return False

@@ -72,7 +72,12 @@ def parse_port(text: str) -> int:
 
 def is_loopback(host: str) -> bool:
     """Whether a host name or address can mean only "this machine itself"; the wildcards reach it too."""
-    if host.lower().rstrip(".") in ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"):
+    if host.lower().rstrip(".") in (
+        "localhost",
+        "localhost.localdomain",
+        "ip6-localhost",
+        "ip6-loopback",
+    ):
         return True
     if not is_address(host):
         return False
@@ -115,7 +120,9 @@ def expand_counts(text: str) -> list[int]:
     for item in text.split(","):
         match = _COUNT.fullmatch(item)
         if not match:
-            raise ValueError(f"is not a list of counts like '4(x2),3': cannot read {short_repr(item)}")
+            raise ValueError(
+                f"is not a list of counts like '4(x2),3': cannot read {short_repr(item)}"
+            )
         times = int(match[2] or 1)
         _bounded(len(counts) + times)
         counts.extend([int(match[1])] * times)
@@ -148,7 +155,9 @@ def _service_link(text: str) -> str:
     if not text.startswith(("tcp://", "udp://")):
         return ""
     # Kubernetes sets NAME_PORT=tcp://10.0.0.1:2222 in every pod for a Service called NAME.
-    return ": Kubernetes made it from a Service of that name; set enableServiceLinks: false in the pod"
+    return (
+        ": Kubernetes made it from a Service of that name; set enableServiceLinks: false in the pod"
+    )
 
 
 def _ipv6(host: str) -> str:
@@ -167,7 +176,9 @@ def _name_or_ipv4(host: str) -> str:
     if is_address(host):
         parts = host.split(".")
         # Leading zeros are refused: some resolvers read 010 as octal 8.
-        if len(parts) != 4 or not all(p and len(p) <= 3 and str(int(p)) == p and int(p) <= 255 for p in parts):
+        if len(parts) != 4 or not all(
+            p and len(p) <= 3 and str(int(p)) == p and int(p) <= 255 for p in parts
+        ):
             raise ValueError("is not an IPv4 address")
     elif (
         not _HOST_NAME.fullmatch(host)
@@ -191,7 +202,9 @@ def _numbers(ranges: str) -> list[str]:
         if high < low:
             raise ValueError(f"is not a hostlist: the range {short_repr(item)} runs backwards")
         if high - low >= _LONGEST_RANGE:
-            raise ValueError(f"is not a hostlist: the range {short_repr(item)} has more than {_LONGEST_RANGE} numbers")
+            raise ValueError(
+                f"is not a hostlist: the range {short_repr(item)} has more than {_LONGEST_RANGE} numbers"
+            )
         _bounded(len(numbers) + high - low + 1)
         padded = f"%0{width}d"
         numbers.extend([padded % number for number in range(low, high + 1)])

@@ -16,7 +16,15 @@ LEFT_OPEN = NUMBERS[2:]  # what the environment of one process need not say
 SIZES = {"rank": "world_size", "local_rank": "local_world_size", "node_rank": "num_nodes"}
 
 # The variables in which PyTorch, and whatever imitates it, expects the fields.
-_EXPORTED = ("rank", "local_rank", "node_rank", "world_size", "local_world_size", "master_addr", "master_port")
+_EXPORTED = (
+    "rank",
+    "local_rank",
+    "node_rank",
+    "world_size",
+    "local_world_size",
+    "master_addr",
+    "master_port",
+)
 VARIABLES = {field: field.upper() for field in _EXPORTED}
 
 
@@ -77,7 +85,9 @@ class Placement(NamedTuple):
 
 
 # In the order in which they are shown to people.
-FIELDS = tuple(field for field in Placement._fields if field not in ("sources", "notes", "node_level"))
+FIELDS = tuple(
+    field for field in Placement._fields if field not in ("sources", "notes", "node_level")
+)
 
 
 class Platform(NamedTuple):
@@ -89,8 +99,10 @@ class Platform(NamedTuple):
     # The variables that hold rank 0's address, in the order of trust. One of loopback says that the job has one node.
     addresses: tuple[str, ...] = ()
     lists_hosts: bool = False  # whether they are JSON lists, of which the first host is rank 0's
-    silenced_by: str = ""  # a variable that says "true" when the addresses may be those of machines that have no rank
-    job_id_variables: tuple[str, ...] = ()  # the variables that hold the job's id, in the order of trust
+    # A variable that says "true" when the addresses may be those of machines that have no rank
+    silenced_by: str = ""
+    # The variables that hold the job's id, in the order of trust
+    job_id_variables: tuple[str, ...] = ()
     source: str = ""  # where these facts are from
 
 
@@ -129,9 +141,16 @@ PLATFORMS = (
     Platform("flux", "a Flux instance", ("FLUX_URI",), source="flux-environment(7)"),
     # No addresses for these: their lists begin with the host of the job script, which need not have a rank.
     _allocation("pbs", "a PBS or Torque job", "PBS_JOBID", "qsub(1), OpenPBS and Torque"),
-    _allocation("lsf", "an LSF job", "LSB_JOBID", "IBM Spectrum LSF, 'Environment variables set for job execution'"),
+    _allocation(
+        "lsf",
+        "an LSF job",
+        "LSB_JOBID",
+        "IBM Spectrum LSF, 'Environment variables set for job execution'",
+    ),
     # AWS_BATCH_JOB_ID is another on each node: the launcher of that name reads it.
-    Platform("awsbatch", "AWS Batch", ("AWS_BATCH_JOB_ID",), source="AWS Batch, 'Environment variables'"),
+    Platform(
+        "awsbatch", "AWS Batch", ("AWS_BATCH_JOB_ID",), source="AWS Batch, 'Environment variables'"
+    ),
     Platform(
         name="kubernetes",
         title="Kubernetes",
@@ -143,4 +162,11 @@ PLATFORMS = (
 
 def recognise(environ: Mapping[str, str]) -> Platform | None:
     """The platform that owns this machine, or None."""
-    return next((platform for platform in PLATFORMS if any(marker in environ for marker in platform.markers)), None)
+    return next(
+        (
+            platform
+            for platform in PLATFORMS
+            if any(marker in environ for marker in platform.markers)
+        ),
+        None,
+    )

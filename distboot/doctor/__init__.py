@@ -38,7 +38,8 @@ class Finding:
     name: str = of(text(LONGEST))  # of the check, kebab-case, stable; `examine` adds it
     status: str = of(valid(STATUSES.__contains__, "status"))
     seen: str = of(text(LONGEST))  # what was found, in one line
-    remedy: str = of(text(LONGEST), default="")  # what to do, as exact as may be; may have several lines
+    # What to do, as exact as may be; may have several lines
+    remedy: str = of(text(LONGEST), default="")
 
 
 ok = partial(Finding, "", "ok")  # nothing to be done
@@ -84,14 +85,21 @@ class Machine:
     root: Path = Path("/")  # where the file system begins
     system: str = sys.platform
     # Folders where Python looks for packages.
-    packages: Sequence[str] = field(default_factory=lambda: [os.path.abspath(folder) for folder in sys.path])
+    packages: Sequence[str] = field(
+        default_factory=lambda: [os.path.abspath(folder) for folder in sys.path]
+    )
     host: str = field(default_factory=socket.gethostname)
     now: float = field(default_factory=time.time)  # seconds since the epoch
-    since: float = field(default_factory=lambda: Path(__file__).stat().st_mtime)  # when distboot was installed
-    may_open: Callable[[Path], bool] = lambda path: os.access(path, os.R_OK | os.W_OK)  # to read and write it
-    shared_memory: Callable[[], tuple[int, int]] = _shared_memory  # bytes of /dev/shm, all and free; raises OSError
-    addresses: Callable[[], list[tuple[str, str]]] = network.addresses  # interface and address, of this host
-    look_up: Callable[[str], list[str]] = _look_up  # addresses of a name, within a short time; raises OSError
+    # When distboot was installed
+    since: float = field(default_factory=lambda: Path(__file__).stat().st_mtime)
+    # To read and write it
+    may_open: Callable[[Path], bool] = lambda path: os.access(path, os.R_OK | os.W_OK)
+    # Bytes of /dev/shm, all and free; raises OSError
+    shared_memory: Callable[[], tuple[int, int]] = _shared_memory
+    # Interface and address, of this host
+    addresses: Callable[[], list[tuple[str, str]]] = network.addresses
+    # Addresses of a name, within a short time; raises OSError
+    look_up: Callable[[str], list[str]] = _look_up
 
     def text(self, path: str) -> str:
         """What a file holds, without blanks around it; empty if it cannot be read."""

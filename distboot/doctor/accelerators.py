@@ -14,7 +14,8 @@ from . import Check, Finding, Machine, ok, problem, unknown, warning
 _HIP = "HIP_VISIBLE_DEVICES"
 # The oldest driver for each major version of CUDA: NVIDIA's CUDA Compatibility, "Minor Version Compatibility".
 _OLDEST_DRIVER = {"11": 450, "12": 525, "13": 580}
-_COMPATIBLE = "usr/local/cuda/compat/libcuda.so*"  # of the same document: forward compatibility, for data-center GPUs
+# Of the same document: forward compatibility, for data-center GPUs
+_COMPATIBLE = "usr/local/cuda/compat/libcuda.so*"
 _TARGETS = {"cuda": "CUDA", "hip": "ROCm", "xpu": "XPU", "hpu": "Gaudi"}
 _HOW = "pytorch.org, Get started, names the builds"
 
@@ -42,10 +43,44 @@ _GAUDI_OPTIONS = "--runtime=habana -e HABANA_VISIBLE_DEVICES=all"
 # From NVIDIA's Container Toolkit, AMD's "Running ROCm Docker containers", Habana's "Docker Installation" and the device
 # plugins for Kubernetes of the four. The first number of a class is 03 for display controllers, 12 for accelerators.
 KINDS = (
-    Kind("NVIDIA GPU", "0x10de", ("0x0300", "0x0302"), _NVIDIA_FILES, "cuda", "--gpus all", "nvidia.com/gpu", "--nv"),
-    Kind("AMD GPU", "0x1002", ("0x0380", "0x1200"), _AMD_FILES, "hip", _AMD_OPTIONS, "amd.com/gpu", "--rocm"),
-    Kind("Gaudi accelerator", "0x1da3", ("0x1200",), _GAUDI_FILES, "hpu", _GAUDI_OPTIONS, "habana.ai/gaudi"),
-    Kind("Intel GPU", "0x8086", ("0x0300", "0x0380"), _INTEL_FILES, "xpu", "--device=/dev/dri", "gpu.intel.com/i915"),
+    Kind(
+        "NVIDIA GPU",
+        "0x10de",
+        ("0x0300", "0x0302"),
+        _NVIDIA_FILES,
+        "cuda",
+        "--gpus all",
+        "nvidia.com/gpu",
+        "--nv",
+    ),
+    Kind(
+        "AMD GPU",
+        "0x1002",
+        ("0x0380", "0x1200"),
+        _AMD_FILES,
+        "hip",
+        _AMD_OPTIONS,
+        "amd.com/gpu",
+        "--rocm",
+    ),
+    Kind(
+        "Gaudi accelerator",
+        "0x1da3",
+        ("0x1200",),
+        _GAUDI_FILES,
+        "hpu",
+        _GAUDI_OPTIONS,
+        "habana.ai/gaudi",
+    ),
+    Kind(
+        "Intel GPU",
+        "0x8086",
+        ("0x0300", "0x0380"),
+        _INTEL_FILES,
+        "xpu",
+        "--device=/dev/dri",
+        "gpu.intel.com/i915",
+    ),
 )
 
 
@@ -70,7 +105,9 @@ def accelerators(machine: Machine) -> list[Finding]:
     """Accelerators that this host has, kind by kind."""
     found, devices = [], machine.pci_devices()
     for kind in KINDS:
-        count = sum(vendor == kind.vendor and its.startswith(kind.classes) for vendor, its in devices)
+        count = sum(
+            vendor == kind.vendor and its.startswith(kind.classes) for vendor, its in devices
+        )
         # A sandbox may hide the bus; the files of the other two kinds may be those of other devices.
         if count or (kind in KINDS[:2] and machine.matching(kind.files[0])):
             found.append(_of_kind(machine, kind, count))
@@ -80,16 +117,22 @@ def accelerators(machine: Machine) -> list[Finding]:
 def _of_kind(machine: Machine, kind: Kind, count: int) -> Finding:
     files = [machine.matching(pattern) for pattern in kind.files]
     listed = counted(count, kind.title) if count else f"{kind.title}s"
-    missing = next((pattern for pattern, matching in zip(kind.files, files, strict=True) if not matching), None)
+    missing = next(
+        (pattern for pattern, matching in zip(kind.files, files, strict=True) if not matching), None
+    )
     if missing is not None:
         return _not_here(machine, kind, f"{listed} on this host, and no /{missing} here", count)
     if not any(machine.may_open(machine.root / file) for file in files[0]):
         group = (machine.root / files[0][0]).stat().st_gid
         pod = f"securityContext: {{supplementalGroups: [{group}]}}"
-        remedy = machine.how(f"--group-add {group}", pod, f"usermod -aG {group} USER, and log in again")
+        remedy = machine.how(
+            f"--group-add {group}", pod, f"usermod -aG {group} USER, and log in again"
+        )
         return problem(f"{listed} on this host, and this user may not open /{files[0][0]}", remedy)
     here = len(files[0])
-    return ok(f"{here} of the {listed} of this host" if kind is KINDS[0] and 0 < here < count else listed)
+    return ok(
+        f"{here} of the {listed} of this host" if kind is KINDS[0] and 0 < here < count else listed
+    )
 
 
 def _not_here(machine: Machine, kind: Kind, seen: str, count: int) -> Finding:
@@ -100,7 +143,9 @@ def _not_here(machine: Machine, kind: Kind, seen: str, count: int) -> Finding:
         return ok(f"{seen}; CUDA_VISIBLE_DEVICES hides them anyway")
     pod = f"containers: [{{resources: {{limits: {{{kind.resource}: {count}}}}}}}]"
     apptainer = kind.apptainer and f"apptainer exec {kind.apptainer}"
-    remedy = machine.how(kind.docker, pod, "install its driver, or load it: see dmesg", apptainer=apptainer)
+    remedy = machine.how(
+        kind.docker, pod, "install its driver, or load it: see dmesg", apptainer=apptainer
+    )
     # Without torch they may not be wanted.
     return (warning if build is None else problem)(seen, remedy)
 
@@ -117,13 +162,23 @@ def visible_devices(machine: Machine) -> Finding:
         return _enough(machine, left, f"all {len(everything)}")
     mig = [each for each in left if each.startswith("MIG-")]
     if len(mig) > 1:
-        return warning(f"{given}: CUDA shows a process the first MIG device only", "show each rank one of them")
+        return warning(
+            f"{given}: CUDA shows a process the first MIG device only", "show each rank one of them"
+        )
     if mig:
-        return unknown(f"{given}: only the driver's library could say whether this host has such a MIG device")
+        return unknown(
+            f"{given}: only the driver's library could say whether this host has such a MIG device"
+        )
     if fault := _first_fault(environ, variables, everything):
-        return problem(f"{fault}: {len(left)} of the {len(everything)} here are left", f"fix or unset {variables[0]}")
+        return problem(
+            f"{fault}: {len(left)} of the {len(everything)} here are left",
+            f"fix or unset {variables[0]}",
+        )
     if not left:
-        return warning(f"{given} hides all {len(everything)}: the job trains on the CPU", f"unset {variables[0]}")
+        return warning(
+            f"{given} hides all {len(everything)}: the job trains on the CPU",
+            f"unset {variables[0]}",
+        )
     return _enough(machine, left, f"{given}: {len(left)} of {len(everything)}")
 
 
@@ -136,7 +191,9 @@ def _variables(machine: Machine) -> tuple[str, ...]:
     return of_host.VISIBILITY
 
 
-def _first_fault(environ: Mapping[str, str], variables: Sequence[str], everything: list[str]) -> str | None:
+def _first_fault(
+    environ: Mapping[str, str], variables: Sequence[str], everything: list[str]
+) -> str | None:
     known = everything
     for variable in variables:
         if fault := _fault(environ[variable], known):
@@ -153,7 +210,11 @@ def _fault(choice: str, everything: list[str]) -> str | None:
     for index, word in enumerate(words):
         if index >= len(chosen) or chosen[index] not in everything:
             is_index = word.isascii() and word.isdecimal()
-            return f"there is no device {word}" if is_index else f"no device here is called {short_repr(word)}"
+            return (
+                f"there is no device {word}"
+                if is_index
+                else f"no device here is called {short_repr(word)}"
+            )
         if word in words[:index]:
             return f"it names {word} twice"
     return None
@@ -173,7 +234,11 @@ def driver(machine: Machine) -> Finding:
     build, version = torch_build(machine), of_host.nvidia_driver(machine.root)
     has_nvidia, has_amd = bool(machine.matching("dev/nvidia[0-9]*")), machine.has("dev/kfd")
     if build is None:
-        return ok(f"NVIDIA driver {version}; no torch is installed" if version else "no torch is installed")
+        return ok(
+            f"NVIDIA driver {version}; no torch is installed"
+            if version
+            else "no torch is installed"
+        )
     torch, targets = f"torch {build[0]}", build[1]
     if not targets:
         if not (has_nvidia or has_amd):
@@ -181,11 +246,17 @@ def driver(machine: Machine) -> Finding:
         seen = f"{torch} is built for the CPU only, and there are {'NVIDIA' if has_nvidia else 'AMD'} GPUs here"
         return warning(seen, f"install a build for {'CUDA' if has_nvidia else 'ROCm'}: {_HOW}")
     if "cuda" in targets and has_amd and not has_nvidia:
-        return problem(f"{torch} is built for CUDA, and there are AMD GPUs here", f"install ROCm's: {_HOW}")
+        return problem(
+            f"{torch} is built for CUDA, and there are AMD GPUs here", f"install ROCm's: {_HOW}"
+        )
     if "hip" in targets and has_nvidia and not has_amd:
-        return problem(f"{torch} is built for ROCm, and there are NVIDIA GPUs here", f"install CUDA's: {_HOW}")
+        return problem(
+            f"{torch} is built for ROCm, and there are NVIDIA GPUs here", f"install CUDA's: {_HOW}"
+        )
     if "cuda" in targets and version:
-        return _against_cuda(machine, f"{torch} for CUDA {targets['cuda']}", targets["cuda"], version)
+        return _against_cuda(
+            machine, f"{torch} for CUDA {targets['cuda']}", targets["cuda"], version
+        )
     listed = ", ".join(f"{_TARGETS[target]} {its}".rstrip() for target, its in targets.items())
     return ok(f"{torch} for {listed}")
 
@@ -196,7 +267,9 @@ def _against_cuda(machine: Machine, torch: str, cuda: str, version: str) -> Find
         return ok(f"{torch}, NVIDIA driver {version}")
     seen = f"{torch} needs NVIDIA driver {oldest} or newer, and this host has {version}"
     if machine.matching(_COMPATIBLE):
-        return warning(f"{seen}; the image has CUDA's compatibility library", "works on data-center GPUs only")
+        return warning(
+            f"{seen}; the image has CUDA's compatibility library", "works on data-center GPUs only"
+        )
     return problem(seen, f"a newer driver on the host, or a torch for an older CUDA: {_HOW}")
 
 

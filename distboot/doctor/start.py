@@ -49,7 +49,10 @@ def launcher(machine: Machine) -> Finding:
 def settings(machine: Machine) -> list[Finding]:
     """The variables that look like misspelled settings."""
     found = misspelled(machine.environ).items()
-    return [warning(f"unknown variable {name} is ignored", f"did you mean {meant}?") for name, meant in found]
+    return [
+        warning(f"unknown variable {name} is ignored", f"did you mean {meant}?")
+        for name, meant in found
+    ]
 
 
 def host_name(machine: Machine) -> Finding:
@@ -69,7 +72,11 @@ def host_name(machine: Machine) -> Finding:
     strange = [address for address in found if own and address.partition("%")[0] not in own]
     seen = f"{name} means {', '.join(dict.fromkeys(found))}"
     if all(map(is_loopback, found)):
-        return ok(seen) if machine.one_node() else warning(f"{seen}, which no other host can reach", remedy)
+        return (
+            ok(seen)
+            if machine.one_node()
+            else warning(f"{seen}, which no other host can reach", remedy)
+        )
     if strange:
         return problem(f"{seen}, and {strange[0]} is not an address of this host", remedy)
     return ok(seen)
@@ -82,7 +89,9 @@ def master_addr(machine: Machine) -> Finding:
     if placement.world_size == 1:
         return ok("not needed")
     if address is None:
-        return unknown("nothing here says where rank 0 is", "python -m distboot show says what can be passed")
+        return unknown(
+            "nothing here says where rank 0 is", "python -m distboot show says what can be passed"
+        )
     if is_address(address):
         return ok(address)
     try:
@@ -105,10 +114,13 @@ def proxies(machine: Machine) -> Finding:
     endings = tuple(word.strip().lstrip("*") for word in spared.split(",") if word.strip())
     if peer is None:
         return ok(f"{proxy} is set; no peer to reach is known")
-    if is_loopback(peer) or peer.endswith(endings):  # of "*" nothing is left, with which all names end
+    # Of "*" nothing is left, with which all names end
+    if is_loopback(peer) or peer.endswith(endings):
         return ok(f"{proxy} is set, and no_proxy spares {peer}")
     seen = f"{proxy} is set, and no_proxy does not name {peer}: gRPC (TensorFlow, JAX) connects through the proxy"
-    return warning(seen, f"no_proxy={','.join(filter(None, (spared, peer)))}, with all hosts of the job")
+    return warning(
+        seen, f"no_proxy={','.join(filter(None, (spared, peer)))}, with all hosts of the job"
+    )
 
 
 def ports(machine: Machine) -> Finding:
@@ -121,7 +133,10 @@ def ports(machine: Machine) -> Finding:
     low, _, high = machine.text("proc/sys/net/ipv4/ip_local_port_range").partition("\t")
     if placement.rank == 0 and placement.launcher != "torchrun" and port in _listeners(machine):
         seen = f"port {port} ({source}) is in use already: distboot takes another, torch alone does not"
-        return warning(seen, f"find the process with: ss -ltnp 'sport = :{port}'; or set MASTER_PORT to a free port")
+        return warning(
+            seen,
+            f"find the process with: ss -ltnp 'sport = :{port}'; or set MASTER_PORT to a free port",
+        )
     if source == "MASTER_PORT" and low.isdigit() and int(low) <= port <= int(high):
         seen = f"MASTER_PORT={port} is among the ports that the kernel gives to outgoing connections, {low} to {high}"
         return warning(seen, "set MASTER_PORT below or above these, for example 29500")
@@ -166,7 +181,8 @@ def cpus(machine: Machine) -> Finding:
 def clock(machine: Machine) -> Finding:
     """A clock that is behind: certificates and credentials are not valid yet, or no longer."""
     seen = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(machine.now))
-    if machine.now >= machine.since - 86400:  # in another time zone it may have been set by hand to the local date
+    # In another time zone it may have been set by hand to the local date
+    if machine.now >= machine.since - 86400:
         return ok(f"{seen}; doctor --job compares it with those of the other ranks")
     since = time.strftime("%Y-%m-%d", time.gmtime(machine.since))
     remedy = "set the clock of the host (chronyc makestep): a container has the clock of its host"
@@ -176,18 +192,28 @@ def clock(machine: Machine) -> Finding:
 def shared_memory(machine: Machine) -> Finding:
     """The memory where DataLoader workers pass batches, and NCCL and Gloo data between the ranks of a node."""
     azureml = "in the job's YAML: resources: {shm_size: 8g}"
-    remedy = machine.how("--shm-size=8g", _SHARED_POD, "mount -o remount,size=8g /dev/shm", azureml=azureml)
+    remedy = machine.how(
+        "--shm-size=8g", _SHARED_POD, "mount -o remount,size=8g /dev/shm", azureml=azureml
+    )
     try:
         size, free = machine.shared_memory()
     except OSError as error:
         return problem(f"there is no /dev/shm ({error.strerror})", remedy)
     seen = f"/dev/shm has {_size(size)}, {_size(free)} of it free"  # noqa: S108 - not to write to
     if size <= _DEFAULT_SHARED:
-        return problem(f"{seen}: too little for DataLoader workers (they end with a bus error) and for NCCL", remedy)
+        return problem(
+            f"{seen}: too little for DataLoader workers (they end with a bus error) and for NCCL",
+            remedy,
+        )
     if size < _ENOUGH_SHARED:
-        return warning(f"{seen}; NCCL asks for 1 GiB, and DataLoader workers for room for their batches", remedy)
+        return warning(
+            f"{seen}; NCCL asks for 1 GiB, and DataLoader workers for room for their batches",
+            remedy,
+        )
     if free < _DEFAULT_SHARED:
-        return problem(f"{seen}: it is full", "ls -l /dev/shm, and remove what ended jobs have left there")
+        return problem(
+            f"{seen}: it is full", "ls -l /dev/shm, and remove what ended jobs have left there"
+        )
     return ok(seen)
 
 
@@ -208,7 +234,9 @@ def memlock(machine: Machine) -> Finding:
         "containers: [{securityContext: {capabilities: {add: [IPC_LOCK]}}}]\n"
         "# counts for root; else LimitMEMLOCK=infinity in the unit of containerd on the node, which pods inherit"
     )
-    bare = "ulimit -l unlimited; for all users: `* - memlock unlimited` in /etc/security/limits.conf"
+    bare = (
+        "ulimit -l unlimited; for all users: `* - memlock unlimited` in /etc/security/limits.conf"
+    )
     remedy = machine.how("--ulimit memlock=-1 --cap-add=IPC_LOCK", pod, bare)
     return (problem if soft < _GIB else warning)(seen, remedy)
 
@@ -225,14 +253,18 @@ def open_files(machine: Machine) -> Finding:
     bare = "ulimit -n 65536; for all users: `* - nofile 65536` in /etc/security/limits.conf"
     more = machine.how("--ulimit nofile=65536:65536", pod, bare)
     if hard is not None and hard < needed:
-        return problem(f"{hard} files may be open, and the {ranks} ranks need {needed} connections", more)
+        return problem(
+            f"{hard} files may be open, and the {ranks} ranks need {needed} connections", more
+        )
     if soft is None:
         return ok("unlimited")
     if soft > _FEW_FILES:
         return ok(f"{soft} may be open")
     limit = "no limit" if hard is None else str(hard)
     seen = f"{soft} files may be open (hard limit: {limit}): many DataLoader workers end with `Too many open files`"
-    return warning(seen, "ulimit -n 65536, first in the command" if hard is None or hard >= 65536 else more)
+    return warning(
+        seen, "ulimit -n 65536, first in the command" if hard is None or hard >= 65536 else more
+    )
 
 
 def _limits(machine: Machine, title: str) -> list[int | None]:

@@ -61,7 +61,11 @@ class Options(NamedTuple):
     @property
     def said(self) -> str:
         """The framework and what all ranks must choose alike, for example `tensorflow, parameter_server, ps=1`."""
-        chosen = [self.strategy, f"ps={self.ps}" if self.ps else None, "evaluator" if self.evaluator else None]
+        chosen = [
+            self.strategy,
+            f"ps={self.ps}" if self.ps else None,
+            "evaluator" if self.evaluator else None,
+        ]
         return ", ".join([self.framework, *filter(None, chosen)])
 
 
@@ -73,8 +77,12 @@ def refuse(options: Options) -> None:
             raise DistbootError("usage", f"{option}={short_repr(value)} is not a valid name", HELP)
     if name not in FILES:
         hint = f"{did_you_mean(name, FILES)}frameworks: {', '.join(FILES)}"
-        raise DistbootError("unknown-framework", f"{short_repr(name)} is not a valid framework", hint)
-    of_tensorflow = f"strategy=, ps= and evaluator= are for TensorFlow, and the framework is {short_repr(name)}"
+        raise DistbootError(
+            "unknown-framework", f"{short_repr(name)} is not a valid framework", hint
+        )
+    of_tensorflow = (
+        f"strategy=, ps= and evaluator= are for TensorFlow, and the framework is {short_repr(name)}"
+    )
     for is_wrong, problem, hint in (
         (type(ps) is not int or ps < 0, f"ps={short_repr(ps)} is not a valid number of parameter servers", HELP),
         (type(evaluator) is not bool, f"evaluator={short_repr(evaluator)} must be True or False", HELP),
@@ -99,7 +107,9 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
 
 def exports(file: str, job: JobInfo, environ: Mapping[str, str]) -> dict[str, str]:
     """What an unmodified script of a framework, a value of `FILES`, reads besides the variables of torch."""
-    of_file: Callable[[JobInfo, Mapping[str, str]], dict[str, str]] | None = getattr(_module(file), "exports", None)
+    of_file: Callable[[JobInfo, Mapping[str, str]], dict[str, str]] | None = getattr(
+        _module(file), "exports", None
+    )
     return {} if of_file is None else of_file(job, environ)
 
 
@@ -119,7 +129,9 @@ def preload(options: Options, job: JobInfo) -> None:
 
 def on_cpu(options: Options) -> bool:
     """Whether starting a known framework like this uses no accelerator; so it is where its file does not say."""
-    of_file: Callable[[Options], bool] | None = getattr(_module(FILES[options.framework]), "on_cpu", None)
+    of_file: Callable[[Options], bool] | None = getattr(
+        _module(FILES[options.framework]), "on_cpu", None
+    )
     return of_file is None or of_file(options)
 
 

@@ -38,18 +38,26 @@ def imported(module: str, install: str = "") -> Any:
     """A framework's module; `install` says how to get it, by default: with pip."""
     package = module.partition(".")[0]
     is_new, collects = module not in sys.modules, gc.isenabled()
-    gc.disable()  # what an import makes stays; looking for garbage in it costs a tenth of the time of large ones
+    # What an import makes stays; looking for garbage in it costs a tenth of the time of large ones
+    gc.disable()
     try:
         return import_module(module)
     except Exception as error:  # noqa: BLE001 - of packages that do not fit each other
         if isinstance(error, ModuleNotFoundError) and error.name == package:
-            problem, hint = f"{package} is not installed in this Python", install or f"pip install {package}"
+            problem, hint = (
+                f"{package} is not installed in this Python",
+                install or f"pip install {package}",
+            )
         else:  # a library that it needs is not there, say
-            problem, hint = f"{module} cannot be imported: {first_line(error)}", "look at the installation on that host"
+            problem, hint = (
+                f"{module} cannot be imported: {first_line(error)}",
+                "look at the installation on that host",
+            )
         raise DistbootError("framework-not-installed", problem, hint) from None
     finally:
         if is_new:
-            gc.freeze()  # nor is it looked through again, which with torch costs 0.4 s at the end of Python
+            # Nor is it looked through again, which with torch costs 0.4 s at the end of Python
+            gc.freeze()
         if collects:
             gc.enable()
 
@@ -104,7 +112,8 @@ def limited(job: JobInfo, what: str) -> Iterator[None]:
 
     def end() -> None:
         os.write(2, printed(late).encode())
-        crash_hooks.emit(crash_hooks.EXCEPTION, f"distboot.DistbootError: {first_line(late)}")  # as a traceback ends
+        # As a traceback ends
+        crash_hooks.emit(crash_hooks.EXCEPTION, f"distboot.DistbootError: {first_line(late)}")
         os._exit(late.exit_code)
 
     timer = threading.Timer(job.join_timeout, end)
@@ -161,11 +170,15 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
     """Start no framework: export, when all ranks are there, with a MASTER_PORT that is free for the script."""
     placement = job.placement
     # torchrun's is that of its own store, which torch will use.
-    needed = placement.rank == 0 and placement.launcher != "torchrun" and job.store_address is not None
+    needed = (
+        placement.rank == 0 and placement.launcher != "torchrun" and job.store_address is not None
+    )
     job.ready(lambda: (True, Ready(offer=str(free_port()) if needed else None)))
     if 0 in job.offers:
         ours = {"master_port": int(job.offers[0])}
-        job.placement = placement.with_fields("free on the host of rank 0, for what the script starts", ours)
+        job.placement = placement.with_fields(
+            "free on the host of rank 0, for what the script starts", ours
+        )
     export(job, exported)
     return context(job, exported, options)
 

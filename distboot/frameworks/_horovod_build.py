@@ -35,7 +35,9 @@ _LEGACY_KERAS = "TF_USE_LEGACY_KERAS"
 
 # Where asking for MPI can make sense: what srun starts may find an MPI that fits it or not, and nothing says so before.
 _MAY_START_MPI = (*MPI_LAUNCHERS, "slurm", "pals", "lsf", "flux")
-SAME_MPI = "start the job with the mpirun of that MPI, or build Horovod with the MPI of the launcher"
+SAME_MPI = (
+    "start the job with the mpirun of that MPI, or build Horovod with the MPI of the launcher"
+)
 
 
 class Build(NamedTuple):
@@ -43,7 +45,8 @@ class Build(NamedTuple):
 
     mpi: bool
     gloo: bool
-    library: str | None = None  # its MPI, for example "Open MPI v4.1.4"; None: it has none, or was not asked
+    # Its MPI, for example "Open MPI v4.1.4"; None: it has none, or was not asked
+    library: str | None = None
 
 
 def of_module(hvd: Any) -> Build:
@@ -78,7 +81,9 @@ def _extensions(part: str, what: str, flag: str) -> list[Path]:
     """The files of Horovod that were compiled for a framework; at least one."""
     spec = find_spec("horovod")
     if spec is None or not spec.submodule_search_locations:
-        raise DistbootError("framework-not-installed", "horovod is not installed in this Python", rebuild(flag))
+        raise DistbootError(
+            "framework-not-installed", "horovod is not installed in this Python", rebuild(flag)
+        )
     found = sorted(Path(spec.submodule_search_locations[0]).glob(f"{part}/mpi_lib*.so"))
     if not found:
         problem = f"this Horovod was built without its part for {what} ({flag}=1)"
@@ -120,7 +125,8 @@ def keras_variables(framework: str, environ: Mapping[str, str]) -> dict[str, str
 def load(framework: str) -> Any:
     """Horovod's module for a framework, not started yet."""
     name, part, flag = _MODULES[framework]
-    _extensions(part, part, flag)  # importing a Horovod without its part for a framework would only print a warning
+    # Importing a Horovod without its part for a framework would only print a warning
+    _extensions(part, part, flag)
     user = imported(part)
     with _legacy_keras(user) if framework == "horovod.keras" else nullcontext():
         hvd = imported(name, rebuild(flag))
@@ -130,7 +136,9 @@ def load(framework: str) -> Any:
     return hvd
 
 
-def set_own_device(hvd: Any, placement: Placement, environ: Mapping[str, str]) -> tuple[Any, str | None]:
+def set_own_device(
+    hvd: Any, placement: Placement, environ: Mapping[str, str]
+) -> tuple[Any, str | None]:
     """The device of this rank for torch, which is the current one from now on, and its id."""
     torch = imported("torch")
     has_gpus = torch.cuda.is_available()
@@ -151,7 +159,8 @@ def _legacy_keras(tensorflow: Any) -> Iterator[None]:
     """Horovod's module says `from keras import backend`: let it get that of tf.keras, which has to be legacy Keras."""
     problem = "horovod.keras needs legacy Keras"
     with in_our_words("framework-not-installed", problem, "pip install tf-keras", ImportError):
-        version = getattr(tensorflow.keras, "__version__", "2")  # legacy Keras does not say it there
+        # Legacy Keras does not say it there
+        version = getattr(tensorflow.keras, "__version__", "2")
     if not version.startswith("2"):
         raise DistbootError(
             "framework-not-installed",
@@ -170,18 +179,27 @@ def _legacy_keras(tensorflow: Any) -> Iterator[None]:
             sys.modules["keras"] = before
 
 
-def controller(build: Build, placement: Placement, environ: Mapping[str, str], backend: str | None = None) -> str:
+def controller(
+    build: Build, placement: Placement, environ: Mapping[str, str], backend: str | None = None
+) -> str:
     """What Horovod's processes talk with: "mpi" where an MPI launcher has started theirs, everywhere else "gloo"."""
     asked, by = _asked(environ, backend)
     stranger = _stranger(build, placement, environ)
     if asked == "mpi":
         _refuse_mpi(build, placement, stranger, by)
         return "mpi"
-    alone = placement.world_size == 1 and not build.gloo  # a process on its own is free to start MPI
-    if asked is None and build.mpi and (alone or (placement.launcher in MPI_LAUNCHERS and stranger is None)):
+    # A process on its own is free to start MPI
+    alone = placement.world_size == 1 and not build.gloo
+    if (
+        asked is None
+        and build.mpi
+        and (alone or (placement.launcher in MPI_LAUNCHERS and stranger is None))
+    ):
         return "mpi"
     if not build.gloo and stranger is not None and asked is None:
-        raise DistbootError("mpi-mismatch", stranger, f"{SAME_MPI}; or with Gloo: {rebuild('HOROVOD_WITH_GLOO')}")
+        raise DistbootError(
+            "mpi-mismatch", stranger, f"{SAME_MPI}; or with Gloo: {rebuild('HOROVOD_WITH_GLOO')}"
+        )
     by = by or f"launcher {placement.launcher!r} without MPI"
     if not build.gloo:
         raise _lacks("Gloo", "HOROVOD_WITH_GLOO", f"{by} needs it")
@@ -227,7 +245,9 @@ def _refuse_mpi(build: Build, placement: Placement, stranger: str | None, by: st
         raise DistbootError(code, problem, hint)
     if stranger is not None:
         raise DistbootError(
-            "mpi-mismatch", f"{by} asks for MPI, and {stranger}", f"{SAME_MPI}; or leave it out, and Horovod uses Gloo"
+            "mpi-mismatch",
+            f"{by} asks for MPI, and {stranger}",
+            f"{SAME_MPI}; or leave it out, and Horovod uses Gloo",
         )
 
 
@@ -254,5 +274,12 @@ def _stranger(build: Build, placement: Placement, environ: Mapping[str, str]) ->
     elif library is None:
         mpirun = "Open MPI"
     else:
-        mpirun = f"Open MPI {started[0]}" if started is not None and int(library[1]) < int(started[0]) else None
-    return mpirun and f"Horovod's MPI is {build.library}, which does not work under the mpirun of {mpirun}"
+        mpirun = (
+            f"Open MPI {started[0]}"
+            if started is not None and int(library[1]) < int(started[0])
+            else None
+        )
+    return (
+        mpirun
+        and f"Horovod's MPI is {build.library}, which does not work under the mpirun of {mpirun}"
+    )

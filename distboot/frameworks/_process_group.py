@@ -122,10 +122,14 @@ def _at_store(store: Any, who: str | None) -> Callable[[Arrive], None]:
 
     Rank 0 must not end before the others have seen it.
     """
-    from ..rendezvous.keys import leader_failed, not_opened  # here, as with a roll call the agent has them
+    # Here, as with a roll call the agent has them
+    from ..rendezvous.keys import leader_failed, not_opened
 
     def arrive(message: Arrive) -> None:
-        key, said = f"distboot/{message.key.text}/{message.key.count}", f"{message.key.text}: {_FIRST}"
+        key, said = (
+            f"distboot/{message.key.text}/{message.key.count}",
+            f"{message.key.text}: {_FIRST}",
+        )
         if message.leads:
             store.set(key, message.failure or "")
             return
@@ -154,14 +158,17 @@ def _store(torch: Any, job: JobInfo) -> Any:
         # The socket is the store's from here on, without a moment in which another process could take the port.
         served: dict[str, Any] = {} if listener is None else {"master_listen_fd": listener}
         if served and _version(torch) < (2, 8):
-            served["use_libuv"] = False  # which takes no open socket before pytorch pull request 150215
+            # Which takes no open socket before pytorch pull request 150215
+            served["use_libuv"] = False
         is_master = listener is not None
         return torch.distributed.TCPStore(
             *job.store_address, is_master=is_master, timeout=limit, wait_for_workers=False, **served
         )
 
     placement = job.placement
-    where = format_address(*(job.store_address or (str(placement.master_addr), placement.master_port or 0)))
+    where = format_address(
+        *(job.store_address or (str(placement.master_addr), placement.master_port or 0))
+    )
     problem = f"could not connect to torch's TCPStore at {where}"
     hint = "look for a rank that ended early or never started (its own output says why), or for a firewall"
     # torch's DistError and all of its kinds are RuntimeErrors.
@@ -182,15 +189,21 @@ def _import() -> Any:
     imported("torch.distributed")
     if not torch.distributed.is_available():
         raise DistbootError(
-            "backend-not-available", "this build of torch has no torch.distributed", "install an official build"
+            "backend-not-available",
+            "this build of torch has no torch.distributed",
+            "install an official build",
         )
     if _version(torch) < _OLDEST:
         least = ".".join(map(str, _OLDEST))
         problem = f"torch {torch.__version__} is older than {least}, with which distboot was tried"
         raise DistbootError("framework-not-installed", problem, f"pip install 'torch>={least}'")
     if torch.distributed.is_initialized():
-        hint = "make distboot.init() the first line of the script, and remove its init_process_group()"
-        raise DistbootError("already-initialized", "torch.distributed has a process group already", hint)
+        hint = (
+            "make distboot.init() the first line of the script, and remove its init_process_group()"
+        )
+        raise DistbootError(
+            "already-initialized", "torch.distributed has a process group already", hint
+        )
     return torch
 
 

@@ -29,7 +29,8 @@ VARIABLE = "TF_CONFIG"
 PARAMETER_SERVER, EVALUATOR = "parameter_server", "evaluator"
 MULTI_WORKER, MIRRORED, DEFAULT = "multi_worker_mirrored", "mirrored", "default"
 _STRATEGIES = (MULTI_WORKER, PARAMETER_SERVER, MIRRORED, DEFAULT)
-_IMPLEMENTATIONS = ("auto", "ring", "nccl")  # tf.distribute.experimental.CommunicationImplementation
+# Tf.distribute.experimental.CommunicationImplementation
+_IMPLEMENTATIONS = ("auto", "ring", "nccl")
 _GIVEN = "given "  # how the offer of a rank with a TF_CONFIG of its own begins
 
 
@@ -40,14 +41,22 @@ class Cluster:
         placement, (bare, _) = job.placement, inherited.strip(environ)
         self._job_info = job
         self.is_given, self.is_alone = VARIABLE in bare, placement.world_size == 1
-        self.addresses: dict[str, list[str]] = {}  # by type of task; without the evaluator's, which is no part of it
+        # By type of task; without the evaluator's, which is no part of it
+        self.addresses: dict[str, list[str]] = {}
         self.offer: str | None = None  # what the other ranks need to know of this one
         # `kinds` are those of the tasks of all ranks; `kind` and `index` the task of this one, for example worker 1.
         if self.is_given:
             config = _given(bare, placement)
-            self.kind, self.index = str(config["task"]["type"]), int(config["task"].get("index") or 0)
-            self.addresses = {kind: tasks for kind, tasks in config["cluster"].items() if kind != EVALUATOR}
-            self.kinds = [kind for kind in ("chief", "worker", "ps") for _ in self.addresses.get(kind, ())]
+            self.kind, self.index = (
+                str(config["task"]["type"]),
+                int(config["task"].get("index") or 0),
+            )
+            self.addresses = {
+                kind: tasks for kind, tasks in config["cluster"].items() if kind != EVALUATOR
+            }
+            self.kinds = [
+                kind for kind in ("chief", "worker", "ps") for _ in self.addresses.get(kind, ())
+            ]
             self.offer = _GIVEN + inherited.digest(json.dumps(self.addresses, sort_keys=True))
             return
         self.kinds = _kinds(placement.world_size, options)
@@ -94,7 +103,11 @@ class Cluster:
         """The variables for TensorFlow that are not as they should be in `environ`."""
         config = {"cluster": self.addresses, "task": {"type": self.kind, "index": self.index}}
         found = {} if self.is_given or self.is_alone else {VARIABLE: json.dumps(config)}
-        hosts = {parse_address(address)[0]: None for tasks in self.addresses.values() for address in tasks}
+        hosts = {
+            parse_address(address)[0]: None
+            for tasks in self.addresses.values()
+            for address in tasks
+        }
         return found | past_proxies(environ, list(hosts))
 
 
@@ -188,16 +201,24 @@ def refuse_job(cluster: Cluster, job: JobInfo, options: Options) -> None:
         refuse_missing_tasks(kinds)
         servers = kinds.count("ps")
         if options.ps not in (0, servers):
-            problem, hint = f"ps={options.ps}, and TF_CONFIG has {servers} ps", "leave ps= out: TF_CONFIG says it"
+            problem, hint = (
+                f"ps={options.ps}, and TF_CONFIG has {servers} ps",
+                "leave ps= out: TF_CONFIG says it",
+            )
         elif job.membership is None:
-            raise rendezvous_needed(f"with strategy={PARAMETER_SERVER!r} the chief tells the others when it ends")
+            raise rendezvous_needed(
+                f"with strategy={PARAMETER_SERVER!r} the chief tells the others when it ends"
+            )
     elif strategy in (MIRRORED, DEFAULT) and not cluster.is_alone:
         problem = (
-            f"strategy={strategy!r} is for one process, and the job has {len(kinds)}: each would train its own model"
+            f"strategy={strategy!r} is for one process, and the job has {len(kinds)}: "
+            "each would train its own model"
         )
         hint = f"leave strategy= out to have {MULTI_WORKER!r}, or start one process"
     elif "ps" in kinds:
-        problem = f"TF_CONFIG has parameter servers, which strategy={short_repr(strategy)} does not use"
+        problem = (
+            f"TF_CONFIG has parameter servers, which strategy={short_repr(strategy)} does not use"
+        )
         hint = f'init("tensorflow", strategy="{PARAMETER_SERVER}")'
     if problem:
         raise DistbootError("usage", problem, hint)

@@ -49,8 +49,14 @@ def device_and_backend(torch: Any, wanted: str | None) -> tuple[str, str]:
         name = part.rpartition(":")[2]
         if not name or not torch.distributed.is_backend_available(name):
             hint = "leave backend out to get the right one for the device, or install a build that has it"
-            raise DistbootError("backend-not-available", f"this build of torch has no backend {short_repr(name)}", hint)
-        needs = next((kind for kind, its_backend in _ACCELERATORS.items() if its_backend == name), None)
+            raise DistbootError(
+                "backend-not-available",
+                f"this build of torch has no backend {short_repr(name)}",
+                hint,
+            )
+        needs = next(
+            (kind for kind, its_backend in _ACCELERATORS.items() if its_backend == name), None
+        )
         if needs is not None and not _is_visible(torch, needs):
             problem = f"backend {short_repr(name)} needs a {needs} device, and torch sees none in this process"
             hint = "`python -m distboot doctor` looks for the reason; leave backend out to train on what is there"
@@ -79,9 +85,12 @@ def set_device(
     return torch.device(device_type, index)
 
 
-def own_device(placement: Placement, environ: Mapping[str, str], count: int, kind: str, on_cpu: str) -> int:
+def own_device(
+    placement: Placement, environ: Mapping[str, str], count: int, kind: str, on_cpu: str
+) -> int:
     """The index of this rank's own device among so many visible ones; `on_cpu` as above."""
-    from ..host.accelerators import own_index  # here and below: pathlib would slow every start of the wrapper
+    # Here and below: pathlib would slow every start of the wrapper
+    from ..host.accelerators import own_index
 
     index = own_index(count, environ, placement.local_rank)
     if index is None:
@@ -121,7 +130,9 @@ def torchelastic_variables(placement: Placement, environ: Mapping[str, str]) -> 
     """
     if placement.launcher == "torchrun" or None in (placement.node_rank, placement.num_nodes):
         return {}
-    numbers_of_slurm = "SLURM_NTASKS_PER_NODE" in environ and environ.get("SLURM_NTASKS") == str(placement.world_size)
+    numbers_of_slurm = "SLURM_NTASKS_PER_NODE" in environ and environ.get("SLURM_NTASKS") == str(
+        placement.world_size
+    )
     if placement.launcher == "slurm" and numbers_of_slurm:
         return {}  # Lightning's own plugin for Slurm works with these, and can requeue the job
     return {

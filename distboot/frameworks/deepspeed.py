@@ -47,7 +47,9 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
     """Start torch's process group, and let DeepSpeed use it."""
     others = exports(job, exported.environ_before())
     prepare = partial(imported, "deepspeed")
-    return _process_group.start(job, exported, _chosen(options), prepare=prepare, adopt=_adopt, others=others)
+    return _process_group.start(
+        job, exported, _chosen(options), prepare=prepare, adopt=_adopt, others=others
+    )
 
 
 def _chosen(options: Options) -> Options:

@@ -28,7 +28,8 @@ from . import _horovod_build as _build
 from ._base import context, export, imported, in_our_words, limited
 from ._horovod_build import SAME_MPI, Build, controller
 
-_SERVES = "horovodrun"  # the launcher that runs a rendezvous server, and sets all of Horovod's variables
+# The launcher that runs a rendezvous server, and sets all of Horovod's variables
+_SERVES = "horovodrun"
 _BACKLOG = 1024  # connections: the server's own 5 are few for ranks that all come at once
 _LEAST_TIMEOUT = 30.0  # seconds; Horovod's own
 
@@ -45,7 +46,9 @@ def exports(job: JobInfo, environ: Mapping[str, str]) -> dict[str, str]:
     placement, bare = job.placement, inherited.strip(environ)[0]
 
     def step() -> tuple[str, Ready]:
-        kind = controller(_build.of_files(ask_mpi=placement.launcher in MPI_LAUNCHERS), placement, bare)
+        kind = controller(
+            _build.of_files(ask_mpi=placement.launcher in MPI_LAUNCHERS), placement, bare
+        )
         return kind, Ready(offer=_offer(kind, job, ExitStack()))  # the server ends with the wrapper
 
     return _exports(job.ready(step), job, bare)
@@ -65,17 +68,26 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
             kind = controller(build, placement, bare, options.backend)
             if _build.mpi_has_ended() and (kind == "mpi" or hvd.mpi_enabled()):
                 problem = "Horovod has used MPI in this process and ended it, and MPI cannot be started a second time"
-                raise DistbootError("already-initialized", problem, "keep the context open until the script ends")
-            where = "MPI has none for its operations" if kind == "mpi" else "horovodrun has set its own"
+                raise DistbootError(
+                    "already-initialized", problem, "keep the context open until the script ends"
+                )
+            where = (
+                "MPI has none for its operations" if kind == "mpi" else "horovodrun has set its own"
+            )
             if options.timeout is not None and (kind == "mpi" or placement.launcher == _SERVES):
-                raise DistbootError("usage", f"timeout={options.timeout:g}, and {where}", "leave timeout= out")
+                raise DistbootError(
+                    "usage", f"timeout={options.timeout:g}, and {where}", "leave timeout= out"
+                )
             is_torch = options.framework == "horovod.torch"
-            device, device_id = _build.set_own_device(hvd, placement, before) if is_torch else (None, None)
+            device, device_id = (
+                _build.set_own_device(hvd, placement, before) if is_torch else (None, None)
+            )
             return (hvd, build, kind, device), Ready(device_id, _offer(kind, job, undo))
 
         hvd, build, kind, device = job.ready(step)
         others = _exports(kind, job, bare, options.timeout)
-        undo.callback(exported.write, {name: before.get(name) for name in others})  # what is over is not to be joined
+        # What is over is not to be joined
+        undo.callback(exported.write, {name: before.get(name) for name in others})
         export(job, exported, others)
         undo.callback(hvd.shutdown)
         says = ("process-group-failed", "Horovod could not start", "look at what it has printed")
@@ -84,7 +96,9 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
             hvd.init()
         _compare(hvd, build, kind, job)
         leave = undo.pop_all().close
-    return context(job, exported, options, leave=leave, is_up=hvd.is_initialized, hvd=hvd, device=device)
+    return context(
+        job, exported, options, leave=leave, is_up=hvd.is_initialized, hvd=hvd, device=device
+    )
 
 
 def _offer(kind: str, job: JobInfo, undo: ExitStack) -> str:
@@ -92,13 +106,17 @@ def _offer(kind: str, job: JobInfo, undo: ExitStack) -> str:
     placement = job.placement
     if kind == "gloo" and placement.world_size > 1 and placement.launcher != _SERVES:
         if job.membership is None:
-            raise rendezvous_needed("so no rank can learn where rank 0 runs Horovod's rendezvous server")
+            raise rendezvous_needed(
+                "so no rank can learn where rank 0 runs Horovod's rendezvous server"
+            )
         if placement.rank == 0:
             return f"{kind} {serve_rendezvous(job, undo)}"
     return kind
 
 
-def _exports(kind: str, job: JobInfo, bare: Mapping[str, str], timeout: float | None = None) -> dict[str, str]:
+def _exports(
+    kind: str, job: JobInfo, bare: Mapping[str, str], timeout: float | None = None
+) -> dict[str, str]:
     """What Horovod reads, now that every rank has said what it is about to use."""
     others = [rank for rank, offer in sorted(job.offers.items()) if offer.partition(" ")[0] != kind]
     if others:
@@ -116,14 +134,18 @@ def _exports(kind: str, job: JobInfo, bare: Mapping[str, str], timeout: float | 
 def _compare(hvd: Any, build: Build, kind: str, job: JobInfo) -> None:
     """Refuse a Horovod that has other numbers than the job: a world of its own, most likely."""
     expected = _numbers(job)
-    if kind == "mpi":  # there it has local ranks in the order of ranks, whatever those of the launcher are
+    # There it has local ranks in the order of ranks, whatever those of the launcher are
+    if kind == "mpi":
         expected = {name: expected[name] for name in ("rank", "size", "local_size")}
     found = {name: getattr(hvd, name)() for name in expected}
     if found == expected:
         return
     why, hint = "", "use Gloo: init(…, backend='gloo')"
     if kind == "mpi" and found["size"] == 1:
-        why, hint = f": its MPI ({build.library}) does not find the other ranks", f"{SAME_MPI}; or {hint}"
+        why, hint = (
+            f": its MPI ({build.library}) does not find the other ranks",
+            f"{SAME_MPI}; or {hint}",
+        )
     elif job.placement.launcher == _SERVES:
         why, hint = ", as horovodrun has told it", "name each host once in horovodrun's -H"
     raise DistbootError(
@@ -138,7 +160,8 @@ def _describe(found: Mapping[str, int]) -> str:
     """`"rank 1 of 4, local rank 1 of 2, cross rank 0 of 2"`."""
     names = [name for name in ("rank", "local_rank", "cross_rank") if name in found]
     return ", ".join(
-        f"{name.replace('_', ' ')} {found[name]} of {found[name.replace('rank', 'size')]}" for name in names
+        f"{name.replace('_', ' ')} {found[name]} of {found[name.replace('rank', 'size')]}"
+        for name in names
     )
 
 
@@ -147,7 +170,12 @@ def _numbers(job: JobInfo) -> dict[str, int]:
     own, local_rank = job.placement, job.placement.local_rank
     assert local_rank is not None
     assert own.local_world_size is not None
-    found = {"rank": own.rank, "size": own.world_size, "local_rank": local_rank, "local_size": own.local_world_size}
+    found = {
+        "rank": own.rank,
+        "size": own.world_size,
+        "local_rank": local_rank,
+        "local_size": own.local_world_size,
+    }
     if job.membership is not None:
         # Horovod counts across the nodes, in the order of ranks, those that have the same local rank there.
         across = sorted(here[local_rank] for here in job.membership.nodes if len(here) > local_rank)
@@ -155,7 +183,9 @@ def _numbers(job: JobInfo) -> dict[str, int]:
     return found
 
 
-def _gloo_variables(job: JobInfo, environ: Mapping[str, str], timeout: float | None) -> dict[str, str]:
+def _gloo_variables(
+    job: JobInfo, environ: Mapping[str, str], timeout: float | None
+) -> dict[str, str]:
     """What Horovod reads to start on Gloo, with the rendezvous server of rank 0, if it has one."""
     ours = {f"HOROVOD_{name.upper()}": str(value) for name, value in _numbers(job).items()}
     # It keeps the ranks of the nodes apart, and two nodes may have the same name.
@@ -172,7 +202,8 @@ def _gloo_variables(job: JobInfo, environ: Mapping[str, str], timeout: float | N
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(math.ceil(max(_LEAST_TIMEOUT, job.join_timeout))),
     }
     if job.interface is not None:
-        given = environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]  # torch's Gloo can use several
+        # Torch's Gloo can use several
+        given = environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
         choices["HOROVOD_GLOO_IFACE"] = given or job.interface
     return {**{name: value for name, value in choices.items() if not environ.get(name)}, **ours}
 
@@ -206,7 +237,9 @@ def _ipv4(job: JobInfo) -> str:
     if ":" not in own:
         return own
     name = network.interface_of(own)
-    found = next((its for other, its in network.addresses() if other == name and ":" not in its), None)
+    found = next(
+        (its for other, its in network.addresses() if other == name and ":" not in its), None
+    )
     if found is None:
         problem = f"Horovod on Gloo needs IPv4, and rank 0 was reached at {own}, on interface {name}, which has none"
         hint = "give the interface an IPv4 address, or start the job with mpirun and a Horovod that has its MPI"

@@ -31,7 +31,8 @@ from ._torch import own_device
 _INSTALL = "pip install 'jax>=0.9'"
 _HERE = "127.0.0.1"  # for a job on one node, where no other host is to reach the coordinator
 _FIRST_LINE = 10.0  # seconds until it says so
-_STAYS = 3600.0  # seconds that rank 0 stays for the others; failure detection ends it if one of them fails
+# Seconds that rank 0 stays for the others; failure detection ends it if one of them fails
+_STAYS = 3600.0
 _LOCAL_DEVICES = "JAX_LOCAL_DEVICE_IDS"
 
 
@@ -56,7 +57,8 @@ def exports(job: JobInfo, environ: Mapping[str, str]) -> dict[str, str]:
     if devices is not None:
         found[_LOCAL_DEVICES] = ",".join(map(str, devices))
     if placement.launcher == "slurm":
-        return found  # whose numbers JAX knows, too; it has no names of its own for them, and asks for Open MPI 4 first
+        # Whose numbers JAX knows, too; it has no names of its own for them, and asks for Open MPI 4 first
+        return found
     # jax/_src/clusters/ompi_cluster.py, 0.10. All that matters of the URI is that it is there.
     numbers = {
         "OMPI_COMM_WORLD_SIZE": str(placement.world_size),
@@ -65,7 +67,9 @@ def exports(job: JobInfo, environ: Mapping[str, str]) -> dict[str, str]:
         "OMPI_MCA_orte_hnp_uri": f"0.0;tcp://{placement.master_addr}:{placement.master_port}",
     }
     is_theirs = placement.launcher == "openmpi"
-    return found | {name: value for name, value in numbers.items() if not (is_theirs and name in environ)}
+    return found | {
+        name: value for name, value in numbers.items() if not (is_theirs and name in environ)
+    }
 
 
 def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
@@ -75,7 +79,11 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
     def step() -> tuple[tuple[Any, list[int] | None], Ready]:
         jax = _import(options)
         devices = None if on_cpu(options) else _devices(placement, before)
-        device = accelerators.own(accelerators.visible(before), before, placement.local_rank) if devices else None
+        device = (
+            accelerators.own(accelerators.visible(before), before, placement.local_rank)
+            if devices
+            else None
+        )
         return (jax, devices), Ready(device, str(free_port()) if placement.rank == 0 else None)
 
     jax, devices = job.ready(step)
@@ -114,12 +122,15 @@ def _import(options: Options) -> Any:
         hint = "leave backend out; on the CPU jax_cpu_collectives_implementation is JAX's own setting for it"
         raise DistbootError("usage", f"backend={options.backend!r}, but JAX chooses its own", hint)
     if "shutdown_timeout_seconds" not in inspect.signature(jax.distributed.initialize).parameters:
-        raise DistbootError("framework-not-installed", f"JAX {jax.__version__} is older than 0.9", _INSTALL)
+        raise DistbootError(
+            "framework-not-installed", f"JAX {jax.__version__} is older than 0.9", _INSTALL
+        )
     is_up = jax.distributed.is_initialized()
     if is_up or xla_bridge.backends_are_initialized():
         problem = f"JAX has {'been started' if is_up else 'taken its devices'} already"
         hint = (
-            "make distboot.init('jax') the first line of the script, before anything asks JAX for devices or computes"
+            "make distboot.init('jax') the first line of the script, "
+            "before anything asks JAX for devices or computes"
         )
         raise DistbootError("already-initialized", problem, hint)
     return jax
@@ -140,9 +151,11 @@ def _initialize(jax: Any, job: JobInfo, address: str, devices: list[int] | None)
             placement.rank,
             devices,
             cluster_detection_method="deactivate",
-            initialization_timeout=max(round(job.join_timeout), 1) + 5,  # ours comes first, and names the rank
+            # Ours comes first, and names the rank
+            initialization_timeout=max(round(job.join_timeout), 1) + 5,
             coordinator_bind_address=address if placement.num_nodes == 1 else None,
-            shutdown_timeout_seconds=0,  # else ranks wait for each other when they leave, and abort after 300 s
+            # Else ranks wait for each other when they leave, and abort after 300 s
+            shutdown_timeout_seconds=0,
         )
 
 
@@ -176,7 +189,8 @@ def _see_off(jax: Any, placement: Placement) -> None:
 
     def wait() -> None:
         with suppress(RuntimeError):
-            client.get_live_nodes(list(range(placement.world_size)))  # returns when all that are still there ask
+            # Returns when all that are still there ask
+            client.get_live_nodes(list(range(placement.world_size)))
 
     thread = threading.Thread(target=wait, name="distboot-jax", daemon=True)
     thread.start()
@@ -186,7 +200,9 @@ def _see_off(jax: Any, placement: Placement) -> None:
         if not thread.is_alive():
             return
         left, pause = left - min(left, pause), pause * 2
-        said = "the script has ended, but this rank waits for the others: JAX would end them with it"
+        said = (
+            "the script has ended, but this rank waits for the others: JAX would end them with it"
+        )
         log_line(placement.who, f"{said}; giving up in {left:.0f} s", event="waiting")
 
 

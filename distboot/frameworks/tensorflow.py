@@ -64,7 +64,8 @@ def exports(job: JobInfo, environ: Mapping[str, str]) -> dict[str, str]:
             refuse_missing_tasks(cluster.kinds)
         port = None if cluster.is_given else cluster.hold_port()
         if port is not None:
-            port.detach()  # ours for as long as this process lives, and so for as long as the script does
+            # Ours for as long as this process lives, and so for as long as the script does
+            port.detach()
         return cluster, Ready(offer=cluster.offer)
 
     return job.ready(step).completed().exports(environ)
@@ -108,12 +109,16 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
 
 def _strategy(tf: Any, job: JobInfo, cluster: Cluster, options: Options, gpus: int) -> Any:
     """That of a rank that runs the script; with one process the one that suits the number of its GPUs."""
-    chosen = options.strategy or (MULTI_WORKER if not cluster.is_alone else MIRRORED if gpus > 1 else DEFAULT)
+    chosen = options.strategy or (
+        MULTI_WORKER if not cluster.is_alone else MIRRORED if gpus > 1 else DEFAULT
+    )
     if chosen == DEFAULT or cluster.kind == EVALUATOR:
         return tf.distribute.get_strategy()
     if chosen == PARAMETER_SERVER:
         with _starting("ParameterServerStrategy"), _in_time(job):
-            return tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
+            return tf.distribute.ParameterServerStrategy(
+                tf.distribute.cluster_resolver.TFConfigClusterResolver()
+            )
     if chosen == MIRRORED:
         with _starting("MirroredStrategy"):
             return tf.distribute.MirroredStrategy()
@@ -169,7 +174,9 @@ def _serve(tf: Any, job: JobInfo, cluster: Cluster, gpus: list[int]) -> NoReturn
     config.gpu_options.visible_device_list = ",".join(map(str, gpus))
     spec = tf.train.ClusterSpec(cluster.addresses)
     with _starting(f"the server of {cluster.kind} {cluster.index}"):
-        server = tf.distribute.Server(spec, job_name=cluster.kind, task_index=cluster.index, config=config)
+        server = tf.distribute.Server(
+            spec, job_name=cluster.kind, task_index=cluster.index, config=config
+        )
     try:
         _wait_for_chief(job)
     except DistbootError:
@@ -204,7 +211,9 @@ def _starting(what: str) -> AbstractContextManager[None]:
     return in_our_words("strategy-failed", problem, hint, errors.OpError, RuntimeError, ValueError)
 
 
-def own_gpus(tf: Any, job: JobInfo, cluster: Cluster, options: Options, environ: Mapping[str, str]) -> list[int]:
+def own_gpus(
+    tf: Any, job: JobInfo, cluster: Cluster, options: Options, environ: Mapping[str, str]
+) -> list[int]:
     """Leave this rank all GPUs of its node, or one of them if several of the ranks there use some; their indexes."""
     found = tf.config.list_physical_devices("GPU")
     own = list(range(len(found)))

@@ -48,7 +48,9 @@ def nvidia_driver(root: Path = Path("/")) -> str | None:
     """Version of NVIDIA's driver, for example "550.54.15"."""
     # NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024
     with suppress(OSError):
-        version = re.search(r"\s(\d+\.\d+(\.\d+)?)\s", (root / "proc/driver/nvidia/version").read_text())
+        version = re.search(
+            r"\s(\d+\.\d+(\.\d+)?)\s", (root / "proc/driver/nvidia/version").read_text()
+        )
         return version[1] if version else None
     return None
 
@@ -69,7 +71,9 @@ def _nvidia(root: Path) -> list[str]:
         for path in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
             # GPU UUID: 	 GPU-9a1c4b7e-…
             # Device Minor: 	 0
-            lines = dict(re.findall(r"^(GPU UUID|Device Minor):\s*(\S+)\s*$", path.read_text(), re.MULTILINE))
+            lines = dict(
+                re.findall(r"^(GPU UUID|Device Minor):\s*(\S+)\s*$", path.read_text(), re.MULTILINE)
+            )
             device = root / f"dev/nvidia{lines.get('Device Minor', '')}"
             # /proc lists them all; with Slurm's ConstrainDevices a task may open its own only, and numbers it 0.
             if os.access(device, os.R_OK | os.W_OK):
@@ -82,7 +86,9 @@ def _amd(root: Path) -> list[str]:
     with suppress(OSError, ValueError):
         nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")
         for path in sorted(nodes, key=lambda path: int(path.parent.name)):
-            properties = dict(line.split(maxsplit=1) for line in path.read_text().splitlines() if " " in line)
+            properties = dict(
+                line.split(maxsplit=1) for line in path.read_text().splitlines() if " " in line
+            )
             if properties.get("simd_count", "0") != "0":  # the others are CPUs
                 unique = int(properties.get("unique_id", "0"))  # 0 where the device has none
                 ids.append(f"GPU-{unique:016x}" if unique else f"kfd{path.parent.name}")

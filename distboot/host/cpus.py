@@ -10,7 +10,8 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 
-Root = str | os.PathLike[str]  # where the file system begins, another in tests; pathlib would slow every start
+# Where the file system begins, another in tests; pathlib would slow every start
+Root = str | os.PathLike[str]
 
 _THREADS = "OMP_NUM_THREADS"
 
@@ -41,7 +42,9 @@ def affinity(root: Root = "/") -> int | None:
     # Cpus_allowed_list:	0-3,8
     with suppress(OSError, ValueError, StopIteration):
         lines = _read(root, "proc/self/status").splitlines()
-        return _counted(next(line for line in lines if line.startswith("Cpus_allowed_list:")).split()[1])
+        return _counted(
+            next(line for line in lines if line.startswith("Cpus_allowed_list:")).split()[1]
+        )
     return None
 
 
@@ -50,7 +53,10 @@ def quota(root: Root = "/") -> float | None:
     # 0::/kubepods.slice/…/cri-containerd-5f3c.scope       cpu.max: 200000 100000, or max 100000
     files: list[tuple[str, ...]] = [(f"{folder}/cpu.max",) for folder in _folders(root, "")]
     # 4:cpu,cpuacct:/docker/5f3c…       cpu.cfs_quota_us: 200000, or -1
-    files += [(f"{folder}/cpu.cfs_quota_us", f"{folder}/cpu.cfs_period_us") for folder in _folders(root, "cpu")]
+    files += [
+        (f"{folder}/cpu.cfs_quota_us", f"{folder}/cpu.cfs_period_us")
+        for folder in _folders(root, "cpu")
+    ]
     found = []
     for names in files:
         with suppress(OSError, ValueError):  # no number: no limit
@@ -87,7 +93,10 @@ def _folders(root: Root, controller: str) -> list[str]:
             _, controllers, path = line.split(":", 2)
             if controller in controllers.split(","):
                 names = [name for name in path.split("/") if name]
-                return ["/".join(["sys/fs/cgroup", controllers, *names[:end]]) for end in range(len(names), -1, -1)]
+                return [
+                    "/".join(["sys/fs/cgroup", controllers, *names[:end]])
+                    for end in range(len(names), -1, -1)
+                ]
     return []
 
 

@@ -20,7 +20,8 @@ from ..process import result_within
 from ..text import is_address, log_line, short_repr, without_mapping
 
 _SIOCGIFCONF = 0x8912  # from linux/sockios.h; netdevice(7): all addresses of IPv4
-_IFREQ = struct.Struct(f"16s4x4s{2 * struct.calcsize('P')}x")  # one of its entries: a name, and an address
+# One of its entries: a name, and an address
+_IFREQ = struct.Struct(f"16s4x4s{2 * struct.calcsize('P')}x")
 _MOST_ADDRESSES = 1024
 
 _GLOO, _NCCL, _TENSORPIPE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"
@@ -44,7 +45,8 @@ def addresses() -> list[tuple[str, str]]:
         wanted = struct.pack("iP", len(room), room.buffer_info()[0])
         length, _ = struct.unpack("iP", fcntl.ioctl(kernel, _SIOCGIFCONF, wanted))
         for name, its in _IFREQ.iter_unpack(room.tobytes()[:length]):
-            found.append((os.fsdecode(re.split(rb"[\0:]", name)[0]), socket.inet_ntoa(its)))  # also of eth0:1
+            # Also of eth0:1
+            found.append((os.fsdecode(re.split(rb"[\0:]", name)[0]), socket.inet_ntoa(its)))
     # fd000000000000000000000000000002 02 40 00 80     eth0
     with suppress(OSError), open("/proc/net/if_inet6", encoding="ascii") as file:
         for digits, *_, name in map(str.split, file):
@@ -131,7 +133,8 @@ class Backoff:
     def __init__(self, who: str | None, limit: float, what: str, *, quiet: bool = False) -> None:
         self._who, self._what, self._quiet = who, what, quiet
         now = time.monotonic()
-        self._end, self._next_line = now + limit, now + 1.0  # what is there within a second needs no line
+        # What is there within a second needs no line
+        self._end, self._next_line = now + limit, now + 1.0
         self._pause, self._between = 0.01, PROGRESS
 
     def left(self) -> float:
@@ -145,7 +148,11 @@ class Backoff:
         if now >= self._next_line and not self._quiet:
             self._next_line = now + self._between
             self._between = min(self._between * 2, LEAST_PROGRESS)
-            log_line(self._who, f"{self._what} ({cause}); trying for {self.left():.0f} s more", event="waiting")
+            log_line(
+                self._who,
+                f"{self._what} ({cause}); trying for {self.left():.0f} s more",
+                event="waiting",
+            )
         # Soon at first, for ranks that start together; then with jitter and less often, because a thousand of them
         # ask the same name server or call the same port.
         time.sleep(min(self.left(), self._pause * (0.5 + os.urandom(1)[0] / 255)))

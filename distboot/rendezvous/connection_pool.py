@@ -19,7 +19,8 @@ from .protocol import Channel, Frame, Frames, ProtocolError, random_nonce
 # The rank at its other end, and what its messages are authenticated with.
 DetachedConnection = tuple[int, socket.socket, Channel]
 _OWN = 64  # files that the process has open for itself
-_OF_A_RANK = 10  # files that it has open for a rank that it starts: pipes, the log file, the connection of the script
+# Files that it has open for a rank that it starts: pipes, the log file, the connection of the script
+_OF_A_RANK = 10
 _REPORT_LIMIT = 10.0  # seconds that a peer has to report
 _SPARE = 64  # connections beyond those of the ranks, for those that have not reported
 _ACCEPTED_AT_ONCE = 64
@@ -56,7 +57,8 @@ def send_to_all(outgoing: Mapping[socket.socket, Callable[[], bytes]], limit: fl
     """
     left: dict[socket.socket, memoryview] = {}
     end = time.monotonic() + limit
-    with selectors.PollSelector() as selector:  # which needs no file of its own: there may be none left
+    # Which needs no file of its own: there may be none left
+    with selectors.PollSelector() as selector:
         for connection in outgoing:
             selector.register(connection, selectors.EVENT_WRITE)
         while selector.get_map() and time.monotonic() < end:
@@ -85,7 +87,8 @@ class Connection:
     born: float = field(default_factory=time.monotonic)
     frames: Frames = field(default_factory=Frames)
     challenge: str = field(default_factory=random_nonce)
-    channel: Channel = field(default_factory=Channel)  # from its hello on with what authenticates it
+    # From its hello on with what authenticates it
+    channel: Channel = field(default_factory=Channel)
     welcomed: float = 0.0  # seconds since the epoch, when its hello was answered; 0.0: it was not
     rank: int | None = None  # once it has reported
 
@@ -101,7 +104,8 @@ class ConnectionPool:
         self,
         listener: socket.socket,  # which stays open
         ranks: int,
-        take: Callable[[Connection, Frame], None],  # raises `ProtocolError` if the peer does not belong
+        # Raises `ProtocolError` if the peer does not belong
+        take: Callable[[Connection, Frame], None],
         lost: Callable[[Connection], None],  # called when a connection has ended
         say: Callable[[str], None],
     ) -> None:
@@ -127,7 +131,8 @@ class ConnectionPool:
         for file in ready:
             if file in self._peers:  # it may have gone in this very round
                 self._read(self._peers[file])
-        if self._listener in ready:  # last: a connection with something to read is not to make room for a new one
+        # Last: a connection with something to read is not to make room for a new one
+        if self._listener in ready:
             self._accept()
 
     @property
@@ -157,7 +162,8 @@ class ConnectionPool:
     def refusals(self) -> str:
         """Which connections were refused and why, as the end of a sentence; empty if no one was."""
         return "".join(
-            f"; {count} refused: the connecting process {why}" for why, count in self._refused.most_common(3)
+            f"; {count} refused: the connecting process {why}"
+            for why, count in self._refused.most_common(3)
         )
 
     def fileno(self) -> int:
@@ -187,10 +193,13 @@ class ConnectionPool:
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
                     return  # it has disconnected again
-                if len(self.unauthenticated) > 1:  # with one, the ranks have all files that there are
+                # With one, the ranks have all files that there are
+                if len(self.unauthenticated) > 1:
                     self._drop_oldest()
                     return
-                raise OutOfFilesError(f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files") from None
+                raise OutOfFilesError(
+                    f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files"
+                ) from None
             if len(self._peers) >= self.room:
                 self._drop_oldest()
             connection.setblocking(False)
@@ -228,6 +237,8 @@ class ConnectionPool:
         if why in self._refused or len(self._refused) < _MOST_REASONS:
             self._refused[why] += 1
         if self._refused[why] in _SAID_OF_A_REASON:
-            self._say(f"refused a connection from {peer.at}: the connecting process {why}; the job continues")
+            self._say(
+                f"refused a connection from {peer.at}: the connecting process {why}; the job continues"
+            )
         self.send(peer, peer.channel.sign(Refused(f"the connecting process {why}"[:LONGEST_TEXT])))
         self.drop(peer)

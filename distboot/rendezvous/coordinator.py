@@ -15,14 +15,22 @@ from ..host import FRAMEWORK
 from ..host.network import LEAST_PROGRESS, PROGRESS
 from ..report import JobState, JoinLog
 from ..text import escape_control, log_line, nodes_said, ranks_said, short_repr, without_mapping
-from .connection_pool import Connection, ConnectionPool, DetachedConnection, OutOfFilesError, allow_files, send_to_all
+from .connection_pool import (
+    Connection,
+    ConnectionPool,
+    DetachedConnection,
+    OutOfFilesError,
+    allow_files,
+    send_to_all,
+)
 from .membership import JoinPlan, JoinTable, Membership, build_membership
 from .messages import ONE_DISTBOOT, Failed, Hello, Refused, Welcome, WorkerInfo, as_problem
 from .protocol import VERSION, Broadcast, Channel, Frame, ProtocolError, decode
 
 _ANSWER_LIMIT = 10.0  # seconds that all of them together have to take the answer
 _LINGER = 0.5  # seconds for ranks that come a little later than a failure to hear of it
-_MOST_SKEW = 30.0  # seconds; more than that, and logs cannot be compared and credentials expire early
+# Seconds; more than that, and logs cannot be compared and credentials expire early
+_MOST_SKEW = 30.0
 _MOST_GROUPS = 4  # odd groups named for one fact
 
 
@@ -33,7 +41,8 @@ class Coordinator:
         self,
         listener: socket.socket,  # which stays open
         plan: JoinPlan,
-        wanted: Callable[[], None] = lambda: None,  # called again and again; raises if it is not to wait any more
+        # Called again and again; raises if it is not to wait any more
+        wanted: Callable[[], None] = lambda: None,
     ) -> None:
         own = plan.own
         self.table = JoinTable(own.world_size, by_node=own.ranks > 0)
@@ -64,7 +73,9 @@ class Coordinator:
             # This rank 0 may have come in the place of another one, and the others know which round is next.
             next_round = max(record.round for record in records)
             own = {name: getattr(self._own, name) for name in ("max_restarts", "heartbeat_timeout")}
-            membership = replace(build_membership(records), master_addr=self._reached(), round=next_round, **own)
+            membership = replace(
+                build_membership(records), master_addr=self._reached(), round=next_round, **own
+            )
             if membership.by_node:
                 self.table.spread(membership)
                 self.log.spread(membership)
@@ -101,7 +112,11 @@ class Coordinator:
 
     def _reached(self) -> str | None:
         """The address of this host under which the ranks of other nodes reached it; None when there are none."""
-        elsewhere = [peer for rank, peer in self._at.items() if self.table.records[rank].node != self._own.node]
+        elsewhere = [
+            peer
+            for rank, peer in self._at.items()
+            if self.table.records[rank].node != self._own.node
+        ]
         addresses = Counter(without_mapping(peer.socket.getsockname()[0]) for peer in elsewhere)
         return addresses.most_common(1)[0][0] if addresses else None
 
@@ -109,11 +124,14 @@ class Coordinator:
         table = self.table
         why = f"{table.describe_departed()}{self.reachability_hint}{self.pool.refusals()}"
         joined = f"{len(table.records)} of {table.world_size} {table.unit}s joined {self._limit}"
-        return DistbootError("missing-rank", f"{joined}, missing {table.describe_missing()}{why}", self.hint)
+        return DistbootError(
+            "missing-rank", f"{joined}, missing {table.describe_missing()}{why}", self.hint
+        )
 
     def _gather(self) -> None:
         """Wait for all ranks, and say now and then which are missing."""
-        next_line, between, said = time.monotonic() + 1.0, PROGRESS, ""  # what is there within a second needs no line
+        # What is there within a second needs no line
+        next_line, between, said = time.monotonic() + 1.0, PROGRESS, ""
         while not self.table.is_complete:
             self._wanted()
             now = time.monotonic()
@@ -127,7 +145,9 @@ class Coordinator:
             try:
                 self.pool.poll(min(self._end, next_line) - now)
             except OutOfFilesError as error:
-                needed = f"too few for the connections of {self.table.world_size} {self.table.unit}s"
+                needed = (
+                    f"too few for the connections of {self.table.world_size} {self.table.unit}s"
+                )
                 why = f"rank 0 may open {error}, {needed}; {len(self.table.records)} of them had joined"
                 hint = "raise the limit for rank 0 (ulimit -n, LimitNOFILE=, or docker run --ulimit nofile=…)"
                 raise DistbootError("too-few-files", why, hint) from None
@@ -154,8 +174,12 @@ class Coordinator:
         # Where it is not proved that it is of this job, or it is too late, the job goes on.
         if self._plan.secret or self._has_met or self._failure is not None:
             raise ProtocolError(text)
-        self.pool.send(peer, peer.channel.sign(Refused(f"the connecting process {text}", incompatible=True)))
-        raise DistbootError("version-mismatch", f"the connecting process at {peer.at} {text}", ONE_DISTBOOT)
+        self.pool.send(
+            peer, peer.channel.sign(Refused(f"the connecting process {text}", incompatible=True))
+        )
+        raise DistbootError(
+            "version-mismatch", f"the connecting process at {peer.at} {text}", ONE_DISTBOOT
+        )
 
     def _take_worker(self, peer: Connection, record: WorkerInfo) -> None:
         rank = record.rank
@@ -165,11 +189,15 @@ class Coordinator:
             return
         first = self.table.records.get(rank, record)
         # After a restart: the agent that was lost, and the one in its place. The job needs one of them.
-        is_second = first.process != record.process and max(self._own.round, first.round, record.round) > 0
+        is_second = (
+            first.process != record.process and max(self._own.round, first.round, record.round) > 0
+        )
         if self._has_met or is_second:
             when = "after the roll call" if self._has_met else "a second time"
             place = f"process {first.pid} on {short_repr(first.host)}"
-            raise ProtocolError(f"comes {when}, and {self.table.unit} {rank} is there already, as {place}")
+            raise ProtocolError(
+                f"comes {when}, and {self.table.unit} {rank} is there already, as {place}"
+            )
         try:
             self.table.add(record)
         except DistbootError as error:
@@ -183,8 +211,11 @@ class Coordinator:
         self.log.joined(record, peer.welcomed)
         end = time.monotonic() + record.patience
         if end < self._end - 1.0:
-            self._limit = f"within the join timeout of {self.table.unit} {rank}, which was over first"
-        self._end = min(end, self._end)  # when the first rank is out of patience, all are told who is missing
+            self._limit = (
+                f"within the join timeout of {self.table.unit} {rank}, which was over first"
+            )
+        # When the first rank is out of patience, all are told who is missing
+        self._end = min(end, self._end)
 
     def _lost(self, peer: Connection) -> None:
         if peer.rank is not None:
@@ -246,7 +277,9 @@ def _about(name: str, values: Sequence[str | None], node_of: Mapping[int, int]) 
         for value in odd[:_MOST_GROUPS]
     ]
     if len(odd) > _MOST_GROUPS:
-        lines.append(f"{escape_control(name.rstrip('='))}: {len(odd) - _MOST_GROUPS} more values on other ranks")
+        lines.append(
+            f"{escape_control(name.rstrip('='))}: {len(odd) - _MOST_GROUPS} more values on other ranks"
+        )
     return lines
 
 
@@ -274,7 +307,9 @@ def _clocks(skews: Mapping[int, float], node_of: Mapping[int, int]) -> list[str]
         off = {rank: seconds for rank, seconds in off.items() if seconds > _MOST_SKEW}
         if off:
             most = max(off.values())
-            lines.append(f"{_ranks(list(off), node_of)}: clock up to {most:.0f} s {how} that of the others")
+            lines.append(
+                f"{_ranks(list(off), node_of)}: clock up to {most:.0f} s {how} that of the others"
+            )
     return lines
 
 

@@ -29,27 +29,39 @@ class JobInfo:
     """All ranks have met, or were not to."""
 
     def __init__(self, placement: Placement, join_timeout: float) -> None:
-        self.placement = placement  # exact once they have met, with the address and port where rank 0 was reached
+        # Exact once they have met, with the address and port where rank 0 was reached
+        self.placement = placement
         self.join_timeout = join_timeout  # seconds for all ranks to be ready once they have met
         self.membership: Membership | None = None  # once the ranks have met
-        self.warnings: list[str] = []  # what they should have alike and have not, as rank 0 knows it
-        self.interface: str | None = None  # that leads to the other nodes, if there are any, and it is known
-        self.own_address = "127.0.0.1"  # of this host for the ranks of the other nodes; loopback when there are none
-        self.store_address: tuple[str, int] | None = None  # of rank 0's listening socket, once the ranks have met
-        self.offers: dict[int, str] = {}  # what the ranks have offered when they were ready, by rank
+        # What they should have alike and have not, as rank 0 knows it
+        self.warnings: list[str] = []
+        # That leads to the other nodes, if there are any, and it is known
+        self.interface: str | None = None
+        # Of this host for the ranks of the other nodes; loopback when there are none
+        self.own_address = "127.0.0.1"
+        # Of rank 0's listening socket, once the ranks have met
+        self.store_address: tuple[str, int] | None = None
+        # What the ranks have offered when they were ready, by rank
+        self.offers: dict[int, str] = {}
         self.joined: Joined | None = None  # the agent's part, where this very process is the agent
         self.link: AgentLink | None = None  # the way to the agent, if there is one
-        self.framework = ""  # that is about to be started, and has to be the same on all ranks; empty: any
+        # That is about to be started, and has to be the same on all ranks; empty: any
+        self.framework = ""
         self.count = 1  # how often this process has got ready, this time included
-        self.problem: DistbootError | None = None  # why this process will not get ready, if it is known by now
-        self.when_ready: Callable[[], None] = lambda: None  # called when all ranks are ready to start the framework
+        # Why this process will not get ready, if it is known by now
+        self.problem: DistbootError | None = None
+        # Called when all ranks are ready to start the framework
+        self.when_ready: Callable[[], None] = lambda: None
         self.is_watched = False  # whether failure detection has begun
-        self.arrive: Callable[[Arrive], None] | None = None  # how to wait at keys, if not through the agent
+        # How to wait at keys, if not through the agent
+        self.arrive: Callable[[Arrive], None] | None = None
         self.is_listener_taken = False  # whether the script has rank 0's listening socket
-        self.steps: dict[str, float] = {}  # when this rank took which (see `report`), in seconds since the epoch
+        # When this rank took which (see `report`), in seconds since the epoch
+        self.steps: dict[str, float] = {}
         self._met = time.monotonic()
         self._process = os.getpid()
-        self._counts: Counter[tuple[str, int | None]] = Counter()  # how often this rank has come to a key
+        # How often this rank has come to a key
+        self._counts: Counter[tuple[str, int | None]] = Counter()
 
     def take(self, result: JoinResult) -> None:
         """The ranks have met: what the agent knows now."""
@@ -61,7 +73,8 @@ class JobInfo:
         if self.placement.launcher != "torchrun":  # the port of whose agent stays its own
             where["master_port"] = result.port
         placement = self.placement.with_fields("roll call: where rank 0 was reached", where)
-        if self.joined is None or not self.joined.plan.own.ranks:  # else it is a node's, and not that of a rank
+        # Else it is a node's, and not that of a rank
+        if self.joined is None or not self.joined.plan.own.ranks:
             exact = self.membership.place(placement.rank)
             placement = placement.with_fields("roll call: all ranks together", exact)
         self.placement = placement
@@ -89,7 +102,9 @@ class JobInfo:
                 result, own = step()
                 self.mark(IMPORTED)
         except Exception as error:  # noqa: BLE001 - whatever a driver says, the other ranks must hear of it
-            of_driver = DistbootError("device-failed", first_line(error), "look at this rank's device and driver")
+            of_driver = DistbootError(
+                "device-failed", first_line(error), "look at this rank's device and driver"
+            )
             failure = error if isinstance(error, DistbootError) else of_driver
         if failure is not None:
             own = Ready(problem=as_problem(failure))
@@ -119,7 +134,9 @@ class JobInfo:
 
     def detach_all(self) -> list[DetachedConnection]:
         """The connections of this process, which are the caller's now."""
-        return [] if self.joined is None or self.joined.side is None else self.joined.side.detach_all()
+        return (
+            [] if self.joined is None or self.joined.side is None else self.joined.side.detach_all()
+        )
 
     def take_listener(self) -> int | None:
         """The file descriptor of rank 0's listening socket, which is the caller's now; None on all other ranks."""
@@ -131,7 +148,13 @@ class JobInfo:
         return None if listener is None else listener.detach()
 
     def wait_for(
-        self, what: str, limit: float, *, opens: bool = False, node: int | None = None, failure: str | None = None
+        self,
+        what: str,
+        limit: float,
+        *,
+        opens: bool = False,
+        node: int | None = None,
+        failure: str | None = None,
     ) -> None:
         """Wait for the other ranks, which may come later than each other by `limit` seconds, at "barrier()".
 
@@ -143,7 +166,9 @@ class JobInfo:
         key = Key(what, node, self._counts[what, node])
         with with_rank(self.placement.who):
             if os.getpid() != self._process:
-                why = f"{what} in a process that the rank forked: the rank is process {self._process}"
+                why = (
+                    f"{what} in a process that the rank forked: the rank is process {self._process}"
+                )
                 raise DistbootError("already-joined", why, "call it there, not in this process")
             arrive = self.arrive or (None if self.link is None else self.link.arrive)
             if arrive is not None:
@@ -166,7 +191,9 @@ def alone(placement: Placement, join_timeout: float) -> JobInfo:
     """What a process holds where the rendezvous is off; `rendezvous-needed`: its environment leaves something open."""
     unknown = ", ".join(field for field in LEFT_OPEN if getattr(placement, field) is None)
     if unknown:
-        why = f"DISTBOOT_RENDEZVOUS=0, and launcher {placement.launcher!r} does not say the {unknown}"
+        why = (
+            f"DISTBOOT_RENDEZVOUS=0, and launcher {placement.launcher!r} does not say the {unknown}"
+        )
         hint = "unset DISTBOOT_RENDEZVOUS: the ranks find it out when they meet"
         raise DistbootError("rendezvous-needed", why, hint)
     return JobInfo(placement, join_timeout)

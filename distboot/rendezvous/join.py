@@ -21,9 +21,11 @@ from .membership import LOOPBACK, JoinPlan, JoinResult
 from .worker import NoAnswerError, Worker
 
 _DUPLICATE = (
-    "look for a second copy of the job; two jobs without a job id need each its own MASTER_PORT or DISTBOOT_SECRET"
+    "look for a second copy of the job; "
+    "two jobs without a job id need each its own MASTER_PORT or DISTBOOT_SECRET"
 )
-_CALL = 1.0  # seconds for what has our port, or our address, to say that it is rank 0 of this very job
+# Seconds for what has our port, or our address, to say that it is rank 0 of this very job
+_CALL = 1.0
 
 
 @dataclass(slots=True)
@@ -35,8 +37,10 @@ class Joined:
     side: Coordinator | Worker | None = None
     listener: socket.socket | None = None  # of rank 0
     lease: PortLease | None = None  # what keeps other jobs from its port
-    open_files: int | None = None  # the soft limit before it was raised for all that it opens; None: it was not
-    wanted: Callable[[], None] = field(default=lambda: None)  # called again and again while they meet; may raise
+    # The soft limit before it was raised for all that it opens; None: it was not
+    open_files: int | None = None
+    # Called again and again while they meet; may raise
+    wanted: Callable[[], None] = field(default=lambda: None)
 
     def join(self) -> JoinResult:
         """Meet all other ranks; `DistbootError`: what `Coordinator.wait_for_join` and `Worker.report` raise."""
@@ -79,7 +83,9 @@ class Joined:
         addresses: network.Found = []
         with suppress(OSError):  # then other programs on this host cannot look it up, either
             addresses = network.look_up(given, port, 1.0)
-        if plan.is_certain and _hint_at_unreachable(coordinator, given, addresses, plan.own.num_nodes):
+        if plan.is_certain and _hint_at_unreachable(
+            coordinator, given, addresses, plan.own.num_nodes
+        ):
             self._refuse_second_rank_0(given, port)
         membership = coordinator.wait_for_join()
         self.open_files = coordinator.open_files
@@ -96,7 +102,9 @@ class Joined:
     def _as_another_rank(self) -> JoinResult:
         plan = self.plan
         if plan.own.ranks:  # the agent of a node
-            self.open_files = allow_files(1, partial(log_line, f"node {plan.own.rank}"), plan.own.ranks)
+            self.open_files = allow_files(
+                1, partial(log_line, f"node {plan.own.rank}"), plan.own.ranks
+            )
         self.side = worker = Worker(plan, self.wanted)
         membership = worker.report()
         own_address, interface = LOOPBACK, None
@@ -126,7 +134,8 @@ class Joined:
                 if self.lease is not None:
                     self.lease.close()
                 self._refuse_second_rank_0(LOOPBACK, port)
-                if isinstance(reason, PortInUseByThisJob):  # and does not answer: it is past the rendezvous
+                # And does not answer: it is past the rendezvous
+                if isinstance(reason, PortInUseByThisJob):
                     why = f"rank 0 of this very job is on this host already, and its ranks have met at port {port}"
                     raise DistbootError("duplicate-rank", why, _DUPLICATE) from None
                 taken.append((port, str(reason)))
@@ -142,12 +151,17 @@ class Joined:
     def _refuse_second_rank_0(self, host: str, port: int) -> None:
         """Report to what listens there: if it is rank 0 of this very job, there are two of us, and it will say so."""
         with suppress(NoAnswerError):
-            Worker(replace(self.plan, hosts=(host,), ports=(port,))).try_once(_CALL, time.monotonic() + _CALL)
+            Worker(replace(self.plan, hosts=(host,), ports=(port,))).try_once(
+                _CALL, time.monotonic() + _CALL
+            )
 
 
-def _hint_at_unreachable(coordinator: Coordinator, given: str, addresses: network.Found, num_nodes: int | None) -> bool:
+def _hint_at_unreachable(
+    coordinator: Coordinator, given: str, addresses: network.Found, num_nodes: int | None
+) -> bool:
     """Say with missing ranks why they may not find rank 0, if something speaks for it; whether it is elsewhere."""
-    from ..detection.parse import is_loopback  # here, as the agent of `init` needs nothing else of detection
+    # Here, as the agent of `init` needs nothing else of detection
+    from ..detection.parse import is_loopback
 
     elsewhere = bool(addresses) and not any(_is_ours(*each) for each in addresses)
     where, problem = given, ""
@@ -206,7 +220,8 @@ class PortLease:
                 self.close()
                 kind = PortInUseByThisJob if name in of_job else PortInUse
                 raise kind(f"another job holds it: {error.strerror}") from None
-        os.register_at_fork(after_in_child=self.close)  # it ends with this process, not with its last data loader
+        # It ends with this process, not with its last data loader
+        os.register_at_fork(after_in_child=self.close)
 
     def close(self) -> None:
         for name in self._names:
@@ -218,7 +233,10 @@ def listening(port: int) -> socket.socket:
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     try:
         return socket.create_server(
-            ("", port), family=family, backlog=socket.SOMAXCONN, dualstack_ipv6=family == socket.AF_INET6
+            ("", port),
+            family=family,
+            backlog=socket.SOMAXCONN,
+            dualstack_ipv6=family == socket.AF_INET6,
         )
     except OSError as error:
         # Its own text names the port once more: "Address already in use (while attempting to bind on address …)".

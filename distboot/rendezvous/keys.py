@@ -14,10 +14,25 @@ from math import inf
 from ..errors import DistbootError
 from ..text import escape_control, ranks_said, short_repr, with_nodes
 from .membership import JoinTable, Membership
-from .messages import BARRIER, READY, SERVE, Arrive, Failed, Go, Key, Leave, Offer, Ready, Release, as_error, as_problem
+from .messages import (
+    BARRIER,
+    READY,
+    SERVE,
+    Arrive,
+    Failed,
+    Go,
+    Key,
+    Leave,
+    Offer,
+    Ready,
+    Release,
+    as_error,
+    as_problem,
+)
 from .protocol import ProtocolError
 
-_FIRST_LINE, _MOST_BETWEEN = 10.0, 300.0  # seconds; one rank may well be slower than another for a moment
+# Seconds; one rank may well be slower than another for a moment
+_FIRST_LINE, _MOST_BETWEEN = 10.0, 300.0
 # Sooner while ranks get ready; never where no rank is late.
 _LINES = {READY: (1.0, 5.0), SERVE: (inf, inf)}
 _MOST = 1000  # keys at which ranks wait at the same time
@@ -40,7 +55,8 @@ class Keys:
     def __init__(self, membership: Membership, table: JoinTable, say: Callable[..., None]) -> None:
         self.outbox: list[tuple[int, object]] = []  # what is to be sent to which rank
         self.has_begun = False  # whether all ranks have once been ready
-        self.not_ready: list[int] | None = None  # the ranks that are not, when it is clear that they never will be
+        # The ranks that are not, when it is clear that they never will be
+        self.not_ready: list[int] | None = None
         self._membership, self._table, self._say = membership, table, say
         self._node_of = membership.node_of()
         self._waiting: dict[Key, _Waiting] = {}
@@ -48,7 +64,8 @@ class Keys:
         self._released: dict[tuple[str, int | None], int] = {}
         self._failed: dict[tuple[str, int | None], tuple[int, DistbootError]] = {}
         self._ready: dict[int, Ready] = {}
-        self._framework = 0, ""  # the first of these ranks that names one, which is to be that of all
+        # The first of these ranks that names one, which is to be that of all
+        self._framework = 0, ""
         self._gone: set[int] = set()  # comes to no key any more
         self._ended: set[int] = set()  # of these, those that do not get ready again, either
 
@@ -57,11 +74,16 @@ class Keys:
         if self.has_begun and not self._ready:
             return []
         latest = max((one.count for one in self._ready.values()), default=0)
-        return sorted(self._node_of.keys() - {rank for rank, one in self._ready.items() if one.count == latest})
+        return sorted(
+            self._node_of.keys()
+            - {rank for rank, one in self._ready.items() if one.count == latest}
+        )
 
     def due(self) -> list[float]:
         """When `expire` has something to do."""
-        return [min(one.next_line, *one.ends.values()) for one in self._waiting.values() if one.ends]
+        return [
+            min(one.next_line, *one.ends.values()) for one in self._waiting.values() if one.ends
+        ]
 
     def take(self, rank: int, message: Arrive | Ready | Leave, now: float) -> None:
         """What a rank says; `ProtocolError`: it may not wait there, or not lead."""
@@ -153,7 +175,9 @@ class Keys:
             self._answer(one.ends, key)
         if one is not None and one.timed_out:
             hint = f"give the block more time: {key.name.removesuffix('()')}(timeout=…)"
-            self._fail([rank], _not_waited_for(key, one.timed_out, min(one.timed_out.values()), hint), key)
+            self._fail(
+                [rank], _not_waited_for(key, one.timed_out, min(one.timed_out.values()), hint), key
+            )
         else:
             self.outbox.append((rank, Release(key)))
 
@@ -170,7 +194,9 @@ class Keys:
             error = too_late = _missing(key, why, hint)
         else:
             came = f"{len(one.ends)} of {len(self._node_of)} ranks arrived"
-            error = _missing(key, f"{came} within {limit:g} s, missing {self._named(missing)}", hint)
+            error = _missing(
+                key, f"{came} within {limit:g} s, missing {self._named(missing)}", hint
+            )
             hint = "look for what kept this rank, or give it more time: init(timeout=…)"
             too_late = _not_waited_for(key, one.ends, limit, hint)
         self._failed[key.place] = key.count, too_late
@@ -201,7 +227,11 @@ class Keys:
     def _begin(self) -> Go:
         """What all ranks are told that are ready."""
         self.has_begun = True
-        offers = [Offer(rank, one.offer) for rank, one in sorted(self._ready.items()) if one.offer is not None]
+        offers = [
+            Offer(rank, one.offer)
+            for rank, one in sorted(self._ready.items())
+            if one.offer is not None
+        ]
         self._ready.clear()
         for earlier in (self._released, self._failed):  # of a context that all ranks have left
             earlier.clear()
@@ -272,15 +302,21 @@ def _missing(key: Key, why: str, hint: str) -> DistbootError:
 
 
 def _not_waited_for(key: Key, ranks: Iterable[int], limit: float, hint: str) -> DistbootError:
-    return _missing(key, f"{ranks_said(sorted(ranks))} timed out after {limit:g} s waiting for this one", hint)
+    return _missing(
+        key, f"{ranks_said(sorted(ranks))} timed out after {limit:g} s waiting for this one", hint
+    )
 
 
 def not_opened(key: Key, leader: str, limit: float) -> DistbootError:
     """The error for a rank that has waited so many seconds in vain for the leader to be through."""
-    hint = f"look at its output, or give its block more time: {key.name.removesuffix('()')}(timeout=…)"
+    hint = (
+        f"look at its output, or give its block more time: {key.name.removesuffix('()')}(timeout=…)"
+    )
     return _missing(key, f"{leader} did not finish its block within {limit:g} s", hint)
 
 
 def leader_failed(key: Key, leader: str, why: str) -> DistbootError:
     """The error for a rank that has waited for a leader whose block failed."""
-    return DistbootError("rank-failed", f"{key.text}: the block failed on {leader}: {why}", "look at its output")
+    return DistbootError(
+        "rank-failed", f"{key.text}: the block failed on {leader}: {why}", "look at its output"
+    )

@@ -27,7 +27,8 @@ from .messages import Arrive, AskStacks, Failed, Go, Leave, Ready, Release, Requ
 from .protocol import Channel, Frame, Frames, ProtocolError, both, nested, number, of, several, text
 
 VARIABLE = "DISTBOOT_AGENT"
-PREFIX = "distboot-agent-"  # of the name of a socket; the name of the job, a mark of it, and a random number follow
+# Of the name of a socket; the name of the job, a mark of it, and a random number follow
+PREFIX = "distboot-agent-"
 FROM_STRANGERS = 1000  # bytes of a message before it is known who says it
 MOST = 1 << 28  # bytes of one message between two processes of one rank
 OPEN = Channel()  # a socket that no other process has needs no proof
@@ -48,7 +49,9 @@ def _as_it_is(value: object) -> object:
 
 
 _SETTINGS = len(SupervisionSettings._fields)
-_settings = both(several(_as_it_is, _SETTINGS, _SETTINGS, "list of settings"), SupervisionSettings._make)
+_settings = both(
+    several(_as_it_is, _SETTINGS, _SETTINGS, "list of settings"), SupervisionSettings._make
+)
 _events = several(several(_as_it_is, 4, 4, "event"))
 
 
@@ -124,7 +127,8 @@ class AgentLink:
         self._files: list[int] = []
         self._events: tuple[Any, ...] = ()
         self._ends_with_context = False  # as below the wrapper, whose agent stays
-        self.page: int | None = None  # that came with the last Go, for `ctx.preempted`; a file descriptor
+        # That came with the last Go, for `ctx.preempted`; a file descriptor
+        self.page: int | None = None
 
     def tell(self, content: object) -> None:
         with self._lock, suppress(OSError):
@@ -136,7 +140,9 @@ class AgentLink:
             answer: JoinResult | Raised = self._next(limit + 2 * _ATTACH, JoinResult, Raised)
         if isinstance(answer, Raised):
             self._events = answer.events
-            raise DistbootError(answer.code if answer.code in CODES else "rank-failed", answer.message, answer.hint)
+            raise DistbootError(
+                answer.code if answer.code in CODES else "rank-failed", answer.message, answer.hint
+            )
         return answer
 
     def get_ready(self, ready: Ready) -> dict[int, str]:

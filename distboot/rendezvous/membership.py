@@ -9,10 +9,21 @@ from itertools import accumulate, pairwise
 from ..errors import DistbootError
 from ..text import ranges, runs, short_repr, with_nodes
 from .messages import MOST_RANKS_A_NODE, Members, WorkerInfo, as_error, heartbeat_timeout, line
-from .protocol import ProtocolError, flag, nested, number, of, optional, several, text, time_or_duration
+from .protocol import (
+    ProtocolError,
+    flag,
+    nested,
+    number,
+    of,
+    optional,
+    several,
+    text,
+    time_or_duration,
+)
 
 LOOPBACK = "127.0.0.1"
-_ALIKE = ("master_addr", "by_node", "round", "max_restarts", "heartbeat_timeout")  # in a membership and in Members
+# In a membership and in Members
+_ALIKE = ("master_addr", "by_node", "round", "max_restarts", "heartbeat_timeout")
 _MOST_LEFT = 8  # ranks that one line names
 _DUPLICATE = (
     "look for a second copy of the job, or for RANK set once for several processes; of two jobs on one host give each "
@@ -60,7 +71,9 @@ class Membership:
 
     def place(self, rank: int) -> dict[str, int]:
         """The exact numbers of one rank, as a `Placement` calls them."""
-        node_rank, here = next((node, ranks) for node, ranks in enumerate(self.nodes) if rank in ranks)
+        node_rank, here = next(
+            (node, ranks) for node, ranks in enumerate(self.nodes) if rank in ranks
+        )
         numbers = {"local_rank": here.index(rank), "local_world_size": len(here)}
         return {**numbers, "node_rank": node_rank, "num_nodes": len(self.nodes)}
 
@@ -83,9 +96,17 @@ class Membership:
         sizes = [sum(count for _, count in runs) for runs in message.nodes]
         by_node, world_size = message.by_node, sum(sizes) if message.by_node else agents
         refuse_if(len(message.hosts) != len(sizes), "it has not a host for each node")
-        refuse_if(sum(sizes) > (agents * MOST_RANKS_A_NODE if by_node else agents), "it has too many ranks")
-        refuse_if(by_node and (len(sizes) != agents or 0 in sizes), "it has not the nodes of this job")
-        nodes = tuple(tuple(rank for run in runs for rank in range(run[0], sum(run))) for runs in message.nodes)
+        refuse_if(
+            sum(sizes) > (agents * MOST_RANKS_A_NODE if by_node else agents),
+            "it has too many ranks",
+        )
+        refuse_if(
+            by_node and (len(sizes) != agents or 0 in sizes), "it has not the nodes of this job"
+        )
+        nodes = tuple(
+            tuple(rank for run in runs for rank in range(run[0], sum(run)))
+            for runs in message.nodes
+        )
         all_ranks = sorted(rank for node in nodes for rank in node)
         refuse_if(all_ranks != list(range(world_size)), "its ranks are not all there, once")
         return cls(message.hosts, nodes, **{name: getattr(message, name) for name in _ALIKE})
@@ -100,12 +121,17 @@ class JoinPlan:
     hosts: tuple[str, ...] = of(several(line))  # where rank 0 may be, the likeliest first
     ports: tuple[int, ...] = of(several(number))  # those that the ranks try, in this order
     join_timeout: float = of(time_or_duration)
-    secret: str = of(text(1 << 16), default="", repr=False)  # which all ranks of the job know; empty: not set
-    is_certain: bool = of(flag, default=True)  # whether rank 0 is at the first host, or may be at any of them
+    # Which all ranks of the job know; empty: not set
+    secret: str = of(text(1 << 16), default="", repr=False)
+    # Whether rank 0 is at the first host, or may be at any of them
+    is_certain: bool = of(flag, default=True)
     source: str = of(line, default="")  # what says where rank 0 is, for example "MASTER_ADDR"
-    quiet: bool = of(flag, default=False)  # whether another rank of this node says what is being waited for
-    again: bool = of(flag, default=False)  # whether an agent around this one has met the others, and keeps the port
-    name: str = of(text(1 << 16), default="")  # the job's, for users: what the launcher or the platform calls it
+    # Whether another rank of this node says what is being waited for
+    quiet: bool = of(flag, default=False)
+    # Whether an agent around this one has met the others, and keeps the port
+    again: bool = of(flag, default=False)
+    # The job's, for users: what the launcher or the platform calls it
+    name: str = of(text(1 << 16), default="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +139,14 @@ class JoinResult:
     """What an agent knows when all ranks have met."""
 
     membership: Membership = of(nested(Membership))
-    warnings: tuple[str, ...] = of(several(text(1 << 16)), default=())  # what differs and should not, on rank 0
+    # What differs and should not, on rank 0
+    warnings: tuple[str, ...] = of(several(text(1 << 16)), default=())
     host: str = of(line, default="")  # where rank 0 was really reached
     port: int = of(number, default=0)
-    store_host: str = of(line, default=LOOPBACK)  # for the store of a framework, which rank 0 serves at this port
-    own_address: str = of(line, default=LOOPBACK)  # of this host for the ranks of the other nodes, if there are any
+    # For the store of a framework, which rank 0 serves at this port
+    store_host: str = of(line, default=LOOPBACK)
+    # Of this host for the ranks of the other nodes, if there are any
+    own_address: str = of(line, default=LOOPBACK)
     interface: str | None = of(optional(line), default=None)  # that leads to these, if it is known
 
 
@@ -146,18 +175,27 @@ def build_membership(records: Sequence[WorkerInfo]) -> Membership:
         raise _mismatch(f"{len(nodes)} nodes have the node ranks {ranges(node_ranks)}")
     for rank, record in enumerate(records):
         if record.num_nodes is not None and record.num_nodes != len(nodes):
-            raise _mismatch(f"rank {rank} was told of {record.num_nodes} nodes, but the ranks are on {len(nodes)}")
-    return Membership(tuple(records[here[0]].host for _, here in nodes), tuple(here for _, here in nodes))
+            raise _mismatch(
+                f"rank {rank} was told of {record.num_nodes} nodes, but the ranks are on {len(nodes)}"
+            )
+    return Membership(
+        tuple(records[here[0]].host for _, here in nodes), tuple(here for _, here in nodes)
+    )
 
 
 def _by_local_rank(here: Sequence[int], records: Sequence[WorkerInfo]) -> tuple[int, ...]:
     """The ranks of one node in the order of their local ranks, which must be all there, once."""
     host, known = short_repr(records[here[0]].host), [records[rank].local_rank for rank in here]
-    left = iter(sorted(set(range(len(here))).difference(known)))  # for those that their launcher has not told
-    placed = sorted((next(left) if own is None else own, rank) for own, rank in zip(known, here, strict=True))
+    # For those that their launcher has not told
+    left = iter(sorted(set(range(len(here))).difference(known)))
+    placed = sorted(
+        (next(left) if own is None else own, rank) for own, rank in zip(known, here, strict=True)
+    )
     local_ranks = [local_rank for local_rank, _ in placed]
     if local_ranks != list(range(len(here))):
-        raise _mismatch(f"ranks {ranges(here)} on host {host} have the local ranks {ranges(local_ranks)}")
+        raise _mismatch(
+            f"ranks {ranges(here)} on host {host} have the local ranks {ranges(local_ranks)}"
+        )
     for rank in here:
         size = records[rank].local_world_size
         if size is not None and size != len(here):
@@ -176,7 +214,9 @@ def node_size(told: Mapping[int, tuple[int | None, ...]]) -> int | None:
     """
     sizes = {size for _, size, _ in told.values()}
     here = sizes.pop() if len(sizes) == 1 else None
-    if not here or any((node, local) != divmod(rank, here) for rank, (local, _, node) in told.items()):
+    if not here or any(
+        (node, local) != divmod(rank, here) for rank, (local, _, node) in told.items()
+    ):
         return None
     return here
 
@@ -201,7 +241,11 @@ class JoinTable:
         """Enter one rank; `DistbootError`: it does not fit, or has a problem, which waiting cannot fix."""
         rank, unit, host = record.rank, self.unit, short_repr(record.host)
         if bool(record.ranks) != self.by_node:
-            there, here = ("a rank", "all ranks of its node") if self.by_node else ("all ranks of its node", "a rank")
+            there, here = (
+                ("a rank", "all ranks of its node")
+                if self.by_node
+                else ("all ranks of its node", "a rank")
+            )
             text = f"process {record.pid} on {host} joins as {there}, and rank 0's as {here}"
             hint = "give --nproc-per-node to the process of every node, or to none"
             raise DistbootError("membership-mismatch", text, hint)
@@ -212,12 +256,16 @@ class JoinTable:
         first = self.records.get(rank)
         if first is not None and first.process != record.process:
             both = f"process {first.pid} on {short_repr(first.host)} and process {record.pid} on {host}"
-            raise DistbootError("duplicate-rank", f"{unit} {rank} is there twice: {both}", _DUPLICATE)
+            raise DistbootError(
+                "duplicate-rank", f"{unit} {rank} is there twice: {both}", _DUPLICATE
+            )
         if record.problem is not None:
             raise as_error(record.problem, f"{unit} {rank} on {host}")
         self.claim_device(record, record.device)
         # One copy of what all of them say alike.
-        self.records[rank] = replace(record, facts=self._facts.setdefault(record.facts, record.facts))
+        self.records[rank] = replace(
+            record, facts=self._facts.setdefault(record.facts, record.facts)
+        )
 
     def claim_device(self, record: WorkerInfo, device: str | None) -> None:
         """Enter which accelerator a rank uses; `DistbootError`: `shared-accelerator`, another one has it."""
@@ -232,7 +280,9 @@ class JoinTable:
     def spread(self, membership: Membership) -> None:
         """All agents of nodes have reported: from now on each of their ranks has a record of its own."""
         nodes = enumerate(membership.nodes)
-        self.records = {rank: replace(self.records[node], rank=rank) for node, ranks in nodes for rank in ranks}
+        self.records = {
+            rank: replace(self.records[node], rank=rank) for node, ranks in nodes for rank in ranks
+        }
         self.world_size, self.unit = len(self.records), "rank"
 
     def forget_accelerators(self) -> None:
@@ -261,13 +311,27 @@ class JoinTable:
     def describe_missing(self) -> str:
         """The missing ranks as ranges, with their node where the ranks that are there prove how nodes are filled."""
         missing = [rank for rank in range(self.world_size) if rank not in self.records]
-        here = node_size({rank: (r.local_rank, r.local_world_size, r.node_rank) for rank, r in self.records.items()})
-        return ranges(missing) if here is None else with_nodes(missing, {rank: rank // here for rank in missing})
+        here = node_size(
+            {
+                rank: (r.local_rank, r.local_world_size, r.node_rank)
+                for rank, r in self.records.items()
+            }
+        )
+        return (
+            ranges(missing)
+            if here is None
+            else with_nodes(missing, {rank: rank // here for rank in missing})
+        )
 
     def describe_departed(self) -> str:
         """Which ranks were there and are not any more, as the end of a sentence; empty if none."""
-        gone = [record for rank, record in sorted(self._left.items()) if rank not in self.records][:_MOST_LEFT]
-        departed = [f"{self.unit} {each.rank} (process {each.pid} on {short_repr(each.host)})" for each in gone]
+        gone = [record for rank, record in sorted(self._left.items()) if rank not in self.records][
+            :_MOST_LEFT
+        ]
+        departed = [
+            f"{self.unit} {each.rank} (process {each.pid} on {short_repr(each.host)})"
+            for each in gone
+        ]
         return f"; joined and disconnected: {', '.join(departed)}" if departed else ""
 
 

@@ -12,28 +12,51 @@ from dataclasses import dataclass
 
 from ..errors import CODES, DistbootError
 from ..text import escape_control, without_secret
-from .protocol import VERSION, both, flag, integer, nested, number, of, optional, several, text, time_or_duration, valid
+from .protocol import (
+    VERSION,
+    both,
+    flag,
+    integer,
+    nested,
+    number,
+    of,
+    optional,
+    several,
+    text,
+    time_or_duration,
+    valid,
+)
 
 Problem = tuple[str, str, str]  # code, message and hint of an error
 LONGEST_TEXT = 1000  # characters
 LONGEST_OFFER = 300  # characters
 LONGEST_FAILURE = 500  # characters
 _LONGEST_LINE, _MOST_LINES = 4000, 200  # characters; of stacks
-BARRIER, MAIN_FIRST, LOCAL_MAIN_FIRST, READY = "barrier()", "main_first()", "local_main_first()", "init()"
+BARRIER, MAIN_FIRST, LOCAL_MAIN_FIRST, READY = (
+    "barrier()",
+    "main_first()",
+    "local_main_first()",
+    "init()",
+)
 SERVE = "parameter servers"  # that wait for rank 0 to be done, as long as that may take
 MOST_RANKS_A_NODE = 9999
 MOST_ROUNDS = 1_000_000
-ONE_DISTBOOT = "install the same version of distboot on all nodes"  # what to do about another VERSION
+# What to do about another VERSION
+ONE_DISTBOOT = "install the same version of distboot on all nodes"
 
 line = text(LONGEST_TEXT)
 _count = integer(1, what="count")
 _round = integer(0, MOST_ROUNDS, "number of restarts")
-heartbeat_timeout = valid(lambda value: type(value) in (int, float) and 2 <= value <= 86400, "heartbeat timeout")
+heartbeat_timeout = valid(
+    lambda value: type(value) in (int, float) and 2 <= value <= 86400, "heartbeat timeout"
+)
 _problem = several(line, 3, least=3, what="error")
 _facts = several(several(line, 2, least=2, what="list of names and values"), 100)
 _run = several(number, 2, least=2, what="first rank and number of ranks")
 _offer = both(text(LONGEST_OFFER), valid(str.isprintable, "printable text"))
-_key_name = valid(lambda value: value in (BARRIER, MAIN_FIRST, LOCAL_MAIN_FIRST, READY, SERVE), "name of a key")
+_key_name = valid(
+    lambda value: value in (BARRIER, MAIN_FIRST, LOCAL_MAIN_FIRST, READY, SERVE), "name of a key"
+)
 _nonce = both(text(32), valid(re.compile("[0-9a-f]{32}").fullmatch, "nonce"))
 
 
@@ -65,7 +88,8 @@ class Refused:
 class Key:
     """Where ranks wait for each other."""
 
-    name: str = of(_key_name)  # of the call, for example "main_first()"; "init()" is where all get ready
+    # Of the call, for example "main_first()"; "init()" is where all get ready
+    name: str = of(_key_name)
     node: int | None = of(optional(number), default=None)  # whose ranks these are; None: all
     count: int = of(_count, default=1)  # how often they have come here
 
@@ -103,24 +127,30 @@ class WorkerInfo:
     rank: int = of(number)
     launcher: str = of(line)
     host: str = of(line)
-    node: str = of(line)  # host, boot, network: equal for ranks on one host, or in one container with its network
+    # Host, boot, network: equal for ranks on one host, or in one container with its network
+    node: str = of(line)
     pid: int = of(number)
-    process: str = of(line)  # random, the same on all its connections: two containers may both have process 1
+    # Random, the same on all its connections: two containers may both have process 1
+    process: str = of(line)
     world_size: int = of(number)
     local_rank: int | None = of(optional(number), default=None)
     local_world_size: int | None = of(optional(number), default=None)
     node_rank: int | None = of(optional(number), default=None)
     num_nodes: int | None = of(optional(number), default=None)
-    facts: tuple[tuple[str, str], ...] = of(_facts, default=())  # names and values that should be the same on all ranks
-    device: str | None = of(optional(line), default=None)  # id of the accelerator that this rank will use
+    # Names and values that should be the same on all ranks
+    facts: tuple[tuple[str, str], ...] = of(_facts, default=())
+    # Id of the accelerator that this rank will use
+    device: str | None = of(optional(line), default=None)
     problem: Problem | None = of(optional(_problem), default=None)  # for which it cannot take part
     clock: float = of(time_or_duration, default=0.0)  # when this was sent
-    patience: float = of(time_or_duration, default=86400.0)  # seconds that it will wait for the others from then on
+    # Seconds that it will wait for the others from then on
+    patience: float = of(time_or_duration, default=86400.0)
     started: float = of(time_or_duration, default=0.0)  # when its process began
     detected: float = of(time_or_duration, default=0.0)  # when it knew what it says here
     # How many ranks the agent starts, for its node; 0: it has the one rank that it speaks for.
     ranks: int = of(integer(0, MOST_RANKS_A_NODE, "number of ranks of one node"), default=0)
-    round: int = of(_round, default=0)  # of the job, that it knows to come next; 0 also for an agent that is new
+    # Of the job, that it knows to come next; 0 also for an agent that is new
+    round: int = of(_round, default=0)
     max_restarts: int = of(_round, default=0)  # what it was started with
     heartbeat_timeout: float = of(heartbeat_timeout, default=15.0)  # seconds, likewise
 
@@ -130,7 +160,8 @@ class Members:
     """The whole job; see `Membership`."""
 
     hosts: tuple[str, ...] = of(several(line))
-    nodes: tuple[tuple[tuple[int, int], ...], ...] = of(several(several(_run)))  # first and number of each run of ranks
+    # First and number of each run of ranks
+    nodes: tuple[tuple[tuple[int, int], ...], ...] = of(several(several(_run)))
     master_addr: str | None = of(optional(line))
     by_node: bool = of(flag, default=False)
     round: int = of(_round, default=0)
@@ -142,7 +173,8 @@ class Members:
 class Ready:
     """A rank is ready to start its framework, or not; `offer` is for all others, which get it with Go."""
 
-    device: str | None = of(optional(line), default=None)  # id of its accelerator, as far as the framework says it
+    # Id of its accelerator, as far as the framework says it
+    device: str | None = of(optional(line), default=None)
     offer: str | None = of(optional(_offer), default=None)
     problem: Problem | None = of(optional(_problem), default=None)  # for which it is not ready
     framework: str = of(line, default="")  # has to be the same on all ranks; empty: it does not say
@@ -168,7 +200,8 @@ class Go:
     """All ranks are ready."""
 
     offers: tuple[Offer, ...] = of(several(nested(Offer)), default=())
-    stops: bool = of(flag, default=False)  # whether they are to stop at their first read of `ctx.preempted`
+    # Whether they are to stop at their first read of `ctx.preempted`
+    stops: bool = of(flag, default=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +210,10 @@ class Arrive:
 
     key: Key = of(nested(Key))
     limit: float = of(time_or_duration)
-    leads: bool = of(flag, default=False)  # the others wait for this one, which has been through, and does not wait
-    failure: str | None = of(optional(text(LONGEST_FAILURE)), default=None)  # why the others are not to go on
+    # The others wait for this one, which has been through, and does not wait
+    leads: bool = of(flag, default=False)
+    # Why the others are not to go on
+    failure: str | None = of(optional(text(LONGEST_FAILURE)), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +264,9 @@ def as_error(problem: Problem, whose: str) -> DistbootError:
     """
     code, what, hint = problem
     what, hint = ("\n".join(map(escape_control, each.split("\n"))) for each in (what, hint))
-    return DistbootError(code if code in CODES else "rank-failed", f"{whose}: {what}" if whose else what, hint)
+    return DistbootError(
+        code if code in CODES else "rank-failed", f"{whose}: {what}" if whose else what, hint
+    )
 
 
 def as_problem(error: DistbootError) -> Problem:

@@ -26,14 +26,22 @@ _PATIENCE_WITH_A_PROBLEM = 10.0  # seconds to tell the others of it
 # Whose versions all ranks should have alike.
 _FRAMEWORKS = (
     *("torch", "tensorflow", "tensorflow_cpu", "jax", "horovod", "deepspeed", "mpi4py"),
-    *("lightning", "pytorch_lightning", "accelerate", "transformers", "nvidia_nccl_cu12", "nvidia_nccl_cu13"),
+    *(
+        "lightning",
+        "pytorch_lightning",
+        "accelerate",
+        "transformers",
+        "nvidia_nccl_cu12",
+        "nvidia_nccl_cu13",
+    ),
 )
 _FAMILIES = ("NCCL_", "GLOO_", "FI_")
 # May well differ from host to host, or is set for one rank on purpose.
 _OWN = re.compile(r".*_(SOCKET_IFNAME|HOSTID|IB_HCA|TOPO_FILE|(DEBUG|DUMP)(_.*)?)|.*_DUMP_FILE")
 _MOST_SETTINGS = 80  # settings
 _LONGEST_FACT = 200  # characters of a name or a value
-_START_TIME = 19  # of proc_pid_stat(5), counted from the state: in clock ticks since the host has booted
+# Of proc_pid_stat(5), counted from the state: in clock ticks since the host has booted
+_START_TIME = 19
 
 
 def plan_of(
@@ -76,7 +84,8 @@ def plan_of(
         **({} if ranks else {name: getattr(placement, name) for name in LEFT_OPEN}),
     )
     ports = candidate_ports(placement)
-    first = round % len(ports)  # a rank of an earlier round, if one is left, does not find the store of this one
+    # A rank of an earlier round, if one is left, does not find the store of this one
+    first = round % len(ports)
     plan = JoinPlan(
         own=own,
         job=_job(placement, environ),
@@ -88,7 +97,9 @@ def plan_of(
         # One process per node says what all of them wait for: on rank 0's own node rank 1, as rank 0 may be missing.
         quiet=bool(placement.local_rank) and placement.rank != 1 and not ranks,
         again=inherited.about(placement, environ).met,
-        join_timeout=join_timeout if problem is None else min(join_timeout, _PATIENCE_WITH_A_PROBLEM),
+        join_timeout=join_timeout
+        if problem is None
+        else min(join_timeout, _PATIENCE_WITH_A_PROBLEM),
         name=placement.job_id or "",
     )
     return plan, problem
@@ -147,10 +158,14 @@ def _job(placement: Placement, environ: Mapping[str, str]) -> str:
     """A digest of what tells this job from others. With the port, as torchrun's job id is often "none"."""
     _, outer = inherited.strip(environ)
     words = [placement.job_id, placement.master_port]
-    if placement.num_nodes == 1:  # then all ranks have inherited the same environment, from the same process
+    # Then all ranks have inherited the same environment, from the same process
+    if placement.num_nodes == 1:
         if outer.launches or outer.fields.get("launcher", placement.launcher) != placement.launcher:
-            words.append(environ[inherited.VARIABLE])  # each process of an outer job may have started one
-        elif placement.launcher == "deepspeed" and placement.job_id is None:  # whose port is 29500 in every job
+            # Each process of an outer job may have started one
+            words.append(environ[inherited.VARIABLE])
+        elif (
+            placement.launcher == "deepspeed" and placement.job_id is None
+        ):  # whose port is 29500 in every job
             words.append(_ancestor("deepspeed.launcher.launch"))
     return inherited.digest(":".join(map(str, words)))
 
@@ -167,7 +182,9 @@ def _ancestor(module: str) -> int | None:
     return None
 
 
-def environment_facts(environ: Mapping[str, str], devices: int, framework: str) -> tuple[tuple[str, str], ...]:
+def environment_facts(
+    environ: Mapping[str, str], devices: int, framework: str
+) -> tuple[tuple[str, str], ...]:
     """What all ranks should have alike, as pairs like ("torch", "2.13.0"); a setting's name ends in "=".
 
     Nothing is imported to learn a version: the names of the installed packages' metadata folders say it.
@@ -183,9 +200,13 @@ def environment_facts(environ: Mapping[str, str], devices: int, framework: str) 
     driver = accelerators.nvidia_driver()
     if driver is not None:
         found["NVIDIA driver"] = driver
-    settings = sorted(name for name in environ if name.startswith(_FAMILIES) and not _OWN.fullmatch(name))
+    settings = sorted(
+        name for name in environ if name.startswith(_FAMILIES) and not _OWN.fullmatch(name)
+    )
     found |= {f"{name}=": environ[name] for name in settings[:_MOST_SETTINGS]}
-    return tuple(sorted((name[:_LONGEST_FACT], value[:_LONGEST_FACT]) for name, value in found.items()))
+    return tuple(
+        sorted((name[:_LONGEST_FACT], value[:_LONGEST_FACT]) for name, value in found.items())
+    )
 
 
 def _installed(folders: Iterable[str]) -> dict[str, str]:
@@ -195,9 +216,12 @@ def _installed(folders: Iterable[str]) -> dict[str, str]:
         with suppress(OSError):
             for name in os.listdir(folder or "."):
                 # torch-2.13.0+cpu.dist-info, or Debian's torch-1.13.1.egg-info
-                package, _, version = name.removesuffix(".dist-info").removesuffix(".egg-info").partition("-")
+                package, _, version = (
+                    name.removesuffix(".dist-info").removesuffix(".egg-info").partition("-")
+                )
                 if version and name.endswith("-info") and package.lower() in _FRAMEWORKS:
-                    found.setdefault(package.lower(), version)  # the first on the path is the one that is imported
+                    # The first on the path is the one that is imported
+                    found.setdefault(package.lower(), version)
     return {name: found[name] for name in _FRAMEWORKS if name in found}
 
 
@@ -216,6 +240,7 @@ def _node(host: str) -> str:
     boot, own_network = os.uname().nodename, ""
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot = file.read().strip()  # tells two hosts of the same name apart
-    with suppress(OSError):  # tells two containers of the same name on one host apart: each has its own, or is one node
+    # Tells two containers of the same name on one host apart: each has its own, or is one node
+    with suppress(OSError):
         own_network = str(os.stat("/proc/self/ns/net").st_ino)
     return f"{host}/{boot}/{own_network}"

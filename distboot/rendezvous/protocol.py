@@ -24,14 +24,16 @@ from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
 VERSION = 2
-BEFORE_AUTHENTICATION = 64 * 1024  # bytes of one body, and of anything that a rank other than 0 sends
+# Bytes of one body, and of anything that a rank other than 0 sends
+BEFORE_AUTHENTICATION = 64 * 1024
 MOST = 64 * 1024 * 1024  # bytes of the longest body that a rank accepts of rank 0
 _HEADER = struct.Struct("!III32s")  # length, round, rank, MAC
 HEADER = _HEADER.size  # bytes
 _COMPRESSED = 1 << 31
 _COMPRESSED_FROM = 4 * 1024  # bytes
 _UNPROVED = bytes(32)
-_TORCH_STORE = b"\x00\xce\xf7\x85"  # how a client of torch's TCPStore begins: VALIDATE, and a magic number
+# How a client of torch's TCPStore begins: VALIDATE, and a magic number
+_TORCH_STORE = b"\x00\xce\xf7\x85"
 _LARGEST = 1 << 32  # of any number
 
 Check: TypeAlias = Callable[[Any], Any]
@@ -67,7 +69,10 @@ def integer(least: int = 0, most: int = _LARGEST - 1, what: str = "number") -> C
 
 def text(most: int) -> Check:
     """At most so many characters."""
-    return valid(lambda value: isinstance(value, str) and len(value) <= most, f"text of at most {most} characters")
+    return valid(
+        lambda value: isinstance(value, str) and len(value) <= most,
+        f"text of at most {most} characters",
+    )
 
 
 def both(first: Check, second: Check) -> Check:
@@ -77,7 +82,9 @@ def both(first: Check, second: Check) -> Check:
 
 number = integer()
 flag = valid(lambda value: type(value) is bool, "truth value")
-_seconds = valid(lambda value: type(value) in (int, float) and 0 <= value < _LARGEST, "number of seconds")
+_seconds = valid(
+    lambda value: type(value) in (int, float) and 0 <= value < _LARGEST, "number of seconds"
+)
 time_or_duration = both(_seconds, float)
 
 
@@ -88,13 +95,18 @@ def optional(check: Check) -> Check:
 
 def several(check: Check, most: int = _LARGEST, least: int = 0, what: str = "list") -> Check:
     """So many items."""
-    is_list = valid(lambda value: isinstance(value, list | tuple) and least <= len(value) <= most, what)
+    is_list = valid(
+        lambda value: isinstance(value, list | tuple) and least <= len(value) <= most, what
+    )
     return lambda value: tuple(map(check, is_list(value)))
 
 
 def table(most: int, check: Check) -> Check:
     """Of names and values."""
-    name, is_table = text(1000), valid(lambda value: isinstance(value, Mapping) and len(value) <= most, "table")
+    name, is_table = (
+        text(1000),
+        valid(lambda value: isinstance(value, Mapping) and len(value) <= most, "table"),
+    )
     return lambda value: {name(key): check(item) for key, item in is_table(value).items()}
 
 
@@ -145,7 +157,9 @@ def decode(body: bytes, *kinds: type) -> Any:
     name = content.pop("kind", None) if isinstance(content, dict) else None
     kind = next((each for each in kinds if each.__name__ == name and each is not type(None)), None)
     if kind is None:
-        raise ProtocolError(f"does not send the expected {' or '.join(each.__name__ for each in kinds)}")
+        raise ProtocolError(
+            f"does not send the expected {' or '.join(each.__name__ for each in kinds)}"
+        )
     try:
         return _made(kind, content)
     except ValueError as error:
@@ -186,10 +200,14 @@ class Frames:
         found = []
         while len(self._buffer) >= 4:
             if self._buffer.startswith(_TORCH_STORE):
-                raise ProtocolError("looks for torch's store: it runs without distboot, or with DISTBOOT_RENDEZVOUS=0")
+                raise ProtocolError(
+                    "looks for torch's store: it runs without distboot, or with DISTBOOT_RENDEZVOUS=0"
+                )
             length = self._length()
             if length > self.most:
-                raise ProtocolError(f"announces a message of {length} bytes, of at most {self.most}")
+                raise ProtocolError(
+                    f"announces a message of {length} bytes, of at most {self.most}"
+                )
             if len(self._buffer) < HEADER + length:
                 break
             flagged, round_, rank, mac = _HEADER.unpack_from(self._buffer)
@@ -234,12 +252,16 @@ class Channel:
     def verify(self, frame: Frame, frames: Frames, *kinds: type) -> Any:
         """The message in a frame of `frames`; `ProtocolError`: it is another one, or its sender lacks the secret."""
         if frame.round != self.round:
-            raise ProtocolError(f"speaks of round {frame.round} of the job, and this is round {self.round}")
+            raise ProtocolError(
+                f"speaks of round {frame.round} of the job, and this is round {self.round}"
+            )
         if frame.mac == _UNPROVED and self.secret:
             raise ProtocolError("has no DISTBOOT_SECRET")
         if frame.mac != _UNPROVED and not self.secret:
             raise ProtocolError(f"has a DISTBOOT_SECRET, and {self.us} has none")
-        if not hmac.compare_digest(frame.mac, self.mac(hashlib.sha256(frame.body).digest(), frame.rank, theirs=True)):
+        if not hmac.compare_digest(
+            frame.mac, self.mac(hashlib.sha256(frame.body).digest(), frame.rank, theirs=True)
+        ):
             raise ProtocolError("has another DISTBOOT_SECRET")
         return decode(frames.inflated(frame), *kinds)
 
@@ -247,8 +269,11 @@ class Channel:
         """What proves that we, or they, know the secret, and have sent a body with this digest for the rank."""
         if not self.secret:
             return _UNPROVED
-        is_of_rank_0 = (self.us == "rank 0") is not theirs  # else what we have sent could come back as theirs
-        signed = f"{self.challenge}/{self.nonce}/{self.round}/{rank}/{is_of_rank_0}/".encode() + digest
+        # Else what we have sent could come back as theirs
+        is_of_rank_0 = (self.us == "rank 0") is not theirs
+        signed = (
+            f"{self.challenge}/{self.nonce}/{self.round}/{rank}/{is_of_rank_0}/".encode() + digest
+        )
         return hmac.digest(self.secret.encode(errors="surrogateescape"), signed, "sha256")
 
 
@@ -261,7 +286,11 @@ class Broadcast:
             import zlib  # which a small job does not need
 
             body, flag_of_length = zlib.compress(body, 1), _COMPRESSED
-        self._length, self._body, self._digest = flag_of_length | len(body), body, hashlib.sha256(body).digest()
+        self._length, self._body, self._digest = (
+            flag_of_length | len(body),
+            body,
+            hashlib.sha256(body).digest(),
+        )
 
     def sign(self, channel: Channel, rank: int = 0, *, theirs: bool = False) -> bytes:
         """The frame for one of them; or, `theirs`, as the other side would send it."""

@@ -16,7 +16,8 @@ from .membership import JoinPlan, Membership
 from .messages import ONE_DISTBOOT, Failed, Hello, Members, Refused, Welcome, as_error
 from .protocol import Channel, Frame, Frames, ProtocolError, decode, most_from_rank_0, random_nonce
 
-_FIRST_LIMIT = 1.0  # seconds for an unknown process to answer; it grows, because rank 0 may be busy with thousands
+# Seconds for an unknown process to answer; it grows, because rank 0 may be busy with thousands
+_FIRST_LIMIT = 1.0
 _LAST_LIMIT = 10.0
 _LOOK = 0.2  # seconds between two looks at whether the call is still wanted
 _GRACE = 0.8  # seconds beyond the join timeout for rank 0 to say who is missing
@@ -41,7 +42,8 @@ class Worker:
     def __init__(
         self,
         plan: JoinPlan,
-        wanted: Callable[[], None] = lambda: None,  # called again and again; raises if the call is not wanted any more
+        # Called again and again; raises if the call is not wanted any more
+        wanted: Callable[[], None] = lambda: None,
     ) -> None:
         self._plan, self._own, self._wanted = plan, plan.own, wanted
         self._refusal = ""  # why a process that listens there has not kept us, the last time
@@ -58,7 +60,10 @@ class Worker:
         join_timeout, limit = self._plan.join_timeout, _FIRST_LIMIT
         who = f"{'node' if self._own.ranks else 'rank'} {self._own.rank}"
         line = f"rank 0 does not answer at {format_address(self.host, self.port)} yet"
-        end, backoff = time.monotonic() + join_timeout, Backoff(who, join_timeout, line, quiet=self._plan.quiet)
+        end, backoff = (
+            time.monotonic() + join_timeout,
+            Backoff(who, join_timeout, line, quiet=self._plan.quiet),
+        )
         while True:
             self._wanted()
             try:
@@ -89,7 +94,9 @@ class Worker:
 
     def address_of_rank_0(self) -> str:
         """With the scope, without which a link-local address of IPv6 means nothing."""
-        return socket.getnameinfo(self._open.getpeername(), socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0]
+        return socket.getnameinfo(
+            self._open.getpeername(), socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
+        )[0]
 
     def detach_all(self) -> list[DetachedConnection]:
         """The connection, which is the caller's now."""
@@ -114,7 +121,9 @@ class Worker:
         has_reported = False
         try:
             self._handshake(time.monotonic() + limit)
-            self._send(replace(self._own, clock=time.time(), patience=max(end - time.monotonic(), 0.0)))
+            self._send(
+                replace(self._own, clock=time.time(), patience=max(end - time.monotonic(), 0.0))
+            )
             has_reported = True
             return self._membership(end + _GRACE)
         except BaseException as error:
@@ -144,7 +153,8 @@ class Worker:
         for family, address in candidates:
             connection = None
             try:
-                connection = socket.socket(family, socket.SOCK_STREAM)  # which a kernel without IPv6 may not have
+                # Which a kernel without IPv6 may not have
+                connection = socket.socket(family, socket.SOCK_STREAM)
                 connection.settimeout(max(min(end - time.monotonic(), limit), 0.1))
                 connection.connect(address)
             except OSError as error:
@@ -165,19 +175,26 @@ class Worker:
         answer = decode(self._frames.inflated(frame), Welcome, Refused)
         if isinstance(answer, Refused):
             if answer.incompatible and not self._plan.secret:
-                raise DistbootError("version-mismatch", f"rank 0 says: {short_repr(answer.why)}", ONE_DISTBOOT)
+                raise DistbootError(
+                    "version-mismatch", f"rank 0 says: {short_repr(answer.why)}", ONE_DISTBOOT
+                )
             raise ProtocolError(f"refused this rank: {short_repr(answer.why)}")
         self._channel = Channel(self._plan.secret, "this rank", answer.challenge, nonce)
         try:
             self._channel.verify(frame, self._frames, Welcome)
-        except ProtocolError as error:  # rank 0, if it is that, is to know why this rank does not join
+        except (
+            ProtocolError
+        ) as error:  # rank 0, if it is that, is to know why this rank does not join
             self._send(Refused(str(error)))
             raise
-        self._frames.most = most_from_rank_0(self._own.world_size)  # only now: the membership is long
+        # Only now: the membership is long
+        self._frames.most = most_from_rank_0(self._own.world_size)
 
     def _membership(self, end: float) -> Membership:
         """The answer of rank 0; complete before `end`, however slowly it comes."""
-        answer: Any = self._channel.verify(self._next_frame(end), self._frames, Members, Failed, Refused)
+        answer: Any = self._channel.verify(
+            self._next_frame(end), self._frames, Members, Failed, Refused
+        )
         if isinstance(answer, Refused):
             raise ProtocolError(f"refused this rank: {short_repr(answer.why)}")
         if isinstance(answer, Failed):
@@ -207,19 +224,27 @@ class Worker:
         return frames[0]
 
     def _unanswered(self, why: NoAnswerError) -> DistbootError:
-        from ..detection.parse import is_loopback  # here, as the agent of `init` needs nothing else of detection
+        # Here, as the agent of `init` needs nothing else of detection
+        from ..detection.parse import is_loopback
 
         plan, code = self._plan, "missing-rank"
         hint = "look at the output of rank 0: it ended early, never started, is on another host, or behind a firewall"
         if isinstance(why, _UnresolvedError):
-            code, hint = "unresolvable-address", "check the name, or give an address that this host can look up"
+            code, hint = (
+                "unresolvable-address",
+                "check the name, or give an address that this host can look up",
+            )
         elif self._refusal == _LOST:
             hint = "look at the output of rank 0: it ended, or was stopped, while the ranks joined"
         elif self._refusal:
             hint = "all ranks need the same job, the same distboot and the same DISTBOOT_SECRET, or all of them none"
         elif all(map(is_loopback, plan.hosts)) and self._own.num_nodes != 1:
             hint += f"; {plan.hosts[0]} is this very host, so if rank 0 is on another one, set MASTER_ADDR to its name"
-        earlier = f"; before that, {self._refusal}" if self._refusal and self._refusal != str(why) else ""
-        where = format_address(plan.hosts[0], plan.ports[0]) + (f" (from {plan.source})" if plan.source else "")
+        earlier = (
+            f"; before that, {self._refusal}" if self._refusal and self._refusal != str(why) else ""
+        )
+        where = format_address(plan.hosts[0], plan.ports[0]) + (
+            f" (from {plan.source})" if plan.source else ""
+        )
         text = f"rank 0 did not answer at {where} within {plan.join_timeout:g} s: {why}{earlier}"
         return DistbootError(code, text, hint)

@@ -17,7 +17,8 @@ from ..rendezvous.messages import WorkerInfo
 
 Kind = Literal[
     "rendezvous_started",  # launcher, world_size, round, versions
-    "joined",  # host, node, pid, local_rank, local_world_size, node_rank, process_start, detected, offset, uncertainty
+    # Host, node, pid, local_rank, local_world_size, node_rank, process_start, detected, offset, uncertainty
+    "joined",
     "left",  # before all had joined
     "all_joined",  # findings
     "not_ready",
@@ -91,7 +92,9 @@ class JoinLog(EventLog):
         place = {name: getattr(record, name) for name in PLACE}
         node = self._nodes.setdefault(record.node, len(self._nodes))
         when = {"process_start": record.started, "detected": record.detected, **clock._asdict()}
-        self.add("joined", record.rank, host=record.host, node=node, pid=record.pid, **place, **when)
+        self.add(
+            "joined", record.rank, host=record.host, node=node, pid=record.pid, **place, **when
+        )
 
     def spread(self, membership: Membership) -> None:
         """What the agents of nodes have said counts for each of their ranks from now on."""
@@ -103,7 +106,14 @@ class JoinLog(EventLog):
             ranks = (None,) if one.rank is None else nodes[one.rank]
             for local_rank, rank in enumerate(ranks):
                 place = dict(zip(PLACE, (local_rank, len(ranks), one.rank), strict=True))
-                self.append(Event(one.time, rank, one.event, one.details | (place if one.event == "joined" else {})))
+                self.append(
+                    Event(
+                        one.time,
+                        rank,
+                        one.event,
+                        one.details | (place if one.event == "joined" else {}),
+                    )
+                )
 
 
 class Phase(NamedTuple):
@@ -116,7 +126,8 @@ class Phase(NamedTuple):
 
 
 # What a rank says of itself while it starts, by its own clock.
-COMMAND, CALLED, ALL_CALLED = "command_started", "init_called", "all_called"  # by the wrapper, and in it
+# By the wrapper, and in it
+COMMAND, CALLED, ALL_CALLED = "command_started", "init_called", "all_called"
 IMPORTED, ALL_READY, GROUP = "framework_imported", "all_ready", "group_ready"
 OWN = (COMMAND, CALLED, ALL_CALLED, IMPORTED, ALL_READY, GROUP)
 PHASES = (
@@ -145,13 +156,20 @@ class JobState:
         latest: dict[Kind, dict[Any, Event]] = defaultdict(dict)  # of each kind, by rank
         self.failed: set[int] = set()  # the ranks of which a failure is known
         self.late: set[int] = set()  # the ranks for which others waited to the end
-        self._own: dict[Any, dict[str, float]] = defaultdict(dict)  # the steps of which a rank says when it took them
-        self._clocks: dict[int, ClockOffset] = {}  # by node: its ranks share a clock, and the best reading counts
+        # The steps of which a rank says when it took them
+        self._own: dict[Any, dict[str, float]] = defaultdict(dict)
+        # By node: its ranks share a clock, and the best reading counts
+        self._clocks: dict[int, ClockOffset] = {}
         for one in events:
             latest[one.event][one.rank] = one
             if one.event == "joined":
-                node, clock = one.details["node"], ClockOffset(one.details["offset"], one.details["uncertainty"])
-                self._clocks[node] = min(self._clocks.get(node, clock), clock, key=lambda each: each.uncertainty)
+                node, clock = (
+                    one.details["node"],
+                    ClockOffset(one.details["offset"], one.details["uncertainty"]),
+                )
+                self._clocks[node] = min(
+                    self._clocks.get(node, clock), clock, key=lambda each: each.uncertainty
+                )
             elif one.event == "left":
                 latest["joined"].pop(one.rank, None)
             elif one.event == "phases":
@@ -163,10 +181,17 @@ class JobState:
             ):
                 self.failed.add(one.rank)
         # By rank; those that have joined are still there.
-        self.joined, self.registered, self.exited = latest["joined"], latest["registered"], latest["exited"]
-        self.failed |= {rank for rank, one in self.exited.items() if _outcome_of(one) == "failed later"}
+        self.joined, self.registered, self.exited = (
+            latest["joined"],
+            latest["registered"],
+            latest["exited"],
+        )
+        self.failed |= {
+            rank for rank, one in self.exited.items() if _outcome_of(one) == "failed later"
+        }
         self._all_joined = latest["all_joined"].get(None)
-        self.root_cause = next(iter(latest["root_cause"].values()), None)  # None: nothing has gone wrong
+        # None: nothing has gone wrong
+        self.root_cause = next(iter(latest["root_cause"].values()), None)
 
     @property
     def is_failure(self) -> bool:
@@ -175,7 +200,9 @@ class JobState:
 
     def later_failures(self) -> int:
         """How many ranks have failed besides the root cause."""
-        return len(self.failed.difference(self.root_cause.details["ranks"])) if self.root_cause else 0
+        return (
+            len(self.failed.difference(self.root_cause.details["ranks"])) if self.root_cause else 0
+        )
 
     def kind_for(self, rank: int) -> str:
         """That of the root cause, if it is this rank's; else empty."""
@@ -184,7 +211,9 @@ class JobState:
 
     def of_rank(self, rank: int) -> str:
         """What became of a rank: `state` in the report."""
-        as_cause = {"failed": "failed first", "lost": "lost", "late": "late"}.get(self.kind_for(rank))
+        as_cause = {"failed": "failed first", "lost": "lost", "late": "late"}.get(
+            self.kind_for(rank)
+        )
         outcome = _outcome_of(self.exited[rank]) if rank in self.exited else "not known"
         is_late = rank in self.late and outcome in ("stopped", "not known")
         return as_cause or ("late" if is_late else outcome)
@@ -192,11 +221,17 @@ class JobState:
     def exit_code(self, rank: int) -> str:
         """The exit code of a rank, for people."""
         code = self.exited[rank].details["exit_code"] if rank in self.exited else None
-        return "lost" if self.kind_for(rank) == "lost" else "not known" if code is None else str(code)
+        return (
+            "lost" if self.kind_for(rank) == "lost" else "not known" if code is None else str(code)
+        )
 
     def clock(self, rank: int) -> ClockOffset:
         """The clock of a rank; as rank 0's where nothing is known."""
-        return self._clocks[self.joined[rank].details["node"]] if rank in self.joined else ClockOffset()
+        return (
+            self._clocks[self.joined[rank].details["node"]]
+            if rank in self.joined
+            else ClockOffset()
+        )
 
     def offsets(self) -> dict[int, float]:
         """Rank -> seconds for which its clock is ahead of rank 0's."""
@@ -207,7 +242,9 @@ class JobState:
         join = self.joined.get(rank)
         if join is None:
             return {}
-        told = {name: join.details[name] for name in ("process_start", "detected")} | self._own.get(rank, {})
+        told = {name: join.details[name] for name in ("process_start", "detected")} | self._own.get(
+            rank, {}
+        )
         found = {name: when - self.clock(rank).offset for name, when in told.items() if when}
         found["joined"] = join.time
         if self._all_joined is not None:
@@ -222,7 +259,9 @@ def _outcome_of(exited: Event) -> str:
     return "ended" if details["exit_code"] == 0 else "failed later"
 
 
-def spans(steps: Mapping[str, float], launched: float | None = None) -> dict[str, tuple[float, float]]:
+def spans(
+    steps: Mapping[str, float], launched: float | None = None
+) -> dict[str, tuple[float, float]]:
     """When each phase of a rank began and ended, by the name of the phase, as far as both are known.
 
     A step that does not exist for the rank (nothing is imported under the wrapper, say) does not begin a phase.
@@ -244,7 +283,10 @@ def spans(steps: Mapping[str, float], launched: float | None = None) -> dict[str
 def slowest(ranks: Mapping[int, Mapping[str, float]]) -> list[dict[str, object]]:
     """The slowest rank in each phase in which a rank does not just wait, in their order, with the median of all."""
     taken: dict[str, list[tuple[float, int]]] = defaultdict(list)
-    first = min((steps["process_start"] for steps in ranks.values() if "process_start" in steps), default=None)
+    first = min(
+        (steps["process_start"] for steps in ranks.values() if "process_start" in steps),
+        default=None,
+    )
     for rank, steps in ranks.items():
         for name, (begin, end) in spans(steps, first).items():
             taken[name].append((end - begin, rank))

@@ -18,9 +18,15 @@ from . import CALLED, PLACE, Event, JobState, slowest
 
 _LONGEST = 4000  # characters of an error
 _STOPS = {128 + number: number.name for number in FROM_OUTSIDE}
-_MOST_MISSING = 10_000  # ranks that are missing and have a record each; of more there are only the runs
+# Ranks that are missing and have a record each; of more there are only the runs
+_MOST_MISSING = 10_000
 _MOST_EVENTS = 10_000
-_AFTER = {"failed later": "failed later", "stopped": "stopped", "ended": "ended well", "not known": "not known"}
+_AFTER = {
+    "failed later": "failed later",
+    "stopped": "stopped",
+    "ended": "ended well",
+    "not known": "not known",
+}
 Rounds: TypeAlias = Sequence[Mapping[str, Any]]
 _ROUTINE = ("joined", "registered", "phases", "exited")  # one for each rank of a large job
 
@@ -30,7 +36,9 @@ def utc(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
 
 
-def summary_line(events: Sequence[Event], membership: Membership, separate_jobs: str, now: float) -> str:
+def summary_line(
+    events: Sequence[Event], membership: Membership, separate_jobs: str, now: float
+) -> str:
     """How the job ended, in one line for people; `separate_jobs`: see `job_report`."""
     job = JobState(events)
     codes = defaultdict(list)
@@ -40,7 +48,8 @@ def summary_line(events: Sequence[Event], membership: Membership, separate_jobs:
         well = "all ended well" if codes.keys() == {"0"} else "no failure was seen"
         how = _apart(events, separate_jobs) or well
     else:
-        cause = job.root_cause.details  # which was said when it came: what is new is where that rank was, and when
+        # Which was said when it came: what is new is where that rank was, and when
+        cause = job.root_cause.details
         begin = re.split(": | while " if job.is_failure else ", on ", cause["text"], maxsplit=1)[0]
         at = datetime.fromtimestamp(job.root_cause.time, timezone.utc)
         how = f"{begin} at {at:%H:%M:%S} UTC, {cause['location']}"
@@ -52,7 +61,11 @@ def summary_line(events: Sequence[Event], membership: Membership, separate_jobs:
 
 
 def job_report(
-    events: Sequence[Event], membership: Membership, separate_jobs: str, now: float, rounds: Rounds = ()
+    events: Sequence[Event],
+    membership: Membership,
+    separate_jobs: str,
+    now: float,
+    rounds: Rounds = (),
 ) -> dict[str, object]:
     """The report of a job whose ranks have met and were supervised, which ends `now`; the events are of its last round.
 
@@ -60,13 +73,20 @@ def job_report(
     those that have failed, as `Restarts.rounds` has them.
     """
     job = JobState(events)
-    ranks = [_rank(rank, place, job.of_rank(rank), job) for rank, place in sorted(_places(membership).items())]
+    ranks = [
+        _rank(rank, place, job.of_rank(rank), job)
+        for rank, place in sorted(_places(membership).items())
+    ]
     cause = None
     if job.root_cause is not None:
         known = job.root_cause.details
         first, exited = known["ranks"][0], job.exited.get(known["ranks"][0])
         said = {"text": known["text"], "code": None, "hint": "", "ranks": known["ranks"]}
-        traceback = known["traceback"] if exited is None else exited.details.get("traceback", known["traceback"])
+        traceback = (
+            known["traceback"]
+            if exited is None
+            else exited.details.get("traceback", known["traceback"])
+        )
         cause = {**said, **ranks[first], "traceback": traceback}
     more = {
         "outcome": "ended" if cause is None else "failed" if job.is_failure else "stopped",
@@ -80,7 +100,11 @@ def job_report(
 
 
 def startup_report(
-    events: Sequence[Event], membership: Membership | None, error: BaseException | None, now: float, rounds: Rounds = ()
+    events: Sequence[Event],
+    membership: Membership | None,
+    error: BaseException | None,
+    now: float,
+    rounds: Rounds = (),
 ) -> dict[str, object]:
     """The report of a job that is not supervised, or not yet; without an error it has started."""
     job = JobState(events)
@@ -91,7 +115,11 @@ def startup_report(
     missing = [] if count > _MOST_MISSING else [rank for run in runs for rank in run]
     states |= dict.fromkeys(missing, "missing")
     places = _places(membership) if membership else _places_so_far(job.joined, missing)
-    hosts = {one["node_rank"]: one["host"] for _, one in sorted(places.items(), reverse=True) if one["host"]}
+    hosts = {
+        one["node_rank"]: one["host"]
+        for _, one in sorted(places.items(), reverse=True)
+        if one["host"]
+    }
     failed = isinstance(error, Exception)  # else it was stopped, with Ctrl-C say
     cause = None if error is None else _error(error, missing if count else sorted(unready))
     size, number = events[0].details["world_size"], events[0].details.get("round")
@@ -110,7 +138,10 @@ def startup_report(
         "hosts": [host for _, host in sorted(hosts.items())],
         "first_failure" if failed else "stopped": cause,
         "unlisted": [[run[0], run[-1]] for run in runs if not missing],
-        "ranks": [_rank(rank, places.get(rank, _NOWHERE), state, job) for rank, state in sorted(states.items())],
+        "ranks": [
+            _rank(rank, places.get(rank, _NOWHERE), state, job)
+            for rank, state in sorted(states.items())
+        ],
     }
     return _report(events, job, now, rounds, more)
 
@@ -121,7 +152,11 @@ def _report(
     """The fields of a report, in their order; `more` has those that are not the same in each."""
     begun = events[0]
     # Of very many events the rare ones first.
-    shown = events if len(events) <= _MOST_EVENTS else sorted(events, key=lambda one: one.event in _ROUTINE)
+    shown = (
+        events
+        if len(events) <= _MOST_EVENTS
+        else sorted(events, key=lambda one: one.event in _ROUTINE)
+    )
     in_order = sorted(shown[:_MOST_EVENTS], key=lambda one: one.time)
     return {
         "outcome": "",
@@ -131,7 +166,9 @@ def _report(
         "versions": {"distboot": __version__, **begun.details["versions"]},
         "start": utc(begun.time),
         "end": utc(now),
-        "findings": [text for one in events if one.event == "all_joined" for text in one.details["findings"]],
+        "findings": [
+            text for one in events if one.event == "all_joined" for text in one.details["findings"]
+        ],
         "slowest": slowest({rank: job.steps(rank) for rank in job.joined}),
         "hosts": [],
         "first_failure": None,
@@ -184,17 +221,24 @@ def _places(membership: Membership) -> dict[int, dict[str, Any]]:
     }
 
 
-def _places_so_far(joined: Mapping[int, Event], missing: Sequence[int]) -> dict[int, dict[str, Any]]:
+def _places_so_far(
+    joined: Mapping[int, Event], missing: Sequence[int]
+) -> dict[int, dict[str, Any]]:
     """Where those are that have joined, and those that are missing where that is proven.
 
     Either all nodes have the same number of ranks, one node filled after the other, or nodes are counted in the order
     of the ranks.
     """
     there = {rank: joined[rank].details for rank in sorted(joined)}
-    here = node_size({rank: tuple(details[name] for name in PLACE) for rank, details in there.items()})
+    here = node_size(
+        {rank: tuple(details[name] for name in PLACE) for rank, details in there.items()}
+    )
     if here is not None:
         hosts = {rank // here: details["host"] for rank, details in reversed(there.items())}
-        return {rank: _place(hosts.get(rank // here), *divmod(rank, here)) for rank in (*there, *missing)}
+        return {
+            rank: _place(hosts.get(rank // here), *divmod(rank, here))
+            for rank in (*there, *missing)
+        }
     nodes: dict[int, list[int]] = {}
     for rank, details in there.items():
         nodes.setdefault(details["node"], []).append(rank)
@@ -205,14 +249,24 @@ def _places_so_far(joined: Mapping[int, Event], missing: Sequence[int]) -> dict[
 def _missing(joined: Iterable[int], world_size: int) -> list[range]:
     """The ranks that are missing, of which there may be millions: a WORLD_SIZE is soon mistyped."""
     there = [*sorted(joined), world_size]
-    return [range(before + 1, rank) for before, rank in zip([-1, *there], there, strict=False) if rank > before + 1]
+    return [
+        range(before + 1, rank)
+        for before, rank in zip([-1, *there], there, strict=False)
+        if rank > before + 1
+    ]
 
 
-def _headline(events: Sequence[Event], job: JobState, membership: Membership, separate_jobs: str) -> str:
+def _headline(
+    events: Sequence[Event], job: JobState, membership: Membership, separate_jobs: str
+) -> str:
     size, states = membership.world_size, Counter(map(job.of_rank, range(membership.world_size)))
     if job.root_cause is not None:
         text: str = job.root_cause.details["text"]
-        counts = [f"{states[one]} {said}" for one, said in _AFTER.items() if states[one] and job.is_failure]
+        counts = [
+            f"{states[one]} {said}"
+            for one, said in _AFTER.items()
+            if states[one] and job.is_failure
+        ]
         return text[0].upper() + text[1:] + (f"; {', '.join(counts)}" if counts else "")
     if states["ended"] == size:
         return f"{_size(membership)}: {_apart(events, separate_jobs) or 'all ' * (size > 1) + 'ended well'}"
@@ -228,7 +282,11 @@ def _apart(events: Sequence[Event], separate_jobs: str) -> str:
 
 def _error(error: BaseException, ranks: Sequence[int]) -> dict[str, Any]:
     said: dict[str, Any] = {"text": type(error).__name__, "code": None, "hint": ""}
-    stopped = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else getattr(error, "code", None)
+    stopped = (
+        128 + signal.SIGINT
+        if isinstance(error, KeyboardInterrupt)
+        else getattr(error, "code", None)
+    )
     if isinstance(error, DistbootError):
         said = {"text": error.message, "code": error.code, "hint": error.hint}
     elif isinstance(stopped, int) and stopped in _STOPS:

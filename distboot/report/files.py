@@ -28,8 +28,14 @@ if TYPE_CHECKING:
     from . import EventLog
 
 _TEMPLATE = os.path.join(os.path.dirname(__file__), "page.html")
-_OUTCOMES = {"ended": "ended", "failed": "failed", "stopped": "stopped by an external signal", "started": "started"}
-_OWN_OUTPUT = ("/dev/std", "/dev/fd/", "/proc/")  # the sidecar's is not the script's, and a log is not to be replaced
+_OUTCOMES = {
+    "ended": "ended",
+    "failed": "failed",
+    "stopped": "stopped by an external signal",
+    "started": "started",
+}
+# The sidecar's is not the script's, and a log is not to be replaced
+_OWN_OUTPUT = ("/dev/std", "/dev/fd/", "/proc/")
 
 
 def unwritable(path: str) -> DistbootError | None:
@@ -57,7 +63,11 @@ def try_to_write(path: str, content: Callable[[], Mapping[str, object]]) -> str 
     try:
         write(path, content())
     except Exception as error:  # noqa: BLE001 - a defect of ours, where it is no OSError
-        why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {first_line(error)}"
+        why = (
+            error.strerror
+            if isinstance(error, OSError)
+            else f"{type(error).__name__}: {first_line(error)}"
+        )
         return f"warning: the report could not be written: {short_repr(path)}: {why or error}"
     return None
 
@@ -67,7 +77,8 @@ def write(path: str, content: Mapping[str, object]) -> None:
     text = page(content) if path.lower().endswith(".html") else json.dumps(content, indent=2) + "\n"
     data = text.encode(errors="backslashreplace")
     if _is_no_file(path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # so as not to wait for the reader of a pipe
+        # So as not to wait for the reader of a pipe
+        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
         return
@@ -132,7 +143,9 @@ def _begun(path: str) -> tuple[int, str, str]:
     place = os.path.realpath(path) if os.path.islink(path) else path
     part = f"{place}.{os.urandom(4).hex()}.part"
     # A new file, not through a link; readable by no more users than the file that it replaces.
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666 if mode is None else mode)
+    descriptor = os.open(
+        part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666 if mode is None else mode
+    )
     if mode is not None:
         with suppress(OSError):  # what the umask has taken away
             os.fchmod(descriptor, mode)
@@ -153,8 +166,11 @@ class _Job(Protocol):
 class StartupReport:
     """The report of a job that is not supervised yet: a rank is missing, say; or that never is."""
 
-    def __init__(self, path: str | None, placement: Placement, rounds: Sequence[Mapping[str, Any]] = ()) -> None:
-        self._path = None if placement.rank else path  # None: there is to be none, or another process writes it
+    def __init__(
+        self, path: str | None, placement: Placement, rounds: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        # None: there is to be none, or another process writes it
+        self._path = None if placement.rank else path
         self._who = placement.who
         self._rounds = rounds  # of the job, that have failed
 
@@ -168,7 +184,10 @@ class StartupReport:
     def impossible(self) -> None:
         """Say that there will be no report, as the ranks do not meet."""
         if self._path is not None:
-            log_line(self._who, f"warning: there will be no report {short_repr(self._path)}: DISTBOOT_RENDEZVOUS=0")
+            log_line(
+                self._who,
+                f"warning: there will be no report {short_repr(self._path)}: DISTBOOT_RENDEZVOUS=0",
+            )
 
     @contextmanager
     def despite_signals(self) -> Iterator[None]:
@@ -177,7 +196,9 @@ class StartupReport:
         In the block it is a `SystemExit`, as in process 1 of a container.
         """
         ours = self._path is not None and threading.current_thread() is threading.main_thread()
-        taken = [number for number in FROM_OUTSIDE if ours and signal.getsignal(number) == signal.SIG_DFL]
+        taken = [
+            number for number in FROM_OUTSIDE if ours and signal.getsignal(number) == signal.SIG_DFL
+        ]
         got: list[int] = []
 
         def take(number: int, _: object) -> None:
@@ -206,7 +227,9 @@ class StartupReport:
             log.add("phases", 0, **job.steps)
         from .content import startup_report  # here, as most jobs start
 
-        problem = try_to_write(path, lambda: startup_report(log, job.membership, error, time.time(), self._rounds))
+        problem = try_to_write(
+            path, lambda: startup_report(log, job.membership, error, time.time(), self._rounds)
+        )
         if problem is not None:
             log_line(self._who, problem)
 

@@ -32,12 +32,17 @@ def process(folder: Path, rank: str) -> None:
 
 def save(folder: Path, file: Path) -> None:
     """Write the capture: a node is a host, and is counted when a rank first reaches it."""
-    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"), key=lambda path: int(path.stem))]
+    found = [
+        json.loads(path.read_text())
+        for path in sorted(folder.glob("*.json"), key=lambda path: int(path.stem))
+    ]
     hosts = [each["hostname"] for each in found]
     nodes = list(dict.fromkeys(hosts))
     ranks = [
         {
-            "env": {k: v for k, v in each["env"].items() if k not in _NOISE and os.environ.get(k) != v},
+            "env": {
+                k: v for k, v in each["env"].items() if k not in _NOISE and os.environ.get(k) != v
+            },
             "inherited": {},
             "hostname": host,
             "expected": {
@@ -54,7 +59,13 @@ def save(folder: Path, file: Path) -> None:
         for rank, (each, host) in enumerate(zip(found, hosts, strict=True))
     ]
     launcher, _, version = file.parent.name.rpartition("-")
-    head = {"launcher": launcher, "version": version, "command": "", "shape": file.stem, "nprocs": len(found)}
+    head = {
+        "launcher": launcher,
+        "version": version,
+        "command": "",
+        "shape": file.stem,
+        "nprocs": len(found),
+    }
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({**head, "notes": "", "ranks": ranks}, indent=1) + "\n")
 

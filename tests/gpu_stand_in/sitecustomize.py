@@ -18,7 +18,8 @@ from distboot import doctor
 from distboot.host import accelerators
 
 _ROOT = Path(os.environ["STAND_IN_ROOT"])  # where the driver's files are
-_FAULT = os.environ.get("STAND_IN_FAULT")  # "apart": gradients are not averaged; "named": torch has other UUIDs
+# "apart": gradients are not averaged; "named": torch has other UUIDs
+_FAULT = os.environ.get("STAND_IN_FAULT")
 _GPUS = sorted(
     line.split()[-1]
     for path in _ROOT.glob("proc/driver/nvidia/gpus/*/information")
@@ -36,7 +37,11 @@ def _visible() -> list[str]:
         return [choice.split(",")[0]]
     found: list[str] = []
     for word in choice.split(","):
-        named = [gpu for index, gpu in enumerate(_GPUS) if word == str(index) or (word and gpu.startswith(word))]
+        named = [
+            gpu
+            for index, gpu in enumerate(_GPUS)
+            if word == str(index) or (word and gpu.startswith(word))
+        ]
         if len(named) != 1:
             break
         found += named
@@ -46,7 +51,9 @@ def _visible() -> list[str]:
 class _AfterTorch(MetaPathFinder):
     """Changes torch when it has been imported."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name != "torch":
             return None
         spec = PathFinder.find_spec(name, path, target)
@@ -78,8 +85,14 @@ def _change(torch: Any) -> None:
     cuda.is_available = lambda: bool(_visible())
     cuda.device_count = lambda: len(_visible())
     cuda.get_device_name = lambda _: "stand-in"
-    cuda.get_device_properties = lambda index: SimpleNamespace(uuid=prefix + _visible()[index].partition("-")[2])
-    cuda.set_device, cuda.current_device, cuda.synchronize = set_device, lambda: current[0], lambda: None
+    cuda.get_device_properties = lambda index: SimpleNamespace(
+        uuid=prefix + _visible()[index].partition("-")[2]
+    )
+    cuda.set_device, cuda.current_device, cuda.synchronize = (
+        set_device,
+        lambda: current[0],
+        lambda: None,
+    )
     dist.is_backend_available = ("gloo", "nccl").__contains__
     dist.init_process_group, dist.get_backend = init_process_group, lambda: backend[0]
     if _FAULT == "apart":
@@ -94,8 +107,12 @@ def _on_cpu(torch: Any) -> None:
         return "cpu" if isinstance(value, torch.device) and value.type == "cuda" else value
 
     class OnCpu(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
-        def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return function(*map(moved, args), **{name: moved(value) for name, value in (kwargs or {}).items()})
+        def __torch_function__(
+            self, function: Any, _: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return function(
+                *map(moved, args), **{name: moved(value) for name, value in (kwargs or {}).items()}
+            )
 
     OnCpu().__enter__()
 

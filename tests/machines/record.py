@@ -40,9 +40,18 @@ FILES = (
     ".dockerenv",
     "run/.containerenv",
 )
-PRESENT = ("sys/class/net/*", "dev/infiniband/*", "dev/nvidia*", "dev/kfd", "dev/dri/renderD*", "dev/accel/*")
+PRESENT = (
+    "sys/class/net/*",
+    "dev/infiniband/*",
+    "dev/nvidia*",
+    "dev/kfd",
+    "dev/dri/renderD*",
+    "dev/accel/*",
+)
 STATUS = ("Cpus_allowed_list", "CapEff")
-VARIABLES = re.compile(r"(NCCL|CUDA|HIP|ROCR|HABANA|GLOO|OMP)_.*|container|KUBERNETES_SERVICE_HOST|LD_LIBRARY_PATH")
+VARIABLES = re.compile(
+    r"(NCCL|CUDA|HIP|ROCR|HABANA|GLOO|OMP)_.*|container|KUBERNETES_SERVICE_HOST|LD_LIBRARY_PATH"
+)
 
 
 def _text(path: str) -> str:
@@ -54,14 +63,21 @@ def _text(path: str) -> str:
     if path.endswith("/status"):
         return "\n".join(line for line in text.splitlines() if line.startswith(STATUS))
     if path.endswith("/cgroup"):
-        return "\n".join(line for line in text.splitlines() if re.match("[0-9]+:(|(.*,)?cpu(,.*)?):", line))
+        return "\n".join(
+            line for line in text.splitlines() if re.match("[0-9]+:(|(.*,)?cpu(,.*)?):", line)
+        )
     if "/proc/net/" in path:  # those that listen
-        return "\n".join(line for index, line in enumerate(text.splitlines()) if not index or " 0A " in line)
+        return "\n".join(
+            line for index, line in enumerate(text.splitlines()) if not index or " 0A " in line
+        )
     return text
 
 
 files = {
-    path[1:]: _text(path) for pattern in FILES for path in sorted(glob.glob("/" + pattern)) if os.path.isfile(path)
+    path[1:]: _text(path)
+    for pattern in FILES
+    for path in sorted(glob.glob("/" + pattern))
+    if os.path.isfile(path)
 }
 files.update({path[1:]: "" for pattern in PRESENT for path in sorted(glob.glob("/" + pattern))})
 try:
@@ -76,7 +92,9 @@ except OSError:
     names = {}
 machine = {
     "about": "",
-    "environ": {name: value for name, value in sorted(os.environ.items()) if VARIABLES.fullmatch(name)},
+    "environ": {
+        name: value for name, value in sorted(os.environ.items()) if VARIABLES.fullmatch(name)
+    },
     "files": files,
     "host": host,
     "shared_memory": size,

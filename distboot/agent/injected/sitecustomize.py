@@ -16,7 +16,11 @@ def _begin() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]
     is_tried = "DISTBOOT_TRY" in os.environ
-    others = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path != here or is_tried]
+    others = [
+        path
+        for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if path != here or is_tried
+    ]
     if others and others != [""]:
         os.environ["PYTHONPATH"] = os.pathsep.join(others)
     else:

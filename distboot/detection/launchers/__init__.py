@@ -20,18 +20,22 @@ class Launcher(NamedTuple):
     title: str  # what people call it
     markers: tuple[str, ...]  # variables of which any one claims the environment for this launcher
     source: str  # version or documentation page of these facts
-    numbers: tuple[str | None, ...] = ()  # the variables of `NUMBERS`, in this order; None where it has none
+    # The variables of `NUMBERS`, in this order; None where it has none
+    numbers: tuple[str | None, ...] = ()
     optional: tuple[str, ...] = ()  # those of them that it need not set
     instead: Mapping[str, str] = {}  # one of them -> the variable to read where it is missing
-    same: Mapping[str, str] = {}  # another variable that may be there as well -> the one that it must not contradict
+    # Another variable that may be there as well -> the one that it must not contradict
+    same: Mapping[str, str] = {}
     job_id: tuple[str, ...] = ()  # the variables that hold the job's id, in the order of trust
     more: Callable[[EnvReader], None] = lambda _: None  # reads what is odd about it
     # Which of the local rank and the node rank follow the order of ranks, as most launchers number them.
     in_order: tuple[str, ...] = ("local_rank", "node_rank")
-    nodes_are_hosts: bool = False  # whether its nodes are different machines, which loopback cannot reach
+    # Whether its nodes are different machines, which loopback cannot reach
+    nodes_are_hosts: bool = False
     # Whether it started this process, where one of the markers does not say that.
     claim: Callable[[Mapping[str, str]], bool] | None = None
-    needs_claim: bool = False  # whether it did not start what it does not claim, even if the user says so
+    # Whether it did not start what it does not claim, even if the user says so
+    needs_claim: bool = False
     # Whether its variables have names that a shell may have left over, so that a more specific launcher may win over
     # it, but not silently contradict it.
     generic_names: bool = False
@@ -41,11 +45,13 @@ class Launcher(NamedTuple):
     # A variable that it sets in every process, and that distboot does not export, or not with its value; for a launcher
     # of whose other variables distboot exports some.
     own_mark: str = ""
-    owns_torch_vars: bool = False  # whether RANK and WORLD_SIZE are its own, so that no generic one contradicts them
+    # Whether RANK and WORLD_SIZE are its own, so that no generic one contradicts them
+    owns_torch_vars: bool = False
     # Whether it starts the processes through daemons of its own, which Slurm may have started as a step of one task a
     # node. Of two such launchers nothing says which is the inner one.
     uses_daemons: bool = False
-    local_count: str = ""  # the variable with the number of processes of its daemon here; the node may have more
+    # The variable with the number of processes of its daemon here; the node may have more
+    local_count: str = ""
     # How a variable reaches every process of a job of this launcher, with NAME and VALUE in it.
     env_forwarding_hint: str = "set NAME=VALUE for every process"
     unsupported_reason: str = ""  # what to do instead, where `init` cannot serve its processes

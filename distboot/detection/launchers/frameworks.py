@@ -130,22 +130,37 @@ LIGHTNING = Launcher(
 #   HOROVOD_GLOO_RENDEZVOUS_ADDR=10.77.0.11 (horovodrun's own host, not rank 0's)   HOROVOD_GLOO_RENDEZVOUS_PORT=15863
 # HOROVOD_CROSS_RANK and HOROVOD_CROSS_SIZE count the hosts that have a process of the same local rank: all hosts for
 # local rank 0 only.
-_HOROVOD_PLACE = ("HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE")
+_HOROVOD_PLACE = (
+    "HOROVOD_LOCAL_RANK",
+    "HOROVOD_LOCAL_SIZE",
+    "HOROVOD_CROSS_RANK",
+    "HOROVOD_CROSS_SIZE",
+)
 _HOROVOD_SERVER = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
 
 
 def _read_horovodrun(reader: EnvReader) -> None:
     place = [reader.integer(name) for name in _HOROVOD_PLACE]
     known = [number for number in place if number is not None]
-    server, port = reader.parsed(_HOROVOD_SERVER[0], _numeric_address), reader.text(_HOROVOD_SERVER[1])
+    server, port = (
+        reader.parsed(_HOROVOD_SERVER[0], _numeric_address),
+        reader.text(_HOROVOD_SERVER[1]),
+    )
     if server is not None and is_loopback(server):
         # Every process calls horovodrun's server there, whatever names -H gives this host.
         reader.put(f"{_HOROVOD_SERVER[0]} is a loopback address", num_nodes=1)
-    elif server is not None and known == place and not reader.problems and _is_whole_host(reader, *known):
+    elif (
+        server is not None
+        and known == place
+        and not reader.problems
+        and _is_whole_host(reader, *known)
+    ):
         for name, field, number in zip(_HOROVOD_PLACE, NUMBERS[2:], place, strict=True):
             reader.put(name, **{field: number})
     elif server is not None and _HOROVOD_PLACE[0] in reader.environ:
-        reader.notes.append("HOROVOD_LOCAL_RANK and _LOCAL_SIZE ignored: a host that -H names twice has two of each")
+        reader.notes.append(
+            "HOROVOD_LOCAL_RANK and _LOCAL_SIZE ignored: a host that -H names twice has two of each"
+        )
         if place[0] == 0:
             reader.put("HOROVOD_CROSS_SIZE", num_nodes=place[3])
     if server and port:
@@ -159,7 +174,9 @@ def _numeric_address(text: str) -> str:
     return host
 
 
-def _is_whole_host(reader: EnvReader, local_rank: int, here: int, cross_rank: int, cross_size: int) -> bool:
+def _is_whole_host(
+    reader: EnvReader, local_rank: int, here: int, cross_rank: int, cross_size: int
+) -> bool:
     """Whether -H cannot name this process's host a second time (nodea:1,nodeb:1,nodea:2).
 
     The local numbers would start again for each mention, and HOROVOD_CROSS_RANK be that of the last one. The first and

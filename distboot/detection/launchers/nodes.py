@@ -42,15 +42,25 @@ def _read_kubeflow(reader: EnvReader) -> None:
     node = reader.integer(reader.first("PET_NODE_RANK", "RANK"), "rank")
     reader.agree("RANK", node, "PET_NODE_RANK")
     per_node = environ.get("PET_NPROC_PER_NODE", "auto")
-    count = None if per_node in ("auto", "cpu", "gpu", "xpu") else reader.integer("PET_NPROC_PER_NODE")
-    if nodes is not None and environ.get("WORLD_SIZE", str(nodes)) not in (str(nodes), str(nodes * (count or 1))):
+    count = (
+        None if per_node in ("auto", "cpu", "gpu", "xpu") else reader.integer("PET_NPROC_PER_NODE")
+    )
+    if nodes is not None and environ.get("WORLD_SIZE", str(nodes)) not in (
+        str(nodes),
+        str(nodes * (count or 1)),
+    ):
         why = f"is neither PET_NNODES={nodes} nor that times PET_NPROC_PER_NODE={short_repr(per_node)}"
         reader.reject("WORLD_SIZE", why)
     reader.put("PET_NNODES", num_nodes=nodes)
     if count != 1:
-        reader.node_level = f"PET_NPROC_PER_NODE={per_node} asks for {count or 'several'} processes in each pod"
+        reader.node_level = (
+            f"PET_NPROC_PER_NODE={per_node} asks for {count or 'several'} processes in each pod"
+        )
     if "PET_MASTER_ADDR" in environ and "MASTER_ADDR" not in environ:
-        address, port = reader.parsed("PET_MASTER_ADDR", parse_address), reader.parsed("PET_MASTER_PORT", parse_port)
+        address, port = (
+            reader.parsed("PET_MASTER_ADDR", parse_address),
+            reader.parsed("PET_MASTER_PORT", parse_port),
+        )
         if "MASTER_PORT" not in environ:
             reader.put("PET_MASTER_PORT", master_port=port)
         reader.own_address = address and (address[0], "PET_MASTER_ADDR")
@@ -81,14 +91,20 @@ def _claim_volcano(environ: Mapping[str, str]) -> bool:
     if not has_any(environ, _VOLCANO) or has_any(environ, ("LOCAL_RANK", "TF_CONFIG")):
         return False
     # VC_WORKER_NUM and its like, by which the svc plugin counts pods, if it is there.
-    counts = (digits(text) or 0 for name, text in environ.items() if name.startswith("VC_") and name.endswith("_NUM"))
+    counts = (
+        digits(text) or 0
+        for name, text in environ.items()
+        if name.startswith("VC_") and name.endswith("_NUM")
+    )
     return has_any(environ, ("RANK", "WORLD_SIZE")) or sum(counts) != 1
 
 
 def _read_volcano(reader: EnvReader) -> None:
     if not has_any(reader.environ, ("RANK", "WORLD_SIZE")):
         index = reader.first(*_VOLCANO)
-        reader.problems.append(f"RANK and WORLD_SIZE are missing, and {index} only counts the pods of one kind")
+        reader.problems.append(
+            f"RANK and WORLD_SIZE are missing, and {index} only counts the pods of one kind"
+        )
         reader.remedy = (
             "give the job Volcano's pytorch plugin (or its tensorflow or mpi plugin), or set DISTBOOT_LAUNCHER=none if "
             "each pod works alone"
@@ -97,7 +113,9 @@ def _read_volcano(reader: EnvReader) -> None:
     reader.integers("RANK", "WORLD_SIZE")
     reader.put("WORLD_SIZE: Volcano counts pods", num_nodes=reader.number("world_size"))
     if reader.number("world_size") != 1:
-        reader.node_level = "Volcano's RANK counts pods, and nothing says how many processes each is to run"
+        reader.node_level = (
+            "Volcano's RANK counts pods, and nothing says how many processes each is to run"
+        )
 
 
 VOLCANO = Launcher(
@@ -127,7 +145,9 @@ def _read_sagemaker(reader: EnvReader) -> None:
         reader.put("SM_HOSTS", world_size=len(hosts), num_nodes=len(hosts))
     gpus = reader.integer("SM_NUM_GPUS") if "SM_NUM_GPUS" in reader.environ else None
     if hosts and len(hosts) > 1 and gpus is not None and gpus > 1:
-        reader.node_level = f"{variable(reader.environ, 'SM_NUM_GPUS')}, and one process was started on each host"
+        reader.node_level = (
+            f"{variable(reader.environ, 'SM_NUM_GPUS')}, and one process was started on each host"
+        )
     if hosts:
         reader.own_address = (hosts[0], "first host of SM_HOSTS")
 
@@ -158,14 +178,23 @@ def _read_awsbatch(reader: EnvReader) -> None:
     main = reader.integer("AWS_BATCH_JOB_MAIN_NODE_INDEX", required=True)
     reader.put("AWS_BATCH_JOB_NUM_NODES", num_nodes=nodes)
     if nodes is not None and main is not None and main >= nodes:
-        reader.reject("AWS_BATCH_JOB_MAIN_NODE_INDEX", f"is not below AWS_BATCH_JOB_NUM_NODES={nodes}")
+        reader.reject(
+            "AWS_BATCH_JOB_MAIN_NODE_INDEX", f"is not below AWS_BATCH_JOB_NUM_NODES={nodes}"
+        )
     elif node is not None and main is not None:
         # Only the main node's address is known to all, so it is rank 0; the others keep their order.
         rank = 0 if node == main else node + 1 if node < main else node
-        reader.put("AWS_BATCH_JOB_NODE_INDEX" + ("" if main == 0 else ", the main node first"), rank=rank)
-    reader.put("AWS_BATCH_JOB_ID", job_id=reader.environ.get("AWS_BATCH_JOB_ID", "").partition("#")[0] or None)
+        reader.put(
+            "AWS_BATCH_JOB_NODE_INDEX" + ("" if main == 0 else ", the main node first"), rank=rank
+        )
+    reader.put(
+        "AWS_BATCH_JOB_ID",
+        job_id=reader.environ.get("AWS_BATCH_JOB_ID", "").partition("#")[0] or None,
+    )
     if nodes != 1:
-        reader.node_level = "AWS Batch counts nodes, and nothing says how many processes each is to run"
+        reader.node_level = (
+            "AWS Batch counts nodes, and nothing says how many processes each is to run"
+        )
     if _MAIN_ADDRESS in reader.environ:
         address = reader.parsed(_MAIN_ADDRESS, parse_address)
         reader.own_address = address and (address[0], _MAIN_ADDRESS)

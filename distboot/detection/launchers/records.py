@@ -54,7 +54,14 @@ OPENMPI = _mpi(
 # unique in its instance of Flux only.
 FLUX = _mpi(
     name="flux",
-    numbers=("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", None, None, "FLUX_JOB_NNODES"),
+    numbers=(
+        "FLUX_TASK_RANK",
+        "FLUX_JOB_SIZE",
+        "FLUX_TASK_LOCAL_ID",
+        None,
+        None,
+        "FLUX_JOB_NNODES",
+    ),
     same={"PMI_RANK": "FLUX_TASK_RANK", "PMI_SIZE": "FLUX_JOB_SIZE"},
     job_id=("FLUX_JOB_ID_PATH", "FLUX_JOB_ID"),
     title="Flux jobs (flux run, flux submit)",
@@ -102,7 +109,9 @@ def _read_mpich(reader: EnvReader) -> None:
         reader.put("MPI_LOCALRANKID", local_rank=local_rank)
         reader.put("MPI_LOCALNRANKS", local_world_size=local_size)
     elif local_size is not None:
-        reader.notes.append("MPI_LOCALRANKID and MPI_LOCALNRANKS ignored: a host that is listed twice has two of each")
+        reader.notes.append(
+            "MPI_LOCALRANKID and MPI_LOCALNRANKS ignored: a host that is listed twice has two of each"
+        )
 
 
 MPICH = _mpi(
@@ -153,21 +162,28 @@ MVAPICH = _mpi(
 # Slurm (`--mpi=cray_shasta`) and Flux set PALS_* too, for Cray's MPI library; they are asked first.
 def _read_pals(reader: EnvReader) -> None:
     node, rank = reader.integer("PALS_NODEID"), reader.number("rank")
-    if rank is not None and node is not None and node <= rank:  # else the user mapped the ranks to nodes
+    # Else the user mapped the ranks to nodes
+    if rank is not None and node is not None and node <= rank:
         reader.put("PALS_NODEID", node_rank=node)
 
 
 PALS = _mpi(
     name="pals",
     numbers=("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
-    same={"PMI_RANK": "PALS_RANKID", "PMI_LOCAL_RANK": "PALS_LOCAL_RANKID", "PMI_LOCAL_SIZE": "PALS_LOCAL_SIZE"},
+    same={
+        "PMI_RANK": "PALS_RANKID",
+        "PMI_LOCAL_RANK": "PALS_LOCAL_RANKID",
+        "PMI_LOCAL_SIZE": "PALS_LOCAL_SIZE",
+    },
     job_id=("PALS_APID",),
     optional=("PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
     more=_read_pals,
     title="PALS (mpiexec and aprun on HPE Cray)",
     markers=("PALS_RANKID", "PALS_NODEID"),
     source="documentation: HPE pals.h, 'Environment variables available for applications'",
-    claim=lambda environ: has_any(environ, ("PALS_RANKID", "PALS_NODEID")) and "SLURM_STEP_ID" not in environ,
+    claim=lambda environ: (
+        has_any(environ, ("PALS_RANKID", "PALS_NODEID")) and "SLURM_STEP_ID" not in environ
+    ),
     env_forwarding_hint="mpiexec --env NAME=VALUE …",
 )
 
@@ -177,8 +193,16 @@ PALS = _mpi(
 # It also sets Open MPI's variables, for Spectrum MPI. A plain `bsub` job is not a launcher.
 LSF = _mpi(
     name="lsf",
-    numbers=("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"),
-    same={"OMPI_COMM_WORLD_RANK": "JSM_NAMESPACE_RANK", "OMPI_COMM_WORLD_SIZE": "JSM_NAMESPACE_SIZE"},
+    numbers=(
+        "JSM_NAMESPACE_RANK",
+        "JSM_NAMESPACE_SIZE",
+        "JSM_NAMESPACE_LOCAL_RANK",
+        "JSM_NAMESPACE_LOCAL_SIZE",
+    ),
+    same={
+        "OMPI_COMM_WORLD_RANK": "JSM_NAMESPACE_RANK",
+        "OMPI_COMM_WORLD_SIZE": "JSM_NAMESPACE_SIZE",
+    },
     job_id=("LSB_JOBID",),
     optional=("JSM_NAMESPACE_LOCAL_SIZE",),
     title="LSF job steps (jsrun)",
@@ -191,14 +215,24 @@ LSF = _mpi(
 #   PMI_RANK=3   PMI_SIZE=4
 # MPICH, Intel MPI, PALS or `srun --mpi=pmi2` have set them. They are enough; the local numbers are not known. Those in
 # `_KNOWN` set these two, too, and know more; where none of them has claimed the process, it is the shell of a step.
-_KNOWN = ("FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "PALS_RANKID", "PALS_NODEID")
+_KNOWN = (
+    "FLUX_TASK_RANK",
+    "FLUX_TASK_LOCAL_ID",
+    "SLURM_STEP_ID",
+    "SLURM_STEP_NUM_TASKS",
+    "PALS_RANKID",
+    "PALS_NODEID",
+)
 PMI = _mpi(
     name="pmi",
     numbers=("PMI_RANK", "PMI_SIZE"),
     title="an MPI launcher or srun --mpi=pmi2, of which only PMI_RANK and PMI_SIZE are left",
     markers=("PMI_RANK", "PMI_SIZE"),
     source="captures of MPICH, Intel MPI, and Slurm with --mpi=pmi2",
-    claim=lambda environ: has_any(environ, ("PMI_RANK", "PMI_SIZE")) and not has_any(environ, _KNOWN),
+    claim=lambda environ: (
+        has_any(environ, ("PMI_RANK", "PMI_SIZE")) and not has_any(environ, _KNOWN)
+    ),
 )
 
-MPI_LAUNCHERS = tuple(one.name for one in (OPENMPI, INTELMPI, MPICH, MVAPICH, PMI))  # under which mpi4py can be asked
+# Under which mpi4py can be asked
+MPI_LAUNCHERS = tuple(one.name for one in (OPENMPI, INTELMPI, MPICH, MVAPICH, PMI))

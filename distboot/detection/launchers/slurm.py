@@ -49,7 +49,9 @@ def _read(reader: EnvReader) -> None:
     node_index, num_nodes = reader.integer("SLURM_NODEID"), reader.number("num_nodes")
     hosts = reader.parsed("SLURM_STEP_NODELIST", expand_hosts) or []
     if hosts and num_nodes is not None and len(hosts) != num_nodes:
-        reader.reject("SLURM_STEP_NODELIST", f"does not name SLURM_STEP_NUM_NODES={num_nodes} hosts")
+        reader.reject(
+            "SLURM_STEP_NODELIST", f"does not name SLURM_STEP_NUM_NODES={num_nodes} hosts"
+        )
     own = _own_place(reader, hosts, node_index)
     _read_layout(reader, own)
     # A job that was submitted from inside a step inherits the variables of that step, but has its own of the job.
@@ -77,7 +79,10 @@ def _read(reader: EnvReader) -> None:
 def _fills_nodes_in_order(reader: EnvReader, node_index: int | None) -> bool:
     # With -m arbitrary (a SLURM_HOSTFILE) rank 0 may be on any node: node indices do not follow the ranks then, and
     # the first host of the list need not be rank 0's. Without -m nothing says how, or a container was not told.
-    order, first = reader.environ.get("SLURM_DISTRIBUTION"), reader.environ.get("SLURM_GTIDS", "").partition(",")[0]
+    order, first = (
+        reader.environ.get("SLURM_DISTRIBUTION"),
+        reader.environ.get("SLURM_GTIDS", "").partition(",")[0],
+    )
     if "SLURM_HOSTFILE" in reader.environ or (order is None and reader.absent):
         return False
     if node_index is None or not (order or "block").startswith(("block", "cyclic", "plane")):
@@ -91,12 +96,16 @@ def _own_place(reader: EnvReader, hosts: list[str], node_index: int | None) -> i
     """Where this node is in the lists of hosts and of counts."""
     num_nodes = reader.number("num_nodes")
     if node_index is not None and num_nodes is not None and node_index >= num_nodes:
-        reader.problems.append(f"SLURM_NODEID={node_index} is not below SLURM_STEP_NUM_NODES={num_nodes}")
+        reader.problems.append(
+            f"SLURM_NODEID={node_index} is not below SLURM_STEP_NUM_NODES={num_nodes}"
+        )
     name = reader.text("SLURMD_NODENAME")
     if name is None:  # in a step of several components the indexes need not be those of the lists
         return 0 if num_nodes == 1 else None
     if hosts and name not in hosts:
-        reader.reject("SLURMD_NODENAME", f"is not in {variable(reader.environ, 'SLURM_STEP_NODELIST')}")
+        reader.reject(
+            "SLURMD_NODENAME", f"is not in {variable(reader.environ, 'SLURM_STEP_NODELIST')}"
+        )
     return hosts.index(name) if name in hosts else None
 
 
@@ -119,7 +128,8 @@ def _read_layout(reader: EnvReader, own: int | None) -> None:
     listed = ids.split(",")
     if len(listed) != here or local_rank >= here or listed[local_rank] != str(rank):
         reader.reject(
-            "SLURM_GTIDS", f"does not have {here} tasks with SLURM_PROCID={rank} at SLURM_LOCALID={local_rank}"
+            "SLURM_GTIDS",
+            f"does not have {here} tasks with SLURM_PROCID={rank} at SLURM_LOCALID={local_rank}",
         )
 
 
@@ -190,7 +200,9 @@ def _claim_single(environ: Mapping[str, str]) -> bool:
     in_shell = environ.get("SLURM_STEP_NUM_TASKS") == "1"
     _refuse_task_0(environ)
     for name, (started_by, needed) in _LEFT_OVER.items():
-        if name in environ and not (in_shell and name.startswith(("SLURM_", "PMI_", "PMIX_", "PALS_"))):
+        if name in environ and not (
+            in_shell and name.startswith(("SLURM_", "PMI_", "PMIX_", "PALS_"))
+        ):
             _refuse(environ, name, started_by, needed)
     for name in ("SLURM_GTIDS", "SLURM_LOCALID", "SLURM_NODEID"):  # which the batch script has, too
         if environ.get(name, "0") != "0" and not in_shell:
@@ -202,7 +214,9 @@ def _claim_single(environ: Mapping[str, str]) -> bool:
 
 
 def _refuse(environ: Mapping[str, str], name: str, started_by: str, needed: str = "") -> None:
-    to_container = f"to pass it to a container: {container_env_hint(*needed.split())}; else " if needed else ""
+    to_container = (
+        f"to pass it to a container: {container_env_hint(*needed.split())}; else " if needed else ""
+    )
     raise DistbootError(
         "unsupported-launcher",
         f"{variable(environ, name)} was set by {started_by}, so this process may not be alone, "
@@ -214,9 +228,17 @@ def _refuse(environ: Mapping[str, str], name: str, started_by: str, needed: str 
 
 def _refuse_task_0(environ: Mapping[str, str]) -> None:
     """Refuse what may be the first task of a Slurm step: a batch script has its rank and size, too."""
-    is_shell = "SLURM_STEP_ID" in environ or "SLURM_STEP_NUM_TASKS" in environ  # else `slurm` has claimed it
-    is_batch_script = environ.get("ENVIRONMENT") == "BATCH" and all(name in environ for name in _BATCH_SCRIPT)
-    if "SLURM_PROCID" in environ and not is_shell and not is_batch_script and environ.get("SLURM_NTASKS") != "1":
+    # Else `slurm` has claimed it
+    is_shell = "SLURM_STEP_ID" in environ or "SLURM_STEP_NUM_TASKS" in environ
+    is_batch_script = environ.get("ENVIRONMENT") == "BATCH" and all(
+        name in environ for name in _BATCH_SCRIPT
+    )
+    if (
+        "SLURM_PROCID" in environ
+        and not is_shell
+        and not is_batch_script
+        and environ.get("SLURM_NTASKS") != "1"
+    ):
         raise DistbootError(
             "unsupported-launcher",
             f"{variable(environ, 'SLURM_PROCID')} is set in the first task of a step and in a batch script, and the "

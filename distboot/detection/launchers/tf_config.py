@@ -51,15 +51,31 @@ def _corrected(config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     empty = [kind for kind in (*_TASK_TYPES, _NO_RANK) if cluster.get(kind) == []]
     if empty:
         cluster = {kind: tasks for kind, tasks in cluster.items() if kind not in empty}
-        notes.append(f"TF_CONFIG: the empty list of {', '.join(empty)} is left out, as TensorFlow crashes with it")
+        notes.append(
+            f"TF_CONFIG: the empty list of {', '.join(empty)} is left out, as TensorFlow crashes with it"
+        )
     workers = cluster.get("worker")
-    if "ps" in cluster and not cluster.keys() & {"chief", "master"} and isinstance(workers, list) and len(workers) > 1:
+    if (
+        "ps" in cluster
+        and not cluster.keys() & {"chief", "master"}
+        and isinstance(workers, list)
+        and len(workers) > 1
+    ):
         # Azure ML has no chief, which is where TensorFlow 2's ParameterServerStrategy runs the script.
         cluster = {"chief": workers[:1], **cluster, "worker": workers[1:]}
-        if isinstance(task, dict) and task.get("type") == "worker" and task.get("index") in range(len(workers)):
+        if (
+            isinstance(task, dict)
+            and task.get("type") == "worker"
+            and task.get("index") in range(len(workers))
+        ):
             index = task["index"]
-            config = {**config, "task": {**task, **({"index": index - 1} if index else {"type": "chief"})}}
-        notes.append("TF_CONFIG: parameter servers need a chief, which worker 0 becomes; worker 1 becomes worker 0, …")
+            config = {
+                **config,
+                "task": {**task, **({"index": index - 1} if index else {"type": "chief"})},
+            }
+        notes.append(
+            "TF_CONFIG: parameter servers need a chief, which worker 0 becomes; worker 1 becomes worker 0, …"
+        )
     return {**config, "cluster": cluster}, notes
 
 
@@ -76,7 +92,10 @@ def _read(reader: EnvReader) -> None:
         reader.put("TF_CONFIG: an evaluator runs alone", rank=0, world_size=1)
         reader.notes.append("this task is an evaluator: it is not part of the training cluster")
     elif not reader.problems:
-        ranks = sorted((task for task in tasks if task.kind != _NO_RANK), key=lambda task: _TASK_TYPES.index(task.kind))
+        ranks = sorted(
+            (task for task in tasks if task.kind != _NO_RANK),
+            key=lambda task: _TASK_TYPES.index(task.kind),
+        )
         _place(reader, ranks, kind, index)
         # Every task has the same cluster and hence the same first address. Its port belongs to TensorFlow's server.
         source = "first task of TF_CONFIG"
@@ -87,7 +106,9 @@ def _json_object(text: str, problems: list[str]) -> dict[str, Any]:
     import json
 
     if len(text) > _LONGEST:
-        problems.append(f"TF_CONFIG has {len(text)} characters; the longest that is read has {_LONGEST}")
+        problems.append(
+            f"TF_CONFIG has {len(text)} characters; the longest that is read has {_LONGEST}"
+        )
         return {}
     try:
         config = json.loads(text)
@@ -111,11 +132,15 @@ def _tasks(config: dict[str, Any], problems: list[str]) -> list[_Task]:
     if not isinstance(config.get("cluster"), dict):
         problems.append("TF_CONFIG has no 'cluster' object")
         if "sparseCluster" in config:
-            problems.append("TF_CONFIG has a 'sparseCluster' (TFJob's enableDynamicWorker), which has no fixed ranks")
+            problems.append(
+                "TF_CONFIG has a 'sparseCluster' (TFJob's enableDynamicWorker), which has no fixed ranks"
+            )
     tasks: list[_Task] = []
     for kind, addresses in _cluster(config).items():
         if kind == "master":
-            problems.append("TF_CONFIG has a 'master' task, which TensorFlow 2 calls 'chief'; rename it")
+            problems.append(
+                "TF_CONFIG has a 'master' task, which TensorFlow 2 calls 'chief'; rename it"
+            )
         elif kind not in (*_TASK_TYPES, _NO_RANK):
             problems.append(f"TF_CONFIG has tasks of the unknown type {short_repr(kind)}")
         elif not isinstance(addresses, list):
@@ -125,7 +150,9 @@ def _tasks(config: dict[str, Any], problems: list[str]) -> list[_Task]:
                 try:
                     tasks.append(_Task(kind, index, address, *_host_and_port(address)))
                 except ValueError as cause:  # noqa: PERF203 - each has its own
-                    problems.append(f"TF_CONFIG's address {short_repr(address)} of {kind} {index} {cause}")
+                    problems.append(
+                        f"TF_CONFIG's address {short_repr(address)} of {kind} {index} {cause}"
+                    )
     _check_together(tasks, problems)
     return tasks
 
@@ -145,11 +172,15 @@ def _check_together(tasks: list[_Task], problems: list[str]) -> None:
         first = seen.setdefault((task.host, task.port), task)
         if first is not task:
             both = f"{first.kind} {first.number} and {task.kind} {task.number}"
-            problems.append(f"TF_CONFIG gives the address {short_repr(task.address)} to both {both}")
+            problems.append(
+                f"TF_CONFIG gives the address {short_repr(task.address)} to both {both}"
+            )
     hosts = {task.host for task in tasks}
     here = sorted(filter(is_loopback, hosts))
     if here and len(here) < len(hosts):
-        problems.append(f"TF_CONFIG mixes the loopback address {short_repr(here[0])} with the addresses of other hosts")
+        problems.append(
+            f"TF_CONFIG mixes the loopback address {short_repr(here[0])} with the addresses of other hosts"
+        )
 
 
 def _own(config: dict[str, Any], problems: list[str]) -> tuple[str, int]:
@@ -164,16 +195,22 @@ def _own(config: dict[str, Any], problems: list[str]) -> tuple[str, int]:
     if kind == _NO_RANK and index is None:
         index = 0
     if not isinstance(index, int) or isinstance(index, bool) or index < 0:
-        problems.append(f"TF_CONFIG's task index {short_repr(index)} is not a whole number of 0 or more")
+        problems.append(
+            f"TF_CONFIG's task index {short_repr(index)} is not a whole number of 0 or more"
+        )
     elif kind != _NO_RANK and index >= len(addresses if isinstance(addresses, list) else ()):
-        problems.append(f"TF_CONFIG's task {short_repr(kind)} {short_repr(index)} is not in its cluster")
+        problems.append(
+            f"TF_CONFIG's task {short_repr(kind)} {short_repr(index)} is not in its cluster"
+        )
     return kind, index
 
 
 def _place(reader: EnvReader, ranks: list[_Task], kind: str, index: int) -> None:
     """Record the numbers of this task; `ranks` are the tasks in the order of their ranks."""
     hosts = [task.host for task in ranks]
-    rank = next(rank for rank, task in enumerate(ranks) if (task.kind, task.number) == (kind, index))
+    rank = next(
+        rank for rank, task in enumerate(ranks) if (task.kind, task.number) == (kind, index)
+    )
     here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
     nodes = list(dict.fromkeys(hosts))
     reader.put(f"task {kind} {index} of TF_CONFIG", rank=rank)
