@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import sys
 import threading
 import time
@@ -12,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from . import frameworks, settings
+from .agent.preemption import is_mentioned
 from .context import Context, who_of
 from .detection import export, inherited
 from .detection.detect import LAUNCHERS, detect, refuse_unless_rank
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from .report.files import StartupReport
 
 _lock = threading.Lock()
+_initializing = 0  # the thread that is in `init`
 _counts = itertools.count(1)  # how often the ranks below a wrapper have got ready
 
 
@@ -100,7 +103,7 @@ def init(
             None if timeout is None else settings.seconds(f"timeout={short_repr(timeout)}", timeout)
         )
         options = frameworks.Options(framework, backend, limit, strategy, ps, evaluator)
-        with _lock:
+        with _one_at_a_time():
             return _the_one(
                 options, launcher, settings.join_timeout_setting(join_timeout), pass_local_rank
             )
@@ -108,6 +111,23 @@ def init(
         _leave_at_end(error)
         # What is wrong is in the script or outside, and not in the lines of ours that found it.
         raise error.with_traceback(None) from None
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Let another thread wait until this one has its context, which is then that of both."""
+    global _initializing  # noqa: PLW0603 - as the lock
+    if _initializing == threading.get_ident():
+        hint = "call it in the script, and there once"
+        raise DistbootError(
+            "usage", "init() in a signal handler, while this thread is in init()", hint
+        )
+    with _lock:
+        _initializing = threading.get_ident()
+        try:
+            yield
+        finally:
+            _initializing = 0
 
 
 def current() -> Context | None:
@@ -227,6 +247,8 @@ def _started(call: _Call) -> Context:
                 _leave_at_end()
             preemption = context._preemption  # noqa: SLF001 - of this package
             preemption.listen(call.supervision.stop_signals)
+            if is_mentioned():  # a stop that comes before the first read is for it
+                preemption.listen([signal.SIGTERM])
             preemption.request_at(call.supervision.stop_at, "the job ends soon")
             return context
 

@@ -8,17 +8,8 @@ from collections import deque
 import pytest
 
 from distboot.agent.messages import StopAt
-from distboot.agent.preemption import (
-    ASKED,
-    LARGEST,
-    READS,
-    STOP,
-    Page,
-    StopAgreement,
-    StopPages,
-    answer,
-    mapped,
-)
+from distboot.agent.stop_agreement import StopAgreement
+from distboot.agent.stop_pages import ASKED, LARGEST, READS, STOP, Page, StopPages, answer, mapped
 from distboot.rendezvous.protocol import decode, encode
 
 SCHEDULES = int(os.environ.get("SCHEDULES", "3000"))  # 1,000,000 take 10 minutes of CPU

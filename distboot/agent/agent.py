@@ -13,12 +13,23 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
+from ..errors import DistbootError
 from ..rendezvous import local
 from ..rendezvous.coordinator import Coordinator
 from ..rendezvous.join import Joined, PortInUse, listening
 from ..rendezvous.keys import Keys
 from ..rendezvous.membership import Membership
-from ..rendezvous.messages import Arrive, AskStacks, Go, Leave, Ready, RequestStop, ShowStacks
+from ..rendezvous.messages import (
+    Arrive,
+    AskStacks,
+    Failed,
+    Go,
+    Leave,
+    Ready,
+    RequestStop,
+    ShowStacks,
+    as_problem,
+)
 from ..rendezvous.protocol import BEFORE_AUTHENTICATION, Frames, ProtocolError, most_from_rank_0
 from ..rendezvous.worker import Worker
 from ..settings import SupervisionSettings
@@ -174,6 +185,7 @@ class Agent:
             if isinstance(message, Leave):
                 if rank == self.ranks[0]:
                     self._joined.release_port()
+                self._end_wait(rank)
                 session.send(local.Listening())
             self.role.take(rank, message, now)
         elif isinstance(message, local.Listen):
@@ -186,6 +198,14 @@ class Agent:
         elif isinstance(message, local.Finish):
             self.role.leave()
             self.role.turn(now)
+
+    def _end_wait(self, rank: int) -> None:
+        """Fail the wait of a thread of the script while another one closes the context."""
+        wait = self.role.waiting.pop(rank, None)
+        if wait is not None:
+            problem = f"{wait.key.text}: this rank closed its context while it waited"
+            error = DistbootError("usage", problem, "close it once no thread waits any more")
+            wait.reply(Failed(as_problem(error), wait.key))
 
     def _answer(self, session: _Session, message: Answer) -> None:
         """Answer a script; one that begins gets the page in which it says how far it is."""

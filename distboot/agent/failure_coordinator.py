@@ -31,8 +31,8 @@ from .exit_status import signal_name
 from .heartbeat import BEATS_OF_RANK_0, HeartbeatConnection, close_gracefully
 from .late import LateWatch
 from .loop import AFTER_THE_FIRST, Answer, Participant
-from .preemption import StopAgreement
 from .root_cause import FailureReport, RankState, RootCause, RootCauseAnalysis
+from .stop_agreement import StopAgreement
 
 _LINGER = 5.0  # seconds after rank 0 has ended well, for the others to end, too
 _LAST_MESSAGE = 2.0  # seconds beyond the grace for ranks that were told to stop

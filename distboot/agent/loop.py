@@ -20,8 +20,8 @@ from ..text import first_line
 from .exit_status import leave
 from .heartbeat import BEATS, BOUND, DisconnectedError, HeartbeatConnection
 from .messages import KINDS, Locate, Reads
-from .preemption import StopPages
 from .root_cause import RankState, RootCause
+from .stop_pages import StopPages
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

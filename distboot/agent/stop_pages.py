@@ -1,0 +1,142 @@
+"""The page of memory that a script shares with its agent, and what the agent does with it when the job stops.
+
+A page has how often the script has begun to read `ctx.preempted`, until when a read waits for rank 0's answer (0: no
+stop is asked for), and the read from which on it is true (0: not known yet). So the agent knows how far the script is
+while that sits in a collective operation, and a read that no stop concerns costs no system call.
+
+A script may write there what it likes: its agent takes any number, and the page keeps its size.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from math import inf
+from typing import TypeAlias
+
+# The numbers of a page; ASKED is a time of `time.monotonic_ns`
+READS, ASKED, STOP, STEPS = range(4)
+LARGEST = (1 << 64) - 1
+_SIZE = 4096  # bytes
+# Seconds. What a script has written before it looked is seen by then: a store waits in a processor for microseconds.
+_SETTLING = 0.01
+
+Page: TypeAlias = "memoryview | list[int]"
+
+
+def answer(page: Page, count: int, now: int) -> bool | None:
+    """Whether this read is true, when a stop is asked for; None: that is not known yet."""
+    is_late = now >= page[ASKED]
+    if page[STOP]:
+        # A rank that is further behind by then does not train in step with the others, and stops where it is.
+        return count >= page[STOP] or (is_late and count < page[STOP] - 1)
+    return is_late or None
+
+
+def new_page() -> tuple[int, Page]:
+    """A page for a script, as a file descriptor, which is the caller's, and mapped."""
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create("distboot")
+    else:  # a Python that was built on an old system, as those of conda are
+        file = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR, 0o600)  # noqa: S108 - it has no name there
+    os.ftruncate(file, _SIZE)
+    return file, mapped(os.dup(file))
+
+
+def mapped(file: int) -> Page:
+    """The numbers in a page, whose file is closed."""
+    try:
+        return memoryview(mmap.mmap(file, _SIZE)).cast("Q")
+    finally:
+        os.close(file)
+
+
+class StopPages:
+    """The side of an agent: the pages that it shares with its scripts. All times are those of `time.monotonic`."""
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit  # seconds for the answer, and for the scripts to come to their read
+        self._pages: dict[int, Page] = {}  # by rank
+        self._forget()
+
+    @property
+    def due(self) -> float:
+        return min(self._count_at, self._late_at)
+
+    def new(self, rank: int, *, stops: bool) -> int | None:
+        """The file of a page for a script that begins to read, as all do; None: it could not be made.
+
+        `stops` says whether its first read is true.
+        """
+        self._forget()
+        with suppress(OSError, AttributeError):  # macOS has neither
+            file, page = new_page()
+            self._pages[rank], page[STOP], page[ASKED] = (
+                page,
+                int(stops),
+                time.monotonic_ns() if stops else 0,
+            )
+            return file
+        return None
+
+    def _forget(self) -> None:
+        self._is_asked, self._answer, self._count_at, self._late_at = False, 0, inf, inf
+
+    def ask(self, now: float) -> None:
+        """A stop is asked for: reads wait from now on."""
+        if not self._is_asked:
+            self._is_asked = True
+            self._count_at, self._late_at = now + _SETTLING, now + self._limit
+            for page in self._pages.values():
+                page[ASKED] = time.monotonic_ns() + round(self._limit * 1e9)
+
+    def counted(self, ranks: Iterable[int], now: float) -> dict[int, int]:
+        """How many reads each of these has begun, once it is time to say so."""
+        if now < self._count_at:
+            return {}
+        self._count_at = inf
+        return {rank: self._pages[rank][READS] if rank in self._pages else 0 for rank in ranks}
+
+    def stop_at(self, read: int) -> None:
+        """The answer, for `publish`."""
+        self._answer = self._answer or read
+
+    def publish(self) -> None:
+        """Let the scripts know the answer: once SIGTERM is sent, which would kill a Python that is about to end."""
+        for page in self._pages.values() if self._answer else ():
+            page[STOP] = page[STOP] or self._answer
+            page[ASKED] = page[ASKED] or time.monotonic_ns() + round(self._limit * 1e9)
+
+    def release(self) -> None:
+        """Rank 0 cannot answer any more: reads that wait, wait no longer."""
+        for page in self._pages.values():
+            page[STOP] = page[STOP] or int(page[ASKED] != 0)
+
+    def is_told(self, rank: int) -> bool:
+        """Whether the script has come to the read that is true."""
+        page = self._pages.get(rank)
+        return page is not None and 0 < page[STOP] <= page[READS]
+
+    def numbers(self, rank: int) -> tuple[int, int]:
+        """How many reads and steps the script has begun."""
+        page = self._pages.get(rank)
+        return (0, 0) if page is None else (page[READS], page[STEPS])
+
+    def late(self, ranks: Iterable[int], now: float) -> dict[int, str]:
+        """What is said of those of these ranks that have not come to their read in time; once."""
+        if now < self._late_at:
+            return {}
+        self._late_at = inf
+        said = f"warning: it has not reached its next read of ctx.preempted within {self._limit:g} s: it is at read"
+        behind = {
+            rank: page
+            for rank, page in self._pages.items()
+            if rank in ranks and 0 < page[READS] < page[STOP]
+        }
+        return {
+            rank: f"{said} {page[READS]}, and all ranks stop at read {page[STOP]}"
+            for rank, page in behind.items()
+        }
