@@ -186,6 +186,7 @@ class Agent:
                 if rank == self.ranks[0]:
                     self._joined.release_port()
                 self._end_wait(rank)
+                self.role.stops.close(rank)
                 session.send(local.Listening())
             self.role.take(rank, message, now)
         elif isinstance(message, local.Listen):

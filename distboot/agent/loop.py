@@ -170,6 +170,8 @@ class Participant:
             if order is not None and now >= order.at:
                 self._stopped.add(rank)
                 self.watched[rank].stop(order, now)
+        for watched in self.watched.values():
+            watched.pass_on_term(now)
 
     def locate(self, question: Locate, now: float) -> None:
         """Let our ranks say where they are."""

@@ -60,6 +60,7 @@ class StopPages:
     def __init__(self, limit: float) -> None:
         self._limit = limit  # seconds for the answer, and for the scripts to come to their read
         self._pages: dict[int, Page] = {}  # by rank
+        self._closed: set[int] = set()  # ranks whose scripts have closed their context
         self._forget()
 
     @property
@@ -72,6 +73,7 @@ class StopPages:
         `stops` says whether its first read is true.
         """
         self._forget()
+        self._closed.discard(rank)
         with suppress(OSError, AttributeError):  # macOS has neither
             file, page = new_page()
             self._pages[rank], page[STOP], page[ASKED] = (
@@ -114,6 +116,26 @@ class StopPages:
         """Rank 0 cannot answer any more: reads that wait, wait no longer."""
         for page in self._pages.values():
             page[STOP] = page[STOP] or int(page[ASKED] != 0)
+
+    def close(self, rank: int) -> None:
+        """The script of this rank has closed its context: it reads no more."""
+        self._closed.add(rank)
+
+    def is_read(self, rank: int) -> bool | None:
+        """Whether the script of a rank reads `ctx.preempted`, and so needs no signal; None: not known yet."""
+        page = self._pages.get(rank)
+        if page is None:
+            return False
+        if self.is_told(rank):  # a signal now might meet a Python that is about to end
+            return True
+        if rank in self._closed:
+            return False
+        if page[READS]:
+            return True
+        if self._answer:
+            # Others have read it, and this one is in its first step; or none has
+            return self._answer > 1
+        return None
 
     def is_told(self, rank: int) -> bool:
         """Whether the script has come to the read that is true."""

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -228,17 +228,25 @@ class _Supervision:
     def _forward(self, number: int) -> None:
         if number == signal.SIGQUIT and self._watch is not None and self._watch.shows_stacks():
             return
+        held = self._held() if number == signal.SIGTERM and self._ending is None else set()
         if number in _ENDING:
             self._ending = self._ending or number
         # Else it counts for itself
         if number == signal.SIGTERM and (self._watch is None or self._watch.is_done):
             signal.setitimer(signal.ITIMER_REAL, self._grace)
-        self._send(number)
+        self._send(number, held)
         if self._watch is not None:
             self._watch.asked(number)
 
-    def _send(self, number: int) -> None:
-        for pid in self._children:
+    def _held(self) -> set[int]:
+        """The children whose scripts hear through `ctx.preempted` that they are to stop, and need no SIGTERM yet."""
+        if self._watch is None:
+            return set()
+        watch = self._watch
+        return {pid for pid, child in self._children.items() if watch.holds_term(child.rank)}
+
+    def _send(self, number: int, held: Collection[int] = ()) -> None:
+        for pid in self._children.keys() - held:
             with suppress(PermissionError):  # of another user
                 os.kill(pid, number)
 
