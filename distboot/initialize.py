@@ -232,6 +232,10 @@ def _started(call: _Call) -> Context:
             from .rendezvous.local import attached
 
             found = attached(os.environ)
+        if found is None and call.supervision.stop_signals:
+            from .agent.launcher_signals import warn_of_signals  # here, as few jobs need it
+
+            warn_of_signals(placement, call.supervision.stop_signals)
         if found is None and placement.rank == 0 and settings.restart_settings(os.environ).most:
             why = "init() cannot start its own process again; start the script with python -m distboot"
             log_line(placement.who, f"warning: DISTBOOT_MAX_RESTARTS has no effect: {why}")
@@ -250,6 +254,9 @@ def _started(call: _Call) -> Context:
             if is_mentioned():  # a stop that comes before the first read is for it
                 preemption.listen([signal.SIGTERM])
             preemption.request_at(call.supervision.stop_at, "the job ends soon")
+            preemption.request_at_notice(
+                call.supervision.stop_notice, call.supervision.notice_address
+            )
             return context
 
 

@@ -26,6 +26,7 @@ DEFAULTS: Mapping[str, str] = {
     "DISTBOOT_HEARTBEAT_TIMEOUT": "15",  # seconds
     "DISTBOOT_LOG": "text",
     "DISTBOOT_MAX_RESTARTS": "0",
+    "DISTBOOT_NOTICE_ADDRESS": "169.254.169.254:80",  # of Azure and AWS
     "DISTBOOT_NPROC_PER_NODE": "",
     "DISTBOOT_REPORT": "",
     "DISTBOOT_RENDEZVOUS": "1",
@@ -35,6 +36,7 @@ DEFAULTS: Mapping[str, str] = {
     "DISTBOOT_SIGQUIT": "forward",
     "DISTBOOT_STOP_SIGNALS": "",
     "DISTBOOT_STOP_BEFORE_END": "",
+    "DISTBOOT_STOP_NOTICE": "",
     "DISTBOOT_JOB_END_TIME": "",
 }
 # What one process of distboot leaves for another.
@@ -57,7 +59,9 @@ KNOWN = (*DEFAULTS, *INTERNAL)
 # What users set by hand; other names are too common
 _OF_PYTORCH = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 _OURS_OR_SIMILAR = ("DISTBOOT", "MASTER", "WORLD")
+_NOTICES = ("azure", "aws")
 _STOP_SIGNALS = ("USR1", "USR2", "INT", "HUP", "XCPU")
+_LARGEST_PORT = 65535
 _LEAST_BOUND = 2.0  # seconds
 _ALIKE = 0.85  # of 1, the beginning that they have in common included
 
@@ -77,6 +81,9 @@ class SupervisionSettings(NamedTuple):
     # Seconds without any movement after which the job ends; None: it does not
     hang_after: float | None = None
     quit_shows: bool = False  # whether SIGQUIT lets the wrapper say where all ranks are
+    # Whose notices of the end of a machine ask the script to stop: "azure" or "aws"; empty: none
+    stop_notice: str = ""
+    notice_address: str = ""  # of the metadata service that has them, with its port
 
     @property
     def stalls_after(self) -> float:
@@ -113,7 +120,28 @@ def supervision_settings(
         if _switch(environ, "DISTBOOT_HANG", choices=("warn", "stop"))
         else None,
         quit_shows=_switch(environ, "DISTBOOT_SIGQUIT", choices=("forward", "stacks")),
+        stop_notice=_stop_notice(environ),
+        notice_address=_notice_address(environ),
     )
+
+
+def _stop_notice(environ: Mapping[str, str]) -> str:
+    """The provider whose notices ask the script to stop, or an empty string."""
+    name = environ.get("DISTBOOT_STOP_NOTICE", "")
+    if name and name not in _NOTICES:
+        problem = f"DISTBOOT_STOP_NOTICE={short_repr(name)} is not a provider of stop notices"
+        raise DistbootError("broken-environment", problem, f"use {' or '.join(_NOTICES)}")
+    return name
+
+
+def _notice_address(environ: Mapping[str, str]) -> str:
+    address = environ.get("DISTBOOT_NOTICE_ADDRESS") or DEFAULTS["DISTBOOT_NOTICE_ADDRESS"]
+    host, _, port = address.rpartition(":")
+    is_host = host.isascii() and host.isprintable() and " " not in host
+    if not host or not is_host or not 0 < (digits(port, 5) or 0) <= _LARGEST_PORT:
+        problem = f"DISTBOOT_NOTICE_ADDRESS={short_repr(address)} is not a host with a port"
+        raise DistbootError("broken-environment", problem, "unset it, or use HOST:PORT")
+    return address
 
 
 def _stop_signals(environ: Mapping[str, str]) -> tuple[int, ...]:

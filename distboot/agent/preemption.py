@@ -51,6 +51,7 @@ class Preemption:
         self._lock = threading.RLock()  # of `read`; a signal handler may read, too
         self._reader = 0  # the thread that has read last
         self._readers: set[int] = set()  # those that have read before it
+        self._over = threading.Event()  # set once the context is closed
         self._page: Page = [0, 0, 0, 0]
         if agent is None or agent.page is None:
             self._agent = None
@@ -103,6 +104,7 @@ class Preemption:
     def detach(self) -> None:
         """The context is closed: from now on no other rank is asked."""
         self._agent = None
+        self._over.set()
         self._page = [*self._page[:STOP], self._page[STOP] or int(self._page[ASKED] != 0), 0]
 
     def request_at(self, at: float | None, why: str) -> None:
@@ -112,9 +114,18 @@ class Preemption:
             timer.daemon = True
             timer.start()
 
+    def request_at_notice(self, provider: str, address: str) -> None:
+        """Ask when this machine will be taken away, where no agent does it; an empty provider: never."""
+        if self._agent is None and provider:
+            from .stop_notices import watch  # here, as few scripts do
+
+            say = partial(log_line, self._who)
+            watch(provider, address, self.request, say, self._over)
+
     def forget_parent(self) -> None:
         """In a fork: read without an agent, whatever the threads of the parent were doing."""
         self._lock = threading.RLock()
+        self._over = threading.Event()
         self.detach()
 
     def _await_answer(self, count: int) -> bool:

@@ -9,6 +9,7 @@ A script may write there what it likes: its agent takes any number, and the page
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import time
@@ -21,6 +22,9 @@ from typing import TypeAlias
 READS, ASKED, STOP, STEPS = range(4)
 LARGEST = (1 << 64) - 1
 _SIZE = 4096  # bytes
+# linux/fcntl.h, which a Python need not have: neither the size nor the seals can be changed
+_F_ADD_SEALS = 1033
+_SEALS = 0x1 | 0x2 | 0x4  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
 # Seconds. What a script has written before it looked is seen by then: a store waits in a processor for microseconds.
 _SETTLING = 0.01
 
@@ -39,10 +43,13 @@ def answer(page: Page, count: int, now: int) -> bool | None:
 def new_page() -> tuple[int, Page]:
     """A page for a script, as a file descriptor, which is the caller's, and mapped."""
     if hasattr(os, "memfd_create"):
-        file = os.memfd_create("distboot")
+        file = os.memfd_create("distboot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(file, _SIZE)
+        # A script that cut it short would end its agent by SIGBUS
+        fcntl.fcntl(file, _F_ADD_SEALS, _SEALS)
     else:  # a Python that was built on an old system, as those of conda are
         file = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR, 0o600)  # noqa: S108 - it has no name there
-    os.ftruncate(file, _SIZE)
+        os.ftruncate(file, _SIZE)
     return file, mapped(os.dup(file))
 
 

@@ -285,6 +285,10 @@ def _together(
         apart=launch.nested.name if launch.nested and apart else "",
         report=None if options.exec else settings.report,
     )
+    if settings.stop_signals:
+        from ..agent.launcher_signals import warn_of_signals
+
+        warn_of_signals(placement, settings.stop_signals)
     from ..agent.restarts import Restarts
 
     # Here, so that a process that is alone does not pay for them

@@ -48,6 +48,8 @@ TORCHRUN = Launcher(
     sets_torch_vars=True,
     own_mark="TORCHELASTIC_RESTART_COUNT",
     owns_torch_vars=True,
+    # It handles these four unless told otherwise (torch.distributed.run 2.13)
+    signals_hint="start it with --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGNALS",
 )
 
 
