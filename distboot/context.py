@@ -142,9 +142,9 @@ class Context:
     def preempted(self) -> bool:
         """Whether the job is to stop: true at the same read on all ranks, whichever of them was asked, and how.
 
-        Read it once a step, at the same place on all ranks. From the first time that it is read, in the main thread,
-        SIGTERM does not end this process by itself: save what there is to save, and end, before the grace
-        (DISTBOOT_GRACE) is over.
+        Read it once a step, at the same place on all ranks, and in one thread, whichever that is. From the first time
+        that it is read, or from `init` on in a script whose code reads it, SIGTERM does not end this process by itself:
+        save what there is to save, and end, before the grace (DISTBOOT_GRACE) is over.
         """
         return self._preemption.read()
 

@@ -51,6 +51,7 @@ class Preemption:
         self._lock = threading.RLock()  # of `read`; a signal handler may read, too
         self._reader = 0  # the thread that has read last
         self._readers: set[int] = set()  # those that have read before it
+        self._is_warned = False  # of several threads that read
         self._over = threading.Event()  # set once the context is closed
         self._page: Page = [0, 0, 0, 0]
         if agent is None or agent.page is None:
@@ -143,13 +144,13 @@ class Preemption:
         thread = threading.get_ident()
         if self._reader == 0:
             self.listen([signal.SIGTERM])
-        elif thread in self._readers and self._count > 0:
+        elif thread in self._readers and not self._is_warned:
+            self._is_warned = True
             log_line(
                 self._who,
                 "warning: two threads read ctx.preempted: it turns true at the same read on all ranks, which is the "
                 "same step only if one thread reads it",
             )
-            self._readers.clear()
         self._readers.add(self._reader)
         self._reader = thread
 
