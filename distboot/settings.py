@@ -6,6 +6,7 @@ A value that is not valid is refused: `broken-environment`, or `usage` where it 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -59,8 +60,9 @@ KNOWN = (*DEFAULTS, *INTERNAL)
 # What users set by hand; other names are too common
 _OF_PYTORCH = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 _OURS_OR_SIMILAR = ("DISTBOOT", "MASTER", "WORLD")
-_NOTICES = ("azure", "aws")
+_NOTICES = ("", "azure", "aws")
 _STOP_SIGNALS = ("USR1", "USR2", "INT", "HUP", "XCPU")
+_ADDRESS = re.compile(r"[!-~]+:([0-9]{1,5})")
 _LARGEST_PORT = 65535
 _LEAST_BOUND = 2.0  # seconds
 _ALIKE = 0.85  # of 1, the beginning that they have in common included
@@ -128,19 +130,20 @@ def supervision_settings(
 def _stop_notice(environ: Mapping[str, str]) -> str:
     """The provider whose notices ask the script to stop, or an empty string."""
     name = environ.get("DISTBOOT_STOP_NOTICE", "")
-    if name and name not in _NOTICES:
+    if name not in _NOTICES:
         problem = f"DISTBOOT_STOP_NOTICE={short_repr(name)} is not a provider of stop notices"
-        raise DistbootError("broken-environment", problem, f"use {' or '.join(_NOTICES)}")
+        hint = "use azure or aws, or unset it"
+        raise DistbootError("broken-environment", problem, hint)
     return name
 
 
 def _notice_address(environ: Mapping[str, str]) -> str:
     address = environ.get("DISTBOOT_NOTICE_ADDRESS") or DEFAULTS["DISTBOOT_NOTICE_ADDRESS"]
-    host, _, port = address.rpartition(":")
-    is_host = host.isascii() and host.isprintable() and " " not in host
-    if not host or not is_host or not 0 < (digits(port, 5) or 0) <= _LARGEST_PORT:
+    found = _ADDRESS.fullmatch(address)
+    if found is None or int(found[1]) > _LARGEST_PORT:
         problem = f"DISTBOOT_NOTICE_ADDRESS={short_repr(address)} is not a host with a port"
-        raise DistbootError("broken-environment", problem, "unset it, or use HOST:PORT")
+        hint = "unset it, or use HOST:PORT"
+        raise DistbootError("broken-environment", problem, hint)
     return address
 
 

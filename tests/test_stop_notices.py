@@ -243,7 +243,7 @@ print(time.monotonic() - begin < 3)
     ("env", "what", "hint"),
     [
         ({"DISTBOOT_STOP_NOTICE": "gcp"}, "DISTBOOT_STOP_NOTICE='gcp' is not a provider of stop notices",
-         "use azure or aws"),
+         "use azure or aws, or unset it"),
         ({"DISTBOOT_NOTICE_ADDRESS": "nowhere"}, "DISTBOOT_NOTICE_ADDRESS='nowhere' is not a host with a port",
          "unset it, or use HOST:PORT"),
         ({"DISTBOOT_NOTICE_ADDRESS": "a\nb:80"}, "DISTBOOT_NOTICE_ADDRESS='a\\nb:80' is not a host with a port",

@@ -12,7 +12,6 @@ from contextlib import suppress
 from ..process import FROM_OUTSIDE, start_without_signals
 from ..rendezvous.job_info import JobInfo
 from ..rendezvous.local import VARIABLE, AgentLink
-from ..rendezvous.messages import RequestStop
 from ..report import COMMAND
 from ..settings import SupervisionSettings
 from .agent import Agent
@@ -112,9 +111,11 @@ class WrapperAgent:
 
     def holds_term(self, rank: int) -> bool:
         """Whether `ctx.preempted` tells the script of a rank to stop, so that it is not to get SIGTERM now."""
-        if self.is_done or self._role.stops.is_read(rank) is False:
+        is_read = self._role.stops.is_read(rank)
+        if self.is_done or is_read is False:
             return False
-        self._call(lambda now: self._tell_to_stop(rank, now))
+        child = self._children[rank]
+        self._call(child.tell_to_stop)
         return True
 
     def shows_stacks(self) -> bool:
@@ -180,10 +181,6 @@ class WrapperAgent:
 
     def _show_stacks(self, lines: Sequence[str]) -> None:
         self._role.say("where all ranks are:" + shown("\n".join(lines)), event="stacks")
-
-    def _tell_to_stop(self, rank: int, now: float) -> None:
-        self._role.take(rank, RequestStop(signal.SIGTERM.name), now)
-        self._children[rank].hold_term(now)
 
     def _stopping(self, now: float) -> None:
         for child in self._children.values():

@@ -20,8 +20,7 @@ def warn_of_signals(placement: Placement, numbers: Iterable[int]) -> None:
     parent = os.getppid()
     names = [signal.Signals(number).name for number in numbers if ends_at(parent, number)]
     if names:
-        problem = (
-            f"warning: DISTBOOT_STOP_SIGNALS: {' and '.join(names)} would end {placement.launcher} (process {parent}) "
-            f"before its ranks can stop: {hint.replace('SIGNALS', ','.join(names))}, or set DISTBOOT_STOP_BEFORE_END"
-        )
-        log_line(placement.who, problem)
+        what = f"{' and '.join(names)} would end {placement.launcher} (process {parent})"
+        remedy = f"{hint.replace('SIGNALS', ','.join(names))}, or set DISTBOOT_STOP_BEFORE_END"
+        problem = f"{what} before its ranks can stop: {remedy}"
+        log_line(placement.who, f"warning: DISTBOOT_STOP_SIGNALS: {problem}")

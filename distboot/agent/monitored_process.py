@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ..process import proc_stat
+from ..rendezvous.messages import RequestStop
 from ..rendezvous.protocol import ProtocolError, decode
 from ..text import without_secret
 from .crash_hooks import ENDING, EXCEPTION, INTERRUPT, STEPS, TERM
@@ -212,6 +213,11 @@ class MonitoredProcess:
             else:
                 self.external_signal = int(signal.SIGTERM)
                 self.hold_term(now)
+
+    def tell_to_stop(self, now: float) -> None:
+        """Its parent got SIGTERM, which is held back: `ctx.preempted` is to tell the script."""
+        self._role.take(self.rank, RequestStop(signal.SIGTERM.name), now)
+        self.hold_term(now)
 
     def hold_term(self, now: float) -> None:
         """Let `ctx.preempted` tell the script to stop, and send SIGTERM only if it does not read that."""

@@ -31,6 +31,10 @@ _PAUSE = 0.001  # seconds between two looks for the answer
 # Seconds for the answer where this process notes the question before its agent does, which then gives its own limit
 _AGENT_LIMIT = 10.0
 _NAME = "preempted"
+_TWO_THREADS = (
+    "warning: two threads read ctx.preempted: it turns true at the same read on all ranks, "
+    "which is the same step only if one thread reads it"
+)
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 _current: Preemption | None = None  # of the newest context
@@ -146,11 +150,7 @@ class Preemption:
             self.listen([signal.SIGTERM])
         elif thread in self._readers and not self._is_warned:
             self._is_warned = True
-            log_line(
-                self._who,
-                "warning: two threads read ctx.preempted: it turns true at the same read on all ranks, which is the "
-                "same step only if one thread reads it",
-            )
+            log_line(self._who, _TWO_THREADS)
         self._readers.add(self._reader)
         self._reader = thread
 

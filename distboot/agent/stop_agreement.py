@@ -14,7 +14,8 @@ class StopAgreement:
     def __init__(self, ranks: Iterable[int], limit: float) -> None:
         self.read: int | None = None  # the answer, once it is known
         self.missing: list[int] = []  # the ranks whose agents did not say in time how far they are
-        self._ranks, self._limit = frozenset(ranks), limit
+        self._ranks = frozenset(ranks)
+        self._limit = limit  # seconds for all agents to report
         self._awaited: set[int] = set()  # once a stop is asked for
         self._gone: set[int] = set()
         self._most = 0  # reads of any rank
@@ -37,9 +38,11 @@ class StopAgreement:
     def ask(self, now: float, *, lasts: bool = True) -> bool:
         """A rank is asked to stop: whether all are to be counted, as it is the first."""
         is_first = not self.is_asked
-        if is_first:  # what has come until now is of the context before
-            self._awaited, self._most = set(self._ranks - self._gone), 0
-        self._end, self._lasts = min(self._end, now + self._limit), self._lasts or lasts
+        if is_first:  # what was counted until now is of the context before
+            self._awaited = set(self._ranks - self._gone)
+            self._most = 0
+        self._end = min(self._end, now + self._limit)
+        self._lasts |= lasts
         return is_first
 
     def count(self, rank: int, reads: int) -> None:
@@ -53,14 +56,22 @@ class StopAgreement:
 
     def begin(self) -> bool:
         """All ranks have got ready, and begin to count again: whether a stop is left, which is for the first read."""
-        self._gone, self._most, self.missing = set(), 0, []
-        self.read = 1 if self._lasts else None
-        self._end = self._end if self._lasts else inf
+        self._gone = set()
+        self._most = 0
+        self.missing = []
+        if self._lasts:
+            self.read = 1
+        else:
+            self.read = None
+            self._end = inf
         return self._lasts
 
     def decide(self, now: float) -> bool:
         """Whether the answer is known just now."""
-        if self.read is not None or not self.is_asked or (self._awaited and now < self._end):
+        is_open = self.is_asked and self.read is None
+        is_complete = not self._awaited or now >= self._end
+        if not (is_open and is_complete):
             return False
-        self.read, self.missing = min(self._most + 1, LARGEST), sorted(self._awaited)
+        self.read = min(self._most + 1, LARGEST)
+        self.missing = sorted(self._awaited)
         return True

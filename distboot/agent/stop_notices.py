@@ -11,9 +11,11 @@ import http.client
 import io
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ..process import start_without_signals
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 _TIMEOUT = 2.0  # seconds for one answer, from the connection to its last byte
 _MOST = 1 << 16  # bytes of it
-_LONGEST_TOKEN = 1000  # characters
+_TOKEN = re.compile("[!-~]{1,1000}")
 _WARN_AT = 3  # failures in a row: the first answer of Azure may take longer than the limit
 _TOKEN_SECONDS = 21600  # the most that AWS allows
 
@@ -62,7 +64,8 @@ class MetadataService:
         with socket.create_connection((self._host, self._port), _TIMEOUT) as connection:
             connection.sendall(request)
             received = _receive(connection, end)
-        answer = http.client.HTTPResponse(_Received(received), method=method)  # type: ignore[arg-type]
+        source: Any = _Received(received)
+        answer = http.client.HTTPResponse(source, method=method)
         answer.begin()
         return answer.status, answer.read().decode()
 
@@ -150,16 +153,14 @@ def _aws_headers(service: MetadataService) -> Mapping[str, str]:
     """The token of version 2 of the service; none where it has no tokens, or none that reaches a container."""
     if "token" not in service.known:
         seconds = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_SECONDS)}
-        try:
+        service.known["token"] = ""
+        with suppress(TimeoutError):  # the answer may travel one hop only
             status, token = service.ask("PUT", "/latest/api/token", seconds)
-        except TimeoutError:  # the answer may travel one hop only
-            status, token = 0, ""
-        is_token = token.isascii() and token.isprintable() and len(token) <= _LONGEST_TOKEN
-        if status != http.client.OK or not is_token:
-            token = ""
-        service.known["token"] = token
-    token = service.known["token"]
-    return {"X-aws-ec2-metadata-token": token} if token else {}
+            if status == http.client.OK and _TOKEN.fullmatch(token):
+                service.known["token"] = token
+    if not service.known["token"]:
+        return {}
+    return {"X-aws-ec2-metadata-token": service.known["token"]}
 
 
 def _record(text: str) -> Mapping[str, Any]:
@@ -207,7 +208,7 @@ def _watch(
         try:
             found = provider.notice(service)
             failures = 0
-        except Exception as error:  # noqa: BLE001 - whatever is at this address, the training goes on
+        except Exception as error:  # noqa: BLE001 - training goes on, whatever is at this address
             found = None
             failures += 1
             if failures == _WARN_AT:
@@ -219,10 +220,9 @@ def _watch(
 
 
 def _warning(name: str, address: str, error: Exception, interval: float) -> str:
-    return (
-        f"warning: DISTBOOT_STOP_NOTICE={name}: no notice can be read from the metadata service at {address}: "
-        f"{_problem(error)}; the job continues, and asks again every {interval:g} s"
-    )
+    what = f"no notice can be read from the metadata service at {address}: {_problem(error)}"
+    next_ = f"the job continues, and asks again every {interval:g} s"
+    return f"warning: DISTBOOT_STOP_NOTICE={name}: {what}; {next_}"
 
 
 def _problem(error: Exception) -> str:

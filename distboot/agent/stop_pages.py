@@ -14,7 +14,6 @@ import mmap
 import os
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from math import inf
 from typing import TypeAlias
 
@@ -22,6 +21,7 @@ from typing import TypeAlias
 READS, ASKED, STOP, STEPS = range(4)
 LARGEST = (1 << 64) - 1
 _SIZE = 4096  # bytes
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a page has no name there
 # linux/fcntl.h, which a Python need not have: neither the size nor the seals can be changed
 _F_ADD_SEALS = 1033
 _SEALS = 0x1 | 0x2 | 0x4  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
@@ -29,15 +29,18 @@ _SEALS = 0x1 | 0x2 | 0x4  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
 _SETTLING = 0.01
 
 Page: TypeAlias = "memoryview | list[int]"
+_NO_PAGE = [0, 0, 0, 0]
 
 
 def answer(page: Page, count: int, now: int) -> bool | None:
     """Whether this read is true, when a stop is asked for; None: that is not known yet."""
     is_late = now >= page[ASKED]
-    if page[STOP]:
-        # A rank that is further behind by then does not train in step with the others, and stops where it is.
-        return count >= page[STOP] or (is_late and count < page[STOP] - 1)
-    return is_late or None
+    stop = page[STOP]
+    if not stop:
+        return is_late or None
+    # A rank that is further behind by then does not train in step with the others, and stops where it is.
+    is_left_behind = is_late and count < stop - 1
+    return count >= stop or is_left_behind
 
 
 def new_page() -> tuple[int, Page]:
@@ -48,7 +51,7 @@ def new_page() -> tuple[int, Page]:
         # A script that cut it short would end its agent by SIGBUS
         fcntl.fcntl(file, _F_ADD_SEALS, _SEALS)
     else:  # a Python that was built on an old system, as those of conda are
-        file = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR, 0o600)  # noqa: S108 - it has no name there
+        file = os.open(_SHARED_MEMORY, os.O_TMPFILE | os.O_RDWR, 0o600)
         os.ftruncate(file, _SIZE)
     return file, mapped(os.dup(file))
 
@@ -61,13 +64,18 @@ def mapped(file: int) -> Page:
         os.close(file)
 
 
+def _set_once(page: Page, index: int, value: int) -> None:
+    if not page[index]:
+        page[index] = value
+
+
 class StopPages:
-    """The side of an agent: the pages that it shares with its scripts. All times are those of `time.monotonic`."""
+    """The pages that an agent shares with its scripts. All times are those of `time.monotonic`."""
 
     def __init__(self, limit: float) -> None:
-        self._limit = limit  # seconds for the answer, and for the scripts to come to their read
+        self._limit = limit  # seconds for the answer, and for the scripts to reach their read
         self._pages: dict[int, Page] = {}  # by rank
-        self._closed: set[int] = set()  # ranks whose scripts have closed their context
+        self._open: set[int] = set()  # the ranks whose scripts have a context
         self._forget()
 
     @property
@@ -80,64 +88,67 @@ class StopPages:
         `stops` says whether its first read is true.
         """
         self._forget()
-        self._closed.discard(rank)
-        with suppress(OSError, AttributeError):  # macOS has neither
+        try:
             file, page = new_page()
-            self._pages[rank], page[STOP], page[ASKED] = (
-                page,
-                int(stops),
-                time.monotonic_ns() if stops else 0,
-            )
-            return file
-        return None
+        except (OSError, AttributeError):  # macOS has neither
+            return None
+        self._pages[rank] = page
+        self._open.add(rank)
+        if stops:
+            page[STOP] = 1
+            page[ASKED] = time.monotonic_ns()
+        return file
 
     def _forget(self) -> None:
-        self._is_asked, self._answer, self._count_at, self._late_at = False, 0, inf, inf
+        self._is_asked = False
+        self._answer = 0
+        self._count_at = inf
+        self._late_at = inf
 
     def ask(self, now: float) -> None:
         """A stop is asked for: reads wait from now on."""
         if not self._is_asked:
             self._is_asked = True
-            self._count_at, self._late_at = now + _SETTLING, now + self._limit
+            self._count_at = now + _SETTLING
+            self._late_at = now + self._limit
             for page in self._pages.values():
-                page[ASKED] = time.monotonic_ns() + round(self._limit * 1e9)
+                page[ASKED] = self._until()
 
     def counted(self, ranks: Iterable[int], now: float) -> dict[int, int]:
-        """How many reads each of these has begun, once it is time to say so."""
+        """How many reads each of these has begun, once it is time to report it."""
         if now < self._count_at:
             return {}
         self._count_at = inf
-        return {rank: self._pages[rank][READS] if rank in self._pages else 0 for rank in ranks}
+        return {rank: self.numbers(rank)[0] for rank in ranks}
 
     def stop_at(self, read: int) -> None:
         """The answer, for `publish`."""
         self._answer = self._answer or read
 
     def publish(self) -> None:
-        """Let the scripts know the answer: once SIGTERM is sent, which would kill a Python that is about to end."""
-        for page in self._pages.values() if self._answer else ():
-            page[STOP] = page[STOP] or self._answer
-            page[ASKED] = page[ASKED] or time.monotonic_ns() + round(self._limit * 1e9)
+        """Let the scripts know the answer: after SIGTERM, which would kill a Python that is about to end."""
+        if not self._answer:
+            return
+        for page in self._pages.values():
+            _set_once(page, STOP, self._answer)
+            _set_once(page, ASKED, self._until())
 
     def release(self) -> None:
         """Rank 0 cannot answer any more: reads that wait, wait no longer."""
         for page in self._pages.values():
-            page[STOP] = page[STOP] or int(page[ASKED] != 0)
+            _set_once(page, STOP, int(page[ASKED] != 0))
 
     def close(self, rank: int) -> None:
         """The script of this rank has closed its context: it reads no more."""
-        self._closed.add(rank)
+        self._open.discard(rank)
 
     def is_read(self, rank: int) -> bool | None:
         """Whether the script of a rank reads `ctx.preempted`, and so needs no signal; None: not known yet."""
-        page = self._pages.get(rank)
-        if page is None:
-            return False
         if self.is_told(rank):  # a signal now might meet a Python that is about to end
             return True
-        if rank in self._closed:
+        if rank not in self._open:
             return False
-        if page[READS]:
+        if self.numbers(rank)[0]:
             return True
         if self._answer:
             # Others have read it, and this one is in its first step; or none has
@@ -146,26 +157,30 @@ class StopPages:
 
     def is_told(self, rank: int) -> bool:
         """Whether the script has come to the read that is true."""
-        page = self._pages.get(rank)
-        return page is not None and 0 < page[STOP] <= page[READS]
+        page = self._pages.get(rank, _NO_PAGE)
+        return 0 < page[STOP] <= page[READS]
 
     def numbers(self, rank: int) -> tuple[int, int]:
         """How many reads and steps the script has begun."""
-        page = self._pages.get(rank)
-        return (0, 0) if page is None else (page[READS], page[STEPS])
+        page = self._pages.get(rank, _NO_PAGE)
+        return page[READS], page[STEPS]
 
     def late(self, ranks: Iterable[int], now: float) -> dict[int, str]:
-        """What is said of those of these ranks that have not come to their read in time; once."""
+        """What is printed of those of these ranks that have not reached their read in time; once."""
         if now < self._late_at:
             return {}
         self._late_at = inf
-        said = f"warning: it has not reached its next read of ctx.preempted within {self._limit:g} s: it is at read"
-        behind = {
-            rank: page
+        return {
+            rank: self._behind(page)
             for rank, page in self._pages.items()
             if rank in ranks and 0 < page[READS] < page[STOP]
         }
-        return {
-            rank: f"{said} {page[READS]}, and all ranks stop at read {page[STOP]}"
-            for rank, page in behind.items()
-        }
+
+    def _behind(self, page: Page) -> str:
+        what = "it has not reached its next read of ctx.preempted"
+        where = f"it is at read {page[READS]}, and all ranks stop at read {page[STOP]}"
+        return f"warning: {what} within {self._limit:g} s: {where}"
+
+    def _until(self) -> int:
+        """Until when a read waits, of those that begin now."""
+        return time.monotonic_ns() + round(self._limit * 1e9)

@@ -228,7 +228,7 @@ class _Supervision:
     def _forward(self, number: int) -> None:
         if number == signal.SIGQUIT and self._watch is not None and self._watch.shows_stacks():
             return
-        held = self._held() if number == signal.SIGTERM and self._ending is None else set()
+        held = self._held(number)
         if number in _ENDING:
             self._ending = self._ending or number
         # Else it counts for itself
@@ -238,11 +238,12 @@ class _Supervision:
         if self._watch is not None:
             self._watch.asked(number)
 
-    def _held(self) -> set[int]:
-        """The children whose scripts hear through `ctx.preempted` that they are to stop, and need no SIGTERM yet."""
-        if self._watch is None:
-            return set()
+    def _held(self, number: int) -> set[int]:
+        """The children that get no SIGTERM yet, as `ctx.preempted` tells their scripts; a second one is passed on."""
         watch = self._watch
+        is_first_term = (number, self._ending) == (signal.SIGTERM, None)
+        if watch is None or not is_first_term:
+            return set()
         return {pid for pid, child in self._children.items() if watch.holds_term(child.rank)}
 
     def _send(self, number: int, held: Collection[int] = ()) -> None:

@@ -285,15 +285,12 @@ def _together(
         apart=launch.nested.name if launch.nested and apart else "",
         report=None if options.exec else settings.report,
     )
-    if settings.stop_signals:
-        from ..agent.launcher_signals import warn_of_signals
-
-        warn_of_signals(placement, settings.stop_signals)
-    from ..agent.restarts import Restarts
-
     # Here, so that a process that is alone does not pay for them
+    from ..agent.launcher_signals import warn_of_signals
+    from ..agent.restarts import Restarts
     from ..report.files import StartupReport
 
+    warn_of_signals(placement, settings.stop_signals)
     report = StartupReport(settings.report, placement)
     restarts = Restarts(options.restarts, os.environ, of_launcher=launch.nested is not None)
     job = _Job(launch, placement, settings, restarts, ranks)
