@@ -105,7 +105,7 @@ class WrapperAgent:
 
     def asked(self, number: int) -> None:
         """The wrapper got a signal from outside, and passed it on."""
-        self._is_asked = self._is_asked or number in FROM_OUTSIDE
+        self._is_asked |= number in FROM_OUTSIDE
         if number == signal.SIGTERM:  # others may mean something else to the child
             self._call(self._stopping)
 

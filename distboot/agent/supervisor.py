@@ -257,7 +257,8 @@ class _Supervision:
         A second one ends us without the goodbye of failure detection, and without a reader of the output.
         """
         if number in _ENDING:
-            self._is_over, self._is_hurried = self._is_over or self._is_hurried, True
+            self._is_over |= self._is_hurried
+            self._is_hurried = True
             if self._watch is not None:
                 self._watch.asked(number)
             for other in self._others:
