@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import cache
 
 from .detection import allocation
 from .detection.allocation import Unused
 from .detection.detect import OFF
+from .detection.launchers.records import DISTBOOT
 from .detection.launchers.slurm import SINGLE
 from .detection.placement import Placement
 from .text import counted, escape_control, log_line
@@ -41,7 +43,7 @@ def unused(
     if named in (OFF, SINGLE.name):
         return None
     texts = {name: read(environ[name]) for name in allocation.files(environ)}
-    if allocation.FLUX in environ and placement.launcher == SINGLE.name:
+    if allocation.FLUX in environ and placement.launcher in (SINGLE.name, DISTBOOT.name):
         texts[allocation.FLUX] = _flux_size()
     return allocation.unused(placement, environ, texts)
 
@@ -64,6 +66,7 @@ def described(placement: Placement, found: Unused) -> str:
     return f"{ranks}, but {found.found}"
 
 
+@cache
 def _flux_size() -> str:
     """The number of brokers as text; empty if there is no answer."""
     import subprocess  # here and below, as few processes are in a job of Flux

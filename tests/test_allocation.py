@@ -124,6 +124,9 @@ def test_flux_is_asked_for_its_size(run: Run, tmp_path: Path, answer: str, *, wa
     ended = run(sys.executable, "train.py", train=JOB, env=environ)
     assert (ALONE.format("Flux", "2 hosts") in ended.stderr) == warns
     assert ended.returncode == 0
+    command = [sys.executable, "-m", "distboot", "--nproc-per-node", "2", "train.py"]
+    ended = run(*command, env=environ)
+    assert ("all ended, but the Flux allocation has 2 hosts" in ended.stderr) == warns
 
 
 def test_summary_of_a_smaller_job(distboot: Run) -> None:

@@ -86,9 +86,9 @@ def unused(
     if _is_step(environ):
         return None
     tasks = _count(system.tasks, environ, texts)
+    hosts = _count(system.hosts, environ, texts)
     if not _leaves_tasks(placement, tasks.number):
         tasks = Count()
-    hosts = _count(system.hosts, environ, texts)
     if not _leaves_hosts(placement, hosts.number):
         hosts = Count()
     if tasks == hosts == Count():
