@@ -99,6 +99,7 @@ def init(
         DistbootError: something is wrong or missing, on this rank or on another one; its `code` says what.
             `os.environ` is then as it was before the call.
     """
+    _refuse_nested()
     try:
         limit = (
             None if timeout is None else settings.seconds(f"timeout={short_repr(timeout)}", timeout)
@@ -114,15 +115,17 @@ def init(
         raise error.with_traceback(None) from None
 
 
+def _refuse_nested() -> None:
+    # A handler may interrupt an import of `init`: nothing is imported here
+    if _initializing == threading.get_ident():
+        problem = "init() in a signal handler, while this thread is in init()"
+        raise DistbootError("usage", problem, "call it in the script, and there once")
+
+
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
     """Let another thread wait until this one has its context, which is then that of both."""
     global _initializing  # noqa: PLW0603 - as the lock
-    if _initializing == threading.get_ident():
-        hint = "call it in the script, and there once"
-        raise DistbootError(
-            "usage", "init() in a signal handler, while this thread is in init()", hint
-        )
     with _lock:
         _initializing = threading.get_ident()
         try:
