@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from ..detection.parse import is_loopback
-from ..detection.placement import Placement
 from ..host.network import NO_PROXIES, PROXIES
 from ..text import is_address, short_repr, without_mapping
 from .finding import Finding, ok, problem, problem_if, unknown, warning
@@ -17,23 +16,49 @@ _LISTENING = r"^\s*\d+: [0-9A-F]+:([0-9A-F]+) \S+ 0A\b"
 
 def host_name(machine: Machine) -> Finding:
     """The name of this host, which Gloo resolves to the address that it gives to other ranks."""
-    name = short_repr(machine.host)
-    remedy = _host_name_remedy(machine)
     try:
-        found = [without_mapping(address) for address in machine.look_up(machine.host)]
+        found = machine.look_up(machine.host)
     except OSError as error:
-        seen = f"{name}, the name of this host, does not resolve: {error.strerror or error}"
-        may_resolve_later = isinstance(error, TimeoutError)
-        return problem_if(not may_resolve_later and not machine.is_one_node(), seen, remedy)
-    seen = f"{name} resolves to {', '.join(dict.fromkeys(found))}"
-    if all(map(is_loopback, found)):
-        if machine.is_one_node():
-            return ok(seen)
+        return _does_not_resolve(machine, error)
+    addresses = dict.fromkeys(map(_plain, found))
+    seen = f"{short_repr(machine.host)} resolves to {', '.join(addresses)}"
+    remedy = _host_name_remedy(machine)
+    only_loopback = all(map(is_loopback, addresses))
+    if only_loopback and machine.is_one_node():
+        return ok(seen)
+    if only_loopback:
         return warning(f"{seen}, which no other host can reach", remedy)
-    foreign = _foreign_address(machine, found)
-    if foreign is not None:
-        return problem(f"{seen}, but {foreign} is not an address of this host", remedy)
+    own = _own_addresses(machine)
+    foreign = sorted(addresses.keys() - own)
+    if own and foreign:
+        return problem(f"{seen}, but {foreign[0]} is not an address of this host", remedy)
     return ok(seen)
+
+
+def _does_not_resolve(machine: Machine, error: OSError) -> Finding:
+    name = short_repr(machine.host)
+    seen = f"{name}, the name of this host, does not resolve: {_reason(error)}"
+    may_resolve_later = isinstance(error, TimeoutError)
+    is_severe = not may_resolve_later and not machine.is_one_node()
+    return problem_if(is_severe, seen, _host_name_remedy(machine))
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def _own_addresses(machine: Machine) -> set[str]:
+    """Empty if the kernel does not tell."""
+    found = set()
+    for _, address in machine.addresses():
+        found.add(_plain(address))
+    return found
+
+
+def _plain(address: str) -> str:
+    """`"fe80::1%eth0"` -> `"fe80::1"`, `"::ffff:10.0.0.1"` -> `"10.0.0.1"`."""
+    without_zone, _, _ = address.partition("%")
+    return without_mapping(without_zone)
 
 
 def _host_name_remedy(machine: Machine) -> str:
@@ -47,17 +72,6 @@ def _host_name_remedy(machine: Machine) -> str:
         "or the right line in /etc/hosts"
     )
     return machine.remedy(docker, pod, bare, kubernetes=pod, azureml=bare)
-
-
-def _foreign_address(machine: Machine, found: list[str]) -> str | None:
-    """The first address that no interface of this host has; None also if they are unknown."""
-    own = {without_mapping(address) for _, address in machine.addresses()}
-    if not own:
-        return None
-    for address in found:
-        if address.partition("%")[0] not in own:
-            return address
-    return None
 
 
 def master_addr(machine: Machine) -> Finding:
@@ -75,12 +89,13 @@ def master_addr(machine: Machine) -> Finding:
         found = machine.look_up(address)
     except OSError as error:
         source = placement.sources["master_addr"]
-        why = error.strerror or error
         remedy = (
             "wait, if its pod or host is still starting: the ranks retry until the join timeout; "
             "or check the name"
         )
-        return warning(f"{short_repr(address)} ({source}) does not resolve: {why}", remedy)
+        return warning(
+            f"{short_repr(address)} ({source}) does not resolve: {_reason(error)}", remedy
+        )
     return ok(f"{address} resolves to {', '.join(dict.fromkeys(found))}")
 
 
@@ -91,62 +106,73 @@ def ports(machine: Machine) -> Finding:
     if placement.world_size == 1 or port is None:
         return ok("not needed before the ranks meet")
     source = placement.sources.get("master_port", "")
-    if _listens_here(placement) and port in _listening_ports(machine):
+    # torchrun's agent already listens at this port.
+    will_listen = placement.rank == 0 and placement.launcher != "torchrun"
+    if will_listen and port in _listening_ports(machine):
         return warning(
             f"port {port} ({source}) is already in use: distboot takes another, torch does not",
             f"find the process with: ss -ltnp 'sport = :{port}'; or set MASTER_PORT to a free port",
         )
-    low, _, high = machine.text("proc/sys/net/ipv4/ip_local_port_range").partition("\t")
-    if source == "MASTER_PORT" and low.isdigit() and int(low) <= port <= int(high):
+    ephemeral = _ephemeral_ports(machine)
+    if source == "MASTER_PORT" and port in ephemeral:
         return warning(
             f"MASTER_PORT={port} is one of the ports that the kernel uses for outgoing "
-            f"connections, {low} to {high}",
+            f"connections, {ephemeral[0]} to {ephemeral[-1]}",
             "set MASTER_PORT below or above these, for example 29500",
         )
     return ok(f"{port} ({source})")
 
 
-def _listens_here(placement: Placement) -> bool:
-    # torchrun's agent already listens at this port.
-    return placement.rank == 0 and placement.launcher != "torchrun"
+def _ephemeral_ports(machine: Machine) -> range:
+    """The ports that the kernel gives to outgoing connections; none if it does not tell."""
+    # 32768	60999
+    text = machine.text("proc/sys/net/ipv4/ip_local_port_range")
+    low, _, high = text.partition("\t")
+    if not low.isdigit():
+        return range(0)
+    return range(int(low), int(high) + 1)
 
 
 def _listening_ports(machine: Machine) -> set[int]:
     """The TCP ports of this network namespace that a process listens on."""
     tables = "\n".join(map(machine.text, ("proc/net/tcp", "proc/net/tcp6")))
-    return {int(port, 16) for port in re.findall(_LISTENING, tables, re.MULTILINE)}
+    found = set()
+    for port in re.findall(_LISTENING, tables, re.MULTILINE):
+        found.add(int(port, 16))
+    return found
 
 
 def proxies(machine: Machine) -> Finding:
     """Proxies that intercept connections between ranks."""
-    proxy = _first_set(machine, PROXIES)
-    if proxy is None:
+    proxy, _ = _first_set(machine, PROXIES)
+    if not proxy:
         return ok("none that gRPC would use")
     placement = machine.placement()
     peer = placement.master_addr
     if placement.world_size == 1 or peer is None:
         return ok(f"{proxy} is set; no peer to reach is known")
-    no_proxy = ""
-    variable = _first_set(machine, NO_PROXIES)
-    if variable is not None:
-        no_proxy = machine.environ[variable]
+    _, no_proxy = _first_set(machine, NO_PROXIES)
     if is_loopback(peer) or _spares(no_proxy, peer):
         return ok(f"{proxy} is set, and no_proxy excludes {peer} from it")
-    return warning(
+    seen = (
         f"{proxy} is set, but no_proxy does not name {peer}: "
-        "gRPC (TensorFlow, JAX) connects through the proxy",
-        f"no_proxy={','.join(filter(None, (no_proxy, peer)))}, with all hosts of the job",
+        "gRPC (TensorFlow, JAX) connects through the proxy"
     )
+    hosts = ",".join(filter(None, (no_proxy, peer)))
+    return warning(seen, f"no_proxy={hosts}, with all hosts of the job")
 
 
-def _first_set(machine: Machine, variables: tuple[str, ...]) -> str | None:
+def _first_set(machine: Machine, variables: tuple[str, ...]) -> tuple[str, str]:
+    """Name and value of the first of these variables that is set; both empty if none is."""
     for variable in variables:
-        if machine.environ.get(variable):
-            return variable
-    return None
+        value = machine.environ.get(variable, "")
+        if value:
+            return variable, value
+    return "", ""
 
 
 def _spares(no_proxy: str, host: str) -> bool:
     """Whether gRPC connects directly to a host: `no_proxy` lists endings of names, `*` is all."""
-    endings = [word.strip().lstrip("*") for word in no_proxy.split(",") if word.strip()]
-    return host.endswith(tuple(endings))
+    words = map(str.strip, no_proxy.split(","))
+    endings = tuple(word.lstrip("*") for word in filter(None, words))
+    return host.endswith(endings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from ..host import cpus as host_cpus
@@ -102,10 +103,10 @@ def shared_memory(machine: Machine) -> Finding:
 def memlock(machine: Machine) -> Finding:
     """How much memory may be locked: RDMA locks all buffers that it sends or receives."""
     limits = _limits(machine, "Max locked memory")
-    if not limits:
+    if limits is None:
         return unknown("/proc/self/limits does not tell how much memory may be locked")
-    soft = limits[0]
-    if soft is None:
+    soft, _ = limits
+    if soft == math.inf:
         return ok("unlimited")
     if _has_ipc_lock(machine):
         return ok(f"{_size(soft)}, and CAP_IPC_LOCK, which lifts the limit")
@@ -126,7 +127,7 @@ def memlock(machine: Machine) -> Finding:
 def open_files(machine: Machine) -> Finding:
     """How many files may be open: rank 0's connections, tensors that DataLoader workers share."""
     limits = _limits(machine, "Max open files")
-    if not limits:
+    if limits is None:
         return unknown("/proc/self/limits does not tell how many files may be open")
     soft, hard = limits
     ranks = machine.placement().world_size
@@ -137,31 +138,37 @@ def open_files(machine: Machine) -> Finding:
         f"ulimit -n {_MANY_FILES}; for all users: `* - nofile {_MANY_FILES}` "
         "in /etc/security/limits.conf",
     )
-    if hard is not None and hard < needed:
-        seen = f"{hard} files may be open, but the {ranks} ranks need {needed} connections"
+    if hard < needed:
+        seen = f"{hard:.0f} files may be open, but the {ranks} ranks need {needed} connections"
         return problem(seen, remedy)
-    if soft is None:
+    if soft == math.inf:
         return ok("unlimited")
     if soft > _FEW_FILES:
-        return ok(f"{soft} may be open")
-    hard_limit = "no limit" if hard is None else str(hard)
-    if hard is None or hard >= _MANY_FILES:
+        return ok(f"{soft:.0f} may be open")
+    if hard >= _MANY_FILES:
         remedy = f"ulimit -n {_MANY_FILES}, first in the command"
     return warning(
-        f"{soft} files may be open (hard limit: {hard_limit}): "
+        f"{soft:.0f} files may be open (hard limit: {_no_limit_or(hard)}): "
         "many DataLoader workers end with `Too many open files`",
         remedy,
     )
 
 
-def _limits(machine: Machine, title: str) -> list[int | None]:
-    """Soft and hard limit, None where it is unlimited; empty if /proc does not tell."""
+def _limits(machine: Machine, title: str) -> tuple[float, float] | None:
+    """Soft and hard limit, infinite where there is none; None if /proc does not tell."""
     # Max open files            1024                 1048576              files
     pattern = rf"^{title}\s+(\d+|unlimited)\s+(\d+|unlimited)\s"
     found = re.search(pattern, machine.text("proc/self/limits"), re.MULTILINE)
     if found is None:
-        return []
-    return [None if word == "unlimited" else int(word) for word in found.groups()]
+        return None
+    soft, hard = (float(word.replace("unlimited", "inf")) for word in found.groups())
+    return soft, hard
+
+
+def _no_limit_or(limit: float) -> str:
+    if limit == math.inf:
+        return "no limit"
+    return f"{limit:.0f}"
 
 
 def _has_ipc_lock(machine: Machine) -> bool:
@@ -174,7 +181,7 @@ def _has_ipc_lock(machine: Machine) -> bool:
     return bool(int(effective[1], 16) >> _IPC_LOCK & 1)
 
 
-def _size(count: int) -> str:
+def _size(count: float) -> str:
     if count >= _GIB:
         return f"{count / _GIB:.4g} GiB"
     if count >= _MIB:

@@ -31,17 +31,17 @@ class Port:
     number: str  # of the port, from 1
     kind: str  # "InfiniBand", "RoCE" or "EFA"
     state: str  # as the kernel reports it, for example "4: ACTIVE"
-
-    @property
-    def is_active(self) -> bool:
-        return "ACTIVE" in self.state
+    is_active: bool
 
 
 def describe(ports: Sequence[Port]) -> str:
     """`"8 InfiniBand ports (mlx5_ib0 to mlx5_ib7)"`."""
     kinds = " and ".join(dict.fromkeys(port.kind for port in ports))
-    first_and_last = " to ".join(dict.fromkeys((ports[0].device, ports[-1].device)))
-    return f"{counted(len(ports), f'{kinds} port')} ({first_and_last})"
+    count = counted(len(ports), f"{kinds} port")
+    first = ports[0].device
+    last = ports[-1].device
+    devices = " to ".join(dict.fromkeys((first, last)))
+    return f"{count} ({devices})"
 
 
 def _shared_memory() -> tuple[int, int]:
@@ -52,19 +52,10 @@ def _shared_memory() -> tuple[int, int]:
 
 
 def _look_up(name: str) -> list[str]:
-    return [str(address[0]) for _, address in network.look_up(name, None, _LOOK_UP_TIMEOUT)]
-
-
-def _package_folders() -> list[str]:
-    return [os.path.abspath(folder) for folder in sys.path]
-
-
-def _installed_at() -> float:
-    return Path(__file__).stat().st_mtime
-
-
-def _may_open(path: Path) -> bool:
-    return os.access(path, os.R_OK | os.W_OK)
+    found = []
+    for _, address in network.look_up(name, None, _LOOK_UP_TIMEOUT):
+        found.append(str(address[0]))
+    return found
 
 
 @dataclass(frozen=True)
@@ -75,13 +66,13 @@ class Machine:
     root: Path = Path("/")  # where the file system begins
     system: str = sys.platform
     # Folders where Python looks for packages
-    packages: Sequence[str] = field(default_factory=_package_folders)
+    packages: Sequence[str] = field(default_factory=lambda: list(map(os.path.abspath, sys.path)))
     host: str = field(default_factory=socket.gethostname)
     now: float = field(default_factory=time.time)  # seconds since the epoch
     # When distboot was installed, in seconds since the epoch
-    installed_at: float = field(default_factory=_installed_at)
+    installed_at: float = field(default_factory=lambda: Path(__file__).stat().st_mtime)
     # Whether this user may read and write a file
-    may_open: Callable[[Path], bool] = _may_open
+    may_open: Callable[[Path], bool] = lambda path: os.access(path, os.R_OK | os.W_OK)
     # Size of /dev/shm and free space there, in bytes; raises OSError
     shared_memory: Callable[[], tuple[int, int]] = _shared_memory
     # Interface and address, of this host
@@ -91,19 +82,25 @@ class Machine:
 
     def text(self, path: str) -> str:
         """Content of a file, stripped; empty if the file cannot be read."""
-        with suppress(OSError, UnicodeDecodeError):
-            return (self.root / path.lstrip("/")).read_text().strip()
+        with suppress(OSError):
+            text = (self.root / path.lstrip("/")).read_text(encoding="utf-8", errors="replace")
+            return text.strip()
         return ""
 
     def names(self, path: str) -> list[str]:
         """Names in a folder; none if the folder cannot be read."""
-        return [found.rpartition("/")[2] for found in self.matching(f"{path}/*")]
+        found = []
+        for each in self.matching(f"{path}/*"):
+            found.append(Path(each).name)
+        return found
 
     def matching(self, pattern: str) -> list[str]:
         """Paths that match a pattern, relative to the root."""
+        found = []
         with suppress(OSError):
-            return sorted(str(path.relative_to(self.root)) for path in self.root.glob(pattern))
-        return []
+            for path in self.root.glob(pattern):
+                found.append(str(path.relative_to(self.root)))
+        return sorted(found)
 
     def has(self, path: str) -> bool:
         return (self.root / path.lstrip("/")).exists()
@@ -113,20 +110,27 @@ class Machine:
         try:
             return detect(self.environ)
         except DistbootError:
-            return detect({})._replace(num_nodes=None)
+            single = detect({})
+            return single._replace(num_nodes=None)
 
     def is_one_node(self) -> bool:
         """Whether the job is known to stay on one host."""
-        return self.placement().num_nodes == 1
+        placement = self.placement()
+        return placement.num_nodes == 1
 
     def is_azure(self) -> bool:
         """Whether this is a virtual machine of Azure, or any other of Hyper-V."""
-        return self.text("sys/class/dmi/id/sys_vendor") == "Microsoft Corporation"
+        vendor = self.text("sys/class/dmi/id/sys_vendor")
+        return vendor == "Microsoft Corporation"
 
     def pci_devices(self) -> list[tuple[str, str]]:
         """Vendor and class of each device on the PCI bus, which every container sees."""
-        folders = self.matching("sys/bus/pci/devices/*")
-        return [(self.text(f"{folder}/vendor"), self.text(f"{folder}/class")) for folder in folders]
+        found = []
+        for folder in self.matching("sys/bus/pci/devices/*"):
+            vendor = self.text(f"{folder}/vendor")
+            device_class = self.text(f"{folder}/class")
+            found.append((vendor, device_class))
+        return found
 
     def rdma_ports(self) -> list[Port]:
         """The ports of all RDMA devices, without Azure's Ethernet cards: they cannot use RoCE."""
@@ -136,37 +140,40 @@ class Machine:
             kind = self._rdma_kind(device, path)
             if kind == "RoCE" and self.is_azure():
                 continue
-            found.append(Port(device, number, kind, self.text(f"{path}/state")))
+            state = self.text(f"{path}/state")
+            found.append(Port(device, number, kind, state, "ACTIVE" in state))
         return found
 
     def _rdma_kind(self, device: str, port: str) -> str:
-        if self.text(f"sys/class/infiniband/{device}/device/vendor") == _AMAZON:
+        vendor = self.text(f"sys/class/infiniband/{device}/device/vendor")
+        if vendor == _AMAZON:
             return "EFA"  # its link layer is "Unspecified"
-        return self.text(f"{port}/link_layer").replace("Ethernet", "RoCE")
+        link_layer = self.text(f"{port}/link_layer")
+        return link_layer.replace("Ethernet", "RoCE")
 
     def has_library(self, name: str) -> bool:
         """Whether the dynamic linker would find a library: "libibverbs.so.1", or a path."""
-        with suppress(OSError):
-            # ldconfig lists every library that it has found in this file, with its path.
-            if f"/{name}\0".encode() in (self.root / "etc/ld.so.cache").read_bytes():
-                return True
+        # ldconfig lists every library that it has found in this file, with its path.
+        if f"/{name}\0" in self.text("etc/ld.so.cache"):
+            return True
         if "/" in name:
             return self.has(name)
-        for folder in self.environ.get("LD_LIBRARY_PATH", "").split(":"):
-            if folder and self.has(f"{folder}/{name}"):
-                return True
-        return False
+        folders = self.environ.get("LD_LIBRARY_PATH", "").split(":")
+        candidates = [f"{folder}/{name}" for folder in filter(None, folders)]
+        return any(map(self.has, candidates))
 
     def container(self) -> str | None:
         """What runs this container: "azureml", "kubernetes", "apptainer", "docker", or nothing."""
         platform = recognise(self.environ)
         if platform is not None and platform.name in ("azureml", "kubernetes"):
             return platform.name
-        if any(name in self.environ for name in _APPTAINER):
+        variables = self.environ.keys()
+        if not variables.isdisjoint(_APPTAINER):
             return "apptainer"
         # systemd asks every container manager to set container=NAME, for example container=podman.
         # The advice for Docker fits systemd-nspawn, too.
-        if "container" in self.environ or any(map(self.has, _DOCKER_FILES)):
+        files = map(self.has, _DOCKER_FILES)
+        if "container" in variables or any(files):
             return "docker"
         return None
 
@@ -181,4 +188,7 @@ class Machine:
             "azureml": f'in the job\'s YAML: resources: {{docker_args: "{docker}"}}',
         }
         remedies.update(others)
-        return remedies.get(self.container() or "", bare)
+        container = self.container()
+        if container is None:
+            return bare
+        return remedies.get(container, bare)

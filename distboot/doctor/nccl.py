@@ -64,59 +64,66 @@ def interfaces(machine: Machine) -> Finding:
 def nccl_rdma(machine: Machine) -> Finding:
     """Settings that keep NCCL from RDMA, or name a device that is not there."""
     settings = _settings(machine)
-    active = [port for port in machine.rdma_ports() if port.is_active]
-    own = [port for port in active if port.kind != "EFA"]  # a plugin serves EFA, not NCCL itself
-    for finding in (
-        _requires_infiniband(settings, own),
-        _excludes_rdma(machine, settings, active, own),
-        _names_unknown_device(settings, own),
-    ):
-        if finding is not None:
-            return finding
+    active = []
+    own = []
+    for port in machine.rdma_ports():
+        if not port.is_active:
+            continue
+        active.append(port)
+        if port.kind != "EFA":  # a plugin serves EFA, not NCCL itself
+            own.append(port)
+    found = [
+        *_requires_infiniband(settings, own),
+        *_excludes_rdma(machine, settings, active, own),
+        *_names_unknown_device(settings, own),
+    ]
+    if found:
+        return found[0]
     if not active:
         return ok("no RDMA")
     return ok("no setting excludes it")
 
 
-def _requires_infiniband(settings: Mapping[str, str], own: Sequence[Port]) -> Finding | None:
+def _requires_infiniband(settings: Mapping[str, str], own: Sequence[Port]) -> list[Finding]:
     net = settings.get("NCCL_NET", "")
     if net.upper() != "IB":
-        return None
+        return []
     if settings.get("NCCL_IB_DISABLE") == "1":
         why = "NCCL_IB_DISABLE=1"
     elif not own:
         why = "this host shows no InfiniBand or RoCE that is up"
     else:
-        return None
-    return problem(f"NCCL_NET={short_repr(net)}, but {why}: NCCL does not start", "unset NCCL_NET")
+        return []
+    seen = f"NCCL_NET={short_repr(net)}, but {why}: NCCL does not start"
+    return [problem(seen, "unset NCCL_NET")]
 
 
 def _excludes_rdma(
     machine: Machine, settings: Mapping[str, str], active: Sequence[Port], own: Sequence[Port]
-) -> Finding | None:
+) -> list[Finding]:
     if settings.get("NCCL_IB_DISABLE") == "1" and own:
         setting = "NCCL_IB_DISABLE"
     elif settings.get("NCCL_NET", "").upper() == "SOCKET" and active:
         setting = "NCCL_NET"
     else:
-        return None
+        return []
     if machine.is_one_node():
-        return None
+        return []
     ports = own or active
     seen = f"{setting}={settings[setting]}, but this host has {describe(ports)}: NCCL uses TCP"
     # Every Ethernet card of this kind offers RoCE, also where the network does not carry it.
-    return problem_if(ports[0].kind != "RoCE", seen, f"unset {setting}")
+    return [problem_if(ports[0].kind != "RoCE", seen, f"unset {setting}")]
 
 
-def _names_unknown_device(settings: Mapping[str, str], own: Sequence[Port]) -> Finding | None:
+def _names_unknown_device(settings: Mapping[str, str], own: Sequence[Port]) -> list[Finding]:
     choice = settings.get("NCCL_IB_HCA", "")
     if not choice or choice.startswith("^") or not own:
-        return None
+        return []
     if any(network.nccl_matches(choice, port.device) for port in own):
-        return None
+        return []
     present = ", ".join(port.device for port in own)
     seen = f"NCCL_IB_HCA={short_repr(choice)}, but this host has {present}: NCCL uses TCP"
-    return problem(seen, "unset NCCL_IB_HCA, or name one of these")
+    return [problem(seen, "unset NCCL_IB_HCA, or name one of these")]
 
 
 def nccl_settings(machine: Machine) -> list[Finding]:
