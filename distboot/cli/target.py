@@ -155,9 +155,7 @@ class Target(NamedTuple):
         return ""
 
     def missing(self) -> DistbootError | None:
-        """The error if the program is not here. Other ranks may have it; the error reaches them,
-        too.
-        """
+        """The error if the program is not here, for all ranks: others may have it."""
         from shutil import which  # here, so that a process that is alone does not pay for it
 
         program = self.words[0]

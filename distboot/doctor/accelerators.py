@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +23,8 @@ _OLDEST_DRIVER = {"11": 450, "12": 525, "13": 580}
 # Of the same document: forward compatibility, for data-center GPUs
 _COMPATIBLE = "usr/local/cuda/compat/libcuda.so*"
 _BUILDS = {"cuda": "CUDA", "hip": "ROCm", "xpu": "XPU", "hpu": "Gaudi"}
+_WRONG_GPUS = {"cuda": "AMD", "hip": "NVIDIA"}  # where there are no others
+_NEEDED_BUILD = {"NVIDIA": "CUDA", "AMD": "ROCm"}
 _WHERE = "pytorch.org, Get started, lists the builds"
 
 
@@ -185,27 +187,40 @@ def _not_permitted(machine: Machine, listed: str, file: str) -> Finding:
 
 def visible_devices(machine: Machine) -> Finding:
     """Whether the visibility variables name devices that are here, and leave enough of them."""
-    environ = machine.environ
     devices = host_accelerators.visible({}, machine.root)
-    variables = [variable for variable in _variables(machine) if variable in environ]
-    given = " and ".join(f"{variable}={short_repr(environ[variable])}" for variable in variables)
-    if not devices:
-        return ok(f"{given}, but no device with a known id is here" if given else "none")
-    if not variables:
+    choices = {}
+    for variable in _variables(machine):
+        if variable in machine.environ:
+            choices[variable] = machine.environ[variable]
+    if devices and choices:
+        return _chosen_devices(machine, devices, choices)
+    if devices:
         return _enough(machine, devices, f"all {len(devices)}")
+    if choices:
+        return ok(f"{_listed(choices)}, but no device with a known id is here")
+    return ok("none")
 
-    left = host_accelerators.visible(environ, machine.root)
-    mig = [device for device in left if device.startswith("MIG-")]
+
+def _chosen_devices(machine: Machine, devices: list[str], choices: Mapping[str, str]) -> Finding:
+    given = _listed(choices)
+    first = next(iter(choices))
+    left = host_accelerators.visible(machine.environ, machine.root)
+    mig = sum(device.startswith("MIG-") for device in left)
     if mig:
-        return _mig(given, len(mig))
-    invalid = _first_invalid(environ, variables, devices)
+        return _mig(given, mig)
+    invalid = _first_invalid(choices, devices)
     if invalid is not None:
         seen = f"{invalid}: {len(left)} of the {len(devices)} here are left"
-        return problem(seen, f"fix or unset {variables[0]}")
+        return problem(seen, f"fix or unset {first}")
     if not left:
         seen = f"{given} hides all {len(devices)}: the job trains on the CPU"
-        return warning(seen, f"unset {variables[0]}")
+        return warning(seen, f"unset {first}")
     return _enough(machine, left, f"{given}: {len(left)} of {len(devices)}")
+
+
+def _listed(choices: Mapping[str, str]) -> str:
+    """`"ROCR_VISIBLE_DEVICES='4,5' and HIP_VISIBLE_DEVICES='1'"`."""
+    return " and ".join(f"{name}={short_repr(choice)}" for name, choice in choices.items())
 
 
 def _variables(machine: Machine) -> tuple[str, ...]:
@@ -228,13 +243,10 @@ def _mig(given: str, count: int) -> Finding:
     return unknown(f"{given}: {seen}")
 
 
-def _first_invalid(
-    environ: Mapping[str, str], variables: Sequence[str], devices: list[str]
-) -> str | None:
+def _first_invalid(choices: Mapping[str, str], devices: list[str]) -> str | None:
     """The first variable that names a device that is not here."""
     known = devices
-    for variable in variables:
-        choice = environ[variable]
+    for variable, choice in choices.items():
         why = _why_invalid(choice, known)
         if why is not None:
             return f"{variable}={short_repr(choice)}, but {why}"
@@ -281,12 +293,10 @@ def driver(machine: Machine) -> Finding:
     vendors = _gpu_vendors(machine)
     if not build.targets:
         return _cpu_build(torch, vendors)
-    if "cuda" in build.targets and vendors == ["AMD"]:
-        seen = f"{torch} is built for CUDA, but the GPUs here are AMD's"
-        return problem(seen, f"install the build for ROCm: {_WHERE}")
-    if "hip" in build.targets and vendors == ["NVIDIA"]:
-        seen = f"{torch} is built for ROCm, but the GPUs here are NVIDIA's"
-        return problem(seen, f"install the build for CUDA: {_WHERE}")
+    for target, vendor in _WRONG_GPUS.items():
+        if target in build.targets and vendors == [vendor]:
+            seen = f"{torch} is built for {_BUILDS[target]}, but the GPUs here are {vendor}'s"
+            return problem(seen, f"install the build for {_NEEDED_BUILD[vendor]}: {_WHERE}")
     if "cuda" in build.targets and version is not None:
         return _cuda_build(machine, torch, build.targets["cuda"], version)
     listed = [f"{_BUILDS[name]} {target}".rstrip() for name, target in build.targets.items()]
@@ -306,9 +316,8 @@ def _gpu_vendors(machine: Machine) -> list[str]:
 def _cpu_build(torch: str, vendors: list[str]) -> Finding:
     if not vendors:
         return ok(f"{torch}, for the CPU")
-    wanted = {"NVIDIA": "CUDA", "AMD": "ROCm"}[vendors[0]]
     seen = f"{torch} is built for the CPU only, but {vendors[0]} GPUs are here"
-    return warning(seen, f"install a build for {wanted}: {_WHERE}")
+    return warning(seen, f"install a build for {_NEEDED_BUILD[vendors[0]]}: {_WHERE}")
 
 
 def _cuda_build(machine: Machine, torch: str, cuda: str, version: str) -> Finding:
