@@ -11,11 +11,14 @@ from ..detection.detect import LAUNCHERS, detect, refuse_unless_rank
 from ..detection.export import require_master
 from ..detection.placement import FIELDS, PLATFORMS, Placement
 from ..errors import with_rank
-from ..rendezvous.job_info import JobInfo
-from ..rendezvous.membership import Membership
 from ..settings import join_timeout_setting, warn_of_unknown
 from ..text import counted, escape_control, ranks_said
 from .main import Parser, emit
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..rendezvous.job_info import JobInfo
+    from ..rendezvous.membership import Membership
 
 _OF_THE_JOB = ("launcher", "world_size", "num_nodes", "master_addr", "master_port")
 # What `show` says of a field that has no value; any other is completed when the ranks meet.
