@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 
+from .. import surroundings
 from ..detection.detect import LAUNCHERS, detect, refuse_unless_rank
 from ..detection.export import require_master
 from ..detection.placement import FIELDS, PLATFORMS, Placement
@@ -42,11 +43,22 @@ def show(arguments: list[str]) -> int:
     warn_of_unknown(os.environ, placement.rank, placement.who)
     if options.job:
         _show_job(placement, as_json=options.json)
-    elif options.json:
+        return 0
+    placement = _with_unused(placement, options.launcher)
+    if options.json:
         emit(json.dumps(placement.as_dict()))
     else:
         emit(_table(placement))
     return 0
+
+
+def _with_unused(placement: Placement, launcher: str | None) -> Placement:
+    """The placement with a note on tasks and hosts that the job leaves unused."""
+    unused = surroundings.unused(placement, os.environ, launcher)
+    if unused is None:
+        return placement
+    note = f"{surroundings.described(placement, unused)}: {unused.remedy}"
+    return placement._replace(notes=(*placement.notes, note))
 
 
 def _table(placement: Placement) -> str:

@@ -146,6 +146,11 @@ class Target(NamedTuple):
         return "".join(self.of_python[:1])
 
     @property
+    def is_shell(self) -> bool:
+        """Whether the command is a shell, in whose script anything may be started."""
+        return os.path.basename(self.words[0]) in _SHELLS
+
+    @property
     def text(self) -> str:
         """The beginning of the script that a Python runs; empty if it cannot be read."""
         script = self.script

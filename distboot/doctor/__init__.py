@@ -23,6 +23,7 @@ Check = Callable[[Machine], Finding | Iterable[Finding]]
 
 ON_EVERY_SYSTEM: tuple[Check, ...] = (
     launch.launcher,
+    launch.allocation,
     launch.settings,
     addresses.host_name,
     addresses.master_addr,

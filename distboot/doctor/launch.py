@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from .. import surroundings
 from ..detection.detect import LAUNCHERS, detect
 from ..errors import DistbootError
 from ..settings import misspelled
@@ -25,6 +26,15 @@ def launcher(machine: Machine) -> Finding:
     if placement.launcher == "single":
         return ok("none: a single process")
     return ok(f"rank {number}, by {LAUNCHERS[placement.launcher].title}")
+
+
+def allocation(machine: Machine) -> list[Finding]:
+    """Whether a batch system or a hostfile has tasks or hosts that the job leaves unused."""
+    placement = machine.placement()
+    found = surroundings.unused(placement, machine.environ, read=machine.text)
+    if found is None:
+        return []
+    return [warning(surroundings.described(placement, found), found.remedy)]
 
 
 def settings(machine: Machine) -> list[Finding]:

@@ -41,16 +41,38 @@ def utc(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
 
 
+class Doubts(NamedTuple):
+    """Why a job whose ranks all ended with exit code 0 may not be the job that was meant."""
+
+    # The launcher that each rank ran, if it started a job of its own; else empty
+    separate_jobs: str = ""
+    # What the environment reserves and the job leaves unused
+    unused: str = ""
+
+    def describe(self, events: Sequence[Event], ended: str) -> str:
+        """For people, in place of "ended well"; empty if nothing is in doubt."""
+        if self.separate_jobs and not _has_called_init(events):
+            launcher = self.separate_jobs
+            return f"each rank ran {launcher} for a job of its own, and none joined the others"
+        if self.unused:
+            return f"{ended}, but {self.unused}"
+        return ""
+
+
+def _has_called_init(events: Sequence[Event]) -> bool:
+    return any(one.event == "phases" and CALLED in one.details for one in events)
+
+
 def summary_line(
-    events: Sequence[Event], membership: Membership, separate_jobs: str, now: float
+    events: Sequence[Event], membership: Membership, doubts: Doubts, now: float
 ) -> str:
-    """How the job ended, in one line for people; `separate_jobs`: see `job_report`."""
+    """How the job ended, in one line for people."""
     job = JobState(events)
     codes = defaultdict(list)
     for rank in range(membership.world_size):
         codes[job.exit_code(rank)].append(rank)
     listed = ", ".join(f"{code} ({ranks_said(ranks)})" for code, ranks in codes.items())
-    how = _how_it_ended(events, job, separate_jobs, all_succeeded=codes.keys() == {"0"})
+    how = _how_it_ended(events, job, doubts, all_succeeded=codes.keys() == {"0"})
     later = job.later_failures()
     if later:
         how += f"; {later} failed after that"
@@ -59,7 +81,7 @@ def summary_line(
 
 
 def _how_it_ended(
-    events: Sequence[Event], job: JobState, separate_jobs: str, *, all_succeeded: bool
+    events: Sequence[Event], job: JobState, doubts: Doubts, *, all_succeeded: bool
 ) -> str:
     if job.root_cause is not None:
         # The whole text was printed when it happened. New is where that rank was, and when it was.
@@ -68,24 +90,20 @@ def _how_it_ended(
         short = re.split(end, cause["text"], maxsplit=1)[0]
         at = datetime.fromtimestamp(job.root_cause.time, timezone.utc)
         return f"{short} at {at:%H:%M:%S} UTC, {cause['location']}"
-    if _trained_separately(events, separate_jobs):
-        return _separate(separate_jobs)
-    if all_succeeded:
-        return "all ended well"
-    return "no failure was seen"
+    well = "all ended well" if all_succeeded else "no failure was seen"
+    return doubts.describe(events, "all ended") or well
 
 
 def job_report(
     events: Sequence[Event],
     membership: Membership,
-    separate_jobs: str,
+    doubts: Doubts,
     now: float,
     rounds: Rounds = (),
 ) -> dict[str, object]:
     """The report of a job whose ranks met and were supervised; it ends `now`.
 
     `events` are those of the last round, `rounds` the failed ones, as `Restarts.rounds` has them.
-    `separate_jobs`: the launcher that each rank ran, if it started a job of its own, else empty.
     """
     job = JobState(events)
     ranks = []
@@ -93,7 +111,7 @@ def job_report(
         ranks.append(_rank(rank, place, job.of_rank(rank), job))
     fields: dict[str, object] = {
         "outcome": "ended",
-        "headline": _headline(events, job, membership, separate_jobs),
+        "headline": _headline(events, job, membership, doubts),
         "hosts": list(membership.hosts),
         "later_failures": job.later_failures(),
         "ranks": ranks,
@@ -348,7 +366,7 @@ def _missing_runs(joined: Iterable[int], world_size: int) -> list[range]:
 
 
 def _headline(
-    events: Sequence[Event], job: JobState, membership: Membership, separate_jobs: str
+    events: Sequence[Event], job: JobState, membership: Membership, doubts: Doubts
 ) -> str:
     states = Counter(map(job.of_rank, range(membership.world_size)))
     if job.root_cause is not None:
@@ -361,11 +379,8 @@ def _headline(
     if states["ended"] < membership.world_size:
         unknown = states["not known"]
         return f"{size}: no failure was seen; how {unknown} of them ended is not known"
-    if _trained_separately(events, separate_jobs):
-        return f"{size}: {_separate(separate_jobs)}"
-    if membership.world_size == 1:
-        return f"{size}: ended well"
-    return f"{size}: all ended well"
+    ended = "all ended" if membership.world_size > 1 else "ended"
+    return f"{size}: {doubts.describe(events, ended) or f'{ended} well'}"
 
 
 def _counts(states: Mapping[str, int]) -> str:
@@ -375,17 +390,6 @@ def _counts(states: Mapping[str, int]) -> str:
         if states[state]:
             found.append(f"{states[state]} {text}")
     return ", ".join(found)
-
-
-def _trained_separately(events: Sequence[Event], separate_jobs: str) -> bool:
-    """Whether each rank was a launcher, and no process below one has joined with `init`."""
-    if not separate_jobs:
-        return False
-    return not any(one.event == "phases" and CALLED in one.details for one in events)
-
-
-def _separate(launcher: str) -> str:
-    return f"each rank ran {launcher} for a job of its own, and none joined the others"
 
 
 def _error(error: BaseException, ranks: Sequence[int]) -> dict[str, Any]:
