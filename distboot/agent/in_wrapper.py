@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from ..process import FROM_OUTSIDE, start_without_signals
+from ..process import start_without_signals
 from ..rendezvous.job_info import JobInfo
 from ..rendezvous.local import VARIABLE, AgentLink
 from ..report import COMMAND
@@ -38,6 +38,7 @@ class WrapperAgent:
         self.is_done = False  # whether nothing is left to do; `supervisor.run` may end
         self.only_serves_rank_0 = False  # whether all other ranks do, and end with it
         self._is_asked = False
+        self._restarts = restarts
         self._job, self._settings = job, settings
         assert job.joined is not None
         self._secret = job.joined.plan.secret
@@ -104,10 +105,19 @@ class WrapperAgent:
         return cause if cause is not None and cause.restarts and not self._is_asked else None
 
     def asked(self, number: int) -> None:
-        """The wrapper got a signal from outside, and passed it on."""
-        self._is_asked = self._is_asked or number in FROM_OUTSIDE
-        if number == signal.SIGTERM:  # others may mean something else to the child
+        """A signal asks the wrapper to end: SIGTERM, another one that ended a child, or that found none."""
+        self._is_asked = True
+        if number == signal.SIGTERM:
             self._call(self._stopping)
+
+    def outlived(self, signals: set[int]) -> None:
+        """A child has ended later, and of something else, than of signals that came."""
+        if self._restarts is not None:
+            self._restarts.outlived(signals)
+
+    def is_harmless(self, number: int) -> bool:
+        """Whether a signal does not end a script of this job, as it has shown."""
+        return self._restarts is not None and number in self._restarts.harmless
 
     def shows_stacks(self) -> bool:
         """SIGQUIT came: whether it is ours, and we say where all ranks are."""
@@ -131,6 +141,9 @@ class WrapperAgent:
             if end is not None:  # else the loop has ended before
                 found[rank] = (0 if cause is None else cause.exit_code_for(end)) or end.status or 0
         first = () if cause is None else cause.ranks
+        if cause is not None and cause.restarts and self._is_asked:
+            # The job has failed, and goes on without this agent's ranks
+            return next(filter(None, (found.get(rank) for rank in first)), cause.exit_code)
         return next(filter(None, (found.get(rank) for rank in (*first, *found))), 0)
 
     def leave_job(self) -> None:

@@ -42,9 +42,15 @@ class Restarts:
     """What the wrapper knows of all rounds of its job."""
 
     def __init__(
-        self, settings: RestartSettings, environ: Mapping[str, str], *, of_launcher: bool = False
+        self,
+        settings: RestartSettings,
+        environ: Mapping[str, str],
+        *,
+        who: str | None = None,  # in what is printed between two rounds
+        of_launcher: bool = False,
     ) -> None:
         self.settings, self.round = settings, 0  # that runs, or comes next
+        self._who = who
         # Whether a rank that calls MPI_Init speaks to the launcher, which takes that of each process once.
         self._is_below_mpi = any(name.startswith(_OF_MPI) for name in environ)
         self._has_mpi = False
@@ -57,6 +63,7 @@ class Restarts:
         # Why the job does not go on; empty: it does; None: not decided
         self._decision: str | None = None
         self.cause: RootCause | None = None  # of the round that has ended
+        self.harmless: set[int] = set()  # signals that do not end a script, nor the wrapper
 
     def look(self, pid: int) -> None:
         """See whether a rank has loaded MPI, it or what it has started; once a second, and when it is decided."""
@@ -73,6 +80,18 @@ class Restarts:
                 open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file,
             ):
                 pids += map(int, file.read().split())
+
+    def outlived(self, signals: set[int]) -> None:
+        """Let signals that do not end a script not end the wrapper between two rounds, either."""
+        for number in signals - self.harmless:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._say_no_effect)
+        self.harmless |= signals
+
+    def _say_no_effect(self, number: int, _frame: object) -> None:
+        name = signal.Signals(number).name
+        text = f"warning: {name} arrived while no rank was running, and had no effect"
+        log_line(self._who, text)
 
     def begin(self, round_: int, most: int, *, is_rank_0: bool = True) -> None:
         """All have met for a round; rank 0's agent says which, and how many restarts there may be."""

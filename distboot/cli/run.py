@@ -291,22 +291,17 @@ def _together(
     from ..report.files import StartupReport
 
     report = StartupReport(settings.report, placement)
-    restarts = Restarts(options.restarts, os.environ, of_launcher=launch.nested is not None)
+    restarts = Restarts(
+        options.restarts, os.environ, who=placement.who, of_launcher=launch.nested is not None
+    )
     job = _Job(launch, placement, settings, restarts, ranks)
-    if options.restarts.most:
-        for number in (signal.SIGUSR1, signal.SIGUSR2):  # which would end us between two rounds
-            signal.signal(number, partial(_say_no_effect, placement))
+    if options.restarts.most:  # else they would end us between two rounds
+        restarts.outlived({signal.SIGUSR1, signal.SIGUSR2})
     code = job.round(report, problem or report.problem(), logs)
     while restarts.cause is not None:
         logs = None if ranks else launch.logs(placement.rank, placement.who, restarts.round)
         code = job.round(StartupReport(settings.report, placement, restarts.rounds), None, logs)
     return code
-
-
-def _say_no_effect(placement: Placement, number: int, _frame: object) -> None:
-    """A signal has come between two rounds."""
-    name = signal.Signals(number).name
-    log_line(placement.who, f"warning: {name} arrived while no rank was running, and had no effect")
 
 
 def _of_rank(job: JobInfo, rank: int) -> tuple[JobInfo, dict[str, str]]:

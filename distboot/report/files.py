@@ -213,7 +213,9 @@ class StartupReport:
             yield
         finally:
             for number in taken:
-                signal.signal(number, signal.SIG_DFL)
+                # Else the block has found a use for it
+                if signal.getsignal(number) in (take, signal.SIG_IGN):
+                    signal.signal(number, signal.SIG_DFL)
             if got:
                 os.kill(os.getpid(), got[0])
 
