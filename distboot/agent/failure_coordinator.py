@@ -312,7 +312,11 @@ class FailureCoordinator(Participant):
             for member in self.own:
                 self.restarts.look(member.pid)
             cause, said = self.restarts.decided(
-                cause, first.end or first.failing, now, is_asked=is_asked
+                cause,
+                first.end or first.failing,
+                now,
+                is_asked=is_asked,
+                is_orphaned=self.is_orphaned,
             )
         self._send(messages.Abort(cause))
         self._stop_own(cause, now)

@@ -23,6 +23,7 @@ from .monitored_process import HookReader, MonitoredProcess, Process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .launcher_process import LauncherProcess
     from .restarts import Restarts
     from .root_cause import RootCause
 
@@ -33,7 +34,11 @@ class WrapperAgent:
     """The agent of the ranks whose processes `supervisor.run` starts."""
 
     def __init__(
-        self, job: JobInfo, settings: SupervisionSettings, restarts: Restarts | None
+        self,
+        job: JobInfo,
+        settings: SupervisionSettings,
+        restarts: Restarts | None,
+        launcher: LauncherProcess | None = None,
     ) -> None:
         self.is_done = False  # whether nothing is left to do; `supervisor.run` may end
         self.only_serves_rank_0 = False  # whether all other ranks do, and end with it
@@ -65,6 +70,8 @@ class WrapperAgent:
         self._children: dict[int, MonitoredProcess] = {}
         self._done: Callable[[], None] = lambda: None
         self._agent.loop.add_reader(self._woken, self._take_events)
+        if launcher is not None:
+            self._agent.watch_launcher(launcher)
         if hasattr(signal, "pidfd_send_signal"):
             self._agent.open()
         # They are for the main thread
@@ -102,7 +109,13 @@ class WrapperAgent:
     def next_round(self) -> RootCause | None:
         """Why the round has ended, once it has, if another one follows."""
         cause = self._role.root_cause
-        return cause if cause is not None and cause.restarts and not self._is_asked else None
+        follows = cause is not None and cause.restarts and not self._leaves
+        return cause if follows else None
+
+    @property
+    def _leaves(self) -> bool:
+        """Whether this agent takes no part in another round."""
+        return self._is_asked or self._role.is_orphaned
 
     def asked(self, number: int) -> None:
         """A signal asks the wrapper to end: SIGTERM, another one that ended a child, or that found none."""
@@ -141,7 +154,7 @@ class WrapperAgent:
             if end is not None:  # else the loop has ended before
                 found[rank] = (0 if cause is None else cause.exit_code_for(end)) or end.status or 0
         first = () if cause is None else cause.ranks
-        if cause is not None and cause.restarts and self._is_asked:
+        if cause is not None and cause.restarts and self._leaves:
             # The job has failed, and goes on without this agent's ranks
             return next(filter(None, (found.get(rank) for rank in first)), cause.exit_code)
         return next(filter(None, (found.get(rank) for rank in (*first, *found))), 0)

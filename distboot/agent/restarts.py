@@ -106,15 +106,24 @@ class Restarts:
         self._began, self._started = time.monotonic(), time.time()
 
     def decided(
-        self, cause: RootCause, end: ExitStatus | None, now: float, *, is_asked: bool
+        self,
+        cause: RootCause,
+        end: ExitStatus | None,
+        now: float,
+        *,
+        is_asked: bool,
+        is_orphaned: bool = False,
     ) -> tuple[RootCause, str | None]:
         """On rank 0: the root cause, which says whether the job goes on; and once, what is to be said of it.
 
-        `end` is how its rank has ended, or fails, as far as is known; `is_asked`: the job was asked to stop.
+        `end` is how its rank has ended, or fails, as far as is known; `is_asked`: the job was asked to stop;
+        `is_orphaned`: the launcher's process above rank 0 is gone.
         """
         said = None
         if self._decision is None:
             self._decision = self._why_not(cause, end, now, is_asked=is_asked)
+            if is_orphaned and not self._decision:
+                self._decision = "the launcher of rank 0 is gone"
             said = f"no restart: {self._decision}" if self._decision and cause.is_failure else None
             line = {"round": self.round, "ranks": list(cause.ranks), "text": cause.headline}
             self.rounds.append(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from .. import frameworks
 from ..agent import supervisor
 from ..detection import export
-from ..detection.detect import detect, refuse_unless_rank
+from ..detection.detect import LAUNCHERS, detect, refuse_unless_rank
 from ..detection.launchers.tf_config import has_servers
 from ..detection.placement import NUMBERS, Placement
 from ..errors import DistbootError, rendezvous_needed, with_rank, with_too_few_files
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..agent.in_wrapper import WrapperAgent
+    from ..agent.launcher_process import LauncherProcess
     from ..agent.logs import Logs
     from ..agent.restarts import Restarts
     from ..rendezvous.job_info import JobInfo
@@ -161,6 +162,11 @@ def _alone(launch: _Launch, placement: Placement, logs: Logs | None) -> int:
     if launch.options.exec:
         become(launch.words(environ), environ)
     command = supervisor.Command(launch.words(environ), environ, logs=logs)
+    programs = LAUNCHERS[placement.launcher].programs
+    if programs:
+        from ..agent.launcher_process import end_if_left  # here, as most that are alone have none
+
+        end_if_left(placement.who, programs)
     code = supervisor.run([command], grace=launch.options.grace)
     if code:
         from ..agent.exit_status import leave  # here, as most end well
@@ -198,6 +204,7 @@ class _Job(NamedTuple):
     settings: SupervisionSettings
     restarts: Restarts
     ranks: int  # that are started here; 0: the one that this is
+    launcher: LauncherProcess | None  # above this process
 
     def round(self, report: StartupReport, problem: DistbootError | None, logs: Logs | None) -> int:
         """From the moment in which all agents meet to the end of the ranks: the exit code."""
@@ -218,11 +225,16 @@ class _Job(NamedTuple):
         with (
             report.despite_signals(),
             join_here(
-                self.placement, os.environ, join_timeout, failed=report.failed, **told
+                self.placement,
+                os.environ,
+                join_timeout,
+                failed=report.failed,
+                wanted=self.refuse_if_left,
+                **told,
             ) as job,
             report.until_watched(job),
             with_too_few_files(),
-            WrapperAgent(job, settings, restarts) as watch,
+            WrapperAgent(job, settings, restarts, self.launcher) as watch,
         ):
             assert job.joined is not None
             environs = at_once(partial(self._environ_of, job, watch), watch.ranks)
@@ -246,6 +258,11 @@ class _Job(NamedTuple):
         if cause is not None:
             restarts.ended(cause)
         return code
+
+    def refuse_if_left(self) -> None:
+        """Do not wait for other ranks once the launcher is gone."""
+        if self.launcher is not None:
+            self.launcher.refuse_if_gone()
 
     def _environ_of(self, job: JobInfo, watch: WrapperAgent, rank: int) -> dict[str, str]:
         from ..host import network  # here, so that a process that is alone does not pay for it
@@ -285,6 +302,7 @@ def _together(
         apart=launch.nested.name if launch.nested and apart else "",
         report=None if options.exec else settings.report,
     )
+    from ..agent import launcher_process
     from ..agent.restarts import Restarts
 
     # Here, so that a process that is alone does not pay for them
@@ -294,7 +312,8 @@ def _together(
     restarts = Restarts(
         options.restarts, os.environ, who=placement.who, of_launcher=launch.nested is not None
     )
-    job = _Job(launch, placement, settings, restarts, ranks)
+    launcher = launcher_process.find(os.getpid(), LAUNCHERS[placement.launcher].programs)
+    job = _Job(launch, placement, settings, restarts, ranks, launcher)
     if options.restarts.most:  # else they would end us between two rounds
         restarts.outlived({signal.SIGUSR1, signal.SIGUSR2})
     code = job.round(report, problem or report.problem(), logs)

@@ -130,6 +130,8 @@ class JoinPlan:
     quiet: bool = of(flag, default=False)
     # Whether an agent around this one has met the others, and keeps the port
     again: bool = of(flag, default=False)
+    # Of the launcher, one of which is above this process; see `Launcher.programs`
+    programs: tuple[str, ...] = of(several(line), default=())
     # The job's, for users: what the launcher or the platform calls it
     name: str = of(text(1 << 16), default="")
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 
 from .. import __version__
 from ..detection import inherited
+from ..detection.detect import LAUNCHERS
 from ..detection.placement import LEFT_OPEN, Placement
 from ..errors import DistbootError, with_too_few_files
 from ..host import FRAMEWORK, accelerators, derived_port, network
@@ -100,6 +101,7 @@ def plan_of(
         join_timeout=join_timeout
         if problem is None
         else min(join_timeout, _PATIENCE_WITH_A_PROBLEM),
+        programs=LAUNCHERS[placement.launcher].programs,
         name=placement.job_id or "",
     )
     return plan, problem
@@ -112,17 +114,19 @@ def join_here(
     join_timeout: float,
     *,
     failed: Callable[[JobInfo, BaseException], object] = lambda _, __: None,
+    wanted: Callable[[], None] = lambda: None,
     **more: object,
 ) -> Iterator[JobInfo]:
     """Meet all other ranks once, with this very process as the agent, whose connections end with the block.
 
-    `failed` is called if they do not meet, with what there is of the meeting, and why; the rest is as for `plan_of`.
+    `failed` is called if they do not meet, with what there is of the meeting, and why; `wanted` again and again, and
+    may raise. The rest is as for `plan_of`.
     """
     from .join import Joined  # here, as a process with a sidecar does not join by itself
 
     plan, problem = plan_of(placement, environ, join_timeout, **more)  # type: ignore[arg-type]
     job = JobInfo(placement, join_timeout)
-    job.joined = Joined(plan)
+    job.joined = Joined(plan, wanted=wanted)
     try:
         with joining(job, problem, failed), with_too_few_files():
             job.take(job.joined.join())
