@@ -382,6 +382,7 @@ class FailureCoordinator(Participant):
                 self._lost(member, why, now)
 
     def _lost(self, member: RankState, why: str, now: float, **more: float) -> None:
+        self.lost_at[member.rank] = time.time()
         self.log.add("unreachable", member.rank, text=why)
         self._analysis.lost(member, why, now, **more)
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from ..process import start_without_signals
 from ..rendezvous.job_info import JobInfo
 from ..rendezvous.local import VARIABLE, AgentLink
+from ..rendezvous.membership import EarlierAgent
 from ..report import COMMAND
 from ..settings import SupervisionSettings
 from .agent import Agent
@@ -158,6 +159,20 @@ class WrapperAgent:
             # The job has failed, and goes on without this agent's ranks
             return next(filter(None, (found.get(rank) for rank in first)), cause.exit_code)
         return next(filter(None, (found.get(rank) for rank in (*first, *found))), 0)
+
+    def agents(self) -> tuple[EarlierAgent, ...]:
+        """All agents of this round, for the next one."""
+        membership, lost_at = self._job.membership, self._role.lost_at
+        assert membership is not None
+        node_of = membership.node_of()
+        return tuple(
+            EarlierAgent(
+                number,
+                membership.hosts[node_of[ranks[0]]],
+                max(lost_at.get(rank, 0.0) for rank in ranks),
+            )
+            for number, ranks in enumerate(membership.agents)
+        )
 
     def leave_job(self) -> None:
         """End, as the wrapper becomes the command; that is no failure of this rank."""

@@ -97,6 +97,7 @@ class Participant:
         # Open: their end would be an alarm over there
         self._abandoned: list[HeartbeatConnection] = []
         self._has_left = self._hurried = self._has_decided = False
+        self.lost_at: dict[int, float] = {}  # by rank of another agent; seconds since the epoch
         self._stopped: set[int] = set()  # ranks whose order is executed
         self._ended_at = self._concluded_at = 0.0
 

@@ -22,6 +22,10 @@ from ..text import digits, log_line, ranges, ranks_said
 from .exit_status import ExitStatus
 from .root_cause import RootCause
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..rendezvous.membership import EarlierAgent
+
 COUNT = "DISTBOOT_RESTART_COUNT"
 _OF_TORCHRUN = "TORCHELASTIC_RESTART_COUNT"  # where scripts and libraries look for it
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -63,6 +67,7 @@ class Restarts:
         # Why the job does not go on; empty: it does; None: not decided
         self._decision: str | None = None
         self.cause: RootCause | None = None  # of the round that has ended
+        self.earlier: tuple[EarlierAgent, ...] = ()  # of the round that has ended
         self.harmless: set[int] = set()  # signals that do not end a script, nor the wrapper
 
     def look(self, pid: int) -> None:
@@ -157,9 +162,10 @@ class Restarts:
             return f"--max-restarts {self._most} allows no more"
         return ""
 
-    def ended(self, cause: RootCause) -> None:
+    def ended(self, cause: RootCause, agents: tuple[EarlierAgent, ...] = ()) -> None:
         """A round has ended, and another one follows: clear what would be wrong there, and say so on rank 0."""
         self.round, self.cause = self.round + 1, cause
+        self.earlier = agents
         if self.rounds:
             who = f"{ranks_said(cause.ranks)} failed" if cause.ranks else "a rank failed"
             took = f"round {self.round - 1} ended after {time.monotonic() - self._began:.1f} s"

@@ -219,6 +219,7 @@ class _Job(NamedTuple):
         )
         told = {"framework": options.framework, "problem": problem, "ranks": self.ranks}
         told |= {"round": restarts.round, "max_restarts": options.restarts.most}
+        told["earlier"] = restarts.earlier
         join_timeout = options.join_timeout + (
             options.grace if restarts.round else 0.0
         )  # which an agent may need longer
@@ -256,7 +257,7 @@ class _Job(NamedTuple):
             code = supervisor.run(commands, grace=options.grace, open_files=files, watch=watch)
             cause = watch.next_round
         if cause is not None:
-            restarts.ended(cause)
+            restarts.ended(cause, watch.agents())
         return code
 
     def refuse_if_left(self) -> None:

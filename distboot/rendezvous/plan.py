@@ -19,7 +19,7 @@ from ..host import FRAMEWORK, accelerators, derived_port, network
 from ..process import proc_stat
 from ..settings import heartbeat_timeout
 from .job_info import JobInfo
-from .membership import JoinPlan
+from .membership import EarlierAgent, JoinPlan
 from .messages import WorkerInfo, as_problem
 
 _CANDIDATES = 5
@@ -57,6 +57,7 @@ def plan_of(
     ranks: int = 0,  # how many ranks this process starts, for its node; 0: it is one itself
     round: int = 0,  # noqa: A002 - of the job, that comes next
     max_restarts: int = 0,
+    earlier: tuple[EarlierAgent, ...] = (),  # of the round before
 ) -> tuple[JoinPlan, DistbootError | None]:
     """The plan for a placement with an address and a port; and why this rank cannot take part, as the others hear."""
     try:
@@ -101,6 +102,7 @@ def plan_of(
         join_timeout=join_timeout
         if problem is None
         else min(join_timeout, _PATIENCE_WITH_A_PROBLEM),
+        earlier=earlier,
         programs=LAUNCHERS[placement.launcher].programs,
         name=placement.job_id or "",
     )
