@@ -123,7 +123,7 @@ def _outlived_cells() -> Iterator[object]:
 def test_outlived_signal_changes_no_restart(
     hosts: Hosts,
     request: pytest.FixtureRequest,
-    unbroken: str,
+    unbroken: float,
     outlived: tuple[str, str],
     launcher: str,
 ) -> None:
