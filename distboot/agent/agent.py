@@ -38,9 +38,12 @@ from ..text import log_line
 from .failure_coordinator import FailureCoordinator
 from .failure_reporter import FailureReporter
 from .heartbeat import HeartbeatConnection
+from .launcher_process import LauncherProcess
 from .loop import Answer, EventLoop
 from .root_cause import ranks_of
 
+_EXPLANATION = 1.0  # seconds for rank 0 to say why all stop, once our launcher is gone
+_POLL_INTERVAL = 1.0  # seconds, where the kernel does not tell that a process has ended
 _SEND_LIMIT = 1.0  # seconds for a script to take an answer, which it waits for
 _MOST_SESSIONS = 64  # of one rank
 _MOST_STRANGERS = 256  # several turns: a script has the time to show its token
@@ -119,6 +122,27 @@ class Agent:
         connection.settimeout(_SEND_LIMIT)  # no script holds up the loop
         self.loop.add_reader(connection.fileno(), partial(self._read, session))
         return session
+
+    def watch_launcher(self, launcher: LauncherProcess) -> None:
+        """End our ranks if the process of the launcher above them ends before them."""
+        if launcher.file is None:
+            self._poll_launcher(launcher)
+        else:
+            self.loop.add_reader(launcher.file, partial(self._launcher_ended, launcher))
+
+    def _poll_launcher(self, launcher: LauncherProcess) -> None:
+        now = time.monotonic()
+        if launcher.has_ended():
+            self._launcher_ended(launcher, now)
+        else:
+            self.loop.call_at(now + _POLL_INTERVAL, partial(self._poll_launcher, launcher))
+
+    def _launcher_ended(self, launcher: LauncherProcess, now: float) -> None:
+        if launcher.file is not None:
+            self.loop.remove_reader(launcher.file)
+        if launcher.has_left_rank():
+            self.role.orphaned(launcher.text, now)
+            self.loop.call_at(now + _EXPLANATION, partial(self.role.stop_orphans, launcher.text))
 
     def open(self) -> None:
         """Let the scripts find us."""

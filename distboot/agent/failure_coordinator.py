@@ -313,7 +313,11 @@ class FailureCoordinator(Participant):
             for member in self.own:
                 self.restarts.look(member.pid)
             cause, said = self.restarts.decided(
-                cause, first.end or first.failing, now, is_asked=is_asked
+                cause,
+                first.end or first.failing,
+                now,
+                is_asked=is_asked,
+                is_orphaned=self.is_orphaned,
             )
         self._send(messages.Abort(cause))
         self._stop_own(cause, now)
@@ -379,6 +383,7 @@ class FailureCoordinator(Participant):
                 self._lost(member, why, now)
 
     def _lost(self, member: RankState, why: str, now: float, **more: float) -> None:
+        self.lost_at[member.rank] = time.time()
         self.log.add("unreachable", member.rank, text=why)
         self._analysis.lost(member, why, now, **more)
 

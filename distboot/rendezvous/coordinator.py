@@ -23,7 +23,7 @@ from .connection_pool import (
     allow_files,
     send_to_all,
 )
-from .membership import JoinPlan, JoinTable, Membership, build_membership
+from .membership import COME_BACK, JoinPlan, JoinTable, Membership, build_membership
 from .messages import ONE_DISTBOOT, Failed, Hello, Refused, Welcome, WorkerInfo, as_problem
 from .protocol import VERSION, Broadcast, Channel, Frame, ProtocolError, decode
 
@@ -45,11 +45,13 @@ class Coordinator:
         wanted: Callable[[], None] = lambda: None,
     ) -> None:
         own = plan.own
-        self.table = JoinTable(own.world_size, by_node=own.ranks > 0)
+        self.table = JoinTable(own.world_size, by_node=own.ranks > 0, earlier=plan.earlier)
         self.warnings: list[str] = []  # what the ranks should have alike and have not
         self.log = JoinLog(own)
         self.reachability_hint = ""  # why ranks may be missing, to be said with them
         self.hint = "look at the output of the missing ranks: they ended early, never started, or cannot reach rank 0"
+        if plan.earlier:
+            self.hint = COME_BACK
         self._plan, self._own, self._wanted = plan, own, wanted
         self._say: Callable[..., None] = partial(log_line, f"{self.table.unit} 0")
         self.pool = ConnectionPool(listener, own.world_size, self._take, self._lost, self._say)

@@ -12,13 +12,14 @@ from contextlib import contextmanager, suppress
 
 from .. import __version__
 from ..detection import inherited
+from ..detection.detect import LAUNCHERS
 from ..detection.placement import LEFT_OPEN, Placement
 from ..errors import DistbootError, with_too_few_files
 from ..host import FRAMEWORK, accelerators, derived_port, network
 from ..process import proc_stat
 from ..settings import heartbeat_timeout
 from .job_info import JobInfo
-from .membership import JoinPlan
+from .membership import EarlierAgent, JoinPlan
 from .messages import WorkerInfo, as_problem
 
 _CANDIDATES = 5
@@ -56,6 +57,7 @@ def plan_of(
     ranks: int = 0,  # how many ranks this process starts, for its node; 0: it is one itself
     round: int = 0,  # noqa: A002 - of the job, that comes next
     max_restarts: int = 0,
+    earlier: tuple[EarlierAgent, ...] = (),  # of the round before
 ) -> tuple[JoinPlan, DistbootError | None]:
     """The plan for a placement with an address and a port; and why this rank cannot take part, as the others hear."""
     try:
@@ -100,6 +102,8 @@ def plan_of(
         join_timeout=join_timeout
         if problem is None
         else min(join_timeout, _PATIENCE_WITH_A_PROBLEM),
+        earlier=earlier,
+        programs=LAUNCHERS[placement.launcher].programs,
         name=placement.job_id or "",
     )
     return plan, problem
@@ -112,17 +116,19 @@ def join_here(
     join_timeout: float,
     *,
     failed: Callable[[JobInfo, BaseException], object] = lambda _, __: None,
+    wanted: Callable[[], None] = lambda: None,
     **more: object,
 ) -> Iterator[JobInfo]:
     """Meet all other ranks once, with this very process as the agent, whose connections end with the block.
 
-    `failed` is called if they do not meet, with what there is of the meeting, and why; the rest is as for `plan_of`.
+    `failed` is called if they do not meet, with what there is of the meeting, and why; `wanted` again and again, and
+    may raise. The rest is as for `plan_of`.
     """
     from .join import Joined  # here, as a process with a sidecar does not join by itself
 
     plan, problem = plan_of(placement, environ, join_timeout, **more)  # type: ignore[arg-type]
     job = JobInfo(placement, join_timeout)
-    job.joined = Joined(plan)
+    job.joined = Joined(plan, wanted=wanted)
     try:
         with joining(job, problem, failed), with_too_few_files():
             job.take(job.joined.join())

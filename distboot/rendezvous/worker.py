@@ -12,7 +12,7 @@ from ..errors import DistbootError
 from ..host.network import Backoff, is_this_host, look_up
 from ..text import format_address, short_repr
 from .connection_pool import DetachedConnection
-from .membership import JoinPlan, Membership
+from .membership import COME_BACK, JoinPlan, Membership, describe_earlier
 from .messages import ONE_DISTBOOT, Failed, Hello, Members, Refused, Welcome, as_error
 from .protocol import Channel, Frame, Frames, ProtocolError, decode, most_from_rank_0, random_nonce
 
@@ -238,6 +238,8 @@ class Worker:
             hint = "look at the output of rank 0: it ended, or was stopped, while the ranks joined"
         elif self._refusal:
             hint = "all ranks need the same job, the same distboot and the same DISTBOOT_SECRET, or all of them none"
+        elif plan.earlier:
+            hint = COME_BACK
         elif all(map(is_loopback, plan.hosts)) and self._own.num_nodes != 1:
             hint += f"; {plan.hosts[0]} is this very host, so if rank 0 is on another one, set MASTER_ADDR to its name"
         earlier = (
@@ -247,4 +249,6 @@ class Worker:
             f" (from {plan.source})" if plan.source else ""
         )
         text = f"rank 0 did not answer at {where} within {plan.join_timeout:g} s: {why}{earlier}"
+        unit = "node" if self._own.ranks else "rank"
+        text += describe_earlier([agent for agent in plan.earlier if agent.number == 0], unit)
         return DistbootError(code, text, hint)

@@ -236,7 +236,9 @@ class StartupReport:
             yield
         finally:
             for number in handled:
-                signal.signal(number, signal.SIG_DFL)
+                # Else the block has found a use for it
+                if signal.getsignal(number) in (exit_later, signal.SIG_IGN):
+                    signal.signal(number, signal.SIG_DFL)
             if received:
                 os.kill(os.getpid(), received[0])
 

@@ -50,6 +50,9 @@ class Launcher(NamedTuple):
     # Whether it starts the processes through daemons of its own, which Slurm may have started as a step of one task a
     # node. Of two such launchers nothing says which is the inner one.
     uses_daemons: bool = False
+    # Programs (binaries, scripts, modules of Python) of which one is above each process that it starts, waits for it,
+    # and ends after it; none: nothing does, or it is not known
+    programs: tuple[str, ...] = ()
     # The variable with the number of processes of its daemon here; the node may have more
     local_count: str = ""
     # How a variable reaches every process of a job of this launcher, with NAME and VALUE in it.

@@ -47,6 +47,10 @@ TORCHRUN = Launcher(
     source="captures of 2.13.0; PyTorch documentation, 'torchrun (Elastic Launch): Environment Variables'",
     sets_torch_vars=True,
     own_mark="TORCHELASTIC_RESTART_COUNT",
+    programs=(
+        *("torchrun", "torch.distributed.run", "torch.distributed.launch"),
+        *("accelerate", "accelerate-launch", "accelerate.commands.launch"),
+    ),
     owns_torch_vars=True,
     # It handles these four unless told otherwise (torch.distributed.run 2.13)
     signals_hint="start it with --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGNALS",
@@ -86,6 +90,7 @@ DEEPSPEED = Launcher(
     claim=_claim_deepspeed,
     sets_torch_vars=True,
     own_mark="LOCAL_SIZE",
+    programs=("deepspeed.launcher.launch",),
     owns_torch_vars=True,
 )
 

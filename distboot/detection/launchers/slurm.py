@@ -144,6 +144,7 @@ SLURM = Launcher(
     nodes_are_hosts=True,
     source="captures of 22.05.8; srun(1), OUTPUT ENVIRONMENT VARIABLES",
     claim=_claim,
+    programs=("slurmstepd",),
     env_forwarding_hint="srun --export=ALL,NAME=VALUE …",
 )
 
