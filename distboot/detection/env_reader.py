@@ -86,6 +86,10 @@ class EnvReader:
         value = self._values[field]
         return value if isinstance(value, int) else None
 
+    def source(self, field: str) -> str:
+        """Where the value of a field came from; empty where there is none."""
+        return self._sources.get(field, "")
+
     def integer(self, name: str, field: str | None = None, *, required: bool = False) -> int | None:
         """The integer of 0 or more in variable `name`, recorded under `field`; rank and world size are required."""
         number = self.parsed(
