@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from ..errors import DistbootError
@@ -156,18 +156,31 @@ def traces(environ: Mapping[str, str]) -> dict[str, str]:
 
     That is a digest of one process, and one of the job, where the launcher names it.
     """
-    return _traces(environ, inherited.strip(environ)[0])
+    without_ours, _ = inherited.strip(environ)
+    return _traces(_placements(environ, without_ours, _present(environ)))
 
 
-def _traces(environ: Mapping[str, str], without_ours: Mapping[str, str]) -> dict[str, str]:
+def _traces(placements: Mapping[str, Placement]) -> dict[str, str]:
+    """What stands for what each of these launchers says."""
     found = {}
-    for each in _present(environ):
-        has_own = not each.generic_names and each is not SINGLE
-        placement = _found_whole(each, _view(each, environ, without_ours)) if has_own else None
+    for name, placement in placements.items():
+        one = inherited.digest(f"{placement.launcher}:{placement.rank}:{placement.world_size}")
+        of_launcher = placement.sources.get("job_id") not in _JOB_IDS_OF_PLATFORMS
+        found[name] = one + (inherited.digest(placement.job_id) if of_launcher else "")
+    return found
+
+
+def _placements(
+    environ: Mapping[str, str], without_ours: Mapping[str, str], present: Sequence[Launcher]
+) -> dict[str, Placement]:
+    """The placement of each launcher that has variables of its own, and all that it needs."""
+    found = {}
+    for each in present:
+        if each.generic_names or each is SINGLE:
+            continue
+        placement = _found_whole(each, _view(each, environ, without_ours))
         if placement is not None:
-            one = inherited.digest(f"{placement.launcher}:{placement.rank}:{placement.world_size}")
-            of_launcher = placement.sources.get("job_id") not in _JOB_IDS_OF_PLATFORMS
-            found[each.name] = one + (inherited.digest(placement.job_id) if of_launcher else "")
+            found[each.name] = placement
     return found
 
 
@@ -176,9 +189,9 @@ def read_placement(launcher: Launcher, environ: Mapping[str, str]) -> Placement:
     reader = EnvReader(
         environ, launcher.name, launcher.in_order, nodes_are_hosts=launcher.nodes_are_hosts
     )
-    names = (
-        name and reader.first(name, launcher.instead.get(name, name)) for name in launcher.numbers
-    )
+    names: Iterable[str | None] = launcher.numbers
+    if launcher.instead:
+        names = [name and reader.first(name, launcher.instead.get(name, name)) for name in names]
     reader.integers(*names, optional=launcher.optional)
     launcher.more(reader)
     for name, own in launcher.same.items():
@@ -218,16 +231,14 @@ def _view(
 
 
 def _candidates(
-    environ: Mapping[str, str],
-    without_ours: Mapping[str, str],
-    outer: InheritedEnv,
-    present: Sequence[Launcher],
+    present: Sequence[Launcher], outer: InheritedEnv, found: Mapping[str, Placement]
 ) -> Sequence[Launcher]:
-    """Those that may have started this process: below a distboot not those that are further out than it."""
-    if not outer.fields:
-        return present
-    found, own = _traces(environ, without_ours), outer.fields["launcher"]
-    new = {name for name, identity in found.items() if outer.is_new(name, identity)}
+    """Those that may have started this process: below a distboot not those that are further out than it.
+
+    `found` has the placements of those that have variables of their own.
+    """
+    own = outer.fields["launcher"]
+    new = {name for name, identity in _traces(found).items() if outer.is_new(name, identity)}
     if new:
         return [one for one in present if one.name in new]
     return [one for one in present if one.name not in found or one.name == own]
@@ -246,14 +257,20 @@ def _innermost(
     environ: Mapping[str, str], without_ours: Mapping[str, str], outer: InheritedEnv
 ) -> Placement:
     present = _present(environ)
-    candidates = _candidates(environ, without_ours, outer, present)
+    candidates: Sequence[Launcher] = present
+    known: Mapping[str, Placement] = {}
+    if outer.fields:
+        known = _placements(environ, without_ours, present)
+        candidates = _candidates(present, outer, known)
     notes: list[str] = []
     for candidate in candidates:
-        placement = _found(candidate, _view(candidate, environ, without_ours))
+        placement = known.get(candidate.name)
+        if placement is None:
+            placement = _found(candidate, _view(candidate, environ, without_ours))
         if placement is not None:
             further_out = present[present.index(candidate) + 1 :]
             if candidate.uses_daemons:
-                _refuse_other_daemons(placement, without_ours, further_out, candidates)
+                _refuse_other_daemons(candidate, placement, without_ours, further_out, candidates)
             if candidate.numbers_nodes or candidate in _OF_PROCESSES:
                 _refuse_other_nodes(candidate, placement, without_ours, present)
             notes += _notes_on_others(candidate, further_out, without_ours)
@@ -273,12 +290,18 @@ def _is_one_node(candidate: Launcher, environ: Mapping[str, str]) -> bool:
 
 
 def _refuse_other_daemons(
+    candidate: Launcher,
     placement: Placement,
     environ: Mapping[str, str],
     further_out: Sequence[Launcher],
     candidates: Sequence[Launcher],
 ) -> None:
-    others = [each for each in further_out if each in candidates and each.uses_daemons]
+    # Of those that read the same variables for rank and size, none can disagree
+    others = [
+        each
+        for each in further_out
+        if each.uses_daemons and each in candidates and each.numbers[:2] != candidate.numbers[:2]
+    ]
     _refuse_conflict(environ, placement, others)
     if SLURM in candidates:
         _refuse_slurm_step(environ, placement)
