@@ -122,7 +122,11 @@ def test_every_sign_is_named_with_its_value(environ: dict[str, str]) -> None:
 
 def test_hint_has_the_variables_to_type() -> None:
     refusal = _refusal({**UNKNOWN, "ACME_LEADER_ADDRESS": "10.0.0.4"})
-    assert "NODE_RANK=$ACME_NODE_RANK NUM_NODES=$ACME_NUM_NODES" in refusal.hint
+    typed_words = (
+        "NODE_RANK=$ACME_NODE_RANK NUM_NODES=$ACME_NUM_NODES MASTER_ADDR=$ACME_LEADER_ADDRESS"
+    )
+    assert typed_words in refusal.hint
+    assert "ACME_LEADER_ADDRESS='10.0.0.4': the address of rank 0" in refusal.message
     typed = {"NODE_RANK": "1", "NUM_NODES": "2", "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "29500"}
     placement = detect({**UNKNOWN, **typed})
     assert (placement.rank, placement.num_nodes, placement.launcher) == (1, 2, "nodes")

@@ -351,7 +351,7 @@ def _refuse_not_alone(placement: Placement, environ: Mapping[str, str]) -> None:
         return
     found = surroundings.signs(environ)
     if found:
-        raise surroundings.not_alone(found, placement)
+        raise surroundings.not_alone([*found, *surroundings.addresses(environ)], placement)
 
 
 def _notes_on_others(
