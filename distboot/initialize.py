@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import sys
 import threading
 import time
@@ -11,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
-from . import frameworks, settings
+from . import frameworks, settings, surroundings
+from .agent.preemption import is_mentioned
 from .context import Context, who_of
 from .detection import export, inherited
 from .detection.detect import LAUNCHERS, refuse_unless_rank
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from .report.files import StartupReport
 
 _lock = threading.Lock()
+_initializing = 0  # the thread that is in `init`
 _counts = itertools.count(1)  # how often the ranks below a wrapper have got ready
 
 
@@ -52,6 +55,7 @@ class _Call(NamedTuple):
     options: frameworks.Options
     join_timeout: float
     supervision: settings.SupervisionSettings
+    launcher: str | None  # that the caller named
 
 
 _current: _Current | None = None
@@ -96,12 +100,13 @@ def init(
         DistbootError: something is wrong or missing, on this rank or on another one; its `code` says what.
             `os.environ` is then as it was before the call.
     """
+    _refuse_nested()
     try:
         limit = (
             None if timeout is None else settings.seconds(f"timeout={short_repr(timeout)}", timeout)
         )
         options = frameworks.Options(framework, backend, limit, strategy, ps, evaluator)
-        with _lock:
+        with _one_at_a_time():
             return _the_one(
                 options, launcher, settings.join_timeout_setting(join_timeout), pass_local_rank
             )
@@ -109,6 +114,25 @@ def init(
         _leave_at_end(error)
         # What is wrong is in the script or outside, and not in the lines of ours that found it.
         raise error.with_traceback(None) from None
+
+
+def _refuse_nested() -> None:
+    # A handler may interrupt an import of `init`: nothing is imported here
+    if _initializing == threading.get_ident():
+        problem = "init() in a signal handler, while this thread is in init()"
+        raise DistbootError("usage", problem, "call it in the script, and there once")
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Let another thread wait until this one has its context, which is then that of both."""
+    global _initializing  # noqa: PLW0603 - as the lock
+    with _lock:
+        _initializing = threading.get_ident()
+        try:
+            yield
+        finally:
+            _initializing = 0
 
 
 def current() -> Context | None:
@@ -143,7 +167,13 @@ def _the_one(
         if launcher is None and not os.environ.get("DISTBOOT_LAUNCHER"):
             _refuse_spawned(placement)
         context = _started(
-            _Call(placement, options, join_timeout, settings.supervision_settings(os.environ))
+            _Call(
+                placement,
+                options,
+                join_timeout,
+                settings.supervision_settings(os.environ),
+                launcher,
+            )
         )
         held = _current = _Current(os.getpid(), context, options, os.environ["LOCAL_RANK"])
     else:
@@ -207,12 +237,18 @@ def _started(call: _Call) -> Context:
         _refuse_process(placement, outer)
         settings.refuse_log(os.environ)
         settings.warn_of_unknown(os.environ, placement.rank, placement.who)
+        if not outer.fields:  # else the wrapper has warned
+            call = _warned_of_unused(call)
         found = None
         if outer.met:
             # Here and below, as a process that is alone has no agent
             from .rendezvous.local import attached
 
             found = attached(os.environ)
+        if found is None and call.supervision.stop_signals:
+            from .agent.launcher_signals import warn_of_signals  # here, as few jobs need it
+
+            warn_of_signals(placement, call.supervision.stop_signals)
         if found is None and placement.rank == 0 and settings.restart_settings(os.environ).most:
             why = "init() cannot start its own process again; start the script with python -m distboot"
             log_line(placement.who, f"warning: DISTBOOT_MAX_RESTARTS has no effect: {why}")
@@ -228,8 +264,22 @@ def _started(call: _Call) -> Context:
                 _leave_at_end()
             preemption = context._preemption  # noqa: SLF001 - of this package
             preemption.listen(call.supervision.stop_signals)
+            if is_mentioned():  # a stop that comes before the first read is for it
+                preemption.listen([signal.SIGTERM])
             preemption.request_at(call.supervision.stop_at, "the job ends soon")
+            preemption.request_at_notice(
+                call.supervision.stop_notice, call.supervision.notice_address
+            )
             return context
+
+
+def _warned_of_unused(call: _Call) -> _Call:
+    """Warn of tasks and hosts that the job leaves unused, which its summary names, too."""
+    unused = surroundings.unused(call.placement, os.environ, call.launcher)
+    if unused is None:
+        return call
+    surroundings.warn_of_unused(call.placement, unused)
+    return call._replace(supervision=call.supervision._replace(unused=unused.found))
 
 
 def _refuse_process(placement: Placement, outer: inherited.InheritedEnv) -> None:

@@ -10,7 +10,7 @@ from reported import NOON, begun
 
 from distboot.errors import DistbootError
 from distboot.rendezvous.membership import Membership
-from distboot.report.content import job_report, startup_report, utc
+from distboot.report.content import Doubts, job_report, startup_report, utc
 from distboot.report.files import write
 
 pytestmark = [
@@ -121,7 +121,7 @@ def test_ranks_that_were_late_are_marked_and_shown_with_where_all_were(
         log.at(NOON + 1, "registered", rank, pid=7).at(
             NOON + 90, "exited", rank, exit_code=code, **exit_
         )
-    page = show(job_report(log, Membership(("node-0",), ((0, 1),)), "", NOON + 99))
+    page = show(job_report(log, Membership(("node-0",), ((0, 1),)), Doubts(), NOON + 99))
     assert page.run("return [...document.querySelectorAll('.cell[data-rank]')].map(one => one.dataset.state)") == [
         "failed later", "late",
     ]  # fmt: skip

@@ -105,9 +105,18 @@ class WrapperAgent:
 
     def asked(self, number: int) -> None:
         """The wrapper got a signal from outside, and passed it on."""
-        self._is_asked = self._is_asked or number in FROM_OUTSIDE
+        self._is_asked |= number in FROM_OUTSIDE
         if number == signal.SIGTERM:  # others may mean something else to the child
             self._call(self._stopping)
+
+    def holds_term(self, rank: int) -> bool:
+        """Whether `ctx.preempted` tells the script of a rank to stop, so that it is not to get SIGTERM now."""
+        is_read = self._role.stops.is_read(rank)
+        if self.is_done or is_read is False:
+            return False
+        child = self._children[rank]
+        self._call(child.tell_to_stop)
+        return True
 
     def shows_stacks(self) -> bool:
         """SIGQUIT came: whether it is ours, and we say where all ranks are."""

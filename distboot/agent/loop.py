@@ -20,8 +20,8 @@ from ..text import first_line
 from .exit_status import leave
 from .heartbeat import BEATS, BOUND, DisconnectedError, HeartbeatConnection
 from .messages import KINDS, Locate, Reads
-from .preemption import StopPages
 from .root_cause import RankState, RootCause
+from .stop_pages import StopPages
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -170,6 +170,8 @@ class Participant:
             if order is not None and now >= order.at:
                 self._stopped.add(rank)
                 self.watched[rank].stop(order, now)
+        for watched in self.watched.values():
+            watched.pass_on_term(now)
 
     def locate(self, question: Locate, now: float) -> None:
         """Let our ranks say where they are."""

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -228,17 +228,26 @@ class _Supervision:
     def _forward(self, number: int) -> None:
         if number == signal.SIGQUIT and self._watch is not None and self._watch.shows_stacks():
             return
+        held = self._held(number)
         if number in _ENDING:
             self._ending = self._ending or number
         # Else it counts for itself
         if number == signal.SIGTERM and (self._watch is None or self._watch.is_done):
             signal.setitimer(signal.ITIMER_REAL, self._grace)
-        self._send(number)
+        self._send(number, held)
         if self._watch is not None:
             self._watch.asked(number)
 
-    def _send(self, number: int) -> None:
-        for pid in self._children:
+    def _held(self, number: int) -> set[int]:
+        """The children that get no SIGTERM yet, as `ctx.preempted` tells their scripts; a second one is passed on."""
+        watch = self._watch
+        is_first_term = (number, self._ending) == (signal.SIGTERM, None)
+        if watch is None or not is_first_term:
+            return set()
+        return {pid for pid, child in self._children.items() if watch.holds_term(child.rank)}
+
+    def _send(self, number: int, held: Collection[int] = ()) -> None:
+        for pid in self._children.keys() - held:
             with suppress(PermissionError):  # of another user
                 os.kill(pid, number)
 
@@ -248,7 +257,8 @@ class _Supervision:
         A second one ends us without the goodbye of failure detection, and without a reader of the output.
         """
         if number in _ENDING:
-            self._is_over, self._is_hurried = self._is_over or self._is_hurried, True
+            self._is_over |= self._is_hurried
+            self._is_hurried = True
             if self._watch is not None:
                 self._watch.asked(number)
             for other in self._others:

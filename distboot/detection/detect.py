@@ -103,6 +103,10 @@ NODE_LEVEL_HINT = (
     "or auto for as many as the platform says (else one per accelerator, or per CPU if there are none), or 1 for a "
     "single process"
 )
+# How to start so many processes, where that is not the same for all launchers.
+_START_SEVERAL = {
+    SLURM.name: "start {0} tasks: srun --ntasks-per-node={0} … on one node, srun --ntasks={0} … on several",
+}
 _SCHEDULERS = (FLUX, LSF, PALS)  # with which people start the daemons of an MPI, as with Slurm
 
 
@@ -382,6 +386,8 @@ def _notes_on_generic(
     """Which variables with generic names are ignored, and whether there is one process a node."""
     if candidate.owns_torch_vars:
         return []
+    if candidate is SLURM or candidate.uses_daemons:
+        _refuse_larger_world(environ, placement)
     generic = [each for each in further_out if each.generic_names]
     notes = _check_generic_vars(environ, placement, generic, outer)
     if placement.node_level is None and placement.num_nodes == placement.world_size > 1:
@@ -486,7 +492,8 @@ def _check_generic_vars(
     """Refuse when variables with generic names describe another world: one is stale, and nothing says which."""
     notes: list[str] = []
     for other in others:
-        ignored = [name for name in other.markers if name in environ]
+        read = placement.sources.values()
+        ignored = [name for name in other.markers if name in environ and name not in read]
         try:
             theirs = _found(other, environ) if ignored else None
         except DistbootError:  # half of a launcher, or broken: clearly a left-over
@@ -507,6 +514,23 @@ def _check_generic_vars(
                 f"where {theirs.sources['rank']} says {theirs.rank}"
             )
     return notes
+
+
+def _refuse_larger_world(environ: Mapping[str, str], placement: Placement) -> None:
+    """Refuse a WORLD_SIZE above 1 where a launcher has started one process, which would train alone."""
+    size = digits(environ.get("WORLD_SIZE", ""))
+    # With RANK it is the whole claim of `torch`, which is compared with this one.
+    if placement.world_size > 1 or size is None or size < 2 or "RANK" in environ:
+        return
+    launcher, source = placement.launcher, placement.sources["world_size"]
+    started = "srun" if launcher == SLURM.name else launcher
+    start = _START_SEVERAL.get(launcher, "start {} processes").format(size)
+    raise DistbootError(
+        "conflicting-launchers",
+        f"{started} started 1 process ({source}=1), but WORLD_SIZE={size}",
+        f"{start}; or unset WORLD_SIZE if it is left over; or set DISTBOOT_LAUNCHER={launcher} if this process is "
+        "meant to be alone",
+    ).of("rank ?")
 
 
 def _markers_present(environ: Mapping[str, str], launcher: Launcher) -> str:

@@ -63,6 +63,9 @@ class Launcher(NamedTuple):
     local_count: str = ""
     # How a variable reaches every process of a job of this launcher, with NAME and VALUE in it.
     env_forwarding_hint: str = "set NAME=VALUE for every process"
+    # How its process on each node, the parent of the ranks, survives the signals in SIGNALS; empty: it does, or that is
+    # not known.
+    signals_hint: str = ""
     unsupported_reason: str = ""  # what to do instead, where `init` cannot serve its processes
 
     def claims(self, environ: Mapping[str, str]) -> bool:
