@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
-from ..detection.detect import detect
 from ..detection.export import require_master
+from ..detection.here import detect_here
 from ..doctor import CHECKS, ON_EVERY_SYSTEM, Check
 from ..doctor.finding import LONGEST, STATUSES, Finding, unknown
 from ..doctor.machine import Machine
@@ -91,7 +91,7 @@ def _found(check: Check, machine: Machine) -> list[Finding]:
 
 def _of_job(machine: Machine, own: list[Finding]) -> tuple[dict[str, Any], str] | None:
     """What all ranks have found, as JSON and for people, at rank 0."""
-    placement = detect(machine.environ)
+    placement = detect_here(machine.environ, look_up=machine.look_up, is_own=machine.is_own)
     is_node = placement.node_level is not None
     counts = "node" if is_node else "rank"
     with with_rank(placement.who):

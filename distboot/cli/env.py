@@ -8,8 +8,9 @@ import shlex
 from collections.abc import Mapping
 
 from ..detection import inherited
-from ..detection.detect import detect, refuse_unless_rank
+from ..detection.detect import refuse_unless_rank
 from ..detection.export import require_master, variables, wait_until_resolves
+from ..detection.here import detect_here
 from ..errors import with_rank
 from ..settings import join_timeout_setting
 from .main import Parser, emit
@@ -36,7 +37,7 @@ def env(arguments: list[str]) -> int:
         "--json", action="store_true", help="print one JSON object; null means: must not be set"
     )
     options = parser.parse_args(arguments)
-    placement = detect(launcher=options.launcher)
+    placement = detect_here(launcher=options.launcher)
     with with_rank(placement.who):
         refuse_unless_rank(placement)
         placement = require_master(placement)

@@ -8,8 +8,9 @@ import json
 import os
 
 from .. import surroundings
-from ..detection.detect import LAUNCHERS, detect, refuse_unless_rank
+from ..detection.detect import LAUNCHERS, refuse_unless_rank
 from ..detection.export import require_master
+from ..detection.here import detect_here
 from ..detection.placement import FIELDS, PLATFORMS, Placement
 from ..errors import with_rank
 from ..settings import join_timeout_setting, warn_of_unknown
@@ -39,7 +40,7 @@ def show(arguments: list[str]) -> int:
         "--json  print one JSON object\n"
         "--job  run on all ranks: they meet once, and rank 0 says where each is, or who is missing",
     ).parse_args(arguments)
-    placement = detect(launcher=options.launcher)
+    placement = detect_here(launcher=options.launcher)
     warn_of_unknown(os.environ, placement.rank, placement.who)
     if options.job:
         _show_job(placement, as_json=options.json)

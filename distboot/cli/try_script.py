@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..detection.here import refuse_not_alone
 from ..errors import DistbootError
 from ..host import accelerators, free_port
 from ..text import counted, ranks_said
@@ -95,6 +96,7 @@ def try_script(arguments: list[str]) -> int:
         message = f"--timeout {options.timeout:g} is not a number of seconds"
         raise DistbootError("usage", message, "for example --timeout 300")
     launches = [parse(text) for text in options.shapes or _DEFAULT]
+    refuse_not_alone(os.environ)  # each of the others would try the script, too
     width = max(len(launch.text) for launch in launches)
     emit(_row("as".ljust(width), *_HEAD))
     verdicts = set()

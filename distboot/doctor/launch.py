@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 from .. import surroundings
-from ..detection.detect import LAUNCHERS, detect
+from ..detection.detect import LAUNCHERS
+from ..detection.here import detect_here
 from ..errors import DistbootError
 from ..settings import misspelled
 from .finding import Finding, ok, problem, refused, warning
@@ -17,7 +18,7 @@ _DAY = 86400  # seconds
 def launcher(machine: Machine) -> Finding:
     """Whether the environment tells the rank of this process."""
     try:
-        placement = detect(machine.environ)
+        placement = detect_here(machine.environ, look_up=machine.look_up, is_own=machine.is_own)
     except DistbootError as error:
         return refused(error)
     number = f"{placement.rank} of {placement.world_size}"

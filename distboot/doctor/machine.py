@@ -15,7 +15,7 @@ from ..detection.detect import detect
 from ..detection.placement import Placement, recognise
 from ..errors import DistbootError
 from ..host import network
-from ..text import counted
+from ..text import counted, is_address, without_mapping
 
 _LOOK_UP_TIMEOUT = 0.3  # seconds
 _AMAZON = "0x1d0f"  # vendor of EFA devices, include/linux/pci_ids.h
@@ -104,6 +104,14 @@ class Machine:
 
     def has(self, path: str) -> bool:
         return (self.root / path.lstrip("/")).exists()
+
+    def is_own(self, host: str) -> bool:
+        """Whether this is the name or an address of this machine."""
+        if is_address(host):
+            own = [without_mapping(address) for _, address in self.addresses()]
+            return without_mapping(host) in own
+        first_label = host.partition(".")[0]
+        return first_label.lower() == self.host.partition(".")[0].lower()
 
     def placement(self) -> Placement:
         """The placement of this process; that of a single one if the environment is broken."""
