@@ -17,6 +17,10 @@ CODES: Mapping[str, tuple[int, str]] = {
     "conflicting-launchers": (78, "two launchers claim this process, and they disagree"),
     "unsupported-launcher": (78, "the launcher does not tell the process its rank, or not in time"),
     "node-level-launch": (78, "the process stands for a whole node or pod, and is not a rank"),
+    "not-alone": (
+        78,
+        "no launcher numbers the process, and its environment says that there are others",
+    ),
     "unknown-launcher": (78, "the launcher named by the user does not exist"),
     "launcher-mismatch": (78, "the launcher named by the user did not start this process"),
     "no-master-addr": (78, "nothing in the environment says where rank 0 is"),

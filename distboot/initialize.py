@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from . import frameworks, settings
 from .context import Context, who_of
 from .detection import export, inherited
-from .detection.detect import LAUNCHERS, detect, refuse_unless_rank
+from .detection.detect import LAUNCHERS, refuse_unless_rank
 from .detection.export import EnvTransaction, require_master, thread_variables, wait_until_resolves
+from .detection.here import detect_here
 from .detection.launchers.slurm import SINGLE
 from .detection.placement import Placement
 from .errors import DistbootError, with_rank
@@ -138,7 +139,7 @@ def _the_one(
         held = None
     is_new = held is None
     if held is None:
-        placement = detect(os.environ, launcher=launcher)
+        placement = detect_here(os.environ, launcher=launcher)
         if launcher is None and not os.environ.get("DISTBOOT_LAUNCHER"):
             _refuse_spawned(placement)
         context = _started(

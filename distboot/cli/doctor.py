@@ -14,8 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
-from ..detection.detect import detect, refuse_unless_rank
+from ..detection.detect import refuse_unless_rank
 from ..detection.export import require_master
+from ..detection.here import detect_here
 from ..doctor import LONGEST, STATUSES, Check, Finding, Machine, accelerators, rdma, start, unknown
 from ..errors import with_rank
 from ..rendezvous.job_info import JobInfo
@@ -89,7 +90,7 @@ def _found(check: Check, machine: Machine) -> list[Finding]:
 
 def _of_job(machine: Machine, own: list[Finding]) -> tuple[dict[str, Any], str] | None:
     """What all ranks have found, as JSON and for people, at rank 0."""
-    placement = detect(machine.environ)
+    placement = detect_here(machine.environ, look_up=machine.look_up, is_own=machine.is_own)
     with with_rank(placement.who):
         refuse_unless_rank(placement)
         # An interface that is not there is a finding here, and must not keep the ranks from meeting.

@@ -12,6 +12,7 @@ from .. import frameworks
 from ..agent import supervisor
 from ..detection import export
 from ..detection.detect import detect, refuse_unless_rank
+from ..detection.here import detect_here
 from ..detection.launchers.tf_config import has_servers
 from ..detection.placement import NUMBERS, Placement
 from ..errors import DistbootError, rendezvous_needed, with_rank, with_too_few_files
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 def run(words: list[str]) -> int:
     """`run`: the exit code of the child."""
     options, given = parse(words)
-    placement = detect(launcher=options.launcher)
+    placement = detect_here(launcher=options.launcher)
     warn_of_unknown(os.environ, placement.rank, placement.who)
     with with_rank(placement.who):
         complete(options, os.environ)

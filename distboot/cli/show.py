@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from ..detection import inherited
-from ..detection.detect import INNERMOST_FIRST, LAUNCHERS, detect, refuse_unless_rank
+from ..detection.detect import INNERMOST_FIRST, LAUNCHERS, refuse_unless_rank
 from ..detection.export import require_master, variables, wait_until_resolves
+from ..detection.here import detect_here
 from ..detection.launchers import Launcher
 from ..detection.placement import FIELDS, PLATFORMS, Placement, Platform
 from ..errors import DistbootError, with_rank
@@ -33,7 +34,7 @@ def show(arguments: list[str]) -> int:
         "--json  print one JSON object\n"
         "--job  run on all ranks: they meet once, and rank 0 says where each is, or who is missing",
     ).parse_args(arguments)
-    placement = detect(launcher=options.launcher)
+    placement = detect_here(launcher=options.launcher)
     warn_of_unknown(os.environ, placement.rank, placement.who)
     if options.job:
         _show_job(placement, as_json=options.json)
@@ -147,7 +148,7 @@ def env(arguments: list[str]) -> int:
         "--json", action="store_true", help="print one JSON object; null means: must not be set"
     )
     options = parser.parse_args(arguments)
-    placement = detect(launcher=options.launcher)
+    placement = detect_here(launcher=options.launcher)
     with with_rank(placement.who):
         refuse_unless_rank(placement)
         placement = require_master(placement)

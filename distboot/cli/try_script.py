@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..detection.here import refuse_not_alone
 from ..errors import DistbootError
 from ..host import accelerators, free_port
 from ..text import counted, ranks_said
@@ -49,6 +50,7 @@ def try_script(arguments: list[str]) -> int:
             "usage", f"--timeout {own.timeout:g} is not a number of seconds", "--timeout 300, say"
         )
     launches = [parse(text) for text in own.shapes or _DEFAULT]
+    refuse_not_alone(os.environ)  # each of the others would try the script, too
     width, verdicts = max(len(launch.text) for launch in launches), set()
     emit(_row("as".ljust(width), *_HEAD))
     for launch in launches:

@@ -22,6 +22,7 @@ from ..detection.placement import Placement, recognise
 from ..errors import DistbootError
 from ..host import network
 from ..rendezvous.protocol import of, text, valid
+from ..text import is_address, without_mapping
 
 _LOOK_UP_LIMIT = 0.3  # seconds
 _AMAZON = "0x1d0f"  # vendor of EFA devices, include/linux/pci_ids.h
@@ -119,6 +120,12 @@ class Machine:
 
     def has(self, path: str) -> bool:
         return (self.root / path.lstrip("/")).exists()
+
+    def is_own(self, host: str) -> bool:
+        """Whether this is the name or an address of this machine."""
+        own = {without_mapping(address) for _, address in self.addresses()}
+        is_name = host.partition(".")[0].lower() == self.host.partition(".")[0].lower()
+        return without_mapping(host) in own or (is_name and not is_address(host))
 
     def placement(self) -> Placement:
         """What the environment proves about the place of this process; of one that is alone if it is broken."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 import re
 import time
 
-from ..detection.detect import LAUNCHERS, detect
+from ..detection.detect import LAUNCHERS
+from ..detection.here import detect_here
 from ..detection.parse import is_loopback
 from ..errors import DistbootError
 from ..host import cpus as of_host
@@ -35,7 +36,7 @@ containers: [{volumeMounts: [{name: shm, mountPath: /dev/shm}]}]"""
 def launcher(machine: Machine) -> Finding:
     """Whether the environment says who this process is."""
     try:
-        placement = detect(machine.environ)
+        placement = detect_here(machine.environ, look_up=machine.look_up, is_own=machine.is_own)
     except DistbootError as error:
         return refused(error)
     number = f"{placement.rank} of {placement.world_size}"

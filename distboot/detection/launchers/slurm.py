@@ -137,6 +137,7 @@ SLURM = Launcher(
     name="slurm",
     title="Slurm job steps (srun)",
     markers=_MARKERS,
+    triggers=("SLURM_PROCID",),
     numbers=("SLURM_PROCID", _SIZE[0], "SLURM_LOCALID", None, None, "SLURM_STEP_NUM_NODES"),
     instead=dict([_SIZE]),
     same={"PMI_RANK": "SLURM_PROCID", "PMI_SIZE": _SIZE[0]},
