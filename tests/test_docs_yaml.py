@@ -73,13 +73,16 @@ DOCUMENTS: list[tuple[str, dict[str, Any]]] = [
 FREE = ("limits", "selector", "labels", "annotations")
 # Have only what is added there to the others.
 RETRIES, RESTARTS = "docs/reference/exit-codes.md", "docs/how-to/restarts.md"
-MESHES = "docs/how-to/service-meshes.md"
+MESHES, CLOUDS = "docs/how-to/service-meshes.md", "docs/how-to/another-cloud.md"
 # What is different here: nodes of four CPUs. Containers are container_stub.py's.
 SMALLER = {"--ntasks-per-node=8": "--ntasks-per-node=2", "#SBATCH --gpus-per-node=8\n": ""}
 
 
 def _kind(document: dict[str, Any]) -> str:
-    return str(document.get("kind") or document["type"])
+    for name in ("kind", "type"):
+        if name in document:
+            return str(document[name])
+    return "CustomJobSpec" if "workerPoolSpecs" in document else "SkyPilot task"
 
 
 def _of_kind(kind: str, on: str = "") -> dict[str, Any]:
@@ -88,7 +91,7 @@ def _of_kind(kind: str, on: str = "") -> dict[str, Any]:
     (found,) = [
         one
         for page, one in of_kind
-        if (page == on if on else page not in (RETRIES, RESTARTS, MESHES))
+        if (page == on if on else page not in (RETRIES, RESTARTS, MESHES, CLOUDS))
     ]
     return found
 
