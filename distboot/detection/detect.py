@@ -317,10 +317,7 @@ def _refuse_other_nodes(
     for other in present:
         if not other.numbers_nodes or other is candidate:
             continue
-        theirs = None
-        with suppress(DistbootError):
-            if not candidate.numbers_nodes or other.claims(environ):
-                theirs = read_placement(other, environ)
+        theirs = _nodes_by(other, environ, is_claimed=candidate.numbers_nodes)
         if theirs is None:
             continue
         if candidate.numbers_nodes:
@@ -332,9 +329,25 @@ def _refuse_other_nodes(
             raise _conflict(placement, other.name, theirs.rank, theirs.world_size, names)
 
 
+def _nodes_by(
+    platform: Launcher, environ: Mapping[str, str], *, is_claimed: bool
+) -> Placement | None:
+    """The nodes as a platform numbers them, also where RANK has made a process of this one; None: it does not."""
+    if is_claimed:
+        return _found_whole(platform, environ)
+    if not platform.owns_torch_vars:
+        # Those of the processes, which the platform does not set
+        generic = VARIABLES.values()
+        environ = {name: value for name, value in environ.items() if name not in generic}
+    with suppress(DistbootError):
+        return read_placement(platform, environ)
+    return None
+
+
 def _refuse_not_alone(placement: Placement, environ: Mapping[str, str]) -> None:
     """Refuse a process that is alone by its placement, and not by what else its environment says."""
-    if placement.world_size != 1 or placement.launcher not in _OF_ONE:
+    is_one = placement.world_size == 1 and placement.node_level is None
+    if not is_one or placement.launcher not in _OF_ONE:
         return
     found = surroundings.signs(environ)
     if found:

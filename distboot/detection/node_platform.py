@@ -16,6 +16,8 @@ from .parse import is_loopback, parse_address, parse_hosts, parse_number, parse_
 
 # What numbers processes itself, and is more exact than any number of a node.
 _OF_PROCESSES = ("RANK", "LOCAL_RANK", "TF_CONFIG")
+# Where the number of nodes came from, if WORLD_SIZE had to be taken for it.
+NODES_OF_WORLD_SIZE = "WORLD_SIZE, taken for the number of nodes"
 _SEVERAL = ("auto", "gpu", "cpu", "xpu")  # torchrun's words for a number of processes
 
 

@@ -50,6 +50,8 @@ class Coordinator:
         self.log = JoinLog(own)
         self.reachability_hint = ""  # why ranks may be missing, to be said with them
         self.hint = "look at the output of the missing ranks: they ended early, never started, or cannot reach rank 0"
+        if plan.doubt:
+            self.hint = f"{plan.doubt}; or {self.hint}"
         self._plan, self._own, self._wanted = plan, own, wanted
         self._say: Callable[..., None] = partial(log_line, f"{self.table.unit} 0")
         self.pool = ConnectionPool(listener, own.world_size, self._take, self._lost, self._say)

@@ -126,6 +126,8 @@ class JoinPlan:
     # Whether rank 0 is at the first host, or may be at any of them
     is_certain: bool = of(flag, default=True)
     source: str = of(line, default="")  # what says where rank 0 is, for example "MASTER_ADDR"
+    # Why there may be fewer nodes than these, to be said with the missing ones
+    doubt: str = of(line, default="")
     # Whether another rank of this node says what is being waited for
     quiet: bool = of(flag, default=False)
     # Whether an agent around this one has met the others, and keeps the port

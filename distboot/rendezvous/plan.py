@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 
 from .. import __version__
 from ..detection import inherited
+from ..detection.node_platform import NODES_OF_WORLD_SIZE
 from ..detection.placement import LEFT_OPEN, Placement
 from ..errors import DistbootError, with_too_few_files
 from ..host import FRAMEWORK, accelerators, derived_port, network
@@ -94,6 +95,7 @@ def plan_of(
         ports=tuple(ports[first:] + ports[:first]),
         is_certain=not hosts,
         source=placement.sources.get("master_addr", ""),
+        doubt=_doubt(placement),
         # One process per node says what all of them wait for: on rank 0's own node rank 1, as rank 0 may be missing.
         quiet=bool(placement.local_rank) and placement.rank != 1 and not ranks,
         again=inherited.about(placement, environ).met,
@@ -152,6 +154,16 @@ def candidate_ports(placement: Placement) -> list[int]:
     if placement.launcher == "torchrun":  # whose agent listens at MASTER_PORT itself
         return derived
     return [placement.master_port or 0, *derived[1:]]
+
+
+def _doubt(placement: Placement) -> str:
+    """Why the number of nodes may be wrong; empty where it is sure."""
+    if placement.sources.get("num_nodes") != NODES_OF_WORLD_SIZE:
+        return ""
+    return (
+        f"WORLD_SIZE={placement.num_nodes} was taken for the number of nodes; if it counts processes or GPUs, set "
+        "NUM_NODES to the number of nodes"
+    )
 
 
 def _job(placement: Placement, environ: Mapping[str, str]) -> str:

@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..env_reader import EnvReader
-from ..node_platform import NodePlatform, check_world_size, claims, locate, node_level, read
+from ..node_platform import (
+    NODES_OF_WORLD_SIZE,
+    NodePlatform,
+    check_world_size,
+    claims,
+    locate,
+    node_level,
+    read,
+)
 from ..parse import parse_address, parse_number
 from . import has_any
 
@@ -391,9 +399,6 @@ def _nodes_of_world_size(reader: EnvReader) -> int | None:
     )
     return nodes
 
-
-# Where the number of nodes came from, if WORLD_SIZE had to be taken for it.
-NODES_OF_WORLD_SIZE = "WORLD_SIZE, taken for the number of nodes"
 
 BY_HAND = NodePlatform(
     name="nodes",
