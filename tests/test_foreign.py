@@ -17,7 +17,7 @@ from conftest import ROOT, Fake, Run, StartRank0
 from launched import needs_torch
 from rendezvous_peers import Rank, peer, record, refusal
 
-from distboot.rendezvous import foreign
+from distboot.rendezvous import foreign, worker
 from distboot.rendezvous.messages import Welcome
 from distboot.rendezvous.protocol import Channel
 
@@ -136,6 +136,17 @@ def test_silent_listener_is_no_secret_problem() -> None:
     assert "a process listens there, and does not answer as rank 0" in message
     assert hint.startswith("look at the output of rank 0, which may be stopped or busy")
     assert MESH in hint
+
+
+def test_silent_web_server_is_named_while_the_rank_waits(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(worker, "_ASKED_AFTER", 0.4)
+    monkeypatch.setattr(worker, "_FIRST_LIMIT", 0.3)
+    rank = Rank(serve_http(stack, http.server.ThreadingHTTPServer), record(1, 2), 4)
+    error = rank.failed()
+    assert "yet (the process that listens there answers in HTTP" in capfd.readouterr().err
+    assert f"{LISTENS} answers in HTTP" in error.message
 
 
 def test_closing_listener_is_asked_once(fake: Fake) -> None:

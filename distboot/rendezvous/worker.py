@@ -20,6 +20,7 @@ from .protocol import Channel, Frame, Frames, ProtocolError, decode, most_from_r
 # Seconds for an unknown process to answer; it grows, because rank 0 may be busy with thousands
 _FIRST_LIMIT = 1.0
 _LAST_LIMIT = 10.0
+_ASKED_AFTER = 5.0  # seconds of silence after which a process is asked what it is
 _LOOK = 0.2  # seconds between two looks at whether the call is still wanted
 _GRACE = 0.8  # seconds beyond the join timeout for rank 0 to say who is missing
 _LOST = "rank 0 was reached, but disconnected before all ranks had joined"
@@ -42,6 +43,10 @@ class _UnreachableError(NoAnswerError):
 
 class _UnresolvedError(_UnreachableError):
     """The name of the host does not resolve."""
+
+
+class _SilentError(NoAnswerError):
+    """A process accepted the connection and did not answer; the text names it if it was asked what it is."""
 
 
 class Worker:
@@ -81,8 +86,12 @@ class Worker:
             try:
                 return self.try_once(limit, end)
             except NoAnswerError as failure:
-                if not backoff.sleep_or_expire(str(failure)):
-                    raise self._unanswered(self._name_silent(failure)) from None
+                reason = failure
+            # A busy rank 0 is silent, too: what is silent for long is asked once, and at the end
+            if limit < _ASKED_AFTER <= limit * 2:
+                reason = self._name_silent(reason)
+            if not backoff.sleep_or_expire(str(reason)):
+                raise self._unanswered(self._name_silent(reason)) from None
             limit = min(limit * 2, _LAST_LIMIT)
 
     def try_once(self, limit: float, end: float) -> Membership:
@@ -145,7 +154,8 @@ class Worker:
                 found = None if has_reported else self._identify(connection, error)
                 why = self._explain(error, found)
             self.close()
-            raise NoAnswerError(why) from None
+            kind = _SilentError if isinstance(error, TimeoutError) else NoAnswerError
+            raise kind(why) from None
         except BaseException:
             self.close()
             raise
@@ -156,11 +166,12 @@ class Worker:
         if foreign.identify(foreign.SERVERS, received) is not None:
             received = foreign.read_more(connection, received)
             return foreign.identify(foreign.SERVERS, received)
-        if received or not isinstance(error, EOFError | ConnectionError):
+        if received or isinstance(error, ProtocolError):
             return None
-        if self._address not in self._asked:
+        closes = isinstance(error, EOFError | ConnectionError)
+        if closes and self._address not in self._asked:
             self._asked[self._address] = foreign.probe(self._address) or foreign.CLOSES
-        return self._asked[self._address]
+        return self._asked.get(self._address)
 
     def _explain(self, error: Exception, found: foreign.Foreign | None) -> str:
         """Why an attempt failed before rank 0 had this rank's report."""
@@ -179,14 +190,16 @@ class Worker:
 
     def _name_silent(self, failure: NoAnswerError) -> NoAnswerError:
         """The failure, with the name of what does not answer, if it has one."""
-        if str(failure) != _SILENT:
+        if not isinstance(failure, _SilentError):
             return failure
         found = foreign.probe(self._address)
         if found is not None:
+            self._asked[self._address] = found
             return NoAnswerError(self._refused(f"{_LISTENER} {found.description}", found.remedy))
+        self._asked.pop(self._address, None)
         if not self._refusal:
             self._refused(_SILENT, foreign.SILENT)
-        return failure
+        return NoAnswerError(_SILENT)
 
     def _connected(self, host: str, port: int, end: float, limit: float) -> socket.socket:
         self.resolves = True
