@@ -161,7 +161,7 @@ class Worker:
             raise
 
     def _identify(self, connection: socket.socket, error: Exception) -> foreign.Foreign | None:
-        """What listens there, if it is not distboot; what only does not answer is asked at the end."""
+        """What listens there, if it is not distboot; what is silent is asked later."""
         received = self._frames.pending
         if foreign.identify(foreign.SERVERS, received) is not None:
             received = foreign.read_more(connection, received)
