@@ -16,7 +16,7 @@ from .launchers import Launcher, of_platform
 from .launchers.frameworks import DEEPSPEED, HOROVODRUN, LIGHTNING, TORCH, TORCHRUN
 from .launchers.jax import JAX, JAXJOB
 from .launchers.nodes import AWSBATCH, KUBEFLOW, SAGEMAKER, VERTEX, VOLCANO
-from .launchers.platforms import BY_HAND, MODELARTS, PLAIN_PLATFORMS, PODS
+from .launchers.platforms import MODELARTS, NODES, PLAIN_PLATFORMS, PODS
 from .launchers.records import DISTBOOT, FLUX, INTELMPI, LSF, MPICH, MVAPICH, OPENMPI, PALS, PMI
 from .launchers.slurm import SINGLE, SLURM
 from .launchers.tf_config import TF_CONFIG
@@ -60,7 +60,7 @@ INNERMOST_FIRST: tuple[Launcher, ...] = (
     *map(of_platform, PLAIN_PLATFORMS),
     of_platform(VERTEX),
     # The same with plain names, which a person may have set from those.
-    of_platform(BY_HAND),
+    of_platform(NODES),
     # NODE_RANK and LOCAL_RANK without RANK: for TORCH that is half a launcher.
     LIGHTNING,
     # RANK and WORLD_SIZE are plain names that any shell, image or operator may set; a launcher with names of
@@ -79,7 +79,7 @@ LAUNCHERS = {one.name: one for one in INNERMOST_FIRST}
 
 # The platforms that number nodes, in the same order.
 NODE_PLATFORMS = (
-    *(KUBEFLOW, MODELARTS, VOLCANO, PODS, *PLAIN_PLATFORMS, VERTEX, BY_HAND, SAGEMAKER, AWSBATCH),
+    *(KUBEFLOW, MODELARTS, VOLCANO, PODS, *PLAIN_PLATFORMS, VERTEX, NODES, SAGEMAKER, AWSBATCH),
 )
 
 # Variable -> the places in the order of those that may claim a process by it.

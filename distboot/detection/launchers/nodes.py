@@ -78,7 +78,7 @@ def _read_kubeflow(reader: EnvReader) -> None:
 KUBEFLOW = NodePlatform(
     name="kubeflow",
     title="Kubeflow PyTorchJob and TrainJob, several processes per pod (PET_*)",
-    page="https://www.kubeflow.org/docs/components/trainer/user-guides/pytorch/",
+    page="https://github.com/kubeflow/trainer/blob/master/pkg/runtime/framework/plugins/torch/torch.go",
     index_variable="PET_NODE_RANK",
     count_variable="PET_NNODES",
     marks=_KUBEFLOW,
@@ -140,7 +140,7 @@ def _read_volcano(reader: EnvReader) -> None:
 VOLCANO = NodePlatform(
     name="volcano",
     title="Volcano jobs (plugins pytorch and env)",
-    page="https://volcano.sh/en/docs/pytorch_on_volcano/",
+    page="https://github.com/volcano-sh/volcano/tree/master/pkg/controllers/job/plugins/distributed-framework/pytorch",
     index_variable="RANK",
     count_variable="WORLD_SIZE",
     marks=_VOLCANO,

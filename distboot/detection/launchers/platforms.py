@@ -99,7 +99,7 @@ METAFLOW = NodePlatform(
 LWS = NodePlatform(
     name="lws",
     title="LeaderWorkerSet on Kubernetes",
-    page="https://lws.sigs.k8s.io/docs/reference/labels-annotations-and-environment-variables/",
+    page="https://github.com/kubernetes-sigs/lws/blob/main/pkg/utils/pod/pod_utils.go",
     index_variable="LWS_WORKER_INDEX",
     count_variable="LWS_GROUP_SIZE",
     address="LWS_LEADER_ADDRESS",
@@ -139,7 +139,7 @@ BASETEN = NodePlatform(
 NGC = NodePlatform(
     name="ngc",
     title="NVIDIA Base Command Platform",
-    page="https://docs.nvidia.com/base-command-platform/user-guide/latest/",
+    page="https://docs.nvidia.com/base-command-platform/",
     index_variable="NGC_ARRAY_INDEX",
     count_variable="NGC_ARRAY_SIZE",
     address="NGC_MASTER_ADDR",
@@ -149,6 +149,7 @@ NGC = NodePlatform(
         "NGC_ARRAY_INDEX=1 NGC_ARRAY_SIZE=2 NGC_MASTER_ADDR=launcher-svc-1234567 NGC_GPUS_PER_NODE=8 "
         "NGC_ARRAY_TYPE=PYTORCH NGC_JOB_ID=1234567"
     ),
+    note="The names are from public job scripts.",
 )
 
 NSML = NodePlatform(
@@ -170,7 +171,7 @@ def _claim_beaker(environ: Mapping[str, str]) -> bool:
 BEAKER = NodePlatform(
     name="beaker",
     title="AI2 Beaker, with leaderSelection",
-    page="https://beaker-docs.apps.allenai.org/concept/experiments.html",
+    page="https://beaker-docs.apps.allenai.org/",
     index_variable="BEAKER_REPLICA_RANK",
     count_variable="BEAKER_REPLICA_COUNT",
     address="BEAKER_LEADER_REPLICA_HOSTNAME",
@@ -181,6 +182,7 @@ BEAKER = NodePlatform(
         "BEAKER_REPLICA_RANK=1 BEAKER_REPLICA_COUNT=2 BEAKER_LEADER_REPLICA_HOSTNAME=jupiter-101.example.com "
         "BEAKER_ASSIGNED_GPU_COUNT=8 BEAKER_EXPERIMENT_ID=01J"
     ),
+    note="The names are from public job scripts. Replicas without a leader are refused: they may be a sweep.",
 )
 
 # The parallel universe only: a job of the vanilla universe has neither. No variable has an address.
@@ -203,7 +205,7 @@ def _claim_modelarts(environ: Mapping[str, str]) -> bool:
 MODELARTS = NodePlatform(
     name="modelarts",
     title="Huawei Cloud ModelArts",
-    page="https://support.huaweicloud.com/intl/en-us/develop-modelarts/develop-modelarts-0117.html",
+    page="https://support.huaweicloud.com/intl/en-us/modelarts/",
     index_variable="VC_TASK_INDEX",
     count_variable="MA_NUM_HOSTS",
     hosts="VC_WORKER_HOSTS",
@@ -214,6 +216,7 @@ MODELARTS = NodePlatform(
         "VC_TASK_INDEX=1 MA_NUM_HOSTS=2 MA_NUM_GPUS=8 VC_WORKER_NUM=2 "
         "VC_WORKER_HOSTS=job-worker-0.job,job-worker-1.job MA_VJ_NAME=job"
     ),
+    note="The names are from public job scripts.",
 )
 
 
@@ -301,7 +304,7 @@ def _locate_tpu(reader: EnvReader, first: str, *, is_first_slice: bool) -> None:
 TPU = NodePlatform(
     name="tpu",
     title="Cloud TPU slices of several hosts (GKE)",
-    page="https://docs.cloud.google.com/kubernetes-engine/docs/how-to/tpus",
+    page="https://github.com/jax-ml/jax/blob/main/jax/_src/clusters/cloud_tpu_cluster.py",
     index_variable="TPU_WORKER_ID",
     count_variable="",
     marks=("TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES"),
@@ -345,10 +348,10 @@ def _read_by_hand(reader: EnvReader) -> None:
     )
     node = reader.integer(reader.first("NODE_RANK", _COMPLETION), "rank")
     nodes = _nodes_by_hand(reader)
-    locate(BY_HAND, reader, nodes)
+    locate(NODES, reader, nodes)
     ranks = reader.environ.get("WORLD_SIZE", "1")
     if nodes != 1 or ranks != "1":
-        level = node_level(BY_HAND, reader)
+        level = node_level(NODES, reader)
         if level is not None and not has_any(reader.environ, _PER_NODE):
             level = f"{reader.first('NODE_RANK', _COMPLETION)}={node} is set, and RANK is not"
         reader.node_level = level
@@ -400,7 +403,7 @@ def _nodes_of_world_size(reader: EnvReader) -> int | None:
     return nodes
 
 
-BY_HAND = NodePlatform(
+NODES = NodePlatform(
     name="nodes",
     title="plain NODE_RANK and NUM_NODES (RunPod, MosaicML, OCI, Azure ML commands, Indexed Jobs, by hand)",
     page="https://docs.runpod.io/instant-clusters/configuration",
