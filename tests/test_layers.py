@@ -28,6 +28,7 @@ FLOORS = (
     # 3: the ranks meet, and what rank 0 learns of that
     (
         {"rendezvous.protocol"},
+        {"rendezvous.foreign"},
         {"rendezvous.messages"},
         {"rendezvous.membership"},
         {"rendezvous.keys", "report"},

@@ -128,9 +128,9 @@ class Coordinator:
         table = self.table
         why = f"{table.describe_departed()}{self.reachability_hint}{self.pool.refusals()}"
         joined = f"{len(table.records)} of {table.world_size} {table.unit}s joined {self._limit}"
-        return DistbootError(
-            "missing-rank", f"{joined}, missing {table.describe_missing()}{why}", self.hint
-        )
+        text = f"{joined}, missing {table.describe_missing()}{why}"
+        remedy = f"{self.pool.remedy}; or " if self.pool.remedy else ""
+        return DistbootError("missing-rank", text, remedy + self.hint)
 
     def _gather(self) -> None:
         """Wait for all ranks, and say now and then which are missing."""
