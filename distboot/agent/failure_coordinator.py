@@ -136,7 +136,7 @@ class FailureCoordinator(Participant):
         if self.root_cause is None or self.root_cause.restarts:
             if not self._has_left:
                 self._send(Detach(ended=self.detects))
-            close_gracefully(self.peers)
+            close_gracefully(each for each in self.peers if each.unreachable_since is None)
         elif self.held and not self._hurried:
             first = [self.members[rank] for rank in self.root_cause.ranks]
             close_gracefully(
@@ -164,7 +164,7 @@ class FailureCoordinator(Participant):
             return self._ended_at
         if self._analysis.reports and self.root_cause is None:
             return math.inf
-        if not any(member.is_open for member in self.members.values()):
+        if not any(member.is_reachable for member in self.members.values()):
             return self._ended_at
         if self.root_cause is None:
             return math.inf if self.may_restart else self._ended_at + _LINGER
@@ -251,17 +251,9 @@ class FailureCoordinator(Participant):
             return
         if member.is_local and not self._was_stopped:
             self._was_stopped = True
-            # What is silent just then may be what the launcher answers
-            for other in self.members.values():
-                if (
-                    other.is_open
-                    and other.connection is not None
-                    and other.connection.is_unusually_silent()
-                ):
-                    # mpirun gives us 0.24 s to live
-                    self._lost(
-                        other, "it did not answer any more when SIGTERM arrived", now, gathering=0.0
-                    )
+            for connection in self.peers:
+                if self._is_running(connection):
+                    self._question(connection, now)
         self._analysis.terminating(member, message.signal, now)
 
     def _exited(self, member: RankState, message: messages.Exited, now: float) -> None:
@@ -381,12 +373,40 @@ class FailureCoordinator(Participant):
         self.log.add("unreachable", member.rank, text=why)
         self._analysis.lost(member, why, now, **more)
 
+    def _lose_silent(self, connection: HeartbeatConnection, now: float) -> None:
+        for member in self.peers[connection]:
+            if member.is_open:
+                why = "it did not answer any more when SIGTERM arrived"
+                self._lost(member, why, now, gathering=0.0)
+
+    def _unreachable(self, connection: HeartbeatConnection, why: str, now: float) -> None:
+        for member in self.peers[connection]:
+            self.keys.unreachable[member.rank] = connection.unreachable_since or now
+            self.log.add("silent", member.rank, text=why)
+        text = f"warning: {self._ranks_of(connection)} {why}; failures there are not detected until"
+        self.say(f"{text} it answers again")
+
+    def _reachable(self, connection: HeartbeatConnection, seconds: float) -> None:
+        for member in self.peers[connection]:
+            self.keys.unreachable.pop(member.rank, None)
+            self.log.add("reachable", member.rank)
+        self.say(f"{self._ranks_of(connection)} answers again, after {seconds:.0f} s")
+
     def _abandon(self, connection: HeartbeatConnection, why: str, now: float) -> None:
-        members = self.peers[connection]
+        text = f"warning: {self._ranks_of(connection)} {why}; it is not watched any more"
+        for member in self.peers[connection]:
+            self.keys.leave(member.rank, why=f"is not connected any more ({why})")
         super()._abandon(connection, why, now)
-        first, ranks = members[0], ranks_said([member.rank for member in members])
-        place = first.where if len(members) == 1 else f"on {first.host} (node {first.node_rank})"
-        self.say(f"warning: {ranks} {place} {why}; it is not watched any more")
+        self.say(text)
+
+    def _ranks_of(self, connection: HeartbeatConnection) -> str:
+        """`"rank 3 on node-b (node 1, local rank 0)"`."""
+        members = self.peers[connection]
+        first = members[0]
+        if len(members) == 1:
+            return f"rank {first.rank} {first.where}"
+        ranks = ranks_said([member.rank for member in members])
+        return f"{ranks} on {first.host} (node {first.node_rank})"
 
     def _forget(self, connection: HeartbeatConnection) -> list[RankState]:
         members = super()._forget(connection)

@@ -14,7 +14,11 @@ from typing import NamedTuple
 from ..rendezvous.protocol import BEFORE_AUTHENTICATION, HEADER, Broadcast, Channel, Frames
 
 _PORT = 1  # tcpmux, at which nothing listens: a host that is there refuses at once
-_ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
+_ANSWERS = (0, errno.EISCONN, errno.ECONNREFUSED, errno.ECONNRESET)
+# Not decided yet: on its way, or there was no file left for it
+_PENDING = (errno.EINPROGRESS, errno.EALREADY, errno.EMFILE, errno.ENFILE)
+# With which the kernel ends a connection after sending for minutes in vain; tcp(7), tcp_retries2
+_GIVEN_UP = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 class Probe:
@@ -22,27 +26,32 @@ class Probe:
 
     def __init__(self, connection: socket.socket, end: float) -> None:
         self.end = end  # when it has to be answered
+        self._connection = connection
         self._socket: socket.socket | None = None
-        try:
-            # There may be no file left for it
-            self._socket = socket.socket(connection.family, socket.SOCK_STREAM)
-            self._socket.setblocking(False)
-            host, _, *scope = connection.getpeername()
-            self._address = host, _PORT, *scope
-            self._result = self._socket.connect_ex(self._address)
-        except OSError as error:
-            self._result = error.errno or errno.EHOSTUNREACH
+        self._result = self._attempt()
 
     def is_answered(self) -> bool:
-        """Whether the host accepts or refuses by now; asked once."""
-        if self._socket is not None and self._result == errno.EINPROGRESS:
-            # What has become of the first one: connect(2)
-            self._result = self._socket.connect_ex(self._address)
+        """Whether the host has accepted or refused by now."""
+        if self._result in _PENDING:
+            self._result = self._attempt()
+        if self._result not in _PENDING:
+            self.close()
         return self._result in _ANSWERS
 
     def close(self) -> None:
         if self._socket is not None:
             self._socket.close()
+
+    def _attempt(self) -> int:
+        """Begin to connect, or look what has become of it: connect(2)."""
+        try:
+            host, _, *scope = self._connection.getpeername()
+            if self._socket is None:
+                self._socket = socket.socket(self._connection.family, socket.SOCK_STREAM)
+                self._socket.setblocking(False)
+            return self._socket.connect_ex((host, _PORT, *scope))
+        except OSError as error:
+            return error.errno or errno.EHOSTUNREACH
 
 
 BOUND = 15.0  # seconds; DISTBOOT_HEARTBEAT_TIMEOUT of rank 0's agent is that of the job
@@ -61,7 +70,14 @@ _TCP_INFO = struct.Struct("24xI24xII")
 
 
 class DisconnectedError(Exception):
-    """The connection has ended; the text says how, if it was not closed."""
+    """The connection has ended; the text says how, if it was not closed.
+
+    `gave_up`: the peer did not end it; this host has stopped sending to it.
+    """
+
+    def __init__(self, text: str = "", *, gave_up: bool = False) -> None:
+        super().__init__(text)
+        self.gave_up = gave_up
 
 
 class LivenessFault(NamedTuple):
@@ -89,7 +105,10 @@ class HeartbeatConnection:
         # Those of all connections whose kernel takes no more for now
         self.backlog: set[HeartbeatConnection] = set()
         self.heard = time.monotonic()  # when something was read
+        # Since when the peer has given no sign although its host answers; None: it is reachable
+        self.unreachable_since: float | None = None
         self._unsent = bytearray()
+        self._is_full = False  # whether too much waits for a peer that takes nothing
         self._channel, self._bound = channel, bound
         self._probe: Probe | None = None  # while it is suspect
         # When we last saw that its kernel had confirmed all that we sent
@@ -122,6 +141,7 @@ class HeartbeatConnection:
             self.backlog.add(self)
             # The peer has not read for very long, and a missing message is worse
             if len(self._unsent) > _MOST_UNSENT:
+                self._is_full = True
                 with suppress(OSError):
                     self.socket.shutdown(socket.SHUT_RDWR)
         except OSError:  # it has ended, which reading will say
@@ -129,7 +149,7 @@ class HeartbeatConnection:
 
     def heartbeat(self) -> None:
         """Say that we are here."""
-        if not self._unsent:  # else that says as much
+        if not self._unsent and self.unreachable_since is None:  # else that says as much
             self._unsent += self._beat
             self.flush()
 
@@ -143,9 +163,10 @@ class HeartbeatConnection:
         except BlockingIOError:
             return []
         except OSError as error:
-            raise DisconnectedError(error.strerror or str(error)) from None
+            gave_up = error.errno in _GIVEN_UP
+            raise DisconnectedError(error.strerror or str(error), gave_up=gave_up) from None
         if not data:
-            raise DisconnectedError
+            raise DisconnectedError(gave_up=self._is_full)
         self.heard = now
         if data == self._peers_beat and self._frames.missing == HEADER:  # by far the most
             return []
@@ -160,7 +181,11 @@ class HeartbeatConnection:
     @property
     def is_suspect(self) -> bool:
         """Whether it is silent for so long that a second opinion is asked for."""
-        return self._probe is not None
+        return self._probe is not None and self.unreachable_since is None
+
+    def unreachable_for(self, now: float) -> str:
+        """`"40 s"`."""
+        return f"{now - (self.unreachable_since or now):.0f} s"
 
     def silence(self) -> tuple[float, bool]:
         """Seconds for which nothing has come from the peer's kernel, and whether it has confirmed all that we sent."""
@@ -172,7 +197,9 @@ class HeartbeatConnection:
         return min(received) / 1000, not unconfirmed
 
     def is_unusually_silent(self) -> bool:
-        """Whether something seems to be wrong with the peer's host: a heartbeat is due, or the answer to ours."""
+        """Whether the peer's host may just have died: a heartbeat is due, or the answer to ours."""
+        if self.unreachable_since is not None:
+            return False
         silence, is_confirmed = self.silence()
         now = time.monotonic()
         is_late = (
@@ -183,28 +210,47 @@ class HeartbeatConnection:
         return is_late or silence > BEATS * self._bound + 1
 
     def fault(self, now: float) -> LivenessFault | None:
-        """What is wrong with the peer; asked once a second, after reading, where nothing has come. None: not known."""
+        """What is wrong with the peer; asked once a second, after reading, where nothing has come. None: not known.
+
+        A fault that is not a loss is told once, until the peer has been reachable again.
+        """
         silence, is_confirmed = self.silence()
-        self._looked, self._confirmed = now, now if is_confirmed else self._confirmed
+        self._looked = now
+        if is_confirmed:
+            self._confirmed = now
         silence = max(silence, now - self._confirmed)  # a network may fail in one direction
         if silence < _PATIENCE * self._bound:
             self._forget_probe()
-            seconds = _FROZEN * self._bound
-            why = f"no answer for {seconds:.0f} s, though the host answers: stopped or frozen"
-            return LivenessFault(True, why) if now - self.heard > seconds else None
+            return self._frozen(now)
         if self._probe is None:
             self.heartbeat()  # which its kernel confirms, if it is there
-            self._probe = Probe(self.socket, now + max(self._bound - silence, _PROBE_LIMIT))
+            self._probe = Probe(self.socket, now + self._probe_limit(silence))
+        is_answered = self._probe.is_answered()
         if now < self._probe.end:
             return None
-        if self._probe.is_answered():
-            return LivenessFault(
-                False,
-                f"gave no answer for {self._bound:g} s, though its host answers (a firewall?)",
-            )
-        return LivenessFault(
-            True, f"no answer for {self._bound:g} s: the host, or the network to it, is down"
-        )
+        self._forget_probe()
+        if not is_answered:
+            why = f"no answer for {self._bound:g} s: the host, or the network to it, is down"
+            return LivenessFault(True, why)
+        if self.unreachable_since is not None:
+            return None
+        self.unreachable_since = now - silence
+        why = f"gave no answer for {self._bound:g} s, though its host answers (a firewall?)"
+        return LivenessFault(False, why)
+
+    def _probe_limit(self, silence: float) -> float:
+        """Seconds for the host to answer; once a peer is unreachable there is no hurry."""
+        left = self._bound if self.unreachable_since is not None else self._bound - silence
+        return max(left, _PROBE_LIMIT)
+
+    def _frozen(self, now: float) -> LivenessFault | None:
+        """What is wrong with a peer whose kernel answers."""
+        if self.unreachable_since is not None:  # the time without heartbeats begins now
+            self.unreachable_since = None
+            self.heard = now
+        seconds = _FROZEN * self._bound
+        why = f"no answer for {seconds:.0f} s, though the host answers: stopped or frozen"
+        return LivenessFault(True, why) if now - self.heard > seconds else None
 
     def close(self) -> None:
         self.socket.close()

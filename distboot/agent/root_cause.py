@@ -70,6 +70,13 @@ class RankState:
         """Whether it is to end yet, and we would hear of it."""
         return self.end is None and (self.connection is not None or self.is_local)
 
+    @property
+    def is_reachable(self) -> bool:
+        """The same, and its agent can be reached now."""
+        if self.connection is not None and self.connection.unreachable_since is not None:
+            return False
+        return self.is_open
+
 
 def ranks_of(membership: Membership) -> list[RankState]:
     """All ranks of a job."""
@@ -125,7 +132,7 @@ class RootCauseAnalysis:
             return None
         report = min(self.reports, key=lambda one: one.due)
         # When all have ended there is nothing to wait for.
-        if report.due > now and any(member.is_open for member in self.members):
+        if report.due > now and any(member.is_reachable for member in self.members):
             return None
         if report.is_secondary and self._may_be_explained(report, now):
             report.due = now + EXPLAINING
@@ -155,7 +162,7 @@ class RootCauseAnalysis:
         others = (
             one
             for one in self.members
-            if one is not report.member and one.is_open and one.failing is None
+            if one is not report.member and one.is_reachable and one.failing is None
         )
         return any(
             member.exiting is not None and now < member.exiting + _LEAVING for member in others

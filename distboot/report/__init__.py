@@ -27,6 +27,8 @@ Kind = Literal[
     "failing",  # text: it is about to fail, or cannot go on
     "exited",  # exit_code, signal, stopped_by_us, external_signal, at, traceback (of a root cause)
     "unreachable",  # text
+    "silent",  # text: its connection gives no sign, though its host answers; the job goes on
+    "reachable",  # again, after that
     "stop_requested",  # text
     "stop_agreed",  # read, missing
     "late",  # ranks, waiting, text, stacks
