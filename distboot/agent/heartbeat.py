@@ -11,7 +11,14 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
-from ..rendezvous.protocol import BEFORE_AUTHENTICATION, HEADER, Broadcast, Channel, Frames
+from ..rendezvous.protocol import (
+    BEFORE_AUTHENTICATION,
+    HEADER,
+    HEARTBEAT,
+    Broadcast,
+    Channel,
+    Frames,
+)
 
 _PORT = 1  # tcpmux, at which nothing listens: a host that is there refuses at once
 _ANSWERS = (0, errno.EISCONN, errno.ECONNREFUSED, errno.ECONNRESET)
@@ -114,11 +121,11 @@ class HeartbeatConnection:
         # When we last saw that its kernel had confirmed all that we sent
         self._looked = self._confirmed = self.heard
         self._frames = Frames(most)
-        self._beat = channel.sign(None)
-        self._peers_beat = Broadcast(None).sign(channel, theirs=True)
+        # A heartbeat that needs no proof, as it is received
+        self._plain = b"" if channel.secret else HEARTBEAT.sign(channel)
         self._wakes = 0  # bytes that must be there before we wake up
         connection.setblocking(False)
-        self._wake_for(len(self._beat) + 1)
+        self._wake_for(HEADER + 1)
         if sys.platform == "linux":
             with suppress(OSError):
                 connection.setsockopt(socket.IPPROTO_TCP, _THIN_LINEAR_TIMEOUTS, 1)
@@ -150,7 +157,7 @@ class HeartbeatConnection:
     def heartbeat(self) -> None:
         """Say that we are here."""
         if not self._unsent and self.unreachable_since is None:  # else that says as much
-            self._unsent += self._beat
+            self._unsent += HEARTBEAT.sign(self._channel)
             self.flush()
 
     def receive(self, now: float, *kinds: type) -> list[tuple[int, object]]:
@@ -168,14 +175,14 @@ class HeartbeatConnection:
         if not data:
             raise DisconnectedError(gave_up=self._is_full)
         self.heard = now
-        if data == self._peers_beat and self._frames.missing == HEADER:  # by far the most
+        if data == self._plain and self._frames.missing == HEADER:  # by far the most
             return []
         messages = [
             (frame.rank, self._channel.verify(frame, self._frames, type(None), *kinds))
             for frame in self._frames.feed(data)
         ]
         # Beats do not wake us up: they are read when we are awake anyway. The rest of a longer message does.
-        self._wake_for(len(self._beat) + 1 if self._frames.missing == HEADER else 1)
+        self._wake_for(HEADER + 1 if self._frames.missing == HEADER else 1)
         return [each for each in messages if each[1] is not None]
 
     @property
