@@ -17,17 +17,23 @@ from ..rendezvous.messages import (
     Failed,
     Go,
     Ready,
+    Refused,
     RequestStop,
+    Resume,
+    Resumed,
     ShowStacks,
     as_problem,
 )
 from ..rendezvous.protocol import ProtocolError
+from ..text import escape_control
 from . import messages
-from .heartbeat import HeartbeatConnection, close_gracefully
-from .loop import AFTER_THE_FIRST, Answer, Participant
+from .heartbeat import DisconnectedError, HeartbeatConnection, close_gracefully
+from .loop import AFTER_THE_FIRST, DISCONNECTED, Answer, Participant
 from .messages import Exited, Failing, Register, Terminating
+from .returning import NewConnection, Returning, is_refused
 from .root_cause import RankState, from_disconnect, from_exit
 
+_RETURNING = 2.0  # seconds to come back over another connection
 _CAUSE = 1.0  # seconds after our end to hear why
 _EXPLANATION = 11.0  # seconds, where a peer that is about to end may be the cause
 _LAST_MESSAGE = 3.0  # seconds beyond the grace for rank 0 to let us out
@@ -38,8 +44,13 @@ _LOOK = "look at the output of rank 0"
 class FailureReporter(Participant):
     """The side of an agent other than rank 0's, which knows its own ranks and rank 0."""
 
+    returning: Returning | None = None  # how to come back to rank 0 over another connection
+    round: int = 0  # of the job
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        # Until when a connection that has ended may be replaced, and how it ended
+        self._return_until, self._why_ended = inf, ""
         self._gone_at, self._why_gone = 0.0, ""  # when and why rank 0 could not be asked any more
         self._not_begun: dict[int, Failed] = {}  # before the script was ready itself
         # What waits for the stacks of all ranks
@@ -52,6 +63,8 @@ class FailureReporter(Participant):
             messages.Done: lambda _, now: self._end_served(now),
             messages.Locate: self.locate,
             messages.StopAt: lambda said, _: self.stops.stop_at(said.read),
+            Resumed: self._resumed,
+            Refused: self._refused,
         }
 
     def take(self, rank: int, message: object, now: float) -> None:
@@ -91,16 +104,31 @@ class FailureReporter(Participant):
         super().turn(now)
         for rank in [rank for rank, wait in self.waiting.items() if now >= wait.until]:
             self._answer_for_rank_0(rank, now)
+        if self.returning is not None and self.returning.is_active:
+            self._poll_return(self.returning, now)
 
     def due(self, now: float) -> float:
-        return min([super().due(now), *(wait.until for wait in self.waiting.values())])
+        attempt = inf if self.returning is None else self.returning.due
+        return min([super().due(now), attempt, *(wait.until for wait in self.waiting.values())])
 
     def finish(self) -> None:
         """See that our last message arrives, if rank 0 is there."""
         if not self.is_cut_off and not self._is_silent():
             close_gracefully(self.peers)
 
+    def close(self) -> None:
+        super().close()
+        if self.returning is not None:
+            self.returning.close()
+
     def _limit(self) -> float:
+        if any(each.is_closed and each.unreachable_since is None for each in self.peers):
+            return max(
+                self._limit_of_ends(), self._return_until
+            )  # rank 0 is to know how they ended
+        return self._limit_of_ends()
+
+    def _limit_of_ends(self) -> float:
         ends = [member.end for member in self.own if member.end is not None]
         cause, is_secondary = self.root_cause, any(end.is_secondary for end in ends)
         if cause is None and self.may_restart and not self.is_cut_off:
@@ -176,15 +204,86 @@ class FailureReporter(Participant):
             self._lose_rank_0(why, now)
         self._end(connection, how, now)
 
+    # Coming back over another connection
+
+    def _disconnected(
+        self, connection: HeartbeatConnection, error: DisconnectedError, now: float
+    ) -> None:
+        if self.returning is None:
+            super()._disconnected(connection, error, now)
+            return
+        self._end_connection(connection)
+        is_cut = connection.unreachable_since is not None
+        if not (is_cut and error.gave_up):
+            self._return_until = min(self._return_until, now + _RETURNING)
+        self._why_ended = str(error)
+        self.returning.start(now)
+
+    def _poll_return(self, returning: Returning, now: float) -> None:
+        outcome = returning.poll(now)
+        connection = next(iter(self.peers), None)
+        if connection is None:
+            returning.stop()
+        if isinstance(outcome, NewConnection):
+            self._go_on(returning, connection, outcome, now)
+        elif outcome is not None and connection is not None and connection.is_closed:
+            is_over = is_refused(outcome) or now >= self._return_until
+            if is_over and self._return_until < inf:
+                self._lose(connection, DISCONNECTED, self._why_ended, now)
+
+    def _go_on(
+        self,
+        returning: Returning,
+        connection: HeartbeatConnection | None,
+        new: NewConnection,
+        now: float,
+    ) -> None:
+        is_wanted = connection is not None and (
+            connection.is_closed or connection.unreachable_since is not None
+        )
+        if connection is None or not is_wanted or not self._drain(connection, now):
+            new.socket.close()
+            return
+        returning.await_answer(now)
+        self._use(connection, new.socket, new.channel)
+        agent = self.own[0].rank
+        connection.send_first(Resume(agent, returning.process, self.round, connection.received))
+        connection.use_round(self.round)
+
+    def _resumed(self, message: Resumed, now: float) -> None:
+        connection = next(iter(self.peers))
+        if self.returning is None or not connection.is_closed:
+            raise ProtocolError("answers what it was not asked")
+        connection.confirm(message.received)
+        since = connection.unreachable_since
+        connection.resume(now)
+        self.returning.stop()
+        self._return_until = inf
+        if since is None:
+            self.say(f"{self._rank_0} is connected again")
+        else:
+            self._reachable(connection, now - since)
+
+    def _refused(self, message: Refused, now: float) -> None:
+        connection = next(iter(self.peers))
+        if not connection.is_closed:
+            raise ProtocolError("sends Refused, which is only an answer")
+        why = f"it did not take this rank back: {escape_control(message.why)}"
+        self._lose(connection, why, why, now)
+
     def _lose_silent(self, connection: HeartbeatConnection, now: float) -> None:  # noqa: ARG002
         self._lose_rank_0("it did not answer any more when SIGTERM arrived", now)
 
     def _unreachable(self, connection: HeartbeatConnection, why: str, now: float) -> None:  # noqa: ARG002
         text = f"warning: {self._rank_0} {why}; this rank continues without failure detection until"
         self.say(f"{text} it answers again")
+        if self.returning is not None:
+            self.returning.start(now)
         self._show([f"rank 0, which has asked all ranks, {self._describe_absence(now)}"])
 
     def _reachable(self, connection: HeartbeatConnection, seconds: float) -> None:  # noqa: ARG002
+        if self.returning is not None:
+            self.returning.stop()
         self.say(f"{self._rank_0} answers again, after {seconds:.0f} s")
 
     def _abandon(self, connection: HeartbeatConnection, why: str, now: float) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import socket
 import struct
 import sys
+import termios
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple
 
+from ..rendezvous.messages import Refused, Resumed
 from ..rendezvous.protocol import (
     BEFORE_AUTHENTICATION,
     HEADER,
@@ -18,7 +22,9 @@ from ..rendezvous.protocol import (
     Broadcast,
     Channel,
     Frames,
+    ProtocolError,
 )
+from .backlog import Backlog
 
 _PORT = 1  # tcpmux, at which nothing listens: a host that is there refuses at once
 _ANSWERS = (0, errno.EISCONN, errno.ECONNREFUSED, errno.ECONNRESET)
@@ -69,6 +75,7 @@ _PATIENCE = 0.75  # without any sign of the peer's kernel, until another port of
 _FROZEN = 2.3
 _CONFIRMING = 2.0  # seconds; a network takes milliseconds, and we look once a second
 _PROBE_LIMIT = 0.9  # seconds for that other port to answer, at the least
+_UNCOUNTED = (Resumed, Refused)  # the first answer over another connection
 _THIN_LINEAR_TIMEOUTS = 16  # tcp(7): a lost packet is sent again soon, also when several were lost
 # Bytes that wait until the peer's kernel takes more; they are tried again each second
 _MOST_UNSENT = 1 << 20
@@ -114,6 +121,12 @@ class HeartbeatConnection:
         self.heard = time.monotonic()  # when something was read
         # Since when the peer has given no sign although its host answers; None: it is reachable
         self.unreachable_since: float | None = None
+        self.is_closed = (
+            False  # whether this connection has ended, and the peer may open another one
+        )
+        self.received = 0  # messages, ever
+        self._kept = Backlog()
+        self._bytes = 0  # that were read, ever
         self._unsent = bytearray()
         self._is_full = False  # whether too much waits for a peer that takes nothing
         self._channel, self._bound = channel, bound
@@ -124,11 +137,7 @@ class HeartbeatConnection:
         # A heartbeat that needs no proof, as it is received
         self._plain = b"" if channel.secret else HEARTBEAT.sign(channel)
         self._wakes = 0  # bytes that must be there before we wake up
-        connection.setblocking(False)
-        self._wake_for(HEADER + 1)
-        if sys.platform == "linux":
-            with suppress(OSError):
-                connection.setsockopt(socket.IPPROTO_TCP, _THIN_LINEAR_TIMEOUTS, 1)
+        self._set_options()
 
     def fileno(self) -> int:
         return self.socket.fileno()
@@ -136,8 +145,13 @@ class HeartbeatConnection:
     def send(self, message: object, rank: int = 0) -> None:
         """Send a message, or a `Broadcast`, from or for a rank. That the peer has gone is said by reading."""
         broadcast = message if isinstance(message, Broadcast) else Broadcast(message)
+        self._kept.add(rank, broadcast)
+        if self.is_closed:
+            return
         self._unsent += broadcast.sign(self._channel, rank)
         self.flush()
+        if self._kept.is_long:
+            self._forget_confirmed()
 
     def flush(self) -> None:
         """Send what the kernel takes of what waits."""
@@ -156,7 +170,8 @@ class HeartbeatConnection:
 
     def heartbeat(self) -> None:
         """Say that we are here."""
-        if not self._unsent and self.unreachable_since is None:  # else that says as much
+        is_open = self.unreachable_since is None and not self.is_closed
+        if is_open and not self._unsent:  # else that says as much
             self._unsent += HEARTBEAT.sign(self._channel)
             self.flush()
 
@@ -175,6 +190,7 @@ class HeartbeatConnection:
         if not data:
             raise DisconnectedError(gave_up=self._is_full)
         self.heard = now
+        self._bytes += len(data)
         if data == self._plain and self._frames.missing == HEADER:  # by far the most
             return []
         messages = [
@@ -183,7 +199,76 @@ class HeartbeatConnection:
         ]
         # Beats do not wake us up: they are read when we are awake anyway. The rest of a longer message does.
         self._wake_for(HEADER + 1 if self._frames.missing == HEADER else 1)
-        return [each for each in messages if each[1] is not None]
+        found = [each for each in messages if each[1] is not None]
+        self.received += sum(not isinstance(message, _UNCOUNTED) for _, message in found)
+        return found
+
+    def drain(self, now: float, *kinds: type) -> list[tuple[int, object]]:
+        """What was received until this connection ends, or is given up for another one."""
+        found: list[tuple[int, object]] = []
+        before = -1
+        with suppress(DisconnectedError, ProtocolError):
+            while before != self._bytes:
+                before = self._bytes
+                found += self.receive(now, *kinds)
+        return found
+
+    # Going on over another connection
+
+    def end(self) -> None:
+        """This connection has ended: keep what is to be sent until there is another one."""
+        self.is_closed = True
+        self.socket.close()
+        self._unsent.clear()
+        self._forget_probe()
+
+    def replace(self, connection: socket.socket, channel: Channel) -> None:
+        """Use another connection to the same peer from now on; nothing is sent until `resume`."""
+        self.end()
+        self.socket = connection
+        self._channel = channel
+        self._frames = Frames(self._frames.most)
+        self._is_full = False
+        self._plain = b"" if channel.secret else HEARTBEAT.sign(channel)
+        self._wakes = 0
+        self._set_options()
+
+    def send_first(self, message: object) -> None:
+        """Send what is not counted: how many messages were received."""
+        self._unsent += self._channel.sign(message)
+        self.flush()
+
+    def use_round(self, number: int) -> None:
+        """What follows is of this round of the job: the first messages of a connection are not."""
+        self._channel = replace(self._channel, round=number)
+        self._plain = self._plain and HEARTBEAT.sign(self._channel)
+
+    def confirm(self, received: int) -> None:
+        """The peer has received so many messages; `ProtocolError`: what follows is not kept."""
+        self._kept.confirm(received)
+
+    def resume(self, now: float) -> None:
+        """Send what the peer has not received."""
+        for rank, message in self._kept:
+            self._unsent += message.sign(self._channel, rank)
+        self.is_closed = False
+        self.unreachable_since = None
+        self.heard = self._looked = self._confirmed = now
+        self.flush()
+
+    def _set_options(self) -> None:
+        self.socket.setblocking(False)
+        self._wake_for(HEADER + 1)
+        if sys.platform == "linux":
+            with suppress(OSError):
+                self.socket.setsockopt(socket.IPPROTO_TCP, _THIN_LINEAR_TIMEOUTS, 1)
+
+    def _forget_confirmed(self) -> None:
+        """Keep nothing that the peer's kernel has confirmed: it can be read there also if the connection ends."""
+        with suppress(OSError):
+            waiting = fcntl.ioctl(self.socket, termios.TIOCOUTQ, bytes(4))
+            if not self._unsent and not any(waiting):
+                self._kept.clear()
 
     @property
     def is_suspect(self) -> bool:
@@ -225,6 +310,7 @@ class HeartbeatConnection:
         self._looked = now
         if is_confirmed:
             self._confirmed = now
+            self._forget_confirmed()
         silence = max(silence, now - self._confirmed)  # a network may fail in one direction
         if silence < _PATIENCE * self._bound:
             self._forget_probe()

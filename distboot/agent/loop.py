@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import socket
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -14,7 +15,7 @@ from math import inf
 from typing import NamedTuple
 
 from ..rendezvous.messages import Arrive, Detach, Failed, Go, Key, Ready, Release
-from ..rendezvous.protocol import ProtocolError
+from ..rendezvous.protocol import Channel, ProtocolError
 from ..settings import SupervisionSettings
 from ..text import first_line
 from .exit_status import leave
@@ -39,6 +40,7 @@ _TICK = 1.0  # seconds between two looks at what no file tells
 _HOST_ANSWERS = 0.1
 _LOOKS = 0.1  # seconds between two looks at a peer that is suspect
 _FEW = 32  # peers, each of which is looked at every time
+DISCONNECTED = "the connection closed without an exit report"
 Answer = Go | Release | Failed  # to a script that waits at a key
 
 
@@ -69,7 +71,11 @@ class Participant:
     held: bool  # whether the exit of our ranks waits for us, as in the wrapper
     # Prints a text, as the agent or as a rank, of an event with its details
     say: Callable[..., None]
-    remove_reader: Callable[[HeartbeatConnection], None] = lambda _: None  # of the loop
+    # Of the loop
+    add_reader: Callable[[int | HeartbeatConnection, Callable[[float], None]], None] = (
+        lambda _file, _ready: None
+    )
+    remove_reader: Callable[[int | HeartbeatConnection], None] = lambda _: None
     bound: float = BOUND  # seconds for which a host may give no sign
     may_restart: bool = False  # whether another round can follow when a rank fails
     restarts: Restarts | None = None  # decides on rank 0 whether one does
@@ -263,19 +269,35 @@ class Participant:
     def _disconnected(
         self, connection: HeartbeatConnection, error: DisconnectedError, now: float
     ) -> None:
-        """A connection has ended. One that this host has given up says nothing about the peer."""
-        if error.gave_up and connection.unreachable_since is not None:
-            why = f"has been unreachable for {connection.unreachable_for(now)}"
-            self._abandon(connection, why, now)
-        else:
-            why = "the connection closed without an exit report"
-            self._lose(connection, why, str(error), now)
+        """A connection has ended: its peer may have, too."""
+        self._lose(connection, DISCONNECTED, str(error), now)
+
+    def _end_connection(self, connection: HeartbeatConnection) -> None:
+        """A connection has ended, and its peer may come back over another one."""
+        self.remove_reader(connection)
+        self._doubtful.discard(connection)
+        connection.end()
+
+    def _drain(self, connection: HeartbeatConnection, now: float) -> bool:
+        """Take all that came over a connection before another one is used; whether it is still one of ours."""
+        for rank, message in connection.drain(now, *KINDS):
+            if connection in self.peers:
+                self._take_from(connection, rank, message, now)
+        return connection in self.peers
+
+    def _use(self, connection: HeartbeatConnection, new: socket.socket, channel: Channel) -> None:
+        """Go on over a new connection."""
+        self.remove_reader(connection)
+        connection.replace(new, channel)
+        self.add_reader(connection, partial(self.read, connection))
 
     def _look(self, connection: HeartbeatConnection, now: float) -> None:
         """Read what has come without waking us up, and where nothing has, whether the peer is still there."""
+        if connection.is_closed:
+            return
         Participant.read(self, connection, now)  # replies are sent later in this turn
         since = connection.unreachable_since
-        is_heard = since is None and connection.heard == now
+        is_heard = connection.is_closed or (since is None and connection.heard == now)
         if is_heard or not self._is_running(connection):
             self._doubtful.discard(connection)
             return
@@ -353,7 +375,7 @@ class EventLoop:
         self._role = role
         self._selector = selectors.DefaultSelector()
         self._timers: list[tuple[float, Callable[[], None]]] = []
-        role.remove_reader = self.remove_reader
+        role.add_reader, role.remove_reader = self.add_reader, self.remove_reader
         for connection in role.peers:
             self.add_reader(connection, partial(role.read, connection))
 
@@ -362,7 +384,7 @@ class EventLoop:
 
     def remove_reader(self, file: int | HeartbeatConnection) -> None:
         """Stop calling for a file, if we do, before it is closed."""
-        with suppress(KeyError):
+        with suppress(KeyError, ValueError):  # ValueError: it is closed
             self._selector.unregister(file)
 
     def call_at(self, at: float, call: Callable[[], None]) -> None:

@@ -123,6 +123,12 @@ class RootCauseAnalysis:
     def lost(self, member: RankState, why: str, now: float, gathering: float = GATHERING) -> None:
         self.reports.append(FailureReport("lost", member, now + gathering, why=why))
 
+    def returned(self, member: RankState) -> None:
+        """A rank that was lost is there again."""
+        self.reports = [
+            one for one in self.reports if one.kind != "lost" or one.member is not member
+        ]
+
     def terminating(self, member: RankState, number: int, now: float) -> None:
         self.reports.append(FailureReport("stopped", member, now + SETTLING, signal=number))
 

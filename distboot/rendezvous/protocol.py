@@ -306,6 +306,11 @@ class Broadcast:
             hashlib.sha256(body).digest(),
         )
 
+    @property
+    def size(self) -> int:
+        """Bytes of one frame."""
+        return HEADER + len(self._body)
+
     def sign(self, channel: Channel, rank: int = 0) -> bytes:
         """The next frame for one of them."""
         mac = channel.mac(self._digest, rank, channel.counts.sent)

@@ -176,6 +176,8 @@ class JobState:
                 latest["joined"].pop(one.rank, None)
             elif one.event == "phases":
                 self._own[one.rank].update(one.details)
+            elif one.event == "reachable":
+                self.failed.discard(one.rank or 0)
             elif one.event in ("late", "late_over"):
                 self.late = set(one.details.get("ranks", ()))
             elif one.rank is not None and (
