@@ -420,6 +420,8 @@ class FailureCoordinator(Participant):
         connection.resume(now)
         if since is not None:
             self._reachable(connection, now - since)
+        elif connection in self._returning:
+            self.say(f"{self._ranks_of(connection)} has connected again")
         self._returned(connection)
         self._send_replies()
 
@@ -430,7 +432,6 @@ class FailureCoordinator(Participant):
         for member in self.peers[connection]:
             self._analysis.returned(member)
             self.log.add("reachable", member.rank)
-        self.say(f"{self._ranks_of(connection)} has connected again")
 
     def _lost(self, member: RankState, why: str, now: float, **more: float) -> None:
         self.log.add("unreachable", member.rank, text=why)
