@@ -153,7 +153,7 @@ FAULTS = [
         once="rank 3 on nodeb: rank 0 on nodea .* answers again, after",
     ),
     Fault(
-        "cut-key", "all that agents say to each other dropped for 6 s, ranks at `barrier()`", act="key",
+        "cut-key", "all that agents send each other dropped for 6 s, ranks at `barrier()`", act="key",
         inject=do.cut_and_mend, env=QUIET, after=do.open_ports,
         once="rank 3 on nodeb: rank 0 on nodea .* answers again, after",
     ),

@@ -7,8 +7,8 @@ from contextlib import closing, suppress
 
 import pytest
 from conftest import StartRank0
-from rendezvous_peers import HELLO, OPEN, answers, peer
-from supervised import pair
+from rendezvous_peers import HELLO, OPEN, Rank, answers, peer, record
+from supervised import pair, until
 
 from distboot.agent.backlog import Backlog
 from distboot.agent.exit_status import ExitStatus
@@ -24,6 +24,7 @@ from distboot.rendezvous.messages import (
     BARRIER,
     Arrive,
     Key,
+    Ready,
     Refused,
     Release,
     Resume,
@@ -148,7 +149,7 @@ def test_agent_that_comes_back_in_time_is_no_failure(job: Job) -> None:
 def test_agent_that_does_not_come_back_is_lost(job: Job) -> None:
     job.end()
     job.turn(0.2)
-    assert job.first is None
+    assert job.said == []
     job.turn(0.1)
     assert job.first == (1,)
     assert DISCONNECTED in job.said[0]
@@ -276,3 +277,25 @@ def test_process_that_did_not_join_is_refused(rank0: StartRank0) -> None:
         first.server.serve(0.5)
     why = "the connecting process is not the process that joined as rank 0"
     assert answers(connection)[-1] == Refused(why)
+
+
+@pytest.mark.parametrize("secret", ["", SECRET], ids=["open", "secret"])
+def test_connection_that_is_reset_is_replaced(rank0: StartRank0, secret: str) -> None:
+    first = rank0(2, secret=secret, ready=Ready())
+    first.ended.clear()
+    other = Rank(first.port, record(1, 2), secret=secret, ready=Ready())
+    other.ended.clear()
+    until(lambda: other.offers is not None and first.agent is not None and first.is_ready())
+    until(lambda: other.agent is not None and not other.agent.role.is_starting)
+    assert other.agent is not None
+    assert first.agent is not None
+    (line,) = other.agent.role.peers
+    before = line.socket
+    before.shutdown(socket.SHUT_RDWR)
+    until(lambda: line.socket is not before and not line.is_closed)
+    (its,) = first.agent.role.peers
+    assert not its.is_closed
+    assert first.agent.role.root_cause is None
+    assert other.agent.role.root_cause is None
+    for each in (first, other):
+        each.ended.set()
