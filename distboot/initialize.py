@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
-from . import frameworks, settings
+from . import frameworks, settings, surroundings
 from .context import Context, who_of
 from .detection import export, inherited
 from .detection.detect import LAUNCHERS, detect, refuse_unless_rank
@@ -51,6 +51,7 @@ class _Call(NamedTuple):
     options: frameworks.Options
     join_timeout: float
     supervision: settings.SupervisionSettings
+    launcher: str | None  # that the caller named
 
 
 _current: _Current | None = None
@@ -142,7 +143,13 @@ def _the_one(
         if launcher is None and not os.environ.get("DISTBOOT_LAUNCHER"):
             _refuse_spawned(placement)
         context = _started(
-            _Call(placement, options, join_timeout, settings.supervision_settings(os.environ))
+            _Call(
+                placement,
+                options,
+                join_timeout,
+                settings.supervision_settings(os.environ),
+                launcher,
+            )
         )
         held = _current = _Current(os.getpid(), context, options, os.environ["LOCAL_RANK"])
     else:
@@ -206,6 +213,8 @@ def _started(call: _Call) -> Context:
         _refuse_process(placement, outer)
         settings.refuse_log(os.environ)
         settings.warn_of_unknown(os.environ, placement.rank, placement.who)
+        if not outer.fields:  # else the wrapper has warned
+            call = _warned_of_unused(call)
         found = None
         if outer.met:
             # Here and below, as a process that is alone has no agent
@@ -229,6 +238,15 @@ def _started(call: _Call) -> Context:
             preemption.listen(call.supervision.stop_signals)
             preemption.request_at(call.supervision.stop_at, "the job ends soon")
             return context
+
+
+def _warned_of_unused(call: _Call) -> _Call:
+    """Warn of tasks and hosts that the job leaves unused, which its summary names, too."""
+    unused = surroundings.unused(call.placement, os.environ, call.launcher)
+    if unused is None:
+        return call
+    surroundings.warn_of_unused(call.placement, unused)
+    return call._replace(supervision=call.supervision._replace(unused=unused.found))
 
 
 def _refuse_process(placement: Placement, outer: inherited.InheritedEnv) -> None:

@@ -69,6 +69,8 @@ class SupervisionSettings(NamedTuple):
     report: str | None = None  # file for the report of the job, absolute
     # The launcher of which each rank starts a job of its own, as far as the wrapper knows
     apart: str = ""
+    # What the environment reserves and the job leaves unused, for the summary; see `detection.allocation`
+    unused: str = ""
     detects: bool = True  # whether the failure of a rank is told to all others
     stop_signals: tuple[int, ...] = ()  # that ask the script to stop, besides SIGTERM
     # When the job is asked to stop, as its end is known; in seconds since the epoch

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, Run
+from hosts import side_by_side
 from ranks import RunRanks
 from recorded import FOLDER, NAMES, Get, one_of
 from rendezvous_peers import altered
@@ -185,6 +186,20 @@ def test_rank_that_runs_something_else_is_named(run_ranks: RunRanks) -> None:
     rank_0, _ = run_ranks(_COMMAND, places=[{"COMMAND": "doctor --job"}, {"COMMAND": "show --job"}])
     said = f"unknown  doctor: rank 1 on {os.uname().nodename}: the findings of this rank did not arrive: "
     assert said in rank_0.out
+
+
+def test_one_check_a_node_where_nodes_are_numbered(clean_env: dict[str, str], port: int) -> None:
+    # The environment of an init container of Kubeflow Trainer v2, on two nodes.
+    pods = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "8", "PET_MASTER_ADDR": "127.0.0.1"}
+    env = {**clean_env, **pods, "PET_MASTER_PORT": str(port), "DISTBOOT_JOIN_TIMEOUT": "60"}
+    command = [sys.executable, "-m", "distboot", "doctor", "--job"]
+    places = [{"PET_NODE_RANK": "0"}, {"PET_NODE_RANK": "1", "NCCL_SOCKET_IFNAME": "nosuch0"}]
+    (code, output), (other_code, other) = side_by_side(
+        [(command, {**env, **place}) for place in places], 90
+    )
+    assert output.splitlines()[0].endswith("(2 nodes)."), output
+    assert f"interfaces: node 1 on {os.uname().nodename}: NCCL_SOCKET_IFNAME='nosuch0'" in output
+    assert (code, other_code, other) == (78, 0, "")
 
 
 def test_alike_is_what_has_one_name_and_one_remedy() -> None:

@@ -200,3 +200,17 @@ def test_job_script_is_one_process_and_says_so(
     placement = detect(environ)
     assert (placement.launcher, placement.world_size, placement.platform) == ("single", 1, platform)
     assert any(note in said for said in placement.notes)
+
+
+def test_pals_takes_the_size_that_a_script_passes() -> None:
+    environ = {name: value for name, value in PALS.items() if name != "PMI_SIZE"}
+    placement = detect({**environ, "WORLD_SIZE": "4"})
+    assert (placement.launcher, placement.rank, placement.world_size) == ("pals", 3, 4)
+    assert placement.sources["world_size"] == "WORLD_SIZE"
+    assert not any("WORLD_SIZE ignored" in note for note in placement.notes)
+
+
+def test_one_problem_of_processes_numbered_by_hand() -> None:
+    refusal = refused({**LIGHTNING, "NODE_RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "4"})
+    assert refusal.message.count("NODE_RANK") == 1, refusal
+    assert refusal.hint.startswith("set RANK"), refusal

@@ -28,6 +28,14 @@ WRITE = bool(os.environ.get("DISTBOOT_WRITE_ERROR_TEXTS"))
 OPENMPI = one("openmpi-5.0.11/uneven_3_1", 3)
 MPICH = one("mpich-4.0.2/uneven_3_1", 3)
 SLURM = one("slurm-srun-22.05.8/uneven_3_1_default", 3)
+SLURM_ONE_TASK = one("slurm-sbatch-22.05.8/srun_override_1task", 0)
+LIGHTNING_BY_HAND = {
+    "NODE_RANK": "2",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "4",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "10002",
+}
 TORCHRUN = one("torchrun-2.13.0/2nodes_2procs_c10d", 3)
 
 RUN = ("run", "--", "true")
@@ -65,10 +73,13 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "trainjob": (RUN, TRAINJOB),
     "trainjob_elastic": (RUN, {**TRAINJOB, "PET_NNODES": "1:3"}),
     "volcano": (RUN, VOLCANO),
+    "volcano_pod_of_another_task": (RUN, {"VC_TASK_INDEX": "0", "VC_WORKER_NUM": "1", "WORLD_SIZE": "3"}),
+    "lightning_by_hand": (RUN, LIGHTNING_BY_HAND),
     "awsbatch": (RUN, AWSBATCH),
     "sagemaker_eight_gpus": (RUN, {**SAGEMAKER, "SM_NUM_GPUS": "8"}),
     "pals_without_a_size": (RUN, {name: value for name, value in PALS.items() if name != "PMI_SIZE"}),
     "slurm_task_0_of_a_container": (RUN, {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}),
+    "slurm_one_task_and_world_size": (RUN, {**SLURM_ONE_TASK, "WORLD_SIZE": "8"}),
     "slurm_size_missing": (RUN, {"SLURM_PROCID": "3"}),
     "left_over_pmix": (RUN, {"PMIX_RANK": "3", "PMIX_NAMESPACE": "job"}),
     "launcher_misspelt": (RUN, {**OPENMPI, "DISTBOOT_LAUNCHER": "opnempi"}),

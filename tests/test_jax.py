@@ -178,6 +178,27 @@ def test_exports_are_what_jax_finds_first() -> None:
     }  # fmt: skip
 
 
+def test_nothing_is_exported_for_one_process() -> None:
+    job, environ = _meeting("plain-python-3.11/nothing", 0)
+    assert frameworks.exports("jax", job, environ) == {}
+
+
+def test_given_coordinator_stays() -> None:
+    given = {"JAX_COORDINATOR_ADDRESS": "10.0.0.9:6666", "JAX_NUM_PROCESSES": "4"}
+    job, environ = _meeting("slurm-srun-22.05.8/2nodes_2procs", 3, MASTER_PORT="29500", **given)
+    found = frameworks.exports("jax", job, environ)
+    assert found == {**given, "JAX_PROCESS_ID": "3"}
+
+
+def test_different_numbers_are_not_overwritten() -> None:
+    given = {"JAX_PROCESS_ID": "1", "JAX_NUM_PROCESSES": "4"}
+    job, environ = _meeting("slurm-srun-22.05.8/2nodes_2procs", 3, MASTER_PORT="29500", **given)
+    with pytest.raises(DistbootError) as raised:
+        frameworks.exports("jax", job, environ)
+    assert raised.value.code == "conflicting-launchers"
+    assert raised.value.message == "JAX_PROCESS_ID='1', but for this job JAX needs JAX_PROCESS_ID=3"
+
+
 def test_rendezvous_off_under_torchrun() -> None:
     job, environ = _meeting("torchrun-2.13.0/uneven_3_1_c10d", 3)
     with pytest.raises(

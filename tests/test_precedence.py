@@ -343,3 +343,16 @@ def test_owner_of_the_rank(environ: dict[str, str], launcher: str, rank: int) ->
         rank,
         (),
     )
+
+
+@pytest.mark.parametrize(
+    "capture", ["slurm-sbatch-22.05.8/srun_override_1task", "openmpi-5.0.11/1node_1proc"]
+)
+def test_one_process_beside_a_larger_world_size(capture: str) -> None:
+    environ = one(capture, 0)
+    refusal = refused({**environ, "WORLD_SIZE": "8"})
+    assert (refusal.code, "but WORLD_SIZE=8" in refusal.message) == ("conflicting-launchers", True)
+    launcher = detect(environ).launcher
+    assert detect({**environ, "WORLD_SIZE": "8"}, launcher=launcher).world_size == 1
+    for size in ("1", "", "many"):
+        assert detect({**environ, "WORLD_SIZE": size}).world_size == 1

@@ -24,7 +24,7 @@ from distboot.report import (
     slowest,
     spans,
 )
-from distboot.report.content import job_report, startup_report, summary_line
+from distboot.report.content import Doubts, job_report, startup_report, summary_line
 from distboot.report.files import page
 
 PAIR = Membership(("node-0",), ((0, 1),))
@@ -52,7 +52,7 @@ def test_report_is_made_of_events_and_membership_alone() -> None:
     log.at(NOON + 62, "exited", 0, exit_code=143, **{**EXIT, "stopped_by_us": True})
     copy = EventLog.from_json(json.loads(json.dumps(log)))
     assert copy == log
-    report: Any = job_report(copy, PAIR, "", NOON + 63)
+    report: Any = job_report(copy, PAIR, Doubts(), NOON + 63)
     assert report["headline"] == "Rank 1 failed first: exit code 3, there, at noon; 1 stopped"
     ranks = [(one["state"], one["exit_code"], one["pid"]) for one in report["ranks"]]
     assert ranks == [("stopped", 143, 100), ("failed first", 3, 101)]
@@ -65,13 +65,13 @@ def test_report_is_made_of_events_and_membership_alone() -> None:
     ]
     assert report["events"][0]["time"] == report["start"]
     said = "summary: 2 ranks on 1 node, 56.0 s: rank 1 failed first at 11:07:40 UTC, there; exit codes: "
-    assert summary_line(log, PAIR, "", NOON + 63) == said + "143 (rank 0), 3 (rank 1)"
+    assert summary_line(log, PAIR, Doubts(), NOON + 63) == said + "143 (rank 0), 3 (rank 1)"
 
 
 def test_summary_refers_to_the_headline_of_a_rank_that_ended_too_early() -> None:
     text = "rank 1 exited with code 0 while 3 others were still training, there; then rank 0 failed, because it did"
     log = _trained(2).at(NOON + 60, "root_cause", 1, kind="failed", **{**CAUSE, "text": text})
-    said = summary_line(log, PAIR, "", NOON + 63)
+    said = summary_line(log, PAIR, Doubts(), NOON + 63)
     assert "s: rank 1 exited with code 0 at 11:07:40 UTC, there; exit codes: " in said
 
 
@@ -127,7 +127,7 @@ def test_rank_that_left_before_all_had_joined_is_missing() -> None:
 def test_events_of_a_large_job_are_bounded_and_the_rare_ones_stay() -> None:
     log = _trained(4000).at(NOON + 60, "root_cause", 1, kind="failed", **CAUSE)
     membership = Membership(("node-0",), (tuple(range(4000)),))
-    report: Any = job_report(log, membership, "", NOON + 63)
+    report: Any = job_report(log, membership, Doubts(), NOON + 63)
     assert (len(report["events"]), report["events_left_out"]) == (10_000, 2_003)
     assert report["events"][-1]["event"] == "root_cause"
     assert sorted(report["events"], key=lambda one: one["time"]) == report["events"]

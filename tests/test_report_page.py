@@ -10,7 +10,7 @@ from reported import NOON, begun
 
 from distboot.errors import DistbootError
 from distboot.rendezvous.membership import Membership
-from distboot.report.content import job_report, startup_report, utc
+from distboot.report.content import Doubts, job_report, startup_report, utc
 from distboot.report.files import write
 
 pytestmark = [
@@ -121,7 +121,7 @@ def test_ranks_that_were_late_are_marked_and_shown_with_where_all_were(
         log.at(NOON + 1, "registered", rank, pid=7).at(
             NOON + 90, "exited", rank, exit_code=code, **exit_
         )
-    page = show(job_report(log, Membership(("node-0",), ((0, 1),)), "", NOON + 99))
+    page = show(job_report(log, Membership(("node-0",), ((0, 1),)), Doubts(), NOON + 99))
     assert page.run("return [...document.querySelectorAll('.cell[data-rank]')].map(one => one.dataset.state)") == [
         "failed later", "late",
     ]  # fmt: skip
@@ -188,13 +188,14 @@ def test_whole_job_is_in_one_line_with_what_went_wrong(show: Callable[..., Brows
     )
     assert marks == [
         ["!", 50, "2 min 30 s: rank 3: uncaught exception: ValueError"],
-        ["⧗", 20, f"1 min 0 s: {HOSTILE}"],
+        ["", 20, f"1 min 0 s: {HOSTILE}"],  # a drawing
         ["✕", 50, "2 min 30 s: rank 3: rank 3 failed first"],
     ]
     assert page.texts(".whole .last") == ["5 min 0 s"]
     # The 5 s below it
     assert page.run("return document.querySelector('.whole .track i').style.width") == "1.67%"
-    assert page.texts(".legend .mark") == ["!", "⧗", "✕"]
+    assert page.texts(".legend .mark") == ["!", "", "✕"]
+    assert page.run("return document.querySelectorAll('.mark svg path').length") == 2
     heads = page.texts("h2")
     assert heads.index("The whole job") + 1 == heads.index("How each rank started")
     assert _overflow(show(content(events=events), 390)) <= 0

@@ -1,5 +1,6 @@
 """The wrapper as a black box, without a container: what its child gets from it, and what it leaves alone."""
 
+import json
 import os
 import pty
 import signal
@@ -83,6 +84,16 @@ def test_child_gets_the_variables_arguments_and_streams(distboot: Run) -> None:
         == "['train.py', '--epochs', '3', '--launcher', 'mine', '--', '-m'] 0 1 0 127.0.0.1\n"
     )
     assert (result.stderr, result.returncode) == ("", 0)
+
+
+@pytest.mark.parametrize("framework", ["jax", "horovod", "tensorflow"])
+def test_one_process_keeps_its_frameworks_variables(distboot: Run, framework: str) -> None:
+    # What the framework itself detects stays, and nothing tells it that it is alone.
+    given = {"OMPI_MCA_btl": "self,tcp", "JAX_PLATFORMS": "cpu"}
+    names = ("JAX_", "HOROVOD_", "OMPI_COMM", "OMPI_MCA", "TF_CONFIG", "PADDLE_")
+    script = f"import os, json; print(json.dumps({{n: os.environ[n] for n in os.environ if n.startswith({names})}}))"
+    ended = distboot("run", "--framework", framework, "--", *python(script), env=given)
+    assert json.loads(ended.stdout) == given
 
 
 def test_module_command_and_interpreter_options(run: Run, distboot: Run) -> None:

@@ -162,10 +162,11 @@ class FailureCoordinator(Participant):
     def _summarize(self) -> None:
         """Print one line on how the job ended, and write the report where --report or DISTBOOT_REPORT says."""
         # Here, as an agent needs it at its end only
-        from ..report.content import job_report, summary_line
+        from ..report.content import Doubts, job_report, summary_line
         from ..report.files import try_to_write
 
-        known = self.log, self.membership, self.settings.apart, time.time()
+        doubts = Doubts(self.settings.apart, self.settings.unused)
+        known = self.log, self.membership, doubts, time.time()
         if self.root_cause is None or not self.root_cause.restarts:
             self.say(summary_line(*known))
         if self.settings.report is not None and self.log[0].event == "rendezvous_started":

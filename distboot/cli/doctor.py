@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
-from ..detection.detect import detect, refuse_unless_rank
+from ..detection.detect import detect
 from ..detection.export import require_master
 from ..doctor import LONGEST, STATUSES, Check, Finding, Machine, accelerators, rdma, start, unknown
 from ..errors import with_rank
@@ -23,7 +23,7 @@ from ..rendezvous.membership import Membership
 from ..rendezvous.plan import join_here
 from ..rendezvous.protocol import Channel, Frames, ProtocolError, nested, of, several
 from ..settings import join_timeout_setting
-from ..text import counted, escape_control, first_line, ranks_said
+from ..text import counted, escape_control, first_line, ranges, ranks_said
 from .main import Parser, emit
 
 _ON_LINUX = (*start.CHECKS, *start.ON_LINUX, *accelerators.ON_LINUX, *rdma.ON_LINUX)
@@ -90,23 +90,30 @@ def _found(check: Check, machine: Machine) -> list[Finding]:
 def _of_job(machine: Machine, own: list[Finding]) -> tuple[dict[str, Any], str] | None:
     """What all ranks have found, as JSON and for people, at rank 0."""
     placement = detect(machine.environ)
+    is_node = placement.node_level is not None
+    counts = "node" if is_node else "rank"
     with with_rank(placement.who):
-        refuse_unless_rank(placement)
         # An interface that is not there is a finding here, and must not keep the ranks from meeting.
         environ = {
             name: value
             for name, value in machine.environ.items()
             if not name.endswith("_SOCKET_IFNAME")
         }
-        with join_here(require_master(placement), environ, join_timeout_setting(None)) as job:
+        # Where nodes are numbered, and not ranks, one process of each checks it: as if it started one rank there.
+        with join_here(
+            require_master(placement), environ, join_timeout_setting(None), ranks=int(is_node)
+        ) as job:
             groups = grouped(gathered(job, own))
     if placement.rank != 0 or job.membership is None:
         return None
-    findings = [{**asdict(finding), "ranks": ranks} for finding, ranks in groups]
+    findings = [{**asdict(finding), f"{counts}s": numbers} for finding, numbers in groups]
     titled = [
-        (finding, f"{finding.name}: {_whose(ranks, job.membership)}") for finding, ranks in groups
+        (finding, f"{finding.name}: {_whose(numbers, job.membership, counts)}")
+        for finding, numbers in groups
     ]
-    where = f"{counted(placement.world_size, 'rank')} on {counted(len(job.hosts), 'node')}"
+    where = counted(len(job.hosts), "node")
+    if counts == "rank":
+        where = f"{counted(placement.world_size, 'rank')} on {where}"
     report = {"hosts": job.hosts, "findings": findings, "warnings": job.warnings}
     return report, _text(titled, where)
 
@@ -182,9 +189,15 @@ def _text(titled: Sequence[tuple[Finding, str]], where: str) -> str:
     return "\n".join(map(escape_control, lines))
 
 
-def _whose(ranks: Sequence[int], membership: Membership) -> str:
-    """`"all ranks"`, `"ranks 8-15 on node-1"`, `"ranks 0-15 on 2 nodes"`."""
+def _whose(numbers: Sequence[int], membership: Membership, counts: str) -> str:
+    """`"all ranks"`, `"ranks 8-15 on node-1"`, `"ranks 0-15 on 2 nodes"`; or `"node 1 on node-1"`."""
     node_of = membership.node_of()
-    nodes = sorted({node_of[rank] for rank in ranks})
-    where = membership.hosts[nodes[0]] if len(nodes) == 1 else counted(len(nodes), "node")
-    return "all ranks" if len(ranks) == len(node_of) else f"{ranks_said(ranks)} on {where}"
+    if len(numbers) == len(node_of):
+        return f"all {counts}s"
+    nodes = sorted({node_of[number] for number in numbers})
+    where = counted(len(nodes), "node")
+    if len(nodes) == 1:
+        where = membership.hosts[nodes[0]]
+    if counts == "rank":
+        return f"{ranks_said(numbers)} on {where}"
+    return f"nodes {ranges(numbers)}" if len(nodes) > 1 else f"node {numbers[0]} on {where}"

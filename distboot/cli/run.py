@@ -8,9 +8,9 @@ from argparse import Namespace
 from functools import partial
 from typing import Any, NamedTuple
 
-from .. import frameworks
+from .. import frameworks, surroundings
 from ..agent import supervisor
-from ..detection import export
+from ..detection import export, inherited
 from ..detection.detect import detect, refuse_unless_rank
 from ..detection.launchers.tf_config import has_servers
 from ..detection.placement import NUMBERS, Placement
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ..agent.in_wrapper import WrapperAgent
     from ..agent.logs import Logs
     from ..agent.restarts import Restarts
+    from ..detection.allocation import Unused
     from ..rendezvous.job_info import JobInfo
     from ..report.files import StartupReport
     from ..settings import SupervisionSettings
@@ -63,6 +64,7 @@ def run(words: list[str]) -> int:
             options.framework = "none"
         if options.nproc_per_node:
             return _of_node(launch, placement)
+        launch.warn_of_unused(placement)
         placement = export.require_master(placement)
         logs, problem = None, None
         try:
@@ -108,6 +110,17 @@ class _Launch(NamedTuple):
         return missing_framework_option(
             self.target, self.options.framework, placement, environ, per_node
         )
+
+    def unused(self, placement: Placement) -> Unused | None:
+        """Tasks and hosts that the job leaves unused, if the command is not what uses them."""
+        if self.nested is not None or self.target.is_shell:
+            return None
+        return surroundings.unused(placement, os.environ, self.options.launcher)
+
+    def warn_of_unused(self, placement: Placement) -> None:
+        # A wrapper around this one has warned.
+        if not inherited.about(placement, os.environ).fields:
+            surroundings.warn_of_unused(placement, self.unused(placement))
 
     def logs(self, rank: int, who: str | None, round_: int = 0) -> Logs | None:
         """Where the output goes, if not to where ours does."""
@@ -182,6 +195,7 @@ def _of_node(launch: _Launch, placement: Placement) -> int:
     placement = placement._replace(node_level=placement.node_level or "--nproc-per-node")
     with with_rank(placement.who):
         warn_if_bound(placement)
+        launch.warn_of_unused(_with_ranks(placement, ranks))
         missing = launch.target.missing()
         if launch.options.log_dir is not None:  # the ranks, and so their files, have no names yet
             from ..agent.logs import folder_problem
@@ -280,7 +294,9 @@ def _together(
     if placement.rank == 0 and apart:
         log_line(placement.who, escape_control(apart))
     settings = supervision_settings(os.environ, launch.options.grace, options.report)
+    unused = launch.unused(_with_ranks(placement, ranks))
     settings = settings._replace(
+        unused="" if unused is None else unused.found,
         detects=settings.detects and not options.exec,
         apart=launch.nested.name if launch.nested and apart else "",
         report=None if options.exec else settings.report,
@@ -301,6 +317,14 @@ def _together(
         logs = None if ranks else launch.logs(placement.rank, placement.who, restarts.round)
         code = job.round(StartupReport(settings.report, placement, restarts.rounds), None, logs)
     return code
+
+
+def _with_ranks(placement: Placement, ranks: int) -> Placement:
+    """The placement of a job whose nodes start so many ranks each; 0: the processes are the ranks."""
+    if not ranks:
+        return placement
+    nodes = placement.world_size
+    return placement._replace(launcher="distboot", world_size=nodes * ranks, num_nodes=nodes)
 
 
 def _say_no_effect(placement: Placement, number: int, _frame: object) -> None:

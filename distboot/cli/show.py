@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 
+from .. import surroundings
 from ..detection import inherited
 from ..detection.detect import INNERMOST_FIRST, LAUNCHERS, detect, refuse_unless_rank
 from ..detection.export import require_master, variables, wait_until_resolves
@@ -38,8 +39,18 @@ def show(arguments: list[str]) -> int:
     if options.job:
         _show_job(placement, as_json=options.json)
         return 0
+    placement = _with_unused(placement, options.launcher)
     emit(json.dumps(placement.as_dict()) if options.json else _table(placement))
     return 0
+
+
+def _with_unused(placement: Placement, launcher: str | None) -> Placement:
+    """The placement with a note on tasks and hosts that the job leaves unused."""
+    unused = surroundings.unused(placement, os.environ, launcher)
+    if unused is None:
+        return placement
+    note = f"{surroundings.described(placement, unused)}: {unused.remedy}"
+    return placement._replace(notes=(*placement.notes, note))
 
 
 def _table(placement: Placement) -> str:

@@ -102,6 +102,11 @@ class Target(NamedTuple):
         return rest
 
     @property
+    def is_shell(self) -> bool:
+        """Whether the command is a shell, in whose script anything may be started."""
+        return os.path.basename(self.words[0]) in _SHELLS
+
+    @property
     def text(self) -> str:
         """The beginning of the script that a Python is to run; empty if no script can be read."""
         script = "".join(self.of_python[:1])

@@ -73,6 +73,10 @@ NODE_LEVEL_HINT = (
     "let the wrapper start the ranks: python -m distboot --nproc-per-node N script.py …, with N processes per node, "
     "or auto for one per accelerator (per CPU if there are none), or 1 for a single process"
 )
+# How to start so many processes, where that is not the same for all launchers.
+_START_SEVERAL = {
+    SLURM.name: "start {0} tasks: srun --ntasks-per-node={0} … on one node, srun --ntasks={0} … on several",
+}
 _SCHEDULERS = (FLUX, LSF, PALS)  # with which people start the daemons of an MPI, as with Slurm
 
 
@@ -228,6 +232,8 @@ def _innermost(
                 else []
             )
         if not candidate.owns_torch_vars:
+            if candidate is SLURM or candidate.uses_daemons:
+                _refuse_larger_world(without_ours, placement)
             notes += _check_generic_vars(
                 without_ours, placement, [each for each in further_out if each.generic_names], outer
             )
@@ -334,7 +340,8 @@ def _check_generic_vars(
     """Refuse when variables with generic names describe another world: one is stale, and nothing says which."""
     notes: list[str] = []
     for other in others:
-        ignored = [name for name in other.markers if name in environ]
+        read = placement.sources.values()
+        ignored = [name for name in other.markers if name in environ and name not in read]
         try:
             theirs = _found(other, environ) if ignored else None
         except DistbootError:  # half of a launcher, or broken: clearly a left-over
@@ -355,6 +362,23 @@ def _check_generic_vars(
                 f"where {theirs.sources['rank']} says {theirs.rank}"
             )
     return notes
+
+
+def _refuse_larger_world(environ: Mapping[str, str], placement: Placement) -> None:
+    """Refuse a WORLD_SIZE above 1 where a launcher has started one process, which would train alone."""
+    size = digits(environ.get("WORLD_SIZE", ""))
+    # With RANK it is the whole claim of `torch`, which is compared with this one.
+    if placement.world_size > 1 or size is None or size < 2 or "RANK" in environ:
+        return
+    launcher, source = placement.launcher, placement.sources["world_size"]
+    started = "srun" if launcher == SLURM.name else launcher
+    start = _START_SEVERAL.get(launcher, "start {} processes").format(size)
+    raise DistbootError(
+        "conflicting-launchers",
+        f"{started} started 1 process ({source}=1), but WORLD_SIZE={size}",
+        f"{start}; or unset WORLD_SIZE if it is left over; or set DISTBOOT_LAUNCHER={launcher} if this process is "
+        "meant to be alone",
+    ).of("rank ?")
 
 
 def _markers_present(environ: Mapping[str, str], launcher: Launcher) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import time
 
+from .. import surroundings
 from ..detection.detect import LAUNCHERS, detect
 from ..detection.parse import is_loopback
 from ..errors import DistbootError
@@ -44,6 +45,15 @@ def launcher(machine: Machine) -> Finding:
     if placement.launcher == "single":
         return ok("none: one process, alone")
     return ok(f"rank {number}, by {LAUNCHERS[placement.launcher].title}")
+
+
+def allocation(machine: Machine) -> list[Finding]:
+    """Whether a batch system or a hostfile has tasks or hosts that the job leaves unused."""
+    placement = machine.placement()
+    found = surroundings.unused(placement, machine.environ, read=machine.text)
+    if found is None:
+        return []
+    return [warning(surroundings.described(placement, found), found.remedy)]
 
 
 def settings(machine: Machine) -> list[Finding]:
@@ -290,5 +300,14 @@ def _size(count: int) -> str:
     return f"{count / 1024:.4g} KiB"
 
 
-CHECKS: tuple[Check, ...] = (launcher, settings, host_name, master_addr, ports, proxies, clock)
+CHECKS: tuple[Check, ...] = (
+    launcher,
+    allocation,
+    settings,
+    host_name,
+    master_addr,
+    ports,
+    proxies,
+    clock,
+)
 ON_LINUX: tuple[Check, ...] = (cpus, shared_memory, memlock, open_files)

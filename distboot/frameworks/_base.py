@@ -20,6 +20,7 @@ from ..agent import crash_hooks, hints, workers
 from ..agent.preemption import Preemption
 from ..context import Context
 from ..detection import inherited
+from ..detection.env_reader import variable
 from ..detection.export import EnvTransaction, variables
 from ..detection.placement import FIELDS
 from ..errors import DistbootError, printed
@@ -68,6 +69,21 @@ def export(job: JobInfo, exported: EnvTransaction, others: Mapping[str, str] = {
     # What the wrapper around us does for this rank it does until the end, for the next `init`, too.
     met = inherited.about(placement, before).met
     exported.write(variables(placement, before, joined=os.getpid(), others=others, met=met))
+
+
+def keep_given(framework: str, wanted: Mapping[str, str], environ: Mapping[str, str]) -> None:
+    """Refuse to overwrite variables of a framework that are set to different values."""
+    different = [name for name in wanted if environ.get(name, wanted[name]) != wanted[name]]
+    if not different:
+        return
+    given = ", ".join(variable(environ, name) for name in different)
+    found = ", ".join(f"{name}={wanted[name]}" for name in different)
+    raise DistbootError(
+        "conflicting-launchers",
+        f"{given}, but for this job {framework} needs {found}",
+        f"unset {' and '.join(different)} if they are left over from a shell or an image; else start the processes"
+        " that they count, one each",
+    )
 
 
 def at_end(

@@ -187,9 +187,7 @@ def _gloo_variables(
     job: JobInfo, environ: Mapping[str, str], timeout: float | None
 ) -> dict[str, str]:
     """What Horovod reads to start on Gloo, with the rendezvous server of rank 0, if it has one."""
-    ours = {f"HOROVOD_{name.upper()}": str(value) for name, value in _numbers(job).items()}
-    # It keeps the ranks of the nodes apart, and two nodes may have the same name.
-    ours["HOROVOD_HOSTNAME"] = f"{os.uname().nodename}-{job.placement.node_rank}"
+    ours = _own_place(job, environ)
     address, _, port = job.offers.get(0, "").partition(" ")[2].rpartition(":")
     if port:
         ours |= {"HOROVOD_GLOO_RENDEZVOUS_ADDR": address, "HOROVOD_GLOO_RENDEZVOUS_PORT": port}
@@ -206,6 +204,19 @@ def _gloo_variables(
         given = environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
         choices["HOROVOD_GLOO_IFACE"] = given or job.interface
     return {**{name: value for name, value in choices.items() if not environ.get(name)}, **ours}
+
+
+def _own_place(job: JobInfo, environ: Mapping[str, str]) -> dict[str, str]:
+    """This rank's numbers as Horovod reads them.
+
+    Without them Horovod runs one process, so that one that is alone needs them only where others are left over.
+    """
+    numbers = {f"HOROVOD_{name.upper()}": str(value) for name, value in _numbers(job).items()}
+    if job.placement.world_size == 1 and numbers.keys().isdisjoint(environ):
+        return {}
+    # It keeps the ranks of the nodes apart, and two nodes may have the same name.
+    numbers["HOROVOD_HOSTNAME"] = f"{os.uname().nodename}-{job.placement.node_rank}"
+    return numbers
 
 
 def serve_rendezvous(job: JobInfo, undo: ExitStack) -> str:

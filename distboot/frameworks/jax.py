@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from ..context import Context
+from ..detection import inherited
 from ..detection.export import EnvTransaction
 from ..detection.placement import Placement
 from ..errors import DistbootError, rendezvous_needed
@@ -25,7 +26,16 @@ from ..rendezvous.job_info import JobInfo
 from ..rendezvous.messages import Ready
 from ..text import format_address, log_line
 from . import Options
-from ._base import at_end, context, export, imported, in_our_words, limited, past_proxies
+from ._base import (
+    at_end,
+    context,
+    export,
+    imported,
+    in_our_words,
+    keep_given,
+    limited,
+    past_proxies,
+)
 from ._torch import own_device
 
 _INSTALL = "pip install 'jax>=0.9'"
@@ -34,6 +44,7 @@ _FIRST_LINE = 10.0  # seconds until it says so
 # Seconds that rank 0 stays for the others; failure detection ends it if one of them fails
 _STAYS = 3600.0
 _LOCAL_DEVICES = "JAX_LOCAL_DEVICE_IDS"
+_ADDRESS = "JAX_COORDINATOR_ADDRESS"
 
 
 def on_cpu(_: Options) -> bool:
@@ -44,14 +55,27 @@ def on_cpu(_: Options) -> bool:
 
 
 def exports(job: JobInfo, environ: Mapping[str, str]) -> dict[str, str]:
-    """What scripts read, and `jax.distributed.initialize()` without arguments."""
-    placement = job.placement
-    address = format_address(str(placement.master_addr), _port(job))
-    devices = job.ready(lambda: (_devices(placement, environ), Ready()))
-    found = {
-        "JAX_COORDINATOR_ADDRESS": address,
+    """What scripts read, and `jax.distributed.initialize()` without arguments.
+
+    Nothing for a process that is alone: JAX itself may find in its environment that there are others.
+    """
+    placement, bare = job.placement, inherited.strip(environ)[0]
+    if placement.world_size == 1:
+        return {}
+    numbers = {
         "JAX_NUM_PROCESSES": str(placement.world_size),
         "JAX_PROCESS_ID": str(placement.rank),
+    }
+
+    def step() -> tuple[list[int] | None, Ready]:
+        keep_given("JAX", numbers, bare)
+        return _devices(placement, environ), Ready()
+
+    address = format_address(str(placement.master_addr), _port(job))
+    devices = job.ready(step)
+    found = {
+        _ADDRESS: bare.get(_ADDRESS, address),
+        **numbers,
         **past_proxies(environ, [str(placement.master_addr)]),
     }
     if devices is not None:
@@ -59,17 +83,21 @@ def exports(job: JobInfo, environ: Mapping[str, str]) -> dict[str, str]:
     if placement.launcher == "slurm":
         # Whose numbers JAX knows, too; it has no names of its own for them, and asks for Open MPI 4 first
         return found
-    # jax/_src/clusters/ompi_cluster.py, 0.10. All that matters of the URI is that it is there.
+    return found | _as_openmpi(placement, environ)
+
+
+def _as_openmpi(placement: Placement, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of Open MPI 4 that JAX reads for the numbers (0.10, jax/_src/clusters/ompi_cluster.py)."""
     numbers = {
         "OMPI_COMM_WORLD_SIZE": str(placement.world_size),
         "OMPI_COMM_WORLD_RANK": str(placement.rank),
         "OMPI_COMM_WORLD_LOCAL_RANK": str(placement.local_rank),
+        # JAX only looks whether the URI is there.
         "OMPI_MCA_orte_hnp_uri": f"0.0;tcp://{placement.master_addr}:{placement.master_port}",
     }
-    is_theirs = placement.launcher == "openmpi"
-    return found | {
-        name: value for name, value in numbers.items() if not (is_theirs and name in environ)
-    }
+    if placement.launcher != "openmpi":
+        return numbers
+    return {name: value for name, value in numbers.items() if name not in environ}
 
 
 def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:

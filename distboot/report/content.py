@@ -7,7 +7,7 @@ import signal
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from .. import __version__
 from ..errors import DistbootError
@@ -36,17 +36,34 @@ def utc(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
 
 
+class Doubts(NamedTuple):
+    """Why a job whose ranks all ended with exit code 0 may not be the job that was meant."""
+
+    # The launcher that each rank ran for a job of its own, if it joins no other; empty: none
+    separate_jobs: str = ""
+    # What the environment reserves and the job leaves unused
+    unused: str = ""
+
+    def said(self, events: Sequence[Event], ended: str) -> str:
+        """For people, instead of "ended well"; empty: nothing is in doubt."""
+        joined = any(CALLED in one.details for one in events if one.event == "phases")
+        if self.separate_jobs and not joined:
+            launcher = self.separate_jobs
+            return f"each rank ran {launcher} for a job of its own, and none joined the others"
+        return f"{ended}, but {self.unused}" if self.unused else ""
+
+
 def summary_line(
-    events: Sequence[Event], membership: Membership, separate_jobs: str, now: float
+    events: Sequence[Event], membership: Membership, doubts: Doubts, now: float
 ) -> str:
-    """How the job ended, in one line for people; `separate_jobs`: see `job_report`."""
+    """How the job ended, in one line for people."""
     job = JobState(events)
     codes = defaultdict(list)
     for rank in range(membership.world_size):
         codes[job.exit_code(rank)].append(rank)
     if job.root_cause is None:
         well = "all ended well" if codes.keys() == {"0"} else "no failure was seen"
-        how = _apart(events, separate_jobs) or well
+        how = doubts.said(events, "all ended") or well
     else:
         # Which was said when it came: what is new is where that rank was, and when
         cause = job.root_cause.details
@@ -63,14 +80,13 @@ def summary_line(
 def job_report(
     events: Sequence[Event],
     membership: Membership,
-    separate_jobs: str,
+    doubts: Doubts,
     now: float,
     rounds: Rounds = (),
 ) -> dict[str, object]:
     """The report of a job whose ranks have met and were supervised, which ends `now`; the events are of its last round.
 
-    `separate_jobs`: the launcher that each rank ran for a job of its own, if it joins no other; empty: none. `rounds`:
-    those that have failed, as `Restarts.rounds` has them.
+    `rounds`: those that have failed, as `Restarts.rounds` has them.
     """
     job = JobState(events)
     ranks = [
@@ -90,7 +106,7 @@ def job_report(
         cause = {**said, **ranks[first], "traceback": traceback}
     more = {
         "outcome": "ended" if cause is None else "failed" if job.is_failure else "stopped",
-        "headline": _headline(events, job, membership, separate_jobs),
+        "headline": _headline(events, job, membership, doubts),
         "hosts": list(membership.hosts),
         "first_failure" if job.is_failure else "stopped": cause,
         "later_failures": job.later_failures(),
@@ -257,7 +273,7 @@ def _missing(joined: Iterable[int], world_size: int) -> list[range]:
 
 
 def _headline(
-    events: Sequence[Event], job: JobState, membership: Membership, separate_jobs: str
+    events: Sequence[Event], job: JobState, membership: Membership, doubts: Doubts
 ) -> str:
     size, states = membership.world_size, Counter(map(job.of_rank, range(membership.world_size)))
     if job.root_cause is not None:
@@ -269,15 +285,9 @@ def _headline(
         ]
         return text[0].upper() + text[1:] + (f"; {', '.join(counts)}" if counts else "")
     if states["ended"] == size:
-        return f"{_size(membership)}: {_apart(events, separate_jobs) or 'all ' * (size > 1) + 'ended well'}"
+        ended = "all ended" if size > 1 else "ended"
+        return f"{_size(membership)}: {doubts.said(events, ended) or f'{ended} well'}"
     return f"{_size(membership)}: no failure was seen; how {states['not known']} of them ended is not known"
-
-
-def _apart(events: Sequence[Event], separate_jobs: str) -> str:
-    """What is said of ranks that did not work together: each was a launcher, and no process joined with `init`."""
-    if not separate_jobs or any(CALLED in one.details for one in events if one.event == "phases"):
-        return ""
-    return f"each rank ran {separate_jobs} for a job of its own, and none joined the others"
 
 
 def _error(error: BaseException, ranks: Sequence[int]) -> dict[str, Any]:

@@ -97,16 +97,20 @@ _LIGHTNING = ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PO
 
 
 def _read_lightning(reader: EnvReader) -> None:
-    local_rank, node_rank = reader.number("local_rank"), reader.number("node_rank")
+    node_rank = reader.number("node_rank")
     if node_rank == 0:
-        reader.put("LOCAL_RANK on the first node", rank=local_rank)
+        reader.put("LOCAL_RANK on the first node", rank=reader.number("local_rank"))
+        if is_loopback(reader.environ["MASTER_ADDR"]):
+            reader.put("MASTER_ADDR is a loopback address", num_nodes=1)
     elif node_rank is not None:
+        reader.remedy = (
+            "set RANK (0 to WORLD_SIZE - 1) for every process that was started by hand; or let torchrun or python -m "
+            "distboot --nproc-per-node start and number them"
+        )
         reader.problems.append(
             f"RANK is missing, and {variable(reader.environ, 'NODE_RANK')}: Lightning does not say how many processes "
             "the nodes before have"
         )
-    if is_loopback(reader.environ["MASTER_ADDR"]):
-        reader.put("MASTER_ADDR is a loopback address", num_nodes=1)
 
 
 LIGHTNING = Launcher(

@@ -110,6 +110,11 @@ def _read_volcano(reader: EnvReader) -> None:
             "each pod works alone"
         )
         return
+    if "RANK" not in reader.environ:
+        reader.remedy = (
+            "Volcano's pytorch plugin gives RANK to the pods of its master and worker tasks only; set "
+            "DISTBOOT_LAUNCHER=none in the pods of another task, such as TensorBoard's, which work alone"
+        )
     reader.integers("RANK", "WORLD_SIZE")
     reader.put("WORLD_SIZE: Volcano counts pods", num_nodes=reader.number("world_size"))
     if reader.number("world_size") != 1:

@@ -161,6 +161,11 @@ MVAPICH = _mpi(
 # No PALS variable has the number of ranks (PALS_NRANKS is an option of mpiexec, and a user may set it): PMI_SIZE has.
 # Slurm (`--mpi=cray_shasta`) and Flux set PALS_* too, for Cray's MPI library; they are asked first.
 def _read_pals(reader: EnvReader) -> None:
+    if reader.number("world_size") is None:
+        reader.remedy = (
+            "PALS itself does not say how many ranks there are: start them with mpiexec --pmi=cray …, which sets "
+            "PMI_SIZE; or pass the number: mpiexec --env WORLD_SIZE=N …"
+        )
     node, rank = reader.integer("PALS_NODEID"), reader.number("rank")
     # Else the user mapped the ranks to nodes
     if rank is not None and node is not None and node <= rank:
@@ -170,6 +175,7 @@ def _read_pals(reader: EnvReader) -> None:
 PALS = _mpi(
     name="pals",
     numbers=("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
+    instead={"PMI_SIZE": "WORLD_SIZE"},  # which scripts set, as --pmi=pmix sets no PMI_SIZE
     same={
         "PMI_RANK": "PALS_RANKID",
         "PMI_LOCAL_RANK": "PALS_LOCAL_RANKID",

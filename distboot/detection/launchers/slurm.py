@@ -35,14 +35,14 @@ _SAME_IN_A_STEP = (
 
 # The step id of `salloc`'s own shell where the site has LaunchParameters=use_interactive_step (slurm.h:
 # SLURM_INTERACTIVE_STEP).
-_INTERACTIVE_STEP = "4294967290"
+INTERACTIVE_STEP = "4294967290"
 
 
 def _claim(environ: Mapping[str, str]) -> bool:
     is_task = has_any(environ, _MARKERS) or environ.get("SLURM_PROCID", "0") != "0"
     # srun --pty bash: one task, which is the shell; what runs in it is not a task of the step.
     in_shell = "SLURM_PTY_PORT" in environ and environ.get("SLURM_STEP_NUM_TASKS") == "1"
-    return is_task and not in_shell and environ.get("SLURM_STEP_ID") != _INTERACTIVE_STEP
+    return is_task and not in_shell and environ.get("SLURM_STEP_ID") != INTERACTIVE_STEP
 
 
 def _read(reader: EnvReader) -> None:
