@@ -139,7 +139,9 @@ def job(request: pytest.FixtureRequest) -> Iterator[Job]:
 
 def test_agent_that_comes_back_in_time_is_no_failure(job: Job) -> None:
     job.end()
-    job.turn(0.2)
+    job.turn(0.05)
+    job.side.expect_return()  # it greets, and takes a while
+    job.turn(0.5)
     job.come_back(received=1)
     job.turn(60)
     assert (job.first, JobState(job.log).failed) == (None, set())
@@ -148,7 +150,7 @@ def test_agent_that_comes_back_in_time_is_no_failure(job: Job) -> None:
 
 def test_agent_that_does_not_come_back_is_lost(job: Job) -> None:
     job.end()
-    job.turn(0.2)
+    job.turn(0.05)
     assert job.said == []
     job.turn(0.1)
     assert job.first == (1,)

@@ -89,6 +89,7 @@ class Agent:
             server = self._coordinator
             assert isinstance(self.role, FailureCoordinator)
             server.resume = self.role.take_back
+            server.greeted = self.role.expect_return
             self.loop.add_reader(server.pool.fileno(), lambda _: server.serve())
         if settings.stop_at is not None:
             self.loop.call_at(

@@ -27,6 +27,9 @@ class Backlog:
     def __iter__(self) -> Iterator[tuple[int, Broadcast]]:
         return iter(self._kept)
 
+    def __len__(self) -> int:
+        return len(self._kept)
+
     @property
     def is_long(self) -> bool:
         return len(self._kept) >= _MANY and self.sent % _MANY == 0

@@ -40,12 +40,13 @@ from .heartbeat import (
 from .late import LateWatch
 from .loop import AFTER_THE_FIRST, DISCONNECTED, Answer, Participant
 from .preemption import StopAgreement
-from .root_cause import FailureReport, RankState, RootCause, RootCauseAnalysis
+from .root_cause import GATHERING, FailureReport, RankState, RootCause, RootCauseAnalysis
 
 _LINGER = 5.0  # seconds after rank 0 has ended well, for the others to end, too
 _LAST_MESSAGE = 2.0  # seconds beyond the grace for ranks that were told to stop
-# Seconds for an agent to come back whose connection has ended: milliseconds, unless the network was cut
-_RETURNING, _RETURNING_FROM_AFAR = 0.25, 3.0
+# Seconds for an agent to come back whose connection has ended: it takes milliseconds, unless the network was cut
+_RETURNING, _RETURNING_FROM_AFAR = GATHERING, 3.0
+_GREETED = 1.0  # seconds from its first message until it is back
 _LAUNCHER_LOOKS = 0.25  # seconds; torchrun looks 10 times a second who has ended
 _STILL_ENDING = 3.0  # seconds for a Python with torch in it to end after an uncaught exception
 _FIRST_OUT = 0.5  # seconds for the rank that failed to end before the others do
@@ -401,6 +402,14 @@ class FailureCoordinator(Participant):
         for member in self.peers[connection]:
             if member.end is None and self._is_detected(member):
                 self._lost(member, DISCONNECTED, now, gathering=seconds)
+
+    def expect_return(self) -> None:
+        """A process greets rank 0's agent: it may be one whose connection has ended."""
+        due = time.monotonic() + _GREETED
+        for connection, end in self._returning.items():
+            self._returning[connection] = max(end, due)
+            for member in self.peers[connection]:
+                self._analysis.postpone(member, due)
 
     def take_back(self, peer: Connection, message: Resume) -> None:
         """An agent goes on over a new connection; `ProtocolError`: it cannot."""

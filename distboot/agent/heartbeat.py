@@ -310,7 +310,8 @@ class HeartbeatConnection:
         self._looked = now
         if is_confirmed:
             self._confirmed = now
-            self._forget_confirmed()
+            if self._kept:
+                self._forget_confirmed()
         silence = max(silence, now - self._confirmed)  # a network may fail in one direction
         if silence < _PATIENCE * self._bound:
             self._forget_probe()

@@ -123,6 +123,12 @@ class RootCauseAnalysis:
     def lost(self, member: RankState, why: str, now: float, gathering: float = GATHERING) -> None:
         self.reports.append(FailureReport("lost", member, now + gathering, why=why))
 
+    def postpone(self, member: RankState, due: float) -> None:
+        """A rank that was lost may be about to return."""
+        for report in self.reports:
+            if report.kind == "lost" and report.member is member:
+                report.due = max(report.due, due)
+
     def returned(self, member: RankState) -> None:
         """A rank that was lost is there again."""
         self.reports = [

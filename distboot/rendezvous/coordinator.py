@@ -68,6 +68,7 @@ class Coordinator:
         self._has_met = False
         # Takes back an agent that has lost its connection, once its agent can; may raise `ProtocolError`
         self.resume: Callable[[Connection, Resume], None] = _refuse_resume
+        self.greeted: Callable[[], object] = lambda: None  # called when one may be coming
         self._failure: Failed | None = None  # once it has failed: why, as all ranks are told
         self._told = 0
         self._end = 0.0
@@ -184,6 +185,8 @@ class Coordinator:
             self._refuse_version(peer, hello.version)
         peer.channel = Channel(self._plan.secret, "rank 0", peer.challenge, hello.nonce)
         peer.welcomed = time.time()
+        if self._has_met:
+            self.greeted()
         self.pool.send(peer, peer.channel.sign(Welcome(peer.challenge)))
 
     def _refuse_version(self, peer: Connection, version: int) -> NoReturn:
