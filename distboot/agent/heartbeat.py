@@ -134,7 +134,7 @@ class HeartbeatConnection:
         # When we last saw that its kernel had confirmed all that we sent
         self._looked = self._confirmed = self.heard
         self._frames = Frames(most)
-        # A heartbeat that needs no proof, as it is received
+        # A heartbeat that needs no proof, of either side; empty: each has a number
         self._plain = b"" if channel.secret else HEARTBEAT.sign(channel)
         self._wakes = 0  # bytes that must be there before we wake up
         self._set_options()
@@ -172,7 +172,7 @@ class HeartbeatConnection:
         """Say that we are here."""
         is_open = self.unreachable_since is None and not self.is_closed
         if is_open and not self._unsent:  # else that says as much
-            self._unsent += HEARTBEAT.sign(self._channel)
+            self._unsent += self._plain or HEARTBEAT.sign(self._channel)
             self.flush()
 
     def receive(self, now: float, *kinds: type) -> list[tuple[int, object]]:

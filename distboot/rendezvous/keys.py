@@ -199,10 +199,11 @@ class Keys:
             why = f"{self._ranks(gone)} {self._gone[min(gone)]}, without getting here"
             error = too_late = _missing(key, why, hint)
         else:
-            came = f"{len(one.ends)} of {len(self._node_of)} ranks arrived within {limit:g} s"
+            came = f"{len(one.ends)} of {len(self._node_of)} ranks arrived"
             absent = self._unreachable_text(missing, now)
             hint = _NETWORK if absent else hint
-            error = _missing(key, f"{came}, missing {self._named(missing)}{absent}", hint)
+            who = f"{self._named(missing)}{absent}"
+            error = _missing(key, f"{came} within {limit:g} s, missing {who}", hint)
             hint = "look for what kept this rank, or give it more time: init(timeout=…)"
             too_late = _not_waited_for(key, one.ends, limit, hint)
         self._failed[key.place] = key.count, too_late

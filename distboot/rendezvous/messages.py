@@ -168,7 +168,7 @@ class Members:
     round: int = of(_round, default=0)
     max_restarts: int = of(_round, default=0)
     heartbeat_timeout: float = of(heartbeat_timeout, default=15.0)
-    resume_port: int = of(port, default=0)
+    resume_port: int = of(port, default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
