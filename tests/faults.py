@@ -153,8 +153,18 @@ FAULTS = [
     Fault("apart-0", "rank 0 ends well, 3 s before the others", act="apart", actors=(0,), inject=do.end_well),
     Fault(
         "firewall", "a firewall closes the port of failure detection",
-        inject=do.close_port, env=QUIET, after=do.open_port, cut=True, well=(0, 0, None, None),
-        once="rank 3 on nodeb: warning: .* continues without failure detection",
+        inject=do.close_port, env=QUIET, after=do.open_ports,
+        once="rank 3 on nodeb: rank 0 on nodea .* answers again, after",
+    ),
+    Fault(
+        "cut-key", "all that agents send each other dropped for 6 s, ranks at `barrier()`", act="key",
+        inject=do.cut_and_mend, env=QUIET, after=do.open_ports,
+        once="rank 3 on nodeb: rank 0 on nodea .* answers again, after",
+    ),
+    Fault(
+        "cut-stop", "the same, and rank 3 is asked to stop meanwhile", act="stop",
+        inject=do.stop_while_cut, env={**QUIET, "DISTBOOT_GRACE": "60", "DISTBOOT_STOP_SIGNALS": "USR1"},
+        after=do.open_ports, once=r"all ranks stop at read \d+ of ctx.preempted\n",
     ),
     Fault(
         "launcher", "SIGKILL for the launcher's process on nodeb", all_but([], LAUNCHER_GONE), 143, (2, 3),

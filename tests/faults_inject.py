@@ -135,15 +135,50 @@ def no_disk(hosts: Hosts) -> None:
 
 def close_port(job: Job) -> None:
     """Let the hosts drop what goes over the port at which the ranks met; the others stay open."""
-    port = supervision_port(job)
     job.send(0)
-    job.shell(
-        "nodea", f"ip rule add pref 1 ipproto tcp sport {port} to {ADDRESSES['nodeb']} blackhole"
-    )
-    job.shell(
-        "nodeb", f"ip rule add pref 1 ipproto tcp dport {port} to {ADDRESSES['nodea']} blackhole"
-    )
+    _close(job, supervision_port(job))
     _goes_on(job, SHORT + 3)
+
+
+def cut_and_mend(job: Job) -> None:
+    """Let the hosts drop all that the agents say to each other, and let it through again."""
+    _close_agents(job)
+    _goes_on(job, SHORT + 3)
+    open_ports(job.hosts)
+    job.await_(lambda: _are_back(job), 20, "the agents to be connected again")
+
+
+def stop_while_cut(job: Job) -> None:
+    """Ask a rank to stop that cannot reach rank 0's agent."""
+    _close_agents(job)
+    _goes_on(job, SHORT + 3)
+    job.send(signal.SIGUSR1, job.scripts[3])
+    _goes_on(job, 1)
+    open_ports(job.hosts)
+
+
+def _are_back(job: Job) -> bool:
+    return job.output().count("answers again, after") >= 4  # two agents, and rank 0's of each
+
+
+def _close_agents(job: Job) -> None:
+    watcher = job.watcher_of(0).pid
+    shown = job.hosts.run("nodea", ["ss", "-Hltnp"]).stdout
+    own = next(own for own, pid in processes(job.hosts, "nodea").items() if pid == watcher)
+    ports = {
+        int(line.split()[3].rpartition(":")[2])
+        for line in shown.splitlines()
+        if f"pid={own}," in line
+    }
+    job.send(0)
+    _close(job, supervision_port(job), *ports)
+
+
+def _close(job: Job, *ports: int) -> None:
+    for port in set(ports):
+        for host, end, other in (("nodea", "sport", "nodeb"), ("nodeb", "dport", "nodea")):
+            rule = f"ipproto tcp {end} {port} to {ADDRESSES[other]} blackhole"
+            job.shell(host, f"ip rule add pref 1 {rule}")
 
 
 def supervision_port(job: Job) -> int:
@@ -158,9 +193,9 @@ def supervision_port(job: Job) -> int:
     return port
 
 
-def open_port(hosts: Hosts) -> None:
+def open_ports(hosts: Hosts) -> None:
     for host in ADDRESSES:
-        hosts.run(host, ["ip", "rule", "del", "pref", "1"])
+        hosts.run(host, ["sh", "-c", "while ip rule del pref 1 2>/dev/null; do :; done"])
 
 
 def no_groups() -> str | None:

@@ -62,16 +62,33 @@ ACTS: dict[str, Callable[[], object]] = {
 if WAY == "init":
     import distboot
 
-    RANK = distboot.init().rank
+    CTX = distboot.init()
+    RANK = CTX.rank
     import torch
     import torch.distributed as dist
 else:
     RANK = int(os.environ["RANK"])
+if FAULT in ("key", "stop") and WAY == "wrapper":
+    import distboot
+
+    CTX = distboot.init("none")
+
+
+def step_with_keys() -> bool:
+    """One step of a training whose ranks wait for each other at a key; whether there is another one."""
+    if RANK == 0 and told("stop"):
+        write("last", "")  # before any rank can go past this key
+    CTX.barrier()
+    if FAULT == "stop":
+        return not CTX.preempted
+    return not told("last")
 
 
 def step() -> bool:
     """One step of the training; whether there is another one."""
     time.sleep(0.02)
+    if FAULT in ("key", "stop"):
+        return step_with_keys()
     go_on = not told("stop")
     if WAY == "init":
         all_go_on = torch.tensor([float(go_on)])

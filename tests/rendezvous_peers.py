@@ -86,8 +86,7 @@ class Process(threading.Thread):
     def get_ready(self, side: Coordinator | Worker, ready: Ready, limit: float) -> None:
         """What the agent of the rank does once all have met."""
         assert self.membership is not None
-        own = WorkerInfo(self.rank, "openmpi", "a", "a/boot", 1, "1", self.membership.world_size)
-        joined = Joined(plan_for(own), side=side)
+        joined = Joined(side._plan, side=side)
         joined.result = JoinResult(self.membership)
         self.agent = agent = Agent(joined, SupervisionSettings(5.0), held=False, is_starting=True)
         agent.role.take(self.rank, Register(1000 + self.rank), time.monotonic())

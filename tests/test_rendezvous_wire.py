@@ -1,6 +1,5 @@
 """Frames come in any pieces, messages are what their fields accept, and a proof is good for one connection alone."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +10,12 @@ from distboot.agent.messages import Exited
 from distboot.rendezvous.messages import Detach, Failed, Members, Ready, Refused, WorkerInfo
 from distboot.rendezvous.protocol import Broadcast, Channel, Frames, ProtocolError, decode, encode
 
-CHANNEL = Channel("secret", "rank 0", "challenge", "nonce")
-RANK = replace(CHANNEL, us="this rank")
+OF_RANK_0 = {"secret": "secret", "us": "rank 0", "challenge": "challenge", "nonce": "nonce"}
+
+
+def _channel(**more: Any) -> Channel:
+    """A new connection as rank 0 has it; `us="this rank"`: as the rank has it."""
+    return Channel(**{**OF_RANK_0, **more})
 
 
 def _taken(channel: Channel, data: bytes, *kinds: type) -> Any:
@@ -22,10 +25,10 @@ def _taken(channel: Channel, data: bytes, *kinds: type) -> Any:
 
 
 def test_what_was_said_once_proves_nothing_anywhere_else() -> None:
-    data = RANK.sign(record(1, 2))
-    assert _taken(CHANNEL, data, WorkerInfo) == record(1, 2)
+    data = _channel(us="this rank").sign(record(1, 2))
+    assert _taken(_channel(), data, WorkerInfo) == record(1, 2)
     with pytest.raises(ProtocolError, match="has another DISTBOOT_SECRET"):
-        _taken(RANK, data, WorkerInfo)  # which it has sent itself
+        _taken(_channel(us="this rank"), data, WorkerInfo)  # which it has sent itself
     others: list[dict[str, Any]] = [
         {"challenge": "2"},
         {"nonce": "2"},
@@ -34,26 +37,40 @@ def test_what_was_said_once_proves_nothing_anywhere_else() -> None:
     ]
     for other in others:
         with pytest.raises(ProtocolError):
-            _taken(replace(CHANNEL, **other), data, WorkerInfo)
+            _taken(_channel(**other), data, WorkerInfo)
     with pytest.raises(ProtocolError, match="speaks of round 0 of the job, and this is round 1"):
-        _taken(replace(CHANNEL, round=1), data, WorkerInfo)
+        _taken(_channel(round=1), data, WorkerInfo)
     with pytest.raises(ProtocolError):
-        _taken(CHANNEL, data.replace(b"openmpi", b"openmpj"), WorkerInfo)
+        _taken(_channel(), data.replace(b"openmpi", b"openmpj"), WorkerInfo)
     with pytest.raises(ProtocolError, match="another DISTBOOT_SECRET"):
-        _taken(replace(CHANNEL, round=1), data[:4] + b"\0\0\0\1" + data[8:], WorkerInfo)
+        _taken(_channel(round=1), data[:4] + b"\0\0\0\1" + data[8:], WorkerInfo)
+
+
+@pytest.mark.parametrize(
+    "order", [[0, 0], [0, 2], [0, 1, 0], [0, 1, 2, 2]], ids=("repeated", "left out", "again", "end")
+)
+def test_frame_out_of_its_order_is_refused(order: list[int]) -> None:
+    theirs, ours = _channel(us="this rank"), _channel()
+    sent = [theirs.sign(message) for message in (record(1, 2), None, Detach())]
+    kinds = (WorkerInfo, type(None), Detach)
+    *before, last = order
+    for number in before:
+        _taken(ours, sent[number], *kinds)
+    with pytest.raises(ProtocolError, match="changed, repeated or reordered on its way"):
+        _taken(ours, sent[last], *kinds)
 
 
 @pytest.mark.parametrize("length", [10, 100_000])
 def test_broadcast_is_authenticated_for_each_alone(length: int) -> None:
     hosts = ("x" * 1000,) * (length // 1000)
     broadcast = Broadcast(Members(hosts, (), None))
-    one, other = (replace(CHANNEL, challenge=challenge) for challenge in ("1", "2"))
-    for channel, stranger in ((one, other), (other, one), (Channel(), one)):
-        data = broadcast.sign(channel)
+    one, other = {"challenge": "1"}, {"challenge": "2"}
+    for its, of_stranger in ((one, other), (other, one), ({"secret": ""}, one)):
+        data = broadcast.sign(_channel(**its))
         assert len(data) < 5000, "it is compressed"
-        assert _taken(replace(channel, us="this rank"), data, Members).hosts == hosts
+        assert _taken(_channel(us="this rank", **its), data, Members).hosts == hosts
         with pytest.raises(ProtocolError):
-            _taken(stranger, data, Members)
+            _taken(_channel(us="this rank", **of_stranger), data, Members)
 
 
 def test_frames_come_in_any_pieces() -> None:

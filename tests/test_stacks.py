@@ -13,7 +13,9 @@ from unittest.mock import MagicMock
 import pytest
 
 from distboot.agent.loop import EventLoop
+from distboot.agent.messages import Position
 from distboot.agent.monitored_process import HookReader, Process
+from distboot.agent.progress import MOST_GROUPS
 from distboot.agent.stacks import (
     MOST_FRAMES,
     StackReader,
@@ -25,6 +27,8 @@ from distboot.agent.stacks import (
     waits,
     where,
 )  # fmt: skip
+from distboot.rendezvous.messages import ShowStacks
+from distboot.rendezvous.protocol import BEFORE_AUTHENTICATION, decode, encode
 
 _C10D = "/env/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py"
 _TORCH = "/env/lib/python3.12/site-packages/torch"
@@ -376,3 +380,42 @@ def test_signal_is_one_that_is_ignored_where_nothing_is_registered() -> None:
         process.send_signal(signal.SIGURG)
         process.communicate(b"\n")
         assert process.returncode == 0
+
+
+def _dump(function: str, file: str) -> str:
+    """What faulthandler writes of five threads whose stacks are as long as it shows them."""
+    frames = f'  File "{file}", line 1 in {function}\n' * 100
+    other = f"Thread 0x00007f01 (most recent call first):\n{frames}\n"
+    return other * 4 + f"Current thread 0x00007f02 (most recent call first):\n{frames}"
+
+
+@pytest.mark.parametrize("letter", ["x", "ü", "\U0001f600"], ids=ascii)
+def test_longest_answer_fits_into_a_message(letter: str) -> None:
+    stacks = from_dump(_dump(letter * 100, letter * 400))
+    assert stacks is not None
+    assert len(stacks.others) == 4
+    counts = {f"{group}{letter * 58}": 2**63 for group in range(10, 10 + MOST_GROUPS)}
+    answer = Position(1, 1.5, counts, 2**63, 2**63, replace(stacks, state="s" * 200), 1.5)
+    assert len(encode(answer)) <= BEFORE_AUTHENTICATION
+    shown = ShowStacks(tuple(lines(dict.fromkeys(range(0, 20_000, 2), stacks))))
+    assert len(encode(shown)) <= BEFORE_AUTHENTICATION
+    assert decode(encode(shown), ShowStacks) == shown
+
+
+def test_deep_stacks_of_few_threads_are_read(watch: Callable[..., Watched]) -> None:
+    script = """
+import threading
+name = "f" * 100
+code = f"def {name}(n, wait):\\n    return {name}(n - 1, wait) if n else wait()\\n"
+space = {}
+exec(compile(code, "/home/" + "x" * 250 + "/module.py", "exec"), space)
+for _ in range(4):
+    threading.Thread(target=space[name], args=(95, threading.Event().wait), daemon=True).start()
+def last():
+    ready()
+    time.sleep(60)
+space[name](95, last)
+"""
+    stacks = watch(script).read("in last (<string>:16)")
+    assert len(stacks.others) == 4
+    assert stacks.state == ""

@@ -40,6 +40,7 @@ from .failure_reporter import FailureReporter
 from .heartbeat import HeartbeatConnection
 from .launcher_process import LauncherProcess
 from .loop import Answer, EventLoop
+from .returning import Returning
 from .root_cause import ranks_of
 
 _EXPLANATION = 1.0  # seconds for rank 0 to say why all stop, once our launcher is gone
@@ -98,8 +99,13 @@ class Agent:
         self.role.is_starting = is_starting
         self.role.may_restart = held and membership.round < membership.max_restarts
         self.loop = EventLoop(self.role)
+        if isinstance(self.role, FailureReporter):
+            self._let_return(self.role, membership)
         if self._coordinator is not None:
             server = self._coordinator
+            assert isinstance(self.role, FailureCoordinator)
+            server.resume = self.role.take_back
+            server.greeted = self.role.expect_return
             self.loop.add_reader(server.pool.fileno(), lambda _: server.serve())
         if settings.stop_at is not None:
             self.loop.call_at(
@@ -112,6 +118,20 @@ class Agent:
         self._listener: socket.socket | None = None
         self._name = ""  # at which it listens
         self._tokens = {rank: os.urandom(16).hex() for rank in self.ranks}
+
+    def _let_return(self, role: FailureReporter, membership: Membership) -> None:
+        """Let this agent come back to rank 0's over another connection, where that takes it back."""
+        connection = next(iter(role.peers), None)
+        if connection is None or not membership.resume_port:
+            return
+        with suppress(OSError):  # it has ended already
+            host, _ = socket.getnameinfo(
+                connection.socket.getpeername(), socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
+            )
+            plan = self._joined.plan
+            role.returning = returning = Returning(plan, host, membership.resume_port)
+            role.round = membership.round
+            self.loop.add_reader(returning.woken.fileno(), lambda _: None)  # `turn` looks
 
     def serve(self, connection: socket.socket, rank: int | None = None) -> _Session:
         """Take what the script of a rank says on this socket; None: it has to show its token first."""

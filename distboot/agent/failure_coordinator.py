@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..rendezvous.connection_pool import Connection
 from ..rendezvous.keys import Keys
 from ..rendezvous.membership import Membership
 from ..rendezvous.messages import (
@@ -21,6 +22,8 @@ from ..rendezvous.messages import (
     Leave,
     Ready,
     RequestStop,
+    Resume,
+    Resumed,
     ShowStacks,
 )
 from ..rendezvous.protocol import Broadcast, ProtocolError
@@ -28,14 +31,22 @@ from ..report import EventLog, own_steps
 from ..text import escape_control, ranks_said
 from . import messages
 from .exit_status import signal_name
-from .heartbeat import BEATS_OF_RANK_0, HeartbeatConnection, close_gracefully
+from .heartbeat import (
+    BEATS_OF_RANK_0,
+    DisconnectedError,
+    HeartbeatConnection,
+    close_gracefully,
+)
 from .late import LateWatch
-from .loop import AFTER_THE_FIRST, Answer, Participant
-from .root_cause import FailureReport, RankState, RootCause, RootCauseAnalysis
+from .loop import AFTER_THE_FIRST, DISCONNECTED, Answer, Participant
+from .root_cause import GATHERING, FailureReport, RankState, RootCause, RootCauseAnalysis
 from .stop_agreement import StopAgreement
 
 _LINGER = 5.0  # seconds after rank 0 has ended well, for the others to end, too
 _LAST_MESSAGE = 2.0  # seconds beyond the grace for ranks that were told to stop
+# Seconds for an agent to come back whose connection has ended: it takes milliseconds, unless the network was cut
+_RETURNING, _RETURNING_FROM_AFAR = GATHERING, 3.0
+_GREETED = 1.0  # seconds from its first message until it is back
 _LAUNCHER_LOOKS = 0.25  # seconds; torchrun looks 10 times a second who has ended
 _STILL_ENDING = 3.0  # seconds for a Python with torch in it to end after an uncaught exception
 _FIRST_OUT = 0.5  # seconds for the rank that failed to end before the others do
@@ -62,6 +73,8 @@ class FailureCoordinator(Participant):
         self._was_stopped = False
         # When they are to be sent, to which rank
         self._refusals: list[tuple[float, int, Failed]] = []
+        # Connections that have ended, and until when their agents may come back over others
+        self._returning: dict[HeartbeatConnection, float] = {}
         self._late = LateWatch(self)
         self._handlers: dict[type, Callable[[RankState, Any, float], object]] = {
             **dict.fromkeys(
@@ -96,6 +109,8 @@ class FailureCoordinator(Participant):
 
     def turn(self, now: float) -> None:
         super().turn(now)
+        for connection in [each for each, end in self._returning.items() if now >= end]:
+            self._lose(connection, DISCONNECTED, "", now)
         self.keys.expire(now)
         self._send_replies()
         for refusal in [one for one in self._refusals if one[0] <= now]:
@@ -123,6 +138,7 @@ class FailureCoordinator(Participant):
                 *reports,
                 self._agreement.due,
                 self._late.due,
+                *self._returning.values(),
                 *refusals,
             ]
         )
@@ -136,7 +152,7 @@ class FailureCoordinator(Participant):
         if self.root_cause is None or self.root_cause.restarts:
             if not self._has_left:
                 self._send(Detach(ended=self.detects))
-            close_gracefully(self.peers)
+            close_gracefully(each for each in self.peers if each.unreachable_since is None)
         elif self.held and not self._hurried:
             first = [self.members[rank] for rank in self.root_cause.ranks]
             close_gracefully(
@@ -165,7 +181,7 @@ class FailureCoordinator(Participant):
             return self._ended_at
         if self._analysis.reports and self.root_cause is None:
             return math.inf
-        if not any(member.is_open for member in self.members.values()):
+        if not any(member.is_reachable for member in self.members.values()):
             return self._ended_at
         if self.root_cause is None:
             return math.inf if self.may_restart else self._ended_at + _LINGER
@@ -252,17 +268,9 @@ class FailureCoordinator(Participant):
             return
         if member.is_local and not self._was_stopped:
             self._was_stopped = True
-            # What is silent just then may be what the launcher answers
-            for other in self.members.values():
-                if (
-                    other.is_open
-                    and other.connection is not None
-                    and other.connection.is_unusually_silent()
-                ):
-                    # mpirun gives us 0.24 s to live
-                    self._lost(
-                        other, "it did not answer any more when SIGTERM arrived", now, gathering=0.0
-                    )
+            for connection in self.peers:
+                if self._is_running(connection):
+                    self._question(connection, now)
         self._analysis.terminating(member, message.signal, now)
 
     def _exited(self, member: RankState, message: messages.Exited, now: float) -> None:
@@ -376,23 +384,108 @@ class FailureCoordinator(Participant):
         return _LAUNCHER_LOOKS if member.end is not None else _STILL_ENDING
 
     def _lose(self, connection: HeartbeatConnection, why: str, how: str, now: float) -> None:  # noqa: ARG002
+        was_reported = self._returning.pop(connection, None) is not None
         members = self._forget(connection)
         connection.close()
         for member in members:
-            if member.end is None and self._is_detected(member):
+            if member.end is None and self._is_detected(member) and not was_reported:
                 self._lost(member, why, now)
+
+    def _disconnected(
+        self, connection: HeartbeatConnection, error: DisconnectedError, now: float
+    ) -> None:
+        """A connection has ended: its ranks are lost, unless their agent comes back over another one in time."""
+        if not self._is_running(connection):
+            super()._disconnected(connection, error, now)
+            return
+        self._end_connection(connection)
+        if error.gave_up and connection.unreachable_since is not None:
+            return  # that says nothing about the peer, which may come back whenever it can
+        seconds = _RETURNING if connection.unreachable_since is None else _RETURNING_FROM_AFAR
+        self._returning[connection] = now + seconds
+        for member in self.peers[connection]:
+            if member.end is None and self._is_detected(member):
+                self._lost(member, DISCONNECTED, now, gathering=seconds)
+
+    def expect_return(self) -> None:
+        """A process greets rank 0's agent: it may be one whose connection has ended."""
+        due = time.monotonic() + _GREETED
+        for connection, end in self._returning.items():
+            self._returning[connection] = max(end, due)
+            for member in self.peers[connection]:
+                self._analysis.postpone(member, due)
+
+    def take_back(self, peer: Connection, message: Resume) -> None:
+        """An agent goes on over a new connection; `ProtocolError`: it cannot."""
+        now = time.monotonic()
+        connection = self.members[message.agent].connection
+        if connection is None:
+            raise ProtocolError(f"goes on as rank {message.agent}, which is not connected any more")
+        if message.round != self.membership.round:
+            raise ProtocolError(
+                f"goes on in round {message.round} of the job, and this is round {self.membership.round}"
+            )
+        connection.confirm(message.received)
+        if not self._drain(connection, now):
+            raise ProtocolError(f"goes on as rank {message.agent}, which has detached")
+        self._use(connection, peer.socket, replace(peer.channel, round=self.membership.round))
+        connection.send_first(Resumed(connection.received))
+        since = connection.unreachable_since
+        connection.resume(now)
+        if since is not None:
+            self._reachable(connection, now - since)
+        elif connection in self._returning:
+            self.say(f"{self._ranks_of(connection)} has connected again")
+        self._returned(connection)
+        self._send_replies()
+
+    def _returned(self, connection: HeartbeatConnection) -> None:
+        """The ranks of a connection that had ended are not lost."""
+        if self._returning.pop(connection, None) is None:
+            return
+        for member in self.peers[connection]:
+            self._analysis.returned(member)
+            self.log.add("reachable", member.rank)
 
     def _lost(self, member: RankState, why: str, now: float, **more: float) -> None:
         self.lost_at[member.rank] = time.time()
         self.log.add("unreachable", member.rank, text=why)
         self._analysis.lost(member, why, now, **more)
 
+    def _lose_silent(self, connection: HeartbeatConnection, now: float) -> None:
+        for member in self.peers[connection]:
+            if member.is_open:
+                why = "it did not answer any more when SIGTERM arrived"
+                self._lost(member, why, now, gathering=0.0)
+
+    def _unreachable(self, connection: HeartbeatConnection, why: str, now: float) -> None:
+        for member in self.peers[connection]:
+            self.keys.unreachable[member.rank] = connection.unreachable_since or now
+            self.log.add("silent", member.rank, text=why)
+        text = f"warning: {self._ranks_of(connection)} {why}; failures there are not detected until"
+        self.say(f"{text} it answers again")
+
+    def _reachable(self, connection: HeartbeatConnection, seconds: float) -> None:
+        for member in self.peers[connection]:
+            self.keys.unreachable.pop(member.rank, None)
+            self.log.add("reachable", member.rank)
+        self.say(f"{self._ranks_of(connection)} answers again, after {seconds:.0f} s")
+
     def _abandon(self, connection: HeartbeatConnection, why: str, now: float) -> None:
-        members = self.peers[connection]
+        text = f"warning: {self._ranks_of(connection)} {why}; it is not watched any more"
+        for member in self.peers[connection]:
+            self.keys.leave(member.rank, why=f"is not connected any more ({why})")
         super()._abandon(connection, why, now)
-        first, ranks = members[0], ranks_said([member.rank for member in members])
-        place = first.where if len(members) == 1 else f"on {first.host} (node {first.node_rank})"
-        self.say(f"warning: {ranks} {place} {why}; it is not watched any more")
+        self.say(text)
+
+    def _ranks_of(self, connection: HeartbeatConnection) -> str:
+        """`"rank 3 on node-b (node 1, local rank 0)"`."""
+        members = self.peers[connection]
+        first = members[0]
+        if len(members) == 1:
+            return f"rank {first.rank} {first.where}"
+        ranks = ranks_said([member.rank for member in members])
+        return f"{ranks} on {first.host} (node {first.node_rank})"
 
     def _forget(self, connection: HeartbeatConnection) -> list[RankState]:
         members = super()._forget(connection)

@@ -18,17 +18,23 @@ from ..rendezvous.messages import (
     Failed,
     Go,
     Ready,
+    Refused,
     RequestStop,
+    Resume,
+    Resumed,
     ShowStacks,
     as_problem,
 )
 from ..rendezvous.protocol import ProtocolError
+from ..text import escape_control
 from . import messages
-from .heartbeat import HeartbeatConnection, close_gracefully
-from .loop import AFTER_THE_FIRST, Answer, Participant
+from .heartbeat import DisconnectedError, HeartbeatConnection, close_gracefully
+from .loop import AFTER_THE_FIRST, DISCONNECTED, Answer, Participant
 from .messages import Exited, Failing, Register, Terminating
+from .returning import NewConnection, Returning, is_refused
 from .root_cause import RankState, from_disconnect, from_exit
 
+_RETURNING = 2.0  # seconds to come back over another connection
 _CAUSE = 1.0  # seconds after our end to hear why
 _EXPLANATION = 11.0  # seconds, where a peer that is about to end may be the cause
 _LAST_MESSAGE = 3.0  # seconds beyond the grace for rank 0 to let us out
@@ -39,8 +45,13 @@ _LOOK = "look at the output of rank 0"
 class FailureReporter(Participant):
     """The side of an agent other than rank 0's, which knows its own ranks and rank 0."""
 
+    returning: Returning | None = None  # how to come back to rank 0 over another connection
+    round: int = 0  # of the job
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        # Until when a connection that has ended may be replaced, and how it ended
+        self._return_until, self._why_ended = inf, ""
         self._gone_at, self._why_gone = 0.0, ""  # when and why rank 0 could not be asked any more
         self._not_begun: dict[int, Failed] = {}  # before the script was ready itself
         # What waits for the stacks of all ranks
@@ -53,18 +64,20 @@ class FailureReporter(Participant):
             messages.Done: lambda _, now: self._end_served(now),
             messages.Locate: self.locate,
             messages.StopAt: lambda said, _: self.stops.stop_at(said.read),
+            Resumed: self._resumed,
+            Refused: self._refused,
         }
 
     def take(self, rank: int, message: object, now: float) -> None:
         member = self.members[rank]
         if isinstance(message, Arrive | Ready):
-            self._ask(rank, message)
+            self._ask(rank, message, now)
         elif isinstance(message, Exited):
             self._exited(member, message, now)
         elif isinstance(message, Register):
             member.pid = message.pid
             self._send(replace(message, detects=self.settings.detects), rank)
-        elif isinstance(message, RequestStop) and (not self.peers or self._is_silent()):
+        elif isinstance(message, RequestStop) and not self.peers:
             self.stops.stop_at(1)
         elif not isinstance(message, Failing | Terminating):
             self._send(message, rank)
@@ -72,16 +85,16 @@ class FailureReporter(Participant):
             if isinstance(message, Failing) and not message.end.cause:
                 member.failing = message.end
             if self.detects:
-                # Then it may be the launcher's answer
-                if isinstance(message, Terminating) and self._is_silent():
-                    self._lose_rank_0("it did not answer any more when SIGTERM arrived", now)
+                if isinstance(message, Terminating):
+                    for connection in self.peers:
+                        self._question(connection, now)
                 self._send(message, rank)
 
-    def ask_stacks(self, reply: Callable[[Sequence[str]], object], now: float) -> None:  # noqa: ARG002 - rank 0 does
+    def ask_stacks(self, reply: Callable[[Sequence[str]], object], now: float) -> None:
         self._shows.append(reply)
         self._send(AskStacks(), self.own[0].rank)
-        if not self.peers:
-            self._show(["rank 0, which would ask all ranks, is no longer there"])
+        if self.is_cut_off:
+            self._show([f"rank 0, which would ask all ranks, {self._describe_absence(now)}"])
 
     def _show(self, lines: Sequence[str]) -> None:
         shows, self._shows = self._shows, []
@@ -91,21 +104,35 @@ class FailureReporter(Participant):
     def turn(self, now: float) -> None:
         super().turn(now)
         for rank in [rank for rank, wait in self.waiting.items() if now >= wait.until]:
-            self._why_gone = "it does not answer"
-            self._answer_for_rank_0(rank)
+            self._answer_for_rank_0(rank, now)
+        if self.returning is not None and self.returning.is_active:
+            self._poll_return(self.returning, now)
 
     def due(self, now: float) -> float:
-        return min([super().due(now), *(wait.until for wait in self.waiting.values())])
+        attempt = inf if self.returning is None else self.returning.due
+        return min([super().due(now), attempt, *(wait.until for wait in self.waiting.values())])
 
     def finish(self) -> None:
         """See that our last message arrives, if rank 0 is there."""
-        if not self._is_silent():
+        if not self.is_cut_off and not self._is_silent():
             close_gracefully(self.peers)
 
+    def close(self) -> None:
+        super().close()
+        if self.returning is not None:
+            self.returning.close()
+
     def _limit(self) -> float:
+        if any(each.is_closed and each.unreachable_since is None for each in self.peers):
+            return max(
+                self._limit_of_ends(), self._return_until
+            )  # rank 0 is to know how they ended
+        return self._limit_of_ends()
+
+    def _limit_of_ends(self) -> float:
         ends = [member.end for member in self.own if member.end is not None]
         cause, is_secondary = self.root_cause, any(end.is_secondary for end in ends)
-        if cause is None and self.may_restart and self.peers:
+        if cause is None and self.may_restart and not self.is_cut_off:
             return inf  # where a rank fails later all begin again
         if (
             all(end.succeeded for end in ends)
@@ -115,12 +142,12 @@ class FailureReporter(Participant):
             return self._ended_at
         if cause is None:
             patience = _EXPLANATION if is_secondary else _CAUSE
-            return self._ended_at + (patience if self.peers else 0.0)
+            return self._ended_at + (0.0 if self.is_cut_off else patience)
         if not self.held or not cause.is_failure:
             return max(
                 self._ended_at, self._concluded_at + (AFTER_THE_FIRST if is_secondary else 0.0)
             )
-        if self.peers:
+        if not self.is_cut_off:
             return self._ended_at + self.settings.grace + _LAST_MESSAGE
         return self._gone_at + (0.0 if self._is_own(cause) else AFTER_THE_FIRST)
 
@@ -130,7 +157,7 @@ class FailureReporter(Participant):
     def _is_silent(self) -> bool:
         return any(connection.is_unusually_silent() for connection in self.peers)
 
-    def _ask(self, rank: int, message: Arrive | Ready) -> None:
+    def _ask(self, rank: int, message: Arrive | Ready, now: float) -> None:
         """Pass on that the script of a rank waits, and see that it gets an answer."""
         before = self._not_begun.get(rank)
         if before is not None and before.key in (None, message.key):
@@ -138,18 +165,17 @@ class FailureReporter(Participant):
         elif self.peers:
             self._send(message, rank)
         else:
-            self._answer_for_rank_0(rank)
+            self._answer_for_rank_0(rank, now)
 
     def _exited(self, member: RankState, message: Exited, now: float) -> None:
         member.end, self._ended_at = message.end, now
         self._send(message, member.rank)
         if not self.detects or self.root_cause is not None:
             return
-        if not self.peers and message.end.is_failure:  # for its neighbours
+        if self.is_cut_off and message.end.is_failure:  # for its neighbors
             self._stop_own(from_exit(member, message.end, 0.0), now)
-        elif (
-            not message.end.succeeded and self._is_silent()
-        ):  # why we failed, perhaps; rank 0 will not say it
+        elif not message.end.succeeded and self._is_silent():
+            # Why we failed, perhaps; rank 0 will not say it
             self._lose_rank_0("it did not answer any more", now)
 
     def _take_from(
@@ -180,10 +206,90 @@ class FailureReporter(Participant):
             self._lose_rank_0(why, now)
         self._end(connection, how, now)
 
-    def _abandon(self, connection: HeartbeatConnection, why: str, now: float) -> None:
-        self.say(
-            f"warning: rank 0 {self.members[0].where} {why}; this rank continues without failure detection"
+    # Coming back over another connection
+
+    def _disconnected(
+        self, connection: HeartbeatConnection, error: DisconnectedError, now: float
+    ) -> None:
+        if self.returning is None:
+            super()._disconnected(connection, error, now)
+            return
+        self._end_connection(connection)
+        is_cut = connection.unreachable_since is not None
+        if not (is_cut and error.gave_up):
+            self._return_until = min(self._return_until, now + _RETURNING)
+        self._why_ended = str(error)
+        self.returning.start(now)
+
+    def _poll_return(self, returning: Returning, now: float) -> None:
+        outcome = returning.poll(now)
+        connection = next(iter(self.peers), None)
+        if connection is None:
+            returning.stop()
+        if isinstance(outcome, NewConnection):
+            self._go_on(returning, connection, outcome, now)
+        elif outcome is not None and connection is not None and connection.is_closed:
+            is_over = is_refused(outcome) or now >= self._return_until
+            if is_over and self._return_until < inf:
+                self._lose(connection, DISCONNECTED, self._why_ended, now)
+
+    def _go_on(
+        self,
+        returning: Returning,
+        connection: HeartbeatConnection | None,
+        new: NewConnection,
+        now: float,
+    ) -> None:
+        is_wanted = connection is not None and (
+            connection.is_closed or connection.unreachable_since is not None
         )
+        if connection is None or not is_wanted or not self._drain(connection, now):
+            new.socket.close()
+            return
+        returning.await_answer(now)
+        self._use(connection, new.socket, new.channel)
+        agent = self.own[0].rank
+        connection.send_first(Resume(agent, returning.process, self.round, connection.received))
+        connection.use_round(self.round)
+
+    def _resumed(self, message: Resumed, now: float) -> None:
+        connection = next(iter(self.peers))
+        if self.returning is None or not connection.is_closed:
+            raise ProtocolError("answers what it was not asked")
+        connection.confirm(message.received)
+        since = connection.unreachable_since
+        connection.resume(now)
+        self.returning.stop()
+        self._return_until = inf
+        if since is None:
+            self.say(f"{self._rank_0} is connected again")
+        else:
+            self._reachable(connection, now - since)
+
+    def _refused(self, message: Refused, now: float) -> None:
+        connection = next(iter(self.peers))
+        if not connection.is_closed:
+            raise ProtocolError("sends Refused, which is only an answer")
+        why = f"it did not take this rank back: {escape_control(message.why)}"
+        self._lose(connection, why, why, now)
+
+    def _lose_silent(self, connection: HeartbeatConnection, now: float) -> None:  # noqa: ARG002
+        self._lose_rank_0("it did not answer any more when SIGTERM arrived", now)
+
+    def _unreachable(self, connection: HeartbeatConnection, why: str, now: float) -> None:  # noqa: ARG002
+        text = f"warning: {self._rank_0} {why}; this rank continues without failure detection until"
+        self.say(f"{text} it answers again")
+        if self.returning is not None:
+            self.returning.start(now)
+        self._show([f"rank 0, which has asked all ranks, {self._describe_absence(now)}"])
+
+    def _reachable(self, connection: HeartbeatConnection, seconds: float) -> None:  # noqa: ARG002
+        if self.returning is not None:
+            self.returning.stop()
+        self.say(f"{self._rank_0} answers again, after {seconds:.0f} s")
+
+    def _abandon(self, connection: HeartbeatConnection, why: str, now: float) -> None:
+        self.say(f"warning: {self._rank_0} {why}; this rank continues without failure detection")
         super()._abandon(connection, why, now)
         self._cannot_ask(why, now)
 
@@ -196,7 +302,22 @@ class FailureReporter(Participant):
         self._gone_at, self._why_gone = now, why
         self._show(["rank 0, which has asked all ranks, is no longer there"])
         self.stops.release()
-        self._answer_for_rank_0(*self.waiting)
+        for rank in list(self.waiting):
+            self._answer_for_rank_0(rank, now)
+
+    @property
+    def _rank_0(self) -> str:
+        return f"rank 0 {self.members[0].where}"
+
+    def _describe_absence(self, now: float) -> str:
+        """`"has been unreachable for 40 s"`: why rank 0 does not answer; reads well after its name."""
+        for connection in self.peers:
+            if connection.unreachable_since is None:
+                return "does not answer"
+            return f"has been unreachable for {connection.unreachable_for(now)}"
+        if not self._why_gone:
+            return "ended, or closed its context"
+        return f"is not connected any more ({self._why_gone})"
 
     def _take_answers(self, rank: int, message: Answer) -> None:
         """One that names no key is for all ranks of this agent; a failure also for those that wait later."""
@@ -220,16 +341,12 @@ class FailureReporter(Participant):
                 )
         self._answer(rank, message)
 
-    def _answer_for_rank_0(self, *ranks: int) -> None:
-        """It cannot say any more what becomes of the keys at which these wait."""
-        rank_0, why = self.members[0].where, f" ({self._why_gone})" if self._why_gone else ""
-        for rank in ranks:
-            key = self.waiting[rank].key
-            if self.is_starting:
-                error = DistbootError(
-                    "rank-failed", f"all ranks joined, and then rank 0 {rank_0} ended{why}", _LOOK
-                )
-            else:
-                text = f"{key.text}: rank 0 {rank_0} is no longer there{why}: it ended, or closed its context"
-                error = DistbootError("missing-rank", text, _LOOK)
-            self._answer(rank, Failed(as_problem(error), key))
+    def _answer_for_rank_0(self, rank: int, now: float) -> None:
+        """It cannot say what becomes of the key at which this rank waits."""
+        key, why = self.waiting[rank].key, self._describe_absence(now)
+        if self.is_starting:
+            text = f"all ranks joined, and then {self._rank_0} {why}"
+            error = DistbootError("rank-failed", text, _LOOK)
+        else:
+            error = DistbootError("missing-rank", f"{key.text}: {self._rank_0} {why}", _LOOK)
+        self._answer(rank, Failed(as_problem(error), key))

@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import socket
 import struct
 import sys
+import termios
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple
 
-from ..rendezvous.protocol import BEFORE_AUTHENTICATION, HEADER, Broadcast, Channel, Frames
+from ..rendezvous.messages import Refused, Resumed
+from ..rendezvous.protocol import (
+    BEFORE_AUTHENTICATION,
+    HEADER,
+    HEARTBEAT,
+    Broadcast,
+    Channel,
+    Frames,
+    ProtocolError,
+)
+from .backlog import Backlog
 
 _PORT = 1  # tcpmux, at which nothing listens: a host that is there refuses at once
-_ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
+_ANSWERS = (0, errno.EISCONN, errno.ECONNREFUSED, errno.ECONNRESET)
+# Not decided yet: on its way, or there was no file left for it
+_PENDING = (errno.EINPROGRESS, errno.EALREADY, errno.EMFILE, errno.ENFILE)
+# With which the kernel ends a connection after sending for minutes in vain; tcp(7), tcp_retries2
+_GIVEN_UP = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 class Probe:
@@ -22,27 +39,32 @@ class Probe:
 
     def __init__(self, connection: socket.socket, end: float) -> None:
         self.end = end  # when it has to be answered
+        self._connection = connection
         self._socket: socket.socket | None = None
-        try:
-            # There may be no file left for it
-            self._socket = socket.socket(connection.family, socket.SOCK_STREAM)
-            self._socket.setblocking(False)
-            host, _, *scope = connection.getpeername()
-            self._address = host, _PORT, *scope
-            self._result = self._socket.connect_ex(self._address)
-        except OSError as error:
-            self._result = error.errno or errno.EHOSTUNREACH
+        self._result = self._attempt()
 
     def is_answered(self) -> bool:
-        """Whether the host accepts or refuses by now; asked once."""
-        if self._socket is not None and self._result == errno.EINPROGRESS:
-            # What has become of the first one: connect(2)
-            self._result = self._socket.connect_ex(self._address)
+        """Whether the host has accepted or refused by now."""
+        if self._result in _PENDING:
+            self._result = self._attempt()
+        if self._result not in _PENDING:
+            self.close()
         return self._result in _ANSWERS
 
     def close(self) -> None:
         if self._socket is not None:
             self._socket.close()
+
+    def _attempt(self) -> int:
+        """Begin to connect, or look what has become of it: connect(2)."""
+        try:
+            host, _, *scope = self._connection.getpeername()
+            if self._socket is None:
+                self._socket = socket.socket(self._connection.family, socket.SOCK_STREAM)
+                self._socket.setblocking(False)
+            return self._socket.connect_ex((host, _PORT, *scope))
+        except OSError as error:
+            return error.errno or errno.EHOSTUNREACH
 
 
 BOUND = 15.0  # seconds; DISTBOOT_HEARTBEAT_TIMEOUT of rank 0's agent is that of the job
@@ -53,6 +75,7 @@ _PATIENCE = 0.75  # without any sign of the peer's kernel, until another port of
 _FROZEN = 2.3
 _CONFIRMING = 2.0  # seconds; a network takes milliseconds, and we look once a second
 _PROBE_LIMIT = 0.9  # seconds for that other port to answer, at the least
+_UNCOUNTED = (Resumed, Refused)  # the first answer over another connection
 _THIN_LINEAR_TIMEOUTS = 16  # tcp(7): a lost packet is sent again soon, also when several were lost
 # Bytes that wait until the peer's kernel takes more; they are tried again each second
 _MOST_UNSENT = 1 << 20
@@ -61,7 +84,14 @@ _TCP_INFO = struct.Struct("24xI24xII")
 
 
 class DisconnectedError(Exception):
-    """The connection has ended; the text says how, if it was not closed."""
+    """The connection has ended; the text says how, if it was not closed.
+
+    `gave_up`: the peer did not end it; this host has stopped sending to it.
+    """
+
+    def __init__(self, text: str = "", *, gave_up: bool = False) -> None:
+        super().__init__(text)
+        self.gave_up = gave_up
 
 
 class LivenessFault(NamedTuple):
@@ -89,20 +119,25 @@ class HeartbeatConnection:
         # Those of all connections whose kernel takes no more for now
         self.backlog: set[HeartbeatConnection] = set()
         self.heard = time.monotonic()  # when something was read
+        # Since when the peer has given no sign although its host answers; None: it is reachable
+        self.unreachable_since: float | None = None
+        self.is_closed = (
+            False  # whether this connection has ended, and the peer may open another one
+        )
+        self.received = 0  # messages, ever
+        self._kept = Backlog()
+        self._bytes = 0  # that were read, ever
         self._unsent = bytearray()
+        self._is_full = False  # whether too much waits for a peer that takes nothing
         self._channel, self._bound = channel, bound
         self._probe: Probe | None = None  # while it is suspect
         # When we last saw that its kernel had confirmed all that we sent
         self._looked = self._confirmed = self.heard
         self._frames = Frames(most)
-        self._beat = channel.sign(None)
-        self._peers_beat = Broadcast(None).sign(channel, theirs=True)
+        # A heartbeat that needs no proof, of either side; empty: each has a number
+        self._plain = b"" if channel.secret else HEARTBEAT.sign(channel)
         self._wakes = 0  # bytes that must be there before we wake up
-        connection.setblocking(False)
-        self._wake_for(len(self._beat) + 1)
-        if sys.platform == "linux":
-            with suppress(OSError):
-                connection.setsockopt(socket.IPPROTO_TCP, _THIN_LINEAR_TIMEOUTS, 1)
+        self._set_options()
 
     def fileno(self) -> int:
         return self.socket.fileno()
@@ -110,8 +145,13 @@ class HeartbeatConnection:
     def send(self, message: object, rank: int = 0) -> None:
         """Send a message, or a `Broadcast`, from or for a rank. That the peer has gone is said by reading."""
         broadcast = message if isinstance(message, Broadcast) else Broadcast(message)
+        self._kept.add(rank, broadcast)
+        if self.is_closed:
+            return
         self._unsent += broadcast.sign(self._channel, rank)
         self.flush()
+        if self._kept.is_long:
+            self._forget_confirmed()
 
     def flush(self) -> None:
         """Send what the kernel takes of what waits."""
@@ -122,6 +162,7 @@ class HeartbeatConnection:
             self.backlog.add(self)
             # The peer has not read for very long, and a missing message is worse
             if len(self._unsent) > _MOST_UNSENT:
+                self._is_full = True
                 with suppress(OSError):
                     self.socket.shutdown(socket.SHUT_RDWR)
         except OSError:  # it has ended, which reading will say
@@ -129,8 +170,9 @@ class HeartbeatConnection:
 
     def heartbeat(self) -> None:
         """Say that we are here."""
-        if not self._unsent:  # else that says as much
-            self._unsent += self._beat
+        is_open = self.unreachable_since is None and not self.is_closed
+        if is_open and not self._unsent:  # else that says as much
+            self._unsent += self._plain or HEARTBEAT.sign(self._channel)
             self.flush()
 
     def receive(self, now: float, *kinds: type) -> list[tuple[int, object]]:
@@ -143,24 +185,99 @@ class HeartbeatConnection:
         except BlockingIOError:
             return []
         except OSError as error:
-            raise DisconnectedError(error.strerror or str(error)) from None
+            gave_up = error.errno in _GIVEN_UP
+            raise DisconnectedError(error.strerror or str(error), gave_up=gave_up) from None
         if not data:
-            raise DisconnectedError
+            raise DisconnectedError(gave_up=self._is_full)
         self.heard = now
-        if data == self._peers_beat and self._frames.missing == HEADER:  # by far the most
+        self._bytes += len(data)
+        if data == self._plain and self._frames.missing == HEADER:  # by far the most
             return []
         messages = [
             (frame.rank, self._channel.verify(frame, self._frames, type(None), *kinds))
             for frame in self._frames.feed(data)
         ]
         # Beats do not wake us up: they are read when we are awake anyway. The rest of a longer message does.
-        self._wake_for(len(self._beat) + 1 if self._frames.missing == HEADER else 1)
-        return [each for each in messages if each[1] is not None]
+        self._wake_for(HEADER + 1 if self._frames.missing == HEADER else 1)
+        found = [each for each in messages if each[1] is not None]
+        self.received += sum(not isinstance(message, _UNCOUNTED) for _, message in found)
+        return found
+
+    def drain(self, now: float, *kinds: type) -> list[tuple[int, object]]:
+        """What was received until this connection ends, or is given up for another one."""
+        found: list[tuple[int, object]] = []
+        before = -1
+        with suppress(DisconnectedError, ProtocolError):
+            while before != self._bytes:
+                before = self._bytes
+                found += self.receive(now, *kinds)
+        return found
+
+    # Going on over another connection
+
+    def end(self) -> None:
+        """This connection has ended: keep what is to be sent until there is another one."""
+        self.is_closed = True
+        self.socket.close()
+        self._unsent.clear()
+        self._forget_probe()
+
+    def replace(self, connection: socket.socket, channel: Channel) -> None:
+        """Use another connection to the same peer from now on; nothing is sent until `resume`."""
+        self.end()
+        self.socket = connection
+        self._channel = channel
+        self._frames = Frames(self._frames.most)
+        self._is_full = False
+        self._plain = b"" if channel.secret else HEARTBEAT.sign(channel)
+        self._wakes = 0
+        self._set_options()
+
+    def send_first(self, message: object) -> None:
+        """Send what is not counted: how many messages were received."""
+        self._unsent += self._channel.sign(message)
+        self.flush()
+
+    def use_round(self, number: int) -> None:
+        """What follows is of this round of the job: the first messages of a connection are not."""
+        self._channel = replace(self._channel, round=number)
+        self._plain = self._plain and HEARTBEAT.sign(self._channel)
+
+    def confirm(self, received: int) -> None:
+        """The peer has received so many messages; `ProtocolError`: what follows is not kept."""
+        self._kept.confirm(received)
+
+    def resume(self, now: float) -> None:
+        """Send what the peer has not received."""
+        for rank, message in self._kept:
+            self._unsent += message.sign(self._channel, rank)
+        self.is_closed = False
+        self.unreachable_since = None
+        self.heard = self._looked = self._confirmed = now
+        self.flush()
+
+    def _set_options(self) -> None:
+        self.socket.setblocking(False)
+        self._wake_for(HEADER + 1)
+        if sys.platform == "linux":
+            with suppress(OSError):
+                self.socket.setsockopt(socket.IPPROTO_TCP, _THIN_LINEAR_TIMEOUTS, 1)
+
+    def _forget_confirmed(self) -> None:
+        """Keep nothing that the peer's kernel has confirmed: it can be read there also if the connection ends."""
+        with suppress(OSError):
+            waiting = fcntl.ioctl(self.socket, termios.TIOCOUTQ, bytes(4))
+            if not self._unsent and not any(waiting):
+                self._kept.clear()
 
     @property
     def is_suspect(self) -> bool:
         """Whether it is silent for so long that a second opinion is asked for."""
-        return self._probe is not None
+        return self._probe is not None and self.unreachable_since is None
+
+    def unreachable_for(self, now: float) -> str:
+        """`"40 s"`."""
+        return f"{now - (self.unreachable_since or now):.0f} s"
 
     def silence(self) -> tuple[float, bool]:
         """Seconds for which nothing has come from the peer's kernel, and whether it has confirmed all that we sent."""
@@ -172,7 +289,9 @@ class HeartbeatConnection:
         return min(received) / 1000, not unconfirmed
 
     def is_unusually_silent(self) -> bool:
-        """Whether something seems to be wrong with the peer's host: a heartbeat is due, or the answer to ours."""
+        """Whether the peer's host may just have died: a heartbeat is due, or the answer to ours."""
+        if self.unreachable_since is not None:
+            return False
         silence, is_confirmed = self.silence()
         now = time.monotonic()
         is_late = (
@@ -183,28 +302,49 @@ class HeartbeatConnection:
         return is_late or silence > BEATS * self._bound + 1
 
     def fault(self, now: float) -> LivenessFault | None:
-        """What is wrong with the peer; asked once a second, after reading, where nothing has come. None: not known."""
+        """What is wrong with the peer; asked once a second, after reading, where nothing has come. None: not known.
+
+        A fault that is not a loss is told once, until the peer has been reachable again.
+        """
         silence, is_confirmed = self.silence()
-        self._looked, self._confirmed = now, now if is_confirmed else self._confirmed
+        self._looked = now
+        if is_confirmed:
+            self._confirmed = now
+            if self._kept:
+                self._forget_confirmed()
         silence = max(silence, now - self._confirmed)  # a network may fail in one direction
         if silence < _PATIENCE * self._bound:
             self._forget_probe()
-            seconds = _FROZEN * self._bound
-            why = f"no answer for {seconds:.0f} s, though the host answers: stopped or frozen"
-            return LivenessFault(True, why) if now - self.heard > seconds else None
+            return self._frozen(now)
         if self._probe is None:
             self.heartbeat()  # which its kernel confirms, if it is there
-            self._probe = Probe(self.socket, now + max(self._bound - silence, _PROBE_LIMIT))
+            self._probe = Probe(self.socket, now + self._probe_limit(silence))
+        is_answered = self._probe.is_answered()
         if now < self._probe.end:
             return None
-        if self._probe.is_answered():
-            return LivenessFault(
-                False,
-                f"gave no answer for {self._bound:g} s, though its host answers (a firewall?)",
-            )
-        return LivenessFault(
-            True, f"no answer for {self._bound:g} s: the host, or the network to it, is down"
-        )
+        self._forget_probe()
+        if not is_answered:
+            why = f"no answer for {self._bound:g} s: the host, or the network to it, is down"
+            return LivenessFault(True, why)
+        if self.unreachable_since is not None:
+            return None
+        self.unreachable_since = now - silence
+        why = f"gave no answer for {self._bound:g} s, though its host answers (a firewall?)"
+        return LivenessFault(False, why)
+
+    def _probe_limit(self, silence: float) -> float:
+        """Seconds for the host to answer; once a peer is unreachable there is no hurry."""
+        left = self._bound if self.unreachable_since is not None else self._bound - silence
+        return max(left, _PROBE_LIMIT)
+
+    def _frozen(self, now: float) -> LivenessFault | None:
+        """What is wrong with a peer whose kernel answers."""
+        if self.unreachable_since is not None:  # the time without heartbeats begins now
+            self.unreachable_since = None
+            self.heard = now
+        seconds = _FROZEN * self._bound
+        why = f"no answer for {seconds:.0f} s, though the host answers: stopped or frozen"
+        return LivenessFault(True, why) if now - self.heard > seconds else None
 
     def close(self) -> None:
         self.socket.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import socket
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -14,11 +15,11 @@ from math import inf
 from typing import NamedTuple
 
 from ..rendezvous.messages import Arrive, Detach, Failed, Go, Key, Ready, Release
-from ..rendezvous.protocol import ProtocolError
+from ..rendezvous.protocol import Channel, ProtocolError
 from ..settings import SupervisionSettings
 from ..text import first_line
 from .exit_status import ExitStatus, leave
-from .heartbeat import BEATS, BOUND, DisconnectedError, HeartbeatConnection
+from .heartbeat import BEATS, BOUND, DisconnectedError, HeartbeatConnection, Probe
 from .messages import KINDS, Failing, Locate, Reads
 from .root_cause import RankState, RootCause, from_exit
 from .stop_pages import StopPages
@@ -35,8 +36,11 @@ AFTER_THE_FIRST = 0.15
 _ASLEEP = 2.0  # seconds by which we are late when we were stopped ourselves, or starved
 _LATER = 2.0  # seconds beyond the limit of a key for rank 0 to say what has become of it
 _TICK = 1.0  # seconds between two looks at what no file tells
+# Seconds for a host to answer that was silent when a signal arrived; mpirun gives us 0.24 to live
+_HOST_ANSWERS = 0.1
 _LOOKS = 0.1  # seconds between two looks at a peer that is suspect
 _FEW = 32  # peers, each of which is looked at every time
+DISCONNECTED = "the connection closed without an exit report"
 Answer = Go | Release | Failed  # to a script that waits at a key
 
 
@@ -67,7 +71,11 @@ class Participant:
     held: bool  # whether the exit of our ranks waits for us, as in the wrapper
     # Prints a text, as the agent or as a rank, of an event with its details
     say: Callable[..., None]
-    remove_reader: Callable[[HeartbeatConnection], None] = lambda _: None  # of the loop
+    # Of the loop
+    add_reader: Callable[[int | HeartbeatConnection, Callable[[float], None]], None] = (
+        lambda _file, _ready: None
+    )
+    remove_reader: Callable[[int | HeartbeatConnection], None] = lambda _: None
     bound: float = BOUND  # seconds for which a host may give no sign
     may_restart: bool = False  # whether another round can follow when a rank fails
     restarts: Restarts | None = None  # decides on rank 0 whether one does
@@ -92,6 +100,8 @@ class Participant:
         self.waiting: dict[int, Wait] = {}  # by rank
         self.stops = StopPages(self.settings.grace / 3)
         self._doubtful: set[HeartbeatConnection] = set()  # from which nothing came lately
+        # Those that were silent when a signal arrived, until their hosts have answered
+        self._questioned: dict[HeartbeatConnection, Probe] = {}
         # Ticks between two heartbeats
         self._ticks, self._between = 0, max(int(BEATS * self.bound), 1)
         # Open: their end would be an alarm over there
@@ -119,7 +129,7 @@ class Participant:
                 if connection in self.peers:  # else it has detached just now
                     self._take_from(connection, rank, message, now)
         except DisconnectedError as error:
-            self._lose(connection, "the connection closed without an exit report", str(error), now)
+            self._disconnected(connection, error, now)
         except ProtocolError as error:
             self._abandon(connection, str(error), now)
 
@@ -143,6 +153,8 @@ class Participant:
     def turn(self, now: float) -> None:
         for connection in [each for each in self._doubtful if each.is_suspect]:
             self._look(connection, now)
+        for connection in [each for each, probe in self._questioned.items() if now >= probe.end]:
+            self._judge_silent(connection, now)
         for rank, reads in self.stops.counted((member.rank for member in self.own), now).items():
             self.take(rank, Reads(reads), now)
         for rank, text in self.stops.late(
@@ -157,9 +169,9 @@ class Participant:
             if rank in self.watched.keys() - self._stopped
         )
         look = now + _LOOKS if any(connection.is_suspect for connection in self._doubtful) else inf
-        return min(
-            [look, self.stops.due, max(self._limit(), now) if self._has_ended else inf, *orders]
-        )
+        questioned = [probe.end for probe in self._questioned.values()]
+        end = max(self._limit(), now) if self._has_ended else inf
+        return min([look, self.stops.due, end, *questioned, *orders])
 
     def execute_stops(self, now: float) -> None:
         """Let our processes know of the root cause, and those stop whose time has come."""
@@ -210,11 +222,18 @@ class Participant:
     def close(self) -> None:
         for connection in (*self.peers, *self._abandoned):
             connection.close()
+        for probe in self._questioned.values():
+            probe.close()
 
     @property
     def detects(self) -> bool:
         """Whether a failure is to be told to all, now."""
         return self.settings.detects and not self.is_starting
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether no other agent can be reached, for now."""
+        return all(connection.unreachable_since is not None for connection in self.peers)
 
     @property
     def _has_ended(self) -> bool:
@@ -267,10 +286,39 @@ class Participant:
             del self.waiting[rank]
             wait.reply(message)
 
+    def _disconnected(
+        self, connection: HeartbeatConnection, error: DisconnectedError, now: float
+    ) -> None:
+        """A connection has ended: its peer may have, too."""
+        self._lose(connection, DISCONNECTED, str(error), now)
+
+    def _end_connection(self, connection: HeartbeatConnection) -> None:
+        """A connection has ended, and its peer may come back over another one."""
+        self.remove_reader(connection)
+        self._doubtful.discard(connection)
+        connection.end()
+
+    def _drain(self, connection: HeartbeatConnection, now: float) -> bool:
+        """Take all that came over a connection before another one is used; whether it is still one of ours."""
+        for rank, message in connection.drain(now, *KINDS):
+            if connection in self.peers:
+                self._take_from(connection, rank, message, now)
+        return connection in self.peers
+
+    def _use(self, connection: HeartbeatConnection, new: socket.socket, channel: Channel) -> None:
+        """Go on over a new connection."""
+        self.remove_reader(connection)
+        connection.replace(new, channel)
+        self.add_reader(connection, partial(self.read, connection))
+
     def _look(self, connection: HeartbeatConnection, now: float) -> None:
         """Read what has come without waking us up, and where nothing has, whether the peer is still there."""
+        if connection.is_closed:
+            return
         Participant.read(self, connection, now)  # replies are sent later in this turn
-        if connection.heard == now or not self._is_running(connection):
+        since = connection.unreachable_since
+        is_heard = connection.is_closed or (since is None and connection.heard == now)
+        if is_heard or not self._is_running(connection):
             self._doubtful.discard(connection)
             return
         self._doubtful.add(connection)
@@ -278,10 +326,36 @@ class Participant:
         if fault is not None and fault.is_lost:
             self._lose(connection, fault.why, fault.why, now)
         elif fault is not None:
-            self._abandon(connection, fault.why, now)
+            self._unreachable(connection, fault.why, now)
+        elif since is not None and connection.unreachable_since is None:
+            self._reachable(connection, now - since)
+
+    def _unreachable(self, connection: HeartbeatConnection, why: str, now: float) -> None:
+        """A peer gives no sign, though its host answers: go on, and forget nothing, until it does."""
+        raise NotImplementedError
+
+    def _reachable(self, connection: HeartbeatConnection, seconds: float) -> None:
+        """A peer answers again, after so many seconds; the kernels send what was said meanwhile."""
+        raise NotImplementedError
+
+    def _question(self, connection: HeartbeatConnection, now: float) -> None:
+        """A signal has arrived, which may be what the launcher answers to the end of a silent host."""
+        if connection.is_unusually_silent():
+            self._questioned[connection] = Probe(connection.socket, now + _HOST_ANSWERS)
+
+    def _judge_silent(self, connection: HeartbeatConnection, now: float) -> None:
+        probe = self._questioned.pop(connection)
+        is_answered = probe.is_answered()
+        probe.close()
+        if not is_answered and connection in self.peers and connection.is_unusually_silent():
+            self._lose_silent(connection, now)
+
+    def _lose_silent(self, connection: HeartbeatConnection, now: float) -> None:
+        """A host was silent when a signal arrived."""
+        raise NotImplementedError
 
     def _abandon(self, connection: HeartbeatConnection, why: str, now: float) -> None:  # noqa: ARG002 - said by others
-        """Go on without failure detection to an agent."""
+        """Go on without failure detection to an agent, for good."""
         connection.send(Detach())
         self._abandoned.append(connection)
         self._forget(connection)
@@ -321,7 +395,7 @@ class EventLoop:
         self._role = role
         self._selector = selectors.DefaultSelector()
         self._timers: list[tuple[float, Callable[[], None]]] = []
-        role.remove_reader = self.remove_reader
+        role.add_reader, role.remove_reader = self.add_reader, self.remove_reader
         for connection in role.peers:
             self.add_reader(connection, partial(role.read, connection))
 
@@ -330,7 +404,7 @@ class EventLoop:
 
     def remove_reader(self, file: int | HeartbeatConnection) -> None:
         """Stop calling for a file, if we do, before it is closed."""
-        with suppress(KeyError):
+        with suppress(KeyError, ValueError):  # ValueError: it is closed
             self._selector.unregister(file)
 
     def call_at(self, at: float, call: Callable[[], None]) -> None:

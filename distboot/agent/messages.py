@@ -152,5 +152,7 @@ KINDS = (
         rendezvous.Release,
         rendezvous.Go,
         rendezvous.Failed,
+        rendezvous.Resumed,
+        rendezvous.Refused,
     ),
 )

@@ -36,6 +36,8 @@ _GET_INFO = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11
 _START_CODE, _EXIT_CODE = 23, 49
 
 _MOST_STACKS = 1 << 21  # bytes: what a faulthandler writes of a hundred threads
+# Bytes in a pipe, pipe(7): as usual; and while stacks are read, as much as any user may have
+_PIPE, _LARGE_PIPE = 1 << 16, 1 << 20
 _ONE_THREAD = b"Stack (most recent call first):"  # how it begins
 _MOST_KEPT = 16384  # bytes: what a faulthandler writes of many threads
 _EVENT = re.compile(rb"\0(\w{1,20}) (\d{1,10})\n([^\0]*)\0")
@@ -139,9 +141,19 @@ class HookReader:
             self._fill()
         return self.clean(self._buffer)
 
+    def expect_stacks(self) -> None:
+        """Let a faulthandler write all threads: it does not wait for room in the pipe."""
+        self.expects_stacks = True
+        self._resize(_LARGE_PIPE)
+
     def forget_stacks(self) -> None:
         self.expects_stacks = False
         self.take_dump()
+        self._resize(_PIPE)
+
+    def _resize(self, size: int) -> None:
+        with suppress(OSError, AttributeError):  # only Linux can, up to a limit
+            fcntl.fcntl(self.pipe, fcntl.F_SETPIPE_SZ, size)
 
     def crash(self) -> str:
         """What a faulthandler has written about a crash, the thread that crashed first; empty if it has not."""

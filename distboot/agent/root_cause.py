@@ -70,6 +70,13 @@ class RankState:
         """Whether it is to end yet, and we would hear of it."""
         return self.end is None and (self.connection is not None or self.is_local)
 
+    @property
+    def is_reachable(self) -> bool:
+        """The same, and its agent can be reached now."""
+        if self.connection is not None and self.connection.unreachable_since is not None:
+            return False
+        return self.is_open
+
 
 def ranks_of(membership: Membership) -> list[RankState]:
     """All ranks of a job."""
@@ -116,6 +123,18 @@ class RootCauseAnalysis:
     def lost(self, member: RankState, why: str, now: float, gathering: float = GATHERING) -> None:
         self.reports.append(FailureReport("lost", member, now + gathering, why=why))
 
+    def postpone(self, member: RankState, due: float) -> None:
+        """A rank that was lost may be about to return."""
+        for report in self.reports:
+            if report.kind == "lost" and report.member is member:
+                report.due = max(report.due, due)
+
+    def returned(self, member: RankState) -> None:
+        """A rank that was lost is there again."""
+        self.reports = [
+            one for one in self.reports if one.kind != "lost" or one.member is not member
+        ]
+
     def terminating(self, member: RankState, number: int, now: float) -> None:
         self.reports.append(FailureReport("stopped", member, now + SETTLING, signal=number))
 
@@ -125,7 +144,7 @@ class RootCauseAnalysis:
             return None
         report = min(self.reports, key=lambda one: one.due)
         # When all have ended there is nothing to wait for.
-        if report.due > now and any(member.is_open for member in self.members):
+        if report.due > now and any(member.is_reachable for member in self.members):
             return None
         if report.is_secondary and self._may_be_explained(report, now):
             report.due = now + EXPLAINING
@@ -155,7 +174,7 @@ class RootCauseAnalysis:
         others = (
             one
             for one in self.members
-            if one is not report.member and one.is_open and one.failing is None
+            if one is not report.member and one.is_reachable and one.failing is None
         )
         return any(
             member.exiting is not None and now < member.exiting + _LEAVING for member in others

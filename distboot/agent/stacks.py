@@ -32,7 +32,10 @@ SIGNAL = signal.SIGURG  # which is ignored where nothing is registered for it
 _LIMIT = 1.0  # seconds for the process to write
 _QUIET = 0.05  # seconds without more, and it has written all
 _PY_SPY_LIMIT = 5.0  # seconds
+_MOST_DUMPED = 100  # threads that faulthandler writes, the newest ones
 _TOO_MANY = "in a process of more than 100 threads, whose stacks only py-spy shows"
+_NOWHERE = "at a place where it has no Python stack to show"
+_TOO_LONG = "at an unknown place (its stacks are too long to be read in time)"
 _MOST = 1 << 22  # bytes of py-spy's output, and of a source
 _STATES = {
     "D": "in the kernel, where no signal reaches it",
@@ -47,6 +50,12 @@ MOST_FRAMES = 48
 _OUTERMOST = 16  # of them, where there are more
 LONGEST_FRAME = 400  # characters
 MOST_THREADS = 4  # besides the main one
+# Bytes of one stack as JSON: with all threads, and what else is sent, less than the 64 kB of one message
+_LONGEST_STACK = 9_000
+_LONGEST_LINE, _LONGEST_LINES = (
+    4_000,
+    40_000,
+)  # bytes as JSON: of one line, and of all that are sent
 _REMEMBERED = 256  # stacks: those of thousands of ranks are alike
 _MOST_GROUPS = 20  # of ranks, in the log
 _MOST_CALLS = 6  # of the user's own code, in a line
@@ -110,6 +119,14 @@ def from_dump(dump: str) -> Stacks | None:
     return _of_threads(threads)
 
 
+def _why_unread(dump: str) -> str:
+    """Why there is no main thread in what faulthandler has written."""
+    if not dump:
+        return _NOWHERE
+    # The main thread is the oldest, and written last.
+    return _TOO_MANY if len(THREADS.findall(dump)) >= _MOST_DUMPED else _TOO_LONG
+
+
 def from_py_spy(output: str) -> Stacks | None:
     """What `py-spy dump --json` has written; None: it could not, or was not allowed to."""
     threads = []
@@ -135,6 +152,8 @@ def _of_threads(threads: Iterable[tuple[bool, list[str]]]) -> Stacks | None:
     for is_main, stack in threads:
         if len(stack) > MOST_FRAMES:
             del stack[MOST_FRAMES - _OUTERMOST : -_OUTERMOST]
+        while len(json.dumps(stack)) > _LONGEST_STACK:
+            del stack[len(stack) // 2]
         if is_main:
             main = tuple(stack)
         elif _matters(stack):
@@ -188,7 +207,22 @@ def lines(places: Mapping[int, Stacks], first: Collection[int] = ()) -> list[str
         for line in f"{ranks_said(ranks)}: {text}".splitlines()
     ]
     left = sum(len(ranks) for ranks, _ in groups[_MOST_GROUPS:])
-    return [*shown, *([f"{left} more ranks, at other places"] if left else [])]
+    return _fitting([*shown, *([f"{left} more ranks, at other places"] if left else [])])
+
+
+def _fitting(shown: Sequence[str]) -> list[str]:
+    """As many of these lines as one message can have, long ones cut short."""
+    found: list[str] = []
+    room = _LONGEST_LINES
+    for each in shown:
+        line = each
+        while len(json.dumps(line)) > _LONGEST_LINE:
+            line = f"{line[: len(line) * 3 // 4]}…"
+        room -= len(json.dumps(line)) + 1
+        if room < 0:
+            return [*found, f"{len(shown) - len(found)} more lines"]
+        found.append(line)
+    return found
 
 
 @lru_cache(_REMEMBERED)
@@ -254,7 +288,8 @@ class StackReader:
         if not self._catches():
             self._reply(Stacks(state=self._state()))
             return
-        self._until, self._seen, self._hooks.expects_stacks = now + _LIMIT, -1, True
+        self._until, self._seen = now + _LIMIT, -1
+        self._hooks.expect_stacks()
         self._process.send(SIGNAL)
         self._loop.call_at(now + _QUIET, self._look)
 
@@ -265,8 +300,7 @@ class StackReader:
             self._loop.call_at(now + _QUIET, self._look)
             return
         self._hooks.forget_stacks()
-        # Of more than 100 threads faulthandler shows the newest ones.
-        self._reply(self._with_mpi(found or Stacks(state=_TOO_MANY if dump else self._state())))
+        self._reply(self._with_mpi(found or Stacks(state=self._state(_why_unread(dump)))))
 
     def _begin_py_spy(self, now: float) -> bool:
         """Whether py-spy runs, whose output is then taken."""
@@ -318,7 +352,7 @@ class StackReader:
             and self._process.state not in "Tt"
         )
 
-    def _state(self, otherwise: str = "at a place where it has no Python stack to show") -> str:
+    def _state(self, otherwise: str = _NOWHERE) -> str:
         """What the kernel says of it: that it cannot go on, or this."""
         state, place = (
             _STATES.get(self._process.state, otherwise),

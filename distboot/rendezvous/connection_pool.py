@@ -111,6 +111,7 @@ class ConnectionPool:
         say: Callable[[str], None],
     ) -> None:
         self._listener = listener
+        self._second: socket.socket | None = None
         self.room = ranks + _SPARE
         self._take, self._lost, self._say = take, lost, say
         self._peers: dict[socket.socket, Connection] = {}
@@ -134,8 +135,10 @@ class ConnectionPool:
             if file in self._peers:  # it may have gone in this very round
                 self._read(self._peers[file])
         # Last: a connection with something to read is not to make room for a new one
-        if self._listener in ready:
-            self._accept()
+        for listener in (self._listener, self._second):
+            if listener in ready:
+                assert listener is not None
+                self._accept(listener)
 
     @property
     def unauthenticated(self) -> list[Connection]:
@@ -186,12 +189,28 @@ class ConnectionPool:
         for peer in self._peers.values():
             peer.socket.close()
         self._peers.clear()
+        if self._second is not None:
+            self._second.close()
         self._selector.close()
 
-    def _accept(self) -> None:
+    def listen_also(self) -> int:
+        """Accept at a second port, too, which no store of the script takes over; 0: there is none."""
+        try:
+            family = self._listener.family
+            is_dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+            self._second = listener = socket.create_server(
+                ("", 0), family=family, dualstack_ipv6=is_dual
+            )
+        except OSError:
+            return 0
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
+        return int(listener.getsockname()[1])
+
+    def _accept(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
-                connection, at = self._listener.accept()
+                connection, at = listener.accept()
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
                     return  # it has disconnected again

@@ -24,8 +24,17 @@ from .connection_pool import (
     send_to_all,
 )
 from .membership import COME_BACK, JoinPlan, JoinTable, Membership, build_membership
-from .messages import ONE_DISTBOOT, Failed, Hello, Refused, Welcome, WorkerInfo, as_problem
-from .protocol import VERSION, Broadcast, Channel, Frame, ProtocolError, decode
+from .messages import (
+    ONE_DISTBOOT,
+    Failed,
+    Hello,
+    Refused,
+    Resume,
+    Welcome,
+    WorkerInfo,
+    as_problem,
+)
+from .protocol import HEADER, VERSION, Broadcast, Channel, Frame, ProtocolError, decode
 
 _ANSWER_LIMIT = 10.0  # seconds that all of them together have to take the answer
 _LINGER = 0.5  # seconds for ranks that come a little later than a failure to hear of it
@@ -61,6 +70,9 @@ class Coordinator:
         self.open_files = allow_files(self.pool.room, self._say, own.ranks)
         self._at: dict[int, Connection] = {}  # by rank
         self._has_met = False
+        # Takes back an agent that has lost its connection, once its agent can; may raise `ProtocolError`
+        self.resume: Callable[[Connection, Resume], None] = _refuse_resume
+        self.greeted: Callable[[], object] = lambda: None  # called when one may be coming
         self._failure: Failed | None = None  # once it has failed: why, as all ranks are told
         self._told = 0
         self._end = 0.0
@@ -77,6 +89,7 @@ class Coordinator:
             # This rank 0 may have come in the place of another one, and the others know which round is next.
             next_round = max(record.round for record in records)
             own = {name: getattr(self._own, name) for name in ("max_restarts", "heartbeat_timeout")}
+            own["resume_port"] = self.pool.listen_also() if self._at else 0
             membership = replace(
                 build_membership(records), master_addr=self._reached(), round=next_round, **own
             )
@@ -160,7 +173,12 @@ class Coordinator:
         if not peer.welcomed:
             self._take_hello(peer, decode(peer.frames.inflated(frame), Hello))
         elif peer.rank is None:
-            self._take_worker(peer, peer.channel.verify(frame, peer.frames, WorkerInfo))
+            kinds = (WorkerInfo, Resume) if self._has_met else (WorkerInfo,)
+            message = peer.channel.verify(frame, peer.frames, *kinds)
+            if isinstance(message, Resume):
+                self._take_back(peer, message)
+            else:
+                self._take_worker(peer, message)
         else:
             raise ProtocolError("reports twice on one connection")
 
@@ -171,6 +189,8 @@ class Coordinator:
             self._refuse_version(peer, hello.version)
         peer.channel = Channel(self._plan.secret, "rank 0", peer.challenge, hello.nonce)
         peer.welcomed = time.time()
+        if self._has_met:
+            self.greeted()
         self.pool.send(peer, peer.channel.sign(Welcome(peer.challenge)))
 
     def _refuse_version(self, peer: Connection, version: int) -> NoReturn:
@@ -221,6 +241,16 @@ class Coordinator:
         # When the first rank is out of patience, all are told who is missing
         self._end = min(end, self._end)
 
+    def _take_back(self, peer: Connection, message: Resume) -> None:
+        """An agent goes on over a new connection: the process that has joined, in this round."""
+        first = self.table.records.get(message.agent)
+        if first is None or first.process != message.process:
+            raise ProtocolError(f"is not the process that joined as rank {message.agent}")
+        if peer.frames.missing != HEADER:
+            raise ProtocolError("sends more before it is answered")
+        self.resume(peer, message)
+        self.pool.detach(peer)
+
     def _lost(self, peer: Connection) -> None:
         if peer.rank is not None:
             del self._at[peer.rank]
@@ -241,6 +271,10 @@ class Coordinator:
         broadcast = Broadcast(message)
         said = {peer.socket: partial(broadcast.sign, peer.channel) for peer in self._at.values()}
         send_to_all(said, _ANSWER_LIMIT)
+
+
+def _refuse_resume(_: Connection, message: Resume) -> None:
+    raise ProtocolError(f"goes on as rank {message.agent}, and no connection of it was lost")
 
 
 def consistency_warnings(

@@ -35,6 +35,8 @@ from .protocol import ProtocolError
 _FIRST_LINE, _MOST_BETWEEN = 10.0, 300.0
 # Sooner while ranks get ready; never where no rank is late.
 _LINES = {READY: (1.0, 5.0), SERVE: (inf, inf)}
+_NETWORK = "look for what cuts the connection to that host: a firewall, or the network"
+_ENDED = "ended, or closed its context"
 _MOST = 1000  # keys at which ranks wait at the same time
 
 
@@ -66,7 +68,9 @@ class Keys:
         self._ready: dict[int, Ready] = {}
         # The first of these ranks that names one, which is to be that of all
         self._framework = 0, ""
-        self._gone: set[int] = set()  # comes to no key any more
+        # Ranks whose agents give no sign for now, and since when: they are waited for as all others
+        self.unreachable: dict[int, float] = {}
+        self._gone: dict[int, str] = {}  # ranks that come to no key any more, and why
         self._ended: set[int] = set()  # of these, those that do not get ready again, either
 
     @property
@@ -94,9 +98,9 @@ class Keys:
         else:
             self.leave(rank, has_ended=False)
 
-    def leave(self, rank: int, *, has_ended: bool = True) -> None:
-        """A rank has closed its context, has ended, or is not connected any more."""
-        self._gone.add(rank)
+    def leave(self, rank: int, *, has_ended: bool = True, why: str = _ENDED) -> None:
+        """A rank has closed its context, has ended, or is not connected any more; `why` reads well after "rank 3"."""
+        self._gone.setdefault(rank, why)
         if has_ended:
             self._ended.add(rank)
             self._ready.pop(rank, None)
@@ -111,9 +115,9 @@ class Keys:
         for key, one in list(self._waiting.items()):
             late = {rank: one.limits[rank] for rank, end in one.ends.items() if now >= end}
             if late and key.is_for_all:
-                self._abort(key, min(late.values()))
+                self._abort(key, min(late.values()), now)
             elif late:
-                self._fail(late, not_opened(key, self._leader_text(key), min(late.values())), key)
+                self._fail(late, self._not_opened(key, min(late.values()), now), key)
                 one.timed_out |= late
             elif one.ends and now >= one.next_line:
                 one.next_line, one.between = now + one.between, min(one.between * 2, _MOST_BETWEEN)
@@ -140,16 +144,17 @@ class Keys:
 
     def _settle(self, key: Key) -> None:
         """Release or fail the ranks at a key, if it is clear by now what becomes of them."""
-        one, gone = self._waiting[key], self._ended if key.name == READY else self._gone
+        one, gone = self._waiting[key], self._ended if key.name == READY else self._gone.keys()
         if key.is_for_all:
             if len(one.ends) == len(self._node_of):
                 answer = self._begin() if key.name == READY else Release(key)
                 self.outbox += [(rank, answer) for rank in one.ends]
                 del self._waiting[key]
             elif one.ends and not gone <= one.ends.keys():
-                self._abort(key, 0.0)
+                self._abort(key, 0.0, 0.0)
         elif self._leader(key) in gone:
-            why = f"{self._ranks([self._leader(key)])} ended, or closed its context, without finishing its block"
+            leader = self._leader(key)
+            why = f"{self._ranks([leader])} {self._gone[leader]}, without finishing its block"
             self._fail(one.ends, _missing(key, why, "look at its output"), key)
 
     def _answer(self, ranks: Iterable[int], key: Key) -> bool:
@@ -181,22 +186,24 @@ class Keys:
         else:
             self.outbox.append((rank, Release(key)))
 
-    def _abort(self, key: Key, limit: float) -> None:
+    def _abort(self, key: Key, limit: float, now: float) -> None:
         """No rank gets past a key any more."""
         if key.name == READY:
-            self._fail_to_begin(self._not_ready(), key)
+            self._fail_to_begin(self._not_ready(now), key)
             return
         one = self._waiting.pop(key)
         missing = self._node_of.keys() - one.ends.keys()
         hint = "look at the output of the missing ranks: they ended early, hang, or never get here"
-        if missing & self._gone:
-            why = f"{self._ranks(missing & self._gone)} ended, or closed its context, without getting here"
+        gone = missing & self._gone.keys()
+        if gone:
+            why = f"{self._ranks(gone)} {self._gone[min(gone)]}, without getting here"
             error = too_late = _missing(key, why, hint)
         else:
             came = f"{len(one.ends)} of {len(self._node_of)} ranks arrived"
-            error = _missing(
-                key, f"{came} within {limit:g} s, missing {self._named(missing)}", hint
-            )
+            absent = self._unreachable_text(missing, now)
+            hint = _NETWORK if absent else hint
+            who = f"{self._named(missing)}{absent}"
+            error = _missing(key, f"{came} within {limit:g} s, missing {who}", hint)
             hint = "look for what kept this rank, or give it more time: init(timeout=…)"
             too_late = _not_waited_for(key, one.ends, limit, hint)
         self._failed[key.place] = key.count, too_late
@@ -213,7 +220,7 @@ class Keys:
     # Getting ready
 
     def _get_ready(self, rank: int, message: Ready, now: float) -> None:
-        self._gone -= {rank}
+        self._gone.pop(rank, None)
         if self._answer([rank], message.key):
             return
         try:
@@ -263,17 +270,37 @@ class Keys:
         self._waiting.pop(key, None)
         self._ready.clear()
 
-    def _not_ready(self) -> DistbootError:
+    def _not_ready(self, now: float) -> DistbootError:
         ended = [self._table.records[rank] for rank in self.unready if rank in self._ended]
         if ended:
             who = f"rank {ended[0].rank} (process {ended[0].pid} on {short_repr(ended[0].host)})"
             why = f"{who} joined, and ended before the framework could start"
             return DistbootError("rank-failed", why, "look at the output of that rank")
         why = f"all ranks joined, and then did not get ready in time: {self._ranks(self.unready)}"
+        why += self._unreachable_text(self.unready, now)
         hint = "look at their output: the import of the framework hangs or is slow there, or their host is down"
         return DistbootError("missing-rank", why, hint)
 
     # Texts
+
+    def _unreachable_text(self, ranks: Iterable[int], now: float) -> str:
+        """`"; rank 1 (node-b) has been unreachable for 40 s"`; empty if none of these ranks is."""
+        absent = sorted(self.unreachable.keys() & set(ranks))
+        if not absent:
+            return ""
+        first = absent[0]
+        seconds = now - self.unreachable[first]
+        more = f", and {len(absent) - 1} more" if len(absent) > 1 else ""
+        host = escape_control(self._membership.hosts[self._node_of[first]])
+        return f"; rank {first} ({host}) has been unreachable for {seconds:.0f} s{more}"
+
+    def _not_opened(self, key: Key, limit: float, now: float) -> DistbootError:
+        """The error for ranks whose leader is not through in time."""
+        absent = self._unreachable_text([self._leader(key)], now)
+        if not absent:
+            return not_opened(key, self._leader_text(key), limit)
+        why = f"{self._leader_text(key)} did not finish its block within {limit:g} s{absent}"
+        return _missing(key, why, _NETWORK)
 
     def _progress(self, key: Key) -> str:
         if key.name == READY:

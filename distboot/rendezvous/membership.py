@@ -9,7 +9,15 @@ from itertools import accumulate, pairwise
 
 from ..errors import DistbootError
 from ..text import escape_control, ranges, runs, short_repr, with_nodes
-from .messages import MOST_RANKS_A_NODE, Members, WorkerInfo, as_error, heartbeat_timeout, line
+from .messages import (
+    MOST_RANKS_A_NODE,
+    Members,
+    WorkerInfo,
+    as_error,
+    heartbeat_timeout,
+    line,
+    port,
+)
 from .protocol import (
     ProtocolError,
     flag,
@@ -24,7 +32,14 @@ from .protocol import (
 
 LOOPBACK = "127.0.0.1"
 # In a membership and in Members
-_ALIKE = ("master_addr", "by_node", "round", "max_restarts", "heartbeat_timeout")
+_ALIKE = (
+    "master_addr",
+    "by_node",
+    "round",
+    "max_restarts",
+    "heartbeat_timeout",
+    "resume_port",
+)
 _MOST_LEFT = 8  # ranks that one line names
 _DUPLICATE = (
     "look for a second copy of the job, or for RANK set once for several processes; of two jobs on one host give each "
@@ -58,6 +73,7 @@ class Membership:
         round: of the job, from 0; each restart begins a new one.
         max_restarts: what rank 0's agent was started with, which counts for all.
         heartbeat_timeout: that of rank 0's agent, in seconds, likewise.
+        resume_port: where rank 0's agent takes back an agent that has lost its connection; 0: nowhere.
     """
 
     hosts: tuple[str, ...] = of(several(line))
@@ -67,6 +83,7 @@ class Membership:
     round: int = of(number, default=0)
     max_restarts: int = of(number, default=0)
     heartbeat_timeout: float = of(heartbeat_timeout, default=15.0)
+    resume_port: int = of(port, default=0, compare=False)
 
     @property
     def world_size(self) -> int:

@@ -45,6 +45,7 @@ MOST_ROUNDS = 1_000_000
 ONE_DISTBOOT = "install the same version of distboot on all nodes"
 
 line = text(LONGEST_TEXT)
+port = integer(0, 65535, "port")
 _count = integer(1, what="count")
 _round = integer(0, MOST_ROUNDS, "number of restarts")
 heartbeat_timeout = valid(
@@ -167,6 +168,24 @@ class Members:
     round: int = of(_round, default=0)
     max_restarts: int = of(_round, default=0)
     heartbeat_timeout: float = of(heartbeat_timeout, default=15.0)
+    resume_port: int = of(port, default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """An agent has lost its connection, and goes on over this one."""
+
+    agent: int = of(number)  # its first rank
+    process: str = of(line)  # as it was said when the ranks met
+    round: int = of(_round)
+    received: int = of(integer(most=1 << 62))  # messages of rank 0's agent, in this round
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Rank 0's answer. What the other side has not received follows."""
+
+    received: int = of(integer(most=1 << 62))  # messages of the other agent
 
 
 @dataclass(frozen=True, slots=True)

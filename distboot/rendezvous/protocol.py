@@ -3,9 +3,10 @@
 A frame is a header and a body. The header has the length of the body in 4 bytes, most significant first, whose highest
 bit says that the body is compressed with zlib; the round of the job in 4 bytes; in 4 bytes the rank that the message is
 from or for, as an agent may have several; and 32 bytes that authenticate it. With DISTBOOT_SECRET they are HMAC-SHA256
-over the challenge of rank 0, the nonce of the other side, the round, the rank, the side that sends it and the SHA-256
-of the body as it is sent: no process without it can join, pose as rank 0, or send again what was said on another
-connection, in another round, or by the other side. Without a secret they are zeros. Nothing is encrypted.
+over the challenge of rank 0, the nonce of the other side, the round, the rank, the side that sends it, the number of
+the frame on its way (8 bytes, which both sides count) and the SHA-256 of the body as it is sent: no process without it
+can join, pose as rank 0, or send again what was said on another connection, in another round, or by the other side; and
+none on the way can leave out, repeat or reorder frames. Without a secret they are zeros. Nothing is encrypted.
 
 The body is a JSON object: the kind of the message, and its fields. A message is a frozen dataclass, whose fields say
 what they accept; `decode` takes nothing else. An empty body is a heartbeat.
@@ -32,6 +33,7 @@ HEADER = _HEADER.size  # bytes
 _COMPRESSED = 1 << 31
 _COMPRESSED_FROM = 4 * 1024  # bytes
 _UNPROVED = bytes(32)
+_ALTERED = "sends a message that was changed, repeated or reordered on its way"
 _LARGEST = 1 << 32  # of any number
 
 Check: TypeAlias = Callable[[Any], Any]
@@ -239,15 +241,27 @@ class Frames:
         return announced_length(self._buffer)
 
 
+@dataclass(slots=True)
+class Counts:
+    """How many frames have been signed for a connection, and verified."""
+
+    sent: int = 0
+    received: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """What the frames of one connection are authenticated with. Without a secret nothing is proved."""
+    """What the frames of one connection are authenticated with. Without a secret nothing is proved.
+
+    Frames have to be sent in the order in which they were signed.
+    """
 
     secret: str = field(default="", repr=False)
     us: str = "rank 0"  # the side that this is, as a refusal names it
     challenge: str = ""  # of rank 0, random for this connection
     nonce: str = ""  # of the other side, likewise
     round: int = 0  # of the job
+    counts: Counts = field(default_factory=Counts, repr=False, compare=False)
 
     def sign(self, content: object, rank: int = 0) -> bytes:
         """A frame with a message from or for a rank."""
@@ -263,21 +277,21 @@ class Channel:
             raise ProtocolError("has no DISTBOOT_SECRET")
         if frame.mac != _UNPROVED and not self.secret:
             raise ProtocolError(f"has a DISTBOOT_SECRET, and {self.us} has none")
-        if not hmac.compare_digest(
-            frame.mac, self.mac(hashlib.sha256(frame.body).digest(), frame.rank, theirs=True)
-        ):
-            raise ProtocolError("has another DISTBOOT_SECRET")
+        digest = hashlib.sha256(frame.body).digest()
+        mac = self.mac(digest, frame.rank, self.counts.received, theirs=True)
+        if not hmac.compare_digest(frame.mac, mac):
+            raise ProtocolError(_ALTERED if self.counts.received else "has another DISTBOOT_SECRET")
+        self.counts.received += 1
         return decode(frames.inflated(frame), *kinds)
 
-    def mac(self, digest: bytes, rank: int = 0, *, theirs: bool = False) -> bytes:
+    def mac(self, digest: bytes, rank: int, number: int, *, theirs: bool = False) -> bytes:
         """What proves that we, or they, know the secret, and have sent a body with this digest for the rank."""
         if not self.secret:
             return _UNPROVED
         # Else what we have sent could come back as theirs
         is_of_rank_0 = (self.us == "rank 0") is not theirs
-        signed = (
-            f"{self.challenge}/{self.nonce}/{self.round}/{rank}/{is_of_rank_0}/".encode() + digest
-        )
+        about = f"{self.challenge}/{self.nonce}/{self.round}/{rank}/{is_of_rank_0}/"
+        signed = about.encode() + number.to_bytes(8, "big") + digest
         return hmac.digest(self.secret.encode(errors="surrogateescape"), signed, "sha256")
 
 
@@ -296,10 +310,19 @@ class Broadcast:
             hashlib.sha256(body).digest(),
         )
 
-    def sign(self, channel: Channel, rank: int = 0, *, theirs: bool = False) -> bytes:
-        """The frame for one of them; or, `theirs`, as the other side would send it."""
-        mac = channel.mac(self._digest, rank, theirs=theirs)
+    @property
+    def size(self) -> int:
+        """Bytes of one frame."""
+        return HEADER + len(self._body)
+
+    def sign(self, channel: Channel, rank: int = 0) -> bytes:
+        """The next frame for one of them."""
+        mac = channel.mac(self._digest, rank, channel.counts.sent)
+        channel.counts.sent += 1
         return _HEADER.pack(self._length, channel.round, rank, mac) + self._body
+
+
+HEARTBEAT = Broadcast(None)
 
 
 def random_nonce() -> str:

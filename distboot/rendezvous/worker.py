@@ -37,11 +37,11 @@ class NoAnswerError(Exception):
     """An attempt failed; the text says how."""
 
 
-class _UnreachableError(NoAnswerError):
+class UnreachableError(NoAnswerError):
     """The host itself did not answer, so that its other ports need not be tried."""
 
 
-class _UnresolvedError(_UnreachableError):
+class _UnresolvedError(UnreachableError):
     """The name of the host does not resolve."""
 
 
@@ -106,7 +106,7 @@ class Worker:
                     return self._attempt(host, port, end, limit)
                 except NoAnswerError as failure:  # noqa: PERF203 - what is tried is a connection
                     failures.append(failure)
-                    if isinstance(failure, _UnreachableError):
+                    if isinstance(failure, UnreachableError):
                         break
         raise failures[0]
 
@@ -123,6 +123,22 @@ class Worker:
         """The connection, which is the caller's now."""
         connection, self._connection = self._connection, None
         return [] if connection is None else [(0, connection, self._channel)]
+
+    def open_again(self, limit: float) -> tuple[socket.socket, Channel]:
+        """Another authenticated connection to rank 0, which is the caller's; `NoAnswerError`: why there is none."""
+        end = time.monotonic() + limit
+        self._connection = connection = self._connected(self.host, self.port, end, limit)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        try:
+            self._handshake(end)
+        except TimeoutError as error:  # it may be busy
+            self.close()
+            raise UnreachableError(str(error)) from None
+        except (OSError, EOFError, ProtocolError, DistbootError) as error:
+            self.close()
+            raise NoAnswerError(str(error)) from None
+        return connection, self._channel
 
     def close(self) -> None:
         if self._connection is not None:
@@ -227,7 +243,7 @@ class Worker:
                 return connection
         if isinstance(failure, ConnectionRefusedError | ConnectionResetError):
             raise NoAnswerError(failure.strerror)
-        raise _UnreachableError((failure and failure.strerror) or str(failure))
+        raise UnreachableError((failure and failure.strerror) or str(failure))
 
     def _handshake(self, end: float) -> None:
         self._frames, self._channel, nonce = Frames(), Channel(), random_nonce()

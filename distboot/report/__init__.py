@@ -29,6 +29,8 @@ Kind = Literal[
     "failing",  # text: it is about to fail, or cannot go on
     "exited",  # exit_code, signal, stopped_by_us, external_signal, at, traceback (of a root cause)
     "unreachable",  # text
+    "silent",  # text: its connection gives no sign, though its host answers; the job goes on
+    "reachable",  # again, after that
     "stop_requested",  # text
     "stop_agreed",  # read, missing
     "late",  # ranks, waiting, text, stacks
@@ -205,10 +207,17 @@ class JobState:
                 self.registered[one.rank] = one
             case "phases":
                 self._own[one.rank].update(one.details)
-            case "late" | "late_over":
-                self.late = set(one.details.get("ranks", ()))
+            case _:
+                self._apply_trouble(one)
+
+    def _apply_trouble(self, one: Event) -> None:
+        match one.event:
             case "failing" | "unreachable":
                 self._fail(one)
+            case "reachable":
+                self.failed.discard(one.rank)
+            case "late" | "late_over":
+                self.late = set(one.details.get("ranks", ()))
             case "exited":
                 self.exited[one.rank] = one
             case "root_cause":

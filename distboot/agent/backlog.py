@@ -1,0 +1,61 @@
+"""What was sent to a peer and may not have reached it: sent again over a new connection, if the old one ended.
+
+Both sides count the messages that they send and receive. Over a new connection each says how many it has received, and
+the other one sends what follows, so that nothing is lost or received twice. What the peer's kernel has confirmed is not
+kept: it can be read also after the end of a connection.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from ..rendezvous.protocol import Broadcast, ProtocolError
+
+_MOST = 1 << 20  # bytes that are kept for one peer
+_MANY = 64  # messages, after which it is worth asking what has been confirmed
+
+
+class Backlog:
+    """The messages for one peer, each with the rank that it is from or for."""
+
+    def __init__(self) -> None:
+        self.sent = 0  # messages, ever
+        self._kept: deque[tuple[int, Broadcast]] = deque()
+        self._size = 0
+
+    def __iter__(self) -> Iterator[tuple[int, Broadcast]]:
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def is_long(self) -> bool:
+        return len(self._kept) >= _MANY and self.sent % _MANY == 0
+
+    def add(self, rank: int, message: Broadcast) -> None:
+        self.sent += 1
+        self._kept.append((rank, message))
+        self._size += message.size
+        while self._size > _MOST:
+            self._drop()
+
+    def clear(self) -> None:
+        """The peer's kernel has everything."""
+        self._kept.clear()
+        self._size = 0
+
+    def confirm(self, received: int) -> None:
+        """The peer has received so many messages; `ProtocolError`: it lacks some that are not kept any more."""
+        first = self.sent - len(self._kept)
+        if not first <= received <= self.sent:
+            raise ProtocolError(
+                f"has received {received} of {self.sent} messages, and those before {first} are not kept"
+            )
+        for _ in range(received - first):
+            self._drop()
+
+    def _drop(self) -> None:
+        _, message = self._kept.popleft()
+        self._size -= message.size

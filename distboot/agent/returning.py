@@ -1,0 +1,102 @@
+"""How an agent comes back to rank 0's over another connection: attempts in a thread of their own, one at a time."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from math import inf
+from typing import NamedTuple
+
+from ..process import start_without_signals
+from ..rendezvous.membership import JoinPlan
+from ..rendezvous.protocol import Channel
+from ..rendezvous.worker import NoAnswerError, UnreachableError, Worker
+
+_ATTEMPT = 2.0  # seconds for one attempt
+_PAUSE = 2.0  # seconds between two
+_ANSWER = 5.0  # seconds for rank 0's agent to answer over the new connection
+
+
+class NewConnection(NamedTuple):
+    """An authenticated connection, which is the caller's."""
+
+    socket: socket.socket
+    channel: Channel
+
+
+class Returning:
+    """All attempts of one agent. `host` and `port` are where rank 0's agent takes it back."""
+
+    def __init__(self, plan: JoinPlan, host: str, port: int) -> None:
+        own = replace(plan, hosts=(host,), ports=(port,))
+        self._open: Callable[[], tuple[socket.socket, Channel]] = lambda: Worker(own).open_again(
+            _ATTEMPT
+        )
+        self.process = plan.own.process
+        # Readable when an attempt is over
+        self.woken, self._wake = socket.socketpair()
+        self.woken.setblocking(False)
+        self._wake.setblocking(False)
+        self._is_running = False
+        self._outcomes: list[NewConnection | NoAnswerError] = []
+        self.due = inf  # when the next attempt begins
+
+    @property
+    def is_active(self) -> bool:
+        return self._is_running or self.due < inf
+
+    def start(self, now: float) -> None:
+        """Try at once, and again and again until `stop`."""
+        self.due = now
+
+    def stop(self) -> None:
+        self.due = inf
+
+    def poll(self, now: float) -> NewConnection | NoAnswerError | None:
+        """Begin an attempt whose time has come; how one has ended, once."""
+        with suppress(BlockingIOError):
+            self.woken.recv(64)
+        if self._outcomes:
+            self._is_running = False
+            if self.due < inf:
+                self.due = now + _PAUSE
+            return self._outcomes.pop()
+        if now >= self.due:
+            self.due = now + _ATTEMPT + _PAUSE
+            self._begin()
+        return None
+
+    def await_answer(self, now: float) -> None:
+        """A new connection is used: try again if it gives no answer."""
+        self.due = now + _ANSWER
+
+    def close(self) -> None:
+        self.woken.close()
+        self._wake.close()
+        for outcome in self._outcomes:
+            if isinstance(outcome, NewConnection):
+                outcome.socket.close()
+
+    def _begin(self) -> None:
+        if not self._is_running:
+            self._is_running = True
+            start_without_signals("distboot-return", self._attempt)
+
+    def _attempt(self) -> None:
+        outcome: NewConnection | NoAnswerError
+        try:
+            outcome = NewConnection(*self._open())
+        except NoAnswerError as error:
+            outcome = error
+        except Exception as error:  # noqa: BLE001 - such as no file, or no memory
+            outcome = UnreachableError(str(error))
+        self._outcomes.append(outcome)
+        with suppress(OSError):
+            self._wake.send(b"x")
+
+
+def is_refused(error: NoAnswerError) -> bool:
+    """Whether the host of rank 0 answers, and its agent is not there any more."""
+    return not isinstance(error, UnreachableError)
