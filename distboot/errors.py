@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -121,7 +120,9 @@ class DistbootError(Exception):
 
     def __str__(self) -> str:
         # Every line says its rank and host, as `log_line` does: it may stand between those of 63 other ranks.
-        whose = "" if self.who is None else f"{self.who} on {os.uname().nodename}: "
+        from .text import host_name  # here, as most processes print none
+
+        whose = "" if self.who is None else f"{self.who} on {host_name()}: "
         first, *others = self.message.split("\n")
         lines = [f"error[{self.code}]: {whose}{first}", *(whose + other for other in others)]
         return "\n".join([*lines, f"hint: {whose}{self.hint}"] if self.hint else lines)

@@ -141,7 +141,7 @@ def deadline(
             if is_late and os.getppid() == us:
                 if say is not None:
                     # As the traceback would end
-                    say(f"distboot.DistbootError: {first_line(too_late)}")
+                    say(first_line(too_late))
                 os.kill(us, signal.SIGKILL)
         finally:
             os._exit(0)

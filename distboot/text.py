@@ -36,6 +36,11 @@ def escape_control(text: str) -> str:
     )
 
 
+def host_name() -> str:
+    """This host's own name, for the terminal: a container may have any."""
+    return escape_control(os.uname().nodename)
+
+
 def as_json(who: str | None, text: str, event: str = "", **more: object) -> str:
     """A line as one object of JSON, where DISTBOOT_LOG asks for it; else nothing."""
     if os.environ.get("DISTBOOT_LOG") != "json":
@@ -65,7 +70,7 @@ def log_line(who: str | None, text: str, event: str = "", **more: object) -> Non
     It says `who` this is and the host, to be found in a log of many ranks; None: this process is alone.
     The event that it is about, and `more` fields, are for JSON.
     """
-    whose = "" if who is None else f"{who} on {os.uname().nodename}: "
+    whose = "" if who is None else f"{who} on {host_name()}: "
     line = as_json(who, text, event, **more) or f"distboot: {whose}{text}\n"
     with suppress(OSError, ValueError, AttributeError):  # closed: a line is not worth the job
         sys.stderr.flush()

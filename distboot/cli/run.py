@@ -279,6 +279,7 @@ def _together(
     apart = launch.apart(placement, ranks)
     if placement.rank == 0 and apart:
         log_line(placement.who, escape_control(apart))
+    _warn_of_hidden_hooks(launch, placement)
     settings = supervision_settings(os.environ, launch.options.grace, options.report)
     settings = settings._replace(
         detects=settings.detects and not options.exec,
@@ -301,6 +302,16 @@ def _together(
         logs = None if ranks else launch.logs(placement.rank, placement.who, restarts.round)
         code = job.round(StartupReport(settings.report, placement, restarts.rounds), None, logs)
     return code
+
+
+def _warn_of_hidden_hooks(launch: _Launch, placement: Placement) -> None:
+    option = launch.target.hides_hooks
+    if option and placement.rank == 0:
+        text = (
+            f"warning: python {option} runs the script without distboot's hooks: an uncaught exception is reported as "
+            f"exit code 1, unless the script calls distboot.init(). Leave {option} out"
+        )
+        log_line(placement.who, text)
 
 
 def _say_no_effect(placement: Placement, number: int, _frame: object) -> None:

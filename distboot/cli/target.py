@@ -85,11 +85,9 @@ class Target(NamedTuple):
     @property
     def of_python(self) -> list[str]:
         """The script with its arguments, or `-m`, the module and its own, that a Python is to run; else nothing."""
-        program, *rest = self.words
-        if program != sys.executable and not re.fullmatch(
-            r"python[0-9.]*", os.path.basename(program)
-        ):
+        if not self._is_python:
             return []
+        rest = self.words[1:]
         while rest and rest[0].startswith("-"):
             # -m, -um, -mname, -W, -Xname
             found = re.match(r"-[A-Za-z]*?([mcWX])(.*)", rest[0], re.DOTALL)
@@ -100,6 +98,21 @@ class Target(NamedTuple):
                 return []
             rest = rest[2 if option and not value else 1 :]
         return rest
+
+    @property
+    def hides_hooks(self) -> str:
+        """The option with which a Python does not run our `sitecustomize`, `"-I"`; empty if there is none."""
+        if self._is_python:
+            for word in itertools.takewhile(lambda word: word.startswith("-"), self.words[1:]):
+                found = re.match("-[A-Za-z]*?([mcWXISE])", word)
+                if found is not None and found[1] in "ISE":
+                    return f"-{found[1]}"
+        return ""
+
+    @property
+    def _is_python(self) -> bool:
+        name = os.path.basename(self.words[0])
+        return self.words[0] == sys.executable or bool(re.fullmatch(r"python[0-9.]*", name))
 
     @property
     def text(self) -> str:
