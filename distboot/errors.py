@@ -49,6 +49,10 @@ CODES: Mapping[str, tuple[int, str]] = {
         78,
         "a process may not open as many files as it needs, on rank 0 one for every connection",
     ),
+    "too-few-processes": (
+        78,
+        "this user, or this container, may not run as many processes and threads as it needs",
+    ),
     "mpi-mismatch": (
         78,
         "mpi4py or Horovod uses another MPI than the one that started the process",
@@ -155,6 +159,19 @@ def too_few_files(error: BaseException) -> DistbootError | None:
         return None
     hint = "raise the limit (ulimit -n), or look for files that are left open"
     return DistbootError("too-few-files", "this process may open no more files", hint)
+
+
+@contextmanager
+def with_too_few_processes() -> Iterator[None]:
+    """That no more threads can be started is `too-few-processes` in this block."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "start new thread" not in str(error):
+            raise
+        text = "the system does not let this process start another thread"
+        hint = "raise the limit of processes (ulimit -u; --pids-limit of a container, pids.max of its cgroup)"
+        raise DistbootError("too-few-processes", text, hint) from None
 
 
 @contextmanager
