@@ -39,16 +39,22 @@ _LIMIT = 90  # seconds for a training to end
 _ENV = {"DISTBOOT_MAX_RESTARTS": "2", "DISTBOOT_SECRET": "of the job"}
 
 
-def _loss(one: Job) -> tuple[int, str]:
+# Relative; a resumed run adds the gradients of 4 ranks in another order from its second step on, as
+# DistributedDataParallel lays its buckets out anew, and the last bits of a float32 differ. A step
+# that is lost changes the loss by 30 % and more.
+_TOLERANCE = 1e-2
+
+
+def _loss(one: Job) -> tuple[int, float]:
     """From which step the last round went on, and the loss at the end."""
     one.exits(_LIMIT)
     assert (one.folder / "loss").exists(), one.output()[-8000:]
     begin, loss = (one.folder / "loss").read_text().split()
-    return int(begin), loss
+    return int(begin), float(loss)
 
 
 @pytest.fixture(scope="module")
-def unbroken(hosts: Hosts) -> str:
+def unbroken(hosts: Hosts) -> float:
     """The loss of a training that nothing interrupts."""
     shutil.copy(WORKER, hosts.shared / "worker.py")
     with job(hosts, hosts.shared / "unbroken", "restarts", "plain") as one:
@@ -58,11 +64,13 @@ def unbroken(hosts: Hosts) -> str:
     return loss
 
 
-def _goes_on(one: Job, unbroken: str) -> None:
+def _goes_on(one: Job, unbroken: float) -> None:
     codes = one.exits(_LIMIT)
     sys.stdout.write(one.output()[-8000:])
     assert set(codes) == {0}, codes
-    assert _loss(one) == (10, unbroken)
+    begin, loss = _loss(one)
+    assert begin == 10
+    assert loss == pytest.approx(unbroken, rel=_TOLERANCE)
 
 
 def _cells() -> Iterator[object]:
@@ -75,7 +83,7 @@ def _cells() -> Iterator[object]:
 
 @pytest.mark.parametrize(("name", "launcher"), list(_cells()))
 def test_training_goes_on(
-    hosts: Hosts, request: pytest.FixtureRequest, unbroken: str, name: str, launcher: str
+    hosts: Hosts, request: pytest.FixtureRequest, unbroken: float, name: str, launcher: str
 ) -> None:
     fault = next(fault for fault in FAULTS if fault.name == name)
     require(launcher, request, fault.missing)
@@ -121,7 +129,7 @@ COMES_AGAIN: dict[str, tuple[Callable[[Job], None], Callable[[Hosts], object]]] 
 
 
 @pytest.mark.parametrize("name", COMES_AGAIN)
-def test_what_is_lost_comes_again(hosts: Hosts, unbroken: str, name: str) -> None:
+def test_what_is_lost_comes_again(hosts: Hosts, unbroken: float, name: str) -> None:
     inject, mend = COMES_AGAIN[name]
     index = next(_index)
     with job(hosts, hosts.shared / f"again-{index}", "restarts", "plain") as one:

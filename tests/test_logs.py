@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import shlex
 import sys
 from pathlib import Path
 
@@ -40,7 +41,6 @@ def test_without_the_options_the_child_has_our_own_streams(
 _PROMPT = (
     "print('first'); sys.stdin.readline(); name = input('name? '); print('hello', name); input()"
 )
-_BAR = "for n in range(3): print(f'\\r{n}0 %', end=''); sys.stdin.readline()\nprint('\\rall ')"
 
 
 @pytest.mark.parametrize(
@@ -51,15 +51,8 @@ _BAR = "for n in range(3): print(f'\\r{n}0 %', end=''); sys.stdin.readline()\npr
             _PROMPT,
             [(PREFIX + b"first\n", "\n"), (PREFIX + b"name? ", "Ada\n"), (b"hello Ada\n", "\n")],
         ),
-        (
-            _BAR,
-            [
-                *((b"\r" + PREFIX + b"%d0 %%" % n, "\n") for n in range(3)),
-                (b"\r" + PREFIX + b"all \n", ""),
-            ],
-        ),
     ],
-    ids=["prompt", "progress bar"],
+    ids=["prompt"],
 )
 def test_line_comes_when_it_is_printed_and_its_beginning_too(
     clean_env: dict[str, str], tmp_path: Path, text: str, shown: list[tuple[bytes, str]]
@@ -114,6 +107,25 @@ def test_ranks_that_share_a_pipe_write_whole_lines(
         begin = f"[rank {rank} {HOST}] "
         mine = [line.removeprefix(begin) for line in shown if line.startswith(begin)]
         assert mine == [f"{rank} {n} {'x' * (n % 90)}" for n in range(20_000)]
+
+
+_BARS = """
+for n in range(101):
+    print(f"\\r{n:3}%", end="", file=sys.stderr, flush=True)
+    if n % 25 == 0:
+        print("loss", n, flush=True)
+print("\\r100% done", file=sys.stderr)
+"""
+
+
+def test_progress_bars_of_two_ranks_end_as_lines(run: Run) -> None:
+    options = ("--nproc-per-node", "2", "--framework", "none", *PREFIXED)
+    command = [sys.executable, "-m", "distboot", "run", *options, *python(_BARS)]
+    result = run("bash", "-c", f"{shlex.join(command)} 2>&1")
+    shown = [line for line in result.stdout.splitlines() if not line.startswith("distboot: ")]
+    expected = ["100% done", *(f"loss {n}" for n in range(0, 101, 25))]
+    begins = [f"[rank {rank} {HOST}] " for rank in range(2)]
+    assert sorted(shown) == sorted(begin + line for begin in begins for line in expected)
 
 
 def test_file_of_a_rank_has_both_streams_without_prefix_and_every_attempt(

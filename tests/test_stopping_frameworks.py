@@ -47,7 +47,7 @@ def train(step):
     error = error_of(model, step)
     error.backward()
     optimizer.step()
-    loss = error.item().hex()
+    loss = error.item()
 """
 _PYTORCH = """
 model = torch.nn.parallel.DistributedDataParallel(model)
@@ -220,12 +220,18 @@ def test_all_stop_after_one_step_and_go_on_from_it(start: Start, way: Way) -> No
 
 
 @needs_torch
-def test_training_that_goes_on_ends_with_the_loss_of_an_unbroken_one(start: Start) -> None:
+def test_resumed_training_ends_with_the_unbroken_loss(start: Start) -> None:
     last = stopped_at(begun(start, PYTORCH, 4))
     second = begun(start, PYTORCH, 4)
-    losses = [loss for first, _, loss in seen(second) if first == last + 1]
+    resumed = seen(second)
+    assert [steps[:2] for steps in resumed] == [[last + 1, STEPS]] * 4
     (second.folder / "checkpoints").rename(second.folder / "put-away")
-    assert seen(begun(start, PYTORCH, 4)) == [[1, STEPS, loss] for loss in losses]
+    unbroken = seen(begun(start, PYTORCH, 4))
+    assert [steps[:2] for steps in unbroken] == [[1, STEPS]] * 4
+    # DistributedDataParallel lays its buckets out anew after its first step, which a resumed run
+    # has at another place: Gloo then adds the gradients of 4 ranks in another order, and the last
+    # bits of a float32 differ. A step that is lost or done twice more than doubles a loss.
+    assert [steps[2] for steps in resumed] == pytest.approx([s[2] for s in unbroken], rel=1e-2)
 
 
 def test_every_piece_is_run() -> None:

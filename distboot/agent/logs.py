@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import re
 import select
 import sys
 import termios
@@ -23,6 +22,7 @@ from math import inf
 from ..errors import DistbootError, too_few_files
 from ..process import start_without_signals
 from ..text import host_name, log_line, short_repr
+from .log_lines import PrefixedLines
 
 # Seconds for the rest of a line to come; then it is passed on as it is, as a prompt has to be
 _HOLD = 0.1
@@ -32,9 +32,6 @@ _MOST = 1 << 16  # bytes read at once
 _LINGER = 1.0  # seconds for the output of what it has started, and left behind
 _PATIENCE = 30.0  # seconds for which a reader of ours may take nothing
 _HURRY = 0.5  # the same when we were asked to end
-
-# Where a line begins. Also after \r, as a progress bar overwrites what is before it; but \r\n is one end of a line.
-_BEGINS = re.compile(rb"\n(?=[^\r])|\r+(?=[^\r\n])")
 
 
 class Logs:
@@ -150,20 +147,17 @@ class _Stream:
     def __init__(
         self, name: str, console: int | None, begin: bytes, file: _File | None, who: str | None
     ) -> None:
-        self._name, self._console, self._begin, self._file, self._who = (
-            name,
-            console,
-            begin,
-            file,
-            who,
-        )
+        self._name = name
+        self._console = console
+        self._file = file
+        self._who = who
+        self._lines = PrefixedLines(begin) if begin else None  # None: shown as it is written
         self._pipe, self.theirs = os.pipe()  # the child writes to the latter
         # Where to say that the child has ended, or that we were asked to
         self._woken, self.wake = os.pipe()
         self.is_over = False  # whether everything has been passed on
         self._goes_on = True  # until the child, or our reader, has closed its end
         self._held, self._held_since = b"", 0.0  # of a line whose end has not come
-        self._last = b"\n"  # the last byte that was passed on
         self._moved = 0.0  # when something was read or written
         self._ended = inf  # when the child was seen to have
         self._owed = 0  # bytes that it has left in the pipe
@@ -176,9 +170,13 @@ class _Stream:
                     self._read()
                 elif self._held:
                     self._flush()
+                elif self._bar_due() <= time.monotonic():
+                    self._show_bar()
                 else:
                     break
             self._flush()
+            if self._lines is not None:
+                self._show(self._lines.close())
         finally:
             os.close(self._pipe)
             self.is_over = True
@@ -193,7 +191,16 @@ class _Stream:
     def _end_of_reading(self) -> float:
         if self._held:
             return self._held_since + _HOLD
-        return inf if self._owed > 0 else self._ended + self._linger
+        end = inf if self._owed > 0 else self._ended + self._linger
+        return min(end, self._bar_due())
+
+    def _bar_due(self) -> float:
+        """When the state of a progress bar becomes a line although the bar still moves."""
+        return inf if self._lines is None else self._lines.due
+
+    def _show_bar(self) -> None:
+        if self._lines is not None:
+            self._show(self._lines.release(time.monotonic()))
 
     def _is_ready(self, file: int, event: int, end: Callable[[], float]) -> bool:
         """Wait for a file, but not beyond an end, which may change when we are told something."""
@@ -247,11 +254,9 @@ class _Stream:
             return
         if self._file is not None:
             self._file.write(data, self._name)
-        data = self._last + data  # which says whether a line begins
-        self._last = data[-1:]
-        if self._begin:
-            data = _BEGINS.sub(lambda match: match[0] + self._begin, data)
-        self._show(data[1:])
+        if self._lines is not None:
+            data = self._lines.feed(data, time.monotonic())
+        self._show(data)
 
     def _show(self, data: bytes) -> None:
         while data and self._console is not None:
