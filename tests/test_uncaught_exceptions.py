@@ -420,6 +420,25 @@ asyncio.run(main())""",
         "def f(): f()\nf()",
         ("RecursionError", "maximum recursion depth exceeded", "f (train.py:6)", 0),
     ),
+    "worker of a data loader": (
+        (
+            "raise ValueError('Caught ValueError in DataLoader worker process 0.\\nOriginal Traceback (most recent "
+            "call last):\\n' + '  File \"x.py\", line 1, in f\\n' * 30 + 'ValueError: NaN\\n')"
+        ),
+        (
+            "ValueError",
+            "Caught ValueError in DataLoader worker process 0. … ValueError: NaN",
+            "<module> (train.py:6)",
+            0,
+        ),
+    ),
+    "spawned process": (
+        (
+            "raise ValueError('\\n\\n-- Process 1 terminated with the following error:\\nTraceback (most recent call "
+            'last):\\n  File "x.py", line 1, in f\\nValueError: NaN\\n\')'
+        ),
+        ("ValueError", "ValueError: NaN", "<module> (train.py:6)", 0),
+    ),
     "from a library": (
         "import json\ndef load(): json.loads('{')\nload()",
         ("json.decoder.JSONDecodeError", None, "load (train.py:7)", 0),
@@ -557,7 +576,7 @@ check()
         ("sys.exit(OSError(2, 'no data'))", ["[Errno 2] no data"]),
         ("sys.stderr = Both(sys.stderr)\nsys.exit('no data')", ["no data"]),
         ("sys.exit('of s3cret-word')", ["of ***"]),
-        ("sys.exit('\\n'.join('123456789'))", [*"12345678", "…"]),
+        ("sys.exit('\\n'.join('0123456789'))", [*"01234567", "…"]),
         ("sys.exit('€' * 5000)", ["€" * (319 - len("SystemExit: ")) + "…"]),
         ("atexit.register(print, 'saved', file=sys.stderr)\nsys.exit('no data')", ["no data"]),
         ("atexit.register(print, 'saved', file=sys.stderr)\nsys.exit(1)", []),

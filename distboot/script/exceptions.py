@@ -71,6 +71,7 @@ _TYPE, _MESSAGE, _NAME = (
 )  # characters of a type, of the first line, of a function or file
 _WIDEST = 320  # characters of a line of the excerpt
 _MESSAGE_LINES, _MESSAGE_BYTES = 8, 1500  # of a message in the excerpt
+_QUOTED_LINES = 3  # of these, where it quotes a traceback
 _FRAMES = 24  # of a traceback in the excerpt
 _LINES = 40  # of the excerpt
 _ERROR_FILE_LINES = 400
@@ -135,7 +136,7 @@ def describe(
     shown = next((leaf for leaf in leaves if not _is_secondary(leaf, texts)), leaves[0])
     shown_trace = trace if shown is error else shown.__traceback__ or trace
     lines = _traceback(shown, shown_trace, texts, clean)
-    message = _cut(_first(_lines_of(texts.message(shown), clean)), _MESSAGE)
+    message = _cut(_in_one_line(texts.message(shown), clean), _MESSAGE)
     found = Description(clean(texts.type_name(shown)), message, lines)
     found.more = len(leaves) - 1
     found.place = clean(_place(shown, shown_trace))
@@ -397,15 +398,40 @@ def _lines_of(text: str, clean: Callable[[str], str]) -> list[str]:
     lines = clean(head).strip("\n").splitlines()
     if not is_whole and len(lines) > 1:
         del lines[-1]  # it may end within a secret
+    if len(lines) > _MESSAGE_LINES + 1:
+        # The last lines of a traceback that it quotes say most; those of a C++ stack say nothing.
+        last = lines[-_QUOTED_LINES:] if _quotes(text) else []
+        lines = [*lines[: _MESSAGE_LINES - len(last)], _LEFT_OUT, *last]
     kept: list[str] = []
     size = 0
     for whole in lines:
         line = _cut(whole, _WIDEST)
         size += len(line.encode(errors="replace"))
-        if kept and (size > _MESSAGE_BYTES or len(kept) == _MESSAGE_LINES):
+        if kept and size > _MESSAGE_BYTES:
             return [*kept, _LEFT_OUT]
         kept.append(line)
     return kept
+
+
+def _in_one_line(message: str, clean: Callable[[str], str]) -> str:
+    """The first line of a message, and of a traceback that it quotes the last one.
+
+    "Caught ValueError in DataLoader worker process 0. … ValueError: the loss is NaN".
+    """
+    lines = _lines_of(message, clean)
+    first = _first(lines)
+    if not _quotes(message):
+        return first
+    last = _first(lines[::-1])
+    if first.endswith(
+        ":"
+    ):  # "-- Process 1 terminated with the following error:", of torch.multiprocessing.spawn
+        return last
+    return f"{first} … {last}"
+
+
+def _quotes(message: str) -> bool:
+    return "Traceback (most recent call last)" in message[:_SHOWN]
 
 
 def _first(lines: list[str]) -> str:
