@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -54,6 +53,10 @@ CODES: Mapping[str, tuple[int, str]] = {
     "too-few-files": (
         78,
         "a process may not open as many files as it needs, on rank 0 one for every connection",
+    ),
+    "too-few-processes": (
+        78,
+        "this user, or this container, may not run as many processes and threads as it needs",
     ),
     "mpi-mismatch": (
         78,
@@ -126,7 +129,9 @@ class DistbootError(Exception):
 
     def __str__(self) -> str:
         # Every line says its rank and host, as `log_line` does: it may stand between those of 63 other ranks.
-        whose = "" if self.who is None else f"{self.who} on {os.uname().nodename}: "
+        from .text import host_name  # here, as most processes print none
+
+        whose = "" if self.who is None else f"{self.who} on {host_name()}: "
         first, *others = self.message.split("\n")
         lines = [f"error[{self.code}]: {whose}{first}", *(whose + other for other in others)]
         return "\n".join([*lines, f"hint: {whose}{self.hint}"] if self.hint else lines)
@@ -159,6 +164,19 @@ def too_few_files(error: BaseException) -> DistbootError | None:
         return None
     hint = "raise the limit (ulimit -n), or look for files that are left open"
     return DistbootError("too-few-files", "this process may open no more files", hint)
+
+
+@contextmanager
+def with_too_few_processes() -> Iterator[None]:
+    """That no more threads can be started is `too-few-processes` in this block."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "start new thread" not in str(error):
+            raise
+        text = "the system does not let this process start another thread"
+        hint = "raise the limit of processes (ulimit -u; --pids-limit of a container, pids.max of its cgroup)"
+        raise DistbootError("too-few-processes", text, hint) from None
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import warnings
 from contextlib import contextmanager, suppress
 from functools import cache
 
-from .errors import DistbootError, printed, too_few_files
+from .errors import DistbootError, printed, too_few_files, with_too_few_processes
 from .text import escape_control, first_line, short_repr
 
 TYPE_CHECKING = False
@@ -83,7 +83,8 @@ def start_without_signals(name: str, work: Callable[[], object]) -> threading.Th
     thread = threading.Thread(target=work, name=name, daemon=True)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
-        thread.start()
+        with with_too_few_processes():
+            thread.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return thread
@@ -114,7 +115,7 @@ def at_once(work: Callable[[S], T], on: Sequence[S]) -> list[T]:
         return [work(on[0])]
     from concurrent.futures import ThreadPoolExecutor  # here, as only several need it
 
-    with ThreadPoolExecutor(len(on)) as pool:
+    with with_too_few_processes(), ThreadPoolExecutor(len(on)) as pool:
         return list(pool.map(work, on))
 
 
@@ -141,7 +142,7 @@ def deadline(
             if is_late and os.getppid() == us:
                 if say is not None:
                     # As the traceback would end
-                    say(f"distboot.DistbootError: {first_line(too_late)}")
+                    say(first_line(too_late))
                 os.kill(us, signal.SIGKILL)
         finally:
             os._exit(0)

@@ -41,6 +41,11 @@ def _escape_character(character: str) -> str:
     return ascii(character)[1:-1]
 
 
+def host_name() -> str:
+    """This host's own name, for the terminal: a container may have any."""
+    return escape_control(os.uname().nodename)
+
+
 def as_json(who: str | None, text: str, event: str = "", **more: object) -> str:
     """A line as one JSON object if DISTBOOT_LOG=json, else an empty text."""
     if os.environ.get("DISTBOOT_LOG") != "json":
@@ -70,7 +75,7 @@ def log_line(who: str | None, text: str, event: str = "", **more: object) -> Non
     """
     line = as_json(who, text, event, **more)
     if not line:
-        whose = "" if who is None else f"{who} on {os.uname().nodename}: "
+        whose = "" if who is None else f"{who} on {host_name()}: "
         line = f"distboot: {whose}{text}\n"
     with suppress(OSError, ValueError, AttributeError):  # closed: a line is not worth the job
         sys.stderr.flush()

@@ -97,13 +97,15 @@ class Process(threading.Thread):
             agent.loop.run()
             agent.close()
 
-        threading.Thread(target=work, daemon=True).start()
+        working = threading.Thread(target=work, daemon=True)
+        working.start()
         try:
             with ours:
                 self.offers = AgentLink(ours).get_ready(replace(ready, limit=limit))
         finally:
             self.ended.wait(20)
             agent.role.hurry()
+            working.join(20)  # what it prints belongs to this test
 
     def is_ready(self) -> bool:
         """Whether rank 0, which this is, has got ready by now."""

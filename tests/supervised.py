@@ -13,6 +13,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from distboot.agent.crash_hooks import EXCEPTION
+from distboot.agent.exit_status import ExitStatus, UncaughtException
+from distboot.agent.monitored_process import HookReader
+from distboot.script.exceptions import describe_text
+
 _BEGIN = """
 import os, signal, sys, time
 from pathlib import Path
@@ -51,6 +56,43 @@ ENDS = {
     "SIGSEGV": ("import ctypes; ctypes.string_at(0)", 139, "killed by SIGSEGV"),
     "abort": ("os.abort()", 134, "killed by SIGABRT"),
 }
+
+
+def raised(text: str, place: str = "", when: float = 0.0) -> ExitStatus:
+    """How a rank ends with an exception, `"ValueError: boom"` for example, as its script describes it."""
+    type_name, _, message = text.partition(": ")
+    found = describe_text(type_name, message)
+    found.place = place
+    return ExitStatus(exception=UncaughtException.described(found), when=when)
+
+
+_HOOKED = """
+import atexit, os, signal, sys, threading, traceback
+from distboot.agent.crash_hooks import install
+os.environ["DISTBOOT_SECRET"] = "s3cret-word"
+install(%d)
+%s
+"""
+
+
+def exceptions_of(script: str, folder: Path, **variables: str) -> list[UncaughtException]:
+    """Runs a script, `train.py`, with our hooks in its process: the exceptions that it has reported."""
+    (reading, writing), train = os.pipe(), folder / "train.py"
+    with open(reading), open(writing):
+        train.write_text(_HOOKED % (writing, script))
+        subprocess.run(
+            [sys.executable, "train.py"],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), **variables},
+            cwd=folder,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[writing],
+            timeout=60,
+            check=False,
+        )
+        texts = [text for kind, _, text in HookReader(reading).read() if kind == EXCEPTION]
+    found = [UncaughtException.received(text) for text in texts]
+    assert None not in found
+    return [one for one in found if one is not None]
 
 
 def until(condition: Callable[[], object], seconds: float = 60) -> None:

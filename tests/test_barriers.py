@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from conftest import Run
 from ranks import BEGIN, Ranks
-from supervised import until
+from supervised import raised, until
 
 import distboot
-from distboot.agent.exit_status import ExitStatus
 
 
 @pytest.mark.parametrize("before", [(), ("-m", "distboot")], ids=["init", "wrapper"])
@@ -239,8 +238,7 @@ for leaves in (1, 0):
         assert output.startswith(said)
     # So whoever ended is the one that failed first, also if failure detection hears later of it than of these.
     assert all(
-        ExitStatus(words=f"distboot.DistbootError: {output}").is_secondary
-        for output, _ in (first, second)
+        raised(f"distboot.DistbootError: {output}").is_secondary for output, _ in (first, second)
     )
 
 

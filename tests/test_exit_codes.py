@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from launched import in_both_ways
-from supervised import ENDS, FAILING, Start, until
+from supervised import ENDS, FAILING, Start, raised, until
 
 from distboot.agent.exit_status import ExitStatus
 from distboot.agent.root_cause import RootCause, from_signal, ranks_of
 from distboot.rendezvous.membership import Membership
 
-OF_A_PEER = "RuntimeError: Connection closed by peer"
+OF_A_PEER = raised("RuntimeError: Connection closed by peer").exception
+BOOM = raised("ValueError: boom").exception
 FAILED = RootCause((1,), True, "rank 1 failed first", exit_code=3)
 LOST = RootCause((1,), True, "rank 1 became unreachable first")
 (ANY,) = ranks_of(Membership(("host",), ((0,),)))
@@ -29,27 +30,27 @@ CODES = [
     (FAILED, ExitStatus(signal=15, stopped_by_us=True), 3),
     (FAILED, ExitStatus(signal=9, stopped_by_us=True), 3),
     (FAILED, ExitStatus(signal=6), 3),  # as torch ends now and then when it was asked to
-    (FAILED, ExitStatus(code=1, words=OF_A_PEER), 3),
+    (FAILED, ExitStatus(code=1, exception=OF_A_PEER), 3),
     (FAILED, ExitStatus(code=7), 3),
     (LOST, ExitStatus(code=0), OWN),
     (LOST, ExitStatus(signal=15, stopped_by_us=True), 143),
     (LOST, ExitStatus(code=0, stopped_by_us=True), 143),
-    (LOST, ExitStatus(code=1, words=OF_A_PEER), 143),
+    (LOST, ExitStatus(code=1, exception=OF_A_PEER), 143),
     (STOPPED, ExitStatus(code=0, external_signal=15), OWN),
     (STOPPED, ExitStatus(code=9, external_signal=15), OWN),
-    (STOPPED, ExitStatus(code=1, words="ValueError: disk full", external_signal=15), OWN),
-    (STOPPED, ExitStatus(code=1, words=OF_A_PEER, external_signal=15), 143),
+    (STOPPED, ExitStatus(code=1, exception=BOOM, external_signal=15), OWN),
+    (STOPPED, ExitStatus(code=1, exception=OF_A_PEER, external_signal=15), 143),
     (STOPPED, ExitStatus(signal=15, external_signal=15), 143),
     (STOPPED, ExitStatus(signal=9, external_signal=15), 143),  # after the grace
     (from_signal(ANY, signal.SIGINT), ExitStatus(signal=15, external_signal=15), 130),
 ]
 FIRST = [
-    (ExitStatus(words="ValueError: boom"), 1),  # it has not ended yet
-    (ExitStatus(code=1, words="ValueError: boom"), 1),
+    (ExitStatus(exception=BOOM), 1),  # it has not ended yet
+    (ExitStatus(code=1, exception=BOOM), 1),
     (ExitStatus(code=3), 3),
-    (ExitStatus(code=7, words="ValueError: boom"), 7),  # a hook of its own
+    (ExitStatus(code=7, exception=BOOM), 7),  # a hook of its own
     (ExitStatus(signal=9), 137),
-    (ExitStatus(signal=11, words="Fatal Python error: Segmentation fault"), 139),
+    (ExitStatus(signal=11, crash="Fatal Python error: Segmentation fault"), 139),
     (ExitStatus(cause="stopped by a signal (SIGSTOP?) for 15 s"), 143),
     (ExitStatus(), 143),
     (ExitStatus(code=1 << 40), 143),  # what a peer may say

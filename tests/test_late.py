@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from conftest import Run
 from launched import in_both_ways
-from supervised import Job, Start, until
+from supervised import Job, Start, raised, until
 
 from distboot.agent.exit_status import ExitStatus
 from distboot.agent.late import Late, LateWatch, find_late, may_be_late, text_of
@@ -239,11 +239,11 @@ def test_nothing_is_said_of_ranks_that_went_on_just_then() -> None:
     assert job.watch.due > 500.0
 
 
-TIMED_OUT = ExitStatus(
-    words="RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 400ms for recv"
+TIMED_OUT = raised(
+    "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 400ms for recv"
 )
-HTTP = ExitStatus(
-    words="requests.exceptions.ReadTimeout: HTTPSConnectionPool: Read timed out. (read timeout=5)"
+HTTP = raised(
+    "requests.exceptions.ReadTimeout: HTTPSConnectionPool: Read timed out. (read timeout=5)"
 )
 ABORT = ExitStatus(signal=signal.SIGABRT)
 

@@ -14,7 +14,9 @@ from ranks import RunRanks
 FLOORS = (
     # 1: the exception, the settings, and texts
     ({"text"}, {"errors"}, {"settings", "process"}),
-    # 2: this host; the environment of this process
+    # 2: what runs in the process of the script
+    ({"script"},),
+    # 3: this host; the environment of this process
     (
         {"host"},
         {"detection.parse", "detection.placement"},
@@ -25,7 +27,7 @@ FLOORS = (
         {"detection.detect", "detection.allocation"},
         {"detection.export", "detection.here", "surroundings"},
     ),
-    # 3: the ranks meet, and what rank 0 learns of that
+    # 4: the ranks meet, and what rank 0 learns of that
     (
         {"rendezvous.protocol"},
         {"rendezvous.foreign"},
@@ -39,13 +41,13 @@ FLOORS = (
         {"rendezvous.job_info"},
         {"rendezvous.plan"},
     ),
-    # 4: a process is supervised
+    # 5: a process is supervised
     ({"agent"},),
-    # 5: frameworks
+    # 6: frameworks
     ({"doctor"}, {"context"}, {"frameworks"}),
-    # 6: the public API
+    # 7: the public API
     ({"initialize"}, {"lightning"}),
-    # 7: the command line
+    # 8: the command line
     ({"trial"}, {"cli", "pytest"}, {"__init__", "__main__"}),
 )
 LAYERS = tuple(part for floor in FLOORS for part in floor)
@@ -163,7 +165,7 @@ def test_init_loads_what_it_needs(run_ranks: RunRanks, ranks: int) -> None:
     for rank in run_ranks(script, places=[{}] * ranks):
         names = rank.out.split()
         assert "distboot.frameworks._process_group" in names
-        assert len(names) <= 53, sorted(names)
+        assert len(names) <= 56, sorted(names)
 
 
 def test_public_names_are_there(run: Run) -> None:

@@ -132,3 +132,23 @@ def test_events_on_the_page_are_those_in_the_code() -> None:
     named = re.findall(r'\bevent(?:=|": )"(\w+)"', source)
     begin = re.findall(r'"(\w+)"', source.partition("_EVENT_WORDS = ")[2].partition("\n")[0])
     assert sorted(shown) == sorted({*named, *begin, "note"})
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to name a host")
+@pytest.mark.parametrize("how", ["wrapper", "init", "show", "doctor"])
+def test_name_of_this_host_is_escaped(run: Run, how: str) -> None:
+    command = {
+        "wrapper": "-m distboot run --nproc-per-node 2 -- false",
+        "init": "train.py",
+        "show": "-m distboot show",
+        "doctor": "-m distboot doctor",
+    }[how]
+    named = "import os, socket, sys; socket.sethostname(b'n\\x1b[31m\\x07'); os.execv(sys.executable, sys.argv[1:])"
+    done = run(
+        *("unshare", "--uts", sys.executable, "-c", named, sys.executable, *command.split()),
+        train="import distboot\ndistboot.init('none', join_timeout=0.5)\n",
+        env={"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"} if how == "init" else {},
+    )
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "\x07" not in done.stdout + done.stderr
+    assert how == "show" or "n\\x1b[31m\\x07" in done.stdout + done.stderr

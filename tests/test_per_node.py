@@ -204,6 +204,21 @@ def test_variable_does_what_the_option_does_and_is_not_for_the_ranks(run: Run) -
     )
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be a user with no other process")
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 5])
+def test_limit_of_processes_that_is_too_low_is_an_error(run: Run, limit: int) -> None:
+    # The capabilities let that user read this Python, wherever it is.
+    reads = "+dac_override,+dac_read_search"
+    user = f"--reuid {61000 + os.getpid() % 4000} --clear-groups --inh-caps {reads} --ambient-caps {reads}"
+    ranks = f"{sys.executable} -m distboot run --nproc-per-node 2 -- sleep 60"
+    done = run("setpriv", *user.split(), "bash", "-c", f"ulimit -u {limit}; exec {ranks}")
+    assert done.returncode in (78, 126)
+    assert "error[too-few-processes]: the system does not let" in done.stderr or (
+        "hint: this user may not start more processes (ulimit -u)" in done.stderr
+    )
+    assert "Traceback" not in done.stderr
+
+
 def test_limit_of_files_that_is_too_low_for_the_ranks_is_an_error(run: Run) -> None:
     done = run(
         "bash",

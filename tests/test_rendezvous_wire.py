@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from rendezvous_peers import record
 
-from distboot.agent.exit_status import ExitStatus
+from distboot.agent.exit_status import ExitStatus, UncaughtException
 from distboot.agent.messages import Exited
 from distboot.rendezvous.messages import Detach, Failed, Members, Ready, Refused, WorkerInfo
 from distboot.rendezvous.protocol import Broadcast, Channel, Frames, ProtocolError, decode, encode
@@ -111,7 +111,7 @@ def test_messages_survive_the_wire() -> None:
     )
     for message in (
         whole,
-        Exited(ExitStatus(signal=9, words="w", when=1.5)),
+        Exited(ExitStatus(signal=9, exception=UncaughtException(message="w"), when=1.5)),
         Ready(),
         Failed(("usage", "a", "b")),
     ):

@@ -13,7 +13,7 @@ import pytest
 from conftest import Run, StartRank0
 from launched import MPI_ENV, TWO_OF_MPIRUN, needs, needs_mpirun
 from rendezvous_peers import HELLO, OPEN, Rank, answers, peer, record
-from supervised import ENDS, Job, Start, until
+from supervised import ENDS, Job, Start, raised, until
 
 from distboot.agent.exit_status import ExitStatus
 from distboot.agent.restarts import MPI_LIBRARY, Restarts
@@ -310,9 +310,7 @@ def test_second_agent_of_a_rank_that_is_there_is_refused_and_the_job_goes_on(
 
 
 def _raised(words: str, line: int = 7) -> ExitStatus:
-    return ExitStatus(
-        words=f'Traceback\n  File "/job/train.py", line {line}, in step\n    x\n{words}'
-    )
+    return raised(words, place=f"step (train.py:{line})")
 
 
 _OF_A_PEER = _raised("RuntimeError: Connection closed by peer")

@@ -5,22 +5,17 @@ import os
 import resource
 import select
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from conftest import PACKAGE, ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from supervised import pair
 
-from distboot.agent.crash_hooks import EXCEPTION, EXITED
 from distboot.agent.exit_status import ExitStatus
 from distboot.agent.heartbeat import HeartbeatConnection, LivenessFault, close_gracefully
 from distboot.agent.messages import KINDS, Abort, Done, Exited, Exiting, Terminating
@@ -184,33 +179,7 @@ def test_ends(end: ExitStatus, is_failure: bool, stopped_by: int | None, said: s
     )
     assert decode(encode(Exited(end)), Exited).end == end
     with pytest.raises(ProtocolError):
-        decode(encode(Exited(replace(end, words="x" * 5000))), Exited)
-
-
-_RESET = "ConnectionResetError: [Errno 104] Connection reset by peer"
-_GRPC = "Error: Graph execution error:\n\nfailed to connect to all addresses\nAdditional GRPC error information from …"
-
-
-@pytest.mark.parametrize(
-    ("words", "is_secondary"),
-    [
-        # TensorFlow 2.16, when a parameter server was killed.
-        (f"tensorflow.python.framework.errors_impl.Unavailable{_GRPC}", True),
-        (f"tensorflow.python.framework.errors_impl.InvalidArgument{_GRPC}", False),
-        # torch 2.13: what it read of a data loader's worker is what the exception was raised from.
-        (
-            f"{_RESET}\n\nDuring …\nRuntimeError: DataLoader worker (pid 851) is killed by signal: Killed. ",
-            False,
-        ),
-        (f"{_RESET}\n\nDuring …\nRuntimeError: no step", True),
-        (
-            f'  File "/usr/lib/python3.12/multiprocessing/connection.py", line 395, in _recv\n    read()\n{_RESET}',
-            False,
-        ),
-    ],
-)
-def test_exception_that_speaks_of_a_peer_is_a_consequence(words: str, is_secondary: bool) -> None:
-    assert ExitStatus(code=1, words=words).is_secondary == is_secondary
+        decode(encode(Exited(replace(end, crash="x" * 5000))), Exited)
 
 
 WRITERS = (repr, ascii, json.dumps, lambda text: json.dumps(text, ensure_ascii=False))
@@ -236,36 +205,6 @@ def hooks() -> Iterator[tuple[HookReader, int]]:
     reading, writing = os.pipe()
     with open(reading), open(writing):
         yield HookReader(reading), writing
-
-
-Told = Callable[[str], list[list[str]]]
-_HOOKED = """
-import atexit, os, signal, sys, threading, traceback
-from distboot.agent.crash_hooks import install
-os.environ["DISTBOOT_SECRET"] = "s3cret-word"
-install({pipe})
-{script}
-"""
-
-
-@pytest.fixture
-def told(hooks: tuple[HookReader, int], tmp_path: Path) -> Told:
-    """Runs a script with our hooks in it: the lines of each exception that it has told of."""
-
-    def run(script: str) -> list[list[str]]:
-        reader, writing = hooks
-        (tmp_path / "train.py").write_text(_HOOKED.format(pipe=writing, script=script))
-        quiet = {
-            "env": {**os.environ, "PYTHONPATH": str(ROOT)},
-            "cwd": tmp_path,
-            "stderr": subprocess.DEVNULL,
-        }
-        subprocess.run(
-            [sys.executable, "train.py"], **quiet, pass_fds=[writing], timeout=60, check=False
-        )  # type: ignore[call-overload]
-        return [text.splitlines() for kind, _, text in reader.read() if kind == EXCEPTION]
-
-    return run
 
 
 def test_crash_of_many_threads_begins_with_what_it_is(hooks: tuple[HookReader, int]) -> None:
@@ -309,109 +248,9 @@ Extension modules: numpy.core (total: 1)
     ]
 
 
-@pytest.mark.parametrize(("depth", "pad"), [(1, ""), (20, ""), (8, f"{'x' * 800!r};")])
-def test_traceback_that_does_not_begin_with_its_beginning_says_so(
-    told: Told, depth: int, pad: str
-) -> None:
-    deep = f"def one(left): {pad} two(left)\ndef two(left): one(left - 1) if left else 1 / 0\none({depth})"
-    ((first, *_, last),) = told(deep)
-    begin = "Traceback (most recent call last):" if depth == 1 else "…"
-    assert (first, last) == (begin, "ZeroDivisionError: division by zero")
-
-
-def test_exception_is_told_where_a_signal_handler_raises_meanwhile(told: Told) -> None:
-    script = """
-def fail(*_): raise RuntimeError("a worker has died")
-def formatted(*arguments, before=traceback.format_exception):
-    traceback.format_exception = before
-    signal.raise_signal(signal.SIGCHLD)
-signal.signal(signal.SIGCHLD, fail)
-traceback.format_exception = formatted
-1 / 0
-"""
-    assert [lines[-1] for lines in told(script)] == ["ZeroDivisionError: division by zero"]
-
-
-@pytest.mark.parametrize(
-    ("script", "said"),
-    [
-        ("sys.exit('no data')", ["no data"]),
-        ("def main(): raise SystemExit(f'{1 + 1} files')\nmain()", ["2 files"]),
-        ("sys.exit(OSError(2, 'no data'))", ["[Errno 2] no data"]),
-        ("sys.stderr = Both(sys.stderr)\nsys.exit('no data')", ["no data"]),
-        ("sys.exit('of s3cret-word')", ["of ***"]),
-        ("sys.exit('1\\n2\\n3\\n4')", ["1", "2", "3"]),
-        ("sys.exit('€' * 5000)", ["€" * (300 - len(EXITED)) + "…"]),
-        ("atexit.register(print, 'saved', file=sys.stderr)\nsys.exit('no data')", ["no data"]),
-        ("atexit.register(print, 'saved', file=sys.stderr)\nsys.exit(1)", []),
-        (
-            "try: sys.exit('caught')\nexcept SystemExit: print('gone on', file=sys.stderr)\nsys.exit(1)",
-            [],
-        ),
-        (
-            "one = threading.Thread(target=sys.exit, args=['ended'])\none.start()\none.join()\nsys.exit(1)",
-            [],
-        ),
-        ("def main():\n  fails = Fails()\n  sys.exit(1)\nmain()", []),
-        ("if os.fork() == 0: sys.exit('not the rank')\nos.wait()\nsys.exit(1)", []),
-        ("sys.exit()", []),
-        ("sys.exit('')", []),
-    ],
-)
-def test_text_with_which_a_script_exits_is_sent(told: Told, script: str, said: list[str]) -> None:
-    exits = """
-class Both:
-    def __init__(self, other): self.other = other
-    def write(self, text): return self.other.write(text)
-    def flush(self): pass
-class Fails:
-    def __del__(self): raise ValueError("deleted")
-"""
-    assert told(exits + script) == ([[EXITED + said[0], *said[1:]]] if said else [])
-
-
-def test_text_of_an_exit_is_in_the_headline_and_below_it_only_if_there_is_more() -> None:
-    def said(words: str) -> str:
-        return from_exit(RankState(1, "a", 0, 1), ExitStatus(words=EXITED + words), 0.0).text
-
-    assert said("no data").startswith("rank 1 failed first: exited: no data, on a")
-    assert "\n" not in said("no data")
-    assert said("no data\nin /data").splitlines()[1:] == ["  | SystemExit: no data", "  | in /data"]
-    assert said("x" * 250).endswith("xxx…, on a")
-    assert len(said("x" * 250)) == 160
-    assert "failed first, because a peer disconnected" in said("Connection closed by peer")
-
-
-def _frame(file: str) -> str:
-    return f'  File "{file}", line 7, in f\n    f()\n    ^^^\n'
-
-
-def _shown(words: str) -> list[str]:
-    lines = from_exit(RankState(1, "a", 0, 1), ExitStatus(words=words), 0.0).text.splitlines()[1:]
-    return [line.removeprefix("  | ") for line in lines]
-
-
-def test_long_traceback_shows_the_script_rather_than_distboot() -> None:
-    ours = _frame("/elsewhere/site-packages/distboot/context.py") + _frame(
-        f"{PACKAGE}/rendezvous/job_info.py"
-    )
-    script = _frame("/home/me/distboot/train.py")
-    begin, end = "Traceback (most recent call last):\n", "ValueError: boom"
-    assert _shown(begin + _frame(f"{PACKAGE}/context.py") + end) == [
-        begin.strip(), *_frame(f"{PACKAGE}/context.py").splitlines(), end,
-    ]  # fmt: skip
-    assert _shown(begin + 2 * script + ours + end) == [
-        begin.strip(),
-        *(2 * script).splitlines(),
-        "…",
-        end,
-    ]
-    assert _shown(begin + 4 * script + ours + end) == ["…", *(3 * script).splitlines(), "…", end]
-
-
 def test_long_crash_shows_the_innermost_calls() -> None:
-    words = "Fatal Python error: Aborted\n" + "".join(
+    crash = "Fatal Python error: Aborted\n" + "".join(
         f'  File "train.py", line {line} in f\n' for line in range(40)
     )
-    shown = _shown(words)
-    assert (shown[0], shown[-1], len(shown)) == ("Fatal Python error: Aborted", "…", 13)
+    shown = from_exit(RankState(1, "a", 0, 1), ExitStatus(crash=crash), 0.0).text.splitlines()[1:]
+    assert (shown[0], shown[-1], len(shown)) == ("  | Fatal Python error: Aborted", "  | …", 13)

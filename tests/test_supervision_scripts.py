@@ -3,11 +3,12 @@
 import json
 import os
 import signal
+import sys
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, Run
 from launched import in_both_ways
 from supervised import DEFAULT, FAILING, Start, until
 
@@ -201,6 +202,93 @@ ready()
     running = start(script, PYTHONPATH=path)
     assert running.codes() == [0, 0, 0]
     assert running.output(1) == f"True {path} False False\n"
+
+
+# What a sitecustomize of the user may do to the hooks before the script starts.
+_SITES = {
+    "fails to import": "raise ImportError('user bug')",
+    "fails": "1 / 0",
+    "has a syntax error": "def f(:",
+    "replaces the hook": "import sys\nsys.excepthook = lambda *_: print('mine', file=sys.stderr)",
+    "wraps the hook": (
+        "import sys\nbefore = sys.excepthook\nsys.excepthook = lambda *a: (print('mine'), before(*a))"
+    ),
+}
+
+
+@pytest.mark.parametrize("site", _SITES)
+def test_sitecustomize_of_the_user_leaves_the_hooks_on(
+    distboot: Run, tmp_path: Path, site: str
+) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "sitecustomize.py").write_text(_SITES[site])
+    done = distboot(
+        *["run", "--framework", "none", "--nproc-per-node", "2", "--"],
+        sys.executable,
+        "train.py",
+        env={"PYTHONPATH": f"{tmp_path / 'own'}{os.pathsep}{ROOT}"},
+        train="import os, time\nif os.environ['RANK'] == '1': raise ValueError('boom')\ntime.sleep(60)\n",
+    )
+    head = "rank 1 failed first: uncaught exception: ValueError: boom, on "
+    assert done.stderr.count(head) == 1
+    assert ", in <module> (train.py:2)" in done.stderr
+    assert done.returncode == 1
+
+
+def test_sitecustomize_that_crashes_is_reported(distboot: Run, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    crash = "import os\nif os.environ.get('RANK') == '1': import ctypes; ctypes.string_at(0)"
+    (tmp_path / "own" / "sitecustomize.py").write_text(crash)
+    done = distboot(
+        *["run", "--framework", "none", "--nproc-per-node", "2", "--"],
+        sys.executable,
+        "train.py",
+        env={"PYTHONPATH": f"{tmp_path / 'own'}{os.pathsep}{ROOT}"},
+        train="import time\ntime.sleep(60)\n",
+    )
+    assert "rank 1 failed first: killed by SIGSEGV, on " in done.stderr
+    assert "in <module> (sitecustomize.py:2)" in done.stderr
+
+
+@pytest.mark.parametrize("option", ["-I", "-E", "-S", "-uE"])
+@pytest.mark.parametrize("inits", [True, False], ids=["init", "plain"])
+def test_python_without_hooks_is_warned_of(distboot: Run, option: str, inits: bool) -> None:
+    init = f"sys.path.insert(0, {str(ROOT)!r}); import distboot; distboot.init('none')"
+    done = distboot(
+        *["run", "--framework", "none", "--nproc-per-node", "2", "--"],
+        *(sys.executable, option, "train.py"),
+        train=f"""
+import os, sys, time
+{init if inits else ""}
+if os.environ["RANK"] == "1": raise ValueError("boom")
+time.sleep(60)
+""",
+    )
+    warning = f"warning: python -{option[-1]} runs the script without distboot's hooks: an uncaught exception"
+    assert done.stderr.count(warning) == 1
+    how = "uncaught exception: ValueError: boom" if inits else "exit code 1"
+    assert f"rank 1 failed first: {how}, on " in done.stderr
+
+
+def test_hook_in_place_of_ours_loses_nothing(start: Start) -> None:
+    # As rich.traceback.install() sets one
+    script = FAILING % "sys.excepthook = lambda *_: print('mine'); raise ValueError('boom')"
+    running = start(script, CULPRIT="1")
+    running.fail()
+    assert "rank 1 failed first: uncaught exception: ValueError: boom, on " in running.first(0)
+    assert "mine" in running.output(1)
+
+
+def test_context_made_again_leaves_no_finder(run: Run) -> None:
+    script = """
+import sys, distboot
+counts = []
+for _ in range(3):
+    distboot.init("none").close()
+    counts.append(len(sys.meta_path))
+print(len(set(counts)))
+"""
+    assert run(sys.executable, "-c", script).stdout == "1\n"
 
 
 def test_script_that_closes_all_files_gets_nothing_written_into_its_own(start: Start) -> None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 from rendezvous_peers import altered, framed
-from supervised import pair
+from supervised import pair, raised
 
 from distboot.agent.exit_status import ExitStatus
 from distboot.agent.failure_coordinator import FailureCoordinator
@@ -26,8 +26,8 @@ from distboot.settings import SupervisionSettings
 SETTINGS = SupervisionSettings(grace=5)
 MEMBERSHIP = Membership(("host-0", "host-1"), ((0, 1), (2, 3)))
 DIED = ExitStatus(signal=9, when=1.0)
-OF_A_PEER = ExitStatus(
-    words="RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:3456", when=1.0
+OF_A_PEER = raised(
+    "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:3456", when=1.0
 )
 
 

@@ -1,8 +1,9 @@
 """In the process of the script: what it leaves behind for its agent when it fails.
 
 An uncaught exception goes through `sys.excepthook`, the text of `sys.exit` through `sys.stderr`, and a crash through
-`faulthandler`, all to a pipe. The process prints what it prints without us. This file is also read by the Python of an
-unmodified script, which may have another distboot, or none: it imports what it needs late.
+`faulthandler`, all to a pipe. If the script has replaced our hook, the exception goes there at exit. The process prints
+what it prints without us. This file is also read by the Python of an unmodified script, which may have another
+distboot, or none: it imports what it needs late.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import time
 from contextlib import suppress
 
-from .hints import speaks_of_a_peer
+from ..script.exceptions import EXIT, OF_LIBRARIES, Description, describe, describe_text, escaped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,15 +25,11 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
     from typing import Any
 
-MOST = 3500  # bytes of a traceback; a write to a pipe of up to 4096 is all or nothing (pipe(7))
-# No more is shown: lines, of the text of `sys.exit` so few that its beginning is within MOST, and characters of each.
-_LINES, _LINES_OF_EXIT, _WIDEST = 40, 3, 300
-EXITED = "SystemExit: "  # how that begins: no exception that comes through the hook does
+MOST = 3500  # bytes of a text; a write to a pipe of up to 4096 is all or nothing (pipe(7))
+VARIABLE = "DISTBOOT_CRASH_HOOKS"  # the pipe, and its inode
 EXCEPTION, INTERRUPT, TERM, ENDING, STEPS = "exception", "interrupt", "term", "ending", "steps"
 # With which exit code to end; whether another rank has failed first
 ASK, ASK_FIRST = "ask", "ask_first"
-# In a file's name; others are the script's own
-OF_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3")
 # That flag of the pipe, which its reader sets: no message, so that a good end asks for none
 JOB_ENDS = os.O_APPEND
 # Through which a process speaks to its peers
@@ -47,6 +44,7 @@ _of_parent: tuple[int, int] | None = None  # the same of the process that has fo
 _clean: Callable[[str], str] = str  # takes the secret of the job out of a text
 _mask: set[int] = set()  # of signals, before a fork
 term_is_held = False  # whether `stop_signals` has taken SIGTERM, and reports it
+_reported: BaseException | None = None  # the last exception that the agent has been told of
 
 
 def install(pipe: int, *, term: bool = False) -> None:
@@ -60,11 +58,12 @@ def install(pipe: int, *, term: bool = False) -> None:
         from ..text import without_secret
 
         _clean = functools.partial(without_secret, secret=secret)
+        _clean("")  # it imports what it needs now: later the script may have no file left to open
     _hook()
     _pipe = pipe, os.fstat(pipe).st_ino
     # Also again: of what is registered the last runs first, and the frameworks end their groups in such functions.
-    atexit.unregister(emit)
-    atexit.register(emit, ENDING)
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit)
     if signal.getsignal(signal.SIGURG) == signal.SIG_DFL:  # else the script uses it
         faulthandler.register(signal.SIGURG, pipe, all_threads=True)  # see `stacks`
     if not faulthandler.is_enabled():  # else the user has said where its dumps are to go
@@ -74,54 +73,125 @@ def install(pipe: int, *, term: bool = False) -> None:
         _follow_term()
 
 
+def install_below_wrapper() -> None:
+    """Do so in a Python that has not run the wrapper's `sitecustomize`, as `python -I` does not."""
+    with suppress(
+        OSError, ValueError, KeyError
+    ):  # it has, and has taken the variable out; or this is another process
+        pipe, inode = map(int, os.environ[VARIABLE].split(":"))
+        del os.environ[VARIABLE]
+        if os.fstat(pipe).st_ino == inode:
+            os.set_inheritable(pipe, False)
+            install(pipe)
+
+
 @functools.cache  # a fork has it, too
 def _hook() -> None:
-    sys.excepthook = functools.partial(_excepthook, sys.excepthook)
+    wrap_excepthook()
     _watch_stderr()
     os.register_at_fork(before=_hold_term, after_in_parent=_release_term, after_in_child=_forget)
 
 
+def wrap_excepthook() -> None:
+    """Let ours be called before the hook that there is."""
+    if getattr(sys.excepthook, "func", None) is not _excepthook:
+        sys.excepthook = functools.partial(_excepthook, sys.excepthook)
+
+
+def _at_exit() -> None:
+    """Before the frameworks end their groups: report an exception that a hook in place of ours has shown."""
+    with suppress(Exception):
+        error, trace = getattr(sys, "last_value", None), getattr(sys, "last_traceback", None)
+        # Python sets them before it calls the hook. So do others, for exceptions that they show and go on; only
+        # those that end the script have come through its outermost frame, which nothing has called.
+        if error is not None and trace is not None and trace.tb_frame.f_back is None:
+            if not _is_interactive():
+                _report(error, trace)
+    emit(ENDING)
+
+
+def _report(error: BaseException, trace: TracebackType | None) -> Description | None:
+    """Tell the agent with which exception this process ends, once; None: it knows."""
+    global _reported  # noqa: PLW0603 - a process ends once
+    if error is _reported or _pipe is None:
+        return None
+    found = None
+    if isinstance(error, KeyboardInterrupt):
+        emit(INTERRUPT)
+    else:
+        found = describe(error, trace, _clean)
+        _emit_description(found)
+    _reported = error
+    return found
+
+
+class _Finder:
+    """Finds nothing, but sees that the script imports a module."""
+
+    def __init__(self, name: str, act: Callable[[], object]) -> None:
+        self.name = name
+        self._act = act
+
+    def find_spec(self, found: str, *_: object) -> None:
+        if found == self.name:
+            # The list is being read
+            sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
+            self._act()
+
+
 def when_imported(name: str, act: Callable[[], object]) -> None:
-    """Do something when the script imports this module, or now if it has: it is not imported for us."""
+    """Do something when the script imports this module, or now if it has: it is not imported for us.
 
-    class Finder:
-        def find_spec(self, found: str, *_: object) -> None:
-            if found == name:
-                # The list is being read
-                sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
-                act()
-
+    A second call for the same module before that has no effect.
+    """
     if name in sys.modules:
         act()
-    else:
-        sys.meta_path.insert(0, Finder())
+    elif not _is_awaited(name):
+        sys.meta_path.insert(0, _Finder(name, act))
+
+
+def _is_awaited(name: str) -> bool:
+    return any(isinstance(one, _Finder) and one.name == name for one in sys.meta_path)
 
 
 def emit(kind: str, text: str = "") -> None:
     """Send something in one piece: what it is, whose it is, and the text."""
     if _pipe is not None:
-        _write(_pipe, kind, os.getpid(), text)
+        data = _clean(text).encode(errors="replace").replace(b"\0", b"\\0")
+        _write(_pipe, kind, os.getpid(), data[:MOST])
     elif f"_{__name__}" in sys.modules:  # where the wrapper has had this file loaded
         sys.modules[f"_{__name__}"].emit(kind, text)
 
 
-def emit_for_parent(text: str) -> None:
-    """In a fork, which is not the rank: send why the process fails that has forked it."""
+def emit_error(text: str) -> None:
+    """Send the DistbootError with which this process ends, without an exception."""
+    if _pipe is not None:
+        _emit_description(_of_error(text))
+    elif f"_{__name__}" in sys.modules:
+        sys.modules[f"_{__name__}"].emit_error(text)
+
+
+def emit_error_for_parent(text: str) -> None:
+    """In a fork, which is not the rank: send the DistbootError with which the process ends that has forked it."""
     if _of_parent is not None:
         pipe, inode = _of_parent
         with suppress(OSError):
             own = os.open(f"/proc/{os.getppid()}/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK)
-            _write((own, inode), EXCEPTION, os.getppid(), text)
+            _write((own, inode), EXCEPTION, os.getppid(), _of_error(text).encode(MOST))
 
 
-def _write(to: tuple[int, int], kind: str, pid: int, text: str) -> None:
+def _of_error(text: str) -> Description:
+    return describe_text("distboot.DistbootError", text, _clean)
+
+
+def _emit_description(found: Description) -> None:
+    if _pipe is not None:
+        _write(_pipe, EXCEPTION, os.getpid(), found.encode(MOST))
+    _write_error_file(found)
+
+
+def _write(to: tuple[int, int], kind: str, pid: int, data: bytes) -> None:
     pipe, inode = to
-    text = _clean(text)  # here, as what is cut off it below would hide the rest
-    data = text.encode(errors="replace").replace(b"\0", b"\\0")
-    if len(data) > MOST:  # whole lines
-        mark = b"\xe2\x80\xa6\n"  # an ellipsis
-        end = data[len(mark) - MOST :]
-        data = mark + (end.partition(b"\n")[2] or end)
     with suppress(OSError):  # the reader has ended
         # Else the script has closed all files, and this is another one
         if os.fstat(pipe).st_ino == inode:
@@ -212,13 +282,13 @@ def _excepthook(
     for _ in range(2):  # a signal handler may raise meanwhile, as torch's for SIGCHLD does
         with suppress(Exception):
             if _pipe is not None and _is_the_end():
+                found = _report(error, trace)
                 if issubclass(kind, KeyboardInterrupt):
-                    emit(INTERRUPT)
                     # One of those that an agent has started
                     if "DISTBOOT_RANK" in os.environ and trace is not None:
                         _say_interrupted(trace)
                         return
-                elif speaks_of_a_peer(_emit_exception(kind, error, trace)) and _follows_another():
+                elif found is not None and found.is_secondary and _follows_another():
                     return  # the agent has it, and says which rank was first
             break
     before(kind, error, trace)
@@ -237,7 +307,7 @@ def _say_interrupted(trace: TracebackType) -> None:
     code = trace.tb_frame.f_code
     where = f"{code.co_name} ({os.path.basename(code.co_filename)}:{trace.tb_lineno})"
     sys.stderr.write(
-        f"distboot: rank {os.environ['DISTBOOT_RANK']} on {os.uname().nodename}: interrupted in {where}\n"
+        f"distboot: rank {os.environ['DISTBOOT_RANK']} on {escaped(os.uname().nodename)}: interrupted in {where}\n"
     )
 
 
@@ -253,8 +323,11 @@ def _is_the_end() -> bool:
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
             return False
         frame = frame.f_back
-    is_interactive = hasattr(sys, "ps1") or sys.flags.interactive
-    return not is_interactive and threading.current_thread() is threading.main_thread()
+    return not _is_interactive() and threading.current_thread() is threading.main_thread()
+
+
+def _is_interactive() -> bool:
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
 
 
 def _follows_another() -> bool:
@@ -267,16 +340,6 @@ def _follows_another() -> bool:
     ):  # else it is another program of the script
         time.sleep(_EXPLAINED)
     return False
-
-
-def _emit_exception(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> str:
-    import traceback
-
-    words = "".join(traceback.format_exception(kind, error, trace))
-    _emit_lines(words)
-    return words
 
 
 def _watch_stderr() -> None:
@@ -298,7 +361,7 @@ def _watch_stderr() -> None:
             written.append(text)
             if text == "\n" and written[0].strip():
                 with suppress(Exception):
-                    _emit_lines(EXITED + written[0], _LINES_OF_EXIT)
+                    _emit_description(describe_text(EXIT, written[0], _clean))
         return before(text)
 
     with suppress(AttributeError):  # it is missing, or the script's own
@@ -306,14 +369,7 @@ def _watch_stderr() -> None:
         sys.stderr.write = write  # type: ignore[method-assign]
 
 
-def _emit_lines(text: str, most: int | None = None) -> None:
-    lines = _clean(text).splitlines()[:most]
-    shown = [line if len(line) <= _WIDEST else line[:_WIDEST] + "…" for line in lines[-_LINES:]]
-    emit(EXCEPTION, "\n".join(shown if len(lines) == len(shown) else ["…", *shown]))
-    _write_error_file(lines)
-
-
-def _write_error_file(lines: list[str]) -> None:
+def _write_error_file(found: Description) -> None:
     """What torchrun reads to show the first failure, as torch's @record writes it, unless that has."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path or os.path.exists(path):
@@ -321,6 +377,6 @@ def _write_error_file(lines: list[str]) -> None:
     import json
 
     # torch.distributed.elastic.multiprocessing.errors.error_handler, ErrorHandler.record_exception
-    extra = {"py_callstack": "\n".join(lines), "timestamp": str(int(time.time()))}
+    extra = {"py_callstack": "\n".join(found.lines), "timestamp": str(int(time.time()))}
     with suppress(OSError, ValueError), open(path, "w", encoding="utf-8", errors="replace") as file:
-        json.dump({"message": {"message": lines[-1], "extraInfo": extra}}, file)
+        json.dump({"message": {"message": found.headline, "extraInfo": extra}}, file)

@@ -12,20 +12,28 @@ import re
 import signal
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
 from ..process import FROM_OUTSIDE
-from ..rendezvous.protocol import flag, number, of, optional, text, time_or_duration
-from ..text import escape_control, without_secret
-from .crash_hooks import EXITED, OF_LIBRARIES
-from .hints import speaks_of_a_peer
+from ..rendezvous.protocol import (
+    flag,
+    nested,
+    number,
+    of,
+    optional,
+    text,
+    time_or_duration,
+)
+from ..script.exceptions import EXIT, Description, describe, is_of_distboot, is_of_others
+from ..text import digits, escape_control, without_secret
 
 # SIGRTMAX on Linux: what ends process 1 of a container, which no other signal does
 LAST_RESORT = 64
 FATAL = "Fatal Python error: "  # how faulthandler begins
-_LONGEST_WORDS = 4000  # characters
+_LONGEST_EXCERPT = 4000  # characters
+_LONGEST_PART = 400  # characters of a type, of the first line of a message, of a place
 _LONGEST_CAUSE = _LONGEST_LINE = 200  # characters that are shown
 # The default of terminationMessagePath. The kubelet mounts it, and takes 4096 bytes of it into the status of the pod.
 _KUBERNETES = "/dev/termination-log"
@@ -35,19 +43,53 @@ _SAGEMAKER = "/opt/ml/output/failure"
 _OURS = b"distboot: "
 _FIRST_LINE = 900  # characters
 _KILLED = "out of memory, or kill -9"
-# How it speaks of a collective operation to which others did not come: Gloo; torch of NCCL, twice.
-_HAS_WAITED = ("timed out waiting", "collective operation timeout", "wait timeout after")
 # The exit code of a job that no failure gives one: 128 + SIGTERM, which platforms take for "try again"
 STOPPED = 143
 LONGEST_HEADLINE = 160  # characters of a headline
 _MOST_LINES = 12  # of a traceback, on the ranks that did not write it
 _LEFT_OUT = "…"
 _FRAME = re.compile(r'  File "([^"]+)", line ')
-_OF_OURS = re.compile(r".*/distboot/(.+)")
-_ERROR = re.compile(r"[\w.]*\bDistbootError: (error\[[a-z-]+\]: )(?:(?:rank|node) \d+ on \S+: )?")
-# Of Python, and of faulthandler
+_DISTBOOT_ERROR = "distboot.DistbootError"
+_ERROR = re.compile(r"(error\[[a-z-]+\]: )(?:(?:rank|node) \d+ on \S+: )?")
+# Of faulthandler
 _PLACE = re.compile(r'^ +File "([^"]+)", line (\d+),? in (.+)$', re.MULTILINE)
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_SHORT = 70  # characters: in a headline without room for more, what is clear without saying it is left out
+
+
+@dataclass(frozen=True, slots=True)
+class UncaughtException:
+    """What the script tells of the exception that ends it, or of the text of `sys.exit`."""
+
+    # Whether it only tells that a peer is gone or did not answer
+    is_secondary: bool = of(flag, default=False)
+    has_waited: bool = of(
+        flag, default=False
+    )  # whether it says that it has waited for peers in vain
+    more: int = of(number, default=0)  # other members of its group
+    type: str = of(text(_LONGEST_PART), default="")  # with its module
+    message: str = of(text(_LONGEST_PART), default="")  # its first line
+    place: str = of(text(_LONGEST_PART), default="")  # "load (data.py:41)"; empty: not known
+    excerpt: str = of(text(_LONGEST_EXCERPT), default="")  # the last lines of its traceback
+
+    @classmethod
+    def received(cls, data: str) -> UncaughtException | None:
+        """The one that `Description.encode` of a script has made; None: it is something else."""
+        fields: list[object] = [*data.split("\n", len(cls.__slots__) - 1)]
+        if len(fields) != len(cls.__slots__):
+            return None
+        fields[:3] = fields[0] == "1", fields[1] == "1", digits(str(fields[2]))
+        try:
+            return _received(dict(zip(cls.__slots__, fields, strict=True)))
+        except ValueError:
+            return None
+
+    @classmethod
+    def described(cls, found: Description) -> UncaughtException:
+        """The one of this process."""
+        return cls.received(found.encode(_LONGEST_EXCERPT).decode()) or cls(type=found.type)
+
+
+_received: Callable[[object], UncaughtException] = nested(UncaughtException)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +101,10 @@ class ExitStatus:
     external_signal: int | None = of(optional(number), default=None)  # that had asked it to stop
     stopped_by_us: bool = of(flag, default=False)  # whether it was stopped because of another rank
     # Why it cannot go on, although it is not about to end
-    cause: str = of(text(_LONGEST_WORDS), default="")
-    words: str = of(text(_LONGEST_WORDS), default="")  # the last lines of its traceback
+    cause: str = of(text(_LONGEST_EXCERPT), default="")
+    # With which the script ends by itself
+    exception: UncaughtException | None = of(optional(nested(UncaughtException)), default=None)
+    crash: str = of(text(_LONGEST_EXCERPT), default="")  # what faulthandler has written
     when: float = of(time_or_duration, default=0.0)  # seconds since the epoch
 
     @classmethod
@@ -91,25 +135,25 @@ class ExitStatus:
 
     @property
     def is_secondary(self) -> bool:
-        """Whether it says itself that a peer disconnected before."""
-        return speaks_of_a_peer(self.words)
+        """Whether its exception only tells that a peer is gone or did not answer."""
+        return self.exception is not None and self.exception.is_secondary
 
     @property
     def has_waited(self) -> bool:
-        """Whether it says itself that it has waited for others for too long."""
-        return any(phrase in self.words.lower() for phrase in _HAS_WAITED)
+        """Whether its exception tells that it has waited for others for too long."""
+        return self.exception is not None and self.exception.has_waited
 
     @property
     def is_abort(self) -> bool:
         """Whether C code has ended it, as NCCL's watchdog does, too."""
-        return self.signal == signal.SIGABRT or (
-            self.is_crash and "Aborted" in self.words.partition("\n")[0]
-        )
+        return self.signal == signal.SIGABRT or "Aborted" in self.crash.partition("\n")[0]
 
     @property
-    def is_crash(self) -> bool:
-        """Whether the words are those of `faulthandler`."""
-        return self.words.startswith(FATAL)
+    def traceback(self) -> str:
+        """The last lines of its traceback, or the first ones of a crash."""
+        if self.crash or self.exception is None:
+            return self.crash
+        return self.exception.excerpt
 
     @property
     def status(self) -> int | None:
@@ -127,26 +171,40 @@ class ExitStatus:
             return f"exit code {self.code}"
         return "exited without reporting a status: killed by SIGKILL (out of memory?) or called os._exit"
 
-    @property
-    def failure_text(self) -> str:
+    def failure_text(self, most: int = LONGEST_HEADLINE) -> str:
         """`"uncaught exception: ValueError: …"`, `"error[usage]: …"`, `"exited: no dataset"`, `"exit code 3"`."""
-        if not self._is_exception:
-            return self.describe()
-        message = escape_control(_message(self.words.splitlines()))
+        if self.exception is None or not self._is_exception:
+            return fitting(self.describe(), most)
+        more = ""
+        if self.exception.more:
+            more = f" (and {self.exception.more} more)"
+        return fitting(self._exception_text(self.exception, most), most - len(more)) + more
+
+    @staticmethod
+    def _exception_text(exception: UncaughtException, most: int) -> str:
+        kind, message = escape_control(exception.type), escape_control(exception.message)
+        if kind == EXIT:
+            return f"exited: {message}"
         error = _ERROR.match(message)
-        if error is not None:  # it says who that is, and so do we
-            return fitting(error[1] + message[error.end() :])
-        begin = "exited: " if message.startswith(EXITED) else "uncaught exception: "
-        return begin + fitting(message.removeprefix(EXITED))
+        if kind == _DISTBOOT_ERROR and error is not None:  # it says who that is, and so do we
+            return error[1] + message[error.end() :]
+        begin = "uncaught exception: "
+        if most < _SHORT:
+            begin = ""
+        if message:
+            return f"{begin}{kind}: {message}"
+        return f"{begin}{kind}"
 
     @property
     def place(self) -> str:
         """Where in the code it has failed, `"load (data.py:41)"`: in the script's own, if any is; empty: not known."""
-        frames = _PLACE.findall(self.words)
-        frames = [one for one in frames if not _is_of_others(one[0])] or frames
+        if not self.crash:
+            return "" if self.exception is None else escape_control(self.exception.place)
+        frames = _PLACE.findall(self.crash)
+        frames = [one for one in frames if not is_of_others(one[0])] or frames
         if not frames:
             return ""
-        file, line, function = frames[0 if self.is_crash else -1]
+        file, line, function = frames[0]
         return escape_control(f"{function} ({os.path.basename(file)}:{line})")
 
     @property
@@ -158,35 +216,25 @@ class ExitStatus:
     @property
     def _is_exception(self) -> bool:
         """Whether it is about to end of an uncaught exception, or ended as Python does then: it reads the same."""
-        return (
-            bool(self.words) and not self.cause and not self.is_crash and self.status in (None, 1)
-        )
+        is_other = self.cause or self.crash
+        return self.exception is not None and not is_other and self.status in (None, 1)
 
     def excerpt(self) -> list[str]:
         """What all ranks show of a traceback: where it is long, not our own part of it."""
-        words = self.words.splitlines()
-        if len(words) == 1 and words[0].startswith(EXITED):  # the headline says it
+        lines = self.traceback.splitlines()
+        if len(lines) == 1 and lines[0].startswith(EXIT):  # the headline says it
             return []
-        if len(words) <= _MOST_LINES:
-            return words
-        if self.is_crash:  # the innermost frame comes first
-            return [*words[:_MOST_LINES], _LEFT_OUT]
-        kept: list[str] = []
-        is_ours = False
-        for line in words:
-            frame = _FRAME.match(line)
-            is_ours = (
-                _is_ours(frame[1]) if frame is not None else is_ours and line.startswith("    ")
-            )
-            if not is_ours:
-                kept.append(line)
-            elif kept[-1:] != [_LEFT_OUT]:
-                kept.append(_LEFT_OUT)
+        if len(lines) <= _MOST_LINES:
+            return lines
+        if self.crash:  # the innermost frame comes first
+            return [*lines[:_MOST_LINES], _LEFT_OUT]
+        kept = _without_distboot(lines)
         if len(kept) <= _MOST_LINES:
             return kept
         last = kept[-_MOST_LINES:]
         for _ in range(2):  # not with a line of code without its place
-            last = last[1:] if last[0].startswith("    ") else last
+            if last[0].startswith("    "):
+                del last[0]
         return [_LEFT_OUT, *last]
 
     def as_details(self) -> dict[str, object]:
@@ -211,29 +259,26 @@ def shown(words: str) -> str:
     )
 
 
-def _is_of_others(file: str) -> bool:
-    """Whether it is not the script's."""
-    return file.startswith("<") or any(part in file for part in OF_LIBRARIES) or _is_ours(file)
-
-
-def _is_ours(file: str) -> bool:
-    """Whether it is one of this package, which every rank has, wherever that is."""
-    found = _OF_OURS.fullmatch(file)
-    return found is not None and os.path.isfile(os.path.join(_PACKAGE, found[1]))
+def _without_distboot(lines: list[str]) -> list[str]:
+    """A traceback without the frames of this package."""
+    kept: list[str] = []
+    is_ours = False
+    for line in lines:
+        frame = _FRAME.match(line)
+        if frame is not None:
+            is_ours = is_of_distboot(frame[1])
+        elif not line.startswith("    "):
+            is_ours = False
+        if not is_ours:
+            kept.append(line)
+        elif kept[-1:] != [_LEFT_OUT]:
+            kept.append(_LEFT_OUT)
+    return kept
 
 
 def fitting(message: str, most: int = LONGEST_HEADLINE) -> str:
     """A text of at most so many characters."""
     return message if len(message) <= most else message[: most - 1] + "…"
-
-
-def _message(words: Sequence[str]) -> str:
-    """The first line of the exception itself in a traceback, or of an exit: what it says may have several."""
-    if words[0].startswith(EXITED):
-        return words[0]
-    frames = [number for number, line in enumerate(words) if line.startswith('  File "')]
-    after = words[frames[-1] + 1 :] if frames else []
-    return next((line for line in after if line and not line.startswith(" ")), words[-1])
 
 
 def leave(text: str, *, replaces: bool = False) -> None:
@@ -252,10 +297,11 @@ def leave(text: str, *, replaces: bool = False) -> None:
 
 def leave_uncaught() -> None:
     """Leave the uncaught exception with which this process ends, which is alone: no agent knows of it."""
-    import traceback  # here, as it is rarely needed
-
-    words = "".join(traceback.format_exception(sys.last_value))[-_MOST:]
-    leave(ExitStatus(words=words).failure_text + shown(words))
+    error = sys.last_value
+    assert isinstance(error, BaseException)
+    found = describe(error, error.__traceback__, without_secret)
+    end = ExitStatus(exception=UncaughtException.described(found))
+    leave(end.failure_text() + shown(end.traceback))
 
 
 def _shortened(text: str) -> bytes:

@@ -257,7 +257,7 @@ class FailureCoordinator(Participant):
         end = message.end
         if member.failing is None and self._is_detected(member):
             member.failing = end
-            self.log.add("failing", member.rank, text=end.failure_text)
+            self.log.add("failing", member.rank, text=end.failure_text())
             self._analysis.failed(member, end, now)
             self._late.fails(end, now)
 
@@ -275,12 +275,12 @@ class FailureCoordinator(Participant):
 
     def _exited(self, member: RankState, message: messages.Exited, now: float) -> None:
         end = message.end
-        if member.failing is not None and not end.words:
-            end = replace(end, words=member.failing.words)
+        if member.failing is not None and end.exception is None and not end.crash:
+            end = replace(end, exception=member.failing.exception)
         member.end, rank, cause = end, member.rank, self.root_cause
         is_first = cause is not None and rank in cause.ranks
         self.log.add(
-            "exited", rank, **end.as_details(), **({"traceback": end.words} if is_first else {})
+            "exited", rank, **end.as_details(), **({"traceback": end.traceback} if is_first else {})
         )
         self._leave(rank)
         if member.is_local:
@@ -302,7 +302,7 @@ class FailureCoordinator(Participant):
         cause = self._analysis.explain(report, self._delay(report.member))
         first = self.members[cause.ranks[0]]
         end = first.end or first.failing
-        self.end_job(cause, cause.headline, now, report.kind, "" if end is None else end.words)
+        self.end_job(cause, cause.headline, now, report.kind, "" if end is None else end.traceback)
 
     def end_job(
         self, cause: RootCause, text: str, now: float, kind: str = "late", traceback: str = ""
@@ -485,7 +485,7 @@ class FailureCoordinator(Participant):
         if len(members) == 1:
             return f"rank {first.rank} {first.where}"
         ranks = ranks_said([member.rank for member in members])
-        return f"{ranks} on {first.host} (node {first.node_rank})"
+        return f"{ranks} {first.host_said} (node {first.node_rank})"
 
     def _forget(self, connection: HeartbeatConnection) -> list[RankState]:
         members = super()._forget(connection)

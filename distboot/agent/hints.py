@@ -1,4 +1,4 @@
-"""What the traceback of an uncaught exception tells beyond its text: what to do, and that a peer disconnected before.
+"""What the traceback of an uncaught exception tells beyond its text: what to do.
 
 This file is also read by the Python of an unmodified script, which may have another distboot, or none: it imports
 nothing but the standard library, and `text` once there is a hint.
@@ -14,35 +14,6 @@ from functools import cache
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
-
-# How a rank speaks of a peer that disconnected before: an exception with one of these is a consequence.
-# Gloo, the kernel, NCCL, torch's store, MPI; TensorFlow of gRPC; Horovod, which does not say why.
-_OF_A_PEER = (
-    "connection closed by peer",
-    "connection reset by peer",
-    "connection was likely closed",
-    "broken pipe",
-    "connection refused",
-    "ncclremoteerror",
-    "remote process exited",
-    "failed to recv",
-    "timed out waiting",
-    "errors_impl.unavailableerror",
-    "horovod has been shut down",
-    "error[rank-failed]",
-    "ended, or closed its context",  # at a key of ours
-)
-# What is in it where it was a process of its own that closed a connection, a data loader's worker say.
-_OF_ITS_WORKER = ("dataloader worker (pid", "/multiprocessing/connection.py")
-
-
-def speaks_of_a_peer(words: str) -> bool:
-    """Whether a traceback says itself that a peer disconnected before."""
-    words = words.lower()
-    message = " ".join(line for line in words.splitlines() if not line.startswith(" "))
-    return any(phrase in message for phrase in _OF_A_PEER) and not any(
-        one in words for one in _OF_ITS_WORKER
-    )
 
 
 @cache

@@ -16,6 +16,7 @@ from ..rendezvous.membership import EarlierAgent
 from ..report import COMMAND
 from ..settings import SupervisionSettings
 from .agent import Agent
+from .crash_hooks import VARIABLE as VARIABLE_OF_HOOKS
 from .crash_hooks import out_of_the_way
 from .exit_status import ExitStatus, shown
 from .failure_coordinator import FailureCoordinator
@@ -88,9 +89,7 @@ class WrapperAgent:
         """The environment for a child, so that its script finds us, and its Python reports to us why it fails."""
         found = {**environ, VARIABLE: self._agent.variable(rank)}
         if self._settings.detects:
-            found["DISTBOOT_CRASH_HOOKS"] = (
-                f"{self.files[rank]}:{os.fstat(self.files[rank]).st_ino}"
-            )
+            found[VARIABLE_OF_HOOKS] = f"{self.files[rank]}:{os.fstat(self.files[rank]).st_ino}"
         return found
 
     def ending(self, rank: int) -> int | None:

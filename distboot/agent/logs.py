@@ -21,7 +21,7 @@ from math import inf
 
 from ..errors import DistbootError, too_few_files
 from ..process import start_without_signals
-from ..text import escape_control, log_line, short_repr
+from ..text import host_name, log_line, short_repr
 from .log_lines import PrefixedLines
 
 # Seconds for the rest of a line to come; then it is passed on as it is, as a prompt has to be
@@ -41,7 +41,7 @@ class Logs:
     """
 
     def __init__(self, rank: int, who: str | None, *, prefix: bool, folder: str | None) -> None:
-        begin = f"[rank {rank} {escape_control(os.uname().nodename)}] " if prefix else ""
+        begin = f"[rank {rank} {host_name()}] " if prefix else ""
         file = (
             None if folder is None else _File(os.path.join(folder, f"rank-{rank}.log"), rank, who)
         )
@@ -106,9 +106,7 @@ class _File:
         # The stream that has written last, if that was no whole line
         self._lock, self._last = threading.Lock(), ""
         at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        header = (
-            f"distboot: rank {rank} on {escape_control(os.uname().nodename)}, started at {at}\n"
-        )
+        header = f"distboot: rank {rank} on {host_name()}, started at {at}\n"
         try:
             os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
             # Not from its beginning: a second attempt of the job must not hide why the first one failed.

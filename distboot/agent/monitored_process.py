@@ -16,7 +16,7 @@ from ..rendezvous.messages import RequestStop
 from ..rendezvous.protocol import ProtocolError, decode
 from ..text import without_secret
 from .crash_hooks import ENDING, EXCEPTION, INTERRUPT, STEPS, TERM
-from .exit_status import FATAL, LAST_RESORT, ExitStatus, leave, shown
+from .exit_status import FATAL, LAST_RESORT, ExitStatus, UncaughtException, leave, shown
 from .loop import StopRequest
 from .messages import Exited, Exiting, Failing, Locate, Phases, Position, Stalled, Terminating
 from .progress import KIND as PROGRESS
@@ -197,9 +197,11 @@ class MonitoredProcess:
         self._held_since: float | None = None
         self.rank, self.process = rank, process
         self._loop, self._role = agent.loop, agent.role
-        self._hooks, self._traceback = hooks, ""
+        self._hooks = hooks
+        self._exception: UncaughtException | None = None  # with which it ends
         self._stopped, self._stopped_since = "", 0.0  # how long it had run by then
-        self._other = (0.0, "")  # when another process of this rank had one, and which
+        # When another process of this rank had one, and which
+        self._other: tuple[float, UncaughtException | None] = (0.0, None)
         settings, now = self._role.settings, time.monotonic()
         self._stacks = StackReader(process, hooks, self._loop)
         self._movement = Movement(process.pid, settings.stalls_after, now)
@@ -326,16 +328,17 @@ class MonitoredProcess:
             how,
             external_signal=None if self.stopped_by_us else self.external_signal,
             stopped_by_us=self.stopped_by_us and how.signal in ours,
-            words="" if how.code == 0 else self._last_words(now),
             when=time.time(),
         )
+        if how.code != 0:
+            end = replace(end, crash=self._hooks.crash(), exception=self._last_exception(now))
         self._role.take(self.rank, Exited(end), now)
         role, is_first = self._role, end.is_failure and not end.is_secondary  # as far as is known
         if is_first and role.detects and role.root_cause is None and not role.may_restart:
             # Now: with process 1 of a container we end, too
             leave(from_exit(role.members[self.rank], end, 0.0).text)
-        if end.is_crash:  # which it would have printed itself, had it been asked to
-            self._role.say(f"{end.describe()}{shown(end.words)}", self.rank, event="crash")
+        if end.crash:  # which it would have printed itself, had it been asked to
+            self._role.say(f"{end.describe()}{shown(end.crash)}", self.rank, event="crash")
         return end
 
     def _hear(self, now: float) -> None:
@@ -346,7 +349,7 @@ class MonitoredProcess:
             elif pid == self.process.pid:
                 self._take(kind, text, now)
             elif kind == EXCEPTION:  # of another process, which may fail without it
-                self._other = (now, text)
+                self._other = (now, UncaughtException.received(text))
         if self._hooks.take_dump():
             self.stopping(now)
         if self._hooks.ended:
@@ -354,9 +357,9 @@ class MonitoredProcess:
 
     def _take(self, kind: str, text: str, now: float) -> None:
         if kind == EXCEPTION:
-            self._traceback = text
-            end = ExitStatus(words=text, stopped_by_us=self.stopped_by_us, when=time.time())
-            self._role.take(self.rank, Failing(end), now)
+            exception = UncaughtException.received(text)
+            if exception is not None:
+                self._fails(exception, now)
         elif kind == ENDING:
             self._role.take(self.rank, Exiting(), now)
         elif kind == PROGRESS:
@@ -364,7 +367,13 @@ class MonitoredProcess:
         elif kind in (INTERRUPT, TERM):
             self.stopping(now, signal.SIGINT if kind == INTERRUPT else signal.SIGTERM)
 
-    def _last_words(self, now: float) -> str:
-        at, text = self._other
-        # A shell that runs Python, say, ends with it.
-        return self._hooks.crash() or self._traceback or (text if now < at + _JUST_NOW else "")
+    def _fails(self, exception: UncaughtException, now: float) -> None:
+        self._exception = exception
+        end = ExitStatus(exception=exception, stopped_by_us=self.stopped_by_us, when=time.time())
+        self._role.take(self.rank, Failing(end), now)
+
+    def _last_exception(self, now: float) -> UncaughtException | None:
+        at, other = self._other
+        if self._exception is None and now < at + _JUST_NOW:
+            return other  # a shell that runs Python ends with its exit code
+        return self._exception

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from types import CodeType, FrameType
 
+from ..script.exceptions import OF_LIBRARIES
 from ..text import log_line
 from . import crash_hooks
 from .stop_pages import ASKED, READS, STEPS, STOP, Page, answer, mapped
@@ -167,7 +168,7 @@ def _codes(frame: FrameType | None) -> Iterator[CodeType]:
     while frame is not None:
         code = frame.f_code
         frame = frame.f_back
-        if not any(part in code.co_filename for part in (*crash_hooks.OF_LIBRARIES, _OWN)):
+        if not any(part in code.co_filename for part in (*OF_LIBRARIES, _OWN)):
             yield code
 
 

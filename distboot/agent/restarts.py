@@ -187,7 +187,7 @@ class Restarts:
 
 def _exit_code_of(end: ExitStatus | None) -> tuple[int | None, str]:
     """Of a script, or that of the error of ours with which it fails; and in words."""
-    error = _CODE.search(end.words) if end is not None else None
+    error = None if end is None else _CODE.search(end.traceback)
     if error is not None and error[1] in CODES:
         return CODES[error[1]][0], error[0]
     code = None if end is None else end.code

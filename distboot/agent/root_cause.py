@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -33,7 +33,10 @@ GATHERING = 0.1  # seconds in which the ranks of a host that died are lost
 _LEAVING = 10.0
 _FINISHING = 5.0  # seconds for the rank that failed first to end by itself, with its own exit code
 _FOLLOWING = 0.6  # seconds for another one that fails, too
-_LEAST = 40  # characters in it of what an exception says, however long a host name is
+# Characters in a headline of what an exception says: so many unless the host's name and the place leave less room,
+# and so many in any case
+_ENOUGH, _LEAST = 70, 40
+_SHORT_HOST, _SHORT_PLACE = 26, 32  # characters of these where there is not room for all
 _delay = both(time_or_duration, valid(lambda seconds: seconds <= 10.0, "delay"))
 _LONGEST_TEXT = 16384  # characters
 
@@ -232,8 +235,8 @@ def from_exit(
 ) -> RootCause:
     """A rank ended in failure."""
     why = ", because a peer disconnected" if end.is_secondary else ""
-    place = end.place and f", in {end.place}"
-    head = _headline(f"rank {member.rank} {failed}{why}: ", end.failure_text, member, place)
+    begin = f"rank {member.rank} {failed}{why}: "
+    head = _headline(begin, end.failure_text, member, end.place)
     return RootCause(
         (member.rank,), True, head + shown("\n".join(end.excerpt())), delay, end.code_of_job
     )
@@ -245,19 +248,23 @@ def from_early_end(done: Sequence[RankState], others: int, then: RootCause) -> R
     training = "1 other rank was" if others == 1 else f"{others} other ranks were"
     victim, lines = then.text.partition(": ")[0], then.text.removeprefix(then.headline)
     said = f"{ranks_said(ranks)} exited with code 0 while {training} still training, {done[0].host_said}; then {victim}"
-    return replace(then, ranks=tuple(ranks), text=said + lines)
+    return replace(then, ranks=tuple(ranks), text=fitting(said) + lines)
 
 
 def from_disconnect(gone: Sequence[RankState], why: str) -> RootCause:
     """Ranks of one node are unreachable, and have not said anything."""
     first, ranks = gone[0], [member.rank for member in gone]
     begin, node = f"{ranks_said(ranks)} became unreachable first: ", f" (node {first.node_rank})"
-    return RootCause(tuple(ranks), True, _headline(begin, why, first, node))
+
+    def text(most: int) -> str:
+        return fitting(why, most)
+
+    return RootCause(tuple(ranks), True, _headline(begin, text, first, node=node))
 
 
 def from_late(ranks: Sequence[int], text: str, end: ExitStatus | None) -> RootCause:
     """Others have waited in vain for ranks; `text`: it in words; `end`: how one of these others has failed."""
-    more = [] if end is None else [f"then one of those that waited failed: {end.failure_text}"]
+    more = [] if end is None else [f"then one of those that waited failed: {end.failure_text()}"]
     if len(text) > LONGEST_HEADLINE:
         text, _, rest = text.partition("; ")
         more = [rest, *more] if rest else more
@@ -268,10 +275,24 @@ def from_late(ranks: Sequence[int], text: str, end: ExitStatus | None) -> RootCa
 def from_signal(member: RankState, number: int) -> RootCause:
     """An external signal stopped a rank, and so the job."""
     text = f"stopped by an external {signal_name(number)}: rank {member.rank} got it first, {member.host_said}"
-    return RootCause((member.rank,), False, text, exit_code=128 + number)
+    return RootCause((member.rank,), False, fitting(text), exit_code=128 + number)
 
 
-def _headline(begin: str, what: str, member: RankState, more: str = "") -> str:
-    """One line that says who, what and where."""
-    end = f", {member.host_said}{more}"
-    return begin + fitting(what, max(_LEAST, LONGEST_HEADLINE - len(begin) - len(end))) + end
+def _headline(
+    begin: str, what: Callable[[int], str], member: RankState, place: str = "", node: str = ""
+) -> str:
+    """One line that says who, what and where; `what` is told how many characters it may have."""
+    end = _where(member.host_said, place, node)
+    if len(begin) + _ENOUGH + len(end) > LONGEST_HEADLINE:
+        host = fitting(member.host_said, _SHORT_HOST)
+        if len(place) > _SHORT_PLACE:  # its end has the file and the line
+            place = "…" + place[1 - _SHORT_PLACE :]
+        end = _where(host, place, node)
+    begin = fitting(begin, LONGEST_HEADLINE - _LEAST - len(end))
+    return begin + what(LONGEST_HEADLINE - len(begin) - len(end)) + end
+
+
+def _where(host: str, place: str, node: str) -> str:
+    if place:
+        return f", {host}{node}, in {place}"
+    return f", {host}{node}"

@@ -119,12 +119,12 @@ class ForeignProcess(MonitoredProcess):
     def _reply(self) -> None:
         """Answer the script that asks, once it is known whether this rank was the first."""
         cause = self._role.root_cause
-        is_known = cause is not None or not ExitStatus(words=self._traceback).is_secondary
+        is_known = cause is not None or not ExitStatus(exception=self._exception).is_secondary
         # Which alone would say it
         if not self._asks or not (is_known or (self.rank > 0 and not self._role.peers)):
             return
         if self._asks == ASK:
-            answer = self._given = self._instead(code=1 if self._traceback else 0)
+            answer = self._given = self._instead(code=0 if self._exception is None else 1)
         else:
             answer = int(cause is not None and self.rank not in cause.ranks)
         self._asks = ""
@@ -134,7 +134,7 @@ class ForeignProcess(MonitoredProcess):
     def _instead(self, code: int) -> int:
         """The exit code of the job, where the script must not end with this one; 0: it may."""
         end = ExitStatus(
-            code, None, self.external_signal, self.stopped_by_us, words=self._traceback
+            code, None, self.external_signal, self.stopped_by_us, exception=self._exception
         )
         return 0 if self._role.root_cause is None else self._role.root_cause.exit_code_for(end)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -30,8 +31,11 @@ from . import crash_hooks, progress
 # its own, as Open MPI kills the script's whole process group before there is time to say what there is to say.
 _PROGRAM = """
 import os, sys
-if os.fork():
-    os._exit(0)
+try:
+    if os.fork():
+        os._exit(0)
+except OSError as error:
+    os._exit(error.errno)
 os.setsid()
 sys.path.append(sys.argv[1])
 from importlib import import_module
@@ -136,7 +140,10 @@ class Sidecar:
                 subprocess.run(command, pass_fds=files, **quiet, timeout=_START_LIMIT, check=True)
             except subprocess.TimeoutExpired:
                 raise OSError(f"it did not start within {_START_LIMIT:g} s") from None
-            except subprocess.CalledProcessError:
+            except subprocess.CalledProcessError as error:
+                if error.returncode == errno.EAGAIN:
+                    why = "this user may not start more processes (ulimit -u)"
+                    raise OSError(why) from None
                 raise OSError("its first process failed") from None
         self.link = AgentLink(socket.socket(fileno=crash_hooks.out_of_the_way(control.detach())))
 

@@ -312,6 +312,7 @@ def _together(
     apart = launch.apart(placement, ranks)
     if placement.rank == 0 and apart:
         log_line(placement.who, escape_control(apart))
+    _warn_of_hidden_hooks(launch, placement)
     settings = supervision_settings(os.environ, launch.options.grace, options.report)
     unused = launch.unused(_with_ranks(placement, ranks))
     settings = settings._replace(
@@ -350,6 +351,16 @@ def _with_ranks(placement: Placement, ranks: int) -> Placement:
         return placement
     nodes = placement.world_size
     return placement._replace(launcher="distboot", world_size=nodes * ranks, num_nodes=nodes)
+
+
+def _warn_of_hidden_hooks(launch: _Launch, placement: Placement) -> None:
+    option = launch.target.hides_hooks
+    if option and placement.rank == 0:
+        text = (
+            f"warning: python {option} runs the script without distboot's hooks: an uncaught exception is reported as "
+            f"exit code 1, unless the script calls distboot.init(). Leave {option} out"
+        )
+        log_line(placement.who, text)
 
 
 def _of_rank(job: JobInfo, rank: int) -> tuple[JobInfo, dict[str, str]]:

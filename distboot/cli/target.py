@@ -127,9 +127,9 @@ class Target(NamedTuple):
 
         Empty if the command is not a Python, or if that reads its program from -c or stdin.
         """
-        program, *words = self.words
-        if program != sys.executable and not _PYTHON.fullmatch(os.path.basename(program)):
+        if not self._is_python:
             return []
+        words = self.words[1:]
         while words and words[0].startswith("-"):
             option, value = _python_option(words[0])
             if option == "m":
@@ -149,6 +149,24 @@ class Target(NamedTuple):
     def is_shell(self) -> bool:
         """Whether the command is a shell, in whose script anything may be started."""
         return os.path.basename(self.words[0]) in _SHELLS
+
+    @property
+    def hides_hooks(self) -> str:
+        """The option with which a Python does not run distboot's `sitecustomize`, `"-I"`; empty if there is none."""
+        if not self._is_python:
+            return ""
+        for word in self.words[1:]:
+            if not word.startswith("-"):
+                break
+            found = re.match("-[A-Za-z]*?([mcWXISE])", word)
+            if found is not None and found[1] in "ISE":
+                return f"-{found[1]}"
+        return ""
+
+    @property
+    def _is_python(self) -> bool:
+        program = self.words[0]
+        return program == sys.executable or bool(_PYTHON.fullmatch(os.path.basename(program)))
 
     @property
     def text(self) -> str:

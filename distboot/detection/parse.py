@@ -19,6 +19,16 @@ from ..text import is_address, short_repr
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?", re.ASCII)
 _SCOPE = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)  # the name or the number of an interface
 
+# "worker-7.train.svc:2222" or "10.0.0.7:2222": one match reads what a TF_CONFIG may have 100,000 times.
+_BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_USUAL = re.compile(
+    rf"([A-Za-z][A-Za-z0-9_-]{{0,62}}(?:\.[A-Za-z0-9_-]{{1,63}})*(?<!-)|{_BYTE}(?:\.{_BYTE}){{3}})"
+    ":([1-9][0-9]{0,3}|[1-5][0-9]{4})",
+    re.ASCII,
+)
+_LONGEST_USUAL = 200
+_LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
+
 # More hosts or nodes than any machine has; a bound so that a garbled list cannot eat the memory.
 _MOST = 1_000_000
 _MOST_PROCESSES = 1 << 24  # larger than any job, so that a garbled size is named and not believed
@@ -35,6 +45,9 @@ _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", re.ASCII)
 
 def parse_address(text: str) -> tuple[str, int | None]:
     """`(host, port)` of an address; the host comes without brackets, the port is None where the address has no port."""
+    usual = _USUAL.fullmatch(text)
+    if usual is not None and len(text) <= _LONGEST_USUAL:
+        return usual[1], int(usual[2])
     if "://" in text:
         raise ValueError("is a URL, not an address" + _service_link(text))
     if text.startswith("["):
@@ -72,14 +85,11 @@ def parse_port(text: str) -> int:
 
 def is_loopback(host: str) -> bool:
     """Whether a host name or address can mean only "this machine itself"; the wildcards reach it too."""
-    if host.lower().rstrip(".") in (
-        "localhost",
-        "localhost.localdomain",
-        "ip6-localhost",
-        "ip6-loopback",
-    ):
+    if host.lower().rstrip(".") in _LOOPBACK_NAMES:
         return True
     if not is_address(host):
+        return False
+    if ":" not in host and not host.startswith(("127.", "0.")):
         return False
     import ipaddress
 

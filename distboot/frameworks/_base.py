@@ -128,8 +128,7 @@ def limited(job: JobInfo, what: str) -> Iterator[None]:
 
     def end() -> None:
         os.write(2, printed(late).encode())
-        # As a traceback ends
-        crash_hooks.emit(crash_hooks.EXCEPTION, f"distboot.DistbootError: {first_line(late)}")
+        crash_hooks.emit_error(first_line(late))
         os._exit(late.exit_code)
 
     timer = threading.Timer(job.join_timeout, end)
@@ -158,6 +157,7 @@ def context(
     """
     hints.install()
     workers.install()
+    crash_hooks.install_below_wrapper()
     placement = job.placement
     if job.link is not None and placement.rank == 0 and not job.is_listener_taken:
         job.link.keep()

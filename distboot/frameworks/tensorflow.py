@@ -141,7 +141,7 @@ def _in_time(job: JobInfo) -> Iterator[None]:
         f"TensorFlow's tasks did not find each other within {limit:g} s",
         "look at the output of the other ranks, at the addresses in TF_CONFIG, or for a firewall between the hosts",
     ).of(job.placement.who)
-    with deadline(limit, too_late, say=crash_hooks.emit_for_parent):
+    with deadline(limit, too_late, say=crash_hooks.emit_error_for_parent):
         yield
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from ..errors import DistbootError
 from ..host import network
 from ..report import EventLog
-from ..text import log_line
+from ..text import escape_control, log_line
 from .connection_pool import allow_files
 from .coordinator import Coordinator
 from .membership import LOOPBACK, JoinPlan, JoinResult
@@ -172,7 +172,7 @@ def _hint_at_unreachable(
         where = given if address == given else f"{given}, {address}"
     if problem and not plan.earlier:  # else they have found it before
         coordinator.reachability_hint = f"; they look for rank 0 at {where}, which {problem}"
-        first = f"set MASTER_ADDR to the host of rank 0, which is {socket.gethostname()}"
+        first = f"set MASTER_ADDR to the host of rank 0, which is {escape_control(socket.gethostname())}"
         coordinator.hint = f"{first}; or {coordinator.hint}"
     return elsewhere
 

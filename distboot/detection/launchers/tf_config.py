@@ -148,7 +148,8 @@ def _tasks(config: dict[str, Any], problems: list[str]) -> list[_Task]:
         else:
             for index, address in enumerate(addresses):
                 try:
-                    tasks.append(_Task(kind, index, address, *_host_and_port(address)))
+                    host, port = _host_and_port(address)
+                    tasks.append(_Task(kind, index, address, host, port))
                 except ValueError as cause:  # noqa: PERF203 - each has its own
                     problems.append(
                         f"TF_CONFIG's address {short_repr(address)} of {kind} {index} {cause}"
