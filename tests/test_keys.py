@@ -67,8 +67,8 @@ def test_those_that_are_waited_for_are_said_now_and_then() -> None:
     for now in (9.9, 10.0, 15.0, 20.0):
         job.keys.expire(now)
     assert job.said == [
-        "barrier(): 1/4 ranks are here, missing 1-3 (nodes 0-1); giving up in 90 s",
-        "barrier(): 1/4 ranks are here, missing 1-3 (nodes 0-1); giving up in 80 s",
+        "barrier(): 1/4 ranks are here; missing: ranks 1-3 (nodes 0-1); giving up in 90 s",
+        "barrier(): 1/4 ranks are here; missing: ranks 1-3 (nodes 0-1); giving up in 80 s",
     ]
     assert min(job.keys.due()) == 40.0
 

@@ -58,7 +58,13 @@ class Coordinator:
         self.warnings: list[str] = []  # what the ranks should have alike and have not
         self.log = JoinLog(own)
         self.reachability_hint = ""  # why ranks may be missing, to be said with them
-        self.hint = "look at the output of the missing ranks: they ended early, never started, or cannot reach rank 0"
+        unit = self.table.unit
+        self.hint = (
+            f"look at the output of the missing {unit}s: "
+            f"they ended early, never started, or cannot reach {unit} 0"
+        )
+        if plan.size:
+            self.hint += f"; or {plan.size} is too large"
         if plan.earlier:
             self.hint = COME_BACK
         if plan.doubt:
@@ -141,7 +147,7 @@ class Coordinator:
         table = self.table
         why = f"{table.describe_departed()}{self.reachability_hint}{self.pool.refusals()}"
         joined = f"{len(table.records)} of {table.world_size} {table.unit}s joined {self._limit}"
-        text = f"{joined}, missing {table.describe_missing()}{why}"
+        text = f"{joined}; missing: {table.describe_missing()}{why}"
         remedy = f"{self.pool.remedy}; or " if self.pool.remedy else ""
         return DistbootError("missing-rank", text, remedy + self.hint)
 
