@@ -18,6 +18,44 @@ if TYPE_CHECKING:
     from .agent.preemption import Preemption
 
 _AFTER_A_FAILURE = 1.0  # seconds for the same when its block has failed
+_BARRIER = "barrier()"
+_TURN_HINT = "let one thread of the script wait for other ranks, or let its threads take turns"
+
+
+class _Turns:
+    """Lets one thread at a time wait for the other ranks: else each rank may be at a different place first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread = 0  # the one whose turn it is
+        self._place = ""  # where it is
+
+    @contextmanager
+    def at(self, place: str, *, queues: bool, inside: str | None) -> Iterator[None]:
+        """Take the turn; `queues`: after another thread that is there, too; `inside`: the block of this thread."""
+        if inside is not None and self._thread == threading.get_ident():
+            yield
+            return
+        if not self._lock.acquire(blocking=False):
+            self._refuse_unless_same(place, queues=queues)
+            self._lock.acquire()
+        self._thread = threading.get_ident()
+        self._place = place
+        try:
+            yield
+        finally:
+            self._thread = 0
+            self._place = ""
+            self._lock.release()
+
+    def _refuse_unless_same(self, place: str, *, queues: bool) -> None:
+        other = self._place
+        if self._thread == threading.get_ident():
+            problem = f"{place} in a signal handler, while this thread is in {other}"
+            raise DistbootError("usage", problem, "call it outside of the handler")
+        if other and not (queues and other == place):
+            problem = f"{place} while another thread of this rank is in {other}"
+            raise DistbootError("usage", problem, _TURN_HINT)
 
 
 @dataclass(eq=False, slots=True)
@@ -83,6 +121,7 @@ class Context:
     _ended: bool = field(default=False, repr=False)
     # Id of a thread -> the block that it is in.
     _inside: dict[int, str | None] = field(default_factory=dict, repr=False)
+    _turns: _Turns = field(default_factory=_Turns, repr=False)
 
     @property
     def closed(self) -> bool:
@@ -103,9 +142,9 @@ class Context:
     def preempted(self) -> bool:
         """Whether the job is to stop: true at the same read on all ranks, whichever of them was asked, and how.
 
-        Read it once a step, at the same place on all ranks. From the first time that it is read, in the main thread,
-        SIGTERM does not end this process by itself: save what there is to save, and end, before the grace
-        (DISTBOOT_GRACE) is over.
+        Read it once a step, at the same place on all ranks, and in one thread, whichever that is. From the first time
+        that it is read, or from `init` on in a script whose code reads it, SIGTERM does not end this process by itself:
+        save what there is to save, and end, before the grace (DISTBOOT_GRACE) is over.
         """
         return self._preemption.read()
 
@@ -126,13 +165,18 @@ class Context:
     def barrier(self) -> None:
         """Wait until all ranks are here: as long as for any collective operation, see `timeout` of `init`.
 
+        Threads of a rank take turns: each call is one barrier of the job.
+
         Raises:
             DistbootError: `missing-rank`, which names those that did not come, where the barrier is distboot's own
                 ("none", Horovod, TensorFlow, JAX); torch, DeepSpeed and MPI fail in their own way. `usage`: it is
-                called inside a block of `main_first` or `local_main_first`.
+                called inside a block of `main_first` or `local_main_first`, while another thread is in one, in a
+                signal handler that interrupts it, or after `close()`; or the context is closed meanwhile.
         """
-        self._refuse_inside("barrier()")
-        self._barrier()
+        self._refuse_closed(_BARRIER)
+        self._refuse_inside(_BARRIER)
+        with self._turns.at(_BARRIER, queues=True, inside=None):
+            self._barrier()
 
     @contextmanager
     def main_first(self, timeout: float = 3600.0) -> Iterator[None]:
@@ -147,7 +191,8 @@ class Context:
 
         Raises:
             DistbootError: `missing-rank`: on those that have waited so long in vain; and on rank 0, after its block, if
-                there are any. `rank-failed`: its block has failed there, and with what. `usage`: invalid `timeout`.
+                there are any. `rank-failed`: its block has failed there, and with what. `usage`: invalid `timeout`;
+                another thread of this rank waits for other ranks; or the context is closed.
         """
         yield from self._first("main_first()", timeout, None, goes_first=self.is_main)
 
@@ -168,7 +213,10 @@ class Context:
         )
 
     def close(self) -> None:
-        """Leave the process group. A second call does nothing."""
+        """Leave the process group. A second call does nothing.
+
+        A `barrier()` or `main_first()` of distboot's own in which another thread waits meanwhile raises `usage`.
+        """
         if not self._ended:
             self._ended = True
             self._preemption.detach()
@@ -179,6 +227,10 @@ class Context:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _refuse_closed(self, what: str) -> None:
+        if self._ended:
+            raise DistbootError("usage", f"{what} after close()", "call it before, or init() again")
 
     def _refuse_inside(self, what: str, *blocks: str) -> None:
         """Refuse what waits for ranks that wait for this one to leave a block; without `blocks`: any."""
@@ -193,8 +245,17 @@ class Context:
         self, what: str, timeout: float, node: int | None, *, goes_first: bool
     ) -> Iterator[None]:
         timeout = seconds(f"{what.removesuffix('()')}(timeout={short_repr(timeout)})", timeout)
+        self._refuse_closed(what)
         if node is not None:  # rank 0 waits there for the first ones of all nodes
             self._refuse_inside(what, "main_first()")
+        outer = self._inside.get(threading.get_ident())
+        # The turn lasts until the block has ended: other ranks wait for that
+        with self._turns.at(what, queues=False, inside=outer):
+            yield from self._run_in_order(what, timeout, node, goes_first=goes_first)
+
+    def _run_in_order(
+        self, what: str, timeout: float, node: int | None, *, goes_first: bool
+    ) -> Iterator[None]:
         is_alone = self.world_size == 1
         others_wait = goes_first and not is_alone
         if not goes_first and not is_alone:

@@ -17,6 +17,10 @@ CODES: Mapping[str, tuple[int, str]] = {
     "conflicting-launchers": (78, "two launchers claim this process, and they disagree"),
     "unsupported-launcher": (78, "the launcher does not tell the process its rank, or not in time"),
     "node-level-launch": (78, "the process stands for a whole node or pod, and is not a rank"),
+    "not-alone": (
+        78,
+        "no launcher numbers the process, and its environment says that there are others",
+    ),
     "unknown-launcher": (78, "the launcher named by the user does not exist"),
     "launcher-mismatch": (78, "the launcher named by the user did not start this process"),
     "no-master-addr": (78, "nothing in the environment says where rank 0 is"),
@@ -29,6 +33,7 @@ CODES: Mapping[str, tuple[int, str]] = {
         75,
         "rank 0 cannot listen on MASTER_PORT, nor on any other port that the ranks try",
     ),
+    "launcher-gone": (75, "the launcher's process above a rank has ended before the rank"),
     "join-timeout": (75, "the ranks had met, but their framework did not start in time"),
     "missing-rank": (
         75,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import sys
 import threading
 import time
@@ -12,10 +13,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from . import frameworks, settings, surroundings
+from .agent.preemption import is_mentioned
 from .context import Context, who_of
 from .detection import export, inherited
-from .detection.detect import LAUNCHERS, detect, refuse_unless_rank
+from .detection.detect import LAUNCHERS, refuse_unless_rank
 from .detection.export import EnvTransaction, require_master, thread_variables, wait_until_resolves
+from .detection.here import detect_here
 from .detection.launchers.slurm import SINGLE
 from .detection.placement import Placement
 from .errors import DistbootError, with_rank
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from .report.files import StartupReport
 
 _lock = threading.Lock()
+_initializing = 0  # the thread that is in `init`
 _counts = itertools.count(1)  # how often the ranks below a wrapper have got ready
 
 
@@ -96,12 +100,13 @@ def init(
         DistbootError: something is wrong or missing, on this rank or on another one; its `code` says what.
             `os.environ` is then as it was before the call.
     """
+    _refuse_nested()
     try:
         limit = (
             None if timeout is None else settings.seconds(f"timeout={short_repr(timeout)}", timeout)
         )
         options = frameworks.Options(framework, backend, limit, strategy, ps, evaluator)
-        with _lock:
+        with _one_at_a_time():
             return _the_one(
                 options, launcher, settings.join_timeout_setting(join_timeout), pass_local_rank
             )
@@ -109,6 +114,25 @@ def init(
         _leave_at_end(error)
         # What is wrong is in the script or outside, and not in the lines of ours that found it.
         raise error.with_traceback(None) from None
+
+
+def _refuse_nested() -> None:
+    # A handler may interrupt an import of `init`: nothing is imported here
+    if _initializing == threading.get_ident():
+        problem = "init() in a signal handler, while this thread is in init()"
+        raise DistbootError("usage", problem, "call it in the script, and there once")
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Let another thread wait until this one has its context, which is then that of both."""
+    global _initializing  # noqa: PLW0603 - as the lock
+    with _lock:
+        _initializing = threading.get_ident()
+        try:
+            yield
+        finally:
+            _initializing = 0
 
 
 def current() -> Context | None:
@@ -139,7 +163,7 @@ def _the_one(
         held = None
     is_new = held is None
     if held is None:
-        placement = detect(os.environ, launcher=launcher)
+        placement = detect_here(os.environ, launcher=launcher)
         if launcher is None and not os.environ.get("DISTBOOT_LAUNCHER"):
             _refuse_spawned(placement)
         context = _started(
@@ -221,6 +245,10 @@ def _started(call: _Call) -> Context:
             from .rendezvous.local import attached
 
             found = attached(os.environ)
+        if found is None and call.supervision.stop_signals:
+            from .agent.launcher_signals import warn_of_signals  # here, as few jobs need it
+
+            warn_of_signals(placement, call.supervision.stop_signals)
         if found is None and placement.rank == 0 and settings.restart_settings(os.environ).most:
             why = "init() cannot start its own process again; start the script with python -m distboot"
             log_line(placement.who, f"warning: DISTBOOT_MAX_RESTARTS has no effect: {why}")
@@ -236,7 +264,12 @@ def _started(call: _Call) -> Context:
                 _leave_at_end()
             preemption = context._preemption  # noqa: SLF001 - of this package
             preemption.listen(call.supervision.stop_signals)
+            if is_mentioned():  # a stop that comes before the first read is for it
+                preemption.listen([signal.SIGTERM])
             preemption.request_at(call.supervision.stop_at, "the job ends soon")
+            preemption.request_at_notice(
+                call.supervision.stop_notice, call.supervision.notice_address
+            )
             return context
 
 

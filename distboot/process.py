@@ -218,6 +218,17 @@ def proc_stat(process: object = "self") -> list[str]:
     return []
 
 
+def ends_at(process: int, number: int) -> bool:
+    """Whether a signal ends a process: it neither blocks, ignores nor handles that, as proc_pid_status(5) has it."""
+    try:
+        with open(f"/proc/{process}/status", encoding="ascii", errors="replace") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        masks = [int(lines[name], 16) for name in ("SigBlk", "SigIgn", "SigCgt")]
+    except (OSError, ValueError, KeyError):
+        return False
+    return not any(mask >> (number - 1) & 1 for mask in masks)
+
+
 def limit_files(soft: int | None) -> None:
     """Let this process, and what it starts, open at most so many files; None: as many as now."""
     if soft is not None:

@@ -6,6 +6,7 @@ A value that is not valid is refused: `broken-environment`, or `usage` where it 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ DEFAULTS: Mapping[str, str] = {
     "DISTBOOT_HEARTBEAT_TIMEOUT": "15",  # seconds
     "DISTBOOT_LOG": "text",
     "DISTBOOT_MAX_RESTARTS": "0",
+    "DISTBOOT_NOTICE_ADDRESS": "169.254.169.254:80",  # of Azure and AWS
     "DISTBOOT_NPROC_PER_NODE": "",
     "DISTBOOT_REPORT": "",
     "DISTBOOT_RENDEZVOUS": "1",
@@ -35,6 +37,7 @@ DEFAULTS: Mapping[str, str] = {
     "DISTBOOT_SIGQUIT": "forward",
     "DISTBOOT_STOP_SIGNALS": "",
     "DISTBOOT_STOP_BEFORE_END": "",
+    "DISTBOOT_STOP_NOTICE": "",
     "DISTBOOT_JOB_END_TIME": "",
 }
 # What one process of distboot leaves for another.
@@ -57,7 +60,10 @@ KNOWN = (*DEFAULTS, *INTERNAL)
 # What users set by hand; other names are too common
 _OF_PYTORCH = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 _OURS_OR_SIMILAR = ("DISTBOOT", "MASTER", "WORLD")
+_NOTICES = ("", "azure", "aws")
 _STOP_SIGNALS = ("USR1", "USR2", "INT", "HUP", "XCPU")
+_ADDRESS = re.compile(r"[!-~]+:([0-9]{1,5})")
+_LARGEST_PORT = 65535
 _LEAST_BOUND = 2.0  # seconds
 _ALIKE = 0.85  # of 1, the beginning that they have in common included
 
@@ -79,6 +85,9 @@ class SupervisionSettings(NamedTuple):
     # Seconds without any movement after which the job ends; None: it does not
     hang_after: float | None = None
     quit_shows: bool = False  # whether SIGQUIT lets the wrapper say where all ranks are
+    # Whose notices of the end of a machine ask the script to stop: "azure" or "aws"; empty: none
+    stop_notice: str = ""
+    notice_address: str = ""  # of the metadata service that has them, with its port
 
     @property
     def stalls_after(self) -> float:
@@ -115,7 +124,29 @@ def supervision_settings(
         if _switch(environ, "DISTBOOT_HANG", choices=("warn", "stop"))
         else None,
         quit_shows=_switch(environ, "DISTBOOT_SIGQUIT", choices=("forward", "stacks")),
+        stop_notice=_stop_notice(environ),
+        notice_address=_notice_address(environ),
     )
+
+
+def _stop_notice(environ: Mapping[str, str]) -> str:
+    """The provider whose notices ask the script to stop, or an empty string."""
+    name = environ.get("DISTBOOT_STOP_NOTICE", "")
+    if name not in _NOTICES:
+        problem = f"DISTBOOT_STOP_NOTICE={short_repr(name)} is not a provider of stop notices"
+        hint = "use azure or aws, or unset it"
+        raise DistbootError("broken-environment", problem, hint)
+    return name
+
+
+def _notice_address(environ: Mapping[str, str]) -> str:
+    address = environ.get("DISTBOOT_NOTICE_ADDRESS") or DEFAULTS["DISTBOOT_NOTICE_ADDRESS"]
+    found = _ADDRESS.fullmatch(address)
+    if found is None or int(found[1]) > _LARGEST_PORT:
+        problem = f"DISTBOOT_NOTICE_ADDRESS={short_repr(address)} is not a host with a port"
+        hint = "unset it, or use HOST:PORT"
+        raise DistbootError("broken-environment", problem, hint)
+    return address
 
 
 def _stop_signals(environ: Mapping[str, str]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Text for people: values quoted, control characters escaped, ranges of ranks, addresses, and one line on stderr."""
+"""Text for people: quoted values, ranges of ranks, addresses, and lines on stderr."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import os
 import re
 import select
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import groupby
 
 _DIGITS_AND_DOTS = re.compile(r"[0-9.]+", re.ASCII)
@@ -16,92 +15,110 @@ _STDERR_LIMIT = 500  # milliseconds
 _PIPE_BUF = 4096  # bytes
 _LONGEST = 200  # characters of a value that a message shows
 _MOST_SPANS = 20  # ranges in one line
-_BEGINNINGS = ("summary", "warning", "hint")  # of a text that are events
+_EVENT_WORDS = ("summary", "warning", "hint")  # beginnings of a text that are the event of its JSON
 
 
 def short_repr(value: object) -> str:
-    """A value for an error message: quoted, control characters escaped, not too long, and without a password."""
+    """A value for an error message: quoted and escaped, cut if too long, and without a password."""
     if isinstance(value, str) and "@" in value:  # user:password@host, or a token for it
         value = "***" + value[value.rindex("@") :]
     text = repr(value)
-    return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
+    if len(text) > _LONGEST:
+        text = text[:_LONGEST] + "…"
+    return text
 
 
 def escape_control(text: str) -> str:
-    """A text for the terminal with its control characters escaped; line ends are control characters too."""
-    return (
-        text
-        if text.isprintable()
-        else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-    )
+    """A text for the terminal with control characters escaped, line ends included."""
+    if text.isprintable():
+        return text
+    return "".join(map(_escape_character, text))
+
+
+def _escape_character(character: str) -> str:
+    if character.isprintable():
+        return character
+    return ascii(character)[1:-1]
 
 
 def as_json(who: str | None, text: str, event: str = "", **more: object) -> str:
-    """A line as one object of JSON, where DISTBOOT_LOG asks for it; else nothing."""
+    """A line as one JSON object if DISTBOOT_LOG=json, else an empty text."""
     if os.environ.get("DISTBOOT_LOG") != "json":
         return ""
-    import json  # here and below, as few want it
+    import json  # here and below, as few jobs need them
     import time
 
     begin, _, rest = text.partition(": ")
-    event, text = (begin, rest) if begin in _BEGINNINGS else (event or "note", text)
-    unit, _, number = (who or "rank").partition(" ")
-    whose = {
-        "rank": None,
-        unit: int(number) if number.isdigit() else None,
-        "host": os.uname().nodename,
-    }
-    return (
-        json.dumps(
-            {"event": event, "time": round(time.time(), 3), **whose, "message": text, **more}
-        )
-        + "\n"
-    )
+    if begin in _EVENT_WORDS:
+        event = begin
+        text = rest
+    fields: dict[str, object] = {"event": event or "note", "time": round(time.time(), 3)}
+    fields["rank"] = None
+    if who is not None:  # "rank 3", "node 1"
+        unit, _, number = who.partition(" ")
+        fields[unit] = digits(number)
+    fields["host"] = os.uname().nodename
+    fields["message"] = text
+    return json.dumps({**fields, **more}) + "\n"
 
 
 def log_line(who: str | None, text: str, event: str = "", **more: object) -> None:
-    """Print a line about this process on stderr; in one piece, because other ranks may write there too.
+    """Print a line about this process on stderr, in one piece: other ranks may write there, too.
 
-    It says `who` this is and the host, to be found in a log of many ranks; None: this process is alone.
-    The event that it is about, and `more` fields, are for JSON.
+    `who` is "rank 3" or "node 1", for logs of many ranks; None for a single process. `event` and
+    `more` are fields of the JSON.
     """
-    whose = "" if who is None else f"{who} on {os.uname().nodename}: "
-    line = as_json(who, text, event, **more) or f"distboot: {whose}{text}\n"
+    line = as_json(who, text, event, **more)
+    if not line:
+        whose = "" if who is None else f"{who} on {os.uname().nodename}: "
+        line = f"distboot: {whose}{text}\n"
     with suppress(OSError, ValueError, AttributeError):  # closed: a line is not worth the job
         sys.stderr.flush()
         try:
             file = sys.stderr.fileno()
-        except OSError:  # something in memory
+        except OSError:  # a file in memory
             sys.stderr.write(line)
             return
         _write_in_time(file, line.encode(errors="backslashreplace"))
 
 
 def _write_in_time(file: int, data: bytes) -> None:
-    """Write, but do not wait for long: the reader may have stopped."""
+    """Write, but give up on a reader that has stopped."""
     poll = select.poll()
     poll.register(file, select.POLLOUT)
     while data and poll.poll(_STDERR_LIMIT):
-        # Which a pipe that is ready takes at once, pipe(7)
-        data = data[os.write(file, data[:_PIPE_BUF]) :]
+        # A pipe that is ready takes this much at once, pipe(7).
+        written = os.write(file, data[:_PIPE_BUF])
+        data = data[written:]
 
 
 def did_you_mean(word: str, names: Iterable[str], known: Iterable[str] = ()) -> str:
-    """`"did you mean 'torch'? "`, to begin a hint with; empty if no name is like the word, nor `known` to be meant."""
+    """The beginning of a hint, `"did you mean 'torch'? "`, with the first `known` or the name most
+    like the word.
+
+    Empty if there is none.
+    """
     from difflib import get_close_matches  # here, as it is slow to import
 
     near = [*known, *get_close_matches(word.lower(), list(names), 1)]
-    return f"did you mean {near[0]!r}? " if near else ""
+    if not near:
+        return ""
+    return f"did you mean {near[0]!r}? "
 
 
 def digits(text: str, most: int = 8) -> int | None:
-    """The number that a text with at most so many digits is; None for any other text."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= most else None
+    """The number in a text of at most `most` digits; None for any other text."""
+    is_number = text.isascii() and text.isdigit()
+    if not is_number or len(text) > most:
+        return None
+    return int(text)
 
 
 def counted(count: int, what: str) -> str:
     """`"1 rank"`, `"3 ranks"`."""
-    return f"{count} {what}{'' if count == 1 else 's'}"
+    if count == 1:
+        return f"1 {what}"
+    return f"{count} {what}s"
 
 
 def runs(numbers: Iterable[int]) -> list[range]:
@@ -122,7 +139,9 @@ def ranges(numbers: Iterable[int]) -> str:
 
 def ranks_said(ranks: Sequence[int]) -> str:
     """`"rank 3"`, `"ranks 0-2, 5"`, for ranks in ascending order."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}"
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {ranges(ranks)}"
 
 
 def with_nodes(ranks: Iterable[int], node_of: Mapping[int, int]) -> str:
@@ -131,69 +150,92 @@ def with_nodes(ranks: Iterable[int], node_of: Mapping[int, int]) -> str:
     def nodes_of(run: range) -> list[int]:
         return sorted({node_of[rank] for rank in run})
 
-    groups = groupby(runs(ranks), nodes_of)
-    return _first([f"{_joined([*found])} {nodes_said(nodes)}" for nodes, found in groups])
+    spans = []
+    for nodes, group in groupby(runs(ranks), nodes_of):
+        spans.append(f"{_joined(list(group))} {nodes_said(nodes)}")
+    return _first(spans)
 
 
 def nodes_said(nodes: Sequence[int]) -> str:
     """`"(node 0)"`, `"(nodes 1-3)"`, for nodes in ascending order."""
-    return f"(node{'s' if len(nodes) > 1 else ''} {ranges(nodes)})"
+    if len(nodes) == 1:
+        return f"(node {nodes[0]})"
+    return f"(nodes {ranges(nodes)})"
 
 
 def _joined(found: Sequence[range]) -> str:
-    return _first(
-        [str(run.start) if len(run) == 1 else f"{run.start}-{run.stop - 1}" for run in found]
-    )
+    return _first(list(map(_span, found)))
+
+
+def _span(run: range) -> str:
+    if len(run) == 1:
+        return str(run.start)
+    return f"{run.start}-{run.stop - 1}"
 
 
 def _first(spans: Sequence[str]) -> str:
-    more = f" and {len(spans) - _MOST_SPANS} more" if len(spans) > _MOST_SPANS else ""
-    return ", ".join(spans[:_MOST_SPANS]) + more
+    """`"0-2, 5"`, not too many of them."""
+    text = ", ".join(spans[:_MOST_SPANS])
+    left_out = len(spans) - _MOST_SPANS
+    if left_out > 0:
+        text += f" and {left_out} more"
+    return text
 
 
 def first_line(error: BaseException) -> str:
-    """The message of an exception that is not ours, in one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """The first line of the message of any exception; its type if it has no message."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0]
 
 
 def is_address(host: str) -> bool:
-    """Whether a host that was read by `parse_address` is an address, and no name that has to be looked up."""
+    """Whether a host, as `parse_address` returns it, is an address and not a name."""
     return ":" in host or _DIGITS_AND_DOTS.fullmatch(host) is not None
 
 
 def format_address(host: str, port: int) -> str:
     """Address and port for a message: `"nodea:29500"`, `"[fd00::1]:29500"`."""
     host = without_mapping(host)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if ":" in host:
+        return f"[{host}]:{port}"
+    return f"{host}:{port}"
 
 
 def without_mapping(host: str) -> str:
-    """An IPv4 address as itself, where a socket that serves both families says `::ffff:10.0.0.1`."""
-    return host.removeprefix("::ffff:") if "." in host else host
+    """`"10.0.0.1"` for `"::ffff:10.0.0.1"`, as a socket for both families has it."""
+    if "." not in host:
+        return host
+    return host.removeprefix("::ffff:")
 
 
 def without_secret(text: str, secret: str | None = None) -> str:
     """A text without a secret, by default the DISTBOOT_SECRET of this process.
 
-    As it is, as repr, ascii and JSON write it, and as they write that once more.
+    Removed are the secret itself, its form in repr, ascii and JSON, and their form in these.
     """
-    secret = os.environ.get("DISTBOOT_SECRET", "") if secret is None else secret
+    if secret is None:
+        secret = os.environ.get("DISTBOOT_SECRET", "")
     if not secret:
         return text
-    import json
-
-    writers: list[Callable[[str], str]] = [
-        repr,
-        ascii,
-        json.dumps,
-        partial(json.dumps, ensure_ascii=False),
-    ]
     forms = {secret, repr(secret.encode(errors="surrogateescape"))[2:-1]}
     for _ in range(2):
-        plain = [write(form)[1:-1] for form in forms for write in writers]
-        # So that its own are escaped
-        quotes = [write(form + "'\"")[1:-4] for form in forms for write in (repr, ascii)]
-        forms.update(plain, quotes)
+        for form in tuple(forms):
+            forms.update(_written_forms(form))
     for form in sorted(forms, key=len, reverse=True):
         text = text.replace(form, "***")
     return text
+
+
+def _written_forms(text: str) -> list[str]:
+    """A text as it stands within repr, ascii and JSON."""
+    import json
+
+    return [
+        repr(text)[1:-1],
+        ascii(text)[1:-1],
+        json.dumps(text)[1:-1],
+        json.dumps(text, ensure_ascii=False)[1:-1],
+        # With both quotes, repr and ascii escape one of them.
+        repr(text + "'\"")[1:-4],
+        ascii(text + "'\"")[1:-4],
+    ]

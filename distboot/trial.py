@@ -1,6 +1,7 @@
-"""What a launcher would have set: the environment of every rank of a launch that is written `"mpirun 2x4"`.
+"""Launches that are tried on this host: `"mpirun 2x4"` is two nodes with four ranks each.
 
-And how such ranks are run on this host. The environments are those of the captures in `tests/captures`.
+A launch gives each rank the environment that the launcher would give it, as the captures in
+`tests/captures` have it, and is run without the launcher.
 """
 
 from __future__ import annotations
@@ -18,49 +19,55 @@ from .errors import DistbootError
 from .text import did_you_mean, short_repr
 
 _SHAPE = re.compile(r"(\w[\w ]*?) +(?:([1-9]\d{0,2})x([1-9]\d{0,2})|([1-9]\d{0,2})\+1)")
-_STOPPING = 10.0  # seconds for what has to end
-_HINT = "--as 'mpirun 2x4' is two nodes with four ranks each, --as 'kubeflow 3+1' three workers and a master"
+_STOPPING = 10.0  # seconds for a process to end after a signal
+_HINT = (
+    "--as 'mpirun 2x4' is two nodes with four ranks each, "
+    "--as 'kubeflow 3+1' three workers and a master"
+)
 
-# What each sets for a rank, besides MASTER_ADDR and MASTER_PORT, which job scripts and platforms set.
-# Open MPI 5, without the address of its server: MPI itself is not there.
+# The variables of a rank by launcher, besides MASTER_ADDR and MASTER_PORT, which job scripts and
+# platforms set. Open MPI 5, without the address of its server: MPI itself cannot be used.
 _MPIRUN = """
 OMPI_COMM_WORLD_RANK={rank} OMPI_COMM_WORLD_SIZE={size} OMPI_COMM_WORLD_LOCAL_RANK={local}
 OMPI_COMM_WORLD_LOCAL_SIZE={per_node} OMPI_COMM_WORLD_NODE_RANK={local} OMPI_UNIVERSE_SIZE={size}
 OMPI_WORLD_SIZE={size} OMPI_WORLD_LOCAL_SIZE={per_node} OMPI_VERSION=5.0.11
 """
-OF: Mapping[str, str] = {
+VARIABLES: Mapping[str, str] = {
     "mpirun": _MPIRUN,
     # Slurm 22.05.
     "srun": """
-SLURM_JOB_ID=4711 SLURM_JOBID=4711 SLURM_STEP_ID=0 SLURM_STEPID=0 SLURM_PROCID={rank} SLURM_LOCALID={local}
+SLURM_JOB_ID=4711 SLURM_JOBID=4711 SLURM_STEP_ID=0 SLURM_STEPID=0
+SLURM_PROCID={rank} SLURM_LOCALID={local}
 SLURM_NTASKS={size} SLURM_NPROCS={size} SLURM_STEP_NUM_TASKS={size} SLURM_NTASKS_PER_NODE={per_node}
 SLURM_NODEID={node} SLURM_NNODES={nodes} SLURM_JOB_NUM_NODES={nodes} SLURM_STEP_NUM_NODES={nodes}
-SLURM_JOB_NODELIST={hosts} SLURM_NODELIST={hosts} SLURM_STEP_NODELIST={hosts} SLURMD_NODENAME=node-{node}
+SLURM_JOB_NODELIST={hosts} SLURM_NODELIST={hosts} SLURM_STEP_NODELIST={hosts}
+SLURMD_NODENAME=node-{node}
 SLURM_TASKS_PER_NODE={per_node}(x{nodes}) SLURM_STEP_TASKS_PER_NODE={per_node}(x{nodes})
 SLURM_SRUN_COMM_HOST=node-0 SLURM_STEP_LAUNCHER_PORT=1
 """,
-    # PyTorch 2.13, with a store of the script's own.
+    # PyTorch 2.13; the script starts its own store.
     "torchrun": """
 RANK={rank} WORLD_SIZE={size} LOCAL_RANK={local} LOCAL_WORLD_SIZE={per_node} GROUP_RANK={node}
-GROUP_WORLD_SIZE={nodes} ROLE_NAME=default ROLE_RANK={rank} ROLE_WORLD_SIZE={size} OMP_NUM_THREADS=1
-TORCHELASTIC_RUN_ID=try TORCHELASTIC_RESTART_COUNT=0 TORCHELASTIC_MAX_RESTARTS=0 TORCHELASTIC_USE_AGENT_STORE=False
+GROUP_WORLD_SIZE={nodes} ROLE_NAME=default ROLE_RANK={rank} ROLE_WORLD_SIZE={size}
+OMP_NUM_THREADS=1 TORCHELASTIC_RUN_ID=try TORCHELASTIC_RESTART_COUNT=0
+TORCHELASTIC_MAX_RESTARTS=0 TORCHELASTIC_USE_AGENT_STORE=False
 """,
-    # Azure ML's distribution of the type mpi.
+    # Azure ML's distribution of type mpi
     "azureml mpi": f"{_MPIRUN} AZUREML_RUN_ID=try AZ_BATCH_MASTER_NODE=node-0:6000",
-    # A PyTorchJob of the training operator: RANK counts pods, and nothing says a local rank.
+    # A PyTorchJob of the training operator: RANK counts pods, and there is no local rank.
     "kubeflow": """
 RANK={rank} WORLD_SIZE={size} PYTHONUNBUFFERED=1 PET_NNODES={nodes} PET_NPROC_PER_NODE=auto
 KUBERNETES_SERVICE_HOST=10.96.0.1
 """,
 }
-_OF_LAUNCHERS = re.compile(
+_LAUNCHER_VARIABLE = re.compile(
     r"(OMPI|PMIX?|PRTE|SLURMD?|TORCHELASTIC|ROLE|GROUP|PET|AZ|AZUREML|KUBERNETES)_|"
     r"((LOCAL_)?(RANK|WORLD_SIZE)|NODE_RANK|MASTER_(ADDR|PORT))$"
 )
 
 
 class Launch(NamedTuple):
-    """A launcher, and the shape of what it starts."""
+    """A launcher, and the nodes and ranks that it starts."""
 
     text: str
     launcher: str
@@ -68,55 +75,53 @@ class Launch(NamedTuple):
     per_node: int
 
     def environs(self, port: int, environ: Mapping[str, str]) -> list[dict[str, str]]:
-        """What each rank finds: this environment without what another launcher has set, and with what this one sets."""
-        own = {name: value for name, value in environ.items() if not _OF_LAUNCHERS.match(name)}
-        own |= {"MASTER_ADDR": _address(), "MASTER_PORT": str(port)}
-        found, size, hosts = (
-            [],
-            self.nodes * self.per_node,
-            ",".join(f"node-{node}" for node in range(self.nodes)),
-        )
-        for rank in range(size):
-            node, local = divmod(rank, self.per_node)
-            values = {
-                **self._asdict(),
-                "rank": rank,
-                "size": size,
-                "local": local,
-                "node": node,
-                "hosts": hosts,
-            }
-            of_launcher = dict(
-                word.split("=", 1) for word in OF[self.launcher].format(**values).split()
-            )
-            found.append({**own, **of_launcher, "DISTBOOT_HOST": f"node-{node}"})
+        """By rank: `environ`, with the variables of this launcher in place of all others."""
+        common = {
+            name: value for name, value in environ.items() if not _LAUNCHER_VARIABLE.match(name)
+        }
+        common["MASTER_ADDR"] = _address()
+        common["MASTER_PORT"] = str(port)
+        found = []
+        for rank in range(self.nodes * self.per_node):
+            node = f"node-{rank // self.per_node}"
+            found.append({**common, **self._variables(rank), "DISTBOOT_HOST": node})
         return found
+
+    def _variables(self, rank: int) -> dict[str, str]:
+        node, local = divmod(rank, self.per_node)
+        text = VARIABLES[self.launcher].format(
+            rank=rank,
+            size=self.nodes * self.per_node,
+            local=local,
+            per_node=self.per_node,
+            node=node,
+            nodes=self.nodes,
+            hosts=",".join(f"node-{each}" for each in range(self.nodes)),
+        )
+        return dict(word.split("=", 1) for word in text.split())
 
 
 def parse(text: str) -> Launch:
-    """`"srun 2x4"`; `DistbootError` (`usage`): it is not a launch."""
+    """Read `"srun 2x4"` or `"kubeflow 3+1"`."""
+    given = f"--as {short_repr(text)}"
     found = _SHAPE.fullmatch(text.strip())
     if found is None:
-        raise DistbootError(
-            "usage", f"--as {short_repr(text)} is not a launcher and a shape", _HINT
-        )
+        raise DistbootError("usage", f"{given} is not a launcher and a shape", _HINT)
     launcher, nodes, per_node, workers = found.groups()
-    if launcher not in OF:
-        meant = did_you_mean(launcher, OF)
-        raise DistbootError(
-            "usage", f"--as {short_repr(text)}: unknown launcher", f"{meant}one of {', '.join(OF)}"
-        )
-    if workers and launcher != "kubeflow":
-        raise DistbootError(
-            "usage", f"--as {short_repr(text)}: only kubeflow has a master beside workers", _HINT
-        )
-    return Launch(text.strip(), launcher, int(nodes or int(workers) + 1), int(per_node or 1))
+    if launcher not in VARIABLES:
+        hint = f"{did_you_mean(launcher, VARIABLES)}one of {', '.join(VARIABLES)}"
+        raise DistbootError("usage", f"{given}: unknown launcher", hint)
+    if not workers:
+        return Launch(text.strip(), launcher, int(nodes), int(per_node))
+    if launcher != "kubeflow":
+        raise DistbootError("usage", f"{given}: only kubeflow has a master beside workers", _HINT)
+    return Launch(text.strip(), launcher, int(workers) + 1, 1)
 
 
 def _address() -> str:
-    """An address of this host beyond loopback, as a node has one; loopback's if it has no other."""
+    """An address of this host that other nodes could reach; that of loopback if there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
-        probe.connect(("192.0.2.1", 9))  # of documentation, RFC 5737; nothing is sent
+        probe.connect(("192.0.2.1", 9))  # an address for documentation (RFC 5737); nothing is sent
         return str(probe.getsockname()[0])
     return "127.0.0.1"
 
@@ -128,18 +133,23 @@ def run(
     late: Callable[[subprocess.Popen[bytes]], object] = lambda _: None,
     **output: Any,
 ) -> list[int | None]:
-    """Run a command once for each of these ranks: the exit codes; None: it has not ended within the limit in seconds.
+    """Run a command once for each of these ranks; its exit codes, None if not ended within `limit`
+    seconds.
 
-    What is left then, or at an interrupt, is ended; but first `late` gets the process of rank 0.
+    Processes that still run then, or at an interrupt, are ended. Before, `late` gets the process of
+    rank 0.
     """
     end = time.monotonic() + limit
-    # In sessions of their own, so that their children, too, get no key of our terminal.
-    processes = [
-        subprocess.Popen(
-            command, env=environ, stdin=subprocess.DEVNULL, start_new_session=True, **output
+    processes = []
+    for environ in environs:
+        process = subprocess.Popen(
+            command,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # so that neither it nor its children get keys of the terminal
+            **output,
         )
-        for environ in environs
-    ]
+        processes.append(process)
     try:
         _wait(processes, end)
         codes = [process.returncode for process in processes]

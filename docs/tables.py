@@ -16,8 +16,9 @@ from functools import partial
 from pathlib import Path
 
 import distboot
-from distboot.detection.detect import INNERMOST_FIRST
+from distboot.detection.detect import INNERMOST_FIRST, NODE_PLATFORMS
 from distboot.detection.launchers import Launcher
+from distboot.detection.node_platform import NodePlatform
 from distboot.detection.placement import PLATFORMS, Platform
 from distboot.errors import CODES
 
@@ -134,6 +135,60 @@ def _of_launchers() -> str:
     return "\n".join(rows)
 
 
+def _of_nodes() -> str:
+    """The platforms that number nodes: what is read, and what to type."""
+    sections = []
+    for known in NODE_PLATFORMS:
+        sections += [
+            f"### {known.title}",
+            "",
+            f"Launcher `{known.name}`, facts from [{_site(known.page)}]({known.page}).",
+            *([known.note] if known.note else []),
+            "",
+            *_derived(known),
+            "",
+        ]
+    return "\n".join(sections).rstrip()
+
+
+def _site(page: str) -> str:
+    return page.removeprefix("https://").partition("/")[0]
+
+
+def _derived(known: NodePlatform) -> list[str]:
+    """The rows of the table of one platform."""
+    per_node = (
+        "one: one process uses all of a node" if known.one_rank else _variables(known.per_node)
+    )
+    cells = (
+        ("number of the node", _variables((known.index_variable,))),
+        (
+            "number of nodes",
+            _variables((known.count_variable or known.hosts or known.index_variable,)),
+        ),
+        ("address of node 0", _variables((known.address, known.hosts)) or "`MASTER_ADDR`"),
+        ("port", _variables((known.port,)) or "`MASTER_PORT`, or derived"),
+        ("ranks per node (`auto`)", per_node or "not given"),
+        ("job id", _variables(known.job_id)),
+        ("also read", _variables(known.also)),
+        ("to type on every node", f"`{_command(known)}`"),
+    )
+    rows = [f"| {what} | {said} |" for what, said in cells if said]
+    return ["| what | from |", "|---|---|", *rows]
+
+
+def _variables(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names if name)
+
+
+def _command(known: NodePlatform) -> str:
+    """What to type on every node."""
+    if known.one_rank:
+        return "python -m distboot run -- python train.py"
+    count = "auto" if known.per_node else "8"
+    return f"python -m distboot run --nproc-per-node {count} -- python train.py"
+
+
 def _of_platforms() -> str:
     rows = [
         "| platform | recognised by | address of rank 0 | not if `true` | job id |",
@@ -165,6 +220,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "errors": _errors,
     "variables of launchers": _of_launchers,
     "variables of platforms": _of_platforms,
+    "platforms that number nodes": _of_nodes,
     "help": _help,
 }
 

@@ -28,7 +28,7 @@ from supervised import Start, job
 from tensorflows import QUIET, ByHand, by_rank
 
 import distboot as package
-from distboot.doctor import Machine
+from distboot.doctor.machine import Machine
 from distboot.rendezvous.messages import Ready
 
 ROOT = Path(__file__).parent.parent  # of the repository, or of an sdist

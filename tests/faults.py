@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import faults_inject as do
-from faults_job import Job
+from faults_job import LAUNCHERS, Job
 from hosts import Hosts
 
 QUIET = {"DISTBOOT_HEARTBEAT_TIMEOUT": str(do.SHORT)}
@@ -46,6 +46,7 @@ class Fault:
     exit_code: int = 143  # of the job
     # The ranks whose process that the launcher started the fault, or the end, kills
     killed: tuple[int, ...] = ()
+    launchers: tuple[str, ...] = LAUNCHERS  # under which there can be such a fault
 
     @property
     def missing(self) -> str | None:
@@ -54,6 +55,9 @@ class Fault:
 
 KILLED = "killed by SIGKILL"
 NO_MEMORY = "(exit code 1|uncaught exception: MemoryError)"
+# Having lost its daemon on nodeb, mpirun (Open MPI 5) exits, now and then before it has ended the ranks of nodea
+LAUNCHER_GONE = r"rank \d failed first: its launcher is gone: \S+ \(process \d+\), on node[ab]"
+WITH_PROCESSES = ("torchrun", "mpirun", "srun")
 HOST_GONE = "rank(s 2-3| 2| 3) (became unreachable|failed) first: "
 _B_GONE = "(ranks 2-3|rank [23]) became unreachable first: "
 CUT = {
@@ -161,5 +165,13 @@ FAULTS = [
         "cut-stop", "the same, and rank 3 is asked to stop meanwhile", act="stop",
         inject=do.stop_while_cut, env={**QUIET, "DISTBOOT_GRACE": "60", "DISTBOOT_STOP_SIGNALS": "USR1"},
         after=do.open_ports, once=r"all ranks stop at read \d+ of ctx.preempted\n",
+    ),
+    Fault(
+        "launcher", "SIGKILL for the launcher's process on nodeb", all_but([], LAUNCHER_GONE), 143, (2, 3),
+        inject=do.kill_launcher, cut=True, killed=(0, 1, 2, 3), launchers=WITH_PROCESSES,
+    ),
+    Fault(
+        "launcher-stop", "SIGSTOP for the launcher's process on nodeb, for 5 s",
+        inject=do.stop_launcher_for_a_while, launchers=WITH_PROCESSES,
     ),
 ]  # fmt: skip

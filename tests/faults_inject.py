@@ -35,6 +35,18 @@ def _goes_on(job: Job, seconds: float) -> None:
     assert job.await_end_of([0], seconds) is None, job.output()
 
 
+def kill_launcher(job: Job) -> None:
+    job.send(signal.SIGKILL, job.launcher_of(3))
+
+
+def stop_launcher_for_a_while(job: Job) -> None:
+    launcher = job.launcher_of(3)
+    job.send(signal.SIGSTOP, launcher)
+    _goes_on(job, 5)
+    job.send(signal.SIGCONT, launcher)
+    job.go_on()
+
+
 def stop_for_a_while(job: Job) -> None:
     job.send(signal.SIGSTOP, job.scripts[3])
     _goes_on(job, 5)

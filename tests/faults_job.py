@@ -22,6 +22,7 @@ from hosts import Hosts, _end, missing_for_slurm
 from launched import MPI_ENV, MPIRUN
 
 from distboot.agent.monitored_process import Process as Watched
+from distboot.process import proc_stat
 
 WAYS = ("init", "wrapper")
 LAUNCHERS = ("torchrun", "mpirun", "srun", "plain")
@@ -201,6 +202,10 @@ class Job:
             each for each in self.members(HOST_OF[rank]) if each.watches and each.rank == rank
         ]
         return found
+
+    def launcher_of(self, rank: int) -> Process:
+        """What has started a rank on its host, the agent or daemon of the launcher."""
+        return Process(int(proc_stat(self.ranks[rank].pid)[1]))
 
     def shell(self, host: str, command: str) -> None:
         """Run a command on a host, which must end well."""

@@ -11,6 +11,7 @@ later ones to the end, where it leaves its loss in `loss`.
 import ctypes
 import os
 import resource
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -156,4 +157,8 @@ def main() -> None:
         time.sleep(3)
 
 
+if "FAULTS_OUTLIVES" in os.environ:  # the wrapper passes these on
+    outlive = signal.SIG_IGN if os.environ["FAULTS_OUTLIVES"] == "ignored" else lambda *_: None
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, outlive)
 train() if WAY == "restarts" else main()

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from distboot.cli.doctor import examine
-from distboot.doctor import Finding, Machine
+from distboot.doctor.finding import Finding
+from distboot.doctor.machine import Machine
 
 FOLDER = Path(__file__).parent / "machines"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
@@ -52,7 +53,7 @@ def machine(
 
     attributes: dict[str, object] = {
         "environ": {**told["environ"], **environ}, "root": root, "system": "linux", "packages": [PACKAGES],
-        "host": told["host"], "now": INSTALLED + 3600, "since": INSTALLED, "may_open": lambda _: True,
+        "host": told["host"], "now": INSTALLED + 3600, "installed_at": INSTALLED, "may_open": lambda _: True,
         "shared_memory": lambda: tuple(told["shared_memory"]), "look_up": look_up,
         "addresses": lambda: [(interface, address) for interface, address in told["addresses"]],
         **changes,

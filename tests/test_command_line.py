@@ -14,7 +14,7 @@ from conftest import Run
 from ranks import RunRanks
 
 from distboot import detect
-from distboot.cli.show import docker
+from distboot.cli.env import docker_options
 from distboot.detection.export import with_local_rank, without_local_rank, wrong_local_rank
 from distboot.detection.placement import FIELDS
 from distboot.errors import CODES
@@ -96,7 +96,7 @@ def test_exports_for_a_container(distboot: Run) -> None:
 
 def test_docker_options_are_quoted_for_a_shell() -> None:
     texts = ["A=1", "B=two  words", 'C=it\'s "$HOME" `id` $(id) \\', "D=one\nline;more", "E=*"]
-    assert _evaluated(docker(texts)) == [word for text in texts for word in ("-e", text)]
+    assert _evaluated(docker_options(texts)) == [word for text in texts for word in ("-e", text)]
 
 
 _SECONDS = "is not a number of seconds\nhint: give a number"

@@ -112,6 +112,10 @@ ELSEWHERE = {
     "kubectl": "there is no cluster: the objects are checked by test_docs_yaml.py",
     "az": "there is no Azure: the jobs are checked by test_docs_azure.py",
     "aws": "there is no AWS: the job definition is checked by test_docs_yaml.py",
+    **dict.fromkeys(
+        ("sky", "dstack", "lep", "gcloud"),
+        "a platform that is not here: what it starts is run by test_docs_clouds.py",
+    ),
     "make": "CI and a clean clone run these; some take half an hour",
 }
 # Blocks that are not run, by page and first line.
@@ -127,6 +131,14 @@ NOT_RUN = {
     ("docs/how-to/doctor.md", "$ mpirun -n 16 … python -m distboot doctor --job"): (
         "two machines, one with too little shared memory: test_doctor.py has such a job"
     ),
+    (
+        "docs/how-to/another-cloud.md",
+        "$ python -m distboot run --framework jax --nproc-per-node 1 -- bash neuron.sh",
+    ): "two nodes: test_docs_clouds.py",
+    (
+        "docs/how-to/another-cloud.md",
+        "$ export NODE_RANK=$ACME_NODE_INDEX NUM_NODES=$ACME_NODE_COUNT MASTER_ADDR=$ACME_NODE_0 MASTER_PORT=29500",
+    ): "two nodes: test_docs_clouds.py",
     (
         "docs/how-to/late-ranks.md",
         "$ python -m distboot stacks",

@@ -150,6 +150,42 @@ def test_troubleshooting_quotes_torch() -> None:
     assert [text for text in (*OF_TORCH, *OF_TORCHS_PYTHON) if text.strip() not in page] == []
 
 
+def _tables_of_texts() -> list[list[list[str]]]:
+    """The rows of the two tables of distboot's own texts, cell by cell."""
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    found = []
+    for heading in ("## Errors of distboot\n", "## Other texts of distboot\n"):
+        section = page.partition(heading)[2].partition("\n## ")[0]
+        lines = [line for line in section.splitlines() if line.startswith("| ")]
+        found.append([line.strip("| ").split(" | ") for line in lines[1:]])
+    return found
+
+
+def test_troubleshooting_has_every_code_and_its_texts() -> None:
+    errors, others = _tables_of_texts()
+    codes = [re.match(r"\[`([\w-]+)`\]\(reference/errors\.md#\1\)$", row[0]) for row in errors]
+    assert [code and code[1] for code in codes] == sorted(CODES)
+    quoted = " ".join([*(row[1] for row in errors), *(row[0] for row in others)])
+    texts = re.findall(r"`([^`]+)`", quoted)
+    assert len(texts) > 60
+    code = "\0".join(_pieces())
+    assert [text for text in texts if text not in code] == []
+
+
+def test_troubleshooting_is_in_alphabetical_order() -> None:
+    def key(text: str) -> str:
+        return re.sub("[`…]", "", text).lower()
+
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    of_others, without = (
+        re.findall("^### (.*)$", page.partition(heading)[2].partition("\n## ")[0], re.MULTILINE)
+        for heading in ("## Texts of other programs\n", "## Without a text\n")
+    )
+    assert len(of_others) > 20
+    for headings in (of_others, without, [row[0] for row in _tables_of_texts()[1]]):
+        assert headings == sorted(headings, key=key)
+
+
 def test_codes_and_variables_in_the_pages_exist() -> None:
     known = set(
         re.findall(

@@ -28,6 +28,7 @@ from test_docs_console import TRAIN
 from distboot import DistbootError, detect
 from distboot.cli.run_options import count_of
 from distboot.detection.detect import refuse_unless_rank
+from distboot.rendezvous.foreign import CLOSES
 
 ENTRYPOINT = ["python", "-m", "distboot", "run"]
 KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
@@ -68,21 +69,29 @@ DOCUMENTS: list[tuple[str, dict[str, Any]]] = [
         if '"event"' not in block.text
     ),
 ]
+# Fields with names that are the user's, or another project's
+FREE = ("limits", "selector", "labels", "annotations")
 # Have only what is added there to the others.
 RETRIES, RESTARTS = "docs/reference/exit-codes.md", "docs/how-to/restarts.md"
+MESHES, CLOUDS = "docs/how-to/service-meshes.md", "docs/how-to/another-cloud.md"
 # What is different here: nodes of four CPUs. Containers are container_stub.py's.
 SMALLER = {"--ntasks-per-node=8": "--ntasks-per-node=2", "#SBATCH --gpus-per-node=8\n": ""}
 
 
 def _kind(document: dict[str, Any]) -> str:
-    return str(document.get("kind") or document["type"])
+    for name in ("kind", "type"):
+        if name in document:
+            return str(document[name])
+    return "CustomJobSpec" if "workerPoolSpecs" in document else "SkyPilot task"
 
 
 def _of_kind(kind: str, on: str = "") -> dict[str, Any]:
     """The object of this kind, on the one page that has it whole, or on one of these."""
     of_kind = [(page, one) for page, one in DOCUMENTS if _kind(one) == kind]
     (found,) = [
-        one for page, one in of_kind if (page == on if on else page not in (RETRIES, RESTARTS))
+        one
+        for page, one in of_kind
+        if (page == on if on else page not in (RETRIES, RESTARTS, MESHES, CLOUDS))
     ]
     return found
 
@@ -91,7 +100,7 @@ def _fields(document: Any, path: str = "") -> Iterator[str]:
     """The paths of all fields: `spec.template.spec.containers.name`."""
     if isinstance(document, dict):
         for name, value in document.items():
-            own = "*" if path.endswith((".limits", ".selector")) or path == "selector" else name
+            own = "*" if path.rpartition(".")[2] in FREE else name
             yield f"{path}.{own}".lstrip(".")
             yield from _fields(value, f"{path}.{own}".lstrip("."))
     elif isinstance(document, list):
@@ -254,6 +263,21 @@ def test_pods_have_shared_memory_and_time_to_stop() -> None:
             assert volume["emptyDir"]["medium"] == "Memory"
             if container["name"] != "worker":  # that is sshd, which leaves the ranks to mpirun
                 assert pod["terminationGracePeriodSeconds"] > 30  # which is DISTBOOT_GRACE
+
+
+def test_pods_without_a_service_mesh() -> None:
+    marks = [
+        mark
+        for page, job in DOCUMENTS
+        if page == MESHES
+        for mark in job["spec"]["template"]["metadata"].values()
+    ]
+    assert all(isinstance(value, str) for mark in marks for value in mark.values()), marks
+    # What the hint of an error says is what the page shows.
+    hint = CLOSES.remedy
+    shown = {name: value for mark in marks for name, value in mark.items()}
+    assert f'label sidecar.istio.io/inject: "{shown["sidecar.istio.io/inject"]}"' in hint
+    assert f"annotation linkerd.io/inject: {shown['linkerd.io/inject']}" in hint
 
 
 # -- AWS Batch

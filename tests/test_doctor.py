@@ -17,7 +17,8 @@ from rendezvous_peers import altered
 
 from distboot import detect
 from distboot.cli.doctor import Findings, examine, gathered, grouped, text
-from distboot.doctor import Finding, Machine
+from distboot.doctor.finding import Finding
+from distboot.doctor.machine import Machine
 from distboot.rendezvous.job_info import JobInfo
 from distboot.rendezvous.protocol import Channel
 
@@ -158,7 +159,7 @@ def test_rank_0_prints_what_is_odd_and_on_which_ranks(run_ranks: RunRanks) -> No
         empty,
     ) == (True, True, "")
     host = os.uname().nodename
-    seen = f"interfaces: rank 1 on {host}: NCCL_SOCKET_IFNAME='nosuch0', and this host has no interface 'nosuch0'"
+    seen = f"interfaces: rank 1 on {host}: NCCL_SOCKET_IFNAME='nosuch0', but this host has no interface 'nosuch0'"
     (index,) = (index for index, line in enumerate(lines) if line.startswith(f"problem  {seen}"))
     assert lines[index + 1].startswith(
         "           remedy: name one of these, or unset NCCL_SOCKET_IFNAME"

@@ -143,8 +143,8 @@ CHECKS: list[tuple[str, str, Mapping[str, str], Mapping[str, str | None], str, s
     (VISIBLE, AZURE, {CUDA_VISIBLE: "0,1"}, {}, "problem", "2 of 8; 8 ranks are on this node"),
     (VISIBLE, AZURE, {CUDA_VISIBLE: "3"}, {}, "ok", ""),  # the launcher shows each rank its own
     (VISIBLE, "rocm", _of_hip("1"), {}, "ok", "1 of 8"),
-    (VISIBLE, "rocm", _of_hip("2"), {}, "problem", "='2', and"),
-    (VISIBLE, "rocm", {CUDA_VISIBLE: "9"}, {}, "problem", "='9', and there is no device 9"),
+    (VISIBLE, "rocm", _of_hip("2"), {}, "problem", "='2', but"),
+    (VISIBLE, "rocm", {CUDA_VISIBLE: "9"}, {}, "problem", "='9', but there is no device 9"),
     (VISIBLE, "rocm", {CUDA_VISIBLE: "9", "HIP_VISIBLE_DEVICES": "0"}, {}, "ok", "1 of 8"),
     ("driver", AZURE, {}, {}, "ok", "NVIDIA driver 535.161.08"),
     (
@@ -201,14 +201,14 @@ CHECKS: list[tuple[str, str, Mapping[str, str], Mapping[str, str | None], str, s
     ("interfaces", "efa", {IFNAME: "eth0"}, {}, "ok", "docker0, eth0, lo"),
     ("interfaces", "efa", {IFNAME: "^docker,lo"}, {}, "ok", ""),
     ("interfaces", "efa", {IFNAME: "^=docker0,lo"}, {}, "ok", ""),
-    ("interfaces", "efa", {IFNAME: "^=docker0"}, {}, "problem", "so that it may take lo"),
+    ("interfaces", "efa", {IFNAME: "^=docker0"}, {}, "problem", "so that NCCL may use lo"),
     (
         "interfaces",
         "efa",
         {IFNAME: "^docker0", "WORLD_SIZE": "8"},
         {},
         "warning",
-        "so that it may take lo",
+        "so that NCCL may use lo",
     ),
     (
         "interfaces",
@@ -225,7 +225,7 @@ CHECKS: list[tuple[str, str, Mapping[str, str], Mapping[str, str | None], str, s
         TOPOLOGY,
         {},
         "warning",
-        "='/topo.xml', and there is no such file here",
+        "='/topo.xml', but there is no such file here",
     ),
     (
         "nccl-settings",
@@ -233,7 +233,7 @@ CHECKS: list[tuple[str, str, Mapping[str, str], Mapping[str, str | None], str, s
         PLUGIN,
         {},
         "warning",
-        "='/opt/plugin.so', and the dynamic linker finds no such",
+        "='/opt/plugin.so', but the dynamic linker finds no such",
     ),
     ("nccl-settings", LAPTOP, {"NCCL_P2P_DISABLE": "1"}, {}, "warning", "NCCL_P2P_DISABLE=1"),
     ("nccl-settings", LAPTOP, {"NCCL_SHM_DISABLE": "1"}, {}, "warning", "NCCL_SHM_DISABLE=1"),
@@ -367,7 +367,7 @@ def test_accelerators_that_did_not_get_into_the_container(
 def test_accelerator_that_this_user_may_not_open(get: Get, tmp_path: Path) -> None:
     one = get("rocm", files={"dev/kfd": "", "dev/dri/renderD128": ""}, may_open=lambda _: False)
     found = one_of(one, "accelerators")
-    assert found.seen == "8 AMD GPUs on this host, and this user may not open /dev/kfd"
+    assert found.seen == "8 AMD GPUs on this host, but this user may not open /dev/kfd"
     assert found.remedy == f"docker run --group-add {(tmp_path / 'dev/kfd').stat().st_gid}"
 
 

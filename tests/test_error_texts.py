@@ -76,6 +76,29 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "volcano_pod_of_another_task": (RUN, {"VC_TASK_INDEX": "0", "VC_WORKER_NUM": "1", "WORLD_SIZE": "3"}),
     "lightning_by_hand": (RUN, LIGHTNING_BY_HAND),
     "awsbatch": (RUN, AWSBATCH),
+    "not_alone": (
+        RUN,
+        {
+            "ACME_NODE_RANK": "1",
+            "ACME_NUM_NODES": "2",
+            "ACME_WORLD_SIZE": "16",
+            "ACME_NODE_IPS": "10.0.0.4,10.0.0.5",
+        },
+    ),
+    "not_alone_address": (RUN, {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29500"}),
+    "world_size_of_one_and_signs": (
+        RUN,
+        {"RANK": "0", "WORLD_SIZE": "1", "ACME_NODE_RANK": "1", "ACME_NUM_NODES": "2"},
+    ),
+    "platforms_that_disagree": (
+        RUN,
+        {
+            "SKYPILOT_NODE_RANK": "1",
+            "SKYPILOT_NUM_NODES": "2",
+            "LWS_WORKER_INDEX": "1",
+            "LWS_GROUP_SIZE": "3",
+        },
+    ),
     "sagemaker_eight_gpus": (RUN, {**SAGEMAKER, "SM_NUM_GPUS": "8"}),
     "pals_without_a_size": (RUN, {name: value for name, value in PALS.items() if name != "PMI_SIZE"}),
     "slurm_task_0_of_a_container": (RUN, {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}),

@@ -4,6 +4,7 @@ import itertools
 import os
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -103,6 +104,42 @@ def test_training_goes_on(
         if report is not None:
             (failed,) = report["failed_rounds"]
             assert set(failed["ranks"]) <= {*fault.culprits}
+
+
+OUTLIVED = [
+    (how, name) for how in ("ignored", "handled") for name in ("SIGHUP", "SIGINT", "SIGQUIT")
+]
+
+
+def _outlived_cells() -> Iterator[object]:
+    """Each signal under one launcher; `make faults` has all."""
+    for number, (how, name) in enumerate(OUTLIVED):
+        for launcher in LAUNCHERS:
+            if WRITE or launcher == LAUNCHERS[number % len(LAUNCHERS)]:
+                yield pytest.param((how, name), launcher, id=f"{name}-{how}-{launcher}")
+
+
+@pytest.mark.parametrize(("outlived", "launcher"), list(_outlived_cells()))
+def test_outlived_signal_changes_no_restart(
+    hosts: Hosts,
+    request: pytest.FixtureRequest,
+    unbroken: float,
+    outlived: tuple[str, str],
+    launcher: str,
+) -> None:
+    """Every rank gets it from its wrapper; later one is killed."""
+    require(launcher, request)
+    how, name = outlived
+    index = next(_index)
+    with job(hosts, hosts.shared / f"outlived-{index}", "restarts", launcher) as one:
+        env = {**_ENV, "FAULTS_OUTLIVES": how}
+        one.start("none", (3,), 29600 + index, env)
+        one.await_ready()
+        watchers = {each.pid: each for each in one.members() if each.watches}
+        one.send(getattr(signal, name), *watchers.values())
+        do.kill(signal.SIGKILL, 3)(one)
+        _goes_on(one, unbroken)
+        assert len(re.findall("rank 0 on nodea: restart 1 of 2: ", one.output())) == 1
 
 
 def _replaced(*indices: int) -> Callable[[Job], None]:

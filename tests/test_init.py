@@ -172,7 +172,7 @@ _HERE = f"rank 1 on {os.uname().nodename}: rank 0 did not answer at 127.0.0.1:"
         (
             {"GLOO_SOCKET_IFNAME": "ib7"},
             "unknown-interface",
-            "='ib7', and this host has no interface 'ib7': it has lo",
+            "='ib7', but this host has no interface 'ib7': it has lo",
         ),
         (
             {"DISTBOOT_RENDEZVOUS": "no"},

@@ -18,7 +18,7 @@ from distboot.agent.messages import Locate, Position, Stalled
 from distboot.agent.progress import Movement
 from distboot.agent.root_cause import RankState, RootCause
 from distboot.agent.stacks import Stacks, frame
-from distboot.cli import show
+from distboot.cli import stacks
 from distboot.host import free_port
 from distboot.report import EventLog
 from distboot.settings import SupervisionSettings
@@ -418,11 +418,11 @@ def test_jobs_on_a_host_are_told_apart_by_the_id_that_their_launcher_gave(
 def test_stacks_are_not_for_another_user(start: Start) -> None:
     job = start(ranks=2)
     pid = job.all_ready()[0]
-    asked = [name for names in show._agents("").values() for name in names]
-    (own,) = [name for name in asked if show._ask(name, pid) is not None]
+    asked = [name for names in stacks.agents_here("").values() for name in names]
+    (own,) = [name for name in asked if stacks.ask(name, pid) is not None]
     child = os.fork()
     if not child:
         os.setuid(65534)
-        os._exit(0 if show._ask(own, pid) is None else 1)
+        os._exit(0 if stacks.ask(own, pid) is None else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert job.finish() == [0, 0]

@@ -130,5 +130,5 @@ def test_events_on_the_page_are_those_in_the_code() -> None:
     shown = re.findall(r"^\| `(\w+)` \|", page.partition("\n## ")[0], re.MULTILINE)
     source = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     named = re.findall(r'\bevent(?:=|": )"(\w+)"', source)
-    begin = re.findall(r'"(\w+)"', source.partition("_BEGINNINGS = ")[2].partition("\n")[0])
+    begin = re.findall(r'"(\w+)"', source.partition("_EVENT_WORDS = ")[2].partition("\n")[0])
     assert sorted(shown) == sorted({*named, *begin, "note"})

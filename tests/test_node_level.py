@@ -29,7 +29,7 @@ def test_show_says_what_it_is_and_the_way_out(distboot: Run) -> None:
     result = distboot("show", env=PYTORCHJOB_4_A_POD)
     assert result.returncode == 0
     assert result.stdout.startswith(
-        "Node 2 of 3, and not a rank: PET_NPROC_PER_NODE=4 asks for 4 processes in each "
+        "Node 2 of 3, not a rank: PET_NPROC_PER_NODE=4 asks for 4 processes in each "
     )
     assert "python -m distboot --nproc-per-node N script.py" in result.stdout
 

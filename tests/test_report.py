@@ -291,7 +291,7 @@ def test_earlier_report_stays_when_a_new_one_cannot_be_written(tmp_path: Path) -
 
 @pytest.mark.parametrize("path", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/2"])
 def test_own_output_is_no_file_for_a_report(path: str) -> None:
-    assert "another file for each process" in str(unwritable(path))
+    assert "a different file for each process" in str(unwritable(path))
 
 
 def test_link_stays_a_link_and_a_pipe_needs_no_reader_yet(tmp_path: Path) -> None:

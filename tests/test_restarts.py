@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from distboot.agent.exit_status import ExitStatus
 from distboot.agent.restarts import MPI_LIBRARY, Restarts
 from distboot.agent.root_cause import RankState, from_exit
 from distboot.agent.supervisor import _end_orphans
+from distboot.rendezvous.membership import EarlierAgent, describe_earlier
 from distboot.rendezvous.messages import Refused
 from distboot.settings import RestartSettings
 
@@ -263,8 +265,35 @@ def test_rank_that_does_not_come_again_is_named(start: Start) -> None:
     os.killpg(job.processes[1].pid, signal.SIGKILL)
     assert job.codes() == [75, 137, 75]
     for rank in (0, 2):
-        assert "2 of 3 ranks joined within 2.5 s, missing 1 (node 0)" in job.output(rank)
+        assert re.search(
+            r"2 of 3 ranks joined within 2.5 s, missing 1 \(node 0\); rank 1 on \S+ was lost at \d\d:\d\d:\d\d "
+            r"and has not come back\nhint: .*: start the wrapper of what is missing again, ",
+            job.output(rank),
+        ), job.output(rank)
+    assert "MASTER_ADDR" not in job.output(0)
     assert "Round 1 did not start" in job.report()["headline"]
+
+
+def test_rank_0_that_does_not_come_again_is_named(start: Start) -> None:
+    job = start(_SCRIPT % "", 2, **_ENV, DISTBOOT_JOIN_TIMEOUT="2", DISTBOOT_GRACE="0.5")
+    job.all_ready()
+    os.killpg(job.processes[0].pid, signal.SIGKILL)
+    assert job.codes() == [137, 75]
+    assert re.search(
+        r"rank 0 on \S+ was lost at \d\d:\d\d:\d\d and has not come back\n", job.output(1)
+    )
+    assert "set MASTER_ADDR" not in job.output(1)
+
+
+def test_agents_of_the_round_before_are_said_by_host() -> None:
+    agents = [EarlierAgent(2, "b", 1.0), EarlierAgent(3, "b", 2.0), EarlierAgent(5, "c\n")]
+    when = time.strftime("%H:%M:%S", time.localtime(2.0))
+    assert describe_earlier(agents, "rank") == (
+        f"; ranks 2-3 on b were lost at {when} and have not come back"
+        "; rank 5 on c\\n was there in the round before"
+    )
+    many = [EarlierAgent(number, str(number)) for number in range(10)]
+    assert describe_earlier(many, "node").endswith("; and those of 2 other hosts")
 
 
 def test_second_agent_of_a_rank_that_is_there_is_refused_and_the_job_goes_on(

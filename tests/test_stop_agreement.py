@@ -8,17 +8,8 @@ from collections import deque
 import pytest
 
 from distboot.agent.messages import StopAt
-from distboot.agent.preemption import (
-    ASKED,
-    LARGEST,
-    READS,
-    STOP,
-    Page,
-    StopAgreement,
-    StopPages,
-    answer,
-    mapped,
-)
+from distboot.agent.stop_agreement import StopAgreement
+from distboot.agent.stop_pages import ASKED, LARGEST, READS, STOP, Page, StopPages, answer, mapped
 from distboot.rendezvous.protocol import decode, encode
 
 SCHEDULES = int(os.environ.get("SCHEDULES", "3000"))  # 1,000,000 take 10 minutes of CPU
@@ -30,7 +21,7 @@ class Pages(StopPages):
 
     def __init__(self) -> None:
         super().__init__(limit=60.0)
-        self.page: Page = [0, 0, 0]
+        self.page: Page = [0, 0, 0, 0]
         self._pages[0] = self.page
 
 

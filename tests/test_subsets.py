@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distboot import DistbootError, Placement, detect
+from distboot.detection import surroundings
 from distboot.detection.detect import LAUNCHERS
 from distboot.rendezvous.membership import JoinTable, build_membership
 from distboot.rendezvous.messages import WorkerInfo
@@ -120,7 +121,8 @@ class _Undecided(Mapping[str, str]):
         return value
 
     def __iter__(self) -> Iterator[str]:
-        return iter([name for name in self._environ if name in self])
+        # All who look at every name look for those that may be a sign of others
+        return iter([name for name in surroundings.names(self._environ) if name in self])
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

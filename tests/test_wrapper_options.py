@@ -131,7 +131,7 @@ def test_script_whose_ranks_would_train_apart_is_warned_of(
     script = tmp_path / "train.py"
     said = (
         f"warning: {script} starts {named}, which reads variables of its own, and without them each rank trains "
-        f"apart: python -m distboot run --framework {named} {'-- python ' if '--' in before else ''}{script}\n"
+        f"separately: python -m distboot run --framework {named} {'-- python ' if '--' in before else ''}{script}\n"
     )
     assert [(rank.code, rank.err.count("warning")) for rank in ended] == [
         (0, bool(named)),
@@ -146,7 +146,7 @@ def test_ranks_of_a_node_that_would_train_apart_are_warned_of(
 ) -> None:
     script = "if False:\n    import horovod.torch as hvd\n"
     done = distboot("run", "--nproc-per-node", count, "train.py", train=script)
-    remedy = f"trains apart: python -m distboot run --framework horovod --nproc-per-node {count} train.py\n"
+    remedy = f"trains separately: python -m distboot run --framework horovod --nproc-per-node {count} train.py\n"
     assert (done.returncode, remedy in done.stderr) == (0, is_said), done.stderr
 
 

@@ -7,18 +7,30 @@ import hmac
 import os
 import socket
 import struct
+import threading
 import time
 from array import array
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
+from ..errors import DistbootError
 from ..rendezvous import local
 from ..rendezvous.coordinator import Coordinator
 from ..rendezvous.join import Joined, PortInUse, listening
 from ..rendezvous.keys import Keys
 from ..rendezvous.membership import Membership
-from ..rendezvous.messages import Arrive, AskStacks, Go, Leave, Ready, RequestStop, ShowStacks
+from ..rendezvous.messages import (
+    Arrive,
+    AskStacks,
+    Failed,
+    Go,
+    Leave,
+    Ready,
+    RequestStop,
+    ShowStacks,
+    as_problem,
+)
 from ..rendezvous.protocol import BEFORE_AUTHENTICATION, Frames, ProtocolError, most_from_rank_0
 from ..rendezvous.worker import Worker
 from ..settings import SupervisionSettings
@@ -26,13 +38,17 @@ from ..text import log_line
 from .failure_coordinator import FailureCoordinator
 from .failure_reporter import FailureReporter
 from .heartbeat import HeartbeatConnection
+from .launcher_process import LauncherProcess
 from .loop import Answer, EventLoop
 from .returning import Returning
 from .root_cause import ranks_of
 
+_EXPLANATION = 1.0  # seconds for rank 0 to say why all stop, once our launcher is gone
+_POLL_INTERVAL = 1.0  # seconds, where the kernel does not tell that a process has ended
 _SEND_LIMIT = 1.0  # seconds for a script to take an answer, which it waits for
 _MOST_SESSIONS = 64  # of one rank
 _MOST_STRANGERS = 256  # several turns: a script has the time to show its token
+_LONGEST_NOTICE = 200  # bytes
 _WAITING = 256  # connections that it has not accepted yet
 _ACCEPTED_AT_ONCE = 64
 CREDENTIALS = struct.Struct("3i")  # struct ucred, unix(7): pid, uid, gid
@@ -95,6 +111,9 @@ class Agent:
             self.loop.call_at(
                 time.monotonic() + max(settings.stop_at - time.time(), 0.0), self._request_stop
             )
+        self._over = threading.Event()  # set once this agent needs no more notices
+        if settings.stop_notice and self.ranks[0] in {node[0] for node in membership.nodes}:
+            self._watch_notices(settings)
         self._sessions: list[_Session] = []
         self._listener: socket.socket | None = None
         self._name = ""  # at which it listens
@@ -117,12 +136,33 @@ class Agent:
     def serve(self, connection: socket.socket, rank: int | None = None) -> _Session:
         """Take what the script of a rank says on this socket; None: it has to show its token first."""
         session = _Session(
-            connection, Frames(local.FROM_STRANGERS if rank is None else local.MOST), rank
+            connection, Frames(local.FROM_STRANGERS if rank is None else local.FROM_SCRIPTS), rank
         )
         self._sessions.append(session)
         connection.settimeout(_SEND_LIMIT)  # no script holds up the loop
         self.loop.add_reader(connection.fileno(), partial(self._read, session))
         return session
+
+    def watch_launcher(self, launcher: LauncherProcess) -> None:
+        """End our ranks if the process of the launcher above them ends before them."""
+        if launcher.file is None:
+            self._poll_launcher(launcher)
+        else:
+            self.loop.add_reader(launcher.file, partial(self._launcher_ended, launcher))
+
+    def _poll_launcher(self, launcher: LauncherProcess) -> None:
+        now = time.monotonic()
+        if launcher.has_ended():
+            self._launcher_ended(launcher, now)
+        else:
+            self.loop.call_at(now + _POLL_INTERVAL, partial(self._poll_launcher, launcher))
+
+    def _launcher_ended(self, launcher: LauncherProcess, now: float) -> None:
+        if launcher.file is not None:
+            self.loop.remove_reader(launcher.file)
+        if launcher.has_left_rank():
+            self.role.orphaned(launcher.text, now)
+            self.loop.call_at(now + _EXPLANATION, partial(self.role.stop_orphans, launcher.text))
 
     def open(self) -> None:
         """Let the scripts find us."""
@@ -142,12 +182,32 @@ class Agent:
 
     def close(self) -> None:
         """The loop is over, and who waits for an answer finds the connection closed."""
+        self._over.set()
         for each in (self._listener, *(session.socket for session in self._sessions)):
             if each is not None:
                 each.close()
 
-    def _request_stop(self) -> None:
-        self.role.take(self.ranks[0], RequestStop("the job ends soon"), time.monotonic())
+    def _request_stop(self, why: str = "the job ends soon") -> None:
+        self.role.take(self.ranks[0], RequestStop(why), time.monotonic())
+
+    def _watch_notices(self, settings: SupervisionSettings) -> None:
+        """Ask for notices that this machine will be taken away; one agent of each node does."""
+        from .stop_notices import watch  # here, as few jobs do
+
+        ours, its = socket.socketpair()
+        ours.setblocking(False)
+
+        def receive(_now: float) -> None:
+            self.loop.remove_reader(ours.fileno())
+            with ours:
+                self._request_stop(ours.recv(_LONGEST_NOTICE).decode())
+
+        def ask(why: str) -> None:
+            with its:
+                its.sendall(why.encode())
+
+        self.loop.add_reader(ours.fileno(), receive)
+        watch(settings.stop_notice, settings.notice_address, ask, self.role.say, self._over)
 
     def _accept(self, listener: socket.socket, _now: float) -> None:
         with suppress(OSError):
@@ -188,24 +248,47 @@ class Agent:
             self._take_from(rank, session, message, now)
 
     def _take_from(self, rank: int, session: _Session, message: object, now: float) -> None:
-        if isinstance(message, Ready | Arrive):
-            self.role.ask(rank, message, partial(self._answer, session), now)
-        elif isinstance(message, Leave | RequestStop):
-            if isinstance(message, Leave):
-                if rank == self.ranks[0]:
-                    self._joined.release_port()
-                session.send(local.Listening())
-            self.role.take(rank, message, now)
-        elif isinstance(message, local.Listen):
-            self._give_listener(session, rank)
-        elif isinstance(message, local.Keep):
-            if rank == 0 and self._coordinator is not None and self._joined.listener is not None:
-                self._coordinator.pool.accept_again()
-        elif isinstance(message, local.AskLog):
-            session.send(local.Log(tuple(self._joined.log() or ())))
-        elif isinstance(message, local.Finish):
-            self.role.leave()
-            self.role.turn(now)
+        match message:
+            case Ready() | Arrive():
+                self.role.ask(rank, message, partial(self._answer, session), now)
+            case Leave():
+                self._close_context(rank, session)
+                self.role.take(rank, message, now)
+            case RequestStop():
+                self.role.take(rank, message, now)
+            case local.Listen():
+                self._give_listener(session, rank)
+            case local.Keep():
+                self._keep_listener(rank)
+            case local.AskLog():
+                session.send(local.Log(tuple(self._joined.log() or ())))
+            case local.Finish():
+                self._finish(now)
+
+    def _close_context(self, rank: int, session: _Session) -> None:
+        if rank == self.ranks[0]:
+            self._joined.release_port()
+        self._end_wait(rank)
+        self.role.stops.close(rank)
+        session.send(local.Listening())
+
+    def _keep_listener(self, rank: int) -> None:
+        if rank == 0 and self._coordinator is not None and self._joined.listener is not None:
+            self._coordinator.pool.accept_again()
+
+    def _finish(self, now: float) -> None:
+        if self.role.held:
+            raise ProtocolError("cannot end the agent of a wrapper")
+        self.role.leave()
+        self.role.turn(now)
+
+    def _end_wait(self, rank: int) -> None:
+        """Fail the wait of a thread of the script while another one closes the context."""
+        wait = self.role.waiting.pop(rank, None)
+        if wait is not None:
+            problem = f"{wait.key.text}: this rank closed its context while it waited"
+            error = DistbootError("usage", problem, "close it once no thread waits any more")
+            wait.reply(Failed(as_problem(error), wait.key))
 
     def _answer(self, session: _Session, message: Answer) -> None:
         """Answer a script; one that begins gets the page in which it says how far it is."""
@@ -232,7 +315,8 @@ class Agent:
             raise ProtocolError("is not the script of a rank of this agent")
         if sum(other.rank == rank for other in self._sessions) >= _MOST_SESSIONS:
             raise ProtocolError("has too many connections")
-        session.rank, session.frames.most = rank, local.MOST
+        session.rank = rank
+        session.frames.most = local.FROM_SCRIPTS
         session.send(self._result)
 
     def _ask_stacks(self, session: _Session, message: AskStacks, now: float) -> None:

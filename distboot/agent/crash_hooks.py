@@ -46,6 +46,7 @@ _pipe: tuple[int, int] | None = None
 _of_parent: tuple[int, int] | None = None  # the same of the process that has forked this one
 _clean: Callable[[str], str] = str  # takes the secret of the job out of a text
 _mask: set[int] = set()  # of signals, before a fork
+term_is_held = False  # whether `stop_signals` has taken SIGTERM, and reports it
 
 
 def install(pipe: int, *, term: bool = False) -> None:
@@ -145,7 +146,7 @@ def _register_term() -> None:
     In C: it does not wait for Python's lock.
     """
     handler = signal.getsignal(signal.SIGTERM)
-    if _pipe is not None and (handler == signal.SIG_DFL or callable(handler)):
+    if _pipe is not None and not term_is_held and (handler == signal.SIG_DFL or callable(handler)):
         faulthandler.register(signal.SIGTERM, _pipe[0], all_threads=False, chain=True)
 
 
@@ -158,7 +159,9 @@ def _follow_term() -> None:
     def set_handler(number: int, handler: Any) -> Any:
         if number != signal.SIGTERM or _pipe is None:
             return before(number, handler)
+        global term_is_held  # noqa: PLW0603
         faulthandler.unregister(signal.SIGTERM)
+        term_is_held = False
         try:
             return before(number, handler)
         finally:

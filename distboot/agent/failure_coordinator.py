@@ -39,8 +39,8 @@ from .heartbeat import (
 )
 from .late import LateWatch
 from .loop import AFTER_THE_FIRST, DISCONNECTED, Answer, Participant
-from .preemption import StopAgreement
 from .root_cause import GATHERING, FailureReport, RankState, RootCause, RootCauseAnalysis
+from .stop_agreement import StopAgreement
 
 _LINGER = 5.0  # seconds after rank 0 has ended well, for the others to end, too
 _LAST_MESSAGE = 2.0  # seconds beyond the grace for ranks that were told to stop
@@ -321,7 +321,11 @@ class FailureCoordinator(Participant):
             for member in self.own:
                 self.restarts.look(member.pid)
             cause, said = self.restarts.decided(
-                cause, first.end or first.failing, now, is_asked=is_asked
+                cause,
+                first.end or first.failing,
+                now,
+                is_asked=is_asked,
+                is_orphaned=self.is_orphaned,
             )
         self._send(messages.Abort(cause))
         self._stop_own(cause, now)
@@ -444,6 +448,7 @@ class FailureCoordinator(Participant):
             self.log.add("reachable", member.rank)
 
     def _lost(self, member: RankState, why: str, now: float, **more: float) -> None:
+        self.lost_at[member.rank] = time.time()
         self.log.add("unreachable", member.rank, text=why)
         self._analysis.lost(member, why, now, **more)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -195,6 +196,7 @@ class FailureReporter(Participant):
         self.members[0].pid = message.pid
 
     def _lose_rank_0(self, why: str, now: float) -> None:
+        self.lost_at[0] = time.time()
         self._stop_own(
             replace(from_disconnect([self.members[0]], why), restarts=self.may_restart), now
         )

@@ -9,9 +9,10 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from ..process import FROM_OUTSIDE, start_without_signals
+from ..process import start_without_signals
 from ..rendezvous.job_info import JobInfo
 from ..rendezvous.local import VARIABLE, AgentLink
+from ..rendezvous.membership import EarlierAgent
 from ..report import COMMAND
 from ..settings import SupervisionSettings
 from .agent import Agent
@@ -23,6 +24,7 @@ from .monitored_process import HookReader, MonitoredProcess, Process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .launcher_process import LauncherProcess
     from .restarts import Restarts
     from .root_cause import RootCause
 
@@ -33,11 +35,16 @@ class WrapperAgent:
     """The agent of the ranks whose processes `supervisor.run` starts."""
 
     def __init__(
-        self, job: JobInfo, settings: SupervisionSettings, restarts: Restarts | None
+        self,
+        job: JobInfo,
+        settings: SupervisionSettings,
+        restarts: Restarts | None,
+        launcher: LauncherProcess | None = None,
     ) -> None:
         self.is_done = False  # whether nothing is left to do; `supervisor.run` may end
         self.only_serves_rank_0 = False  # whether all other ranks do, and end with it
         self._is_asked = False
+        self._restarts = restarts
         self._job, self._settings = job, settings
         assert job.joined is not None
         self._secret = job.joined.plan.secret
@@ -64,6 +71,8 @@ class WrapperAgent:
         self._children: dict[int, MonitoredProcess] = {}
         self._done: Callable[[], None] = lambda: None
         self._agent.loop.add_reader(self._woken, self._take_events)
+        if launcher is not None:
+            self._agent.watch_launcher(launcher)
         if hasattr(signal, "pidfd_send_signal"):
             self._agent.open()
         # They are for the main thread
@@ -101,13 +110,37 @@ class WrapperAgent:
     def next_round(self) -> RootCause | None:
         """Why the round has ended, once it has, if another one follows."""
         cause = self._role.root_cause
-        return cause if cause is not None and cause.restarts and not self._is_asked else None
+        follows = cause is not None and cause.restarts and not self._leaves
+        return cause if follows else None
+
+    @property
+    def _leaves(self) -> bool:
+        """Whether this agent takes no part in another round."""
+        return self._is_asked or self._role.is_orphaned
 
     def asked(self, number: int) -> None:
-        """The wrapper got a signal from outside, and passed it on."""
-        self._is_asked = self._is_asked or number in FROM_OUTSIDE
-        if number == signal.SIGTERM:  # others may mean something else to the child
+        """A signal asks the wrapper to end: SIGTERM, another one that ended a child, or that found none."""
+        self._is_asked = True
+        if number == signal.SIGTERM:
             self._call(self._stopping)
+
+    def holds_term(self, rank: int) -> bool:
+        """Whether `ctx.preempted` tells the script of a rank to stop, so that it is not to get SIGTERM now."""
+        is_read = self._role.stops.is_read(rank)
+        if self.is_done or is_read is False:
+            return False
+        child = self._children[rank]
+        self._call(child.tell_to_stop)
+        return True
+
+    def outlived(self, signals: set[int]) -> None:
+        """A child has ended later, and of something else, than of signals that came."""
+        if self._restarts is not None:
+            self._restarts.outlived(signals)
+
+    def is_harmless(self, number: int) -> bool:
+        """Whether a signal does not end a script of this job, as it has shown."""
+        return self._restarts is not None and number in self._restarts.harmless
 
     def shows_stacks(self) -> bool:
         """SIGQUIT came: whether it is ours, and we say where all ranks are."""
@@ -131,7 +164,24 @@ class WrapperAgent:
             if end is not None:  # else the loop has ended before
                 found[rank] = (0 if cause is None else cause.exit_code_for(end)) or end.status or 0
         first = () if cause is None else cause.ranks
+        if cause is not None and cause.restarts and self._leaves:
+            # The job has failed, and goes on without this agent's ranks
+            return next(filter(None, (found.get(rank) for rank in first)), cause.exit_code)
         return next(filter(None, (found.get(rank) for rank in (*first, *found))), 0)
+
+    def agents(self) -> tuple[EarlierAgent, ...]:
+        """All agents of this round, for the next one."""
+        membership, lost_at = self._job.membership, self._role.lost_at
+        assert membership is not None
+        node_of = membership.node_of()
+        return tuple(
+            EarlierAgent(
+                number,
+                membership.hosts[node_of[ranks[0]]],
+                max(lost_at.get(rank, 0.0) for rank in ranks),
+            )
+            for number, ranks in enumerate(membership.agents)
+        )
 
     def leave_job(self) -> None:
         """End, as the wrapper becomes the command; that is no failure of this rank."""

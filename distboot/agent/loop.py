@@ -18,11 +18,11 @@ from ..rendezvous.messages import Arrive, Detach, Failed, Go, Key, Ready, Releas
 from ..rendezvous.protocol import Channel, ProtocolError
 from ..settings import SupervisionSettings
 from ..text import first_line
-from .exit_status import leave
+from .exit_status import ExitStatus, leave
 from .heartbeat import BEATS, BOUND, DisconnectedError, HeartbeatConnection, Probe
-from .messages import KINDS, Locate, Reads
-from .preemption import StopPages
-from .root_cause import RankState, RootCause
+from .messages import KINDS, Failing, Locate, Reads
+from .root_cause import RankState, RootCause, from_exit
+from .stop_pages import StopPages
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ class Participant:
     restarts: Restarts | None = None  # decides on rank 0 whether one does
     # Whether all ranks are to get ready first; until then a failure is that of the start
     is_starting: bool = False
+    is_orphaned: bool = False  # whether the launcher's process above our ranks is gone
     root_cause: RootCause | None = None  # why the job ends, once that is known
     orders: dict[int, StopRequest] = field(default_factory=dict)  # by rank of our own
 
@@ -106,6 +107,7 @@ class Participant:
         # Open: their end would be an alarm over there
         self._abandoned: list[HeartbeatConnection] = []
         self._has_left = self._hurried = self._has_decided = False
+        self.lost_at: dict[int, float] = {}  # by rank of another agent; seconds since the epoch
         self._stopped: set[int] = set()  # ranks whose order is executed
         self._ended_at = self._concluded_at = 0.0
 
@@ -182,11 +184,29 @@ class Participant:
             if order is not None and now >= order.at:
                 self._stopped.add(rank)
                 self.watched[rank].stop(order, now)
+        for watched in self.watched.values():
+            watched.pass_on_term(now)
 
     def locate(self, question: Locate, now: float) -> None:
         """Let our ranks say where they are."""
         for watched in self.watched.values():
             watched.locate(question, now)
+
+    def orphaned(self, why: str, now: float) -> None:
+        """The launcher's process above our ranks is gone: they fail for it, and no other round follows here."""
+        self.is_orphaned = True
+        self.may_restart = False
+        for member in self.own:
+            if member.end is None:
+                self.take(member.rank, Failing(ExitStatus(cause=why, when=time.time())), now)
+        if not self.detects:
+            self.stop_orphans(why)
+
+    def stop_orphans(self, why: str) -> None:
+        """Stop our ranks without an answer of rank 0, if there is none."""
+        left = [member for member in self.own if member.end is None]
+        if left and self.root_cause is None:
+            self._stop_own(from_exit(left[0], ExitStatus(cause=why), 0.0), time.monotonic())
 
     def leave(self) -> None:
         """The ranks of this agent leave the job, in good order."""

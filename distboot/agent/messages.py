@@ -23,10 +23,10 @@ from ..rendezvous.protocol import (
     valid,
 )
 from .exit_status import ExitStatus
-from .preemption import LARGEST
 from .progress import MOST_GROUPS
 from .root_cause import RootCause
 from .stacks import Stacks
+from .stop_pages import LARGEST
 
 _count = integer(most=LARGEST)
 

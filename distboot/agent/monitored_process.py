@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ..process import proc_stat
+from ..rendezvous.messages import RequestStop
 from ..rendezvous.protocol import ProtocolError, decode
 from ..text import without_secret
 from .crash_hooks import ENDING, EXCEPTION, INTERRUPT, STEPS, TERM
@@ -42,6 +43,9 @@ _MOST_KEPT = 16384  # bytes: what a faulthandler writes of many threads
 _EVENT = re.compile(rb"\0(\w{1,20}) (\d{1,10})\n([^\0]*)\0")
 _LONGEST = 3500  # characters
 _JUST_NOW = 2.0  # seconds
+# Seconds after which SIGTERM is sent to a script of which it is not known whether it reads `ctx.preempted`
+_UNDECIDED = 2.0
+_AFTER_TERM = 1.0  # seconds between a SIGTERM that was held back for the grace, and SIGKILL
 
 
 class Process:
@@ -189,6 +193,8 @@ class MonitoredProcess:
         self._is_stopped = False  # by us, for the failure of another rank
         self._is_done = False  # whether we have ended it, as its work is done
         self.has_ended = self._is_killed_soon = False
+        # Since when SIGTERM is held back, as `ctx.preempted` tells the script; None: it is not
+        self._held_since: float | None = None
         self.rank, self.process = rank, process
         self._loop, self._role = agent.loop, agent.role
         self._hooks, self._traceback = hooks, ""
@@ -214,9 +220,39 @@ class MonitoredProcess:
         self.ending = signal.SIGTERM
         if self.external_signal is None and not self.has_ended:
             self._is_stopped, self._is_done = order.is_failure, order.is_done
-            self.external_signal = (
-                None if self._is_stopped or self._is_done else int(signal.SIGTERM)
-            )
+            if self._is_stopped or self._is_done:
+                self._send_term()
+            else:
+                self.external_signal = int(signal.SIGTERM)
+                self.hold_term(now)
+
+    def tell_to_stop(self, now: float) -> None:
+        """Its parent got SIGTERM, which is held back: `ctx.preempted` is to tell the script."""
+        self._role.take(self.rank, RequestStop(signal.SIGTERM.name), now)
+        self.hold_term(now)
+
+    def hold_term(self, now: float) -> None:
+        """Let `ctx.preempted` tell the script to stop, and send SIGTERM only if it does not read that."""
+        if self._held_since is None:
+            self._held_since = now
+            self._loop.call_at(now + _UNDECIDED, self._pass_on_late)
+            self.pass_on_term(now)
+
+    def pass_on_term(self, now: float) -> None:
+        """Send the SIGTERM that is held back to a script that does not read `ctx.preempted`."""
+        if self._held_since is None:
+            return
+        is_read = self._role.stops.is_read(self.rank)
+        is_late = now >= self._held_since + _UNDECIDED
+        if is_read is False or (is_read is None and is_late):
+            self._send_term()
+
+    def _pass_on_late(self) -> None:
+        self.pass_on_term(time.monotonic())
+
+    def _send_term(self) -> None:
+        self._held_since = None
+        if not self.has_ended:
             self.process.send(signal.SIGTERM)
             self.process.send(signal.SIGCONT)
 
@@ -226,6 +262,10 @@ class MonitoredProcess:
             self._loop.call_at(now + self._role.settings.grace, self._end_grace)
 
     def _end_grace(self) -> None:
+        if self._held_since is not None:
+            self._send_term()
+            self._loop.call_at(time.monotonic() + _AFTER_TERM, self._end_grace)
+            return
         if not self.has_ended:
             said = "the script has not ended within the grace after TERM (DISTBOOT_GRACE): killed"
             self._role.say(said, self.rank, event="killed")

@@ -22,6 +22,10 @@ from ..text import digits, log_line, ranges, ranks_said
 from .exit_status import ExitStatus
 from .root_cause import RootCause
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..rendezvous.membership import EarlierAgent
+
 COUNT = "DISTBOOT_RESTART_COUNT"
 _OF_TORCHRUN = "TORCHELASTIC_RESTART_COUNT"  # where scripts and libraries look for it
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -42,9 +46,15 @@ class Restarts:
     """What the wrapper knows of all rounds of its job."""
 
     def __init__(
-        self, settings: RestartSettings, environ: Mapping[str, str], *, of_launcher: bool = False
+        self,
+        settings: RestartSettings,
+        environ: Mapping[str, str],
+        *,
+        who: str | None = None,  # in what is printed between two rounds
+        of_launcher: bool = False,
     ) -> None:
         self.settings, self.round = settings, 0  # that runs, or comes next
+        self._who = who
         # Whether a rank that calls MPI_Init speaks to the launcher, which takes that of each process once.
         self._is_below_mpi = any(name.startswith(_OF_MPI) for name in environ)
         self._has_mpi = False
@@ -57,6 +67,8 @@ class Restarts:
         # Why the job does not go on; empty: it does; None: not decided
         self._decision: str | None = None
         self.cause: RootCause | None = None  # of the round that has ended
+        self.earlier: tuple[EarlierAgent, ...] = ()  # of the round that has ended
+        self.harmless: set[int] = set()  # signals that do not end a script, nor the wrapper
 
     def look(self, pid: int) -> None:
         """See whether a rank has loaded MPI, it or what it has started; once a second, and when it is decided."""
@@ -74,6 +86,18 @@ class Restarts:
             ):
                 pids += map(int, file.read().split())
 
+    def outlived(self, signals: set[int]) -> None:
+        """Let signals that do not end a script not end the wrapper between two rounds, either."""
+        for number in signals - self.harmless:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._say_no_effect)
+        self.harmless |= signals
+
+    def _say_no_effect(self, number: int, _frame: object) -> None:
+        name = signal.Signals(number).name
+        text = f"warning: {name} arrived while no rank was running, and had no effect"
+        log_line(self._who, text)
+
     def begin(self, round_: int, most: int, *, is_rank_0: bool = True) -> None:
         """All have met for a round; rank 0's agent says which, and how many restarts there may be."""
         if is_rank_0 and round_ > self.round:
@@ -87,15 +111,24 @@ class Restarts:
         self._began, self._started = time.monotonic(), time.time()
 
     def decided(
-        self, cause: RootCause, end: ExitStatus | None, now: float, *, is_asked: bool
+        self,
+        cause: RootCause,
+        end: ExitStatus | None,
+        now: float,
+        *,
+        is_asked: bool,
+        is_orphaned: bool = False,
     ) -> tuple[RootCause, str | None]:
         """On rank 0: the root cause, which says whether the job goes on; and once, what is to be said of it.
 
-        `end` is how its rank has ended, or fails, as far as is known; `is_asked`: the job was asked to stop.
+        `end` is how its rank has ended, or fails, as far as is known; `is_asked`: the job was asked to stop;
+        `is_orphaned`: the launcher's process above rank 0 is gone.
         """
         said = None
         if self._decision is None:
             self._decision = self._why_not(cause, end, now, is_asked=is_asked)
+            if is_orphaned and not self._decision:
+                self._decision = "the launcher of rank 0 is gone"
             said = f"no restart: {self._decision}" if self._decision and cause.is_failure else None
             line = {"round": self.round, "ranks": list(cause.ranks), "text": cause.headline}
             self.rounds.append(
@@ -129,9 +162,10 @@ class Restarts:
             return f"--max-restarts {self._most} allows no more"
         return ""
 
-    def ended(self, cause: RootCause) -> None:
+    def ended(self, cause: RootCause, agents: tuple[EarlierAgent, ...] = ()) -> None:
         """A round has ended, and another one follows: clear what would be wrong there, and say so on rank 0."""
         self.round, self.cause = self.round + 1, cause
+        self.earlier = agents
         if self.rounds:
             who = f"{ranks_said(cause.ranks)} failed" if cause.ranks else "a rank failed"
             took = f"round {self.round - 1} ended after {time.monotonic() - self._began:.1f} s"

@@ -25,6 +25,7 @@ from ..rendezvous.protocol import Frames
 from .agent import CREDENTIALS, Agent
 from .crash_hooks import ASK, ASK_FIRST, JOB_ENDS
 from .exit_status import ExitStatus
+from .launcher_process import LauncherProcess, find
 from .loop import AFTER_THE_FIRST
 from .messages import Register
 from .monitored_process import HookReader, MonitoredProcess, Process
@@ -152,7 +153,8 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
     try:
         begin: Begin = _said(control, frames, Begin)[0]
         process, joined = Process(begin.pid), Joined(begin.plan)
-        joined.wanted = _watching(control, frames, process, joined)
+        launcher = find(begin.pid, begin.plan.programs)
+        joined.wanted = _watching(control, frames, process, joined, launcher)
         with with_too_few_files():
             result = joined.join()
             agent = Agent(joined, begin.settings, held=False, is_starting=True)
@@ -172,6 +174,8 @@ def main(control_file: int, pipe: int, status_file: int) -> None:
     if sys.platform == "linux":
         agent.open()
     agent.role.take(rank, Register(begin.pid), time.monotonic())
+    if launcher is not None:
+        agent.watch_launcher(launcher)
     agent.loop.run()
     script.let_go()
     joined.close()
@@ -192,15 +196,21 @@ def _said(control: socket.socket, frames: Frames, *kinds: type) -> list[Any]:
 
 
 def _watching(
-    control: socket.socket, frames: Frames, process: Process, joined: Joined
+    control: socket.socket,
+    frames: Frames,
+    process: Process,
+    joined: Joined,
+    launcher: LauncherProcess | None,
 ) -> Callable[[], None]:
-    """What raises once the script has ended, or does not want to join any more."""
+    """What raises once the script has ended, or does not want to join any more, or its launcher is gone."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
     if process.file is not None:
         poll.register(process.file, select.POLLIN)
 
     def wanted() -> None:
+        if launcher is not None:
+            launcher.refuse_if_gone()
         for file, _ in poll.poll(0):
             if file != control.fileno():
                 raise _ScriptGoneError

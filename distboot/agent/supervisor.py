@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -47,6 +47,10 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _GROUP_LOOK = 0.02  # seconds
 _KILLED = 5.0  # seconds for a process to end that was killed
 _ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}  # HUP is "reload" to some
+# Some scripts read them as "reload" and "show the stacks"; SIGINT stays the key that ends what waits between two rounds
+_MAY_MEAN_ELSE = {signal.SIGHUP, signal.SIGQUIT}
+# A script may handle them and go on, or ignore them: they count once they have ended it
+_MAY_END = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT}
 
 
 def run(
@@ -155,8 +159,16 @@ class _Supervision:
         self._grace, self._watch, self._shared_group = grace, watch, shared_group
         everything = (watch, *(command.logs for command in children.values()))
         self._others = [other for other in everything if other is not None]
-        # The signal that we passed on, and that asks the children to end
+        # SIGTERM, once it was passed on: it asks the children to end, whatever they make of it
         self._ending: int | None = None
+        # The others that came while a child ran: what they ask for is the child's to say
+        self._came: set[int] = set()
+        # As under nohup, which the children inherit
+        self._ignored = {
+            number
+            for number in _ENDING - {signal.SIGTERM}
+            if signal.getsignal(number) == signal.SIG_IGN
+        }
         self._groups_end: float | None = None  # when what is left of their groups is killed
         self._codes: dict[int, int] = {}  # of the children that have ended, by rank
         self._is_over = self._is_hurried = False
@@ -171,8 +183,10 @@ class _Supervision:
             elif number == signal.SIGALRM:
                 if self._ending is not None:
                     self._send(signal.SIGKILL)
-            elif not (self._shared_group and from_kernel and number in _FROM_TERMINAL):
-                self._forward(number)
+            else:
+                self._came.add(number)
+                if not (self._shared_group and from_kernel and number in _FROM_TERMINAL):
+                    self._forward(number)
         signal.setitimer(signal.ITIMER_REAL, 0)
         # It has come too late; let through, it would decide our exit code
         while signal.sigpending() & _WAITED_FOR:
@@ -198,15 +212,25 @@ class _Supervision:
         command = self._children.pop(pid)
         rank, logs = command.rank, command.logs
         self._codes[rank] = 128 - code if code < 0 else code
+        asked = self._ending or self._ended_by(self._codes[rank])
+        ending = asked
         if self._watch is not None:
             self._watch.ended(rank, code)
-        ending = self._ending or (None if self._watch is None else self._watch.ending(rank))
+            self._watch.outlived(self._came & _MAY_MEAN_ELSE - {asked})
+            if asked is not None:
+                self._watch.asked(asked)
+            ending = asked or self._watch.ending(rank)
         if ending is not None and not self._shared_group:
             self._end_group(pid, ending)
         if logs is not None:
             logs.ended()
-            if self._ending is not None:  # then a reader that has stopped is not waited for
+            if asked is not None:  # then a reader that has stopped is not waited for
                 logs.hurry()
+
+    def _ended_by(self, status: int) -> int | None:
+        """The signal that came and ended a child, as its exit code has it: 128 + n also of a shell."""
+        number = status - 128
+        return number if number in self._came & _MAY_END else None
 
     def _end_group(self, leader: int, number: int) -> None:
         """Pass on a signal that ended a child to what is left of its group: only the child itself got it.
@@ -228,27 +252,47 @@ class _Supervision:
     def _forward(self, number: int) -> None:
         if number == signal.SIGQUIT and self._watch is not None and self._watch.shows_stacks():
             return
-        if number in _ENDING:
-            self._ending = self._ending or number
-        # Else it counts for itself
-        if number == signal.SIGTERM and (self._watch is None or self._watch.is_done):
-            signal.setitimer(signal.ITIMER_REAL, self._grace)
-        self._send(number)
-        if self._watch is not None:
+        held = self._held(number)
+        if number == signal.SIGTERM:
+            self._ending = number
+            # Else it counts for itself
+            if self._watch is None or self._watch.is_done:
+                signal.setitimer(signal.ITIMER_REAL, self._grace)
+        self._send(number, held)
+        if self._watch is not None and number == signal.SIGTERM:
             self._watch.asked(number)
 
-    def _send(self, number: int) -> None:
-        for pid in self._children:
+    def _held(self, number: int) -> set[int]:
+        """The children that get no SIGTERM yet, as `ctx.preempted` tells their scripts; a second one is passed on."""
+        watch = self._watch
+        is_first_term = (number, self._ending) == (signal.SIGTERM, None)
+        if watch is None or not is_first_term:
+            return set()
+        return {pid for pid, child in self._children.items() if watch.holds_term(child.rank)}
+
+    def _send(self, number: int, held: Collection[int] = ()) -> None:
+        for pid in self._children.keys() - held:
             with suppress(PermissionError):  # of another user
                 os.kill(pid, number)
+
+    def _means_else(self, number: int) -> bool:
+        """Whether a signal that finds no child does not ask us to end."""
+        if self._watch is None:
+            return False
+        if number == signal.SIGQUIT and self._watch.shows_stacks():
+            return True
+        return self._watch.is_harmless(number)
 
     def _hurry(self, number: int) -> None:
         """A signal that asks us to end, and no child is left: no other round follows.
 
         A second one ends us without the goodbye of failure detection, and without a reader of the output.
         """
-        if number in _ENDING:
-            self._is_over, self._is_hurried = self._is_over or self._is_hurried, True
+        if self._means_else(number):
+            return
+        if number in _ENDING - self._ignored:
+            self._is_over |= self._is_hurried
+            self._is_hurried = True
             if self._watch is not None:
                 self._watch.asked(number)
             for other in self._others:

@@ -14,9 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
-from ..detection.detect import detect
 from ..detection.export import require_master
-from ..doctor import LONGEST, STATUSES, Check, Finding, Machine, accelerators, rdma, start, unknown
+from ..detection.here import detect_here
+from ..doctor import CHECKS, ON_EVERY_SYSTEM, Check
+from ..doctor.finding import LONGEST, STATUSES, Finding, unknown
+from ..doctor.machine import Machine
 from ..errors import with_rank
 from ..rendezvous.job_info import JobInfo
 from ..rendezvous.membership import Membership
@@ -26,7 +28,6 @@ from ..settings import join_timeout_setting
 from ..text import counted, escape_control, first_line, ranges, ranks_said
 from .main import Parser, emit
 
-_ON_LINUX = (*start.CHECKS, *start.ON_LINUX, *accelerators.ON_LINUX, *rdma.ON_LINUX)
 _NOT_READY = 78  # EX_CONFIG of sysexits.h, as for every broken environment
 _LIMIT = 10.0  # seconds for a rank to send its findings, which it does at once
 _MOST = 100  # findings of one rank
@@ -68,7 +69,8 @@ def doctor(arguments: list[str]) -> int:
 
 def examine(machine: Machine, checks: tuple[Check, ...] | None = None) -> list[Finding]:
     """All that the checks find, in their order; default: all checks that fit the machine's system."""
-    checks = checks or (_ON_LINUX if machine.system == "linux" else start.CHECKS)
+    if checks is None:
+        checks = CHECKS if machine.system == "linux" else ON_EVERY_SYSTEM
     return [
         replace(finding, name=check.__name__.replace("_", "-"))
         for check in checks
@@ -89,7 +91,7 @@ def _found(check: Check, machine: Machine) -> list[Finding]:
 
 def _of_job(machine: Machine, own: list[Finding]) -> tuple[dict[str, Any], str] | None:
     """What all ranks have found, as JSON and for people, at rank 0."""
-    placement = detect(machine.environ)
+    placement = detect_here(machine.environ, look_up=machine.look_up, is_own=machine.is_own)
     is_node = placement.node_level is not None
     counts = "node" if is_node else "rank"
     with with_rank(placement.who):

@@ -55,9 +55,14 @@ _LAUNCHER = "--launcher NAME  believe this launcher, like DISTBOOT_LAUNCHER=NAME
 
 # Each is a function in a module, which is imported only when it is asked for.
 _COMMANDS = {
-    "run": (".run", "run"), "show": (".show", "show"), "env": (".show", "env"), "doctor": (".doctor", "doctor"),
-    "launchers": (".show", "launchers"), "stacks": (".show", "stacks"), "try": (".try_script", "try_script"),
-}  # fmt: skip
+    "run": (".run", "run"),
+    "show": (".show", "show"),
+    "env": (".env", "env"),
+    "doctor": (".doctor", "doctor"),
+    "launchers": (".launchers", "launchers"),
+    "stacks": (".stacks", "stacks"),
+    "try": (".try_script", "try_script"),
+}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from .. import frameworks, surroundings
 from ..agent import supervisor
 from ..detection import export, inherited
-from ..detection.detect import detect, refuse_unless_rank
+from ..detection.detect import LAUNCHERS, detect, refuse_unless_rank
+from ..detection.here import detect_here
 from ..detection.launchers.tf_config import has_servers
 from ..detection.placement import NUMBERS, Placement
 from ..errors import DistbootError, rendezvous_needed, with_rank, with_too_few_files
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..agent.in_wrapper import WrapperAgent
+    from ..agent.launcher_process import LauncherProcess
     from ..agent.logs import Logs
     from ..agent.restarts import Restarts
     from ..detection.allocation import Unused
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 def run(words: list[str]) -> int:
     """`run`: the exit code of the child."""
     options, given = parse(words)
-    placement = detect(launcher=options.launcher)
+    placement = detect_here(launcher=options.launcher)
     warn_of_unknown(os.environ, placement.rank, placement.who)
     with with_rank(placement.who):
         complete(options, os.environ)
@@ -174,6 +176,11 @@ def _alone(launch: _Launch, placement: Placement, logs: Logs | None) -> int:
     if launch.options.exec:
         become(launch.words(environ), environ)
     command = supervisor.Command(launch.words(environ), environ, logs=logs)
+    programs = LAUNCHERS[placement.launcher].programs
+    if programs:
+        from ..agent.launcher_process import end_if_left  # here, as most that are alone have none
+
+        end_if_left(placement.who, programs)
     code = supervisor.run([command], grace=launch.options.grace)
     if code:
         from ..agent.exit_status import leave  # here, as most end well
@@ -212,6 +219,7 @@ class _Job(NamedTuple):
     settings: SupervisionSettings
     restarts: Restarts
     ranks: int  # that are started here; 0: the one that this is
+    launcher: LauncherProcess | None  # above this process
 
     def round(self, report: StartupReport, problem: DistbootError | None, logs: Logs | None) -> int:
         """From the moment in which all agents meet to the end of the ranks: the exit code."""
@@ -226,17 +234,23 @@ class _Job(NamedTuple):
         )
         told = {"framework": options.framework, "problem": problem, "ranks": self.ranks}
         told |= {"round": restarts.round, "max_restarts": options.restarts.most}
+        told["earlier"] = restarts.earlier
         join_timeout = options.join_timeout + (
             options.grace if restarts.round else 0.0
         )  # which an agent may need longer
         with (
             report.despite_signals(),
             join_here(
-                self.placement, os.environ, join_timeout, failed=report.failed, **told
+                self.placement,
+                os.environ,
+                join_timeout,
+                failed=report.failed,
+                wanted=self.refuse_if_left,
+                **told,
             ) as job,
             report.until_watched(job),
             with_too_few_files(),
-            WrapperAgent(job, settings, restarts) as watch,
+            WrapperAgent(job, settings, restarts, self.launcher) as watch,
         ):
             assert job.joined is not None
             environs = at_once(partial(self._environ_of, job, watch), watch.ranks)
@@ -258,8 +272,13 @@ class _Job(NamedTuple):
             code = supervisor.run(commands, grace=options.grace, open_files=files, watch=watch)
             cause = watch.next_round
         if cause is not None:
-            restarts.ended(cause)
+            restarts.ended(cause, watch.agents())
         return code
+
+    def refuse_if_left(self) -> None:
+        """Do not wait for other ranks once the launcher is gone."""
+        if self.launcher is not None:
+            self.launcher.refuse_if_gone()
 
     def _environ_of(self, job: JobInfo, watch: WrapperAgent, rank: int) -> dict[str, str]:
         from ..host import network  # here, so that a process that is alone does not pay for it
@@ -301,17 +320,23 @@ def _together(
         apart=launch.nested.name if launch.nested and apart else "",
         report=None if options.exec else settings.report,
     )
-    from ..agent.restarts import Restarts
+    # Here, so that a process that is alone does not pay for them
+    from ..agent import launcher_process
 
     # Here, so that a process that is alone does not pay for them
+    from ..agent.launcher_signals import warn_of_signals
+    from ..agent.restarts import Restarts
     from ..report.files import StartupReport
 
+    warn_of_signals(placement, settings.stop_signals)
     report = StartupReport(settings.report, placement)
-    restarts = Restarts(options.restarts, os.environ, of_launcher=launch.nested is not None)
-    job = _Job(launch, placement, settings, restarts, ranks)
-    if options.restarts.most:
-        for number in (signal.SIGUSR1, signal.SIGUSR2):  # which would end us between two rounds
-            signal.signal(number, partial(_say_no_effect, placement))
+    restarts = Restarts(
+        options.restarts, os.environ, who=placement.who, of_launcher=launch.nested is not None
+    )
+    launcher = launcher_process.find(os.getpid(), LAUNCHERS[placement.launcher].programs)
+    job = _Job(launch, placement, settings, restarts, ranks, launcher)
+    if options.restarts.most:  # else they would end us between two rounds
+        restarts.outlived({signal.SIGUSR1, signal.SIGUSR2})
     code = job.round(report, problem or report.problem(), logs)
     while restarts.cause is not None:
         logs = None if ranks else launch.logs(placement.rank, placement.who, restarts.round)
@@ -325,12 +350,6 @@ def _with_ranks(placement: Placement, ranks: int) -> Placement:
         return placement
     nodes = placement.world_size
     return placement._replace(launcher="distboot", world_size=nodes * ranks, num_nodes=nodes)
-
-
-def _say_no_effect(placement: Placement, number: int, _frame: object) -> None:
-    """A signal has come between two rounds."""
-    name = signal.Signals(number).name
-    log_line(placement.who, f"warning: {name} arrived while no rank was running, and had no effect")
 
 
 def _of_rank(job: JobInfo, rank: int) -> tuple[JobInfo, dict[str, str]]:

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .. import frameworks, settings
-from ..detection.detect import LAUNCHERS
+from ..detection.detect import LAUNCHERS, NODE_PLATFORMS
 from ..detection.export import LOCAL_RANK, empty_local_rank
+from ..detection.node_platform import ranks_per_node
 from ..detection.placement import Placement
 from ..errors import DistbootError
 from ..host import cpus
@@ -72,8 +73,8 @@ to restart the ranks after a rank fails or a node is lost
   the job instead; 0: never (default: DISTBOOT_RESTART_WINDOW, or 600)
 for launches of one process per node, pod or container
 --nproc-per-node N|auto  start N processes here, each a rank, with the node rank, the number of nodes and the address
-  found (gpu: one per accelerator; cpu: one per CPU; auto: gpu, or cpu if there are none; default:
-  DISTBOOT_NPROC_PER_NODE)"""
+  found (gpu: one per accelerator; cpu: one per CPU; auto: as many as the platform says, else gpu, or cpu if there
+  are none; default: DISTBOOT_NPROC_PER_NODE)"""
 _MORE: dict[str, dict[str, Any]] = {
     "--framework": {"type": _framework, "default": "torch"},
     "--pass-local-rank": {
@@ -120,8 +121,6 @@ def parse(words: list[str]) -> tuple[Namespace, list[str]]:
 
 def count_of(wanted: str, placement: Placement, environ: Mapping[str, str]) -> int:
     """How many ranks this process is to start; `usage`: it is not alone on its node, or there is nothing to count."""
-    from ..host import accelerators  # here, as most processes start no others
-
     launcher = LAUNCHERS[placement.launcher]
     here = environ.get(launcher.local_count) or str(placement.local_world_size or 1)
     if here != "1" or placement.local_rank:
@@ -135,6 +134,17 @@ def count_of(wanted: str, placement: Placement, environ: Mapping[str, str]) -> i
         raise DistbootError("usage", problem, hint)
     if wanted.isdigit():
         return int(wanted)
+    if wanted == "auto":
+        per_node = ranks_per_node(NODE_PLATFORMS, environ)
+        if per_node is not None:
+            return per_node[1]
+    return _count_here(wanted, environ)
+
+
+def _count_here(wanted: str, environ: Mapping[str, str]) -> int:
+    """How many accelerators or CPUs this process sees."""
+    from ..host import accelerators  # here, as most processes start no others
+
     found, all_cpus = len(accelerators.visible(environ)), cpus.affinity() or os.cpu_count()
     count = {"gpu": found, "cpu": all_cpus}.get(wanted, found or all_cpus)
     if not count:

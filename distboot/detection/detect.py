@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from ..errors import DistbootError
 from ..text import did_you_mean, digits, short_repr
-from . import inherited
+from . import inherited, surroundings
 from .env_reader import EnvReader, container_env_hint
 from .inherited import InheritedEnv
-from .launchers import Launcher
+from .launchers import Launcher, of_platform
 from .launchers.frameworks import DEEPSPEED, HOROVODRUN, LIGHTNING, TORCH, TORCHRUN
-from .launchers.nodes import AWSBATCH, KUBEFLOW, SAGEMAKER, VOLCANO
+from .launchers.jax import JAX, JAXJOB
+from .launchers.nodes import AWSBATCH, KUBEFLOW, SAGEMAKER, VERTEX, VOLCANO
+from .launchers.platforms import MODELARTS, NODES, PLAIN_PLATFORMS, PODS
 from .launchers.records import DISTBOOT, FLUX, INTELMPI, LSF, MPICH, MVAPICH, OPENMPI, PALS, PMI
 from .launchers.slurm import SINGLE, SLURM
 from .launchers.tf_config import TF_CONFIG
@@ -45,9 +47,20 @@ INNERMOST_FIRST: tuple[Launcher, ...] = (
     PMI,
     # The agent of a node clears what has started it. What a rank starts is one of those above.
     DISTBOOT,
-    # An operator's RANK counts pods. It must not be taken for that of a process, as TORCH would.
-    KUBEFLOW,
-    VOLCANO,
+    # They number processes, and platforms that number nodes start one on each.
+    JAX,
+    JAXJOB,
+    # An operator's RANK counts pods. It must not be taken for that of a process, as TORCH would. ModelArts is
+    # built on Volcano, and knows more.
+    of_platform(KUBEFLOW),
+    of_platform(MODELARTS),
+    of_platform(VOLCANO),
+    of_platform(PODS),
+    # Platforms with names of their own; where RANK or LOCAL_RANK is set, something has numbered processes.
+    *map(of_platform, PLAIN_PLATFORMS),
+    of_platform(VERTEX),
+    # The same with plain names, which a person may have set from those.
+    of_platform(NODES),
     # NODE_RANK and LOCAL_RANK without RANK: for TORCH that is half a launcher.
     LIGHTNING,
     # RANK and WORLD_SIZE are plain names that any shell, image or operator may set; a launcher with names of
@@ -56,13 +69,29 @@ INNERMOST_FIRST: tuple[Launcher, ...] = (
     # An operator sets TF_CONFIG once a pod; where RANK is there as well (Vertex AI) it is the more exact one.
     TF_CONFIG,
     # Platforms that start one container per node: whatever was started inside knows better.
-    SAGEMAKER,
-    AWSBATCH,
+    of_platform(SAGEMAKER),
+    of_platform(AWSBATCH),
     # No launcher claims the process, and no half of one is left over.
     SINGLE,
 )
 
 LAUNCHERS = {one.name: one for one in INNERMOST_FIRST}
+
+# The platforms that number nodes, in the same order.
+NODE_PLATFORMS = (
+    *(KUBEFLOW, MODELARTS, VOLCANO, PODS, *PLAIN_PLATFORMS, VERTEX, NODES, SAGEMAKER, AWSBATCH),
+)
+
+# Variable -> the places in the order of those that may claim a process by it.
+_PLACES_BY_VARIABLE: dict[str, list[int]] = {}
+for _place, _launcher in enumerate(INNERMOST_FIRST):
+    for _name in (*_launcher.markers, *_launcher.triggers):
+        _PLACES_BY_VARIABLE.setdefault(_name, []).append(_place)
+
+# Those that number processes and may be wrong about a whole job: a shell or an image may have left their numbers over.
+_OF_PROCESSES = (JAX, JAXJOB, TORCH)
+# Those that may say that this process is alone, and be wrong.
+_OF_ONE = ("single", "torch", "nodes")
 
 # DISTBOOT_LAUNCHER=none: look for no launcher at all.
 OFF = "none"
@@ -71,7 +100,8 @@ _JOB_IDS_OF_PLATFORMS = {name for platform in PLATFORMS for name in platform.job
 _ONE_A_NODE = "one process was started on each node; if it is to start several ranks there, see --nproc-per-node"
 NODE_LEVEL_HINT = (
     "let the wrapper start the ranks: python -m distboot --nproc-per-node N script.py …, with N processes per node, "
-    "or auto for one per accelerator (per CPU if there are none), or 1 for a single process"
+    "or auto for as many as the platform says (else one per accelerator, or per CPU if there are none), or 1 for a "
+    "single process"
 )
 # How to start so many processes, where that is not the same for all launchers.
 _START_SEVERAL = {
@@ -95,7 +125,8 @@ def detect(environ: Mapping[str, str] | None = None, *, launcher: str | None = N
     Raises:
         DistbootError: the environment is broken or contradictory, or does not fit the launcher named.
     """
-    environ = os.environ if environ is None else environ
+    if environ is None or environ is os.environ:
+        environ = dict(os.environ)  # each look at os.environ itself encodes a name
     without_ours, outer = inherited.strip(environ)
     name = environ.get("DISTBOOT_LAUNCHER") or None if launcher is None else launcher
     if name is None:
@@ -106,6 +137,7 @@ def detect(environ: Mapping[str, str] | None = None, *, launcher: str | None = N
             and outer.fields.get("world_size", 1) != 1
         ):
             placement = _as_exported(environ, outer)
+        _refuse_not_alone(placement, without_ours)
     else:
         option = "DISTBOOT_LAUNCHER" if launcher is None else "launcher"
         placement = _named(environ, without_ours, name, f"{option}={short_repr(name)}")
@@ -128,18 +160,31 @@ def traces(environ: Mapping[str, str]) -> dict[str, str]:
 
     That is a digest of one process, and one of the job, where the launcher names it.
     """
-    return _traces(environ, inherited.strip(environ)[0])
+    without_ours, _ = inherited.strip(environ)
+    return _traces(_placements(environ, without_ours, _present(environ)))
 
 
-def _traces(environ: Mapping[str, str], without_ours: Mapping[str, str]) -> dict[str, str]:
+def _traces(placements: Mapping[str, Placement]) -> dict[str, str]:
+    """What stands for what each of these launchers says."""
     found = {}
-    for each in INNERMOST_FIRST:
-        has_own = not each.generic_names and each is not SINGLE
-        placement = _found_whole(each, _view(each, environ, without_ours)) if has_own else None
+    for name, placement in placements.items():
+        one = inherited.digest(f"{placement.launcher}:{placement.rank}:{placement.world_size}")
+        of_launcher = placement.sources.get("job_id") not in _JOB_IDS_OF_PLATFORMS
+        found[name] = one + (inherited.digest(placement.job_id) if of_launcher else "")
+    return found
+
+
+def _placements(
+    environ: Mapping[str, str], without_ours: Mapping[str, str], present: Sequence[Launcher]
+) -> dict[str, Placement]:
+    """The placement of each launcher that has variables of its own, and all that it needs."""
+    found = {}
+    for each in present:
+        if each.generic_names or each is SINGLE:
+            continue
+        placement = _found_whole(each, _view(each, environ, without_ours))
         if placement is not None:
-            one = inherited.digest(f"{placement.launcher}:{placement.rank}:{placement.world_size}")
-            of_launcher = placement.sources.get("job_id") not in _JOB_IDS_OF_PLATFORMS
-            found[each.name] = one + (inherited.digest(placement.job_id) if of_launcher else "")
+            found[each.name] = placement
     return found
 
 
@@ -148,9 +193,9 @@ def read_placement(launcher: Launcher, environ: Mapping[str, str]) -> Placement:
     reader = EnvReader(
         environ, launcher.name, launcher.in_order, nodes_are_hosts=launcher.nodes_are_hosts
     )
-    names = (
-        name and reader.first(name, launcher.instead.get(name, name)) for name in launcher.numbers
-    )
+    names: Iterable[str | None] = launcher.numbers
+    if launcher.instead:
+        names = [name and reader.first(name, launcher.instead.get(name, name)) for name in names]
     reader.integers(*names, optional=launcher.optional)
     launcher.more(reader)
     for name, own in launcher.same.items():
@@ -190,57 +235,164 @@ def _view(
 
 
 def _candidates(
-    environ: Mapping[str, str], without_ours: Mapping[str, str], outer: InheritedEnv
+    present: Sequence[Launcher], outer: InheritedEnv, found: Mapping[str, Placement]
 ) -> Sequence[Launcher]:
-    """Those that may have started this process: below a distboot not those that are further out than it."""
-    if not outer.fields:
-        return INNERMOST_FIRST
-    found, own = _traces(environ, without_ours), outer.fields["launcher"]
-    new = {name for name, identity in found.items() if outer.is_new(name, identity)}
+    """Those that may have started this process: below a distboot not those that are further out than it.
+
+    `found` has the placements of those that have variables of their own.
+    """
+    own = outer.fields["launcher"]
+    new = {name for name, identity in _traces(found).items() if outer.is_new(name, identity)}
     if new:
-        return [one for one in INNERMOST_FIRST if one.name in new]
-    return [one for one in INNERMOST_FIRST if one.name not in found or one.name == own]
+        return [one for one in present if one.name in new]
+    return [one for one in present if one.name not in found or one.name == own]
+
+
+def _present(environ: Mapping[str, str]) -> list[Launcher]:
+    """The launchers of which a variable is there, the innermost first; and `single`."""
+    places = {len(INNERMOST_FIRST) - 1}
+    for name, its in _PLACES_BY_VARIABLE.items():
+        if name in environ:
+            places.update(its)
+    return [INNERMOST_FIRST[place] for place in sorted(places)]
 
 
 def _innermost(
     environ: Mapping[str, str], without_ours: Mapping[str, str], outer: InheritedEnv
 ) -> Placement:
+    present = _present(environ)
+    candidates: Sequence[Launcher] = present
+    known: Mapping[str, Placement] = {}
+    if outer.fields:
+        known = _placements(environ, without_ours, present)
+        candidates = _candidates(present, outer, known)
     notes: list[str] = []
-    candidates = _candidates(environ, without_ours, outer)
     for candidate in candidates:
-        placement = _found(candidate, _view(candidate, environ, without_ours))
+        placement = known.get(candidate.name)
         if placement is None:
-            names = _markers_present(without_ours, candidate)
-            notes += [f"{names} ignored: they are not about this very process"] if names else []
-            continue
-        further_out = INNERMOST_FIRST[INNERMOST_FIRST.index(candidate) + 1 :]
-        if candidate.uses_daemons:
-            others = [each for each in further_out if each in candidates and each.uses_daemons]
-            _refuse_conflict(without_ours, placement, others)
-            if SLURM in candidates:
-                _refuse_slurm_step(without_ours, placement)
-        for other in () if candidate is SINGLE else further_out:
-            # Of two with daemons that are there and agree, one has inherited the variables of the other.
-            names = (
-                ""
-                if candidate.uses_daemons and other.uses_daemons
-                else _markers_present(without_ours, other)
-            )
-            notes += (
-                [f"{names} ignored: {candidate.name} owns the rank, {other.name} is further out"]
-                if names
-                else []
-            )
-        if not candidate.owns_torch_vars:
-            if candidate is SLURM or candidate.uses_daemons:
-                _refuse_larger_world(without_ours, placement)
-            notes += _check_generic_vars(
-                without_ours, placement, [each for each in further_out if each.generic_names], outer
-            )
-            if placement.node_level is None and placement.num_nodes == placement.world_size > 1:
-                notes.append(_ONE_A_NODE)
-        return placement._replace(notes=(*placement.notes, *notes)) if notes else placement
+            placement = _found(candidate, _view(candidate, environ, without_ours))
+        if placement is not None:
+            further_out = present[present.index(candidate) + 1 :]
+            if candidate.uses_daemons:
+                _refuse_other_daemons(candidate, placement, without_ours, further_out, candidates)
+            if candidate.numbers_nodes or candidate in _OF_PROCESSES:
+                _refuse_other_nodes(candidate, placement, without_ours, present)
+            notes += _notes_on_others(candidate, further_out, without_ours)
+            notes += _notes_on_generic(candidate, placement, without_ours, further_out, outer)
+            return placement._replace(notes=(*placement.notes, *notes)) if notes else placement
+        names = _markers_present(without_ours, candidate)
+        if names and not _is_one_node(candidate, without_ours):
+            notes.append(f"{names} ignored: they are not about this very process")
     raise AssertionError("the last launcher, single, claims every environment")
+
+
+def _is_one_node(candidate: Launcher, environ: Mapping[str, str]) -> bool:
+    """Whether a platform has one node, so that it has nothing to say."""
+    if not candidate.numbers_nodes:
+        return False
+    return not any(environ.get(name, "1") not in ("0", "1") for name in candidate.markers)
+
+
+def _refuse_other_daemons(
+    candidate: Launcher,
+    placement: Placement,
+    environ: Mapping[str, str],
+    further_out: Sequence[Launcher],
+    candidates: Sequence[Launcher],
+) -> None:
+    # Of those that read the same variables for rank and size, none can disagree
+    others = [
+        each
+        for each in further_out
+        if each.uses_daemons and each in candidates and each.numbers[:2] != candidate.numbers[:2]
+    ]
+    _refuse_conflict(environ, placement, others)
+    if SLURM in candidates:
+        _refuse_slurm_step(environ, placement)
+
+
+def _refuse_other_nodes(
+    candidate: Launcher,
+    placement: Placement,
+    environ: Mapping[str, str],
+    present: Sequence[Launcher],
+) -> None:
+    """Refuse fewer ranks than a platform has nodes, and two platforms that number nodes differently."""
+    for other in present:
+        if not other.numbers_nodes or other is candidate:
+            continue
+        theirs = _nodes_by(other, environ, is_claimed=candidate.numbers_nodes)
+        if theirs is None:
+            continue
+        if candidate.numbers_nodes:
+            agree = (theirs.rank, theirs.world_size) == (placement.rank, placement.world_size)
+        else:
+            agree = theirs.world_size <= placement.world_size
+        if not agree:
+            names = ", ".join(name for name in other.markers if name in environ)
+            raise _conflict(placement, other.name, theirs.rank, theirs.world_size, names)
+
+
+def _nodes_by(
+    platform: Launcher, environ: Mapping[str, str], *, is_claimed: bool
+) -> Placement | None:
+    """The nodes as a platform numbers them, also where RANK has made a process of this one; None: it does not."""
+    if is_claimed:
+        return _found_whole(platform, environ)
+    if not platform.owns_torch_vars:
+        # Those of the processes, which the platform does not set
+        generic = VARIABLES.values()
+        environ = {name: value for name, value in environ.items() if name not in generic}
+    with suppress(DistbootError):
+        return read_placement(platform, environ)
+    return None
+
+
+def _refuse_not_alone(placement: Placement, environ: Mapping[str, str]) -> None:
+    """Refuse a process that is alone by its placement, and not by what else its environment says."""
+    is_one = placement.world_size == 1 and placement.node_level is None
+    if not is_one or placement.launcher not in _OF_ONE:
+        return
+    found = surroundings.signs(environ)
+    if found:
+        raise surroundings.not_alone([*found, *surroundings.addresses(environ)], placement)
+
+
+def _notes_on_others(
+    candidate: Launcher, further_out: Sequence[Launcher], environ: Mapping[str, str]
+) -> list[str]:
+    """Which variables of launchers further out are ignored."""
+    if candidate is SINGLE:
+        return []
+    notes = []
+    for other in further_out:
+        # Of two with daemons that are there and agree, one has inherited the variables of the other.
+        is_inherited = candidate.uses_daemons and other.uses_daemons
+        is_one_node = other.numbers_nodes and not other.claims(environ)
+        names = _markers_present(environ, other)
+        if names and not is_inherited and not is_one_node:
+            owner = f"{candidate.name} owns the rank, {other.name} is further out"
+            notes.append(f"{names} ignored: {owner}")
+    return notes
+
+
+def _notes_on_generic(
+    candidate: Launcher,
+    placement: Placement,
+    environ: Mapping[str, str],
+    further_out: Sequence[Launcher],
+    outer: InheritedEnv,
+) -> list[str]:
+    """Which variables with generic names are ignored, and whether there is one process a node."""
+    if candidate.owns_torch_vars:
+        return []
+    if candidate is SLURM or candidate.uses_daemons:
+        _refuse_larger_world(environ, placement)
+    generic = [each for each in further_out if each.generic_names]
+    notes = _check_generic_vars(environ, placement, generic, outer)
+    if placement.node_level is None and placement.num_nodes == placement.world_size > 1:
+        notes.append(_ONE_A_NODE)
+    return notes
 
 
 def _as_exported(environ: Mapping[str, str], outer: InheritedEnv) -> Placement:

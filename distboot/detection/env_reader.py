@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..errors import DistbootError
 from ..host import derived_port
 from ..text import short_repr
 from .parse import is_loopback, json_hosts, parse_address, parse_number, parse_port
-from .placement import FIELDS, NUMBERS, SIZES, Placement, Platform, recognise
+from .placement import FIELDS, NUMBERS, Placement, Platform, recognise
 
 T = TypeVar("T")
 
@@ -74,8 +74,12 @@ class EnvReader:
     def put(self, source: str, **values: object) -> None:
         """Record values of fields of `Placement` and their source. The first one stays; None is not recorded."""
         for field, value in values.items():
-            if self._values[field] is None and value is not None:
-                self._values[field], self._sources[field] = value, source
+            self._record(field, value, source)
+
+    def _record(self, field: str, value: object, source: str) -> None:
+        if value is not None and self._values[field] is None:
+            self._values[field] = value
+            self._sources[field] = source
 
     def reject(self, name: str, cause: str) -> None:
         """Record a problem of variable `name`, with a cause that reads well after its value."""
@@ -86,13 +90,22 @@ class EnvReader:
         value = self._values[field]
         return value if isinstance(value, int) else None
 
+    def _numbers(self) -> list[int | None]:
+        """The numbers recorded so far, in the order of `NUMBERS`."""
+        numbers: list[Any] = [self._values[field] for field in NUMBERS]
+        return numbers
+
+    def source(self, field: str) -> str:
+        """Where the value of a field came from; empty where there is none."""
+        return self._sources.get(field, "")
+
     def integer(self, name: str, field: str | None = None, *, required: bool = False) -> int | None:
         """The integer of 0 or more in variable `name`, recorded under `field`; rank and world size are required."""
         number = self.parsed(
             name, parse_number, required=required or field in ("rank", "world_size")
         )
         if field is not None:
-            self.put(name, **{field: number})
+            self._record(field, number, name)
         return number
 
     def integers(self, *names: str | None, optional: tuple[str, ...] = ()) -> None:
@@ -157,45 +170,57 @@ class EnvReader:
             self.notes.append(
                 f"not set, so that what they say is unknown here: {', '.join(self.absent)}"
             )
-        sources = MappingProxyType(
-            {field: self._sources[field] for field in FIELDS if field in self._sources}
-        )
+        sources = self._sources
+        in_order = {field: sources[field] for field in FIELDS if field in sources}
         return Placement(
             **self._values,  # type: ignore[arg-type]
-            sources=sources,
+            sources=MappingProxyType(in_order),
             notes=tuple(self.notes),
             node_level=self.node_level,
         )
 
     def _check_numbers(self) -> None:
-        for index, its_size in SIZES.items():
-            size = "world_size" if self.number(its_size) is None else its_size
-            low, high = self.number(index), self.number(size)
-            if low is not None and high is not None and low >= high:
-                self.problems.append(f"{self._text(index)} is not below {self._text(size)}")
-        _, world_size, _, here, _, nodes = map(self.number, NUMBERS)
-        self._check_order()
-        for part, count in (("local_world_size", here), ("num_nodes", nodes)):
-            if count == 0:
-                self.problems.append(f"{self._text(part)} cannot be 0: this process is there")
-            elif count is not None and world_size is not None and count > world_size:
-                self.problems.append(f"{self._text(part)} is more than {self._text('world_size')}")
+        rank, world_size, local_rank, here, node_rank, nodes = self._numbers()
+        self._check_below("rank", rank, "world_size", world_size)
+        if here is None:
+            self._check_below("local_rank", local_rank, "world_size", world_size)
+        else:
+            self._check_below("local_rank", local_rank, "local_world_size", here)
+        if nodes is None:
+            self._check_below("node_rank", node_rank, "world_size", world_size)
+        else:
+            self._check_below("node_rank", node_rank, "num_nodes", nodes)
+        if rank is not None and world_size is not None:
+            self._check_order(rank, world_size)
+        self._check_part("local_world_size", here, world_size)
+        self._check_part("num_nodes", nodes, world_size)
         if world_size is not None and here is not None and nodes is not None:
             # Every other node has at least one process; on a single node they are all here.
             others = world_size - here
             if others < nodes - 1 or (nodes == 1 and others > 0):
-                numbers = ", ".join(
-                    map(self._text, ("world_size", "local_world_size", "num_nodes"))
-                )
-                self.problems.append(f"{numbers} do not fit together")
+                fields = ("world_size", "local_world_size", "num_nodes")
+                self.problems.append(f"{', '.join(map(self._text, fields))} do not fit together")
 
-    def _check_order(self) -> None:
-        """Local ranks and nodes are counted in the order of ranks, as far as the launcher numbers them so."""
-        rank, world_size, local_rank, here, node_rank, nodes = map(self.number, NUMBERS)
-        local_rank = local_rank if "local_rank" in self._in_order else None
-        node_rank = node_rank if "node_rank" in self._in_order else None
-        if rank is None or world_size is None:
+    def _check_below(self, index: str, low: int | None, size: str, high: int | None) -> None:
+        if low is not None and high is not None and low >= high:
+            self.problems.append(f"{self._text(index)} is not below {self._text(size)}")
+
+    def _check_part(self, field: str, count: int | None, world_size: int | None) -> None:
+        if count is None:
             return
+        if count == 0:
+            self.problems.append(f"{self._text(field)} cannot be 0: this process is there")
+        elif world_size is not None and count > world_size:
+            self.problems.append(f"{self._text(field)} is more than {self._text('world_size')}")
+
+    def _check_order(self, rank: int, world_size: int) -> None:
+        """Local ranks and nodes are counted in the order of ranks, as far as the launcher numbers them so."""
+        if not self._in_order:
+            node_rank = local_rank = None
+        else:
+            local_rank = self.number("local_rank") if "local_rank" in self._in_order else None
+            node_rank = self.number("node_rank") if "node_rank" in self._in_order else None
+        _, _, _, here, _, nodes = self._numbers()
         # Below this rank are one of each node before, and all of this node with a lower local rank.
         possible = (node_rank or 0) + (local_rank or 0) <= rank
         if local_rank is not None and here is not None:
@@ -214,22 +239,21 @@ class EnvReader:
         world_size, rank = self.number("world_size"), self.number("rank")
         if world_size == 1:
             self.put("derived: a job of one process", local_rank=0, local_world_size=1, num_nodes=1)
-        if self.number("local_world_size") == world_size:
-            self.put("derived: all processes of the job are on this node", num_nodes=1)
-        elif self.number("local_world_size") == 1 and world_size == 2:
-            self.put("derived: two processes, and one of them is on this node", num_nodes=2)
-        if self.number("num_nodes") == 1:
-            self.put(
-                "derived: the job has one node",
-                node_rank=0,
-                local_world_size=world_size,
-                local_rank=rank,
-            )
-        if self.number("num_nodes") == world_size:
+        here = self.number("local_world_size")
+        if here == world_size:
+            source = "derived: all processes of the job are on this node"
+            self._record("num_nodes", 1, source)
+        elif here == 1 and world_size == 2:
+            source = "derived: two processes, and one of them is on this node"
+            self._record("num_nodes", 2, source)
+        nodes = self.number("num_nodes")
+        if nodes == 1:
+            source = "derived: the job has one node"
+            self.put(source, node_rank=0, local_world_size=world_size, local_rank=rank)
+        if nodes == world_size:
             # Every node has at least one rank, so each has exactly one, and rank r is the r-th to be met.
-            self.put(
-                "derived: one process per node", node_rank=rank, local_rank=0, local_world_size=1
-            )
+            source = "derived: one process per node"
+            self.put(source, node_rank=rank, local_rank=0, local_world_size=1)
         if len(self._sources) > known:
             self._check_numbers()
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from typing import NamedTuple
 
 from ..errors import DistbootError
@@ -28,6 +27,9 @@ VARIABLE = "DISTBOOT_PLACEMENT"
 _NUMBERS = (*NUMBERS, "master_port")
 _FLAGS = ("joined", "met", "launches")
 _IDENTITY = ("launcher", "rank", "world_size")
+_ALWAYS = {*_IDENTITY, "exported"}
+_COUNTED = {*_NUMBERS, *_FLAGS}
+_FIELDS_EXPORTED = frozenset(VARIABLES.values())
 _OTHER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}(:([0-9a-f]{8}){1,2})?")
 
 
@@ -156,13 +158,15 @@ def digest(job_id: str | None) -> str:
 
 
 def _decode(text: str) -> InheritedEnv:
-    pairs = [word.partition("=")[::2] for word in text.split(",")]
-    words = dict(pairs)
-    is_whole = len(words) == len(pairs) and words.keys() >= {*_IDENTITY, "exported"}
-    exported, seen = (
-        list(filter(None, words.pop(name, "").split("+"))) for name in ("exported", "seen")
-    )
-    of_fields = frozenset(name for name in exported if ":" not in name)
+    parts = text.split(",")
+    words = {}
+    for part in parts:
+        name, _, value = part.partition("=")
+        words[name] = value
+    is_whole = len(words) == len(parts) and words.keys() >= _ALWAYS
+    exported = _listed(words.pop("exported", ""))
+    seen = _listed(words.pop("seen", ""))
+    of_fields = frozenset([name for name in exported if ":" not in name])
     job = words.pop("job", "")
     texts: dict[str, str] = {
         name: words.pop(name) for name in ("launcher", "master_addr") if name in words
@@ -172,8 +176,8 @@ def _decode(text: str) -> InheritedEnv:
     }
     fields = {name: number for name, number in numbers.items() if name in _NUMBERS}
     is_ours = (
-        numbers.keys() == words.keys() <= {*_NUMBERS, *_FLAGS}
-        and of_fields <= set(VARIABLES.values())
+        numbers.keys() == words.keys() <= _COUNTED
+        and of_fields <= _FIELDS_EXPORTED
         and all(map(_OTHER.fullmatch, (*exported, *seen)))
     )
     if not (is_whole and is_ours and _is_possible(fields, texts)):
@@ -194,15 +198,20 @@ def _decode(text: str) -> InheritedEnv:
     )
 
 
+def _listed(text: str) -> list[str]:
+    return [word for word in text.split("+") if word]
+
+
 def _is_possible(numbers: Mapping[str, int], texts: Mapping[str, str]) -> bool:
     """Whether a placement can have these fields: distboot checked them, but a user may have written the variable."""
-    world_size, host = numbers.get("world_size", 0), texts.get("master_addr", "localhost")
-    below = all(
-        numbers.get(index, 0) < numbers.get(size, world_size) <= world_size
-        for index, size in SIZES.items()
-    )
-    with suppress(ValueError):
-        return (
-            below and 1 <= numbers.get("master_port", 1) <= 65535 and parse_address(host)[0] == host
-        )
-    return False
+    world_size = numbers.get("world_size", 0)
+    for index, size in SIZES.items():
+        if not numbers.get(index, 0) < numbers.get(size, world_size) <= world_size:
+            return False
+    if not 1 <= numbers.get("master_port", 1) <= 65535:
+        return False
+    host = texts.get("master_addr", "localhost")
+    try:
+        return parse_address(host)[0] == host
+    except ValueError:
+        return False

@@ -129,6 +129,21 @@ def expand_counts(text: str) -> list[int]:
     return counts
 
 
+def parse_hosts(text: str) -> list[str]:
+    """The hosts of a list with commas, blanks or line breaks: `"a,b c"` -> `["a", "b", "c"]`."""
+    if len(text) > _LONGEST_JSON:
+        raise ValueError(
+            f"has {len(text)} characters; the longest list that is read has {_LONGEST_JSON}"
+        )
+    words = text.replace(",", " ").split()
+    if not words:
+        raise ValueError("is empty: a list of hosts is needed")
+    try:
+        return [parse_address(word)[0] for word in words]
+    except ValueError as cause:
+        raise ValueError(f"is not a list of hosts: one of them {cause}") from None
+
+
 def json_hosts(text: str) -> list[str]:
     """The host names in a JSON list: `'["algo-1","algo-2"]'` -> `["algo-1", "algo-2"]`."""
     import json  # only here, so that other launchers do not pay for it

@@ -160,13 +160,12 @@ PLATFORMS = (
 )
 
 
+_PLATFORM_OF = tuple((marker, platform) for platform in PLATFORMS for marker in platform.markers)
+
+
 def recognise(environ: Mapping[str, str]) -> Platform | None:
     """The platform that owns this machine, or None."""
-    return next(
-        (
-            platform
-            for platform in PLATFORMS
-            if any(marker in environ for marker in platform.markers)
-        ),
-        None,
-    )
+    for marker, platform in _PLATFORM_OF:
+        if marker in environ:
+            return platform
+    return None

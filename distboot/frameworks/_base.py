@@ -178,7 +178,7 @@ def context(
         _wait_for=job.wait_for,
         _stop=stop,
         _is_up=is_up,
-        _preemption=Preemption(job.link),
+        _preemption=Preemption(job.link, placement.who),
     )
 
 

@@ -1,6 +1,7 @@
-"""Which accelerators this process may use, by ids that two processes can compare, before any framework is imported.
+"""Which accelerators this process may use, by ids that two processes can compare.
 
-NVIDIA's driver lists its devices under /proc/driver/nvidia, AMD's under /sys/class/kfd. Other kinds are not known here.
+NVIDIA's driver lists its devices under /proc/driver/nvidia, AMD's under /sys/class/kfd. Other kinds
+are not known here.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-# What says which of them a process sees.
+# The variables that decide which accelerators a process sees
 VISIBILITY = (
     "CUDA_VISIBLE_DEVICES",
     "HIP_VISIBLE_DEVICES",
@@ -19,47 +20,57 @@ VISIBILITY = (
     "ZE_AFFINITY_MASK",
     "HABANA_VISIBLE_MODULES",
 )
+_INTEL = "0x8086"  # vendor of PCI devices
 
 
 def visible(environ: Mapping[str, str], root: Path = Path("/")) -> list[str]:
-    """Ids in the order of the framework's index, for example "GPU-9a1c…"; empty where there are none, or none known."""
-    found = _nvidia(root)
-    if found:
-        return chosen(found, environ.get("CUDA_VISIBLE_DEVICES"))
-    found = chosen(_amd(root), environ.get("ROCR_VISIBLE_DEVICES"))
-    return chosen(found, environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES")))
+    """Ids by the framework's index, for example "GPU-9a1c…"; empty if none are known."""
+    nvidia = _nvidia(root)
+    if nvidia:
+        return chosen(nvidia, environ.get("CUDA_VISIBLE_DEVICES"))
+    amd = chosen(_amd(root), environ.get("ROCR_VISIBLE_DEVICES"))
+    return chosen(amd, environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES")))
 
 
 def own_index(count: int, environ: Mapping[str, str], local_rank: int | None) -> int | None:
-    """Which of so many visible ones a rank uses; None: there are too few, or its local rank is not known yet."""
-    # A launcher that shows each process only its own (srun --gpus-per-task, say) numbers it 0 for all.
-    if count == 1 and any(name in environ for name in VISIBILITY):
+    """The index of this rank's device among `count` visible ones.
+
+    None if there are too few, or if the local rank is not known yet.
+    """
+    # A launcher that shows each process only its own device (srun --gpus-per-task) numbers it 0 on
+    # every rank.
+    is_restricted = any(name in environ for name in VISIBILITY)
+    if count == 1 and is_restricted:
         return 0
-    return local_rank if local_rank is not None and local_rank < count else None
+    if local_rank is None or local_rank >= count:
+        return None
+    return local_rank
 
 
 def own(ids: list[str], environ: Mapping[str, str], local_rank: int | None) -> str | None:
-    """The id of that one."""
+    """The id of this rank's device."""
     index = own_index(len(ids), environ, local_rank)
-    return None if index is None else ids[index]
+    if index is None:
+        return None
+    return ids[index]
 
 
 def nvidia_driver(root: Path = Path("/")) -> str | None:
     """Version of NVIDIA's driver, for example "550.54.15"."""
     # NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024
     with suppress(OSError):
-        version = re.search(
-            r"\s(\d+\.\d+(\.\d+)?)\s", (root / "proc/driver/nvidia/version").read_text()
-        )
-        return version[1] if version else None
+        text = (root / "proc/driver/nvidia/version").read_text()
+        version = re.search(r"\s(\d+\.\d+(\.\d+)?)\s", text)
+        if version is not None:
+            return version[1]
     return None
 
 
 def has_intel_gpu(root: Path = Path("/")) -> bool:
-    """Whether this host has a GPU of Intel, be it in its processor."""
+    """Whether this host has a GPU of Intel, also one in its processor."""
     for path in (root / "sys/class/drm").glob("renderD*/device/vendor"):
         with suppress(OSError):
-            if path.read_text().strip() == "0x8086":
+            if path.read_text().strip() == _INTEL:
                 return True
     return False
 
@@ -71,40 +82,58 @@ def _nvidia(root: Path) -> list[str]:
         for path in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
             # GPU UUID: 	 GPU-9a1c4b7e-…
             # Device Minor: 	 0
-            lines = dict(
-                re.findall(r"^(GPU UUID|Device Minor):\s*(\S+)\s*$", path.read_text(), re.MULTILINE)
+            found = re.findall(
+                r"^(GPU UUID|Device Minor):\s*(\S+)\s*$", path.read_text(), re.MULTILINE
             )
+            lines = dict(found)
             device = root / f"dev/nvidia{lines.get('Device Minor', '')}"
-            # /proc lists them all; with Slurm's ConstrainDevices a task may open its own only, and numbers it 0.
+            # /proc lists all devices; with Slurm's ConstrainDevices a task may open only its own,
+            # and numbers it 0.
             if os.access(device, os.R_OK | os.W_OK):
                 ids.append(lines.get("GPU UUID", path.parent.name))
     return ids
 
 
 def _amd(root: Path) -> list[str]:
+    """In the order of the nodes of the topology; some of these are CPUs."""
     ids = []
     with suppress(OSError, ValueError):
         nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")
         for path in sorted(nodes, key=lambda path: int(path.parent.name)):
-            properties = dict(
-                line.split(maxsplit=1) for line in path.read_text().splitlines() if " " in line
-            )
-            if properties.get("simd_count", "0") != "0":  # the others are CPUs
-                unique = int(properties.get("unique_id", "0"))  # 0 where the device has none
-                ids.append(f"GPU-{unique:016x}" if unique else f"kfd{path.parent.name}")
+            # simd_count 304
+            # unique_id 9223372036854775810
+            properties = dict(re.findall(r"^(\S+) +(\S+)", path.read_text(), re.MULTILINE))
+            if properties.get("simd_count", "0") == "0":  # a CPU
+                continue
+            unique = int(properties.get("unique_id", "0"))  # 0 if the device has none
+            if unique:
+                ids.append(f"GPU-{unique:016x}")
+            else:
+                ids.append(f"kfd{path.parent.name}")
     return ids
 
 
-def chosen(found: list[str], choice: str | None) -> list[str]:
-    """What a visibility variable leaves: indexes, or ids that may be shortened, up to the first that is neither."""
+def chosen(ids: list[str], choice: str | None) -> list[str]:
+    """The ids that a visibility variable leaves.
+
+    Its words are indices or ids, which may be shortened. The first word that is neither ends the
+    list.
+    """
     if choice is None:
-        return found
-    ids = []
+        return ids
+    found = []
     for word in map(str.strip, choice.split(",")):
-        if word.isdecimal() and word.isascii() and int(word) < len(found):
-            ids.append(found[int(word)])
-        elif word.startswith(("GPU-", "MIG-")):
-            ids.append(next((known for known in found if known.startswith(word)), word))
+        if word.startswith(("GPU-", "MIG-")):
+            found.append(_full_id(ids, word))
+        elif word.isdecimal() and word.isascii() and int(word) < len(ids):
+            found.append(ids[int(word)])
         else:
             break
-    return ids
+    return found
+
+
+def _full_id(ids: list[str], beginning: str) -> str:
+    for known in ids:
+        if known.startswith(beginning):
+            return known
+    return beginning

@@ -1,5 +1,6 @@
-"""The network of this host: its interfaces, the variables that tell Gloo, NCCL and TensorPipe which one to use, and
-looking up a name under a time limit, as the resolver itself may take half a minute to give up, or again and again.
+"""The network of this host: interfaces, variables that name one for frameworks, resolving names.
+
+Names are resolved under a time limit, as the resolver itself may take half a minute to give up.
 """
 
 from __future__ import annotations
@@ -24,55 +25,74 @@ _SIOCGIFCONF = 0x8912  # from linux/sockios.h; netdevice(7): all addresses of IP
 _IFREQ = struct.Struct(f"16s4x4s{2 * struct.calcsize('P')}x")
 _MOST_ADDRESSES = 1024
 
-_GLOO, _NCCL, _TENSORPIPE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"
+_GLOO = "GLOO_SOCKET_IFNAME"
+_NCCL = "NCCL_SOCKET_IFNAME"
+_TENSORPIPE = "TP_SOCKET_IFNAME"
 _HOROVOD = "HOROVOD_GLOO_IFACE"
 
-# gRPC, http_proxy_mapper.cc: in this order, and in lower case only. The first that is there is the one it reads.
+# gRPC, http_proxy_mapper.cc: in this order, and in lower case only. gRPC reads the first one that
+# is set.
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 NO_PROXIES = ("no_grpc_proxy", "no_proxy")
 
-PROGRESS = 5.0  # seconds between two lines that say what is being waited for, at first
-LEAST_PROGRESS = 60.0  # and later: a thousand ranks may say the same
+PROGRESS = 5.0  # seconds between two lines about what a process waits for, at first
+LEAST_PROGRESS = 60.0  # and later: a thousand ranks may write the same line
 
 Found = list[tuple[int, tuple[object, ...]]]  # family and socket address
 
 
 def addresses() -> list[tuple[str, str]]:
-    """Interface and address of all addresses of this host; empty where the kernel is not Linux or does not tell."""
-    found: list[tuple[str, str]] = []
+    """Interface and address, of all addresses of this host; none if it does not run Linux."""
+    return _ipv4_addresses() + _ipv6_addresses()
+
+
+def _ipv4_addresses() -> list[tuple[str, str]]:
+    found = []
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as kernel:
         room = array("B", bytes(_MOST_ADDRESSES * _IFREQ.size))
-        wanted = struct.pack("iP", len(room), room.buffer_info()[0])
-        length, _ = struct.unpack("iP", fcntl.ioctl(kernel, _SIOCGIFCONF, wanted))
-        for name, its in _IFREQ.iter_unpack(room.tobytes()[:length]):
-            # Also of eth0:1
-            found.append((os.fsdecode(re.split(rb"[\0:]", name)[0]), socket.inet_ntoa(its)))
+        request = struct.pack("iP", len(room), room.buffer_info()[0])
+        length, _ = struct.unpack("iP", fcntl.ioctl(kernel, _SIOCGIFCONF, request))
+        for label, address in _IFREQ.iter_unpack(room.tobytes()[:length]):
+            name = re.split(rb"[\0:]", label)[0]  # of eth0:1, too
+            found.append((os.fsdecode(name), socket.inet_ntoa(address)))
+    return found
+
+
+def _ipv6_addresses() -> list[tuple[str, str]]:
+    found = []
     # fd000000000000000000000000000002 02 40 00 80     eth0
     with suppress(OSError), open("/proc/net/if_inet6", encoding="ascii") as file:
         for digits, *_, name in map(str.split, file):
-            found.append((name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))))
+            address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
+            found.append((name, address))
     return found
 
 
 def interface_of(address: str) -> str | None:
-    """The name of the interface that has an address; None for loopback, which carries nothing to another host."""
-    address = without_mapping(address.partition("%")[0])
-    name = next((name for name, its in addresses() if its == address), None)
-    return None if name == "lo" else name
+    """The name of the interface that has an address; None for loopback."""
+    wanted = without_mapping(address.partition("%")[0])
+    for name, own_address in addresses():
+        if own_address == wanted:
+            return None if name == "lo" else name
+    return None
 
 
 def variables(interface: str | None, environ: Mapping[str, str]) -> dict[str, str | None]:
-    """What to set so that the frameworks use this interface: only what is not set yet."""
+    """Variables that make the frameworks use an interface, without those that are set already."""
     if interface is None:
         return {}
-    # NCCL takes names for beginnings of names, unless a = comes first.
-    wanted = {_GLOO: interface, _NCCL: f"={interface}", _TENSORPIPE: interface}
-    is_set = {*environ, _NCCL} if _is_in_a_file(environ) else {*environ}
-    return {name: value for name, value in wanted.items() if name not in is_set}
+    found: dict[str, str | None] = {}
+    if _GLOO not in environ:
+        found[_GLOO] = interface
+    if _NCCL not in environ and not _nccl_file_names_interface(environ):
+        found[_NCCL] = f"={interface}"  # without the = any interface whose name begins so
+    if _TENSORPIPE not in environ:
+        found[_TENSORPIPE] = interface
+    return found
 
 
-def _is_in_a_file(environ: Mapping[str, str]) -> bool:
-    """Whether an administrator has set it for NCCL, which prefers the environment (NCCL documentation, nccl.conf)."""
+def _nccl_file_names_interface(environ: Mapping[str, str]) -> bool:
+    """Whether nccl.conf names an interface; NCCL would prefer the environment to it."""
     own = environ.get("NCCL_CONF_FILE") or os.path.expanduser("~/.nccl.conf")
     for path in (own, "/etc/nccl.conf"):
         with suppress(OSError, UnicodeDecodeError), open(path, encoding="utf-8") as file:
@@ -82,79 +102,98 @@ def _is_in_a_file(environ: Mapping[str, str]) -> bool:
 
 
 def refuse_unknown(environ: Mapping[str, str], present: Sequence[str] | None = None) -> None:
-    """Refuse an interface that the user named and that this host, with the interfaces `present`, does not have."""
+    """Refuse an interface that a variable names and this host, which has `present`, lacks."""
     for variable in (_GLOO, _NCCL, _TENSORPIPE, _HOROVOD):
         text = environ.get(variable, "")
-        if not text or text.startswith("^"):  # NCCL's way to name those that it is not to use
+        if not text or text.startswith("^"):  # NCCL's way to exclude some
             continue
-        present = [name for _, name in socket.if_nameindex()] if present is None else present
-        # NCCL uses whatever matches of its list, the others need all of theirs.
-        missing = next((name for name in text.split(",") if name not in present), None)
-        if variable == _NCCL:
-            missing = None if any(nccl_means(text, name) for name in present) else text
+        if present is None:
+            present = [name for _, name in socket.if_nameindex()]
+        missing = _missing_interface(variable, text, present)
         if missing is not None:
             raise DistbootError(
                 "unknown-interface",
-                f"{variable}={short_repr(text)}, and this host has no interface "
-                f"{short_repr(missing.removeprefix('='))}: it has {', '.join(present)}",
-                f"name one of these, or unset {variable}: over several nodes the one that reaches rank 0 is then used",
+                f"{variable}={short_repr(text)}, but this host has no interface "
+                f"{short_repr(missing)}: it has {', '.join(present)}",
+                f"name one of these, or unset {variable}: "
+                "jobs on several nodes then use the one that reaches rank 0",
             )
 
 
-def nccl_means(choice: str, name: str) -> bool:
-    """Whether a list of NCCL's means this one: beginnings of names, or after a = whole ones."""
+def _missing_interface(variable: str, text: str, present: Sequence[str]) -> str | None:
+    if variable == _NCCL:  # one match of the list is enough; the others need all of theirs
+        if any(nccl_matches(text, name) for name in present):
+            return None
+        return text.removeprefix("=")
+    for name in text.split(","):
+        if name not in present:
+            return name.removeprefix("=")
+    return None
+
+
+def nccl_matches(choice: str, name: str) -> bool:
+    """Whether a list for NCCL includes a name: it has beginnings of names, or names after a `=`."""
     # A port or an alias may follow the name: eth0:1
     words = [word.partition(":")[0] for word in choice.removeprefix("=").split(",") if word]
-    return name in words if choice.startswith("=") else name.startswith(tuple(words))
+    if choice.startswith("="):
+        return name in words
+    return name.startswith(tuple(words))
 
 
 def look_up(host: str, port: int | None, limit: float) -> Found:
-    """Family and socket address of each address of a host."""
-    ask, late = partial(_ask, host, port), f"no name server answered within {limit:.1f} s"
-    return ask() if is_address(host) else result_within(limit, "distboot-resolve", ask, late)
+    """Family and socket address, of each address of a host; raises OSError, also when late."""
+    ask = partial(_ask, host, port)
+    if is_address(host):
+        return ask()
+    late = f"no name server answered within {limit:.1f} s"
+    return result_within(limit, "distboot-resolve", ask, late)
 
 
 def is_this_host(name: str) -> bool:
-    """Whether a name is that of this very host, which it need not resolve for."""
+    """Whether a name is the name of this host, which may not resolve here."""
     return name.partition(".")[0].lower() == socket.gethostname().partition(".")[0].lower()
 
 
 def _ask(host: str, port: int | None) -> Found:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except UnicodeError as error:  # a name that cannot be one
+    except UnicodeError as error:  # not a valid name
         raise OSError(str(error)) from None
     return [(family, address) for family, _, _, _, address in found]
 
 
 class Backoff:
-    """Trying again until a time limit, with a line on stderr every few seconds; `quiet`: without."""
+    """Retries until a time limit, with a line on stderr every few seconds unless `quiet`."""
 
     def __init__(self, who: str | None, limit: float, what: str, *, quiet: bool = False) -> None:
-        self._who, self._what, self._quiet = who, what, quiet
         now = time.monotonic()
-        # What is there within a second needs no line
-        self._end, self._next_line = now + limit, now + 1.0
-        self._pause, self._between = 0.01, PROGRESS
+        self._who = who
+        self._what = what  # has not happened yet
+        self._quiet = quiet
+        self._end = now + limit
+        self._next_line = now + 1.0  # what succeeds within a second needs no line
+        self._between_lines = PROGRESS
+        self._pause = 0.01
 
     def left(self) -> float:
         return max(self._end - time.monotonic(), 0.001)
 
     def sleep_or_expire(self, cause: str) -> bool:
-        """Sleep a moment and say True, or say False when the time is over."""
+        """Sleep for a moment and return True, or return False once the time is over."""
         now = time.monotonic()
         if now >= self._end:
             return False
         if now >= self._next_line and not self._quiet:
-            self._next_line = now + self._between
-            self._between = min(self._between * 2, LEAST_PROGRESS)
-            log_line(
-                self._who,
-                f"{self._what} ({cause}); trying for {self.left():.0f} s more",
-                event="waiting",
-            )
-        # Soon at first, for ranks that start together; then with jitter and less often, because a thousand of them
-        # ask the same name server or call the same port.
-        time.sleep(min(self.left(), self._pause * (0.5 + os.urandom(1)[0] / 255)))
+            self._report(cause, now)
+        # Short at first, for ranks that start together. Later with jitter and less often, because a
+        # thousand ranks may ask the same name server or connect to the same port.
+        jitter = 0.5 + os.urandom(1)[0] / 255
+        time.sleep(min(self.left(), self._pause * jitter))
         self._pause = min(self._pause * 1.5, 0.5)
         return True
+
+    def _report(self, cause: str, now: float) -> None:
+        self._next_line = now + self._between_lines
+        self._between_lines = min(self._between_lines * 2, LEAST_PROGRESS)
+        text = f"{self._what} ({cause}); trying for {self.left():.0f} s more"
+        log_line(self._who, text, event="waiting")

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ..text import escape_control, format_address
+from .foreign import CLIENTS, identify
 from .messages import LONGEST_TEXT, Refused
 from .protocol import Channel, Frame, Frames, ProtocolError, random_nonce
 
@@ -115,6 +116,7 @@ class ConnectionPool:
         self._take, self._lost, self._say = take, lost, say
         self._peers: dict[socket.socket, Connection] = {}
         self._refused: Counter[str] = Counter()  # why connections were refused
+        self.remedy = ""  # what to do about a refused process that may stand in the way of a rank
         self._checked = 0.0
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
@@ -249,7 +251,15 @@ class ConnectionPool:
                 if peer.socket not in self._peers:  # it was dropped
                     return
         except ProtocolError as error:
-            self._refuse(peer, str(error))
+            self._refuse(peer, self._name_foreign(peer) or str(error))
+
+    def _name_foreign(self, peer: Connection) -> str:
+        """What a peer is that never was a rank, and its remedy for whoever misses a rank; empty: it may be one."""
+        found = None if peer.welcomed else identify(CLIENTS, peer.frames.pending)
+        if found is None:
+            return ""
+        self.remedy = found.remedy or self.remedy
+        return found.description
 
     def _refuse(self, peer: Connection, why: str) -> None:
         why = escape_control(why)

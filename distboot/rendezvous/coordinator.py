@@ -23,7 +23,7 @@ from .connection_pool import (
     allow_files,
     send_to_all,
 )
-from .membership import JoinPlan, JoinTable, Membership, build_membership
+from .membership import COME_BACK, JoinPlan, JoinTable, Membership, build_membership
 from .messages import (
     ONE_DISTBOOT,
     Failed,
@@ -54,11 +54,15 @@ class Coordinator:
         wanted: Callable[[], None] = lambda: None,
     ) -> None:
         own = plan.own
-        self.table = JoinTable(own.world_size, by_node=own.ranks > 0)
+        self.table = JoinTable(own.world_size, by_node=own.ranks > 0, earlier=plan.earlier)
         self.warnings: list[str] = []  # what the ranks should have alike and have not
         self.log = JoinLog(own)
         self.reachability_hint = ""  # why ranks may be missing, to be said with them
         self.hint = "look at the output of the missing ranks: they ended early, never started, or cannot reach rank 0"
+        if plan.earlier:
+            self.hint = COME_BACK
+        if plan.doubt:
+            self.hint = f"{plan.doubt}; or {self.hint}"
         self._plan, self._own, self._wanted = plan, own, wanted
         self._say: Callable[..., None] = partial(log_line, f"{self.table.unit} 0")
         self.pool = ConnectionPool(listener, own.world_size, self._take, self._lost, self._say)
@@ -137,9 +141,9 @@ class Coordinator:
         table = self.table
         why = f"{table.describe_departed()}{self.reachability_hint}{self.pool.refusals()}"
         joined = f"{len(table.records)} of {table.world_size} {table.unit}s joined {self._limit}"
-        return DistbootError(
-            "missing-rank", f"{joined}, missing {table.describe_missing()}{why}", self.hint
-        )
+        text = f"{joined}, missing {table.describe_missing()}{why}"
+        remedy = f"{self.pool.remedy}; or " if self.pool.remedy else ""
+        return DistbootError("missing-rank", text, remedy + self.hint)
 
     def _gather(self) -> None:
         """Wait for all ranks, and say now and then which are missing."""

@@ -83,9 +83,7 @@ class Joined:
         addresses: network.Found = []
         with suppress(OSError):  # then other programs on this host cannot look it up, either
             addresses = network.look_up(given, port, 1.0)
-        if plan.is_certain and _hint_at_unreachable(
-            coordinator, given, addresses, plan.own.num_nodes
-        ):
+        if plan.is_certain and _hint_at_unreachable(coordinator, given, addresses, plan):
             self._refuse_second_rank_0(given, port)
         membership = coordinator.wait_for_join()
         self.open_files = coordinator.open_files
@@ -157,7 +155,7 @@ class Joined:
 
 
 def _hint_at_unreachable(
-    coordinator: Coordinator, given: str, addresses: network.Found, num_nodes: int | None
+    coordinator: Coordinator, given: str, addresses: network.Found, plan: JoinPlan
 ) -> bool:
     """Say with missing ranks why they may not find rank 0, if something speaks for it; whether it is elsewhere."""
     # Here, as the agent of `init` needs nothing else of detection
@@ -166,13 +164,13 @@ def _hint_at_unreachable(
     elsewhere = bool(addresses) and not any(_is_ours(*each) for each in addresses)
     where, problem = given, ""
     if is_loopback(given):
-        problem = "on each host is that host itself" if num_nodes != 1 else ""
+        problem = "on each host is that host itself" if plan.own.num_nodes != 1 else ""
     elif not addresses:
         problem = "does not resolve on this host"
     elif elsewhere:  # as with a Service of Kubernetes, whose address no host has
         problem, address = "is not an address of this host", addresses[0][1][0]
         where = given if address == given else f"{given}, {address}"
-    if problem:
+    if problem and not plan.earlier:  # else they have found it before
         coordinator.reachability_hint = f"; they look for rank 0 at {where}, which {problem}"
         first = f"set MASTER_ADDR to the host of rank 0, which is {socket.gethostname()}"
         coordinator.hint = f"{first}; or {coordinator.hint}"

@@ -30,7 +30,8 @@ VARIABLE = "DISTBOOT_AGENT"
 # Of the name of a socket; the name of the job, a mark of it, and a random number follow
 PREFIX = "distboot-agent-"
 FROM_STRANGERS = 1000  # bytes of a message before it is known who says it
-MOST = 1 << 28  # bytes of one message between two processes of one rank
+FROM_SCRIPTS = 1 << 20  # bytes of a message of a script
+MOST = 1 << 28  # bytes of one message of an agent to its script, or of the first one to that
 OPEN = Channel()  # a socket that no other process has needs no proof
 _MARGIN = 5.0  # seconds beyond a limit for the agent to say that it is over
 _ATTACH = 10.0  # seconds for an agent to answer

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from ..errors import DistbootError
-from ..text import ranges, runs, short_repr, with_nodes
+from ..text import escape_control, ranges, runs, short_repr, with_nodes
 from .messages import (
     MOST_RANKS_A_NODE,
     Members,
@@ -51,6 +52,12 @@ _SIZES = (
 _SHARED = (
     "show each process its own (CUDA_VISIBLE_DEVICES), or let each see them all; to train on the CPU set "
     "CUDA_VISIBLE_DEVICES to nothing"
+)
+
+# Of a job that goes on, whose agents have met before
+COME_BACK = (
+    "start the wrapper of what is missing again, with the same rank or node rank, on that host or another one; "
+    "DISTBOOT_JOIN_TIMEOUT is how long the others wait for it"
 )
 
 
@@ -130,6 +137,15 @@ class Membership:
 
 
 @dataclass(frozen=True, slots=True)
+class EarlierAgent:
+    """An agent of the round before, as another one of that round knows it."""
+
+    number: int = of(number)  # of its rank, or its node
+    host: str = of(line)
+    lost_at: float = of(time_or_duration, default=0.0)  # seconds since the epoch; 0.0: it was not
+
+
+@dataclass(frozen=True, slots=True)
 class JoinPlan:
     """What an agent needs to know to join."""
 
@@ -143,10 +159,16 @@ class JoinPlan:
     # Whether rank 0 is at the first host, or may be at any of them
     is_certain: bool = of(flag, default=True)
     source: str = of(line, default="")  # what says where rank 0 is, for example "MASTER_ADDR"
+    # Why there may be fewer nodes than these, to be said with the missing ones
+    doubt: str = of(line, default="")
     # Whether another rank of this node says what is being waited for
     quiet: bool = of(flag, default=False)
     # Whether an agent around this one has met the others, and keeps the port
     again: bool = of(flag, default=False)
+    # Of the round before, in a job that goes on
+    earlier: tuple[EarlierAgent, ...] = of(several(nested(EarlierAgent)), default=())
+    # Of the launcher, one of which is above this process; see `Launcher.programs`
+    programs: tuple[str, ...] = of(several(line), default=())
     # The job's, for users: what the launcher or the platform calls it
     name: str = of(text(1 << 16), default="")
 
@@ -246,10 +268,13 @@ def _mismatch(message: str, more: str = "") -> DistbootError:
 class JoinTable:
     """The records of a job's ranks as they come in; or, `by_node`, those of the agents of its nodes."""
 
-    def __init__(self, world_size: int, *, by_node: bool = False) -> None:
+    def __init__(
+        self, world_size: int, *, by_node: bool = False, earlier: Sequence[EarlierAgent] = ()
+    ) -> None:
         self.world_size, self.by_node = world_size, by_node
         self.unit = "node" if by_node else "rank"
         self.records: dict[int, WorkerInfo] = {}
+        self._earlier = earlier
         self._left: dict[int, WorkerInfo] = {}  # those that were there, and are not any more
         self._devices: dict[str, WorkerInfo] = {}
         self._facts: dict[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]] = {}
@@ -349,7 +374,34 @@ class JoinTable:
             f"{self.unit} {each.rank} (process {each.pid} on {short_repr(each.host)})"
             for each in gone
         ]
-        return f"; joined and disconnected: {', '.join(departed)}" if departed else ""
+        left = f"; joined and disconnected: {', '.join(departed)}" if departed else ""
+        return left + self._describe_earlier()
+
+    def _describe_earlier(self) -> str:
+        """Where those that are missing were in the round before, as the end of a sentence; empty: it is not known."""
+        here = {*self.records, *self._left}
+        return describe_earlier(
+            [agent for agent in self._earlier if agent.number not in here], self.unit
+        )
+
+
+def describe_earlier(agents: Sequence[EarlierAgent], unit: str) -> str:
+    """`"; ranks 2-3 on nodeb were lost at 15:13:02 and have not come back"`, a part for each host."""
+    found = ""
+    hosts = list(dict.fromkeys(agent.host for agent in agents))
+    for host in hosts[:_MOST_LEFT]:
+        there = [agent for agent in agents if agent.host == host]
+        lost_at = max(agent.lost_at for agent in there)
+        numbers = ranges([agent.number for agent in there])
+        units, were, have = (f"{unit}s", "were", "have") if len(there) > 1 else (unit, "was", "has")
+        found += f"; {units} {numbers} on {escape_control(host)} {were} "
+        if lost_at:
+            when = time.strftime("%H:%M:%S", time.localtime(lost_at))
+            found += f"lost at {when} and {have} not come back"
+        else:
+            found += "there in the round before"
+    more = len(hosts) - _MOST_LEFT
+    return f"{found}; and those of {more} other hosts" if more > 0 else found
 
 
 def _unique(device: str, record: WorkerInfo) -> str:

@@ -12,13 +12,15 @@ from contextlib import contextmanager, suppress
 
 from .. import __version__
 from ..detection import inherited
+from ..detection.detect import LAUNCHERS
+from ..detection.node_platform import NODES_OF_WORLD_SIZE
 from ..detection.placement import LEFT_OPEN, Placement
 from ..errors import DistbootError, with_too_few_files
 from ..host import FRAMEWORK, accelerators, derived_port, network
 from ..process import proc_stat
 from ..settings import heartbeat_timeout
 from .job_info import JobInfo
-from .membership import JoinPlan
+from .membership import EarlierAgent, JoinPlan
 from .messages import WorkerInfo, as_problem
 
 _CANDIDATES = 5
@@ -56,6 +58,7 @@ def plan_of(
     ranks: int = 0,  # how many ranks this process starts, for its node; 0: it is one itself
     round: int = 0,  # noqa: A002 - of the job, that comes next
     max_restarts: int = 0,
+    earlier: tuple[EarlierAgent, ...] = (),  # of the round before
 ) -> tuple[JoinPlan, DistbootError | None]:
     """The plan for a placement with an address and a port; and why this rank cannot take part, as the others hear."""
     try:
@@ -94,12 +97,15 @@ def plan_of(
         ports=tuple(ports[first:] + ports[:first]),
         is_certain=not hosts,
         source=placement.sources.get("master_addr", ""),
+        doubt=_doubt(placement),
         # One process per node says what all of them wait for: on rank 0's own node rank 1, as rank 0 may be missing.
         quiet=bool(placement.local_rank) and placement.rank != 1 and not ranks,
         again=inherited.about(placement, environ).met,
         join_timeout=join_timeout
         if problem is None
         else min(join_timeout, _PATIENCE_WITH_A_PROBLEM),
+        earlier=earlier,
+        programs=LAUNCHERS[placement.launcher].programs,
         name=placement.job_id or "",
     )
     return plan, problem
@@ -112,17 +118,19 @@ def join_here(
     join_timeout: float,
     *,
     failed: Callable[[JobInfo, BaseException], object] = lambda _, __: None,
+    wanted: Callable[[], None] = lambda: None,
     **more: object,
 ) -> Iterator[JobInfo]:
     """Meet all other ranks once, with this very process as the agent, whose connections end with the block.
 
-    `failed` is called if they do not meet, with what there is of the meeting, and why; the rest is as for `plan_of`.
+    `failed` is called if they do not meet, with what there is of the meeting, and why; `wanted` again and again, and
+    may raise. The rest is as for `plan_of`.
     """
     from .join import Joined  # here, as a process with a sidecar does not join by itself
 
     plan, problem = plan_of(placement, environ, join_timeout, **more)  # type: ignore[arg-type]
     job = JobInfo(placement, join_timeout)
-    job.joined = Joined(plan)
+    job.joined = Joined(plan, wanted=wanted)
     try:
         with joining(job, problem, failed), with_too_few_files():
             job.take(job.joined.join())
@@ -152,6 +160,16 @@ def candidate_ports(placement: Placement) -> list[int]:
     if placement.launcher == "torchrun":  # whose agent listens at MASTER_PORT itself
         return derived
     return [placement.master_port or 0, *derived[1:]]
+
+
+def _doubt(placement: Placement) -> str:
+    """Why the number of nodes may be wrong; empty where it is sure."""
+    if placement.sources.get("num_nodes") != NODES_OF_WORLD_SIZE:
+        return ""
+    return (
+        f"WORLD_SIZE={placement.num_nodes} was taken for the number of nodes; if it counts processes or GPUs, set "
+        "NUM_NODES to the number of nodes"
+    )
 
 
 def _job(placement: Placement, environ: Mapping[str, str]) -> str:

@@ -34,8 +34,6 @@ _COMPRESSED = 1 << 31
 _COMPRESSED_FROM = 4 * 1024  # bytes
 _UNPROVED = bytes(32)
 _ALTERED = "sends a message that was changed, repeated or reordered on its way"
-# How a client of torch's TCPStore begins: VALIDATE, and a magic number
-_TORCH_STORE = b"\x00\xce\xf7\x85"
 _LARGEST = 1 << 32  # of any number
 
 Check: TypeAlias = Callable[[Any], Any]
@@ -183,12 +181,22 @@ class Frame(NamedTuple):
     body: bytes
 
 
+def announced_length(data: bytes | bytearray) -> int:
+    """Bytes of the body of a frame that begins so."""
+    return int.from_bytes(data[:4], "big") & ~_COMPRESSED
+
+
 class Frames:
     """Takes bytes as they come, and gives whole frames; `most` bytes are what a body may have, also once inflated."""
 
     def __init__(self, most: int = BEFORE_AUTHENTICATION) -> None:
         self.most = most
         self._buffer = bytearray()
+
+    @property
+    def pending(self) -> bytes:
+        """What was received of a frame that is not whole, or not a frame."""
+        return bytes(self._buffer)
 
     @property
     def missing(self) -> int:
@@ -201,10 +209,6 @@ class Frames:
         self._buffer += data
         found = []
         while len(self._buffer) >= 4:
-            if self._buffer.startswith(_TORCH_STORE):
-                raise ProtocolError(
-                    "looks for torch's store: it runs without distboot, or with DISTBOOT_RENDEZVOUS=0"
-                )
             length = self._length()
             if length > self.most:
                 raise ProtocolError(
@@ -234,7 +238,7 @@ class Frames:
         return body
 
     def _length(self) -> int:
-        return int.from_bytes(self._buffer[:4], "big") & ~_COMPRESSED
+        return announced_length(self._buffer)
 
 
 @dataclass(slots=True)

@@ -11,17 +11,26 @@ from typing import Any
 from ..errors import DistbootError
 from ..host.network import Backoff, is_this_host, look_up
 from ..text import format_address, short_repr
+from . import foreign
 from .connection_pool import DetachedConnection
-from .membership import JoinPlan, Membership
+from .membership import COME_BACK, JoinPlan, Membership, describe_earlier
 from .messages import ONE_DISTBOOT, Failed, Hello, Members, Refused, Welcome, as_error
 from .protocol import Channel, Frame, Frames, ProtocolError, decode, most_from_rank_0, random_nonce
 
 # Seconds for an unknown process to answer; it grows, because rank 0 may be busy with thousands
 _FIRST_LIMIT = 1.0
 _LAST_LIMIT = 10.0
+_ASKED_AFTER = 5.0  # seconds of silence after which a process is asked what it is
 _LOOK = 0.2  # seconds between two looks at whether the call is still wanted
 _GRACE = 0.8  # seconds beyond the join timeout for rank 0 to say who is missing
 _LOST = "rank 0 was reached, but disconnected before all ranks had joined"
+_LOST_REMEDY = "look at the output of rank 0: it ended, or was stopped, while the ranks joined"
+_SAME_JOB = (
+    "all ranks need the same job, the same distboot and the same DISTBOOT_SECRET, "
+    "or all of them none"
+)
+_LISTENER = "the process that listens there"
+_SILENT = "a process listens there, and does not answer as rank 0"
 
 
 class NoAnswerError(Exception):
@@ -36,6 +45,10 @@ class _UnresolvedError(UnreachableError):
     """The name of the host does not resolve."""
 
 
+class _SilentError(NoAnswerError):
+    """A process accepted the connection and did not answer; the text names it if it was asked what it is."""
+
+
 class Worker:
     """A rank other than 0 in the rendezvous. `host` and `port` are where rank 0 was reached, once it was."""
 
@@ -47,6 +60,10 @@ class Worker:
     ) -> None:
         self._plan, self._own, self._wanted = plan, plan.own, wanted
         self._refusal = ""  # why a process that listens there has not kept us, the last time
+        self._remedy = ""  # for that
+        self._address: foreign.Address = (socket.AF_INET, None)  # of the last connection
+        # What listens at an address and closes each connection, once it was asked
+        self._asked: dict[foreign.Address, foreign.Foreign] = {}
         self._frames, self._channel = Frames(), Channel()
         self._connection: socket.socket | None = None
         self.host, self.port = plan.hosts[0], plan.ports[0]
@@ -69,8 +86,12 @@ class Worker:
             try:
                 return self.try_once(limit, end)
             except NoAnswerError as failure:
-                if not backoff.sleep_or_expire(str(failure)):
-                    raise self._unanswered(failure) from None
+                reason = failure
+            # A busy rank 0 is silent, too: what is silent for long is asked once, and at the end
+            if limit < _ASKED_AFTER <= limit * 2:
+                reason = self._name_silent(reason)
+            if not backoff.sleep_or_expire(str(reason)):
+                raise self._unanswered(self._name_silent(reason)) from None
             limit = min(limit * 2, _LAST_LIMIT)
 
     def try_once(self, limit: float, end: float) -> Membership:
@@ -142,19 +163,59 @@ class Worker:
             )
             has_reported = True
             return self._membership(end + _GRACE)
-        except BaseException as error:
-            self.close()
+        except (ProtocolError, EOFError, OSError) as error:
             if has_reported and isinstance(error, ConnectionError | EOFError):
-                why = self._refusal = _LOST
-            elif isinstance(error, ProtocolError | EOFError):
-                why = self._refusal = f"the process that listens there {error}"
-            elif isinstance(error, TimeoutError):
-                why = "a process listens there, and does not answer as rank 0"
-            elif isinstance(error, OSError):
-                why = error.strerror or str(error)
+                why = self._refused(_LOST, _LOST_REMEDY)
             else:
-                raise
-            raise NoAnswerError(why) from None
+                found = None if has_reported else self._identify(connection, error)
+                why = self._explain(error, found)
+            self.close()
+            kind = _SilentError if isinstance(error, TimeoutError) else NoAnswerError
+            raise kind(why) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _identify(self, connection: socket.socket, error: Exception) -> foreign.Foreign | None:
+        """What listens there, if it is not distboot; what is silent is asked later."""
+        received = self._frames.pending
+        if foreign.identify(foreign.SERVERS, received) is not None:
+            received = foreign.read_more(connection, received)
+            return foreign.identify(foreign.SERVERS, received)
+        if received or isinstance(error, ProtocolError):
+            return None
+        closes = isinstance(error, EOFError | ConnectionError)
+        if closes and self._address not in self._asked:
+            self._asked[self._address] = foreign.probe(self._address) or foreign.CLOSES
+        return self._asked.get(self._address)
+
+    def _explain(self, error: Exception, found: foreign.Foreign | None) -> str:
+        """Why an attempt failed before rank 0 had this rank's report."""
+        if found is not None:
+            return self._refused(f"{_LISTENER} {found.description}", found.remedy)
+        if isinstance(error, ProtocolError | EOFError):
+            return self._refused(f"{_LISTENER} {error}", _SAME_JOB)
+        if isinstance(error, TimeoutError):
+            return _SILENT
+        return getattr(error, "strerror", None) or str(error)
+
+    def _refused(self, why: str, remedy: str) -> str:
+        self._refusal = why
+        self._remedy = remedy
+        return why
+
+    def _name_silent(self, failure: NoAnswerError) -> NoAnswerError:
+        """The failure, with the name of what does not answer, if it has one."""
+        if not isinstance(failure, _SilentError):
+            return failure
+        found = foreign.probe(self._address)
+        if found is not None:
+            self._asked[self._address] = found
+            return NoAnswerError(self._refused(f"{_LISTENER} {found.description}", found.remedy))
+        self._asked.pop(self._address, None)
+        if not self._refusal:
+            self._refused(_SILENT, foreign.SILENT)
+        return NoAnswerError(_SILENT)
 
     def _connected(self, host: str, port: int, end: float, limit: float) -> socket.socket:
         self.resolves = True
@@ -178,6 +239,7 @@ class Worker:
                 if connection is not None:
                     connection.close()
             else:
+                self._address = family, address
                 return connection
         if isinstance(failure, ConnectionRefusedError | ConnectionResetError):
             raise NoAnswerError(failure.strerror)
@@ -250,10 +312,10 @@ class Worker:
                 "unresolvable-address",
                 "check the name, or give an address that this host can look up",
             )
-        elif self._refusal == _LOST:
-            hint = "look at the output of rank 0: it ended, or was stopped, while the ranks joined"
         elif self._refusal:
-            hint = "all ranks need the same job, the same distboot and the same DISTBOOT_SECRET, or all of them none"
+            hint = self._remedy
+        elif plan.earlier:
+            hint = COME_BACK
         elif all(map(is_loopback, plan.hosts)) and self._own.num_nodes != 1:
             hint += f"; {plan.hosts[0]} is this very host, so if rank 0 is on another one, set MASTER_ADDR to its name"
         earlier = (
@@ -263,4 +325,6 @@ class Worker:
             f" (from {plan.source})" if plan.source else ""
         )
         text = f"rank 0 did not answer at {where} within {plan.join_timeout:g} s: {why}{earlier}"
+        unit = "node" if self._own.ranks else "rank"
+        text += describe_earlier([agent for agent in plan.earlier if agent.number == 0], unit)
         return DistbootError(code, text, hint)

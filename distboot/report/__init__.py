@@ -1,8 +1,9 @@
-"""What rank 0 learns of a job, as an append-only list of events; and from them when each rank took which step.
+"""What rank 0 learns about a job, as an append-only list of events; and from them, when each rank
+took which step.
 
-`content` makes the report of it, in plain JSON types, and `files` writes that or the page. The list is begun during the
-rendezvous, passed to the process that supervises rank 0, and continued there. `time` is by rank 0's clock; times in
-`details` are by the clock of the rank that says them.
+The rendezvous starts the list, and the process that supervises rank 0 continues it. `content` makes
+the report of it, in plain JSON types, and `files` writes that or the page. `time` is by rank 0's
+clock; times in `details` are by the clock of the rank that sends them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from ..rendezvous.messages import WorkerInfo
 
 Kind = Literal[
     "rendezvous_started",  # launcher, world_size, round, versions
-    # Host, node, pid, local_rank, local_world_size, node_rank, process_start, detected, offset, uncertainty
+    # Host, node, pid, local_rank, local_world_size, node_rank, process_start, detected, offset,
+    # uncertainty
     "joined",
     "left",  # before all had joined
     "all_joined",  # findings
@@ -35,8 +37,8 @@ Kind = Literal[
     "late_over",
     "root_cause",  # kind, ranks, text, location, traceback
 ]
-PLACE = ("local_rank", "local_world_size", "node_rank")  # as a launcher says them
-_MOST_OF_A_KIND = 100  # of one rank: what a rank may send again and again is bounded
+PLACE = ("local_rank", "local_world_size", "node_rank")  # as the launcher sets them
+_MOST_OF_A_KIND = 100  # events of one rank: a rank may send the same again and again
 
 
 class Event(NamedTuple):
@@ -57,7 +59,7 @@ class EventLog(list[Event]):
 
     @classmethod
     def from_json(cls, rows: Iterable[Iterable[Any]]) -> EventLog:
-        """What JSON has made of an `EventLog`."""
+        """Read an `EventLog` from its JSON."""
         return cls(Event(*row) for row in rows)
 
     def add(self, event: Kind, rank: int | None = None, /, **details: Any) -> None:
@@ -67,7 +69,7 @@ class EventLog(list[Event]):
 
 
 class ClockOffset(NamedTuple):
-    """Seconds for which the clock of a rank is ahead of rank 0's, and by how much that may be wrong."""
+    """Seconds by which a rank's clock is ahead of rank 0's, and by which that may be wrong."""
 
     offset: float = 0.0
     uncertainty: float = 0.0
@@ -81,56 +83,71 @@ class JoinLog(EventLog):
         self._nodes: dict[str, int] = {}
         # Not the settings: their values are the user's own.
         versions = {name: value for name, value in own.facts if not name.endswith("=")}
-        begun = {"launcher": own.launcher, "world_size": own.world_size, "round": own.round}
-        self.add("rendezvous_started", **begun, versions=versions)
+        self.add(
+            "rendezvous_started",
+            launcher=own.launcher,
+            world_size=own.world_size,
+            round=own.round,
+            versions=versions,
+        )
         self.joined(own)
 
     def joined(self, record: WorkerInfo, welcomed: float | None = None) -> None:
-        """A rank has sent its record, and read its clock for that between `welcomed` and now; None: on our clock."""
+        """A rank has sent its record. It read its clock for that between `welcomed` and now.
+
+        `welcomed` is None for rank 0 itself.
+        """
         clock = ClockOffset()
-        if welcomed is not None:  # 107 at some moment between 100 and 101 is 6.5 ± 0.5
+        if welcomed is not None:
             now = time.time()
+            # 107 on its clock at some moment between 100 and 101 is 6.5 ± 0.5.
             clock = ClockOffset(record.clock - (welcomed + now) / 2, abs(now - welcomed) / 2)
-        place = {name: getattr(record, name) for name in PLACE}
-        node = self._nodes.setdefault(record.node, len(self._nodes))
-        when = {"process_start": record.started, "detected": record.detected, **clock._asdict()}
         self.add(
-            "joined", record.rank, host=record.host, node=node, pid=record.pid, **place, **when
+            "joined",
+            record.rank,
+            host=record.host,
+            node=self._nodes.setdefault(record.node, len(self._nodes)),
+            pid=record.pid,
+            **{name: getattr(record, name) for name in PLACE},
+            process_start=record.started,
+            detected=record.detected,
+            **clock._asdict(),
         )
 
     def spread(self, membership: Membership) -> None:
-        """What the agents of nodes have said counts for each of their ranks from now on."""
-        nodes = membership.nodes
+        """Turn the events of nodes' agents into events of their ranks."""
         self[0].details["world_size"] = membership.world_size
-        told = list(self)
+        of_nodes = list(self)
         self.clear()
-        for one in told:
-            ranks = (None,) if one.rank is None else nodes[one.rank]
+        for one in of_nodes:
+            if one.rank is None:
+                self.append(one)
+                continue
+            ranks = membership.nodes[one.rank]
             for local_rank, rank in enumerate(ranks):
-                place = dict(zip(PLACE, (local_rank, len(ranks), one.rank), strict=True))
-                self.append(
-                    Event(
-                        one.time,
-                        rank,
-                        one.event,
-                        one.details | (place if one.event == "joined" else {}),
-                    )
-                )
+                details = one.details
+                if one.event == "joined":
+                    place = (local_rank, len(ranks), one.rank)
+                    details = {**details, **dict(zip(PLACE, place, strict=True))}
+                self.append(Event(one.time, rank, one.event, details))
 
 
 class Phase(NamedTuple):
     """What a rank does between two steps."""
 
-    name: str  # as the page has it
-    end: str  # the step with which it is over
+    name: str  # on the page
+    end: str  # the step that ends it
     said: str  # what takes the time; reads well after "rank 3 took 4 s"
     waits: bool = False  # whether the rank only waits for others
 
 
-# What a rank says of itself while it starts, by its own clock.
-# By the wrapper, and in it
-COMMAND, CALLED, ALL_CALLED = "command_started", "init_called", "all_called"
-IMPORTED, ALL_READY, GROUP = "framework_imported", "all_ready", "group_ready"
+# The steps that a rank reports while it starts, by its own clock
+COMMAND = "command_started"  # by the wrapper
+CALLED = "init_called"
+ALL_CALLED = "all_called"
+IMPORTED = "framework_imported"
+ALL_READY = "all_ready"
+GROUP = "group_ready"
 OWN = (COMMAND, CALLED, ALL_CALLED, IMPORTED, ALL_READY, GROUP)
 PHASES = (
     Phase("launch", "process_start", "to be launched, counted from the first process of the job"),
@@ -147,159 +164,194 @@ PHASES = (
 
 
 def own_steps(taken: Mapping[str, float]) -> dict[str, float]:
-    """The steps that a rank says it has taken, with the time of each; without those that only a newer distboot has."""
+    """The steps that a rank reports, with their times; without those of a newer distboot."""
     return {name: float(when) for name, when in taken.items() if name in OWN}
 
 
+# Kind of a root cause -> state of its ranks
+_STATE_OF_CAUSE = {"failed": "failed first", "lost": "lost", "late": "late"}
+
+
 class JobState:
-    """What the events say of a job."""
+    """The state of a job according to its events."""
 
     def __init__(self, events: Iterable[Event]) -> None:
-        latest: dict[Kind, dict[Any, Event]] = defaultdict(dict)  # of each kind, by rank
-        self.failed: set[int] = set()  # the ranks of which a failure is known
-        self.late: set[int] = set()  # the ranks for which others waited to the end
-        # The steps of which a rank says when it took them
+        # The last event of a kind, by rank
+        self.joined: dict[Any, Event] = {}  # without those that left
+        self.registered: dict[Any, Event] = {}
+        self.exited: dict[Any, Event] = {}
+        self.failed: set[int] = set()  # ranks with a known failure
+        self.late: set[int] = set()  # ranks that others waited for at the end
+        self.root_cause: Event | None = None  # None: no failure, and no external signal
+        self._all_joined: Event | None = None
+        # The steps that each rank reports, with their times
         self._own: dict[Any, dict[str, float]] = defaultdict(dict)
         # By node: its ranks share a clock, and the best reading counts
         self._clocks: dict[int, ClockOffset] = {}
         for one in events:
-            latest[one.event][one.rank] = one
-            if one.event == "joined":
-                node, clock = (
-                    one.details["node"],
-                    ClockOffset(one.details["offset"], one.details["uncertainty"]),
-                )
-                self._clocks[node] = min(
-                    self._clocks.get(node, clock), clock, key=lambda each: each.uncertainty
-                )
-            elif one.event == "left":
-                latest["joined"].pop(one.rank, None)
-            elif one.event == "phases":
+            self._apply(one)
+        for rank, exited in self.exited.items():
+            if _outcome_of(exited) == "failed later":
+                self.failed.add(rank)
+
+    def _apply(self, one: Event) -> None:
+        match one.event:
+            case "joined":
+                self.joined[one.rank] = one
+                self._read_clock(one.details)
+            case "left":
+                self.joined.pop(one.rank, None)
+            case "all_joined":
+                self._all_joined = one
+            case "registered":
+                self.registered[one.rank] = one
+            case "phases":
                 self._own[one.rank].update(one.details)
-            elif one.event == "reachable":
-                self.failed.discard(one.rank or 0)
-            elif one.event in ("late", "late_over"):
+            case "late" | "late_over":
                 self.late = set(one.details.get("ranks", ()))
-            elif one.rank is not None and (
-                one.event == "failing" or (one.event == "unreachable" and not latest["root_cause"])
-            ):
-                self.failed.add(one.rank)
-        # By rank; those that have joined are still there.
-        self.joined, self.registered, self.exited = (
-            latest["joined"],
-            latest["registered"],
-            latest["exited"],
-        )
-        self.failed |= {
-            rank for rank, one in self.exited.items() if _outcome_of(one) == "failed later"
-        }
-        self._all_joined = latest["all_joined"].get(None)
-        # None: nothing has gone wrong
-        self.root_cause = next(iter(latest["root_cause"].values()), None)
+            case "failing" | "unreachable" | "reachable":
+                self._fail(one)
+            case "exited":
+                self.exited[one.rank] = one
+            case "root_cause":
+                self.root_cause = one
+
+    def _read_clock(self, details: Mapping[str, Any]) -> None:
+        clock = ClockOffset(details["offset"], details["uncertainty"])
+        known = self._clocks.get(details["node"])
+        if known is None or clock.uncertainty < known.uncertainty:
+            self._clocks[details["node"]] = clock
+
+    def _fail(self, one: Event) -> None:
+        if one.event == "reachable":  # so it was not lost
+            self.failed.discard(one.rank or 0)
+            return
+        # After the root cause, ranks end and become unreachable without a failure of their own.
+        is_consequence = one.event == "unreachable" and self.root_cause is not None
+        if one.rank is not None and not is_consequence:
+            self.failed.add(one.rank)
 
     @property
     def is_failure(self) -> bool:
-        """Whether a rank has failed; else nothing has gone wrong, or an external signal has stopped the job."""
+        """Whether a rank has failed; an external signal that stopped the job is not a failure."""
         return self.root_cause is not None and self.root_cause.details["kind"] != "stopped"
 
     def later_failures(self) -> int:
         """How many ranks have failed besides the root cause."""
-        return (
-            len(self.failed.difference(self.root_cause.details["ranks"])) if self.root_cause else 0
-        )
+        if self.root_cause is None:
+            return 0
+        return len(self.failed.difference(self.root_cause.details["ranks"]))
 
     def kind_for(self, rank: int) -> str:
-        """That of the root cause, if it is this rank's; else empty."""
-        cause = self.root_cause.details if self.root_cause else {"ranks": ()}
-        return str(cause["kind"]) if rank in cause["ranks"] else ""
+        """The kind of the root cause if it is this rank's, else empty."""
+        if self.root_cause is None or rank not in self.root_cause.details["ranks"]:
+            return ""
+        return str(self.root_cause.details["kind"])
 
     def of_rank(self, rank: int) -> str:
-        """What became of a rank: `state` in the report."""
-        as_cause = {"failed": "failed first", "lost": "lost", "late": "late"}.get(
-            self.kind_for(rank)
-        )
-        outcome = _outcome_of(self.exited[rank]) if rank in self.exited else "not known"
-        is_late = rank in self.late and outcome in ("stopped", "not known")
-        return as_cause or ("late" if is_late else outcome)
+        """The state of a rank, as the report names it."""
+        kind = self.kind_for(rank)
+        if kind in _STATE_OF_CAUSE:
+            return _STATE_OF_CAUSE[kind]
+        outcome = "not known"
+        if rank in self.exited:
+            outcome = _outcome_of(self.exited[rank])
+        if rank in self.late and outcome in ("stopped", "not known"):
+            return "late"
+        return outcome
 
     def exit_code(self, rank: int) -> str:
         """The exit code of a rank, for people."""
-        code = self.exited[rank].details["exit_code"] if rank in self.exited else None
-        return (
-            "lost" if self.kind_for(rank) == "lost" else "not known" if code is None else str(code)
-        )
+        if self.kind_for(rank) == "lost":
+            return "lost"
+        if rank not in self.exited or self.exited[rank].details["exit_code"] is None:
+            return "not known"
+        return str(self.exited[rank].details["exit_code"])
 
     def clock(self, rank: int) -> ClockOffset:
-        """The clock of a rank; as rank 0's where nothing is known."""
-        return (
-            self._clocks[self.joined[rank].details["node"]]
-            if rank in self.joined
-            else ClockOffset()
-        )
+        """The clock of a rank; that of rank 0 if it is not known."""
+        if rank not in self.joined:
+            return ClockOffset()
+        return self._clocks[self.joined[rank].details["node"]]
 
     def offsets(self) -> dict[int, float]:
-        """Rank -> seconds for which its clock is ahead of rank 0's."""
+        """Rank -> seconds by which its clock is ahead of rank 0's."""
         return {rank: self.clock(rank).offset for rank in self.joined if rank}
 
     def steps(self, rank: int) -> dict[str, float]:
-        """When a rank took which step, in their order, as far as it is known."""
+        """The times of the steps of a rank by rank 0's clock, in order, without unknown ones."""
         join = self.joined.get(rank)
         if join is None:
             return {}
-        told = {name: join.details[name] for name in ("process_start", "detected")} | self._own.get(
-            rank, {}
-        )
-        found = {name: when - self.clock(rank).offset for name, when in told.items() if when}
-        found["joined"] = join.time
+        by_own_clock = {
+            "process_start": join.details["process_start"],
+            "detected": join.details["detected"],
+            **self._own.get(rank, {}),
+        }
+        offset = self.clock(rank).offset
+        times = {name: when - offset for name, when in by_own_clock.items() if when}
+        times["joined"] = join.time
         if self._all_joined is not None:
-            found["all_joined"] = self._all_joined.time
-        return {phase.end: found[phase.end] for phase in PHASES if phase.end in found}
+            times["all_joined"] = self._all_joined.time
+        return {phase.end: times[phase.end] for phase in PHASES if phase.end in times}
 
 
 def _outcome_of(exited: Event) -> str:
     details = exited.details
     if details["stopped_by_us"] or details["external_signal"] is not None:
         return "stopped"
-    return "ended" if details["exit_code"] == 0 else "failed later"
+    if details["exit_code"] == 0:
+        return "ended"
+    return "failed later"
+
+
+_EVERY_RANK_HAS = ("process_start", "detected", "joined")  # steps
 
 
 def spans(
     steps: Mapping[str, float], launched: float | None = None
 ) -> dict[str, tuple[float, float]]:
-    """When each phase of a rank began and ended, by the name of the phase, as far as both are known.
+    """The start and the end of each phase of a rank, by name of the phase, where both are known.
 
-    A step that does not exist for the rank (nothing is imported under the wrapper, say) does not begin a phase.
+    A step that a rank does not have does not start a phase: under the wrapper nothing is imported,
+    for example.
     """
     found: dict[str, tuple[float, float]] = {}
-    before = launched
+    start = launched
     for phase in PHASES:
         end = steps.get(phase.end)
-        if end is None:
-            before = None if phase.end in ("process_start", "detected", "joined") else before
-            continue
-        if before is not None:
-            # Two clocks are compared only so well: what ends before it began takes no time.
-            found[phase.name] = (min(before, end), end)
-        before = end
+        if end is not None:
+            if start is not None:
+                # Clocks are compared with some error: what ends before it starts takes no time.
+                found[phase.name] = (min(start, end), end)
+            start = end
+        elif phase.end in _EVERY_RANK_HAS:
+            start = None  # not known when the next phase starts
     return found
 
 
 def slowest(ranks: Mapping[int, Mapping[str, float]]) -> list[dict[str, object]]:
-    """The slowest rank in each phase in which a rank does not just wait, in their order, with the median of all."""
+    """The slowest rank in each phase, with the median of all; without phases of waiting."""
     taken: dict[str, list[tuple[float, int]]] = defaultdict(list)
-    first = min(
-        (steps["process_start"] for steps in ranks.values() if "process_start" in steps),
-        default=None,
-    )
+    launches = [steps["process_start"] for steps in ranks.values() if "process_start" in steps]
+    launched = min(launches, default=None)
     for rank, steps in ranks.items():
-        for name, (begin, end) in spans(steps, first).items():
-            taken[name].append((end - begin, rank))
+        for name, (start, end) in spans(steps, launched).items():
+            taken[name].append((end - start, rank))
     found: list[dict[str, object]] = []
     for phase in PHASES:
         times = sorted(taken[phase.name], key=lambda one: (one[0], -one[1]))
-        if times and not phase.waits:
-            seconds, rank = times[-1]
-            median, _ = times[(len(times) - 1) // 2]
-            said = {"seconds": round(seconds, 3), "median": round(median, 3), "said": phase.said}
-            found.append({"step": phase.end, "rank": rank, **said})
+        if not times or phase.waits:
+            continue
+        seconds, rank = times[-1]
+        median, _ = times[(len(times) - 1) // 2]
+        found.append(
+            {
+                "step": phase.end,
+                "rank": rank,
+                "seconds": round(seconds, 3),
+                "median": round(median, 3),
+                "said": phase.said,
+            }
+        )
     return found

@@ -1,4 +1,6 @@
-"""The report as plain JSON types, and the summary line: pure functions of the events and the membership of a job."""
+"""The report as plain JSON types, and the summary line: pure functions of a job's events and
+membership.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,22 @@ from ..rendezvous.membership import Membership, node_size
 from ..text import counted, first_line, ranks_said, without_secret
 from . import CALLED, PLACE, Event, JobState, slowest
 
+Rounds: TypeAlias = Sequence[Mapping[str, Any]]
+Place: TypeAlias = dict[str, Any]  # host, node_rank and local_rank; None: not known
+
 _LONGEST = 4000  # characters of an error
 _STOPS = {128 + number: number.name for number in FROM_OUTSIDE}
-# Ranks that are missing and have a record each; of more there are only the runs
+# Missing ranks that have a record each; if there are more, the report has only ranges of them.
 _MOST_MISSING = 10_000
 _MOST_EVENTS = 10_000
-_AFTER = {
+_ROUTINE = ("joined", "registered", "phases", "exited")  # one for each rank of a large job
+# State of a rank after a failure -> how the headline counts it
+_AFTER_FAILURE = {
     "failed later": "failed later",
     "stopped": "stopped",
     "ended": "ended well",
     "not known": "not known",
 }
-Rounds: TypeAlias = Sequence[Mapping[str, Any]]
-_ROUTINE = ("joined", "registered", "phases", "exited")  # one for each rank of a large job
 
 
 def utc(seconds: float) -> str:
@@ -39,18 +44,23 @@ def utc(seconds: float) -> str:
 class Doubts(NamedTuple):
     """Why a job whose ranks all ended with exit code 0 may not be the job that was meant."""
 
-    # The launcher that each rank ran for a job of its own, if it joins no other; empty: none
+    # The launcher that each rank ran, if it started a job of its own; else empty
     separate_jobs: str = ""
     # What the environment reserves and the job leaves unused
     unused: str = ""
 
-    def said(self, events: Sequence[Event], ended: str) -> str:
-        """For people, instead of "ended well"; empty: nothing is in doubt."""
-        joined = any(CALLED in one.details for one in events if one.event == "phases")
-        if self.separate_jobs and not joined:
+    def describe(self, events: Sequence[Event], ended: str) -> str:
+        """For people, in place of "ended well"; empty if nothing is in doubt."""
+        if self.separate_jobs and not _has_called_init(events):
             launcher = self.separate_jobs
             return f"each rank ran {launcher} for a job of its own, and none joined the others"
-        return f"{ended}, but {self.unused}" if self.unused else ""
+        if self.unused:
+            return f"{ended}, but {self.unused}"
+        return ""
+
+
+def _has_called_init(events: Sequence[Event]) -> bool:
+    return any(one.event == "phases" and CALLED in one.details for one in events)
 
 
 def summary_line(
@@ -61,20 +71,27 @@ def summary_line(
     codes = defaultdict(list)
     for rank in range(membership.world_size):
         codes[job.exit_code(rank)].append(rank)
-    if job.root_cause is None:
-        well = "all ended well" if codes.keys() == {"0"} else "no failure was seen"
-        how = doubts.said(events, "all ended") or well
-    else:
-        # Which was said when it came: what is new is where that rank was, and when
-        cause = job.root_cause.details
-        begin = re.split(": | while " if job.is_failure else ", on ", cause["text"], maxsplit=1)[0]
-        at = datetime.fromtimestamp(job.root_cause.time, timezone.utc)
-        how = f"{begin} at {at:%H:%M:%S} UTC, {cause['location']}"
+    listed = ", ".join(f"{code} ({ranks_said(ranks)})" for code, ranks in codes.items())
+    how = _how_it_ended(events, job, doubts, all_succeeded=codes.keys() == {"0"})
     later = job.later_failures()
-    more = f"; {later} failed after that" if later else ""
-    listed = ", ".join(f"{code} ({ranks_said(here)})" for code, here in codes.items())
-    length = now - job.registered[0].time
-    return f"summary: {_size(membership)}, {length:.1f} s: {how}{more}; exit codes: {listed}"
+    if later:
+        how += f"; {later} failed after that"
+    seconds = now - job.registered[0].time
+    return f"summary: {_size(membership)}, {seconds:.1f} s: {how}; exit codes: {listed}"
+
+
+def _how_it_ended(
+    events: Sequence[Event], job: JobState, doubts: Doubts, *, all_succeeded: bool
+) -> str:
+    if job.root_cause is not None:
+        # The whole text was printed when it happened. New is where that rank was, and when it was.
+        cause = job.root_cause.details
+        end = ": | while " if job.is_failure else ", on "
+        short = re.split(end, cause["text"], maxsplit=1)[0]
+        at = datetime.fromtimestamp(job.root_cause.time, timezone.utc)
+        return f"{short} at {at:%H:%M:%S} UTC, {cause['location']}"
+    well = "all ended well" if all_succeeded else "no failure was seen"
+    return doubts.describe(events, "all ended") or well
 
 
 def job_report(
@@ -84,35 +101,46 @@ def job_report(
     now: float,
     rounds: Rounds = (),
 ) -> dict[str, object]:
-    """The report of a job whose ranks have met and were supervised, which ends `now`; the events are of its last round.
+    """The report of a job whose ranks met and were supervised; it ends `now`.
 
-    `rounds`: those that have failed, as `Restarts.rounds` has them.
+    `events` are those of the last round, `rounds` the failed ones, as `Restarts.rounds` has them.
     """
     job = JobState(events)
-    ranks = [
-        _rank(rank, place, job.of_rank(rank), job)
-        for rank, place in sorted(_places(membership).items())
-    ]
-    cause = None
-    if job.root_cause is not None:
-        known = job.root_cause.details
-        first, exited = known["ranks"][0], job.exited.get(known["ranks"][0])
-        said = {"text": known["text"], "code": None, "hint": "", "ranks": known["ranks"]}
-        traceback = (
-            known["traceback"]
-            if exited is None
-            else exited.details.get("traceback", known["traceback"])
-        )
-        cause = {**said, **ranks[first], "traceback": traceback}
-    more = {
-        "outcome": "ended" if cause is None else "failed" if job.is_failure else "stopped",
+    ranks = []
+    for rank, place in sorted(_places(membership).items()):
+        ranks.append(_rank(rank, place, job.of_rank(rank), job))
+    fields: dict[str, object] = {
+        "outcome": "ended",
         "headline": _headline(events, job, membership, doubts),
         "hosts": list(membership.hosts),
-        "first_failure" if job.is_failure else "stopped": cause,
         "later_failures": job.later_failures(),
         "ranks": ranks,
     }
-    return _report(events, job, now, rounds, more)
+    if job.is_failure:
+        fields["outcome"] = "failed"
+        fields["first_failure"] = _root_cause(job, ranks)
+    elif job.root_cause is not None:
+        fields["outcome"] = "stopped"
+        fields["stopped"] = _root_cause(job, ranks)
+    return _report(events, job, now, rounds, fields)
+
+
+def _root_cause(job: JobState, ranks: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    """The root cause, with the record of its first rank."""
+    assert job.root_cause is not None
+    cause = job.root_cause.details
+    first = cause["ranks"][0]
+    traceback = cause["traceback"]
+    if first in job.exited:
+        traceback = job.exited[first].details.get("traceback", traceback)
+    return {
+        "text": cause["text"],
+        "code": None,
+        "hint": "",
+        "ranks": cause["ranks"],
+        **ranks[first],
+        "traceback": traceback,
+    }
 
 
 def startup_report(
@@ -124,67 +152,77 @@ def startup_report(
 ) -> dict[str, object]:
     """The report of a job that is not supervised, or not yet; without an error it has started."""
     job = JobState(events)
-    unready = {rank for one in events if one.event == "not_ready" for rank in one.details["ranks"]}
-    states = {rank: "not ready" if rank in unready else "joined" for rank in job.joined}
-    runs = _missing(states, events[0].details["world_size"])
-    count = sum(map(len, runs))
-    missing = [] if count > _MOST_MISSING else [rank for run in runs for rank in run]
-    states |= dict.fromkeys(missing, "missing")
-    places = _places(membership) if membership else _places_so_far(job.joined, missing)
-    hosts = {
-        one["node_rank"]: one["host"]
-        for _, one in sorted(places.items(), reverse=True)
-        if one["host"]
-    }
-    failed = isinstance(error, Exception)  # else it was stopped, with Ctrl-C say
-    cause = None if error is None else _error(error, missing if count else sorted(unready))
-    size, number = events[0].details["world_size"], events[0].details.get("round")
-    if cause is None:
-        headline = f"All {size} ranks have started; how they ended is not known, as failure detection is off"
-    elif failed:
-        headline = f"{f'Round {number}' if number else 'The job'} did not start: {cause['text'].splitlines()[0]}"
-    elif count:
-        said = ranks_said(missing) if missing else f"{count} ranks"
-        headline = f"The job was stopped while {said} {'was' if count == 1 else 'were'} missing"
+    unready = _unready(events)
+    missing = _Missing.of(job.joined, events[0].details["world_size"])
+    states = dict.fromkeys(job.joined, "joined")
+    states.update(dict.fromkeys(unready & states.keys(), "not ready"))
+    states.update(dict.fromkeys(missing.listed, "missing"))
+    if membership is None:
+        places = _places_so_far(job.joined, missing.listed)
     else:
-        headline = "The job was stopped early"
-    more = {
-        "outcome": "started" if error is None else "failed" if failed else "stopped",
-        "headline": headline,
-        "hosts": [host for _, host in sorted(hosts.items())],
-        "first_failure" if failed else "stopped": cause,
-        "unlisted": [[run[0], run[-1]] for run in runs if not missing],
-        "ranks": [
-            _rank(rank, places.get(rank, _NOWHERE), state, job)
-            for rank, state in sorted(states.items())
-        ],
+        places = _places(membership)
+    ranks = []
+    for rank, state in sorted(states.items()):
+        ranks.append(_rank(rank, places.get(rank, _NOWHERE), state, job))
+    fields: dict[str, object] = {
+        "outcome": "started",
+        "headline": _startup_headline(events, error, missing),
+        "hosts": _hosts(places),
+        "unlisted": missing.unlisted,
+        "ranks": ranks,
     }
-    return _report(events, job, now, rounds, more)
+    if error is not None:
+        cause = _error(error, missing.listed if missing.total else sorted(unready))
+        if isinstance(error, Exception):
+            fields.update(outcome="failed", first_failure=cause)
+        else:  # a signal has stopped it, Ctrl-C for example
+            fields.update(outcome="stopped", stopped=cause)
+    return _report(events, job, now, rounds, fields)
+
+
+def _unready(events: Sequence[Event]) -> set[int]:
+    found: set[int] = set()
+    for one in events:
+        if one.event == "not_ready":
+            found.update(one.details["ranks"])
+    return found
+
+
+def _startup_headline(
+    events: Sequence[Event], error: BaseException | None, missing: _Missing
+) -> str:
+    started = events[0].details
+    if error is None:
+        return (
+            f"All {started['world_size']} ranks have started; how they ended is not known, "
+            "as failure detection is off"
+        )
+    if isinstance(error, Exception):
+        what = f"Round {started['round']}" if started.get("round") else "The job"
+        return f"{what} did not start: {_error_texts(error)['text'].splitlines()[0]}"
+    if missing.total == 0:
+        return "The job was stopped early"
+    if not missing.listed:
+        return f"The job was stopped while {missing.total} ranks were missing"
+    were = "was" if missing.total == 1 else "were"
+    return f"The job was stopped while {ranks_said(missing.listed)} {were} missing"
 
 
 def _report(
-    events: Sequence[Event], job: JobState, now: float, rounds: Rounds, more: Mapping[str, object]
+    events: Sequence[Event], job: JobState, now: float, rounds: Rounds, fields: Mapping[str, object]
 ) -> dict[str, object]:
-    """The fields of a report, in their order; `more` has those that are not the same in each."""
-    begun = events[0]
-    # Of very many events the rare ones first.
-    shown = (
-        events
-        if len(events) <= _MOST_EVENTS
-        else sorted(events, key=lambda one: one.event in _ROUTINE)
-    )
-    in_order = sorted(shown[:_MOST_EVENTS], key=lambda one: one.time)
+    """All fields of a report, in their order; `fields` has those that are not the same in all."""
+    started = events[0]
+    shown = _most_telling(events)
     return {
         "outcome": "",
         "headline": "",
-        "world_size": begun.details["world_size"],
-        "launcher": begun.details["launcher"],
-        "versions": {"distboot": __version__, **begun.details["versions"]},
-        "start": utc(begun.time),
+        "world_size": started.details["world_size"],
+        "launcher": started.details["launcher"],
+        "versions": {"distboot": __version__, **started.details["versions"]},
+        "start": utc(started.time),
         "end": utc(now),
-        "findings": [
-            text for one in events if one.event == "all_joined" for text in one.details["findings"]
-        ],
+        "findings": _findings(events),
         "slowest": slowest({rank: job.steps(rank) for rank in job.joined}),
         "hosts": [],
         "first_failure": None,
@@ -193,115 +231,196 @@ def _report(
         "unlisted": [],
         "ranks": [],
         "failed_rounds": [{**one, "start": one["start"] and utc(one["start"])} for one in rounds],
-        "events": [{**one._asdict(), "time": utc(one.time)} for one in in_order],
-        "events_left_out": len(events) - len(in_order),
-        **more,
+        "events": [{**one._asdict(), "time": utc(one.time)} for one in shown],
+        "events_left_out": len(events) - len(shown),
+        **fields,
     }
 
 
-def _rank(rank: int, place: Mapping[str, object], state: str, job: JobState) -> dict[str, object]:
-    processes = job.registered or job.joined  # under the wrapper it is its child that is registered
-    ended = job.exited[rank].details if rank in job.exited else {}
+def _most_telling(events: Sequence[Event]) -> list[Event]:
+    """The events by time; if there are too many, without some of the routine ones."""
+    by_importance = list(events)
+    if len(events) > _MOST_EVENTS:
+        by_importance.sort(key=lambda one: one.event in _ROUTINE)
+    return sorted(by_importance[:_MOST_EVENTS], key=lambda one: one.time)
+
+
+def _findings(events: Sequence[Event]) -> list[str]:
+    found: list[str] = []
+    for one in events:
+        if one.event == "all_joined":
+            found.extend(one.details["findings"])
+    return found
+
+
+def _rank(rank: int, place: Place, state: str, job: JobState) -> dict[str, object]:
+    """The record of a rank."""
     clock = job.clock(rank)
-    return {
+    record: dict[str, object] = {
         "rank": rank,
         **place,
-        "pid": processes[rank].details["pid"] or None if rank in processes else None,
-        "start": utc(job.registered[rank].time) if rank in job.registered else None,
-        "end": utc(ended["at"] - clock.offset) if ended else None,
-        "exit_code": ended.get("exit_code"),
-        "signal": ended.get("signal"),
+        "pid": None,
+        "start": None,
+        "end": None,
+        "exit_code": None,
+        "signal": None,
         "lost": job.kind_for(rank) == "lost",
         "state": state,
         "steps": {name: utc(when) for name, when in job.steps(rank).items()},
         "clock": {"ahead": round(clock.offset, 6), "within": round(clock.uncertainty, 6)},
     }
+    processes = job.registered or job.joined  # the wrapper joins, and registers its child
+    if rank in processes:
+        record["pid"] = processes[rank].details["pid"] or None
+    if rank in job.registered:
+        record["start"] = utc(job.registered[rank].time)
+    if rank in job.exited:
+        ended = job.exited[rank].details
+        record["end"] = utc(ended["at"] - clock.offset)
+        record["exit_code"] = ended.get("exit_code")
+        record["signal"] = ended.get("signal")
+    return record
 
 
 def _size(membership: Membership) -> str:
     return f"{counted(membership.world_size, 'rank')} on {counted(len(membership.nodes), 'node')}"
 
 
-def _place(host: str | None, node_rank: int | None, local_rank: int | None) -> dict[str, Any]:
+def _place(host: str | None, node_rank: int | None, local_rank: int | None) -> Place:
     return {"host": host, "node_rank": node_rank, "local_rank": local_rank}
 
 
 _NOWHERE = _place(None, None, None)
 
 
-def _places(membership: Membership) -> dict[int, dict[str, Any]]:
-    return {
-        rank: _place(membership.hosts[node], node, local_rank)
-        for node, ranks in enumerate(membership.nodes)
-        for local_rank, rank in enumerate(ranks)
-    }
+def _places(membership: Membership) -> dict[int, Place]:
+    found = {}
+    for node, ranks in enumerate(membership.nodes):
+        for local_rank, rank in enumerate(ranks):
+            found[rank] = _place(membership.hosts[node], node, local_rank)
+    return found
 
 
-def _places_so_far(
-    joined: Mapping[int, Event], missing: Sequence[int]
-) -> dict[int, dict[str, Any]]:
-    """Where those are that have joined, and those that are missing where that is proven.
+def _hosts(places: Mapping[int, Place]) -> list[str]:
+    """By node, the host of the first rank whose host is known."""
+    found: dict[int, str] = {}
+    for _, place in sorted(places.items()):
+        if place["host"]:
+            found.setdefault(place["node_rank"], place["host"])
+    return [host for _, host in sorted(found.items())]
 
-    Either all nodes have the same number of ranks, one node filled after the other, or nodes are counted in the order
-    of the ranks.
+
+def _places_so_far(joined: Mapping[int, Event], missing: Sequence[int]) -> dict[int, Place]:
+    """The places of the ranks that have joined, and of missing ranks where they are certain.
+
+    Either all nodes have the same number of ranks, one node filled after the other, or nodes are
+    counted in the order of the ranks.
     """
     there = {rank: joined[rank].details for rank in sorted(joined)}
-    here = node_size(
-        {rank: tuple(details[name] for name in PLACE) for rank, details in there.items()}
-    )
-    if here is not None:
-        hosts = {rank // here: details["host"] for rank, details in reversed(there.items())}
-        return {
-            rank: _place(hosts.get(rank // here), *divmod(rank, here))
-            for rank in (*there, *missing)
-        }
+    places = {rank: tuple(details[name] for name in PLACE) for rank, details in there.items()}
+    ranks_per_node = node_size(places)
+    if ranks_per_node is None:
+        return _places_in_order(there)
+    hosts: dict[int, str] = {}
+    for rank, details in there.items():
+        hosts.setdefault(rank // ranks_per_node, details["host"])
+    found = {}
+    for rank in (*there, *missing):
+        node, local_rank = divmod(rank, ranks_per_node)
+        found[rank] = _place(hosts.get(node), node, local_rank)
+    return found
+
+
+def _places_in_order(there: Mapping[int, Mapping[str, Any]]) -> dict[int, Place]:
     nodes: dict[int, list[int]] = {}
     for rank, details in there.items():
         nodes.setdefault(details["node"], []).append(rank)
-    names = tuple(there[ranks[0]]["host"] for ranks in nodes.values())
-    return _places(Membership(names, tuple(map(tuple, nodes.values()))))
+    hosts = tuple(there[ranks[0]]["host"] for ranks in nodes.values())
+    return _places(Membership(hosts, tuple(map(tuple, nodes.values()))))
 
 
-def _missing(joined: Iterable[int], world_size: int) -> list[range]:
-    """The ranks that are missing, of which there may be millions: a WORLD_SIZE is soon mistyped."""
-    there = [*sorted(joined), world_size]
-    return [
-        range(before + 1, rank)
-        for before, rank in zip([-1, *there], there, strict=False)
-        if rank > before + 1
-    ]
+class _Missing(NamedTuple):
+    """The ranks that have not joined: there may be millions, as a WORLD_SIZE is easily mistyped."""
+
+    total: int
+    listed: list[int]  # all of them, or none if there are too many
+    unlisted: list[list[int]]  # if there are too many, first and last of each run
+
+    @classmethod
+    def of(cls, joined: Iterable[int], world_size: int) -> _Missing:
+        runs = _missing_runs(joined, world_size)
+        total = sum(map(len, runs))
+        if total > _MOST_MISSING:
+            return cls(total, [], [[run[0], run[-1]] for run in runs])
+        return cls(total, [rank for run in runs for rank in run], [])
+
+
+def _missing_runs(joined: Iterable[int], world_size: int) -> list[range]:
+    found = []
+    expected = 0
+    for rank in (*sorted(joined), world_size):
+        if rank > expected:
+            found.append(range(expected, rank))
+        expected = rank + 1
+    return found
 
 
 def _headline(
     events: Sequence[Event], job: JobState, membership: Membership, doubts: Doubts
 ) -> str:
-    size, states = membership.world_size, Counter(map(job.of_rank, range(membership.world_size)))
+    states = Counter(map(job.of_rank, range(membership.world_size)))
     if job.root_cause is not None:
         text: str = job.root_cause.details["text"]
-        counts = [
-            f"{states[one]} {said}"
-            for one, said in _AFTER.items()
-            if states[one] and job.is_failure
-        ]
-        return text[0].upper() + text[1:] + (f"; {', '.join(counts)}" if counts else "")
-    if states["ended"] == size:
-        ended = "all ended" if size > 1 else "ended"
-        return f"{_size(membership)}: {doubts.said(events, ended) or f'{ended} well'}"
-    return f"{_size(membership)}: no failure was seen; how {states['not known']} of them ended is not known"
+        text = text[0].upper() + text[1:]
+        if job.is_failure:
+            text = "; ".join(filter(None, (text, _counts(states))))
+        return text
+    size = _size(membership)
+    if states["ended"] < membership.world_size:
+        unknown = states["not known"]
+        return f"{size}: no failure was seen; how {unknown} of them ended is not known"
+    ended = "all ended" if membership.world_size > 1 else "ended"
+    return f"{size}: {doubts.describe(events, ended) or f'{ended} well'}"
+
+
+def _counts(states: Mapping[str, int]) -> str:
+    """How the other ranks ended after a failure: `"1 failed later, 14 stopped"`."""
+    found = []
+    for state, text in _AFTER_FAILURE.items():
+        if states[state]:
+            found.append(f"{states[state]} {text}")
+    return ", ".join(found)
 
 
 def _error(error: BaseException, ranks: Sequence[int]) -> dict[str, Any]:
-    said: dict[str, Any] = {"text": type(error).__name__, "code": None, "hint": ""}
-    stopped = (
-        128 + signal.SIGINT
-        if isinstance(error, KeyboardInterrupt)
-        else getattr(error, "code", None)
-    )
+    found = _error_texts(error)
+    return {**found, "ranks": list(ranks), "rank": None, "traceback": ""}
+
+
+def _error_texts(error: BaseException) -> dict[str, Any]:
+    """Text, code and hint of an error."""
+    text = type(error).__name__
+    code = None
+    hint = ""
+    stopped_by = _stopped_by(error)
     if isinstance(error, DistbootError):
-        said = {"text": error.message, "code": error.code, "hint": error.hint}
-    elif isinstance(stopped, int) and stopped in _STOPS:
-        said["text"] = f"stopped by an external {_STOPS[stopped]}"
+        text = error.message
+        code = error.code
+        hint = error.hint
+    elif stopped_by is not None:
+        text = f"stopped by an external {stopped_by}"
     elif str(error):
-        said["text"] += f": {first_line(error)}"
-    said |= {name: without_secret(said[name])[:_LONGEST] for name in ("text", "hint")}
-    return {**said, "ranks": list(ranks), "rank": None, "traceback": ""}
+        text = f"{text}: {first_line(error)}"
+    text = without_secret(text)[:_LONGEST]
+    hint = without_secret(hint)[:_LONGEST]
+    return {"text": text, "code": code, "hint": hint}
+
+
+def _stopped_by(error: BaseException) -> str | None:
+    """The name of the signal that has ended the script: `"SIGTERM"`."""
+    if isinstance(error, KeyboardInterrupt):
+        return signal.SIGINT.name
+    code = getattr(error, "code", None)
+    if not isinstance(code, int):
+        return None
+    return _STOPS.get(code)

@@ -1,8 +1,8 @@
-"""The file of the report: whether it can be written, before anything starts; and all of it or nothing, at the end.
+"""The file of the report: checked before anything starts, and written as a whole at the end, or not
+at all.
 
-`StartupReport` writes that of a job that does not start.
-
-The page is `page.html` with the report in it: as data for its script, and as text for who has none.
+`StartupReport` writes the report of a job that does not start. The page is `page.html` with the
+report in it, as data for its script, and as text for browsers without one.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..rendezvous.membership import Membership
     from . import EventLog
 
+_NO_CAUSE = {"text": "", "traceback": "", "hint": ""}
 _TEMPLATE = os.path.join(os.path.dirname(__file__), "page.html")
 _OUTCOMES = {
     "ended": "ended",
@@ -34,126 +35,150 @@ _OUTCOMES = {
     "stopped": "stopped by an external signal",
     "started": "started",
 }
-# The sidecar's is not the script's, and a log is not to be replaced
+# The sidecar's output is not the script's, and a log must not be replaced.
 _OWN_OUTPUT = ("/dev/std", "/dev/fd/", "/proc/")
 
 
 def unwritable(path: str) -> DistbootError | None:
-    """Why there could be no report at a path, as it will be hours until it is written; None: there can be one."""
+    """The error if no report can be written at a path, as the job may take hours; else None."""
+    why = _why_unwritable(path)
+    if why is None:
+        return None
+    return DistbootError(
+        "output-failed",
+        f"the report {short_repr(path)} cannot be written: {why}",
+        "let --report or DISTBOOT_REPORT name a file "
+        "in an existing, writable folder of rank 0's host",
+    )
+
+
+def _why_unwritable(path: str) -> str | None:
     try:
         if os.path.isdir(path):
-            why = "it is a directory"
-        elif path.startswith(_OWN_OUTPUT):
-            why = "what is there is another file for each process"
-        else:
-            if not _is_no_file(path):  # else a pipe whose reader is still to come, say
-                descriptor, part, _ = _begun(path)
-                os.close(descriptor)
-                os.unlink(part)
-            return None
-    except (OSError, ValueError) as error:
-        why = error.strerror or "" if isinstance(error, OSError) else str(error)
-    text = f"the report {short_repr(path)} cannot be written: {why}"
-    hint = "let --report or DISTBOOT_REPORT name a file in an existing, writable folder of rank 0's host"
-    return DistbootError("output-failed", text, hint)
-
-
-def try_to_write(path: str, content: Callable[[], Mapping[str, object]]) -> str | None:
-    """Write the report; a warning if it cannot be written, the job ends as it would without."""
-    try:
-        write(path, content())
-    except Exception as error:  # noqa: BLE001 - a defect of ours, where it is no OSError
-        why = (
-            error.strerror
-            if isinstance(error, OSError)
-            else f"{type(error).__name__}: {first_line(error)}"
-        )
-        return f"warning: the report could not be written: {short_repr(path)}: {why or error}"
+            return "it is a directory"
+        if path.startswith(_OWN_OUTPUT):
+            return "it is a different file for each process"
+        if not _is_special(path):  # the reader of a pipe may come later
+            descriptor, part, _ = _start_file(path)
+            os.close(descriptor)
+            os.unlink(part)
+    except OSError as error:
+        return error.strerror or ""
+    except ValueError as error:  # a path with a null character
+        return str(error)
     return None
 
 
+def try_to_write(path: str, content: Callable[[], Mapping[str, object]]) -> str | None:
+    """Write the report; return a warning if it cannot be written, as the job ends all the same."""
+    try:
+        write(path, content())
+    except OSError as error:
+        why = error.strerror or str(error)
+    except Exception as error:  # noqa: BLE001 - a defect of this package
+        why = f"{type(error).__name__}: {first_line(error)}"
+    else:
+        return None
+    return f"warning: the report could not be written: {short_repr(path)}: {why}"
+
+
 def write(path: str, content: Mapping[str, object]) -> None:
-    """Write the report, or raise OSError: as a page, if the name of the file ends in .html, else as JSON."""
-    text = page(content) if path.lower().endswith(".html") else json.dumps(content, indent=2) + "\n"
+    """Write the report as a page if its name ends in .html, else as JSON; raises OSError."""
+    if path.lower().endswith(".html"):
+        text = page(content)
+    else:
+        text = json.dumps(content, indent=2) + "\n"
     data = text.encode(errors="backslashreplace")
-    if _is_no_file(path):
-        # So as not to wait for the reader of a pipe
+    if _is_special(path):
+        # Do not wait for the reader of a pipe.
         descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
         return
-    descriptor, part, place = _begun(path)
-    try:  # all of it or nothing
+    descriptor, part, place = _start_file(path)
+    try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
         os.replace(part, place)
-    except BaseException:  # a signal, too
+    except BaseException:  # also a signal
         with suppress(OSError):
             os.unlink(part)
         raise
 
 
 def page(content: Mapping[str, Any]) -> str:
-    """The page for a report: one file that asks the network for nothing."""
+    """The page of a report: one file that needs no network."""
     with open(_TEMPLATE, encoding="utf-8") as file:
         template = file.read()
-    cause = content["first_failure"] or content["stopped"]
+    cause = content["first_failure"] or content["stopped"] or _NO_CAUSE
     texts = {
         "title": _text(content["headline"], 120),
         "outcome": _text(content["outcome"]),
         "outcome_said": _OUTCOMES[content["outcome"]],
         "headline": _text(content["headline"], 600),
         "failure_title": _failure_title(content),
-        "failure_text": _text(cause["text"], 2000) if cause else "",
-        "traceback": "\n".join(map(_text, cause["traceback"].split("\n"))) if cause else "",
-        "hint_label": "What to do:" if cause and cause["hint"] else "",
-        "hint": _text(cause["hint"], 2000) if cause else "",
-        # No character in it ends the element, whatever a host is called: < begins each tag and comment.
+        "failure_text": _text(cause["text"], 2000),
+        "traceback": "\n".join(map(_text, cause["traceback"].split("\n"))),
+        "hint_label": "What to do:" if cause["hint"] else "",
+        "hint": _text(cause["hint"], 2000),
+        # < begins each tag and comment: without it, no name of a host can end the element.
         "report": json.dumps(content).replace("<", "\\u003c"),
-        # A browser runs the script of the template and no other, whatever a traceback brings along.
+        # A browser runs the script of the template and no other, whatever a traceback contains.
         "nonce": os.urandom(16).hex(),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda found: texts[found[1]], template)
 
 
 def _failure_title(content: Mapping[str, Any]) -> str:
-    if content["first_failure"]:
-        return "Why it did not start" if content["first_failure"]["code"] else "First failure"
-    return "" if content["stopped"] is None else "Why it stopped"
+    failure = content["first_failure"]
+    if failure and failure["code"]:
+        return "Why it did not start"
+    if failure:
+        return "First failure"
+    if content["stopped"] is not None:
+        return "Why it stopped"
+    return ""
 
 
 def _text(value: str, most: int = 300) -> str:
-    """Text in HTML, not too long; escape sequences of a terminal are shown, and do nothing."""
+    """Text for HTML, cut if too long; escape sequences for a terminal are shown as text."""
     from html import escape  # here, as most jobs have no page
 
-    return escape(escape_control(value if len(value) <= most else f"{value[:most]}…"))
+    if len(value) > most:
+        value = f"{value[:most]}…"
+    return escape(escape_control(value))
 
 
-def _is_no_file(path: str) -> bool:
+def _is_special(path: str) -> bool:
+    """Whether a pipe or a device is at this path."""
     return os.path.exists(path) and not os.path.isfile(path)
 
 
-def _begun(path: str) -> tuple[int, str, str]:
-    """A new file, open and with its name, and the place for which it is: beside it, as only there it can be renamed."""
-    try:
-        # Through a link: the kernel refuses that of another user (fs.protected_symlinks), where we would rename.
-        mode: int | None = os.stat(path).st_mode & 0o777
-    except FileNotFoundError:
-        mode = None
-    place = os.path.realpath(path) if os.path.islink(path) else path
+def _start_file(path: str) -> tuple[int, str, str]:
+    """Open a new file beside the path, to be renamed to it: its descriptor, its name, and the new
+    name.
+    """
+    # stat follows a link: the kernel refuses one of another user (fs.protected_symlinks), a rename
+    # would not.
+    mode = None
+    with suppress(FileNotFoundError):
+        mode = os.stat(path).st_mode & 0o777
+    place = path
+    if os.path.islink(path):
+        place = os.path.realpath(path)
     part = f"{place}.{os.urandom(4).hex()}.part"
-    # A new file, not through a link; readable by no more users than the file that it replaces.
-    descriptor = os.open(
-        part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666 if mode is None else mode
-    )
-    if mode is not None:
-        with suppress(OSError):  # what the umask has taken away
-            os.fchmod(descriptor, mode)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    if mode is None:
+        return os.open(part, flags, 0o666), part, place
+    # Readable by no more users than the file that it replaces
+    descriptor = os.open(part, flags, mode)
+    with suppress(OSError):  # for what the umask has removed
+        os.fchmod(descriptor, mode)
     return descriptor, part, place
 
 
 class _Job(Protocol):
-    """What is known of the job that starts: a `JobInfo`."""
+    """What the report needs of a job that starts, which is a `JobInfo`."""
 
     membership: Membership | None
     steps: dict[str, float]
@@ -164,62 +189,73 @@ class _Job(Protocol):
 
 
 class StartupReport:
-    """The report of a job that is not supervised yet: a rank is missing, say; or that never is."""
+    """The report of a job that is not supervised, or not yet: for example if a rank is missing."""
 
     def __init__(
         self, path: str | None, placement: Placement, rounds: Sequence[Mapping[str, Any]] = ()
     ) -> None:
-        # None: there is to be none, or another process writes it
-        self._path = None if placement.rank else path
+        self._path = path  # None: no report is wanted, or another process writes it
+        if placement.rank != 0:
+            self._path = None
         self._who = placement.who
-        self._rounds = rounds  # of the job, that have failed
+        self._rounds = rounds  # failed ones, of this job
 
     def problem(self) -> DistbootError | None:
-        """Why there could be no report, which all ranks should hear before anything starts; None: nothing."""
-        error = None if self._path is None else unwritable(self._path)
+        """The error if no report can be written, for all ranks before the start; else None."""
+        if self._path is None:
+            return None
+        error = unwritable(self._path)
         if error is not None:
             self._path = None
         return error
 
     def impossible(self) -> None:
-        """Say that there will be no report, as the ranks do not meet."""
+        """Warn that there will be no report, as the ranks do not meet."""
         if self._path is not None:
-            log_line(
-                self._who,
-                f"warning: there will be no report {short_repr(self._path)}: DISTBOOT_RENDEZVOUS=0",
-            )
+            path = short_repr(self._path)
+            log_line(self._who, f"warning: there will be no report {path}: DISTBOOT_RENDEZVOUS=0")
 
     @contextmanager
     def despite_signals(self) -> Iterator[None]:
-        """Let a signal that ends this process in this block do so only after the block, which may report it.
+        """Delay a signal that would end this process to the end of the block, which may report it.
 
         In the block it is a `SystemExit`, as in process 1 of a container.
         """
-        ours = self._path is not None and threading.current_thread() is threading.main_thread()
-        taken = [
-            number for number in FROM_OUTSIDE if ours and signal.getsignal(number) == signal.SIG_DFL
-        ]
-        got: list[int] = []
+        handled = self._signals_to_handle()
+        received: list[int] = []
 
-        def take(number: int, _: object) -> None:
-            for other in taken:  # while the report is being written
+        def exit_later(number: int, _: object) -> None:
+            for other in handled:  # while the report is being written
                 signal.signal(other, signal.SIG_IGN)
-            got.append(number)
+            received.append(number)
             raise SystemExit(128 + number)
 
-        for number in taken:
-            signal.signal(number, take)
+        for number in handled:
+            signal.signal(number, exit_later)
         try:
             yield
         finally:
-            for number in taken:
-                signal.signal(number, signal.SIG_DFL)
-            if got:
-                os.kill(os.getpid(), got[0])
+            for number in handled:
+                # Else the block has found a use for it
+                if signal.getsignal(number) in (exit_later, signal.SIG_IGN):
+                    signal.signal(number, signal.SIG_DFL)
+            if received:
+                os.kill(os.getpid(), received[0])
+
+    def _signals_to_handle(self) -> list[int]:
+        """Those that end this process, if it writes a report. Only the main thread handles any."""
+        if self._path is None or threading.current_thread() is not threading.main_thread():
+            return []
+        found: list[int] = []
+        for number in FROM_OUTSIDE:
+            if signal.getsignal(number) == signal.SIG_DFL:
+                found.append(number)
+        return found
 
     def failed(self, job: _Job, error: BaseException | None) -> None:
-        """Write, once, that the ranks have not met or could not start for this reason; None: that they have started."""
-        path, log = self._path, job.log
+        """Write, once, why the ranks have not met or started; without an error: that they have."""
+        path = self._path
+        log = job.log
         if path is None or log is None:  # only rank 0 knows of the others
             return
         self._path = None
@@ -235,7 +271,7 @@ class StartupReport:
 
     @contextmanager
     def until_watched(self, job: _Job) -> Iterator[None]:
-        """Report a job that fails in this block before it is supervised; or that it is not, after the block."""
+        """Report a job that fails in this block, or that is not supervised at its end."""
         error: BaseException | None = None
         try:
             yield

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from distboot import doctor
+from distboot.doctor import machine
 from distboot.host import accelerators
 
 _ROOT = Path(os.environ["STAND_IN_ROOT"])  # where the driver's files are
@@ -117,6 +117,6 @@ def _on_cpu(torch: Any) -> None:
     OnCpu().__enter__()
 
 
-doctor.Machine = partial(doctor.Machine, root=_ROOT, packages=["site"])  # type: ignore[misc,assignment]
+machine.Machine = partial(machine.Machine, root=_ROOT, packages=["site"])  # type: ignore[misc,assignment]
 accelerators.visible.__defaults__ = accelerators.nvidia_driver.__defaults__ = (_ROOT,)
 sys.meta_path.insert(0, _AfterTorch())

@@ -47,7 +47,13 @@ TORCHRUN = Launcher(
     source="captures of 2.13.0; PyTorch documentation, 'torchrun (Elastic Launch): Environment Variables'",
     sets_torch_vars=True,
     own_mark="TORCHELASTIC_RESTART_COUNT",
+    programs=(
+        *("torchrun", "torch.distributed.run", "torch.distributed.launch"),
+        *("accelerate", "accelerate-launch", "accelerate.commands.launch"),
+    ),
     owns_torch_vars=True,
+    # It handles these four unless told otherwise (torch.distributed.run 2.13)
+    signals_hint="start it with --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGNALS",
 )
 
 
@@ -84,6 +90,7 @@ DEEPSPEED = Launcher(
     claim=_claim_deepspeed,
     sets_torch_vars=True,
     own_mark="LOCAL_SIZE",
+    programs=("deepspeed.launcher.launch",),
     owns_torch_vars=True,
 )
 
@@ -213,31 +220,14 @@ HOROVODRUN = Launcher(
 # Azure ML, distribution type PyTorch, two nodes of two, rank 3:
 #   RANK=3   WORLD_SIZE=4   LOCAL_RANK=1   NODE_RANK=1   MASTER_ADDR=10.0.0.4   MASTER_PORT=6105
 # Kubeflow's PyTorchJob with one process per pod: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT only.
-# Azure ML, a command that is started once on each of two nodes, the second: no number of a process.
-#   NODE_RANK=1   WORLD_SIZE=2   MASTER_ADDR=10.0.0.4   MASTER_PORT=6105
 # LOCAL_RANK without the rest is half of a launcher.
 def _read_plain(reader: EnvReader) -> None:
-    if "NODE_RANK" in reader.environ and not has_any(reader.environ, ("RANK", "LOCAL_RANK")):
-        _read_node(reader)
-        return
     reader.remedy = (
         "set RANK (0 to WORLD_SIZE - 1) and WORLD_SIZE for every process that is started, or clear these if they are "
         "left over"
     )
     own = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
     reader.integers("RANK", "WORLD_SIZE", *own, optional=own)
-
-
-def _read_node(reader: EnvReader) -> None:
-    """One process was started on each node: NODE_RANK is its number, and WORLD_SIZE that of all of them."""
-    reader.remedy = (
-        "without RANK a process stands for its node: set WORLD_SIZE to the number of nodes, and let the wrapper start "
-        "the ranks (WORLD_SIZE=2 python -m distboot --nproc-per-node N script.py …); or set RANK and WORLD_SIZE for "
-        "every process"
-    )
-    node, nodes = reader.integer("NODE_RANK", "rank"), reader.integer("WORLD_SIZE", "world_size")
-    reader.put("WORLD_SIZE", num_nodes=nodes)
-    reader.node_level = f"NODE_RANK={node} is set, and RANK is not"
 
 
 TORCH = Launcher(

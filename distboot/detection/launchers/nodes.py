@@ -1,4 +1,7 @@
-"""Operators and platforms that number nodes or pods, of which each is to run one process or several."""
+"""The platforms that number nodes or pods and have more to read than an index and a count.
+
+Kubeflow, Volcano, SageMaker, AWS Batch and Vertex AI.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,9 @@ from contextlib import suppress
 from ...errors import DistbootError
 from ...text import digits, short_repr
 from ..env_reader import EnvReader, variable
-from ..parse import is_loopback, json_hosts, parse_address, parse_port
-from . import Launcher, has_any
+from ..node_platform import NodePlatform
+from ..parse import is_loopback, json_hosts, parse_address, parse_number, parse_port
+from . import has_any
 
 # Kubeflow's PyTorchJob and TrainJob with several processes per pod: `PET_*`, which torchrun is to read in each. The
 # process that finds them stands for its pod. With one process per pod, RANK and WORLD_SIZE mean what they say.
@@ -32,13 +36,18 @@ def _claim_kubeflow(environ: Mapping[str, str]) -> bool:
 
 def _read_kubeflow(reader: EnvReader) -> None:
     environ = reader.environ
-    if ":" in environ.get("PET_NNODES", ""):
+    low, colon, high = environ.get("PET_NNODES", "").partition(":")
+    if colon and low != high:
         raise DistbootError(
             "node-level-launch",
             f"{variable(environ, 'PET_NNODES')} is a range: an elastic job, whose ranks torchrun starts and numbers",
             "start the script with torchrun in every pod; it reads the PET_* variables",
         ).of("node ?")
-    nodes = reader.integer("PET_NNODES", "world_size")
+    # Flyte's 2:2 is no range
+    nodes = reader.parsed(
+        "PET_NNODES", lambda text: parse_number(text.partition(":")[0]), required=True
+    )
+    reader.put("PET_NNODES", world_size=nodes)
     node = reader.integer(reader.first("PET_NODE_RANK", "RANK"), "rank")
     reader.agree("RANK", node, "PET_NODE_RANK")
     per_node = environ.get("PET_NPROC_PER_NODE", "auto")
@@ -66,16 +75,26 @@ def _read_kubeflow(reader: EnvReader) -> None:
         reader.own_address = address and (address[0], "PET_MASTER_ADDR")
 
 
-KUBEFLOW = Launcher(
+KUBEFLOW = NodePlatform(
     name="kubeflow",
     title="Kubeflow PyTorchJob and TrainJob, several processes per pod (PET_*)",
-    markers=_KUBEFLOW,
-    more=_read_kubeflow,
-    source="documentation: Kubeflow training operator v1, pkg/controller.v1/pytorch/envvar.go; Kubeflow Trainer v2, "
-    "pkg/runtime/framework/plugins/torch/torch.go",
+    page="https://github.com/kubeflow/trainer/blob/master/pkg/runtime/framework/plugins/torch/torch.go",
+    index_variable="PET_NODE_RANK",
+    count_variable="PET_NNODES",
+    marks=_KUBEFLOW,
+    address="PET_MASTER_ADDR",
+    port="PET_MASTER_PORT",
+    per_node=("PET_NPROC_PER_NODE",),
+    also=("RANK", "WORLD_SIZE"),
+    read=_read_kubeflow,
     claim=_claim_kubeflow,
     owns_torch_vars=True,
     env_forwarding_hint="an env entry NAME=VALUE in the pod template",
+    sample=(
+        "PET_NNODES=2 PET_NPROC_PER_NODE=8 PET_NODE_RANK=1 PET_MASTER_ADDR=digits-node-0-0.digits "
+        "PET_MASTER_PORT=29500 KUBERNETES_SERVICE_HOST=10.96.0.1"
+    ),
+    note="With one process per pod and `RANK` and `WORLD_SIZE`, these two are ranks.",
 )
 
 
@@ -123,15 +142,22 @@ def _read_volcano(reader: EnvReader) -> None:
         )
 
 
-VOLCANO = Launcher(
+VOLCANO = NodePlatform(
     name="volcano",
     title="Volcano jobs (plugins pytorch and env)",
-    markers=_VOLCANO,
-    more=_read_volcano,
-    source="documentation: Volcano, pkg/controllers/job/plugins/distributed-framework/pytorch and plugins/env",
+    page="https://github.com/volcano-sh/volcano/tree/master/pkg/controllers/job/plugins/distributed-framework/pytorch",
+    index_variable="RANK",
+    count_variable="WORLD_SIZE",
+    marks=_VOLCANO,
+    also=(*_VOLCANO, "VC_*_NUM"),
+    read=_read_volcano,
     claim=_claim_volcano,
     owns_torch_vars=True,
     env_forwarding_hint="an env entry NAME=VALUE in the pod template",
+    sample=(
+        "RANK=1 WORLD_SIZE=2 MASTER_ADDR=job-master-0.job MASTER_PORT=23456 VC_TASK_INDEX=0 VK_TASK_INDEX=0 "
+        "VC_MASTER_HOSTS=job-master-0.job VC_WORKER_HOSTS=job-worker-0.job"
+    ),
 )
 
 
@@ -140,6 +166,10 @@ VOLCANO = Launcher(
 # Second host of two:
 #   SM_HOSTS=["algo-1","algo-2"]   SM_CURRENT_HOST=algo-2   SM_NUM_GPUS=8   TRAINING_JOB_NAME=digits-2026-11-21-09-12-41
 # Under mpirun SM_CURRENT_HOST is the first host's on every rank: it comes with the variables of mpirun's own host.
+def _claim_sagemaker(environ: Mapping[str, str]) -> bool:
+    return has_any(environ, ("SM_HOSTS", "SM_CURRENT_HOST"))
+
+
 def _read_sagemaker(reader: EnvReader) -> None:
     hosts = reader.parsed("SM_HOSTS", json_hosts, required=True)
     current = reader.text("SM_CURRENT_HOST", required=True)
@@ -157,15 +187,24 @@ def _read_sagemaker(reader: EnvReader) -> None:
         reader.own_address = (hosts[0], "first host of SM_HOSTS")
 
 
-SAGEMAKER = Launcher(
+SAGEMAKER = NodePlatform(
     name="sagemaker",
     title="SageMaker training jobs without a distribution, one process per host",
-    markers=("SM_HOSTS", "SM_CURRENT_HOST"),
-    more=_read_sagemaker,
+    page="https://github.com/aws/sagemaker-training-toolkit/blob/master/ENVIRONMENT_VARIABLES.md",
+    index_variable="SM_CURRENT_HOST",
+    count_variable="SM_HOSTS",
+    hosts="SM_HOSTS",
+    per_node=("SM_NUM_GPUS",),
     job_id=("TRAINING_JOB_NAME",),
+    read=_read_sagemaker,
+    claim=_claim_sagemaker,
     nodes_are_hosts=True,
-    source="documentation: SageMaker Training Toolkit, 'Environment variables'",
     env_forwarding_hint="an entry NAME: VALUE in the estimator's environment",
+    sample=(
+        'SM_HOSTS=["algo-1","algo-2"] SM_CURRENT_HOST=algo-2 SM_NUM_GPUS=8 '
+        "TRAINING_JOB_NAME=digits-2026-11-21-09-12-41-001"
+    ),
+    note="The number of a node is the place of its host in the list.",
 )
 
 
@@ -175,6 +214,10 @@ SAGEMAKER = Launcher(
 #   AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS=10.0.0.4 (not on the main node)
 #   AWS_BATCH_JOB_ID=a7182d0e-7e9e-44a1-8417-3b7d8dac9a42#2 (the part before # is the job)
 _MAIN_ADDRESS = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
+
+
+def _claim_awsbatch(environ: Mapping[str, str]) -> bool:
+    return has_any(environ, ("AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES"))
 
 
 def _read_awsbatch(reader: EnvReader) -> None:
@@ -209,12 +252,110 @@ def _read_awsbatch(reader: EnvReader) -> None:
             reader.own_address = None if is_loopback(host) else (host, "HOSTNAME of the main node")
 
 
-AWSBATCH = Launcher(
+AWSBATCH = NodePlatform(
     name="awsbatch",
     title="AWS Batch multi-node parallel jobs",
-    markers=("AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES"),
-    more=_read_awsbatch,
+    page="https://docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html",
+    index_variable="AWS_BATCH_JOB_NODE_INDEX",
+    count_variable="AWS_BATCH_JOB_NUM_NODES",
+    address=_MAIN_ADDRESS,
+    also=("AWS_BATCH_JOB_MAIN_NODE_INDEX", "AWS_BATCH_JOB_ID", "HOSTNAME"),
+    read=_read_awsbatch,
+    claim=_claim_awsbatch,
     nodes_are_hosts=True,
-    source="documentation: AWS Batch, 'Environment variables' of multi-node parallel jobs",
     env_forwarding_hint="an environment entry NAME=VALUE in the container properties",
+    sample=(
+        "AWS_BATCH_JOB_NODE_INDEX=1 AWS_BATCH_JOB_NUM_NODES=2 AWS_BATCH_JOB_MAIN_NODE_INDEX=0 "
+        "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS=10.0.0.4 "
+        "AWS_BATCH_JOB_ID=a7182d0e-7e9e-44a1-8417-3b7d8dac9a42#1"
+    ),
+    note="The main node is node 0, whatever its index; it is not told its own address, and takes its host name.",
+)
+
+
+# Vertex AI custom training, the first worker of two:
+#   CLUSTER_SPEC={"cluster": {"workerpool0": ["cmle-training-workerpool0-ab-0:2222"],
+#                             "workerpool1": ["cmle-training-workerpool1-ab-0:2222", "…-1:2222"]},
+#                 "environment": "cloud", "task": {"type": "workerpool1", "index": 0}}
+# The one replica of workerpool0 is node 0, those of workerpool1 follow. Pools 2 and 3 are parameter servers,
+# reductions and evaluators, which are no nodes of the job.
+_SPEC = "CLUSTER_SPEC"
+_NODES = ("workerpool0", "workerpool1")
+_LONGEST = 1_000_000  # characters; the whole job may be in it
+
+
+def _claim_vertex(environ: Mapping[str, str]) -> bool:
+    text = environ.get(_SPEC)
+    if text is None or has_any(environ, ("RANK", "LOCAL_RANK", "TF_CONFIG")):
+        return False
+    try:
+        nodes, _ = _nodes_of(text)
+    except ValueError:
+        return True  # `_read_vertex` says what is wrong
+    return len(nodes) != 1
+
+
+def _read_vertex(reader: EnvReader) -> None:
+    found = reader.parsed(_SPEC, _nodes_of, required=True)
+    if found is None:
+        return
+    nodes, own = found
+    reader.put(f"task of {_SPEC}", rank=own)
+    reader.put(f"replicas of {_SPEC}", world_size=len(nodes), num_nodes=len(nodes))
+    reader.own_address = (nodes[0], f"workerpool0 of {_SPEC}")
+    reader.port_seed = reader.own_address
+    reader.node_level = (
+        f"{_SPEC} counts replicas, and nothing says how many processes each is to run"
+    )
+
+
+def _nodes_of(text: str) -> tuple[list[str], int]:
+    """The hosts of all nodes, and the number of this one; ValueError: the text does not say it."""
+    spec = _json_object(text)
+    cluster, task = spec.get("cluster"), spec.get("task")
+    if not isinstance(cluster, dict) or not isinstance(task, dict):
+        raise ValueError("has no 'cluster' and 'task' objects")  # noqa: TRY004 - of a text
+    pools = [cluster.get(name, []) for name in _NODES]
+    if not all(isinstance(pool, list) for pool in pools) or not pools[0]:
+        raise ValueError("has no list of hosts in 'workerpool0'")
+    kind, index = task.get("type"), task.get("index")
+    if kind not in _NODES:
+        raise ValueError(f"has the task {short_repr(kind)}, which is no node of the training job")
+    if type(index) is not int or not 0 <= index < len(pools[_NODES.index(kind)]):
+        raise ValueError(f"has the task index {short_repr(index)}, which is not in its pool")
+    hosts = [parse_address(str(address))[0] for pool in pools for address in pool]
+    if len(set(hosts)) != len(hosts):
+        raise ValueError("names a host twice")
+    return hosts, index if kind == _NODES[0] else len(pools[0]) + index
+
+
+def _json_object(text: str) -> dict[str, object]:
+    import json  # only here, so that other launchers do not pay for it
+
+    if len(text) > _LONGEST:
+        raise ValueError(f"has {len(text)} characters; the longest that is read has {_LONGEST}")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError("is not a JSON object")  # noqa: TRY004 - of a text
+    return found
+
+
+VERTEX = NodePlatform(
+    name="vertex",
+    title="Vertex AI custom training",
+    page="https://docs.cloud.google.com/vertex-ai/docs/training/distributed-training",
+    index_variable=_SPEC,
+    count_variable="",
+    job_id=("CLOUD_ML_JOB_ID",),
+    read=_read_vertex,
+    claim=_claim_vertex,
+    env_forwarding_hint="an env entry in the containerSpec",
+    sample=(
+        'CLUSTER_SPEC={"cluster":{"workerpool0":["pool0-0:2222"],"workerpool1":["pool1-0:2222"]},'
+        '"task":{"type":"workerpool1","index":0}} CLOUD_ML_JOB_ID=123'
+    ),
+    note="`TF_CONFIG`, or `RANK` and `WORLD_SIZE`, come before it where they are set.",
 )

@@ -10,6 +10,14 @@ from . import Launcher, has_any
 
 _mpi = partial(Launcher, uses_daemons=True, nodes_are_hosts=True)
 
+# mpirun, which is also the daemon of its own host, and the daemons of the other hosts; 5 runs prterun in its place.
+_OF_OPENMPI = (
+    *("prterun", "prted", "prte", "orterun", "orted"),
+    *("mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.openmpi"),
+)
+# One on each host, which starts the processes
+_HYDRA = ("hydra_pmi_proxy", "hydra_bstrap_proxy")
+
 
 # Open MPI 5.0.11 (mpirun, mpiexec, prterun --personality ompi; also Azure ML's MPI jobs and the MPI operator), 3 + 1
 # processes, rank 3:
@@ -43,6 +51,7 @@ OPENMPI = _mpi(
     title="Open MPI (mpirun, mpiexec)",
     markers=("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     source="captures of 4.1.4 and 5.0.11; Open MPI FAQ, 'environment variables that Open MPI defines'",
+    programs=_OF_OPENMPI,
     env_forwarding_hint="mpirun -x NAME=VALUE …",
 )
 
@@ -67,6 +76,7 @@ FLUX = _mpi(
     title="Flux jobs (flux run, flux submit)",
     markers=("FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID"),
     source="documentation: flux-core, flux-environment(7)",
+    programs=("flux-shell",),
     env_forwarding_hint="flux run --env=NAME=VALUE …",
 )
 
@@ -95,6 +105,7 @@ INTELMPI = _mpi(
     title="Intel MPI 2021 (mpiexec.hydra, mpirun)",
     markers=("I_MPI_HYDRA_UUID", "HYDRA_BSTRAP_NODE_ID"),
     source="captures of 2021.8 to 2021.19",
+    programs=_HYDRA,
     env_forwarding_hint="mpiexec -genv NAME VALUE …",
 )
 
@@ -122,6 +133,7 @@ MPICH = _mpi(
     markers=("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     source="captures of 3.4.3 to 5.0.2; MPICH, src/pm/hydra/proxy/pmip_cb.c",
     local_count="MPI_LOCALNRANKS",
+    programs=_HYDRA,
     env_forwarding_hint="mpiexec -genv NAME VALUE …",
 )
 
@@ -151,6 +163,7 @@ MVAPICH = _mpi(
     title="MVAPICH2 (mpirun_rsh)",
     markers=("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
     source="captures of 2.3.7; MVAPICH2, src/pm/mpirun/mpispawn.c",
+    programs=("mpispawn",),
     env_forwarding_hint="mpirun_rsh … NAME=VALUE program …",
 )
 
@@ -235,6 +248,7 @@ PMI = _mpi(
     title="an MPI launcher or srun --mpi=pmi2, of which only PMI_RANK and PMI_SIZE are left",
     markers=("PMI_RANK", "PMI_SIZE"),
     source="captures of MPICH, Intel MPI, and Slurm with --mpi=pmi2",
+    programs=(*_HYDRA, "slurmstepd"),
     claim=lambda environ: (
         has_any(environ, ("PMI_RANK", "PMI_SIZE")) and not has_any(environ, _KNOWN)
     ),

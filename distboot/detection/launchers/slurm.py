@@ -137,6 +137,7 @@ SLURM = Launcher(
     name="slurm",
     title="Slurm job steps (srun)",
     markers=_MARKERS,
+    triggers=("SLURM_PROCID",),
     numbers=("SLURM_PROCID", _SIZE[0], "SLURM_LOCALID", None, None, "SLURM_STEP_NUM_NODES"),
     instead=dict([_SIZE]),
     same={"PMI_RANK": "SLURM_PROCID", "PMI_SIZE": _SIZE[0]},
@@ -144,6 +145,7 @@ SLURM = Launcher(
     nodes_are_hosts=True,
     source="captures of 22.05.8; srun(1), OUTPUT ENVIRONMENT VARIABLES",
     claim=_claim,
+    programs=("slurmstepd",),
     env_forwarding_hint="srun --export=ALL,NAME=VALUE …",
 )
 

@@ -1,0 +1,102 @@
+"""`detect_here`: what an environment proves on this very host. The one place that asks the host for it.
+
+`detect` is pure, and cannot know whether the host that MASTER_ADDR names is this one. Where no launcher numbers the
+process, that decides whether it is alone: `init`, the wrapper and all commands ask here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from ..errors import DistbootError
+from . import inherited, surroundings
+from .detect import detect
+from .launchers.slurm import SINGLE
+from .parse import is_loopback
+from .placement import Placement
+from .surroundings import Sign
+
+LookUp = Callable[[str], Sequence[str]]  # the addresses of a name; raises OSError
+
+_LIMIT = 5.0  # seconds for a name server to answer
+
+
+def detect_here(
+    environ: Mapping[str, str] | None = None,
+    *,
+    launcher: str | None = None,
+    look_up: LookUp | None = None,
+    is_own: Callable[[str], bool] | None = None,
+) -> Placement:
+    """`detect`, and `not-alone` also for the address of another host as that of rank 0.
+
+    Args:
+        environ: as for `detect`.
+        launcher: as for `detect`.
+        look_up: the addresses of a name; default: those that this host finds.
+        is_own: whether a name or an address is this host's; default: as this host knows it.
+    """
+    environ = os.environ if environ is None else environ
+    placement = detect(environ, launcher=launcher)
+    is_named = launcher is not None or bool(environ.get("DISTBOOT_LAUNCHER"))
+    if placement.launcher != SINGLE.name or is_named:
+        return placement
+    found = surroundings.addresses(inherited.strip(environ)[0])
+    if found:
+        signs = [_of_other_host(sign, look_up or _look_up, is_own or _is_own) for sign in found]
+        others = [sign for sign in signs if sign is not None]
+        if others:
+            raise surroundings.not_alone(others, placement)
+    return placement
+
+
+def refuse_not_alone(environ: Mapping[str, str]) -> None:
+    """`not-alone` where `detect_here` refuses for it; nothing for any other error."""
+    try:
+        detect_here(environ)
+    except DistbootError as error:
+        if error.code == "not-alone":
+            raise
+
+
+def _of_other_host(sign: Sign, look_up: LookUp, is_own: Callable[[str], bool]) -> Sign | None:
+    """The sign, with why its host is another one than this; None: it is this host."""
+    if is_own(sign.host):
+        return None
+    try:
+        found = look_up(sign.host)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        return sign._replace(meaning=f"{sign.meaning} does not resolve on this host ({why})")
+    others = [address for address in found if not (is_loopback(address) or is_own(address))]
+    if not others:
+        return None
+    if others == [sign.host]:
+        return sign._replace(meaning=f"{sign.meaning} is not an address of this host")
+    return sign._replace(
+        meaning=f"{sign.meaning} resolves to another host, {', '.join(others[:3])}"
+    )
+
+
+def _look_up(name: str) -> list[str]:
+    from ..host import network  # here, as most starts need no sockets
+
+    return [str(address[0]) for _, address in network.look_up(name, None, _LIMIT)]
+
+
+def _is_own(host: str) -> bool:
+    """Whether this is the name of this host, or an address that a socket of it can have."""
+    import socket
+
+    from ..host import network
+    from ..text import is_address
+
+    if not is_address(host):
+        return network.is_this_host(host)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.bind((host, 0))
+        return True
+    return False

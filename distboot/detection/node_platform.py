@@ -1,0 +1,157 @@
+"""A platform that starts one process on each node and numbers the nodes: a record, and one function that reads it.
+
+Several ranks per node are then the wrapper's to start (`--nproc-per-node`), and the platform's own count of processes
+or GPUs per node is its default. A platform that says one per node, or none that its nodes have, has one rank a node.
+Where nothing says how many, that is never guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from ..text import digits
+from .env_reader import EnvReader, variable
+from .parse import is_loopback, parse_address, parse_hosts, parse_number, parse_port
+
+# What numbers processes itself, and is more exact than any number of a node.
+_OF_PROCESSES = ("RANK", "LOCAL_RANK", "TF_CONFIG")
+# Where the number of nodes came from, if WORLD_SIZE had to be taken for it.
+NODES_OF_WORLD_SIZE = "WORLD_SIZE, taken for the number of nodes"
+_SEVERAL = ("auto", "gpu", "cpu", "xpu")  # torchrun's words for a number of processes
+
+
+class NodePlatform(NamedTuple):
+    """One platform, as data."""
+
+    name: str  # the value of `Placement.launcher`
+    title: str  # what people call it
+    page: str  # the documentation or the source that these facts are from
+    index_variable: str  # has the number of this node, from 0
+    count_variable: str  # has the number of nodes
+    sample: str  # what the second of two nodes finds, one variable a word
+    address: str = ""  # with the address of node 0
+    hosts: str = ""  # with the addresses of all nodes, that of node 0 first
+    port: str = ""  # with a port that is free on node 0
+    # With the number of processes or GPUs per node, in the order of trust
+    per_node: tuple[str, ...] = ()
+    job_id: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()  # what else is read
+    marks: tuple[str, ...] = ()  # the variables that show it, if not the index and the count
+    triggers: tuple[str, ...] = ()  # as in `Launcher`
+    one_rank: bool = False  # whether one process uses all of a node
+    # What is odd about it: reads all of it, or decides whether it started this process
+    read: Callable[[EnvReader], None] | None = None
+    claim: Callable[[Mapping[str, str]], bool] | None = None
+    owns_torch_vars: bool = False  # as in `Launcher`
+    nodes_are_hosts: bool = False
+    env_forwarding_hint: str = "set NAME=VALUE for the process of every node"
+    note: str = ""  # for the reference
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """The variables of which any one shows this platform."""
+        return self.marks or tuple(filter(None, (self.index_variable, self.count_variable)))
+
+
+def claims(platform: NodePlatform, environ: Mapping[str, str]) -> bool:
+    """Whether a platform started this process as one of several nodes, and nothing numbers processes."""
+    if all(name not in environ for name in platform.markers):
+        return False
+    if any(name in environ for name in _OF_PROCESSES):
+        return False
+    is_one_node = (
+        environ.get(platform.count_variable) == "1"
+        and environ.get(platform.index_variable, "0") == "0"
+    )
+    return not is_one_node
+
+
+def read(platform: NodePlatform, reader: EnvReader) -> None:
+    """Read what a platform says of this node."""
+    reader.integer(platform.index_variable, "rank")
+    nodes = _count(platform, reader)
+    locate(platform, reader, nodes)
+    check_world_size(reader, nodes)
+    if nodes != 1:
+        reader.node_level = node_level(platform, reader)
+
+
+def _count(platform: NodePlatform, reader: EnvReader) -> int | None:
+    """Record the number of nodes; without a count it is that of the hosts listed."""
+    if platform.count_variable not in reader.environ and platform.hosts in reader.environ:
+        hosts = reader.parsed(platform.hosts, parse_hosts) or []
+        nodes = len(hosts) or None
+        source = f"hosts of {platform.hosts}"
+        reader.put(source, world_size=nodes, num_nodes=nodes)
+        return nodes
+    nodes = reader.integer(platform.count_variable, "world_size")
+    reader.put(platform.count_variable, num_nodes=nodes)
+    return nodes
+
+
+def locate(platform: NodePlatform, reader: EnvReader, nodes: int | None) -> None:
+    """Read where node 0 is, and at which port."""
+    if platform.address in reader.environ:
+        address = reader.parsed(platform.address, parse_address)
+        reader.own_address = address and (address[0], platform.address)
+    if platform.hosts in reader.environ:
+        _read_hosts(platform, reader, nodes)
+    if platform.port in reader.environ and "MASTER_PORT" not in reader.environ:
+        reader.put(platform.port, master_port=reader.parsed(platform.port, parse_port))
+    reader.port_seed = reader.own_address  # the same on all nodes
+
+
+def check_world_size(reader: EnvReader, nodes: int | None) -> None:
+    """Refuse a WORLD_SIZE that cannot be that of so many nodes."""
+    if "WORLD_SIZE" not in reader.environ or not nodes:
+        return
+    ranks = reader.parsed("WORLD_SIZE", parse_number)
+    if ranks is not None and (ranks == 0 or ranks % nodes != 0):
+        source = reader.source("world_size")
+        reader.reject("WORLD_SIZE", f"is not a multiple of the {nodes} nodes of {source}")
+
+
+def node_level(platform: NodePlatform, reader: EnvReader) -> str | None:
+    """Why the process stands for its node; None: it is the one rank there."""
+    if platform.one_rank:
+        return None
+    for name in platform.per_node:
+        if name not in reader.environ:
+            continue
+        if reader.environ[name] in _SEVERAL:
+            return f"{variable(reader.environ, name)} asks for several processes on each node"
+        count = reader.parsed(name, parse_number)
+        if count is None or count > 1:
+            return f"{variable(reader.environ, name)}, and one process was started on each node"
+        return None
+    return f"{platform.index_variable} counts nodes, and nothing says how many processes each is to run"
+
+
+def ranks_per_node(
+    platforms: tuple[NodePlatform, ...], environ: Mapping[str, str]
+) -> tuple[str, int] | None:
+    """The variable with the platform's number of ranks per node, and the number; None: no platform says it."""
+    for platform in platforms:
+        if not any(name in environ for name in (*platform.markers, *platform.triggers)):
+            continue
+        for name in platform.per_node:
+            count = digits(environ.get(name, ""))
+            if count:
+                return name, count
+        if platform.one_rank:
+            return platform.index_variable, 1
+    return None
+
+
+def _read_hosts(platform: NodePlatform, reader: EnvReader, nodes: int | None) -> None:
+    hosts = reader.parsed(platform.hosts, parse_hosts)
+    if not hosts:
+        return
+    twice = {host for host in hosts if hosts.count(host) > 1 and not is_loopback(host)}
+    if twice:
+        reader.reject(platform.hosts, f"names a host twice: {min(twice)}")
+    elif nodes is not None and len(hosts) != nodes:
+        reader.reject(platform.hosts, f"does not name {platform.count_variable}={nodes} hosts")
+    elif reader.own_address is None:
+        reader.own_address = (hosts[0], f"first host of {platform.hosts}")
