@@ -73,6 +73,17 @@ def test_those_that_are_waited_for_are_said_now_and_then() -> None:
     assert min(job.keys.due()) == 40.0
 
 
+def test_ranks_that_still_start_are_named_late() -> None:
+    job = Job()
+    job.ready(0, 2, 3, limit=300.0)
+    for now in (1.0, 14.9, 15.0, 29.0, 30.0):
+        job.keys.expire(now)
+    assert job.said == [
+        "all ranks joined; rank 1 (node 0) is still starting (limit 285 s)",
+        "all ranks joined; rank 1 (node 0) is still starting (limit 270 s)",
+    ]
+
+
 def test_nodes_have_leaders_of_their_own() -> None:
     job, key = Job(), Key(LOCAL_MAIN_FIRST, 1)
     assert job.arrive(3, key=key) == {}

@@ -330,8 +330,7 @@ def test_loopback_that_all_hosts_are_told_is_named(hosts3: Hosts) -> None:
         in done[0].stderr
     )
     assert (
-        "localhost is this very host, so if rank 0 is on another one, set MASTER_ADDR"
-        in done[1].stderr
+        "localhost is this host: if rank 0 is on a different one, set MASTER_ADDR" in done[1].stderr
     )
 
 
