@@ -198,7 +198,7 @@ def test_job_that_cannot_start(
         run, limit, {name: value for name, value in job.items() if value is not None}
     )
     assert (found, said in text) == (code, True), text
-    assert said != _HERE or "127.0.0.1 is this very host" in text
+    assert said != _HERE or "127.0.0.1 is this host: " in text
 
 
 _WRONG = {
