@@ -59,9 +59,9 @@ class Coordinator:
         self.log = JoinLog(own)
         self.reachability_hint = ""  # why ranks may be missing, to be said with them
         self.hint = "look at the output of the missing ranks: they ended early, never started, or cannot reach rank 0"
-        if plan.earlier:
+        if plan.earlier:  # all have joined before, so that the number of nodes is right
             self.hint = COME_BACK
-        if plan.doubt:
+        elif plan.doubt:
             self.hint = f"{plan.doubt}; or {self.hint}"
         self._plan, self._own, self._wanted = plan, own, wanted
         self._say: Callable[..., None] = partial(log_line, f"{self.table.unit} 0")
