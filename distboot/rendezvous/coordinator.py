@@ -63,12 +63,12 @@ class Coordinator:
             f"look at the output of the missing {unit}s: "
             f"they ended early, never started, or cannot reach {unit} 0"
         )
-        if plan.size:
-            self.hint += f"; or {plan.size} is too large"
-        if plan.earlier:
+        if plan.earlier:  # all have joined before, so that the number of nodes is right
             self.hint = COME_BACK
-        if plan.doubt:
+        elif plan.doubt:
             self.hint = f"{plan.doubt}; or {self.hint}"
+        elif plan.size:
+            self.hint += f"; or {plan.size} is too large"
         self._plan, self._own, self._wanted = plan, own, wanted
         self._say: Callable[..., None] = partial(log_line, f"{self.table.unit} 0")
         self.pool = ConnectionPool(listener, own.world_size, self._take, self._lost, self._say)
