@@ -211,7 +211,10 @@ class FailureReporter(Participant):
     def _disconnected(
         self, connection: HeartbeatConnection, error: DisconnectedError, now: float
     ) -> None:
-        if self.returning is None:
+        # Rank 0 says goodbye so to the rank that failed first, whose exit code the launcher is to see
+        # before all others: it waits for the end of this agent.
+        is_goodbye = self._has_ended and self.root_cause is not None
+        if self.returning is None or is_goodbye:
             super()._disconnected(connection, error, now)
             return
         self._end_connection(connection)
