@@ -161,10 +161,19 @@ def _count_here(wanted: str, environ: Mapping[str, str]) -> int:
 
 def complete(options: Namespace, environ: Mapping[str, str]) -> None:
     """Set what the environment says where no option does; `DistbootError`: it is not valid, or cannot be had here."""
-    settings.refuse_log(environ)
+    settings.refuse_invalid(environ, _overridden(options))
     options.join_timeout = settings.join_timeout_setting(options.join_timeout, "--join-timeout")
     options.grace = settings.grace_setting(environ, options.grace)
     options.restarts = _restarts_of(options, environ)
+
+
+def _overridden(options: Namespace) -> list[str]:
+    """The variables whose options were given."""
+    found = []
+    for name in ("join_timeout", "grace", "max_restarts", "restart_delay", "restart_window"):
+        if getattr(options, name) is not None:
+            found.append(f"DISTBOOT_{name.upper()}")
+    return found
 
 
 def _restarts_of(options: Namespace, environ: Mapping[str, str]) -> settings.RestartSettings:
