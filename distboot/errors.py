@@ -100,6 +100,10 @@ CODES: Mapping[str, tuple[int, str]] = {
 }
 
 
+# The rank of a process whose environment does not say which it is, as `DistbootError.who` has it
+UNKNOWN_RANK = ""
+
+
 class DistbootError(Exception):
     """A refusal that says what is wrong, where, and what to do about it.
 
@@ -108,7 +112,7 @@ class DistbootError(Exception):
         message: what was found; may have several lines when there are several problems.
         hint: what to do; may be empty.
         exit_code: the exit code of the command for this error.
-        who: this process, as "rank 3", or "rank ?" when its environment does not say which; None when it is alone.
+        who: this process, as "rank 3", or UNKNOWN_RANK when its environment does not say which; None when it is alone.
     """
 
     # Tracebacks and pickles show the public name, not the file that it lives in.
@@ -132,9 +136,13 @@ class DistbootError(Exception):
         # Python begins the first one of a traceback with "distboot.DistbootError: ".
         from .text import host_name  # here, as most processes print none
 
-        whose = "" if self.who is None else f"{self.who} on {host_name()}: "
+        whose = where = ""
+        if self.who == UNKNOWN_RANK:
+            where = f"on {host_name()}: "
+        elif self.who is not None:
+            whose = f"{self.who} on {host_name()}: "
         first, *others = self.message.split("\n")
-        lines = [f"error[{self.code}]: {whose}{first}"]
+        lines = [f"error[{self.code}]: {where}{whose}{first}"]
         for other in others:
             lines.append(f"distboot: {whose}{other}")
         if self.hint:

@@ -276,7 +276,7 @@ def refuse_invalid(environ: Mapping[str, str], given: Sequence[str] = ()) -> Non
         return
     if len(problems) == 1:
         raise problems[0]
-    lines = [f"{len(problems)} settings are wrong:"]
+    lines = [f"{len(problems)} problems:"]
     for problem in problems:
         lines.append(f"  {problem.message}: {problem.hint}")
     raise DistbootError("broken-environment", "\n".join(lines), "unset them, or correct them")

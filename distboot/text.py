@@ -59,7 +59,7 @@ def as_json(who: str | None, text: str, event: str = "", **more: object) -> str:
         text = rest
     fields: dict[str, object] = {"event": event or "note", "time": round(time.time(), 3)}
     fields["rank"] = None
-    if who is not None:  # "rank 3", "node 1"
+    if who:  # "rank 3", "node 1"
         unit, _, number = who.partition(" ")
         fields[unit] = digits(number)
     fields["host"] = os.uname().nodename

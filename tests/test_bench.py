@@ -168,7 +168,7 @@ def test_lines_go_up_with_their_values_and_their_names_do_not_cover_each_other(
     [
         (
             "missing",
-            "distboot: rank 0 on nodea: 3/4 ranks joined, missing 2 (node 1); giving up in 298 s",
+            "distboot: rank 0 on nodea: 3/4 ranks joined; missing: rank 2 (node 1); giving up in 298 s",
             True,
         ),
         ("missing", "[W1122 06:41:00 TCPStore.cpp:294] [c10d] 3/4 clients joined.", False),

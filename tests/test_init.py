@@ -167,7 +167,7 @@ _HERE = f"rank 1 on {os.uname().nodename}: rank 0 did not answer at 127.0.0.1:"
         (
             {"RANK": "0", "DISTBOOT_JOIN_TIMEOUT": "1.5"},
             "missing-rank",
-            "1 of 2 ranks joined within 1.5 s, missing 1",
+            "1 of 2 ranks joined within 1.5 s; missing: rank 1",
         ),
         (
             {"GLOO_SOCKET_IFNAME": "ib7"},
@@ -198,7 +198,7 @@ def test_job_that_cannot_start(
         run, limit, {name: value for name, value in job.items() if value is not None}
     )
     assert (found, said in text) == (code, True), text
-    assert said != _HERE or "127.0.0.1 is this very host" in text
+    assert said != _HERE or "127.0.0.1 is this host: " in text
 
 
 _WRONG = {
@@ -319,7 +319,7 @@ def test_import_that_fails_meanwhile_is_told_as_it_failed_first(
 
 def test_ctrl_c_while_the_ranks_meet_is_the_scripts_own_interrupt(start_init: Start) -> None:
     job = start_init("", 1, WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
-    until(lambda: "ranks joined, missing" in job.output(0))
+    until(lambda: "ranks joined; missing: " in job.output(0))
     job.processes[0].send_signal(signal.SIGINT)
     assert job.codes() == [128 + signal.SIGINT]
     assert job.output(0).count("Traceback") == 1

@@ -67,10 +67,21 @@ def test_those_that_are_waited_for_are_said_now_and_then() -> None:
     for now in (9.9, 10.0, 15.0, 20.0):
         job.keys.expire(now)
     assert job.said == [
-        "barrier(): 1/4 ranks are here, missing 1-3 (nodes 0-1); giving up in 90 s",
-        "barrier(): 1/4 ranks are here, missing 1-3 (nodes 0-1); giving up in 80 s",
+        "barrier(): 1/4 ranks are here; missing: ranks 1-3 (nodes 0-1); giving up in 90 s",
+        "barrier(): 1/4 ranks are here; missing: ranks 1-3 (nodes 0-1); giving up in 80 s",
     ]
     assert min(job.keys.due()) == 40.0
+
+
+def test_ranks_that_still_start_are_named_late() -> None:
+    job = Job()
+    job.ready(0, 2, 3, limit=300.0)
+    for now in (1.0, 14.9, 15.0, 29.0, 30.0):
+        job.keys.expire(now)
+    assert job.said == [
+        "all ranks joined; rank 1 (node 0) is still starting (limit 285 s)",
+        "all ranks joined; rank 1 (node 0) is still starting (limit 270 s)",
+    ]
 
 
 def test_nodes_have_leaders_of_their_own() -> None:

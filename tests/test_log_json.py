@@ -80,7 +80,7 @@ def test_ranks_that_are_waited_for(start: Start) -> None:
     running = start("", 1, init=True, **more)
     until(lambda: "waiting" in running.output(0))
     running.processes[0].send_signal(signal.SIGKILL)
-    assert _said(running.output(0))[0]["message"].startswith("1/2 ranks joined, missing 1")
+    assert _said(running.output(0))[0]["message"].startswith("1/2 ranks joined; missing: rank 1")
 
 
 def test_script_that_is_killed_after_the_grace(start: Start) -> None:

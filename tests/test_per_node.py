@@ -159,7 +159,7 @@ def test_missing_node_and_a_rank_among_nodes_are_named(distboot: Run, run: Run, 
         "run", "--nproc-per-node", "2", "--join-timeout", "1", "train.py", train="", env=env
     )
     assert done.returncode == 75
-    assert "1 of 2 nodes joined within 1 s, missing 1" in done.stderr
+    assert "1 of 2 nodes joined within 1 s; missing: node 1" in done.stderr
     python = f"{sys.executable} -m distboot run"
     mixed = f"RANK=1 {python} train.py & {python} --nproc-per-node 2 train.py; wait"
     done = run("sh", "-c", mixed, env=env)

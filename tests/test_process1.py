@@ -59,7 +59,7 @@ def _assert_ends_in_the_rendezvous(mode: Mode, env: dict[str, str], rank: str, n
         job = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         with wrapped(mode, {**env, **job}, "true") as wrapper, other.accept()[0]:
             if rank == "0":
-                wrapper.read_until("1/2 ranks joined, missing 1")
+                wrapper.read_until("1/2 ranks joined; missing: rank 1")
             wrapper.send(name)
             assert "rror" not in wrapper.rest()
             assert wrapper.code() == 128 + getattr(signal, f"SIG{name}")

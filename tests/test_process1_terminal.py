@@ -3,6 +3,7 @@
 import os
 import sys
 
+import pytest
 from process1 import BARE, EXEC_PROCESS_1, SUPERVISED, Mode, in_modes, python, wrapped
 
 # Prints the name of the signals of the keys, and every line that is typed; "end" ends it.
@@ -98,3 +99,24 @@ train()
             f"distboot: rank {rank} on {os.uname().nodename}: interrupted in train (<string>:4)"
             in rest
         )
+
+
+@in_modes(Mode("ranks of a node", options=("--nproc-per-node", "2"), is_contained=False))
+def test_ctrl_c_shows_one_prefix_also_with_torchs_hook(
+    clean_env: dict[str, str], mode: Mode
+) -> None:
+    pytest.importorskip("torch")
+    script = """
+import time, distboot
+distboot.init(backend="gloo")
+def train():
+    print("ready", flush=True); time.sleep(100)
+train()
+"""
+    with wrapped(mode, clean_env, sys.executable, "-c", script, terminal=True) as wrapper:
+        wrapper.read_until("ready")
+        wrapper.read_until("ready")
+        wrapper.type("\x03")
+        rest = wrapper.rest()
+    assert rest.count(f" on {os.uname().nodename}: interrupted in train (<string>:5)") == 2
+    assert "[rank" not in rest

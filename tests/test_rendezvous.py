@@ -46,7 +46,7 @@ def test_missing_ranks_are_named_on_every_rank_when_the_first_has_waited_long_en
     rank0: StartRank0,
 ) -> None:
     first = rank0(3, 600)
-    said = "2 of 3 ranks joined within the join timeout of rank 1, which was over first, missing 2"
+    said = "2 of 3 ranks joined within the join timeout of rank 1, which was over first; missing: rank 2"
     for error in (Rank(first.port, record(1, 3), 0.5).failed(), first.failed()):
         assert (error.code, said in error.message) == ("missing-rank", True), error.message
 
@@ -61,12 +61,12 @@ _TWICE = [record(1, 4), replace(record(1, 4, "b"), process="77")]
         (
             _TWICE,
             "duplicate-rank",
-            "rank 1 is there twice: process 1001 on 'a' and process 1001 on 'b'",
+            "two processes are rank 1: 1001 on a and 1001 on b",
         ),
         (
             [record(3, 8)],
             "membership-mismatch",
-            "rank 0 has a world of 4, but rank 3 on 'a' (process 1003) says 8",
+            "the world size is 4 on rank 0 but 8 on rank 3 (a, process 1003)",
         ),
         *(
             (
@@ -117,7 +117,7 @@ def test_rank_that_was_there_and_has_gone_is_said(rank0: StartRank0) -> None:
     gone.recv(100)
     gone.close()
     assert (
-        "missing 1-2; joined and disconnected: rank 1 (process 1001 on 'b')"
+        "missing: ranks 1-2; joined and disconnected: rank 1 (process 1001 on 'b')"
         in first.failed().message
     )
 
@@ -152,11 +152,11 @@ def test_missing_ranks_are_said_as_ranges_with_their_node_where_it_is_proved() -
             "num_nodes": 13,
         }
         register.add(record(rank, 104, f"n{rank // 8}", **placed))
-    assert register.progress() == "96/104 ranks joined, missing 96-103 (node 12)"
+    assert register.progress() == "96/104 ranks joined; missing: ranks 96-103 (node 12)"
     register.add(
         record(97, 104, "n12", local_rank=1, local_world_size=1, node_rank=12, num_nodes=13)
     )
-    assert register.progress() == "97/104 ranks joined, missing 96, 98-103", (
+    assert register.progress() == "97/104 ranks joined; missing: ranks 96, 98-103", (
         "not every node has eight"
     )
 

@@ -68,6 +68,18 @@ def test_report_is_made_of_events_and_membership_alone() -> None:
     assert summary_line(log, PAIR, Doubts(), NOON + 63) == said + "143 (rank 0), 3 (rank 1)"
 
 
+@pytest.mark.parametrize("kinds", [2, 50])
+def test_summary_is_of_at_most_220_characters(kinds: int) -> None:
+    log = _trained(104).at(NOON + 60, "root_cause", 1, kind="failed", **CAUSE)
+    for rank in range(104):
+        log.at(NOON + 61, "exited", rank, exit_code=1 + rank % kinds, **EXIT)
+    membership = Membership(("a",), (tuple(range(104)),))
+    said = summary_line(log, membership, Doubts(), NOON + 63, 1)
+    assert len(said) <= 220
+    assert "; exit codes: 1 (job), 1 (" in said
+    assert kinds > 2 or said.endswith("1 (job), 1 (52 ranks), 2 (52 ranks)")
+
+
 def test_summary_refers_to_the_headline_of_a_rank_that_ended_too_early() -> None:
     text = "rank 1 exited with code 0 while 3 others were still training, there; then rank 0 failed, because it did"
     log = _trained(2).at(NOON + 60, "root_cause", 1, kind="failed", **{**CAUSE, "text": text})

@@ -252,7 +252,7 @@ def test_agent_that_is_lost_while_the_ranks_meet_again_may_come_once_more(start:
     job.all_ready()
     os.kill(job.processes[2].pid, signal.SIGSTOP)  # so that the others wait for it
     job.touch("fail")
-    until(lambda: "missing 2" in job.output(0).partition("restart 1 of 2")[2])
+    until(lambda: "missing: rank 2" in job.output(0).partition("restart 1 of 2")[2])
     job.replace(1)
     job.replace(2)
     assert job.codes() == [0, 0, 0]
@@ -266,7 +266,7 @@ def test_rank_that_does_not_come_again_is_named(start: Start) -> None:
     assert job.codes() == [75, 137, 75]
     for rank in (0, 2):
         assert re.search(
-            r"2 of 3 ranks joined within 2.5 s, missing 1 \(node 0\); rank 1 on \S+ was lost at \d\d:\d\d:\d\d "
+            r"2 of 3 ranks joined within 2.5 s; missing: rank 1 \(node 0\); rank 1 on \S+ was lost at \d\d:\d\d:\d\d "
             r"and has not come back\ndistboot: hint: .*: start the wrapper of what is missing again, ",
             job.output(rank),
         ), job.output(rank)

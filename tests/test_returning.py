@@ -240,8 +240,9 @@ def test_unreachable_rank_keeps_its_place_at_a_key(
     assert (job.first, answers) == (None, [])
     job.turn(41)
     assert len(answers) == 1
-    assert "1 of 2 ranks arrived within 60 s, missing 1 (node 1); rank 1 (host-1) has been" in str(
-        answers[0]
+    assert (
+        "1 of 2 ranks arrived within 60 s; missing: rank 1 (node 1); rank 1 (host-1) has been"
+        in str(answers[0])
     )
     job.side.take(0, STOP, job.now)  # and no failure of that rank
     job.turn(1)

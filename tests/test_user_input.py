@@ -72,7 +72,7 @@ def test_world_size_that_the_launcher_overrules_is_named(distboot: Run) -> None:
 def test_wrapper_refuses_all_invalid_settings_at_once(distboot: Run, command: list[str]) -> None:
     result = distboot(*command, env={"DISTBOOT_LATE_AFTER": "abc", "DISTBOOT_HANG": "x"})
     assert result.stderr == (
-        "distboot: error[broken-environment]: 2 settings are wrong:\n"
+        "distboot: error[broken-environment]: 2 problems:\n"
         "distboot:   DISTBOOT_LATE_AFTER='abc' is not a number of seconds: give 0 to 86400\n"
         "distboot:   DISTBOOT_HANG='x' is neither warn nor stop: unset it, or set it to warn\n"
         "distboot: hint: unset them, or correct them\n"

@@ -15,7 +15,16 @@ import sys
 import time
 from contextlib import suppress
 
-from ..script.exceptions import EXIT, OF_LIBRARIES, Description, describe, describe_text, escaped
+from ..script.exceptions import (
+    EXIT,
+    OF_LIBRARIES,
+    Description,
+    describe,
+    describe_text,
+    escaped,
+    is_of_distboot,
+    last_line,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +42,13 @@ ASK, ASK_FIRST = "ask", "ask_first"
 # That flag of the pipe, which its reader sets: no message, so that a good end asks for none
 JOB_ENDS = os.O_APPEND
 # Through which a process speaks to its peers
-_FRAMEWORKS = ("torch", "tensorflow", "jax", "mpi4py", "horovod")
+_FRAMEWORKS = (
+    "torch",
+    "tensorflow",
+    "jax",
+    "mpi4py",
+    "horovod",
+)
 _EXPLAINED = 2.0  # seconds for the wrapper to stop a rank that fails for another one
 
 # Asks the agent whether another rank has failed first
@@ -45,6 +60,9 @@ _clean: Callable[[str], str] = str  # takes the secret of the job out of a text
 _mask: set[int] = set()  # of signals, before a fork
 term_is_held = False  # whether `stop_signals` has taken SIGTERM, and reports it
 _reported: BaseException | None = None  # the last exception that the agent has been told of
+# The end of what the script has written to stderr: argparse and others write there why they end
+_stderr_tail = ""
+_TAIL = 4096  # characters of it
 
 
 def install(pipe: int, *, term: bool = False) -> None:
@@ -101,13 +119,14 @@ def wrap_excepthook() -> None:
 def _at_exit() -> None:
     """Before the frameworks end their groups: report an exception that a hook in place of ours has shown."""
     with suppress(Exception):
-        error, trace = getattr(sys, "last_value", None), getattr(sys, "last_traceback", None)
+        error = getattr(sys, "last_value", None)
+        trace = getattr(sys, "last_traceback", None)
         # Python sets them before it calls the hook. So do others, for exceptions that they show and go on; only
         # those that end the script have come through its outermost frame, which nothing has called.
         if error is not None and trace is not None and trace.tb_frame.f_back is None:
             if not _is_interactive():
                 _report(error, trace)
-    emit(ENDING)
+    emit(ENDING, last_line(_clean(_stderr_tail)))
 
 
 def _report(error: BaseException, trace: TracebackType | None) -> Description | None:
@@ -297,18 +316,20 @@ def _excepthook(
 def _say_interrupted(trace: TracebackType) -> None:
     """Where Ctrl-C has come, in one line: all ranks of a node get it, and their tracebacks would be mixed."""
     inner: TracebackType | None = trace
+    libraries = (*OF_LIBRARIES, "<frozen ")
     # Not by `traceback`: its import calls `eval`, and Python forgets that Ctrl-C ends it
     while inner is not None:
-        if not any(
-            part in inner.tb_frame.f_code.co_filename for part in (*OF_LIBRARIES, "<frozen ")
-        ):
+        file = inner.tb_frame.f_code.co_filename
+        is_of_library = any(part in file for part in libraries)
+        if not is_of_library and not is_of_distboot(file):
             trace = inner
         inner = inner.tb_next
     code = trace.tb_frame.f_code
     where = f"{code.co_name} ({os.path.basename(code.co_filename)}:{trace.tb_lineno})"
-    sys.stderr.write(
-        f"distboot: rank {os.environ['DISTBOOT_RANK']} on {escaped(os.uname().nodename)}: interrupted in {where}\n"
-    )
+    # Not to a file in memory in place of stderr, whose lines torch's hook shows with a prefix: "[rank0]: "
+    stderr = sys.__stderr__ or sys.stderr
+    who = f"rank {os.environ['DISTBOOT_RANK']} on {escaped(os.uname().nodename)}"
+    stderr.write(f"distboot: {who}: interrupted in {where}\n")
 
 
 def _is_the_end() -> bool:
@@ -353,6 +374,7 @@ def _watch_stderr() -> None:
     written: list[str] = []
 
     def write(text: str) -> int:
+        _keep_tail(text)
         frame: FrameType | None = sys._getframe()  # noqa: SLF001
         # Also that of a script's class, which writes here
         while frame is not None and frame.f_code.co_name == "write":
@@ -367,6 +389,12 @@ def _watch_stderr() -> None:
     with suppress(AttributeError):  # it is missing, or the script's own
         before = sys.stderr.write
         sys.stderr.write = write  # type: ignore[method-assign]
+
+
+def _keep_tail(text: str) -> None:
+    global _stderr_tail  # noqa: PLW0603
+    with suppress(TypeError):  # which the write raises, too
+        _stderr_tail = (_stderr_tail + text[-_TAIL:])[-_TAIL:]
 
 
 def _write_error_file(found: Description) -> None:

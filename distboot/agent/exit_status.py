@@ -50,10 +50,13 @@ _MOST_LINES = 12  # of a traceback, on the ranks that did not write it
 _LEFT_OUT = "…"
 _FRAME = re.compile(r'  File "([^"]+)", line ')
 _DISTBOOT_ERROR = "distboot.DistbootError"
-_ERROR = re.compile(r"(error\[[a-z-]+\]: )(?:(?:rank|node) \d+ on \S+: )?")
+_ERROR = re.compile(r"(error\[[a-z-]+\]: )(?:(?:(?:rank|node) \d+ )?on \S+: )?")
+# How c10 of torch begins an error: its own source file, and the expression that was false
+_C10 = re.compile(r"\[enforce fail at [^\]]+\] (?:.*?\. )?")
+_UNCAUGHT = "uncaught exception: "
+_SHORT = 70  # characters: a text of at most so many is its beginning, which has the type
 # Of faulthandler
 _PLACE = re.compile(r'^ +File "([^"]+)", line (\d+),? in (.+)$', re.MULTILINE)
-_SHORT = 70  # characters: in a headline without room for more, what is clear without saying it is left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,8 @@ class ExitStatus:
     # With which the script ends by itself
     exception: UncaughtException | None = of(optional(nested(UncaughtException)), default=None)
     crash: str = of(text(_LONGEST_EXCERPT), default="")  # what faulthandler has written
+    # The last line that a script wrote to stderr which ended with this exit code; empty: not known
+    last_line: str = of(text(_LONGEST_PART), default="")
     when: float = of(time_or_duration, default=0.0)  # seconds since the epoch
 
     @classmethod
@@ -174,26 +179,34 @@ class ExitStatus:
     def failure_text(self, most: int = LONGEST_HEADLINE) -> str:
         """`"uncaught exception: ValueError: …"`, `"error[usage]: …"`, `"exited: no dataset"`, `"exit code 3"`."""
         if self.exception is None or not self._is_exception:
-            return fitting(self.describe(), most)
+            return self._exit_text(most)
         more = ""
         if self.exception.more:
             more = f" (and {self.exception.more} more)"
-        return fitting(self._exception_text(self.exception, most), most - len(more)) + more
+        most -= len(more)
+        text = self._exception_text(self.exception)
+        if len(text) > most:
+            text = text.removeprefix(_UNCAUGHT)
+        return without_middle(text, most) + more
+
+    def _exit_text(self, most: int) -> str:
+        """How it ended; where that is an exit code alone, what the script wrote last."""
+        text = self.describe()
+        if self.last_line and text == f"exit code {self.code}":
+            text += f", last line on stderr: {escape_control(self.last_line)}"
+        return without_middle(text, most)
 
     @staticmethod
-    def _exception_text(exception: UncaughtException, most: int) -> str:
+    def _exception_text(exception: UncaughtException) -> str:
         kind, message = escape_control(exception.type), escape_control(exception.message)
         if kind == EXIT:
             return f"exited: {message}"
         error = _ERROR.match(message)
         if kind == _DISTBOOT_ERROR and error is not None:  # it says who that is, and so do we
             return error[1] + message[error.end() :]
-        begin = "uncaught exception: "
-        if most < _SHORT:
-            begin = ""
         if message:
-            return f"{begin}{kind}: {message}"
-        return f"{begin}{kind}"
+            return f"{_UNCAUGHT}{kind}: {_C10.sub('', message, count=1)}"
+        return f"{_UNCAUGHT}{kind}"
 
     @property
     def place(self) -> str:
@@ -279,6 +292,14 @@ def _without_distboot(lines: list[str]) -> list[str]:
 def fitting(message: str, most: int = LONGEST_HEADLINE) -> str:
     """A text of at most so many characters."""
     return message if len(message) <= most else message[: most - 1] + "…"
+
+
+def without_middle(message: str, most: int) -> str:
+    """A text of at most so many characters with its beginning and its end, where a cause often stands."""
+    if len(message) <= most or most < _SHORT:
+        return fitting(message, most)
+    tail = most // 4
+    return f"{message[: most - tail - 1]}…{message[len(message) - tail :]}"
 
 
 def leave(text: str, *, replaces: bool = False) -> None:

@@ -169,12 +169,27 @@ class FailureCoordinator(Participant):
         doubts = Doubts(self.settings.apart, self.settings.unused)
         known = self.log, self.membership, doubts, time.time()
         if self.root_cause is None or not self.root_cause.restarts:
-            self.say(summary_line(*known))
+            self.say(summary_line(*known, self._exit_code_of_job()))
         if self.settings.report is not None and self.log[0].event == "rendezvous_started":
             earlier = [] if self.restarts is None else self.restarts.rounds
             problem = try_to_write(self.settings.report, lambda: job_report(*known, earlier))
             if problem is not None:
                 self.say(problem)
+
+    def _exit_code_of_job(self) -> int | None:
+        """The exit code that the launcher gets; None where no failure and no signal has ended the job."""
+        cause = self.root_cause
+        if cause is None:
+            return None
+        known = False
+        for rank in (*cause.ranks, *self.members):
+            end = self.members[rank].end
+            if end is not None:
+                known = True
+                code = cause.exit_code_for(end) or end.status
+                if code:
+                    return code
+        return 0 if known else cause.exit_code
 
     def _limit(self) -> float:
         if not self.detects:

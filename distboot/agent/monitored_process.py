@@ -42,6 +42,7 @@ _ONE_THREAD = b"Stack (most recent call first):"  # how it begins
 _MOST_KEPT = 16384  # bytes: what a faulthandler writes of many threads
 _EVENT = re.compile(rb"\0(\w{1,20}) (\d{1,10})\n([^\0]*)\0")
 _LONGEST = 3500  # characters
+_LONGEST_LINE = 400  # characters
 _JUST_NOW = 2.0  # seconds
 # Seconds after which SIGTERM is sent to a script of which it is not known whether it reads `ctx.preempted`
 _UNDECIDED = 2.0
@@ -199,6 +200,7 @@ class MonitoredProcess:
         self._loop, self._role = agent.loop, agent.role
         self._hooks = hooks
         self._exception: UncaughtException | None = None  # with which it ends
+        self._last_line = ""  # on its stderr, when it was about to end
         self._stopped, self._stopped_since = "", 0.0  # how long it had run by then
         # When another process of this rank had one, and which
         self._other: tuple[float, UncaughtException | None] = (0.0, None)
@@ -331,7 +333,9 @@ class MonitoredProcess:
             when=time.time(),
         )
         if how.code != 0:
-            end = replace(end, crash=self._hooks.crash(), exception=self._last_exception(now))
+            exception = self._last_exception(now)
+            crash = self._hooks.crash()
+            end = replace(end, crash=crash, exception=exception, last_line=self._last_line)
         self._role.take(self.rank, Exited(end), now)
         role, is_first = self._role, end.is_failure and not end.is_secondary  # as far as is known
         if is_first and role.detects and role.root_cause is None and not role.may_restart:
@@ -361,6 +365,7 @@ class MonitoredProcess:
             if exception is not None:
                 self._fails(exception, now)
         elif kind == ENDING:
+            self._last_line = text[:_LONGEST_LINE]
             self._role.take(self.rank, Exiting(), now)
         elif kind == PROGRESS:
             self._movement.take(text, now)

@@ -106,7 +106,9 @@ class Restarts:
             self.rounds.append(
                 {"round": round_ - 1, "ranks": [0], "text": text, "start": None, "seconds": None}
             )
-            log_line("rank 0", f"restart {round_} of {most}: {text}", event="restart", round=round_)
+            log_line(
+                self._who, f"restart {round_} of {most}: {text}", event="restart", round=round_
+            )
         self.round, self._most, self._decision, self.cause = round_, most, None, None
         self._began, self._started = time.monotonic(), time.time()
 
@@ -170,7 +172,7 @@ class Restarts:
             who = f"{ranks_said(cause.ranks)} failed" if cause.ranks else "a rank failed"
             took = f"round {self.round - 1} ended after {time.monotonic() - self._began:.1f} s"
             said = f"restart {self.round} of {self._most}: {took}, as {who}"
-            log_line("rank 0", said, event="restart", round=self.round)
+            log_line(self._who, said, event="restart", round=self.round)
         with suppress(OSError, KeyError):
             # Of the last failure; torchrun is to read that of the job's end
             os.unlink(os.environ[_ERROR_FILE])

@@ -334,8 +334,9 @@ def _together(
 
     warn_of_signals(placement, settings.stop_signals)
     report = StartupReport(settings.report, placement)
+    who = _agent_name(placement, ranks)
     restarts = Restarts(
-        options.restarts, os.environ, who=placement.who, of_launcher=launch.nested is not None
+        options.restarts, os.environ, who=who, of_launcher=launch.nested is not None
     )
     launcher = launcher_process.find(os.getpid(), LAUNCHERS[placement.launcher].programs)
     job = _Job(launch, placement, settings, restarts, ranks, launcher)
@@ -346,6 +347,13 @@ def _together(
         logs = None if ranks else launch.logs(placement.rank, placement.who, restarts.round)
         code = job.round(StartupReport(settings.report, placement, restarts.rounds), None, logs)
     return code
+
+
+def _agent_name(placement: Placement, ranks: int) -> str:
+    """What begins the lines of this agent in every round, also where the job has one node."""
+    if ranks:
+        return f"node {placement.rank}"
+    return f"rank {placement.rank}"
 
 
 def _with_ranks(placement: Placement, ranks: int) -> Placement:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from ..errors import DistbootError
+from ..errors import UNKNOWN_RANK, DistbootError
 from ..text import did_you_mean, digits, short_repr
 from . import inherited, surroundings
 from .env_reader import EnvReader, container_env_hint
@@ -405,7 +405,7 @@ def _as_exported(environ: Mapping[str, str], outer: InheritedEnv) -> Placement:
             "broken-environment",
             f"{inherited.VARIABLE} says rank {rank} of {world_size}, and RANK and WORLD_SIZE are missing",
             f"to pass them to a container: {container_env_hint('RANK', 'WORLD_SIZE')}; else unset {inherited.VARIABLE}",
-        ).of("rank ?")
+        ).of(UNKNOWN_RANK)
     return placement
 
 
@@ -428,7 +428,7 @@ def _named(
             "that is alone (python -m distboot launchers)"
         )
         raise DistbootError("unknown-launcher", f"{option} is not a valid launcher", hint).of(
-            "rank ?"
+            UNKNOWN_RANK
         )
     environ = _view(candidate, environ, without_ours)
     is_claimed, problem = candidate.claims(environ), "its variables are not as it sets them"
@@ -442,10 +442,10 @@ def _named(
             problem = error.message.removeprefix(f"launcher {name!r}: ")
     raise DistbootError(
         "launcher-mismatch",
-        f"{option}, but {problem}",
+        f"{option}: {problem}",
         "remove the setting to let distboot find the launcher, or start the job with that launcher; to containers, "
         "pass its rank and size",
-    ).of("rank ?")
+    ).of(UNKNOWN_RANK)
 
 
 def _refuse_conflict(
@@ -530,7 +530,7 @@ def _refuse_larger_world(environ: Mapping[str, str], placement: Placement) -> No
         f"{started} started 1 process ({source}=1), but WORLD_SIZE={size}",
         f"{start}; or unset WORLD_SIZE if it is left over; or set DISTBOOT_LAUNCHER={launcher} if this process is "
         "meant to be alone",
-    ).of("rank ?")
+    ).of(UNKNOWN_RANK)
 
 
 def _markers_present(environ: Mapping[str, str], launcher: Launcher) -> str:
@@ -557,4 +557,4 @@ def _conflict(
         f"{name} says rank {rank} of {world_size}",
         f"name the one that started this very process, the last one typed: DISTBOOT_LAUNCHER={placement.launcher} or "
         f"DISTBOOT_LAUNCHER={name}; or clear {variables} if left over from a shell or an image",
-    ).of("rank ?")
+    ).of(UNKNOWN_RANK)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from ..errors import DistbootError
+from ..errors import UNKNOWN_RANK, DistbootError
 from ..host import derived_port
 from ..text import short_repr
 from .parse import is_loopback, json_hosts, parse_address, parse_count, parse_number, parse_port
@@ -173,7 +173,9 @@ class EnvReader:
             del self.problems[found:]
         if self.problems:
             rank = self._values["rank"]
-            who = f"rank {'?' if rank is None else rank}"
+            who = UNKNOWN_RANK
+            if rank is not None:
+                who = f"rank {rank}"
             raise DistbootError("broken-environment", self._report(), self._remedy()).of(who)
         if self.absent:
             self.notes.append(
@@ -333,10 +335,10 @@ class EnvReader:
         head, count = f"launcher {self._launcher!r}:", len(self.problems)
         if count == 1:
             return f"{head} {self.problems[0]}"
-        more = [f"and {count - _MOST_PROBLEMS} more"] if count > _MOST_PROBLEMS else []
-        return "\n  ".join(
-            [f"{head} {count} things are wrong:", *self.problems[:_MOST_PROBLEMS], *more]
-        )
+        more = []
+        if count > _MOST_PROBLEMS:
+            more.append(f"and {count - _MOST_PROBLEMS} more")
+        return "\n  ".join([f"{head} {count} problems:", *self.problems[:_MOST_PROBLEMS], *more])
 
     def _remedy(self) -> str:
         if all(problem.startswith("MASTER_") for problem in self.problems):

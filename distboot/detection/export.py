@@ -139,8 +139,7 @@ def require_master(placement: Placement) -> Placement:
     if placement.master_addr is None:
         raise DistbootError(
             "no-master-addr",
-            f"launcher {placement.launcher!r} started {placement.world_size} processes"
-            f"{'' if placement.num_nodes is None else ' on several nodes'}, "
+            f"{_size_of_job(placement)}, "
             "and nothing in the environment says on which host rank 0 is",
             f"name the host of rank 0: {_how_to_pass(placement, 'MASTER_ADDR', '<host of rank 0>')}"
             + ("; and a free port there as MASTER_PORT" if placement.master_port is None else "")
@@ -160,6 +159,17 @@ def require_master(placement: Placement) -> Placement:
         # No other process has to know it. One that is derived or handed over may be a sibling's.
         placement = placement.with_fields("found free on this host", {"master_port": free_port()})
     return placement
+
+
+def _size_of_job(placement: Placement) -> str:
+    """`"launcher 'openmpi' started 2 processes"`, or `"WORLD_SIZE=2"` where a person may have set that."""
+    source = placement.sources.get("world_size", "")
+    if LAUNCHERS[placement.launcher].generic_names and source == VARIABLES["world_size"]:
+        return f"{source}={placement.world_size}"
+    text = f"launcher {placement.launcher!r} started {placement.world_size} processes"
+    if placement.num_nodes is not None:
+        text += " on several nodes"
+    return text
 
 
 def _how_to_pass(placement: Placement, name: str, value: str) -> str:

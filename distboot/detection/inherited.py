@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ..errors import DistbootError
+from ..errors import UNKNOWN_RANK, DistbootError
 from ..text import digits, short_repr
 from .parse import parse_address
 from .placement import NUMBERS, SIZES, VARIABLES, Placement
@@ -185,7 +185,7 @@ def _decode(text: str) -> InheritedEnv:
             "broken-environment",
             f"{VARIABLE}={short_repr(text)} was not written by distboot",
             f"unset {VARIABLE}",
-        ).of("rank ?")
+        ).of(UNKNOWN_RANK)
     return InheritedEnv(
         fields={**texts, **fields},
         job=job,

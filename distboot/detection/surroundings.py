@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ..errors import DistbootError
+from ..errors import UNKNOWN_RANK, DistbootError
 from ..text import short_repr
 from .parse import is_loopback, parse_address
 from .placement import Placement
@@ -136,7 +136,7 @@ def not_alone(found: Sequence[Sign], placement: Placement) -> DistbootError:
         "not-alone",
         "\n  ".join([f"{claim} its environment says that there are others:", *listed]),
         _remedy(found),
-    ).of("rank ?")
+    ).of(UNKNOWN_RANK)
 
 
 def _remedy(found: Sequence[Sign]) -> str:

@@ -58,11 +58,17 @@ class Coordinator:
         self.warnings: list[str] = []  # what the ranks should have alike and have not
         self.log = JoinLog(own)
         self.reachability_hint = ""  # why ranks may be missing, to be said with them
-        self.hint = "look at the output of the missing ranks: they ended early, never started, or cannot reach rank 0"
-        if plan.earlier:
+        unit = self.table.unit
+        self.hint = (
+            f"look at the output of the missing {unit}s: "
+            f"they ended early, never started, or cannot reach {unit} 0"
+        )
+        if plan.earlier:  # all have joined before, so that the number of nodes is right
             self.hint = COME_BACK
-        if plan.doubt:
+        elif plan.doubt:
             self.hint = f"{plan.doubt}; or {self.hint}"
+        elif plan.size:
+            self.hint += f"; or {plan.size} is too large"
         self._plan, self._own, self._wanted = plan, own, wanted
         self._say: Callable[..., None] = partial(log_line, f"{self.table.unit} 0")
         self.pool = ConnectionPool(listener, own.world_size, self._take, self._lost, self._say)
@@ -141,7 +147,7 @@ class Coordinator:
         table = self.table
         why = f"{table.describe_departed()}{self.reachability_hint}{self.pool.refusals()}"
         joined = f"{len(table.records)} of {table.world_size} {table.unit}s joined {self._limit}"
-        text = f"{joined}, missing {table.describe_missing()}{why}"
+        text = f"{joined}; missing: {table.describe_missing()}{why}"
         remedy = f"{self.pool.remedy}; or " if self.pool.remedy else ""
         return DistbootError("missing-rank", text, remedy + self.hint)
 

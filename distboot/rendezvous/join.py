@@ -164,17 +164,25 @@ def _hint_at_unreachable(
     elsewhere = bool(addresses) and not any(_is_ours(*each) for each in addresses)
     where, problem = given, ""
     if is_loopback(given):
-        problem = "on each host is that host itself" if plan.own.num_nodes != 1 else ""
+        problem = "works on one machine only" if plan.own.num_nodes != 1 else ""
     elif not addresses:
         problem = "does not resolve on this host"
     elif elsewhere:  # as with a Service of Kubernetes, whose address no host has
         problem, address = "is not an address of this host", addresses[0][1][0]
         where = given if address == given else f"{given}, {address}"
     if problem and not plan.earlier:  # else they have found it before
-        coordinator.reachability_hint = f"; they look for rank 0 at {where}, which {problem}"
-        first = f"set MASTER_ADDR to the host of rank 0, which is {escape_control(socket.gethostname())}"
+        unit = coordinator.table.unit
+        name = _address_name(plan, unit)
+        coordinator.reachability_hint = f"; {name} is {where}, which {problem}"
+        first = f"set MASTER_ADDR to the host of {unit} 0, which is {escape_control(socket.gethostname())}"
         coordinator.hint = f"{first}; or {coordinator.hint}"
     return elsewhere
+
+
+def _address_name(plan: JoinPlan, unit: str) -> str:
+    if plan.source == "MASTER_ADDR":
+        return plan.source
+    return f"the address of {unit} 0"
 
 
 def _is_ours(family: int, address: Sequence[object]) -> bool:

@@ -33,8 +33,8 @@ from .protocol import ProtocolError
 
 # Seconds; one rank may well be slower than another for a moment
 _FIRST_LINE, _MOST_BETWEEN = 10.0, 300.0
-# Sooner while ranks get ready; never where no rank is late.
-_LINES = {READY: (1.0, 5.0), SERVE: (inf, inf)}
+# The import of a framework takes seconds where all is well; never where no rank is late.
+_LINES = {READY: (15.0, 15.0), SERVE: (inf, inf)}
 _NETWORK = "look for what cuts the connection to that host: a firewall, or the network"
 _ENDED = "ended, or closed its context"
 _MOST = 1000  # keys at which ranks wait at the same time
@@ -122,7 +122,7 @@ class Keys:
             elif one.ends and now >= one.next_line:
                 one.next_line, one.between = now + one.between, min(one.between * 2, _MOST_BETWEEN)
                 left = max(one.ends.values()) - now
-                self._say(f"{self._progress(key)}; giving up in {left:.0f} s", event="waiting")
+                self._say(self._progress(key, left), event="waiting")
 
     def _arrive(self, rank: int, message: Arrive, now: float) -> None:
         key = message.key
@@ -202,8 +202,8 @@ class Keys:
             came = f"{len(one.ends)} of {len(self._node_of)} ranks arrived"
             absent = self._unreachable_text(missing, now)
             hint = _NETWORK if absent else hint
-            who = f"{self._named(missing)}{absent}"
-            error = _missing(key, f"{came} within {limit:g} s, missing {who}", hint)
+            who = f"{self._ranks(missing)}{absent}"
+            error = _missing(key, f"{came} within {limit:g} s; missing: {who}", hint)
             hint = "look for what kept this rank, or give it more time: init(timeout=…)"
             too_late = _not_waited_for(key, one.ends, limit, hint)
         self._failed[key.place] = key.count, too_late
@@ -302,14 +302,26 @@ class Keys:
         why = f"{self._leader_text(key)} did not finish its block within {limit:g} s{absent}"
         return _missing(key, why, _NETWORK)
 
-    def _progress(self, key: Key) -> str:
+    def _progress(self, key: Key, left: float) -> str:
         if key.name == READY:
-            return f"all ranks are there, and not yet ready: {self._ranks(self.unready)}"
+            return f"all ranks joined; {self._starting()} still starting (limit {left:.0f} s)"
+        return f"{self._arrived(key)}; giving up in {left:.0f} s"
+
+    def _starting(self) -> str:
+        """`"rank 0 is"`, `"ranks 1 (node 0), 3 (node 1) are"`: those that are not ready."""
+        unready = self.unready
+        who = ranks_said(unready)
+        if len(self._membership.nodes) > 1:
+            who = self._ranks(unready)
+        return f"{who} is" if len(unready) == 1 else f"{who} are"
+
+    def _arrived(self, key: Key) -> str:
         here = self._waiting[key].ends
         if key.name != BARRIER:
-            return f"{key.text}: {ranks_said(sorted(here))} waiting for {self._leader_text(key)} to leave its block"
-        missing = self._named(self._node_of.keys() - here.keys())
-        return f"{key.text}: {len(here)}/{len(self._node_of)} ranks are here, missing {missing}"
+            leader = self._leader_text(key)
+            return f"{key.text}: {ranks_said(sorted(here))} waiting for {leader} to leave its block"
+        missing = self._ranks(self._node_of.keys() - here.keys())
+        return f"{key.text}: {len(here)}/{len(self._node_of)} ranks are here; missing: {missing}"
 
     def _leader(self, key: Key) -> int:
         return 0 if key.node is None else self._membership.nodes[key.node][0]

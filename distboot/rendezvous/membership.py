@@ -40,6 +40,8 @@ _ALIKE = (
     "heartbeat_timeout",
     "resume_port",
 )
+# What an agent is, by whether it starts ranks
+_JOINS_AS = {False: "a rank", True: "all ranks of its node"}
 _MOST_LEFT = 8  # ranks that one line names
 _DUPLICATE = (
     "look for a second copy of the job, or for RANK set once for several processes; of two jobs on one host give each "
@@ -161,6 +163,8 @@ class JoinPlan:
     source: str = of(line, default="")  # what says where rank 0 is, for example "MASTER_ADDR"
     # Why there may be fewer nodes than these, to be said with the missing ones
     doubt: str = of(line, default="")
+    # "WORLD_SIZE=4", where a person may have set it to more than there are
+    size: str = of(line, default="")
     # Whether another rank of this node says what is being waited for
     quiet: bool = of(flag, default=False)
     # Whether an agent around this one has met the others, and keeps the port
@@ -271,8 +275,13 @@ class JoinTable:
     def __init__(
         self, world_size: int, *, by_node: bool = False, earlier: Sequence[EarlierAgent] = ()
     ) -> None:
-        self.world_size, self.by_node = world_size, by_node
-        self.unit = "node" if by_node else "rank"
+        self.world_size = world_size
+        self.by_node = by_node
+        self.unit = "rank"
+        self.size = "world size"
+        if by_node:
+            self.unit = "node"
+            self.size = "number of nodes"
         self.records: dict[int, WorkerInfo] = {}
         self._earlier = earlier
         self._left: dict[int, WorkerInfo] = {}  # those that were there, and are not any more
@@ -283,24 +292,19 @@ class JoinTable:
         """Enter one rank; `DistbootError`: it does not fit, or has a problem, which waiting cannot fix."""
         rank, unit, host = record.rank, self.unit, short_repr(record.host)
         if bool(record.ranks) != self.by_node:
-            there, here = (
-                ("a rank", "all ranks of its node")
-                if self.by_node
-                else ("all ranks of its node", "a rank")
-            )
+            there = _JOINS_AS[bool(record.ranks)]
+            here = _JOINS_AS[self.by_node]
             text = f"process {record.pid} on {host} joins as {there}, and rank 0's as {here}"
             hint = "give --nproc-per-node to the process of every node, or to none"
             raise DistbootError("membership-mismatch", text, hint)
         if record.world_size != self.world_size or not 0 <= rank < self.world_size:
-            there = f"{unit} {rank} on {host} (process {record.pid}) says {record.world_size}"
-            text = f"{unit} 0 has a world of {self.world_size}, but {there}"
+            there = f"{record.world_size} on {unit} {rank} ({_where(record)}, process {record.pid})"
+            text = f"the {self.size} is {self.world_size} on {unit} 0 but {there}"
             raise DistbootError("membership-mismatch", text, _SIZES)
         first = self.records.get(rank)
         if first is not None and first.process != record.process:
-            both = f"process {first.pid} on {short_repr(first.host)} and process {record.pid} on {host}"
-            raise DistbootError(
-                "duplicate-rank", f"{unit} {rank} is there twice: {both}", _DUPLICATE
-            )
+            text = f"two processes are {unit} {rank}: {_both(first, record)}"
+            raise DistbootError("duplicate-rank", text, _DUPLICATE)
         if record.problem is not None:
             raise as_error(record.problem, f"{unit} {rank} on {host}")
         self.claim_device(record, record.device)
@@ -325,7 +329,8 @@ class JoinTable:
         self.records = {
             rank: replace(self.records[node], rank=rank) for node, ranks in nodes for rank in ranks
         }
-        self.world_size, self.unit = len(self.records), "rank"
+        self.world_size = len(self.records)
+        self.unit = "rank"
 
     def forget_accelerators(self) -> None:
         """What follows is what the frameworks say, who know them better than we do."""
@@ -347,11 +352,12 @@ class JoinTable:
         return [record for _, record in sorted(self.records.items())]
 
     def progress(self) -> str:
-        """`6/8 ranks joined, missing 3 (node 0), 7 (node 1)`."""
-        return f"{len(self.records)}/{self.world_size} {self.unit}s joined, missing {self.describe_missing()}"
+        """`6/8 ranks joined; missing: ranks 3 (node 0), 7 (node 1)`."""
+        joined = f"{len(self.records)}/{self.world_size} {self.unit}s joined"
+        return f"{joined}; missing: {self.describe_missing()}"
 
     def describe_missing(self) -> str:
-        """The missing ranks as ranges, with their node where the ranks that are there prove how nodes are filled."""
+        """`"rank 1"`, `"nodes 1-3"`: the missing ranks as ranges, with their node where those that joined prove it."""
         missing = [rank for rank in range(self.world_size) if rank not in self.records]
         here = node_size(
             {
@@ -359,11 +365,12 @@ class JoinTable:
                 for rank, r in self.records.items()
             }
         )
-        return (
-            ranges(missing)
-            if here is None
-            else with_nodes(missing, {rank: rank // here for rank in missing})
-        )
+        unit = self.unit
+        if len(missing) != 1:
+            unit += "s"
+        if here is None or self.by_node:
+            return f"{unit} {ranges(missing)}"
+        return f"{unit} {with_nodes(missing, {rank: rank // here for rank in missing})}"
 
     def describe_departed(self) -> str:
         """Which ranks were there and are not any more, as the end of a sentence; empty if none."""
@@ -402,6 +409,17 @@ def describe_earlier(agents: Sequence[EarlierAgent], unit: str) -> str:
             found += "there in the round before"
     more = len(hosts) - _MOST_LEFT
     return f"{found}; and those of {more} other hosts" if more > 0 else found
+
+
+def _where(record: WorkerInfo) -> str:
+    return escape_control(record.host)
+
+
+def _both(first: WorkerInfo, second: WorkerInfo) -> str:
+    """`"8582 and 8583, both on vm"`: two processes with the same number."""
+    if first.host == second.host:
+        return f"{first.pid} and {second.pid}, both on {_where(first)}"
+    return f"{first.pid} on {_where(first)} and {second.pid} on {_where(second)}"
 
 
 def _unique(device: str, record: WorkerInfo) -> str:

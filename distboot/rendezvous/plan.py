@@ -65,7 +65,8 @@ def plan_of(
         network.refuse_unknown(environ)
     except DistbootError as error:
         problem = problem or error
-    host, ids = environ.get("DISTBOOT_HOST") or socket.gethostname(), accelerators.visible(environ)
+    host = environ.get("DISTBOOT_HOST") or socket.gethostname()
+    ids = accelerators.visible(environ)
     own = WorkerInfo(
         rank=placement.rank,
         launcher="distboot" if ranks else placement.launcher,
@@ -98,6 +99,7 @@ def plan_of(
         is_certain=not hosts,
         source=placement.sources.get("master_addr", ""),
         doubt=_doubt(placement),
+        size=_size(placement, environ),
         # One process per node says what all of them wait for: on rank 0's own node rank 1, as rank 0 may be missing.
         quiet=bool(placement.local_rank) and placement.rank != 1 and not ranks,
         again=inherited.about(placement, environ).met,
@@ -170,6 +172,16 @@ def _doubt(placement: Placement) -> str:
         f"WORLD_SIZE={placement.num_nodes} was taken for the number of nodes; if it counts processes or GPUs, set "
         "NUM_NODES to the number of nodes"
     )
+
+
+def _size(placement: Placement, environ: Mapping[str, str]) -> str:
+    """`"WORLD_SIZE=4"`: how many processes join, where no launcher that counts them has set it; else empty."""
+    source = placement.sources.get("world_size", "")
+    if source not in environ:
+        return ""
+    if LAUNCHERS[placement.launcher].programs:
+        return ""
+    return f"{source}={placement.world_size}"
 
 
 def _job(placement: Placement, environ: Mapping[str, str]) -> str:
@@ -255,7 +267,8 @@ def _own_start() -> float:
 
 def _node(host: str) -> str:
     """What is equal on two ranks on one host, or in one container with its network."""
-    boot, own_network = os.uname().nodename, ""
+    boot = os.uname().nodename
+    own_network = ""
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot = file.read().strip()  # tells two hosts of the same name apart
     # Tells two containers of the same name on one host apart: each has its own, or is one node

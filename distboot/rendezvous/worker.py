@@ -23,8 +23,6 @@ _LAST_LIMIT = 10.0
 _ASKED_AFTER = 5.0  # seconds of silence after which a process is asked what it is
 _LOOK = 0.2  # seconds between two looks at whether the call is still wanted
 _GRACE = 0.8  # seconds beyond the join timeout for rank 0 to say who is missing
-_LOST = "rank 0 was reached, but disconnected before all ranks had joined"
-_LOST_REMEDY = "look at the output of rank 0: it ended, or was stopped, while the ranks joined"
 _SAME_JOB = (
     "all ranks need the same job, the same distboot and the same DISTBOOT_SECRET, "
     "or all of them none"
@@ -61,6 +59,7 @@ class Worker:
         self._plan, self._own, self._wanted = plan, plan.own, wanted
         self._refusal = ""  # why a process that listens there has not kept us, the last time
         self._remedy = ""  # for that
+        self._unit = "node" if plan.own.ranks else "rank"  # of which each agent is one
         self._address: foreign.Address = (socket.AF_INET, None)  # of the last connection
         # What listens at an address and closes each connection, once it was asked
         self._asked: dict[foreign.Address, foreign.Foreign] = {}
@@ -75,8 +74,8 @@ class Worker:
         `DistbootError`: what rank 0 says is wrong with the job, or `missing-rank` for rank 0 itself.
         """
         join_timeout, limit = self._plan.join_timeout, _FIRST_LIMIT
-        who = f"{'node' if self._own.ranks else 'rank'} {self._own.rank}"
-        line = f"rank 0 does not answer at {format_address(self.host, self.port)} yet"
+        who = f"{self._unit} {self._own.rank}"
+        line = f"{self._unit} 0 does not answer at {format_address(self.host, self.port)} yet"
         end, backoff = (
             time.monotonic() + join_timeout,
             Backoff(who, join_timeout, line, quiet=self._plan.quiet),
@@ -165,7 +164,7 @@ class Worker:
             return self._membership(end + _GRACE)
         except (ProtocolError, EOFError, OSError) as error:
             if has_reported and isinstance(error, ConnectionError | EOFError):
-                why = self._refused(_LOST, _LOST_REMEDY)
+                why = self._lost()
             else:
                 found = None if has_reported else self._identify(connection, error)
                 why = self._explain(error, found)
@@ -175,6 +174,13 @@ class Worker:
         except BaseException:
             self.close()
             raise
+
+    def _lost(self) -> str:
+        unit = self._unit
+        return self._refused(
+            f"{unit} 0 was reached, but disconnected before all {unit}s had joined",
+            f"look at the output of {unit} 0: it ended, or was stopped, while the {unit}s joined",
+        )
 
     def _identify(self, connection: socket.socket, error: Exception) -> foreign.Foreign | None:
         """What listens there, if it is not distboot; what is silent is asked later."""
@@ -254,7 +260,9 @@ class Worker:
         if isinstance(answer, Refused):
             if answer.incompatible and not self._plan.secret:
                 raise DistbootError(
-                    "version-mismatch", f"rank 0 says: {short_repr(answer.why)}", ONE_DISTBOOT
+                    "version-mismatch",
+                    f"{self._unit} 0 says: {short_repr(answer.why)}",
+                    ONE_DISTBOOT,
                 )
             raise ProtocolError(f"refused this rank: {short_repr(answer.why)}")
         self._channel = Channel(self._plan.secret, "this rank", answer.challenge, nonce)
@@ -276,7 +284,7 @@ class Worker:
         if isinstance(answer, Refused):
             raise ProtocolError(f"refused this rank: {short_repr(answer.why)}")
         if isinstance(answer, Failed):
-            raise as_error(answer.problem, "rank 0 says")
+            raise as_error(answer.problem, f"{self._unit} 0 says")
         return Membership.from_message(answer, self._own.world_size)
 
     def _send(self, message: object) -> None:
@@ -306,7 +314,11 @@ class Worker:
         from ..detection.parse import is_loopback
 
         plan, code = self._plan, "missing-rank"
-        hint = "look at the output of rank 0: it ended early, never started, is on another host, or behind a firewall"
+        unit = self._unit
+        hint = (
+            f"look at the output of {unit} 0: "
+            "it ended early, never started, is on a different host, or behind a firewall"
+        )
         if isinstance(why, _UnresolvedError):
             code, hint = (
                 "unresolvable-address",
@@ -317,14 +329,13 @@ class Worker:
         elif plan.earlier:
             hint = COME_BACK
         elif all(map(is_loopback, plan.hosts)) and self._own.num_nodes != 1:
-            hint += f"; {plan.hosts[0]} is this very host, so if rank 0 is on another one, set MASTER_ADDR to its name"
+            hint += f"; {plan.hosts[0]} is this host: if {unit} 0 is on a different one, set MASTER_ADDR to its name"
         earlier = (
             f"; before that, {self._refusal}" if self._refusal and self._refusal != str(why) else ""
         )
         where = format_address(plan.hosts[0], plan.ports[0]) + (
             f" (from {plan.source})" if plan.source else ""
         )
-        text = f"rank 0 did not answer at {where} within {plan.join_timeout:g} s: {why}{earlier}"
-        unit = "node" if self._own.ranks else "rank"
+        text = f"{unit} 0 did not answer at {where} within {plan.join_timeout:g} s: {why}{earlier}"
         text += describe_earlier([agent for agent in plan.earlier if agent.number == 0], unit)
         return DistbootError(code, text, hint)

@@ -21,6 +21,7 @@ from . import CALLED, PLACE, Event, JobState, slowest
 Rounds: TypeAlias = Sequence[Mapping[str, Any]]
 Place: TypeAlias = dict[str, Any]  # host, node_rank and local_rank; None: not known
 
+LONGEST_SUMMARY = 220  # characters
 _LONGEST = 4000  # characters of an error
 _STOPS = {128 + number: number.name for number in FROM_OUTSIDE}
 # Missing ranks that have a record each; if there are more, the report has only ranges of them.
@@ -64,20 +65,42 @@ def _has_called_init(events: Sequence[Event]) -> bool:
 
 
 def summary_line(
-    events: Sequence[Event], membership: Membership, doubts: Doubts, now: float
+    events: Sequence[Event],
+    membership: Membership,
+    doubts: Doubts,
+    now: float,
+    exit_code: int | None = None,
 ) -> str:
-    """How the job ended, in one line for people."""
+    """How the job ended, in one line for people; `exit_code` is that of the job, if it differs from a good end."""
     job = JobState(events)
     codes = defaultdict(list)
     for rank in range(membership.world_size):
         codes[job.exit_code(rank)].append(rank)
-    listed = ", ".join(f"{code} ({ranks_said(ranks)})" for code, ranks in codes.items())
     how = _how_it_ended(events, job, doubts, all_succeeded=codes.keys() == {"0"})
     later = job.later_failures()
     if later:
         how += f"; {later} failed after that"
     seconds = now - job.registered[0].time
-    return f"summary: {_size(membership)}, {seconds:.1f} s: {how}; exit codes: {listed}"
+    begin = f"summary: {_size(membership)}, {seconds:.1f} s: {how}; exit codes: "
+    return _with_exit_codes(begin, codes, exit_code)
+
+
+def _with_exit_codes(begin: str, codes: Mapping[str, Sequence[int]], of_job: int | None) -> str:
+    """The line with the exit code of the job and those of its ranks, which are counted where it would be too long."""
+    named = []
+    numbered = []
+    if of_job is not None:
+        named.append(f"{of_job} (job)")
+        numbered.append(f"{of_job} (job)")
+    for code, ranks in codes.items():
+        named.append(f"{code} ({ranks_said(ranks)})")
+        numbered.append(f"{code} ({counted(len(ranks), 'rank')})")
+    line = begin + ", ".join(named)
+    if len(line) > LONGEST_SUMMARY:
+        line = begin + ", ".join(numbered)
+    if len(line) > LONGEST_SUMMARY:
+        line = line[: LONGEST_SUMMARY - 1] + "…"
+    return line
 
 
 def _how_it_ended(

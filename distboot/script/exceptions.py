@@ -438,6 +438,15 @@ def _first(lines: list[str]) -> str:
     return next((line.strip() for line in lines if line.strip()), "")
 
 
+def last_line(tail: str) -> str:
+    """The last line in the end of an output; of a longer one the end, as its beginning may be half a secret."""
+    lines = tail.replace("\r", "\n").strip().split("\n")
+    line = lines[-1].strip()
+    if len(lines) == 1:
+        return line[-_MESSAGE:]
+    return line[:_MESSAGE]
+
+
 def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + _LEFT_OUT
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...errors import DistbootError
+from ...errors import UNKNOWN_RANK, DistbootError
 from ...text import digits
 from ..env_reader import EnvReader, container_env_hint, variable
 from ..parse import expand_counts, expand_hosts
@@ -225,7 +225,7 @@ def _refuse(environ: Mapping[str, str], name: str, started_by: str, needed: str 
         "but the environment does not have both its rank and the number of ranks",
         f"{to_container}set RANK, WORLD_SIZE and LOCAL_RANK for every process and DISTBOOT_LAUNCHER=torch, "
         "or DISTBOOT_LAUNCHER=none if this process is alone",
-    ).of("rank ?")
+    ).of(UNKNOWN_RANK)
 
 
 def _refuse_task_0(environ: Mapping[str, str]) -> None:
@@ -247,7 +247,7 @@ def _refuse_task_0(environ: Mapping[str, str]) -> None:
             "environment does not tell which of them this process is",
             f"pass SLURM_STEP_ID, too, to the container of a task: {container_env_hint('SLURM_STEP_ID')}; or set "
             "DISTBOOT_LAUNCHER=slurm if it is a task, DISTBOOT_LAUNCHER=none if it is alone",
-        ).of("rank ?")
+        ).of(UNKNOWN_RANK)
 
 
 def _read_single(reader: EnvReader) -> None:
