@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -128,7 +129,7 @@ _SKYPILOT = sample(ROWS["skypilot"])
 _LWS = sample(ROWS["lws"])
 
 
-def _spec(task: object, **cluster: list[str]) -> dict[str, str]:
+def _spec(task: object, **cluster: list[str | None]) -> dict[str, str]:
     spec = {"cluster": {"workerpool0": ["a:1"], "workerpool1": ["b:1"]} | cluster, "task": task}
     return {"CLUSTER_SPEC": json.dumps(spec)}
 
@@ -151,11 +152,18 @@ def _spec(task: object, **cluster: list[str]) -> dict[str, str]:
         ({"NODE_RANK": "1", "NUM_NODES": "2", "NNODES": "3"}, "NNODES='3' contradicts NUM_NODES="),
         ({"NODE_RANK": "1", "WORLD_SIZE": "9", "LOCAL_WORLD_SIZE": "8"}, "not a multiple of LOCAL"),
         ({"NODE_RANK": "1"}, "NUM_NODES is missing"),
+        (
+            {"TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "\n"},
+            "TPU_WORKER_HOSTNAMES='\\n' is empty",
+        ),
+        ({"TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "a," * 600_000}, "has 1200000 characters"),
+        (_SKYPILOT | {"SKYPILOT_NODE_IPS": "node,NODE"}, "names a host twice: NODE"),
         ({"CLUSTER_SPEC": "cluster"}, "CLUSTER_SPEC='cluster' is not a JSON object"),
         ({"CLUSTER_SPEC": "[" * 100_000}, "is not a JSON object"),
         ({"CLUSTER_SPEC": " " * 1_000_001}, "has 1000001 characters"),
         ({"CLUSTER_SPEC": "{}"}, "has no 'cluster' and 'task' objects"),
-        (_spec({"type": "workerpool3", "index": 0}), "which is no node of the training job"),
+        (_spec({"type": "workerpool3", "index": 0}), "which is not a node of the training job"),
+        (_spec({"type": "workerpool0", "index": 0}, workerpool1=[None]), "has None for a host in"),
         (_spec({"type": "workerpool1", "index": 1}), "which is not in its pool"),
         (_spec({"type": "workerpool1", "index": True}), "which is not in its pool"),
         (_spec({"type": "workerpool1", "index": 0}, workerpool1=["a:2"]), "names a host twice"),
@@ -178,6 +186,14 @@ def test_list_of_hosts_in_any_spelling(hosts: str) -> None:
     assert detect(_SKYPILOT | {"SKYPILOT_NODE_IPS": hosts}).master_addr == "a"
     v6 = hosts.replace("a", "[fd00::4]").replace("b", "[fd00::5]")
     assert detect(_SKYPILOT | {"SKYPILOT_NODE_IPS": v6}).master_addr == "fd00::4"
+
+
+def test_long_list_of_hosts_is_read_at_once() -> None:
+    hosts = ",".join(f"host{number}" for number in range(50_000))
+    start = time.monotonic()
+    placement = detect({"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": hosts})
+    assert placement.num_nodes == 50_000
+    assert time.monotonic() - start < 20  # with a time that grows with the square it was 50 s
 
 
 def test_list_alone_counts_nodes() -> None:

@@ -13,7 +13,7 @@ from distboot import DistbootError, Placement, detect, init
 from distboot.detection.detect import NODE_PLATFORMS
 from distboot.detection.here import detect_here
 
-FOLDER = Path(__file__).parent / "surroundings"
+FOLDER = Path(__file__).parent / "signs"
 
 
 def _records(name: str) -> list[dict[str, Any]]:
@@ -105,6 +105,29 @@ def test_documented_environment_is_read_or_refused(record: dict[str, Any]) -> No
         {"ACME_LEADER_ADDRESS": "10.0.0.4"},
         {"ACME_INIT_METHOD": "tcp://10.0.0.4:23456"},
         {"AZ_BATCHAI_TASK_INDEX": "1"},
+        {"ACME_RANK": "0", "ACME_WORLD": "4"},
+        {"ACME_RANK": "0", "ACME_RANKS": "4"},
+        {"ACME_NODE_ID": "0", "ACME_NODES": "2"},
+        {"ACME_NODE_IDX": "0", "ACME_NODE_CNT": "2"},
+        {"RANK_ID": "0", "RANK_SIZE": "8"},
+        {"node_rank": "0", "num_nodes": "2"},
+        {"ACME_WORLDSIZE": "2"},
+        {"NNODES": "02"},
+        {"NNODES": "2.0"},
+        {"NNODES": "1:3"},
+        {"NRANKS": "9" * 30},
+        {"TOTAL_NODES": "2"},
+        {"WORKER_HOSTS": "a:1,b:1"},
+        {"PADDLE_TRAINER_ENDPOINTS": "10.0.0.4:6170,10.0.0.5:6170"},
+        {"NEURON_PJRT_PROCESSES_NUM_DEVICES": "32,32"},
+        {"NEURON_RT_ROOT_COMM_ID": "10.0.0.4:62182"},
+        {"NCCL_COMM_ID": "10.0.0.4:1234"},
+        {"PET_RDZV_ENDPOINT": "job-master-0:29400"},
+        {"MAIN_PROCESS_IP": "10.0.0.4"},
+        {"PRIMARY_ADDR": "10.0.0.4"},
+        {"DIST_URL": "tcp://10.0.0.4:23456"},
+        {"DMLC_PS_ROOT_URI": "10.0.0.4"},
+        {"master_addr": "10.0.0.4"},
     ],
     ids=" ".join,
 )
@@ -143,6 +166,16 @@ def test_hint_has_the_variables_to_type() -> None:
         {"ACME_WORKER_ID": "web.1", "ACME_WORKER_COUNT": "4"},
         {"ACME_WORKER_HOSTNAMES": "10.0.0.4,10.0.0.4"},
         {"ACME_WORKER_HOSTNAMES": "localhost,127.0.0.1"},
+        {"LORA_RANK": "16"},
+        {"PROJECTION_RANK": "64"},
+        {"TASK_ID": "5", "TASK_SIZE": "7", "GROUP_SIZE": "128"},
+        {"INSTANCE_ID": "12345", "INSTANCE_COUNT": "3"},
+        {"INSTANCE_ID": "9" * 5000, "INSTANCE_COUNT": "3"},
+        {"NXF_TASK_INDEX": "4", "NXF_TASK_COUNT": "8"},
+        {"CASSANDRA_HOST_IPS": "10.0.0.4,10.0.0.5"},
+        {"NEURON_PJRT_PROCESSES_NUM_DEVICES": "32"},
+        {"NNODES": "01"},
+        {"DIST_URL": "env://"},
         {"MASTER_ADDR": ""},
         {"ACME_INIT_METHOD": "file:///tmp/shared"},
     ],

@@ -32,7 +32,8 @@ NO_VARIABLES = {
         ("PMI_", "PMIX_", "PALS_", "SLURM_"), "the beginning of names in an exception of slurm.py"
     ),
     "VC_": "the beginning of VC_…_NUM",
-    "INIT_METHOD": "the end of a name in surroundings.py",
+    **dict.fromkeys(("INIT_METHOD", "DIST_URL"), "the end of a name in signs.py"),
+    **dict.fromkeys(("NUM_", "TOTAL_", "RANK_"), "a part of a name in signs.py"),
     **dict.fromkeys(("SC_CLK_TCK", "SC_OPEN_MAX"), "a name of sysconf(3)"),
 }
 

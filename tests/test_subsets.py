@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distboot import DistbootError, Placement, detect
-from distboot.detection import surroundings
+from distboot.detection import signs
 from distboot.detection.detect import LAUNCHERS
 from distboot.rendezvous.membership import JoinTable, build_membership
 from distboot.rendezvous.messages import WorkerInfo
@@ -122,7 +122,7 @@ class _Undecided(Mapping[str, str]):
 
     def __iter__(self) -> Iterator[str]:
         # All who look at every name look for those that may be a sign of others
-        return iter([name for name in surroundings.names(self._environ) if name in self])
+        return iter([name for name in signs.names(self._environ) if name in self])
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

@@ -9,14 +9,17 @@ from contextlib import suppress
 
 from ..errors import UNKNOWN_RANK, DistbootError
 from ..text import did_you_mean, digits, short_repr
-from . import inherited, surroundings
+from . import inherited, signs
 from .env_reader import EnvReader, container_env_hint
 from .inherited import InheritedEnv
 from .launchers import Launcher, of_platform
+from .launchers.aws import AWSBATCH, SAGEMAKER
+from .launchers.by_hand import NODES
 from .launchers.frameworks import DEEPSPEED, HOROVODRUN, LIGHTNING, TORCH, TORCHRUN
+from .launchers.google import TPU, VERTEX
 from .launchers.jax import JAX, JAXJOB
-from .launchers.nodes import AWSBATCH, KUBEFLOW, SAGEMAKER, VERTEX, VOLCANO
-from .launchers.platforms import MODELARTS, NODES, PLAIN_PLATFORMS, PODS
+from .launchers.kubernetes import KUBEFLOW, PODS, VOLCANO
+from .launchers.platforms import MODELARTS, PLAIN_PLATFORMS
 from .launchers.records import DISTBOOT, FLUX, INTELMPI, LSF, MPICH, MVAPICH, OPENMPI, PALS, PMI
 from .launchers.slurm import SINGLE, SLURM
 from .launchers.tf_config import TF_CONFIG
@@ -58,6 +61,7 @@ INNERMOST_FIRST: tuple[Launcher, ...] = (
     of_platform(PODS),
     # Platforms with names of their own; where RANK or LOCAL_RANK is set, something has numbered processes.
     *map(of_platform, PLAIN_PLATFORMS),
+    of_platform(TPU),
     of_platform(VERTEX),
     # The same with plain names, which a person may have set from those.
     of_platform(NODES),
@@ -79,7 +83,18 @@ LAUNCHERS = {one.name: one for one in INNERMOST_FIRST}
 
 # The platforms that number nodes, in the same order.
 NODE_PLATFORMS = (
-    *(KUBEFLOW, MODELARTS, VOLCANO, PODS, *PLAIN_PLATFORMS, VERTEX, NODES, SAGEMAKER, AWSBATCH),
+    *(
+        KUBEFLOW,
+        MODELARTS,
+        VOLCANO,
+        PODS,
+        *PLAIN_PLATFORMS,
+        TPU,
+        VERTEX,
+        NODES,
+        SAGEMAKER,
+        AWSBATCH,
+    ),
 )
 
 # Variable -> the places in the order of those that may claim a process by it.
@@ -251,9 +266,8 @@ def _candidates(
 def _present(environ: Mapping[str, str]) -> list[Launcher]:
     """The launchers of which a variable is there, the innermost first; and `single`."""
     places = {len(INNERMOST_FIRST) - 1}
-    for name, its in _PLACES_BY_VARIABLE.items():
-        if name in environ:
-            places.update(its)
+    for name in environ.keys() & _PLACES_BY_VARIABLE.keys():
+        places.update(_PLACES_BY_VARIABLE[name])
     return [INNERMOST_FIRST[place] for place in sorted(places)]
 
 
@@ -353,9 +367,9 @@ def _refuse_not_alone(placement: Placement, environ: Mapping[str, str]) -> None:
     is_one = placement.world_size == 1 and placement.node_level is None
     if not is_one or placement.launcher not in _OF_ONE:
         return
-    found = surroundings.signs(environ)
+    found = signs.signs(environ)
     if found:
-        raise surroundings.not_alone([*found, *surroundings.addresses(environ)], placement)
+        raise signs.not_alone([*found, *signs.addresses(environ)], placement)
 
 
 def _notes_on_others(

@@ -134,7 +134,10 @@ class EnvReader:
 
     def first(self, *names: str) -> str:
         """The first of these variables that is set; if none is, the first of all, which is then the one to miss."""
-        return next((name for name in names if name in self.environ), names[0])
+        for name in names:
+            if name in self.environ:
+                return name
+        return names[0]
 
     def parsed(self, name: str, reader: Callable[[str], T], *, required: bool = False) -> T | None:
         """What `reader` makes of its `text`; None, and a problem, where it raises ValueError with the cause."""

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from ..errors import DistbootError
-from . import inherited, surroundings
+from . import inherited, signs
 from .detect import detect
 from .launchers.slurm import SINGLE
 from .parse import is_loopback
 from .placement import Placement
-from .surroundings import Sign
+from .signs import Sign
 
 LookUp = Callable[[str], Sequence[str]]  # the addresses of a name; raises OSError
 
@@ -38,17 +38,19 @@ def detect_here(
         look_up: the addresses of a name; default: those that this host finds.
         is_own: whether a name or an address is this host's; default: as this host knows it.
     """
-    environ = os.environ if environ is None else environ
+    if environ is None:
+        environ = os.environ
     placement = detect(environ, launcher=launcher)
     is_named = launcher is not None or bool(environ.get("DISTBOOT_LAUNCHER"))
     if placement.launcher != SINGLE.name or is_named:
         return placement
-    found = surroundings.addresses(inherited.strip(environ)[0])
-    if found:
-        signs = [_of_other_host(sign, look_up or _look_up, is_own or _is_own) for sign in found]
-        others = [sign for sign in signs if sign is not None]
-        if others:
-            raise surroundings.not_alone(others, placement)
+    others = []
+    for sign in signs.addresses(inherited.strip(environ)[0]):
+        other = _of_other_host(sign, look_up or _look_up, is_own or _is_own)
+        if other is not None:
+            others.append(other)
+    if others:
+        raise signs.not_alone(others, placement)
     return placement
 
 

@@ -30,7 +30,15 @@ _IDENTITY = ("launcher", "rank", "world_size")
 _ALWAYS = {*_IDENTITY, "exported"}
 _COUNTED = {*_NUMBERS, *_FLAGS}
 _FIELDS_EXPORTED = frozenset(VARIABLES.values())
-_OTHER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}(:([0-9a-f]{8}){1,2})?")
+_NUMBERED = {"RANK", "WORLD_SIZE"}  # what a launcher numbers its processes with
+_TEXTS = ("launcher", "master_addr")
+_KNOWN = {*_COUNTED, *_TEXTS, "job", "seen", "exported"}
+# A name, and the digests of one process and of the job
+_OTHER = r"[A-Za-z][A-Za-z0-9_]{0,99}:(?:[0-9a-f]{8}){1,2}"
+_ONE_EXPORTED = f"(?:{'|'.join(_FIELDS_EXPORTED)}|{_OTHER})"
+_EXPORTED = re.compile(rf"(?:{_ONE_EXPORTED}(?:\+{_ONE_EXPORTED})*)?")
+_ONE_SEEN = r"[A-Za-z][A-Za-z0-9_]{0,99}(?::(?:[0-9a-f]{8}){1,2})?"
+_SEEN = re.compile(rf"(?:{_ONE_SEEN}(?:\+{_ONE_SEEN})*)?")
 
 
 class InheritedEnv(NamedTuple):
@@ -74,13 +82,17 @@ class InheritedEnv(NamedTuple):
             VARIABLE, {f: value for f, value in self.fields.items() if f not in given}
         )
 
+    def framework_vars(self, environ: Mapping[str, str]) -> set[str]:
+        """Those of `others` that are as distboot exported them."""
+        same = set()
+        for name, known in self.others.items():
+            if name in environ and digest(environ[name]) == known:
+                same.add(name)
+        return same
+
     def strip_framework_vars(self, environ: Mapping[str, str]) -> Mapping[str, str]:
-        """`environ` without those of `others` that are as distboot exported them."""
-        same = {
-            name
-            for name, known in self.others.items()
-            if name in environ and digest(environ[name]) == known
-        }
+        """`environ` without its `framework_vars`."""
+        same = self.framework_vars(environ)
         return {name: value for name, value in environ.items() if name not in same}
 
 
@@ -98,19 +110,18 @@ def encode(
 
     The arguments are as in `InheritedEnv`, but `others` has the values themselves.
     """
-    fields = ("launcher", *_NUMBERS, "master_addr")
-    words = [
-        f"{field}={getattr(placement, field)}"
-        for field in fields
-        if getattr(placement, field) is not None
-    ]
-    words += [f"job={digest(placement.job_id)}"] if placement.job_id is not None else []
-    words += [
-        f"{name}={int(value)}"
-        for name, value in zip(_FLAGS, (joined, met, launches), strict=True)
-        if value
-    ]
-    words += ["seen=" + "+".join(map(":".join, seen.items()))] if seen else []
+    words = []
+    for field in ("launcher", *_NUMBERS, "master_addr"):
+        value = getattr(placement, field)
+        if value is not None:
+            words.append(f"{field}={value}")
+    if placement.job_id is not None:
+        words.append(f"job={digest(placement.job_id)}")
+    for name, flag in zip(_FLAGS, (joined, met, launches), strict=True):
+        if flag:
+            words.append(f"{name}={int(flag)}")
+    if seen:
+        words.append("seen=" + "+".join(map(":".join, seen.items())))
     digests = (f"{name}:{digest(value)}" for name, value in others.items())
     return ",".join([*words, "exported=" + "+".join([*exported, *digests])])
 
@@ -120,31 +131,33 @@ def strip(environ: Mapping[str, str]) -> tuple[Mapping[str, str], InheritedEnv]:
     if VARIABLE not in environ:
         return environ, InheritedEnv()
     outer = _decode(environ[VARIABLE])
-    ours = {
-        name: str(outer.fields.get(field))
-        for field, name in VARIABLES.items()
-        if name in outer.exported
-    }
-    # What was exported without being a field is the launcher's own variable under another name.
-    unchanged = {
-        name for name, value in ours.items() if value == "None" or environ.get(name) == value
-    }
-    if any(name in ours and name not in unchanged for name in ("RANK", "WORLD_SIZE")):
+    own = {VARIABLE, *_unchanged(outer, environ), *outer.framework_vars(environ)}
+    return {name: value for name, value in environ.items() if name not in own}, outer
+
+
+def _unchanged(outer: InheritedEnv, environ: Mapping[str, str]) -> set[str]:
+    """The variables of fields that are still as distboot exported them."""
+    unchanged = set()
+    for field, name in VARIABLES.items():
+        if name not in outer.exported:
+            continue
+        value = outer.fields.get(field)
+        # What was exported without being a field is the launcher's own variable under another name.
+        if value is None or environ.get(name) == str(value):
+            unchanged.add(name)
+    if _NUMBERED & outer.exported - unchanged:
         # A launcher without variables of its own has started processes and numbered them. What says where our one
         # process was is not about them; the address may be: such launchers often leave it to the environment.
-        unchanged -= {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-    own = {VARIABLE, *unchanged}
-    return {
-        name: value
-        for name, value in outer.strip_framework_vars(environ).items()
-        if name not in own
-    }, outer
+        unchanged -= {*_NUMBERED, "MASTER_ADDR", "MASTER_PORT"}
+    return unchanged
 
 
 def about(placement: Placement, environ: Mapping[str, str]) -> InheritedEnv:
     """What an outer distboot has said of this very process, whose placement it is."""
     _, outer = strip(environ)
-    return outer if outer.is_about(placement) else InheritedEnv()
+    if outer.is_about(placement):
+        return outer
+    return InheritedEnv()
 
 
 def after_close(text: str) -> str:
@@ -154,52 +167,54 @@ def after_close(text: str) -> str:
 
 def digest(job_id: str | None) -> str:
     """Eight hex digits that stand for a job id; empty for None."""
-    return "" if job_id is None else f"{zlib.crc32(job_id.encode(errors='surrogatepass')):08x}"
+    if job_id is None:
+        return ""
+    return f"{zlib.crc32(job_id.encode(errors='surrogatepass')):08x}"
 
 
 def _decode(text: str) -> InheritedEnv:
-    parts = text.split(",")
-    words = {}
-    for part in parts:
-        name, _, value = part.partition("=")
-        words[name] = value
-    is_whole = len(words) == len(parts) and words.keys() >= _ALWAYS
-    exported = _listed(words.pop("exported", ""))
-    seen = _listed(words.pop("seen", ""))
-    of_fields = frozenset([name for name in exported if ":" not in name])
-    job = words.pop("job", "")
-    texts: dict[str, str] = {
-        name: words.pop(name) for name in ("launcher", "master_addr") if name in words
-    }
-    numbers = {
-        name: number for name, value in words.items() if (number := digits(value)) is not None
-    }
-    fields = {name: number for name, number in numbers.items() if name in _NUMBERS}
-    is_ours = (
-        numbers.keys() == words.keys() <= _COUNTED
-        and of_fields <= _FIELDS_EXPORTED
-        and all(map(_OTHER.fullmatch, (*exported, *seen)))
-    )
-    if not (is_whole and is_ours and _is_possible(fields, texts)):
-        raise DistbootError(
-            "broken-environment",
-            f"{VARIABLE}={short_repr(text)} was not written by distboot",
-            f"unset {VARIABLE}",
-        ).of(UNKNOWN_RANK)
-    return InheritedEnv(
-        fields={**texts, **fields},
-        job=job,
-        exported=of_fields,
-        others=dict(name.split(":", 1) for name in exported if ":" in name),
-        joined=numbers.get("joined", 0),
-        met=numbers.get("met") == 1,
-        seen=dict(trace.partition(":")[::2] for trace in seen),
-        launches=numbers.get("launches") == 1,
-    )
+    words = dict([word.split("=", 1) for word in text.split(",") if "=" in word])
+    counted = _counted(words)
+    if counted is not None and _is_ours(text, words):
+        exported = words["exported"].split("+")
+        seen = words.get("seen", "").split("+")
+        if _is_possible(counted, words):
+            fields: dict[str, int | str] = {name: words[name] for name in _TEXTS if name in words}
+            fields |= {name: counted[name] for name in _NUMBERS if name in counted}
+            return InheritedEnv(
+                fields=fields,
+                job=words.get("job", ""),
+                exported=_FIELDS_EXPORTED.intersection(exported),
+                others=dict([name.split(":", 1) for name in exported if ":" in name]),
+                joined=counted.get("joined", 0),
+                met=counted.get("met") == 1,
+                seen=dict([trace.partition(":")[::2] for trace in seen if trace]),
+                launches=counted.get("launches") == 1,
+            )
+    raise DistbootError(
+        "broken-environment",
+        f"{VARIABLE}={short_repr(text)} was not written by distboot",
+        f"unset {VARIABLE}",
+    ).of(UNKNOWN_RANK)
 
 
-def _listed(text: str) -> list[str]:
-    return [word for word in text.split("+") if word]
+def _counted(words: Mapping[str, str]) -> dict[str, int] | None:
+    """The numbers among the words, by name; None: one is malformed."""
+    numbers = {}
+    for name in words.keys() & _COUNTED:
+        number = digits(words[name])
+        if number is None:
+            return None
+        numbers[name] = number
+    return numbers
+
+
+def _is_ours(text: str, words: Mapping[str, str]) -> bool:
+    """Whether a text has the form that `encode` writes; `words` are its words by name."""
+    is_whole = len(words) == text.count(",") + 1
+    if not (is_whole and words.keys() >= _ALWAYS and words.keys() <= _KNOWN):
+        return False
+    return bool(_EXPORTED.fullmatch(words["exported"]) and _SEEN.fullmatch(words.get("seen", "")))
 
 
 def _is_possible(numbers: Mapping[str, int], texts: Mapping[str, str]) -> bool:

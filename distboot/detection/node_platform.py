@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ..text import digits
 from .env_reader import EnvReader, variable
-from .parse import is_loopback, parse_address, parse_hosts, parse_number, parse_port
+from .parse import parse_address, parse_hosts, parse_number, parse_port, repeated_host
 
 # What numbers processes itself, and is more exact than any number of a node.
 _OF_PROCESSES = ("RANK", "LOCAL_RANK", "TF_CONFIG")
@@ -148,9 +148,9 @@ def _read_hosts(platform: NodePlatform, reader: EnvReader, nodes: int | None) ->
     hosts = reader.parsed(platform.hosts, parse_hosts)
     if not hosts:
         return
-    twice = {host for host in hosts if hosts.count(host) > 1 and not is_loopback(host)}
-    if twice:
-        reader.reject(platform.hosts, f"names a host twice: {min(twice)}")
+    twice = repeated_host(hosts)
+    if twice is not None:
+        reader.reject(platform.hosts, f"names a host twice: {twice}")
     elif nodes is not None and len(hosts) != nodes:
         reader.reject(platform.hosts, f"does not name {platform.count_variable}={nodes} hosts")
     elif reader.own_address is None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 
 from ..text import is_address, short_repr
@@ -20,7 +21,9 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?", re.ASCII
 _SCOPE = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)  # the name or the number of an interface
 
 # "worker-7.train.svc:2222" or "10.0.0.7:2222": one match reads what a TF_CONFIG may have 100,000 times.
+# Leading zeros are refused: some resolvers read 010 as octal 8.
 _BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_IPV4 = re.compile(rf"{_BYTE}(?:\.{_BYTE}){{3}}", re.ASCII)
 _USUAL = re.compile(
     rf"([A-Za-z][A-Za-z0-9_-]{{0,62}}(?:\.[A-Za-z0-9_-]{{1,63}})*(?<!-)|{_BYTE}(?:\.{_BYTE}){{3}})"
     ":([1-9][0-9]{0,3}|[1-5][0-9]{4})",
@@ -159,6 +162,17 @@ def parse_hosts(text: str) -> list[str]:
         raise ValueError(f"is not a list of hosts: one of them {cause}") from None
 
 
+def repeated_host(hosts: Sequence[str]) -> str | None:
+    """A host that is in a list more than once, in whatever case; None: there is none. Loopback may be, for tries."""
+    seen = set()
+    for host in hosts:
+        lower = host.lower()
+        if lower in seen and not is_loopback(host):
+            return host
+        seen.add(lower)
+    return None
+
+
 def json_hosts(text: str) -> list[str]:
     """The host names in a JSON list: `'["algo-1","algo-2"]'` -> `["algo-1", "algo-2"]`."""
     import json  # only here, so that other launchers do not pay for it
@@ -203,18 +217,14 @@ def _ipv6(host: str) -> str:
 def _name_or_ipv4(host: str) -> str:
     if not host:
         raise ValueError("is empty: a host is needed")
+    if _IPV4.fullmatch(host):
+        return host
     if is_address(host):
-        parts = host.split(".")
-        # Leading zeros are refused: some resolvers read 010 as octal 8.
-        if len(parts) != 4 or not all(
-            p and len(p) <= 3 and str(int(p)) == p and int(p) <= 255 for p in parts
-        ):
-            raise ValueError("is not an IPv4 address")
-    elif (
-        not _HOST_NAME.fullmatch(host)
-        or len(host) > 253
-        or not all(0 < len(label) <= 63 for label in host.removesuffix(".").split("."))
-    ):
+        raise ValueError("is not an IPv4 address")
+    if not _HOST_NAME.fullmatch(host) or len(host) > 253:
+        raise ValueError("is not a host name")
+    labels = host.removesuffix(".").split(".")
+    if not all(0 < len(label) <= 63 for label in labels):
         raise ValueError("is not a host name")
     return host
 

@@ -1,7 +1,8 @@
 """The platforms that number nodes, one record each; what is odd about one is a small function beside it.
 
-Each starts one process on each node, which is to run one rank or several. The page of the reference about platforms is
-made from these records and from those of `nodes`, which have more to read than an index and a count.
+Each starts one process on each node, which is to run one rank or several. The page of the reference
+about platforms is made from these records and from those of `kubernetes`, `aws`, `google` and
+`by_hand`, which have more to read than an index and a count.
 """
 
 from __future__ import annotations
@@ -9,17 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..env_reader import EnvReader
-from ..node_platform import (
-    NODES_OF_WORLD_SIZE,
-    NodePlatform,
-    check_world_size,
-    claims,
-    locate,
-    node_level,
-    read,
-)
-from ..parse import parse_address, parse_number
-from . import has_any
+from ..node_platform import NodePlatform, claims, read
+from ..parse import parse_address
 
 SKYPILOT = NodePlatform(
     name="skypilot",
@@ -219,213 +211,6 @@ MODELARTS = NodePlatform(
     note="The names are from public job scripts.",
 )
 
-
-# PAI DLC and AIHC: RANK and WORLD_SIZE count pods, as those of a PyTorchJob do, and NPROC_PER_NODE shows it.
-def _claim_pods(environ: Mapping[str, str]) -> bool:
-    if "LOCAL_RANK" in environ or "KUBERNETES_SERVICE_HOST" not in environ:
-        return False
-    several = environ.get("NPROC_PER_NODE", "1") != "1"
-    return several and has_any(environ, ("RANK", "WORLD_SIZE"))
-
-
-PODS = NodePlatform(
-    name="pods",
-    title="Alibaba Cloud PAI DLC, Baidu AIHC (PyTorch jobs, several processes per pod)",
-    page="https://www.alibabacloud.com/help/en/pai/general-environment-variables",
-    index_variable="RANK",
-    count_variable="WORLD_SIZE",
-    per_node=("NPROC_PER_NODE",),
-    job_id=("AIHC_JOB_NAME",),
-    marks=("NPROC_PER_NODE",),
-    claim=_claim_pods,
-    owns_torch_vars=True,
-    env_forwarding_hint="an env entry NAME=VALUE in the pod template",
-    sample=(
-        "RANK=1 WORLD_SIZE=2 NPROC_PER_NODE=8 MASTER_ADDR=demo-master-0 MASTER_PORT=23456 "
-        "KUBERNETES_SERVICE_HOST=10.96.0.1"
-    ),
-    note="On Kubernetes, and if `NPROC_PER_NODE` is above 1; with one process per pod these are ranks.",
-)
-
-
-# TPU_WORKER_ID=1   TPU_WORKER_HOSTNAMES=js-0-0.js,js-0-1.js   and with several slices
-# MEGASCALE_NUM_SLICES=2   MEGASCALE_SLICE_ID=1   MEGASCALE_COORDINATOR_ADDRESS=js-slice-0-0.js
-# JAX's own order of processes (jax/_src/clusters/cloud_tpu_cluster.py): slice by slice.
-def _claim_tpu(environ: Mapping[str, str]) -> bool:
-    if has_any(environ, ("RANK", "LOCAL_RANK")):
-        return False
-    hosts = {
-        host for host in _words(environ.get("TPU_WORKER_HOSTNAMES", "")) if host != "localhost"
-    }
-    several_slices = environ.get("MEGASCALE_NUM_SLICES", "1") not in ("", "1")
-    is_second = environ.get("TPU_WORKER_ID", "") not in ("", "0")
-    return len(hosts) > 1 or several_slices or is_second
-
-
-def _words(text: str) -> list[str]:
-    return text[:100_000].replace(",", " ").split()
-
-
-def _read_tpu(reader: EnvReader) -> None:
-    worker = reader.integer("TPU_WORKER_ID", required=True)
-    hosts = list(dict.fromkeys(_words(reader.text("TPU_WORKER_HOSTNAMES", required=True) or "")))
-    slices, own = 1, 0
-    if "MEGASCALE_NUM_SLICES" in reader.environ:
-        slices = reader.integer("MEGASCALE_NUM_SLICES", required=True) or 0
-        own = reader.integer("MEGASCALE_SLICE_ID", required=True) or 0
-        _check_below(reader, "MEGASCALE_SLICE_ID", own, slices)
-    if worker is None or not hosts:
-        return
-    _check_below(reader, "TPU_WORKER_ID", worker, len(hosts))
-    count = len(hosts) * slices
-    reader.put("TPU_WORKER_ID", rank=own * len(hosts) + worker)
-    reader.put("TPU_WORKER_HOSTNAMES", world_size=count, num_nodes=count)
-    _locate_tpu(reader, hosts[0], is_first_slice=slices == 1)
-
-
-def _check_below(reader: EnvReader, name: str, index: int, count: int) -> None:
-    if index >= count and name in reader.environ:
-        reader.reject(name, f"is not below the {count} there are")
-
-
-def _locate_tpu(reader: EnvReader, first: str, *, is_first_slice: bool) -> None:
-    name = "MEGASCALE_COORDINATOR_ADDRESS"
-    if not is_first_slice:
-        address = reader.parsed(name, parse_address)
-        reader.own_address = address and (address[0], name)
-    else:
-        try:
-            reader.own_address = (parse_address(first)[0], "first host of TPU_WORKER_HOSTNAMES")
-        except ValueError as cause:
-            reader.reject("TPU_WORKER_HOSTNAMES", f"is not a list of hosts: one of them {cause}")
-    reader.port_seed = reader.own_address
-
-
-TPU = NodePlatform(
-    name="tpu",
-    title="Cloud TPU slices of several hosts (GKE)",
-    page="https://github.com/jax-ml/jax/blob/main/jax/_src/clusters/cloud_tpu_cluster.py",
-    index_variable="TPU_WORKER_ID",
-    count_variable="",
-    marks=("TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES"),
-    triggers=("MEGASCALE_NUM_SLICES",),
-    hosts="TPU_WORKER_HOSTNAMES",
-    also=("MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_COORDINATOR_ADDRESS"),
-    one_rank=True,
-    claim=_claim_tpu,
-    read=_read_tpu,
-    env_forwarding_hint="an env entry NAME=VALUE in the pod template",
-    sample="TPU_WORKER_ID=1 TPU_WORKER_HOSTNAMES=job-slice-0-0.svc,job-slice-0-1.svc",
-    note="One process uses all chips of a host. With several slices, the hosts of slice 0 come first.",
-)
-
-
-# Names without a prefix, as RunPod, MosaicML, OCI Data Science, Azure ML's commands and people set them.
-# RunPod, node 1 of 2 with 8 GPUs each: WORLD_SIZE counts GPUs
-#   NODE_RANK=1   NUM_NODES=2   NUM_TRAINERS=8   WORLD_SIZE=16   PRIMARY_ADDR=10.65.0.2   MASTER_ADDR=10.65.0.2
-# MosaicML, the same: NODE_RANK=1   WORLD_SIZE=16   LOCAL_WORLD_SIZE=8 (0 on nodes without GPUs)   MASTER_ADDR=10.0.0.4
-# A command that Azure ML starts once on each of two nodes: NODE_RANK=1   WORLD_SIZE=2   MASTER_ADDR=10.0.0.4
-# An Indexed Job of Kubernetes: JOB_COMPLETION_INDEX=1   NNODES=2   NPROC_PER_NODE=8   MASTER_ADDR=job-0.svc
-_COUNTS = ("NUM_NODES", "NNODES", "NODE_COUNT")
-_SIZES_OF_A_NODE = ("NUM_TRAINERS", "LOCAL_WORLD_SIZE")
-_PER_NODE = (*_SIZES_OF_A_NODE, "NPROC_PER_NODE", "GPUS_PER_NODE")
-_COMPLETION = "JOB_COMPLETION_INDEX"
-
-
-def _claim_by_hand(environ: Mapping[str, str]) -> bool:
-    if has_any(environ, ("RANK", "LOCAL_RANK")):
-        return False
-    if "NODE_RANK" in environ:
-        return True
-    return _COMPLETION in environ and any(environ.get(name, "1") != "1" for name in _COUNTS)
-
-
-def _read_by_hand(reader: EnvReader) -> None:
-    reader.remedy = (
-        "without RANK a process stands for its node: set NUM_NODES to the number of nodes, and let the wrapper start "
-        "the ranks (NUM_NODES=2 python -m distboot run --nproc-per-node auto -- python train.py); or set RANK and "
-        "WORLD_SIZE for every process"
-    )
-    node = reader.integer(reader.first("NODE_RANK", _COMPLETION), "rank")
-    nodes = _nodes_by_hand(reader)
-    locate(NODES, reader, nodes)
-    ranks = reader.environ.get("WORLD_SIZE", "1")
-    if nodes != 1 or ranks != "1":
-        level = node_level(NODES, reader)
-        if level is not None and not has_any(reader.environ, _PER_NODE):
-            level = f"{reader.first('NODE_RANK', _COMPLETION)}={node} is set, and RANK is not"
-        reader.node_level = level
-
-
-def _nodes_by_hand(reader: EnvReader) -> int | None:
-    """Record the number of nodes; WORLD_SIZE may count nodes, processes or GPUs."""
-    counts = [name for name in _COUNTS if name in reader.environ]
-    if counts:
-        nodes = reader.integer(counts[0], "world_size")
-        for name in counts[1:]:
-            reader.agree(name, nodes, counts[0])
-        check_world_size(reader, nodes)
-        reader.put(counts[0], num_nodes=nodes)
-        return nodes
-    per_node = _size_of_a_node(reader)
-    if per_node is None:
-        return _nodes_of_world_size(reader)
-    name, size = per_node
-    ranks = reader.parsed("WORLD_SIZE", parse_number, required=True)
-    if ranks is None:
-        return None
-    if ranks % size != 0:
-        reader.reject("WORLD_SIZE", f"is not a multiple of {name}={size}, the ranks of a node")
-        return None
-    nodes = ranks // size
-    reader.put(f"WORLD_SIZE / {name}", world_size=nodes, num_nodes=nodes)
-    return nodes
-
-
-def _size_of_a_node(reader: EnvReader) -> tuple[str, int] | None:
-    for name in _SIZES_OF_A_NODE:
-        size = reader.integer(name) if name in reader.environ else None
-        if size:
-            return name, size
-    return None
-
-
-def _nodes_of_world_size(reader: EnvReader) -> int | None:
-    if "WORLD_SIZE" not in reader.environ:
-        reader.problems.append("NUM_NODES is missing")
-        return None
-    nodes = reader.integer("WORLD_SIZE", "world_size")
-    reader.put(NODES_OF_WORLD_SIZE, num_nodes=nodes)
-    reader.notes.append(
-        f"WORLD_SIZE={nodes} is taken for the number of nodes, as nothing else says it: "
-        "set NUM_NODES if it counts processes or GPUs"
-    )
-    return nodes
-
-
-NODES = NodePlatform(
-    name="nodes",
-    title="plain NODE_RANK and NUM_NODES (RunPod, MosaicML, OCI, Azure ML commands, Indexed Jobs, by hand)",
-    page="https://docs.runpod.io/instant-clusters/configuration",
-    index_variable="NODE_RANK",
-    count_variable="NUM_NODES",
-    marks=("NODE_RANK",),
-    triggers=(_COMPLETION,),
-    per_node=_PER_NODE,
-    also=(*_COUNTS[1:], "WORLD_SIZE", _COMPLETION),
-    claim=_claim_by_hand,
-    read=_read_by_hand,
-    owns_torch_vars=True,
-    sample=(
-        "NODE_RANK=1 NUM_NODES=2 NUM_TRAINERS=8 WORLD_SIZE=16 MASTER_ADDR=10.65.0.2 MASTER_PORT=29400 "
-        "PRIMARY_ADDR=10.65.0.2 PRIMARY_PORT=29400 NODE_ADDR=10.65.0.3"
-    ),
-    note=(
-        "Without a number of nodes it is `WORLD_SIZE` / `LOCAL_WORLD_SIZE`, or `WORLD_SIZE` itself where nothing "
-        "says how many ranks a node has."
-    ),
-)
-
 PLAIN_PLATFORMS = (
     SKYPILOT,
     DSTACK,
@@ -438,5 +223,4 @@ PLAIN_PLATFORMS = (
     NSML,
     BEAKER,
     HTCONDOR,
-    TPU,
 )
