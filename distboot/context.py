@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import DistbootError
+from .limits import seconds
 from .rendezvous.messages import LONGEST_FAILURE
-from .settings import seconds
 from .text import escape_control, first_line, short_repr, without_secret
 
 TYPE_CHECKING = False
@@ -174,6 +174,7 @@ class Context:
                 signal handler that interrupts it, or after `close()`; or the context is closed meanwhile.
         """
         self._refuse_closed(_BARRIER)
+        self._refuse_ended(_BARRIER)
         self._refuse_inside(_BARRIER)
         with self._turns.at(_BARRIER, queues=True, inside=None):
             self._barrier()
@@ -231,6 +232,12 @@ class Context:
     def _refuse_closed(self, what: str) -> None:
         if self._ended:
             raise DistbootError("usage", f"{what} after close()", "call it before, or init() again")
+
+    def _refuse_ended(self, what: str) -> None:
+        """Refuse what needs the process group, which the script itself may have ended."""
+        if not self._is_up():
+            problem = f"{what} after the end of the process group (destroy_process_group())"
+            raise DistbootError("usage", problem, "call it before, or init() again")
 
     def _refuse_inside(self, what: str, *blocks: str) -> None:
         """Refuse what waits for ranks that wait for this one to leave a block; without `blocks`: any."""

@@ -133,6 +133,7 @@ class DistbootError(Exception):
 
     def __str__(self) -> str:
         # Every line says its rank and host, as `log_line` does: it may stand between those of 63 other ranks.
+        # Python begins the first one of a traceback with "distboot.DistbootError: ".
         from .text import host_name  # here, as most processes print none
 
         whose = where = ""
@@ -142,22 +143,19 @@ class DistbootError(Exception):
             whose = f"{self.who} on {host_name()}: "
         first, *others = self.message.split("\n")
         lines = [f"error[{self.code}]: {where}{whose}{first}"]
-        lines.extend(whose + other for other in others)
-        return "\n".join([*lines, f"hint: {whose}{self.hint}"] if self.hint else lines)
+        for other in others:
+            lines.append(f"distboot: {whose}{other}")
+        if self.hint:
+            lines.append(f"distboot: hint: {whose}{self.hint}")
+        return "\n".join(lines)
 
 
 def printed(error: DistbootError) -> str:
     """An error as distboot prints it: its lines, or one object of JSON."""
     from .text import as_json  # here, as most processes print none
 
-    lines = (
-        line if line.startswith("hint: ") else f"distboot: {line}"
-        for line in str(error).split("\n")
-    )
-    plain = "\n".join(lines) + "\n"
-    return (
-        as_json(error.who, error.message, event="error", code=error.code, hint=error.hint) or plain
-    )
+    line = as_json(error.who, error.message, event="error", code=error.code, hint=error.hint)
+    return line or f"distboot: {error}\n"
 
 
 def rendezvous_needed(why: str) -> DistbootError:

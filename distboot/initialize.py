@@ -22,6 +22,7 @@ from .detection.here import detect_here
 from .detection.launchers.slurm import SINGLE
 from .detection.placement import Placement
 from .errors import DistbootError, with_rank
+from .limits import seconds
 from .rendezvous.job_info import JobInfo, alone
 from .rendezvous.plan import join_here, joining, plan_of
 from .report import ALL_CALLED, CALLED, GROUP
@@ -29,6 +30,8 @@ from .text import log_line, short_repr
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from .agent.sidecar_start import Sidecar
     from .rendezvous.local import AgentLink
     from .rendezvous.membership import JoinResult
@@ -46,6 +49,7 @@ class _Current(NamedTuple):
     context: Context
     options: frameworks.Options
     local_rank: str  # as it was exported; with torchrun --virtual-local-rank 0 on all
+    launcher: str | None  # that the script named
 
 
 class _Call(NamedTuple):
@@ -66,8 +70,8 @@ def init(
     *,
     backend: str | None = None,
     launcher: str | None = None,
-    join_timeout: float | None = None,
-    timeout: float | None = None,
+    join_timeout: float | timedelta | None = None,
+    timeout: float | timedelta | None = None,
     strategy: str | None = None,
     ps: int = 0,
     evaluator: bool = False,
@@ -82,9 +86,9 @@ def init(
             Horovod: "mpi" or "gloo"; default: MPI under an MPI launcher, else gloo. Of TensorFlow: "ring", "nccl" or
             "auto".
         launcher: name of the launcher to believe; default: DISTBOOT_LAUNCHER, or else what `detect` finds.
-        join_timeout: seconds for all ranks to be there, and once more for all to be ready to start the framework;
-            default: DISTBOOT_JOIN_TIMEOUT, or else 300.
-        timeout: seconds for a collective operation; default: the framework's.
+        join_timeout: seconds, or a timedelta, for all ranks to be there, and once more for all to be ready to start
+            the framework; default: DISTBOOT_JOIN_TIMEOUT, or else 300.
+        timeout: seconds, or a timedelta, for a collective operation; default: the framework's.
         strategy: TensorFlow's: "multi_worker_mirrored", "parameter_server", "mirrored" or "default"; default: the
             first of these, or the last two on one process with several and with at most one accelerator.
         ps: with "parameter_server", how many ranks are parameter servers: the last ones.
@@ -102,9 +106,7 @@ def init(
     """
     _refuse_nested()
     try:
-        limit = (
-            None if timeout is None else settings.seconds(f"timeout={short_repr(timeout)}", timeout)
-        )
+        limit = None if timeout is None else seconds(f"timeout={short_repr(timeout)}", timeout)
         options = frameworks.Options(framework, backend, limit, strategy, ps, evaluator)
         with _one_at_a_time():
             return _the_one(
@@ -175,9 +177,11 @@ def _the_one(
                 launcher,
             )
         )
-        held = _current = _Current(os.getpid(), context, options, os.environ["LOCAL_RANK"])
+        held = _current = _Current(
+            os.getpid(), context, options, os.environ["LOCAL_RANK"], launcher
+        )
     else:
-        _refuse_another(held, options)
+        _refuse_another(held, options, launcher)
     if sys.argv and (pass_local_rank is not None or sys.argv[1:]):  # empty where Python is embedded
         _adjust_arguments(held, pass_local_rank, is_new=is_new)
     return held.context
@@ -204,7 +208,7 @@ def _leave_at_end(error: DistbootError | None = None) -> None:
     at_end(exited=None if error is None else leave_it, failed=leave_it)
 
 
-def _refuse_another(held: _Current, options: frameworks.Options) -> None:
+def _refuse_another(held: _Current, options: frameworks.Options, launcher: str | None) -> None:
     """Refuse another framework, and say what has no effect any more."""
     if held.options.framework != options.framework:
         problem = f"init({options.framework!r}) after init({held.options.framework!r}) in the same process"
@@ -213,7 +217,9 @@ def _refuse_another(held: _Current, options: frameworks.Options) -> None:
             problem,
             "close() the first context, or use one framework a process",
         )
-    differences = options.differences(held.options)
+    differences = list(options.differences(held.options))
+    if launcher not in (None, held.launcher, held.context.launcher):
+        differences.append(f"launcher={launcher!r} after launcher={held.context.launcher!r}")
     if differences:
         said = f"warning: init() was called again: {', '.join(differences)} has no effect, the first context stays"
         log_line(who_of(held.context), said)
@@ -235,7 +241,7 @@ def _started(call: _Call) -> Context:
     with with_rank(placement.who):
         outer = inherited.about(placement, os.environ)
         _refuse_process(placement, outer)
-        settings.refuse_log(os.environ)
+        settings.refuse_invalid(os.environ, ["DISTBOOT_JOIN_TIMEOUT"])  # which was read, or given
         settings.warn_of_unknown(os.environ, placement.rank, placement.who)
         if not outer.fields:  # else the wrapper has warned
             call = _warned_of_unused(call)

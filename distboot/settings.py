@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from .errors import DistbootError
+from .limits import seconds
 from .text import digits, escape_control, log_line, short_repr
 
 # What users set; empty: it has no default.
@@ -110,23 +111,51 @@ def supervision_settings(
     environ: Mapping[str, str], grace: float | None = None, report: str | None = None
 ) -> SupervisionSettings:
     """Those of this process; an option that was given comes before what the environment says."""
-    more = "; how long a rank may be silent is DISTBOOT_HEARTBEAT_TIMEOUT"
-    hang_after = _seconds(environ, "DISTBOOT_HANG_AFTER")
+    hang_after: float | None = _hang_after(environ)
+    if not _stops_hangs(environ):
+        hang_after = None
     report = report or environ.get("DISTBOOT_REPORT")
     return SupervisionSettings(
         grace_setting(environ, grace),
         os.path.abspath(report) if report else None,  # now, as a script may change its directory
-        detects=_switch(environ, "DISTBOOT_FAILURE_DETECTION", more),
+        detects=_detects(environ),
         stop_signals=_stop_signals(environ),
         stop_at=_stop_at(environ),
-        late_after=_seconds(environ, "DISTBOOT_LATE_AFTER", may_be_0=True),
-        hang_after=hang_after
-        if _switch(environ, "DISTBOOT_HANG", choices=("warn", "stop"))
-        else None,
-        quit_shows=_switch(environ, "DISTBOOT_SIGQUIT", choices=("forward", "stacks")),
+        late_after=_late_after(environ),
+        hang_after=hang_after,
+        quit_shows=_quit_shows(environ),
         stop_notice=_stop_notice(environ),
         notice_address=_notice_address(environ),
     )
+
+
+def _detects(environ: Mapping[str, str]) -> bool:
+    more = "; how long a rank may be silent is DISTBOOT_HEARTBEAT_TIMEOUT"
+    return _switch(environ, "DISTBOOT_FAILURE_DETECTION", more)
+
+
+def _late_after(environ: Mapping[str, str]) -> float:
+    return _seconds(environ, "DISTBOOT_LATE_AFTER", may_be_0=True)
+
+
+def _hang_after(environ: Mapping[str, str]) -> float:
+    return _seconds(environ, "DISTBOOT_HANG_AFTER")
+
+
+def _stops_hangs(environ: Mapping[str, str]) -> bool:
+    return _switch(environ, "DISTBOOT_HANG", choices=("warn", "stop"))
+
+
+def _quit_shows(environ: Mapping[str, str]) -> bool:
+    return _switch(environ, "DISTBOOT_SIGQUIT", choices=("forward", "stacks"))
+
+
+def _join_timeout(environ: Mapping[str, str]) -> float:
+    return _seconds(environ, "DISTBOOT_JOIN_TIMEOUT")
+
+
+def _meets(environ: Mapping[str, str]) -> bool:
+    return _switch(environ, "DISTBOOT_RENDEZVOUS")
 
 
 def _stop_notice(environ: Mapping[str, str]) -> str:
@@ -224,7 +253,7 @@ def join_timeout_setting(given: object, name: str = "join_timeout") -> float:
 
 def rendezvous_setting() -> bool:
     """Whether the ranks are to meet before the framework starts."""
-    return _switch(os.environ, "DISTBOOT_RENDEZVOUS")
+    return _meets(os.environ)
 
 
 def grace_setting(environ: Mapping[str, str], given: str | float | None = None) -> float:
@@ -232,15 +261,35 @@ def grace_setting(environ: Mapping[str, str], given: str | float | None = None) 
     return _seconds(environ, "DISTBOOT_GRACE", "--grace", given)
 
 
-def refuse_invalid(environ: Mapping[str, str]) -> None:
-    """Refuse every setting that a job would refuse."""
-    supervision_settings(environ)
-    heartbeat_timeout(environ)
-    _seconds(environ, "DISTBOOT_JOIN_TIMEOUT")
-    _switch(environ, "DISTBOOT_RENDEZVOUS")
-    nproc_setting(environ)
-    restart_settings(environ)
-    refuse_log(environ)
+def refuse_invalid(environ: Mapping[str, str], given: Sequence[str] = ()) -> None:
+    """Refuse every setting that a job would refuse, in one error; `given`: variables that an option overrides."""
+    environ = {
+        **environ,
+        **dict.fromkeys(given, ""),  # as if they were not set
+    }
+    problems: list[DistbootError] = []
+    for reader in _READERS:
+        problem = _problem(reader, environ)
+        if problem is not None:
+            problems.append(problem)
+    if not problems:
+        return
+    if len(problems) == 1:
+        raise problems[0]
+    lines = [f"{len(problems)} problems:"]
+    for problem in problems:
+        lines.append(f"  {problem.message}: {problem.hint}")
+    raise DistbootError("broken-environment", "\n".join(lines), "unset them, or correct them")
+
+
+def _problem(
+    reader: Callable[[Mapping[str, str]], object], environ: Mapping[str, str]
+) -> DistbootError | None:
+    try:
+        reader(environ)
+    except DistbootError as error:
+        return error
+    return None
 
 
 class RestartSettings(NamedTuple):
@@ -259,15 +308,27 @@ def restart_settings(
     window: str | None = None,
 ) -> RestartSettings:
     """Those of this process; an option that was given comes before what the environment says."""
-    said, text, code = _given(environ, "DISTBOOT_MAX_RESTARTS", "--max-restarts", most)
-    most_restarts = digits(str(text), 5)
-    if most_restarts is None:
-        raise DistbootError(code, f"{said} is not a number of restarts", "give 0 to 99999")
     return RestartSettings(
-        most_restarts,
-        _seconds(environ, "DISTBOOT_RESTART_DELAY", "--restart-delay", delay, may_be_0=True),
-        _seconds(environ, "DISTBOOT_RESTART_WINDOW", "--restart-window", window, may_be_0=True),
+        _most_restarts(environ, most),
+        _restart_delay(environ, delay),
+        _restart_window(environ, window),
     )
+
+
+def _most_restarts(environ: Mapping[str, str], given: str | None = None) -> int:
+    said, text, code = _given(environ, "DISTBOOT_MAX_RESTARTS", "--max-restarts", given)
+    most = digits(str(text), 5)
+    if most is None:
+        raise DistbootError(code, f"{said} is not a number of restarts", "give 0 to 99999")
+    return most
+
+
+def _restart_delay(environ: Mapping[str, str], given: str | None = None) -> float:
+    return _seconds(environ, "DISTBOOT_RESTART_DELAY", "--restart-delay", given, may_be_0=True)
+
+
+def _restart_window(environ: Mapping[str, str], given: str | None = None) -> float:
+    return _seconds(environ, "DISTBOOT_RESTART_WINDOW", "--restart-window", given, may_be_0=True)
 
 
 def _given(
@@ -301,22 +362,6 @@ def refuse_log(environ: Mapping[str, str]) -> None:
     _switch(environ, "DISTBOOT_LOG", choices=("text", "json"))
 
 
-def seconds(given: str, value: object, code: str = "usage", *, may_be_0: bool = False) -> float:
-    """A time limit in seconds, above 0 (or that) and at most a day; else an error with this code."""
-    try:
-        number = (
-            float(value)
-            if isinstance(value, str | int | float) and not isinstance(value, bool)
-            else -1.0
-        )
-    except (ValueError, OverflowError):
-        number = -1.0
-    if not 0 <= number <= 86400 or not (number or may_be_0):
-        hint = "give 0 to 86400" if may_be_0 else "give a number above 0, at most 86400"
-        raise DistbootError(code, f"{given} is not a number of seconds", hint)
-    return number
-
-
 def _seconds(
     environ: Mapping[str, str],
     name: str,
@@ -336,3 +381,26 @@ def _switch(
         said = f"{name}={short_repr(text)} is neither {off} nor {on}"
         raise DistbootError("broken-environment", said, f"unset it, or set it to {off}{hint}")
     return text == on
+
+
+# Each reads one variable of `DEFAULTS` and refuses an invalid value.
+_READERS: tuple[Callable[[Mapping[str, str]], object], ...] = (
+    grace_setting,
+    _detects,
+    _stop_signals,
+    _stop_at,
+    _late_after,
+    _hang_after,
+    _stops_hangs,
+    _quit_shows,
+    _stop_notice,
+    _notice_address,
+    heartbeat_timeout,
+    _join_timeout,
+    _meets,
+    nproc_setting,
+    _most_restarts,
+    _restart_delay,
+    _restart_window,
+    refuse_log,
+)

@@ -99,7 +99,7 @@ def test_docker_options_are_quoted_for_a_shell() -> None:
     assert _evaluated(docker_options(texts)) == [word for text in texts for word in ("-e", text)]
 
 
-_SECONDS = "is not a number of seconds\nhint: give a number"
+_SECONDS = "is not a number of seconds\ndistboot: hint: give a number"
 
 
 @pytest.mark.parametrize(
@@ -111,24 +111,28 @@ _SECONDS = "is not a number of seconds\nhint: give a number"
         ("env --format csv", "usage", ""),
         ("--bogus train.py", "usage", ""),
         # Torchrun takes both
-        ("--nproc_per_node 2 train.py", "usage", "\nhint: did you mean '--nproc-per-node'? "),
+        (
+            "--nproc_per_node 2 train.py",
+            "usage",
+            "\ndistboot: hint: did you mean '--nproc-per-node'? ",
+        ),
         ("run --laun openmpi train.py", "usage", ""),
         ("run", "usage", ""),
         ("run --", "usage", ""),
         ("run -m", "usage", ""),
         ("run --launcher", "usage", ""),
         ("run --launcher opnempi -- true", "unknown-launcher", ""),
-        ("shwo", "command-not-found", "\nhint: did you mean 'show'? "),
+        ("shwo", "command-not-found", "\ndistboot: hint: did you mean 'show'? "),
         ("no_such_script.py", "command-not-found", ""),
         ("run -- no-such-command-at-all", "command-not-found", ""),
         (
             "run -- train.py",
             "command-not-found",
-            "\nhint: name the interpreter of a script: run -- python train.py; ",
+            "\ndistboot: hint: name the interpreter of a script: run -- python train.py; ",
         ),
         ("run -- /nowhere/missing", "command-not-found", ""),
         ("run -- ./train.py/missing", "command-not-found", ""),
-        ("run -- /", "command-not-executable", "\nhint: name a program in it\n"),
+        ("run -- /", "command-not-executable", "\ndistboot: hint: name a program in it\n"),
         ("run -- ./no-interpreter", "command-not-executable", ""),
         ("run -- ./no-program", "command-not-executable", ""),
         ("run --exec", "usage", ""),
@@ -136,7 +140,7 @@ _SECONDS = "is not a number of seconds\nhint: give a number"
         (
             "run --exec -- ./train.py",
             "command-not-executable",
-            "\nhint: make it executable (chmod +x), or name ",
+            "\ndistboot: hint: make it executable (chmod +x), or name ",
         ),
         ("run --exec -- ./no-interpreter", "command-not-executable", ""),
         ("run --exec -- ./no-program", "command-not-executable", ""),
@@ -192,7 +196,7 @@ def test_misuse_is_one_error_with_a_hint(
         (tmp_path / name).chmod(0o700)
     result = distboot(*arguments.split())
     assert result.stderr.startswith(f"distboot: error[{code}]: ")
-    assert "\nhint: " in result.stderr
+    assert "\ndistboot: hint: " in result.stderr
     assert said in result.stderr
     assert "Traceback" not in result.stderr
     assert (result.returncode, result.stdout) == (CODES[code][0], "")

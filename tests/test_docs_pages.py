@@ -98,7 +98,7 @@ def _said_by_the_code(line: str) -> float:
 
 
 _LINE = re.compile(
-    r"(distboot: (error\[(?P<code>[\w-]+)\]: )?|hint: )(rank \S+ on \S+: )?(?P<message>.*)"
+    r"distboot: (error\[(?P<code>[\w-]+)\]: |hint: )?(rank \S+ on \S+: )?(?P<message>.*)"
 )
 
 

@@ -123,7 +123,7 @@ def test_start_that_failed_is_there_too(start: Start, logs: list[Path], init: bo
         first
         == f"distboot: error[missing-rank]: {who}: 1 of 2 ranks joined within 1 s; missing: rank 1 (node 0)"
     )
-    assert hint.startswith(f"hint: {who}: look at ")
+    assert hint.startswith(f"distboot: hint: {who}: look at ")
 
 
 @needs_namespace

@@ -405,7 +405,12 @@ def test_jobs_on_a_host_are_told_apart_by_the_id_that_their_launcher_gave(
                     AZUREML_RUN_ID=f"{job}.{step}", MASTER_PORT=str(free_port()))  # fmt: skip
         until(lambda: len(list(one.folder.glob(f"ready-?-{step}"))) == 2)  # noqa: B023 - it is called here
     several = distboot("stacks", "--job", job)
-    wanted = r"2 jobs run on this host\s+hint: give one: --job (\S+\.0-[0-9a-f]{8}), --job \S+\.1-"
+    wanted = (
+        r"2 jobs run on this host:\n"
+        r"distboot:   --job (\S+\.0-[0-9a-f]{8}): \S*python.* \(process \d+, running for 0:\d\d:\d\d\)\n"
+        r"distboot:   --job \S+\.1-\w+: \S*python.* \(process \d+, running for 0:\d\d:\d\d\)\n"
+        r"distboot: hint: give one, for example --job "
+    )
     listed = re.search(wanted, several.stderr)
     assert listed, several.stderr
     assert several.returncode == 2

@@ -13,7 +13,7 @@ from ranks import RunRanks
 # own only. A part is a module, a folder, or, where that has an order of its own, what is in it.
 FLOORS = (
     # 1: the exception, the settings, and texts
-    ({"text"}, {"errors"}, {"settings", "process"}),
+    ({"text"}, {"errors"}, {"limits"}, {"settings", "process"}),
     # 2: what runs in the process of the script
     ({"script"},),
     # 3: this host; the environment of this process

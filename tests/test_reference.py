@@ -142,7 +142,7 @@ def test_example_is_what_distboot_says(example: str) -> None:
     first, *rest = example.rstrip("\n").split("\n")
     # Of the driver
     said = [whose.sub("", first.partition("]: ")[2], count=1)] if code != "device-failed" else []
-    said += [whose.sub("", rest[-1].removeprefix("hint: "), count=1)] if rest else []
+    said += [whose.sub("", rest[-1].removeprefix("distboot: hint: "), count=1)] if rest else []
     found = {
         text: [source for pattern, source in _texts() if pattern.fullmatch(text)] for text in said
     }

@@ -267,7 +267,7 @@ def test_rank_that_does_not_come_again_is_named(start: Start) -> None:
     for rank in (0, 2):
         assert re.search(
             r"2 of 3 ranks joined within 2.5 s; missing: rank 1 \(node 0\); rank 1 on \S+ was lost at \d\d:\d\d:\d\d "
-            r"and has not come back\nhint: .*: start the wrapper of what is missing again, ",
+            r"and has not come back\ndistboot: hint: .*: start the wrapper of what is missing again, ",
             job.output(rank),
         ), job.output(rank)
     assert "MASTER_ADDR" not in job.output(0)

@@ -39,7 +39,7 @@ except OSError as error:
 os.setsid()
 sys.path.append(sys.argv[1])
 from importlib import import_module
-import_module(sys.argv[2]).main(*map(int, sys.argv[3:]))
+import_module(sys.argv[2]).main(*map(int, sys.argv[4:]))
 """
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _START_LIMIT = 20  # seconds for the first process to end
@@ -133,7 +133,9 @@ class Sidecar:
             files = (its_control.fileno(), reading, its_status.fileno())
             # Isolated, as what lies around in the working directory is not for it; that hides PYTHONDONTWRITEBYTECODE.
             options = ["-I", "-S", *(["-B"] if sys.dont_write_bytecode else [])]
-            program = ["-c", _PROGRAM, _PACKAGE, "distboot.agent.sidecar", *map(str, files)]
+            # The id of this process is for `ps` and `distboot stacks`.
+            which = ["distboot.agent.sidecar", str(os.getpid())]
+            program = ["-c", _PROGRAM, _PACKAGE, *which, *map(str, files)]
             command = [sys.executable, *options, *program]
             quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
             try:

@@ -21,6 +21,7 @@ from ..process import at_once, become
 from ..settings import RANK, rendezvous_setting, supervision_settings, warn_of_unknown
 from ..text import escape_control, log_line
 from .run_options import check_local_rank, complete, count_of, parse, warn_if_bound
+from .run_warnings import warn_of_misplaced, warn_of_world_size
 from .target import (
     Nested,
     Target,
@@ -55,6 +56,8 @@ def run(words: list[str]) -> int:
         nested = nested_launcher(target, os.environ)
         launch = _Launch(options, target, nested)
         check_local_rank(options, target, nested, placement)
+        warn_of_misplaced(target, placement)
+        warn_of_world_size(placement, os.environ)
         starts_ranks_here = options.nproc_per_node or (
             launch.inner is not None and launch.inner.is_told_of_nodes
         )

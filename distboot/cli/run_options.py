@@ -75,6 +75,13 @@ for launches of one process per node, pod or container
 --nproc-per-node N|auto  start N processes here, each a rank, with the node rank, the number of nodes and the address
   found (gpu: one per accelerator; cpu: one per CPU; auto: as many as the platform says, else gpu, or cpu if there
   are none; default: DISTBOOT_NPROC_PER_NODE)"""
+_VARIABLES = {
+    "join_timeout": "DISTBOOT_JOIN_TIMEOUT",
+    "grace": "DISTBOOT_GRACE",
+    "max_restarts": "DISTBOOT_MAX_RESTARTS",
+    "restart_delay": "DISTBOOT_RESTART_DELAY",
+    "restart_window": "DISTBOOT_RESTART_WINDOW",
+}
 _MORE: dict[str, dict[str, Any]] = {
     "--framework": {"type": _framework, "default": "torch"},
     "--pass-local-rank": {
@@ -161,10 +168,19 @@ def _count_here(wanted: str, environ: Mapping[str, str]) -> int:
 
 def complete(options: Namespace, environ: Mapping[str, str]) -> None:
     """Set what the environment says where no option does; `DistbootError`: it is not valid, or cannot be had here."""
-    settings.refuse_log(environ)
+    settings.refuse_invalid(environ, _overridden(options))
     options.join_timeout = settings.join_timeout_setting(options.join_timeout, "--join-timeout")
     options.grace = settings.grace_setting(environ, options.grace)
     options.restarts = _restarts_of(options, environ)
+
+
+def _overridden(options: Namespace) -> list[str]:
+    """The variables whose options were given."""
+    found = []
+    for option, variable in _VARIABLES.items():
+        if getattr(options, option) is not None:
+            found.append(variable)
+    return found
 
 
 def _restarts_of(options: Namespace, environ: Mapping[str, str]) -> settings.RestartSettings:

@@ -14,10 +14,10 @@ from contextlib import suppress
 
 from ..errors import DistbootError
 from ..text import escape_control
+from .jobs_here import several_jobs, unix_sockets
 from .main import Parser, emit
 
 _TIMEOUT = 20.0  # seconds for an agent to answer, which asks all others
-_SOCKETS = "/proc/net/unix"
 _WHERE = (
     "run it on a host of the job, in the container or the network namespace of a rank, "
     "as its user or root"
@@ -40,16 +40,21 @@ def stacks(arguments: list[str]) -> int:
     if not agents:
         raise DistbootError("usage", "no agent of a job runs on this host", _WHERE)
     if len(agents) > 1 and not options.pid:
-        hint = f"give one: --job {', --job '.join(sorted(agents))}"
-        raise DistbootError("usage", f"{len(agents)} jobs run on this host", hint)
+        raise several_jobs(agents)
     for names in agents.values():
         for name in names:
             lines = ask(name, options.pid)
             if lines is not None:
                 emit("\n".join(map(escape_control, lines)))
                 return 0
-    whose = f" for --pid {options.pid}" if options.pid else ""
-    raise DistbootError("usage", f"no agent on this host answers{whose}", _WHERE)
+    problem = "no agent on this host answers"
+    if options.pid:
+        problem = f"{problem} for --pid {options.pid}"
+    raise DistbootError(
+        "usage",
+        problem,
+        _WHERE,
+    )
 
 
 def agents_here(job: str) -> dict[str, list[str]]:
@@ -62,7 +67,7 @@ def agents_here(job: str) -> dict[str, list[str]]:
     if job:  # 4711 includes the steps of a job: 4711.0
         wanted = (f"{socket_name(job)}.", f"{socket_name(job)}-")
     found: dict[str, list[str]] = defaultdict(list)
-    for line in _unix_sockets():
+    for line in unix_sockets():
         # 0000000000000000: 00000002 00000000 00010000 0001 01 26312 @distboot-agent-4711.0-9f86d081
         match = re.search(rf"@({PREFIX}([\w.-]+)-[0-9a-f]+)$", line)
         if match is None:
@@ -71,12 +76,6 @@ def agents_here(job: str) -> dict[str, list[str]]:
         if f"{of_job}-".startswith(wanted) and name not in found[of_job]:
             found[of_job].append(name)
     return {of_job: names for of_job, names in found.items() if names}
-
-
-def _unix_sockets() -> list[str]:
-    with suppress(OSError), open(_SOCKETS, encoding="ascii", errors="replace") as file:
-        return file.read().splitlines()
-    return []
 
 
 def ask(name: str, pid: int) -> Sequence[str] | None:

@@ -48,6 +48,22 @@ _LAUNCHER_MODULES = {
 _HAS_PORT = re.compile(r"\0--master[-_]port[=\0]")
 
 
+# Options of the wrapper that no script has for itself; --report, --log-dir and such, many have.
+_WRAPPERS_ALONE = (
+    "--nproc-per-node",
+    "--max-restarts",
+    "--restart-delay",
+    "--restart-window",
+    "--join-timeout",
+    "--pass-local-rank",
+    "--log-prefix",
+    "--log-json",
+)
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+
+
 class MultiNode(NamedTuple):
     """Options with which a launcher that is started once on each node starts one job on all of
     them.
@@ -189,6 +205,21 @@ class Target(NamedTuple):
         return command_not_found(program)
 
 
+def misplaced_options(target: Target) -> list[str]:
+    """Options of the wrapper among the script's arguments, which the script does not mention."""
+    if target.is_command:
+        return []
+    text = target.text
+    found = []
+    for word in itertools.takewhile(lambda word: word != "--", target.words[target.start :]):
+        option = word.partition("=")[0].replace("_", "-")
+        name = option.removeprefix("--")
+        is_scripts = name in text or name.replace("-", "_") in text
+        if option in _WRAPPERS_ALONE and not is_scripts:
+            found.append(word.partition("=")[0])
+    return found
+
+
 def _python_option(word: str) -> tuple[str, str]:
     """The option that takes a value, and the value; each is empty if the word does not have it."""
     found = _PYTHON_OPTION.match(word)
@@ -208,6 +239,7 @@ def target_of(given: list[str]) -> Target:
     if first == "-m":
         if len(given) == 1:
             raise _nothing_after(first, "module")
+        _refuse_missing_module(given[1])
         return Target([*python, *given], len(python) + 2)
     _refuse_unreadable(first)
     return Target([*python, *given], len(python) + 1)
@@ -232,6 +264,62 @@ def _refuse_unreadable(script: str) -> None:
     if not os.access(script, os.R_OK):
         message = f"the script {short_repr(script)} is not readable"
         raise DistbootError("command-not-executable", message, "chmod +r it")
+
+
+def _refuse_missing_module(name: str) -> None:
+    """Refuse a module that this Python does not find, as Python itself ends with 1 for it."""
+    missing = _missing_part(name)
+    if missing is None:
+        return
+    what = f"there is no module {short_repr(name)}"
+    if missing != name:
+        what = f"{what}: {short_repr(missing)} is missing"
+    hint = f"check the spelling and PYTHONPATH, or install it for {sys.executable}"
+    raise DistbootError("command-not-found", what, hint)
+
+
+def _missing_part(name: str) -> str | None:
+    """The package or module in a dotted name that is not there; no module is imported to find out."""
+    parts = name.split(".")
+    path: Sequence[str] | None = None
+    for end in range(1, len(parts) + 1):
+        part = ".".join(parts[:end])
+        spec = _spec(part, path)
+        if spec is None:
+            return part
+        # An __init__ may change the path of its package: only Python itself knows what is below.
+        if _changes_its_path(spec):
+            return None
+        path = spec.submodule_search_locations
+        if path is None and end < len(parts):
+            return ".".join(parts[: end + 1])
+    return None
+
+
+def _spec(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    """What Python would import as this name; `path`: the folders of its package, None at the top."""
+    from importlib.machinery import PathFinder
+
+    if path is None:
+        # `python -m` looks in the working directory first.
+        spec = PathFinder.find_spec(name, [os.getcwd()])
+        if spec is not None:
+            return spec
+    for finder in sys.meta_path:  # those of editable installs, too
+        spec = finder.find_spec(name, path, None)
+        if spec is not None:
+            return spec
+    return None
+
+
+def _changes_its_path(spec: ModuleSpec) -> bool:
+    if spec.submodule_search_locations is None or not spec.origin:
+        return False
+    try:
+        with open(spec.origin, encoding="utf-8", errors="replace") as file:
+            return "__path__" in file.read(_LONGEST)
+    except OSError:
+        return True
 
 
 def _working_directory() -> str:

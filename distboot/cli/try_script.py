@@ -24,6 +24,7 @@ from ..host import accelerators, free_port
 from ..text import counted, ranks_said
 from ..trial import VARIABLES, Launch, parse, run
 from .main import Parser, emit
+from .target import target_of
 
 _DEFAULT = ("mpirun 1x2", "mpirun 2x2", "srun 2x2", "torchrun 2x2", "kubeflow 3+1")
 _LOOPBACK = ("localhost", "127.", "tcp://localhost", "tcp://127.")
@@ -95,6 +96,7 @@ def try_script(arguments: list[str]) -> int:
     if not 0 < options.timeout < 1e6:
         message = f"--timeout {options.timeout:g} is not a number of seconds"
         raise DistbootError("usage", message, "for example --timeout 300")
+    _refuse_missing(command)
     launches = [parse(text) for text in options.shapes or _DEFAULT]
     refuse_not_alone(os.environ)  # each of the others would try the script, too
     width = max(len(launch.text) for launch in launches)
@@ -107,6 +109,13 @@ def try_script(arguments: list[str]) -> int:
         emit("\n  ".join([row, *verdict.problems]))
     tried = verdicts - {None}
     return 0 if tried == {True} else 1
+
+
+def _refuse_missing(command: list[str]) -> None:
+    """Refuse once what each rank of each launch would refuse."""
+    problem = target_of(command).missing()
+    if problem is not None:
+        raise problem
 
 
 def _row(*columns: str) -> str:

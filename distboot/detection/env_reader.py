@@ -14,13 +14,18 @@ from typing import Any, TypeVar
 from ..errors import UNKNOWN_RANK, DistbootError
 from ..host import derived_port
 from ..text import short_repr
-from .parse import is_loopback, json_hosts, parse_address, parse_number, parse_port
+from .parse import is_loopback, json_hosts, parse_address, parse_count, parse_number, parse_port
 from .placement import FIELDS, NUMBERS, Placement, Platform, recognise
 
 T = TypeVar("T")
 
 _MOST_PROBLEMS = 20  # in one message
 _MISSING = " is missing"
+_NUMBER_READERS: Mapping[str | None, Callable[[str], int]] = {
+    "world_size": parse_count,
+    "local_world_size": parse_count,
+    "num_nodes": parse_count,
+}
 _PLACE = ("local_rank", "local_world_size", "node_rank")
 _REMEDY = (
     "these variables come from the launcher; look for a script, image or shell that sets, clears or leaves them over, "
@@ -101,8 +106,12 @@ class EnvReader:
 
     def integer(self, name: str, field: str | None = None, *, required: bool = False) -> int | None:
         """The integer of 0 or more in variable `name`, recorded under `field`; rank and world size are required."""
+        reader = _NUMBER_READERS.get(field, parse_number)
+        is_required = required or field in ("rank", "world_size")
         number = self.parsed(
-            name, parse_number, required=required or field in ("rank", "world_size")
+            name,
+            reader,
+            required=is_required,
         )
         if field is not None:
             self._record(field, number, name)

@@ -66,13 +66,18 @@ def parse_address(text: str) -> tuple[str, int | None]:
     return _name_or_ipv4(host), parse_port(port) if colon else None
 
 
-def parse_number(text: str) -> int:
+def parse_number(text: str, least: int = 0) -> int:
     """A number of 0 or more as a launcher writes it: not 01, nor a digit of another script."""
     if not _is_whole_number(text):
-        raise ValueError("is not a whole number of 0 or more" if text else "is empty")
+        raise ValueError(f"is not a whole number of {least} or more" if text else "is empty")
     if len(text) > 8 or int(text) > _MOST_PROCESSES:
         raise ValueError("is larger than any job")
     return int(text)
+
+
+def parse_count(text: str) -> int:
+    """A number of processes or nodes; the reader says what a 0 contradicts."""
+    return parse_number(text, least=1)
 
 
 def parse_port(text: str) -> int:

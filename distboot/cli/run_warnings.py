@@ -1,0 +1,33 @@
+"""What the wrapper warns of before it starts anything: what a person typed has no effect. Rank 0 does, for all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..detection.placement import Placement
+from ..text import escape_control, log_line, short_repr
+from .target import Target, misplaced_options
+
+
+def warn_of_misplaced(target: Target, placement: Placement) -> None:
+    """Warn of the options of the wrapper that the script gets."""
+    found = misplaced_options(target)
+    if not found or placement.rank:
+        return
+    options = escape_control(" and ".join(found))
+    text = f"warning: {options} after the script: passed to the script, not used by distboot"
+    log_line(placement.who, f"{text}; options of distboot come before the script")
+
+
+def warn_of_world_size(placement: Placement, environ: Mapping[str, str]) -> None:
+    """Warn of a WORLD_SIZE that a person has set, and the launcher's number of processes overrules."""
+    given = environ.get("WORLD_SIZE")
+    source = placement.sources.get("world_size", "")
+    # With RANK it is another launcher's; a platform may count nodes with it.
+    is_from_elsewhere = "RANK" in environ or placement.platform or placement.node_level
+    is_read = source in ("", "WORLD_SIZE") or given == str(placement.world_size)
+    if given is None or is_from_elsewhere or is_read or placement.rank:
+        return
+    launcher = f"{source}={placement.world_size} of {placement.launcher}"
+    text = f"warning: WORLD_SIZE={short_repr(given)} is overruled by {launcher}"
+    log_line(placement.who, text)
