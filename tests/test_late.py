@@ -173,6 +173,9 @@ class Job0:
         for now in looks:
             self.watch.turn(now)
 
+    def delay(self, _rank: int) -> float:
+        return 3.0
+
     def end_job(self, cause: RootCause, _text: str, _now: float) -> None:
         self.blamed.append(cause)
 
@@ -337,7 +340,10 @@ def test_collective_that_times_out_is_the_fault_of_whom_it_waited_for(start: Sta
     for rank in range(3):
         said = job.output(rank)
         assert re.search(r"rank 1 \(\S+\) held up the job for \d+ s: it is in until \(", said), said
-    assert "then one of those that waited failed: uncaught exception: " in job.output(0)
+    said = r"; then rank [02] failed: Timed out waiting 9000 ms \(timeout= of init\)$"
+    assert re.search(said, job.output(0), re.MULTILINE), job.output(0)
+    assert "agent/" not in job.output(0)
+    assert "sidecar_start.py" not in job.output(0)
 
 
 def test_job_that_hangs_ends_where_the_user_wants_it(start: Start) -> None:

@@ -64,7 +64,8 @@ def test_report_is_made_of_events_and_membership_alone() -> None:
         "exited",
     ]
     assert report["events"][0]["time"] == report["start"]
-    said = "summary: 2 ranks on 1 node, 56.0 s: rank 1 failed first at 11:07:40 UTC, there; exit codes: "
+    said = "summary: 2 ranks on 1 node, 56.0 s: rank 1 failed first at 11:07:40 UTC, there"
+    said += f": {WORDS.partition(': ')[2]}; exit codes: "
     assert summary_line(log, PAIR, Doubts(), NOON + 63) == said + "143 (rank 0), 3 (rank 1)"
 
 

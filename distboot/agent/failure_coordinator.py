@@ -49,6 +49,7 @@ _RETURNING, _RETURNING_FROM_AFAR = GATHERING, 3.0
 _GREETED = 1.0  # seconds from its first message until it is back
 _LAUNCHER_LOOKS = 0.25  # seconds; torchrun looks 10 times a second who has ended
 _STILL_ENDING = 3.0  # seconds for a Python with torch in it to end after an uncaught exception
+_AFTER_A_TIMEOUT = 9.0  # seconds, where its collective operation has timed out
 _FIRST_OUT = 0.5  # seconds for the rank that failed to end before the others do
 # Seconds for ranks that wait in vain to be stopped, else they end with a traceback
 _STOPPING = _STILL_ENDING + 2.0
@@ -68,7 +69,9 @@ class FailureCoordinator(Participant):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._between = max(int(BEATS_OF_RANK_0 * self.bound), 1)  # less often: it has many peers
-        self._analysis = RootCauseAnalysis(list(self.members.values()))
+        self._analysis = RootCauseAnalysis(
+            list(self.members.values()), is_by_node=self.membership.by_node
+        )
         self._agreement, self._why_stop = StopAgreement(self.members, self.settings.grace / 3), ""
         self._was_stopped = False
         # When they are to be sent, to which rank
@@ -168,10 +171,10 @@ class FailureCoordinator(Participant):
 
         doubts = Doubts(self.settings.apart, self.settings.unused)
         known = self.log, self.membership, doubts, time.time()
+        earlier = [] if self.restarts is None else self.restarts.rounds
         if self.root_cause is None or not self.root_cause.restarts:
-            self.say(summary_line(*known, self._exit_code_of_job()))
+            self.say(summary_line(*known, self._exit_code_of_job(), rounds=earlier))
         if self.settings.report is not None and self.log[0].event == "rendezvous_started":
-            earlier = [] if self.restarts is None else self.restarts.rounds
             problem = try_to_write(self.settings.report, lambda: job_report(*known, earlier))
             if problem is not None:
                 self.say(problem)
@@ -286,14 +289,14 @@ class FailureCoordinator(Participant):
             for connection in self.peers:
                 if self._is_running(connection):
                     self._question(connection, now)
-        self._analysis.terminating(member, message.signal, now)
+        self._analysis.terminating(member, message.signal, now, of_wrapper=message.of_wrapper)
 
     def _exited(self, member: RankState, message: messages.Exited, now: float) -> None:
         end = message.end
         if member.failing is not None and end.exception is None and not end.crash:
             end = replace(end, exception=member.failing.exception)
         member.end, rank, cause = end, member.rank, self.root_cause
-        is_first = cause is not None and rank in cause.ranks
+        is_first = cause is not None and cause.is_first(rank)
         self.log.add(
             "exited", rank, **end.as_details(), **({"traceback": end.traceback} if is_first else {})
         )
@@ -314,7 +317,8 @@ class FailureCoordinator(Participant):
             self._analysis.failed(member, end, now)
 
     def _conclude(self, report: FailureReport, now: float) -> None:
-        cause = self._analysis.explain(report, self._delay(report.member))
+        held_up = self._late.held_up(now)
+        cause = self._analysis.explain(report, self._delay(report.member), held_up)
         first = self.members[cause.ranks[0]]
         end = first.end or first.failing
         self.end_job(cause, cause.headline, now, report.kind, "" if end is None else end.traceback)
@@ -331,7 +335,7 @@ class FailureCoordinator(Participant):
         """Tell all; a second time with a shorter delay, once the rank that failed has ended."""
         said = None
         if self.restarts is not None:
-            first = self.members[cause.ranks[0]]
+            first = self.members[cause.ranks[0] if cause.then is None else cause.then]
             is_asked = self._agreement.is_asked or self._was_stopped
             for member in self.own:
                 self.restarts.look(member.pid)
@@ -397,6 +401,13 @@ class FailureCoordinator(Participant):
         if self.held or (member.failing is not None and member.failing.cause):
             return 0.0
         return _LAUNCHER_LOOKS if member.end is not None else _STILL_ENDING
+
+    def delay(self, rank: int) -> float:
+        """The same, where a rank fails of a timeout: it first ends the group that did not answer."""
+        seconds = self._delay(self.members[rank])
+        if seconds >= _STILL_ENDING:
+            seconds = _AFTER_A_TIMEOUT
+        return seconds
 
     def _lose(self, connection: HeartbeatConnection, why: str, how: str, now: float) -> None:  # noqa: ARG002
         was_reported = self._returning.pop(connection, None) is not None

@@ -224,7 +224,7 @@ class WrapperAgent:
 
     def _stopping(self, now: float) -> None:
         for child in self._children.values():
-            child.stopping(now)
+            child.stopping(now, of_wrapper=True)
 
     def _begin(self, pids: Mapping[int, int], now: float) -> None:
         if isinstance(self._role, FailureCoordinator):

@@ -7,14 +7,15 @@ no rank stalls nothing is sent.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from typing import NamedTuple, TypeAlias
 
 from ..text import escape_control, ranks_said
 from .exit_status import ExitStatus, shown
 from .messages import Locate, Position, Stalled
-from .root_cause import RankState, from_late
-from .stacks import Stacks, fold, lines, may_compute, waits, where
+from .root_cause import RankState, from_late, from_late_failure
+from .stacks import Stacks, fold, from_traceback, lines, may_compute, waits, where
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ _ASKED_A_SECOND = 2000  # ranks
 _POLLING = 1.0  # seconds between two looks whether it is over
 # Seconds; where no numbers tell that a rank does not move, its stack is the same then
 _SECOND_LOOK = 3.0
+_SAME_WAIT = 5.0  # seconds by which two answers may differ since when the same ranks wait
+_EARLY = 1.0  # seconds before it is due; ranks are looked at once a second
 _MOST_PLACES = 4  # in one line
 _SILENT = "at an unknown place (its agent did not answer)"
 Positions: TypeAlias = Mapping[int, Position]  # by rank
@@ -178,6 +181,29 @@ def _listed(places: Sequence[tuple[Sequence[int], str]], verb: str) -> str:
     return ", ".join([*shown[:_MOST_PLACES], *more])
 
 
+class Notices:
+    """When it is said again that a rank is late: after twice as long each time, while the same wait goes on."""
+
+    def __init__(self) -> None:
+        self._ranks: list[int] = []
+        self._since = -inf  # since when others wait
+        self._next = 0.0  # seconds of waiting at which it is said again
+
+    def is_due(self, late: Late, since: float, seconds: float) -> bool:
+        """Whether it is to be said, as others have waited `since` then; then it counts as said."""
+        is_the_same = self.has_said(late) and abs(since - self._since) < _SAME_WAIT
+        if is_the_same and seconds < self._next:
+            return False
+        self._ranks = late.ranks
+        self._since = since
+        self._next = 2 * seconds - _EARLY
+        return True
+
+    def has_said(self, late: Late) -> bool:
+        """Whether these ranks were the last that were said to be late."""
+        return self._since > -inf and self._ranks == late.ranks
+
+
 class LateWatch:
     """Rank 0's: when to ask agents where their ranks are, and what follows. All times are those of `time.monotonic`."""
 
@@ -185,6 +211,7 @@ class LateWatch:
         self.late: Late | None = None  # as far as is known
         self._waited = 0.0  # seconds for which others have waited, or none has moved
         self._said: Late | None = None  # the last one that was said to be late
+        self._notices = Notices()
         self._answers: dict[int, Position] = {}  # to the question under way
         self._positions: dict[int, Position] = {}  # of all ranks, from the question before
         self._before: dict[int, Position] = {}  # the same, with the stacks before
@@ -223,7 +250,7 @@ class LateWatch:
             if has_moved:
                 self._over()
             elif self._said is not self.late:
-                self._tell(self.late, now)
+                self._notify(self.late, now)
 
     def show(self, reply: Callable[[Sequence[str]], object], now: float) -> None:
         """Call `reply` with lines that say where all ranks are."""
@@ -254,7 +281,7 @@ class LateWatch:
             return None
         if late is None or not late.ranks:
             return False
-        self._end_job(late, end, now)
+        self._end_job(late, end, now, rank)
         return True
 
     def turn(self, now: float) -> None:
@@ -287,6 +314,8 @@ class LateWatch:
             self._answers | dict.fromkeys(self._awaited, silent),
             self._asked_at,
         )
+        for rank, position in self._positions.items():
+            self._positions[rank] = self._raised(rank, position)
         if not self._question.stacks:
             # A rank that ends meanwhile has said how far it is
             if may_be_late(self._positions, self._least):
@@ -317,6 +346,16 @@ class LateWatch:
         else:
             self._before = {}
 
+    def _raised(self, rank: int, position: Position) -> Position:
+        """The position of a rank; where an exception ends it, the stack with which that was raised."""
+        failing = self._job.members[rank].failing
+        if failing is None or not self._question.stacks:
+            return position
+        stacks = from_traceback(failing.traceback)
+        if stacks is None:
+            return position
+        return replace(position, stacks=stacks)
+
     def _is_busy(self, position: Position) -> bool:
         """Whether a rank uses a processor while it waits, so that only its stack tells that it has gone on."""
         return not position.is_counted and position.since < self._least
@@ -324,23 +363,31 @@ class LateWatch:
     def _over(self) -> None:
         said, self.late, self._said = self._said, None, None
         self._next, self._poll, self._before = inf, inf, {}
-        if said is not None:
+        # Once the job ends for it, nothing continues
+        if said is not None and self._job.root_cause is None:
             self._job.log.add("late_over", (said.ranks or [0])[0])
             who = ranks_said(said.ranks) if said.ranks else "the ranks"
             text = f"{who} {'continues' if len(said.ranks) == 1 else 'continue'}"
             self._job.say(text, event="late_over", ranks=said.ranks)
 
-    def _tell(self, late: Late, now: float) -> None:
+    def _notify(self, late: Late, now: float) -> None:
+        """Say who is late, or end the job for it."""
         self._said = late
-        said, places = self._text(late, now, "waiting for {}"), self._places()
-        first = (late.ranks or late.waiting)[0]
-        self._job.log.add(
-            "late", first, ranks=late.ranks, waiting=late.waiting, text=said, stacks=places
-        )
-        self._job.say(said + shown("\n".join(places)), event="late", ranks=late.ranks)
         at_rest = min(one.since for one in self._positions.values())
         if at_rest + now - self._as_of >= self._hang_after:
+            self._log(late, self._text(late, now, "waiting for {}"))
             self._end_job(late, None, now)
+        elif self._notices.is_due(late, self._as_of - self._waited, self._waited):
+            text = self._text(late, now, "waiting for {}")
+            self._log(late, text)
+            self._job.say(text + shown("\n".join(self._places())), event="late", ranks=late.ranks)
+
+    def _log(self, late: Late, text: str) -> None:
+        first = (late.ranks or late.waiting)[0]
+        stacks = self._places()
+        self._job.log.add(
+            "late", first, ranks=late.ranks, waiting=late.waiting, text=text, stacks=stacks
+        )
 
     def _places(self) -> list[str]:
         places = {
@@ -348,11 +395,27 @@ class LateWatch:
         }
         return lines(places, () if self.late is None else frozenset(self.late.ranks))
 
-    def _end_job(self, late: Late, end: ExitStatus | None, now: float) -> None:
-        said = self._text(
-            late, now, "{} held up the job" if late.ranks else "the ranks have waited for {}"
-        )
-        self._job.end_job(from_late(late.ranks or late.waiting, said, end), said, now)
+    def held_up(self, now: float) -> str:
+        """`"rank 1 (vm) had held up the job for 600 s"`; empty: no rank was said to be late."""
+        late = self.late
+        if late is None or self._said is None or not late.ranks:
+            return ""
+        text = self._text(late, now, "{} had held up the job")
+        return text.partition("; ")[0].replace(": it is in ", ", in ")
+
+    def _end_job(
+        self, late: Late, end: ExitStatus | None, now: float, failed: int | None = None
+    ) -> None:
+        """End it for those that are late; `failed`: a rank that has waited for them, and how it ended."""
+        begin = "{} held up the job" if late.ranks else "the ranks have waited for {}"
+        text = self._text(late, now, begin)
+        ranks = late.ranks or late.waiting
+        if end is None or failed is None:
+            stacks = [] if self._notices.has_said(late) else self._places()
+            self._job.end_job(from_late(ranks, text, stacks), text, now)
+            return
+        cause = from_late_failure(ranks, text, failed, end, self._job.delay(failed))
+        self._job.end_job(cause, cause.headline, now)
 
     def _text(self, late: Late, now: float, begin: str) -> str:
         return text_of(

@@ -64,6 +64,8 @@ class Terminating:
     """An external signal asks this rank to stop."""
 
     signal: int = of(integer(1, 64, "signal"))
+    # Whether the wrapper got it, and not the script
+    of_wrapper: bool = of(flag, default=False)
 
 
 @dataclass(frozen=True, slots=True)

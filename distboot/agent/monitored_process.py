@@ -311,11 +311,14 @@ class MonitoredProcess:
         else:
             reply()
 
-    def stopping(self, now: float, number: int = signal.SIGTERM) -> None:
+    def stopping(
+        self, now: float, number: int = signal.SIGTERM, *, of_wrapper: bool = False
+    ) -> None:
         """It got a signal that asks it to stop; if that is the first, and not ours, all ranks are told."""
         if self.external_signal is None and not self.stopped_by_us and not self.has_ended:
             self.external_signal = int(number)
-            self._role.take(self.rank, Terminating(self.external_signal), now)
+            message = Terminating(self.external_signal, of_wrapper)
+            self._role.take(self.rank, message, now)
             if number == signal.SIGTERM:
                 self._kill_after_grace(now)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -12,6 +14,7 @@ from ..rendezvous.protocol import (
     integer,
     number,
     of,
+    optional,
     several,
     text,
     time_or_duration,
@@ -37,6 +40,11 @@ _FOLLOWING = 0.6  # seconds for another one that fails, too
 # and so many in any case
 _ENOUGH, _LEAST = 70, 40
 _SHORT_HOST, _SHORT_PLACE = 26, 32  # characters of these where there is not room for all
+# Gloo's unbound_buffer.cc: "Timed out waiting 8000ms for recv operation to complete"; the watchdog of NCCL:
+# "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4, OpType=ALLREDUCE, …, Timeout(ms)=8000) ran for …"
+_TIMEOUT = re.compile(
+    r"Timed out waiting (\d+) ?ms|collective operation timeout: .*?Timeout\(ms\)=(\d+)"
+)
 _delay = both(time_or_duration, valid(lambda seconds: seconds <= 10.0, "delay"))
 _LONGEST_TEXT = 16384  # characters
 
@@ -103,6 +111,7 @@ class FailureReport:
     due: float  # when it is decided, if nothing comes that explains it
     end: ExitStatus | None = None  # how the rank failed
     signal: int = 0  # from outside, that asked it to stop
+    of_wrapper: bool = False  # whether the wrapper of the rank got that signal
     why: str = ""  # it counts as lost
 
     @property
@@ -116,6 +125,7 @@ class RootCauseAnalysis:
     """All reports until one of them is the root cause."""
 
     members: list[RankState]
+    is_by_node: bool = False  # whether one agent has all ranks of a node
     reports: list[FailureReport] = field(default_factory=list)
 
     def failed(self, member: RankState, end: ExitStatus, now: float) -> None:
@@ -138,8 +148,12 @@ class RootCauseAnalysis:
             one for one in self.reports if one.kind != "lost" or one.member is not member
         ]
 
-    def terminating(self, member: RankState, number: int, now: float) -> None:
-        self.reports.append(FailureReport("stopped", member, now + SETTLING, signal=number))
+    def terminating(
+        self, member: RankState, number: int, now: float, *, of_wrapper: bool = False
+    ) -> None:
+        self.reports.append(
+            FailureReport("stopped", member, now + SETTLING, signal=number, of_wrapper=of_wrapper)
+        )
 
     def conclude(self, now: float) -> FailureReport | None:
         """What came first, once that is clear; None: not yet."""
@@ -155,11 +169,11 @@ class RootCauseAnalysis:
         # What only speaks of a peer may have had a cause, and a signal is what a launcher answers to one.
         return min(self.reports, key=lambda one: one.kind == "stopped" or one.is_secondary)
 
-    def explain(self, report: FailureReport, delay: float) -> RootCause:
+    def explain(self, report: FailureReport, delay: float, held_up: str = "") -> RootCause:
         """The root cause that a report is: all ranks of a node that were lost are lost together."""
         member = report.member
         if report.kind == "stopped":
-            return from_signal(member, report.signal)
+            return from_signal(member, report.signal, self._receiver(report), held_up)
         if report.end is not None:
             done = [one for one in self.members if one.end is not None and one.end.succeeded]
             end = member.end or report.end
@@ -171,6 +185,20 @@ class RootCauseAnalysis:
         lost = {one.member.rank: one.member for one in self.reports if one.kind == "lost"}
         here = [other for _, other in sorted(lost.items()) if other.node_rank == member.node_rank]
         return from_disconnect(here, report.why)
+
+    def _receiver(self, report: FailureReport) -> str:
+        """Which process got a signal, or which ranks got Ctrl-C; empty: the rank did."""
+        member = report.member
+        if report.of_wrapper:
+            on_node = [one for one in self.members if one.node_rank == member.node_rank]
+            whose = f"rank {member.rank}"
+            if self.is_by_node and len(on_node) > 1:
+                whose = f"node {member.node_rank}"
+            return f"the wrapper of {whose} got it"
+        interrupted = {one.member.rank for one in self.reports if one.signal == signal.SIGINT}
+        if report.signal == signal.SIGINT and len(interrupted) > 1:
+            return f"Ctrl-C, which {ranks_said(sorted(interrupted))} got"
+        return ""
 
     def _may_be_explained(self, report: FailureReport, now: float) -> bool:
         """Whether another rank is about to end, with an exit code that is not known yet."""
@@ -197,6 +225,8 @@ class RootCause:
     delay: float = of(_delay, default=0.0)
     exit_code: int = of(integer(1, 255), default=STOPPED)  # of the job
     restarts: bool = of(flag, default=False)  # whether another round follows
+    # The rank that failed as it had waited for `ranks`: its exit code is the first to be seen
+    then: int | None = of(optional(number), default=None)
 
     @property
     def headline(self) -> str:
@@ -204,10 +234,18 @@ class RootCause:
 
     def until_stop(self, member: RankState) -> float:
         """Seconds until a rank has to stop for it, which may be about to end by itself."""
-        is_first = member.rank in self.ranks
+        is_first = self.is_first(member.rank)
         if member.failing is not None and not member.failing.cause:
+            if self.then == member.rank:
+                return max(self.delay, _FOLLOWING)  # without a delay no launcher sees how it ends
             return _FINISHING if is_first else _FOLLOWING
         return 0.0 if is_first else self.delay
+
+    def is_first(self, rank: int) -> bool:
+        """Whether the launcher is to see the exit code of a rank before all others."""
+        if self.then is not None:
+            return rank == self.then
+        return rank in self.ranks
 
     def exit_code_for(self, end: ExitStatus) -> int:
         """With what the process of a rank has to end that has ended so, as a job has one exit code; 0: with its own.
@@ -262,20 +300,51 @@ def from_disconnect(gone: Sequence[RankState], why: str) -> RootCause:
     return RootCause(tuple(ranks), True, _headline(begin, text, first, node=node))
 
 
-def from_late(ranks: Sequence[int], text: str, end: ExitStatus | None) -> RootCause:
-    """Others have waited in vain for ranks; `text`: it in words; `end`: how one of these others has failed."""
-    more = [] if end is None else [f"then one of those that waited failed: {end.failure_text()}"]
+def from_late(ranks: Sequence[int], text: str, stacks: Sequence[str] = ()) -> RootCause:
+    """Others have waited in vain for ranks; `text`: it in words."""
+    rest = ""
     if len(text) > LONGEST_HEADLINE:
         text, _, rest = text.partition("; ")
-        more = [rest, *more] if rest else more
-    code = STOPPED if end is None else end.code_of_job
-    return RootCause(tuple(ranks), True, fitting(text) + shown("\n".join(more)), exit_code=code)
+    return RootCause(tuple(ranks), True, fitting(text) + shown("\n".join([rest, *stacks])))
 
 
-def from_signal(member: RankState, number: int) -> RootCause:
-    """An external signal stopped a rank, and so the job."""
-    text = f"stopped by an external {signal_name(number)}: rank {member.rank} got it first, {member.host_said}"
-    return RootCause((member.rank,), False, fitting(text), exit_code=128 + number)
+def from_late_failure(
+    ranks: Sequence[int], text: str, failed: int, end: ExitStatus, delay: float
+) -> RootCause:
+    """Others have waited in vain for ranks, and one of those others has failed of a timeout."""
+    held_up, _, rest = text.partition("; ")
+    what = timeout_text(end)
+    begin = f"; then rank {failed} failed: "
+    begin = fitting(held_up, LONGEST_HEADLINE - len(begin) - _ENOUGH) + begin
+    lines = [rest, f"rank {failed}: {end.failure_text()}"]
+    headline = begin + fitting(what, LONGEST_HEADLINE - len(begin))
+    return RootCause(
+        tuple(ranks), True, headline + shown("\n".join(lines)), delay, end.code_of_job, then=failed
+    )
+
+
+def timeout_text(end: ExitStatus) -> str:
+    """`"Timed out waiting 8000 ms (timeout= of init)"`, where torch's own timeout has ended a rank."""
+    message = "" if end.exception is None else end.exception.message
+    found = _TIMEOUT.search(f"{message} {end.traceback}")
+    if found is None:
+        return end.failure_text()
+    return f"Timed out waiting {found[1] or found[2]} ms (timeout= of init)"
+
+
+def from_signal(member: RankState, number: int, receiver: str = "", held_up: str = "") -> RootCause:
+    """An external signal stopped a rank, and so the job; `receiver` got it, or the rank first.
+
+    `held_up`: that a rank had held up the job by then.
+    """
+    name = signal_name(number)
+    got = receiver or f"rank {member.rank} got it first"
+    end = f": {got}, {member.host_said}"
+    text = f"stopped by an external {name}"
+    if held_up:
+        room = LONGEST_HEADLINE - len(text) - len(end)
+        text += fitting(f" after {held_up}", room)
+    return RootCause((member.rank,), False, fitting(text + end), exit_code=128 + number)
 
 
 def _headline(

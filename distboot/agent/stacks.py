@@ -21,6 +21,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..rendezvous.protocol import of, several, text
+from ..script.exceptions import is_of_distboot
 from ..text import escape_control, ranks_said
 
 TYPE_CHECKING = False
@@ -35,6 +36,8 @@ _PY_SPY_LIMIT = 5.0  # seconds
 _MOST_DUMPED = 100  # threads that faulthandler writes, the newest ones
 _TOO_MANY = "in a process of more than 100 threads, whose stacks only py-spy shows"
 _NOWHERE = "at a place where it has no Python stack to show"
+# What is left once an uncaught exception has unwound the stack: our own hooks
+_AT_ITS_END = "at the end of its script"
 _TOO_LONG = "at an unknown place (its stacks are too long to be read in time)"
 _MOST = 1 << 22  # bytes of py-spy's output, and of a source
 _STATES = {
@@ -62,12 +65,14 @@ _MOST_CALLS = 6  # of the user's own code, in a line
 
 _FRAME = re.compile(r"(.*) \((.*):(\d+)\)", re.DOTALL)
 _DUMPED = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_RAISED = re.compile(r'  File "(.*)", line (\d+), in (.*)')  # of a traceback
+_TRACEBACK = "Traceback (most recent call last):"
 # Where each thread begins in what faulthandler writes; and how one begins that is not the current one.
 THREADS = re.compile(r"^(?=Thread 0x|Current thread 0x)", re.MULTILINE)
 ANOTHER = "Thread"
 # What is not the user's own code: packages, the standard library, what has no file, and this package.
 _FOREIGN = re.compile(
-    r"/(site|dist)-packages/|/lib(64)?/python3\.\d+t?/|^<frozen |/distboot/(agent|frameworks|rendezvous)/"
+    r"/(site|dist)-packages/|/lib(64)?/python3\.\d+t?/|^<frozen |/distboot/(agent|cli|frameworks|rendezvous|script)/"
     r"|/distboot/(context|initialize)\.py"
 )
 # Functions between the user's code and what it has called.
@@ -119,6 +124,16 @@ def from_dump(dump: str) -> Stacks | None:
     return _of_threads(threads)
 
 
+def from_traceback(excerpt: str) -> Stacks | None:
+    """Where an exception was raised, by the end of its traceback; None: that has no frames."""
+    found = []
+    for line in excerpt.rpartition(_TRACEBACK)[2].splitlines():
+        raised = _RAISED.match(line)
+        if raised is not None:
+            found.append(frame(raised[3], raised[1], int(raised[2])))
+    return _of_threads([(bool(found), found[::-1])])
+
+
 def _why_unread(dump: str) -> str:
     """Why there is no main thread in what faulthandler has written."""
     if not dump:
@@ -167,7 +182,10 @@ def where(stacks: Stacks) -> str:
     if not stacks.main:
         return escape_control(stacks.state)
     called, frames = _called(stacks.main)
-    function, file, line = parts((frames or stacks.main)[0])
+    shown = frames or _without_distboot(stacks.main)
+    if not shown:
+        return escape_control(stacks.state or _AT_ITS_END)
+    function, file, line = parts(shown[0])
     place = f"in {called or function} ({file.rpartition('/')[2]}:{line})"
     return escape_control(f"{place}, {stacks.state}" if stacks.state else place)
 
@@ -234,7 +252,11 @@ def _described(stacks: Stacks) -> str:
 
 def _calls(stack: Sequence[str]) -> str:
     called, frames = _called(stack)
-    own = [one for one in frames if not _FOREIGN.search(parts(one)[1])] or list(stack[:_MOST_CALLS])
+    own = [one for one in frames if not _FOREIGN.search(parts(one)[1])]
+    if not own:
+        own = _without_distboot(stack[:_MOST_CALLS])
+    if stack and not own:
+        return _AT_ITS_END
     names = [
         f"{function} ({file.rpartition('/')[2]}:{line})" for function, file, line in map(parts, own)
     ]
@@ -251,6 +273,16 @@ def _called(stack: Sequence[str]) -> tuple[str, Sequence[str]]:
             return called, stack[number:]
         called = called if function in _WRAPPERS else function
     return "", ()
+
+
+def _without_distboot(stack: Sequence[str]) -> list[str]:
+    """A stack without the frames of this package, which are no place of the user's."""
+    found = []
+    for one in stack:
+        _, file, _ = parts(one)
+        if not is_of_distboot(file):
+            found.append(one)
+    return found
 
 
 def _matters(stack: Sequence[str]) -> bool:

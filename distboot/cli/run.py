@@ -235,12 +235,16 @@ class _Job(NamedTuple):
             self.restarts,
             self.settings,
         )
-        told = {"framework": options.framework, "problem": problem, "ranks": self.ranks}
+        told: dict[str, Any] = {
+            "framework": options.framework,
+            "problem": problem,
+            "ranks": self.ranks,
+        }
         told |= {"round": restarts.round, "max_restarts": options.restarts.most}
         told["earlier"] = restarts.earlier
-        join_timeout = options.join_timeout + (
-            options.grace if restarts.round else 0.0
-        )  # which an agent may need longer
+        # In which another agent may still be ending its ranks of the round before
+        told["ending"] = options.grace if restarts.round else 0.0
+        join_timeout = options.join_timeout + told["ending"]
         with (
             report.despite_signals(),
             join_here(

@@ -165,13 +165,21 @@ def _ask(host: str, port: int | None) -> Found:
 class Backoff:
     """Retries until a time limit, with a line on stderr every few seconds unless `quiet`."""
 
-    def __init__(self, who: str | None, limit: float, what: str, *, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        who: str | None,
+        limit: float,
+        what: str,
+        *,
+        quiet: bool = False,
+        first_line: float = 1.0,  # seconds: what succeeds within a second needs no line
+    ) -> None:
         now = time.monotonic()
         self._who = who
         self._what = what  # has not happened yet
         self._quiet = quiet
         self._end = now + limit
-        self._next_line = now + 1.0  # what succeeds within a second needs no line
+        self._next_line = now + first_line
         self._between_lines = PROGRESS
         self._pause = 0.01
 

@@ -171,6 +171,8 @@ class JoinPlan:
     again: bool = of(flag, default=False)
     # Of the round before, in a job that goes on
     earlier: tuple[EarlierAgent, ...] = of(several(nested(EarlierAgent)), default=())
+    # Seconds for which rank 0's agent may still be ending its ranks of that round
+    ending: float = of(time_or_duration, default=0.0)
     # Of the launcher, one of which is above this process; see `Launcher.programs`
     programs: tuple[str, ...] = of(several(line), default=())
     # The job's, for users: what the launcher or the platform calls it

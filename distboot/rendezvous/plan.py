@@ -59,6 +59,7 @@ def plan_of(
     round: int = 0,  # noqa: A002 - of the job, that comes next
     max_restarts: int = 0,
     earlier: tuple[EarlierAgent, ...] = (),  # of the round before
+    ending: float = 0.0,  # seconds for rank 0's agent to end its ranks of that round
 ) -> tuple[JoinPlan, DistbootError | None]:
     """The plan for a placement with an address and a port; and why this rank cannot take part, as the others hear."""
     try:
@@ -107,6 +108,7 @@ def plan_of(
         if problem is None
         else min(join_timeout, _PATIENCE_WITH_A_PROBLEM),
         earlier=earlier,
+        ending=ending,
         programs=LAUNCHERS[placement.launcher].programs,
         name=placement.job_id or "",
     )

@@ -78,7 +78,13 @@ class Worker:
         line = f"{self._unit} 0 does not answer at {format_address(self.host, self.port)} yet"
         end, backoff = (
             time.monotonic() + join_timeout,
-            Backoff(who, join_timeout, line, quiet=self._plan.quiet),
+            Backoff(
+                who,
+                join_timeout,
+                line,
+                quiet=self._plan.quiet,
+                first_line=max(1.0, self._plan.ending),
+            ),
         )
         while True:
             self._wanted()

@@ -21,6 +21,12 @@ from . import CALLED, PLACE, Event, JobState, slowest
 Rounds: TypeAlias = Sequence[Mapping[str, Any]]
 Place: TypeAlias = dict[str, Any]  # host, node_rank and local_rank; None: not known
 
+# Characters in a summary: of why a rank failed, of why all earlier rounds ended
+_LONGEST_WHY = 55
+_LONGEST_ROUNDS = 90
+_MOST_ROUNDS = 3
+_LEAST_OF_MESSAGE = 12  # characters of an exception that are shown beside its place
+_HOST = re.compile(r", on \S+(?: \(node \d+\))?(?=, in |$)")
 LONGEST_SUMMARY = 220  # characters
 _LONGEST = 4000  # characters of an error
 _STOPS = {128 + number: number.name for number in FROM_OUTSIDE}
@@ -70,8 +76,13 @@ def summary_line(
     doubts: Doubts,
     now: float,
     exit_code: int | None = None,
+    *,
+    rounds: Rounds = (),
 ) -> str:
-    """How the job ended, in one line for people; `exit_code` is that of the job, if it differs from a good end."""
+    """How the job ended, in one line for people.
+
+    `exit_code` is that of the job, if it differs from a good end; `rounds` are those that failed before.
+    """
     job = JobState(events)
     codes = defaultdict(list)
     for rank in range(membership.world_size):
@@ -80,7 +91,8 @@ def summary_line(
     later = job.later_failures()
     if later:
         how += f"; {later} failed after that"
-    seconds = now - job.registered[0].time
+    how += _earlier(rounds, membership.round)
+    seconds = now - _began(rounds, job.registered[0].time)
     begin = f"summary: {_size(membership)}, {seconds:.1f} s: {how}; exit codes: "
     return _with_exit_codes(begin, codes, exit_code)
 
@@ -111,10 +123,52 @@ def _how_it_ended(
         cause = job.root_cause.details
         end = ": | while " if job.is_failure else ", on "
         short = re.split(end, cause["text"], maxsplit=1)[0]
+        why = _why(cause["text"].removeprefix(short))
         at = datetime.fromtimestamp(job.root_cause.time, timezone.utc)
-        return f"{short} at {at:%H:%M:%S} UTC, {cause['location']}"
+        return f"{short} at {at:%H:%M:%S} UTC, {cause['location']}{why}"
     well = "all ended well" if all_succeeded else "no failure was seen"
     return doubts.describe(events, "all ended") or well
+
+
+def _why(rest: str) -> str:
+    """What follows the first words of a headline, as far as a summary has room: `": ValueError: …, in load (…)"`."""
+    if not rest.startswith(": "):
+        return ""
+    _, then, failed = rest.partition("; then ")
+    if then:
+        return f": then {_brief(failed, _LONGEST_WHY)}"
+    return f": {_brief(rest.removeprefix(': '), _LONGEST_WHY)}"
+
+
+def _brief(headline: str, most: int) -> str:
+    """A headline without its host, of at most so many characters; its place in the code stays."""
+    text = _HOST.sub("", headline).replace("uncaught exception: ", "")
+    if len(text) <= most:
+        return text
+    what, comma, place = text.rpartition(", in ")
+    room = most - len(comma) - len(place) - 1
+    if not comma or room < _LEAST_OF_MESSAGE:
+        return f"{text[: most - 1]}…"
+    return f"{what[:room]}…{comma}{place}"
+
+
+def _earlier(rounds: Rounds, current: int) -> str:
+    """Why each round before the current one ended: `" after 1 restart (round 0: rank 1 failed first: …)"`."""
+    earlier = [one for one in rounds if one["round"] < current]
+    if not earlier:
+        return ""
+    shown = earlier[-_MOST_ROUNDS:]
+    most = _LONGEST_ROUNDS // len(shown)
+    each = [f"round {one['round']}: {_brief(one['text'], most)}" for one in shown]
+    if len(shown) < len(earlier):
+        each.insert(0, "…")
+    return f" after {counted(len(earlier), 'restart')} ({'; '.join(each)})"
+
+
+def _began(rounds: Rounds, registered: float) -> float:
+    """When the first round began, in seconds since the epoch."""
+    starts: list[float] = [one["start"] for one in rounds if one["start"]]
+    return min([registered, *starts])
 
 
 def job_report(
