@@ -144,8 +144,8 @@ def test_rank_that_is_not_known_is_in_no_line(run: Run) -> None:
         sys.executable, "train.py", train=INIT, env=env
     ).stderr.splitlines()
     assert first.endswith(f"error[broken-environment]: on {HOST}: launcher 'torch': 2 problems:")
-    assert second.startswith("  RANK='two' is not ")
-    assert third.startswith("  WORLD_SIZE='x' is not ")
+    assert second.startswith("distboot:   RANK='two' is not ")
+    assert third.startswith("distboot:   WORLD_SIZE='x' is not ")
     assert hint.startswith(("hint: set RANK ", "distboot: hint: set RANK "))
 
 
