@@ -207,8 +207,8 @@ touch(f"second-{ctx.rank}")
     found = [
         [line.partition(" | ")[0] for line in output.splitlines()] for output, _ in ranks(script, 3)
     ]
-    came = "barrier(): 2 of 3 ranks arrived within 1 s, missing 2 (node 0)"
-    late = "barrier(): 2 of 3 ranks arrived within 1 s, missing 0 (node 0)"
+    came = "barrier(): 2 of 3 ranks arrived within 1 s; missing: rank 2 (node 0)"
+    late = "barrier(): 2 of 3 ranks arrived within 1 s; missing: rank 0 (node 0)"
     assert found == [
         [
             f"missing-rank {came}",

@@ -96,8 +96,8 @@ def try_script(arguments: list[str]) -> int:
     if not 0 < options.timeout < 1e6:
         message = f"--timeout {options.timeout:g} is not a number of seconds"
         raise DistbootError("usage", message, "for example --timeout 300")
-    _refuse_missing(command)
     launches = [parse(text) for text in options.shapes or _DEFAULT]
+    _refuse_missing(command)
     refuse_not_alone(os.environ)  # each of the others would try the script, too
     width = max(len(launch.text) for launch in launches)
     emit(_row("as".ljust(width), *_HEAD))
