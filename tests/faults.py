@@ -54,6 +54,7 @@ class Fault:
 
 
 KILLED = "killed by SIGKILL"
+_SIGTERM_OF_3 = "stopped by an external SIGTERM: (the wrapper of rank 3 got it|rank 3 got it first)"
 NO_MEMORY = "(exit code 1|uncaught exception: MemoryError)"
 # Having lost its daemon on nodeb, mpirun (Open MPI 5) exits, now and then before it has ended the ranks of nodea
 LAUNCHER_GONE = r"rank \d failed first: its launcher is gone: \S+ \(process \d+\), on node[ab]"
@@ -141,7 +142,7 @@ FAULTS = [
         inject=do.kill(signal.SIGKILL, 2, 3), exit_code=137,
     ),
     Fault(
-        "sigterm", "SIGTERM from outside", all_but([3], "stopped by an external SIGTERM: rank 3 got it first"), 143,
+        "sigterm", "SIGTERM from outside", all_but([3], _SIGTERM_OF_3), 143,
         inject=do.stop_politely,
     ),
     _failed(

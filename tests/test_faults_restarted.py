@@ -98,7 +98,7 @@ def test_training_goes_on(
             _goes_on(one, unbroken)
         finally:
             fault.after(hosts)
-        restarted = r"rank 0 on nodea: restart 1 of 2: round 0 ended after .*, as ranks? \S+ failed"
+        restarted = r"(?:rank|node) 0 on nodea: restart 1 of 2: round 0 ended after .*, as ranks? \S+ failed"
         assert len(re.findall(restarted, one.output())) == 1
         report = one.report(0.0)
         if report is not None:
@@ -139,7 +139,7 @@ def test_outlived_signal_changes_no_restart(
         one.send(getattr(signal, name), *watchers.values())
         do.kill(signal.SIGKILL, 3)(one)
         _goes_on(one, unbroken)
-        assert len(re.findall("rank 0 on nodea: restart 1 of 2: ", one.output())) == 1
+        assert len(re.findall("(?:rank|node) 0 on nodea: restart 1 of 2: ", one.output())) == 1
 
 
 def _replaced(*indices: int) -> Callable[[Job], None]:
