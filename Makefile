@@ -47,10 +47,11 @@ lowest: $(VENV)/test.stamp ## the tests of the frameworks on the lowest versions
 newest: $(VENV)/test.stamp ## the same on the newest versions that pip finds
 	$(BIN)/python tests/environments.py newest
 
-lint: $(VENV)/lint.stamp ## ruff, ruff format, mypy strict
+lint: $(VENV)/lint.stamp ## ruff, ruff format, mypy strict, import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	PYTHONPATH=. $(BIN)/lint-imports --no-logo --no-cache
 
 format: $(VENV)/lint.stamp ## let ruff format and mend
 	$(BIN)/ruff check --fix .

@@ -16,11 +16,11 @@ from functools import partial
 from pathlib import Path
 
 import distboot
+from distboot.base.errors import CODES
 from distboot.detection.detect import INNERMOST_FIRST, NODE_PLATFORMS
 from distboot.detection.launchers import Launcher
 from distboot.detection.node_platform import NodePlatform
 from distboot.detection.placement import PLATFORMS, Platform
-from distboot.errors import CODES
 
 REFERENCE = Path(__file__).parent / "reference"
 PACKAGE = Path(distboot.__file__).parent

@@ -28,8 +28,8 @@ from supervised import Start, job
 from tensorflows import QUIET, ByHand, by_rank
 
 import distboot as package
-from distboot.doctor.machine import Machine
 from distboot.rendezvous.messages import Ready
+from distboot.tools.doctor.machine import Machine
 
 ROOT = Path(__file__).parent.parent  # of the repository, or of an sdist
 # What is tested: in ROOT, or where the wheel is installed (environments.py)

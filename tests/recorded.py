@@ -5,9 +5,9 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from distboot.cli.doctor import examine
-from distboot.doctor.finding import Finding
-from distboot.doctor.machine import Machine
+from distboot.tools.doctor.command import examine
+from distboot.tools.doctor.finding import Finding
+from distboot.tools.doctor.machine import Machine
 
 FOLDER = Path(__file__).parent / "machines"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))

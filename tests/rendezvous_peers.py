@@ -12,15 +12,28 @@ from typing import Any
 from distboot import DistbootError
 from distboot.agent.agent import Agent
 from distboot.agent.failure_coordinator import FailureCoordinator
-from distboot.agent.messages import KINDS, Register
+from distboot.agent.link import AgentLink
+from distboot.base.settings import SupervisionSettings
+from distboot.job.messages import KINDS, Register
 from distboot.rendezvous.coordinator import Coordinator
 from distboot.rendezvous.join import Joined
-from distboot.rendezvous.local import AgentLink
 from distboot.rendezvous.membership import JoinPlan, JoinResult, Membership
-from distboot.rendezvous.messages import Hello, Members, Ready, Refused, Welcome, WorkerInfo
-from distboot.rendezvous.protocol import HEADER, Channel, Frames, decode, encode
+from distboot.rendezvous.messages import (
+    Hello,
+    Members,
+    Ready,
+    Refused,
+    Welcome,
+    WorkerInfo,
+)
+from distboot.rendezvous.protocol import (
+    HEADER,
+    Channel,
+    Frames,
+    decode,
+    encode,
+)
 from distboot.rendezvous.worker import Worker
-from distboot.settings import SupervisionSettings
 
 OURS = "5c2f10aa"  # the job
 OPEN = Channel()  # of a job without a secret

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from distboot.report import Event, EventLog, Kind
+from distboot.rendezvous.events import Event, EventLog, Kind
 
 NOON = 1_795_000_000.0
 

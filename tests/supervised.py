@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from distboot.agent.crash_hooks import EXCEPTION
-from distboot.agent.exit_status import ExitStatus, UncaughtException
 from distboot.agent.monitored_process import HookReader
+from distboot.job.exit_status import ExitStatus, UncaughtException
+from distboot.script.crash_hooks import EXCEPTION
 from distboot.script.exceptions import describe_text
 
 _BEGIN = """
@@ -68,7 +68,7 @@ def raised(text: str, place: str = "", when: float = 0.0) -> ExitStatus:
 
 _HOOKED = """
 import atexit, os, signal, sys, threading, traceback
-from distboot.agent.crash_hooks import install
+from distboot.script.crash_hooks import install
 os.environ["DISTBOOT_SECRET"] = "s3cret-word"
 install(%d)
 %s

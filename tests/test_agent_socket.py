@@ -11,9 +11,15 @@ import pytest
 from ranks import BEGIN, Ranks
 from rendezvous_peers import framed
 
-from distboot.errors import DistbootError
-from distboot.rendezvous.local import AgentLink, Attach, attached
-from distboot.rendezvous.messages import BARRIER, Arrive, Failed, Key, Release
+from distboot.agent.link import AgentLink, Attach, attached
+from distboot.base.errors import DistbootError
+from distboot.rendezvous.messages import (
+    BARRIER,
+    Arrive,
+    Failed,
+    Key,
+    Release,
+)
 from distboot.rendezvous.protocol import Channel
 
 pytestmark = pytest.mark.skipif(
@@ -59,7 +65,7 @@ def test_strangers_and_garbage_are_sent_away_and_the_job_goes_on(wrapped: Ranks)
 name, _, token = os.environ["DISTBOOT_AGENT"].partition(":")
 from distboot.rendezvous.messages import Leave, Ready
 from distboot.rendezvous.protocol import Channel
-from distboot.rendezvous.local import Attach, Finish
+from distboot.agent.link import Attach, Finish
 def stranger(*said):
     one = socket.socket(socket.AF_UNIX)
     one.connect("\\0" + name)
@@ -122,7 +128,7 @@ def test_variable_that_is_stale_or_of_nobody_is_not_used() -> None:
 def test_wrapper_that_does_not_answer_is_an_error(
     monkeypatch: pytest.MonkeyPatch, waiting: int
 ) -> None:
-    monkeypatch.setattr("distboot.rendezvous.local._ATTACH", 0.5)
+    monkeypatch.setattr("distboot.agent.link._ATTACH", 0.5)
     name = f"distboot-test-{os.urandom(4).hex()}"
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as stranger:
         listener.bind(f"\0{name}")
@@ -222,7 +228,7 @@ os._exit(0)
 
 def test_listening_socket_of_rank_0_is_not_inherited(wrapped: Ranks) -> None:
     script = """
-from distboot.rendezvous.local import attached
+from distboot.agent.link import attached
 link, result = attached(os.environ)
 listener = link.take_listener()
 say(listener and os.get_inheritable(listener.fileno()))

@@ -12,7 +12,8 @@ from conftest import Run
 from hosts import Slurm
 from launched import MPIRUN, needs_mpirun, needs_slurm
 
-from distboot import detect, surroundings
+from distboot import detect
+from distboot.detection import surroundings
 
 JOB = "import distboot; context = distboot.init('none'); print('rank', context.rank, 'of', context.world_size)"
 ALONE = "warning: this process is alone, but the {} allocation has {}"

@@ -21,14 +21,20 @@ from conftest import PACKAGE
 from launched import all_with
 
 import distboot
-from distboot import Context, DistbootError, Placement, detect, init
+from distboot import (
+    Context,
+    DistbootError,
+    Placement,
+    detect,
+    init,
+)
+from distboot.base.errors import CODES
+from distboot.base.settings import KNOWN
 from distboot.cli import main as command_line
 from distboot.detection.detect import INNERMOST_FIRST
 from distboot.detection.placement import PLATFORMS, VARIABLES
-from distboot.errors import CODES
 from distboot.frameworks import FILES
 from distboot.lightning import DistbootEnvironment
-from distboot.settings import KNOWN
 
 TEXT = Path(__file__).with_name("api.txt")
 

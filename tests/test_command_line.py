@@ -14,11 +14,11 @@ from conftest import Run
 from ranks import RunRanks
 
 from distboot import detect
-from distboot.cli.env import docker_options
+from distboot.base.errors import CODES
+from distboot.base.process import command_error
 from distboot.detection.export import with_local_rank, without_local_rank, wrong_local_rank
 from distboot.detection.placement import FIELDS
-from distboot.errors import CODES
-from distboot.process import command_error
+from distboot.tools.env import docker_options
 
 MPI_RANK_3 = one("openmpi-4.1.4/2nodes_2procs", 3)
 AZURE = {"AZ_BATCH_MASTER_NODE": "10.0.0.4:6000"}

@@ -7,8 +7,8 @@ from conftest import Run
 
 _SCRIPT = """
 import os, signal, sys, time
-from distboot.process import deadline
-from distboot.errors import DistbootError
+from distboot.base.process import deadline
+from distboot.base.errors import DistbootError
 def handler(number, frame):
     os.write(1, b"handled\\n")
     raise KeyboardInterrupt

@@ -10,9 +10,14 @@ from captured import one
 from conftest import Run
 from launched import MPI_ENV, TWO_OF_MPIRUN, json_lines, needs_mpirun, needs_torch
 
-from distboot import DistbootError, Placement, detect, frameworks
+from distboot import (
+    DistbootError,
+    Placement,
+    detect,
+    frameworks,
+)
+from distboot.agent.session import alone
 from distboot.frameworks._torch import device_and_backend, oneccl_variables, set_device
-from distboot.rendezvous.job_info import alone
 
 _ISOLATED = {"CUDA_VISIBLE_DEVICES": "3"}
 

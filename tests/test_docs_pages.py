@@ -14,7 +14,7 @@ import pytest
 from conftest import PACKAGE, ROOT
 from pages import PAGES, Block, blocks, load
 
-from distboot.errors import CODES
+from distboot.base.errors import CODES
 
 # Console, Python and most YAML are run, or fed to what reads it; of a text the lines are looked for in the code, here.
 KINDS = {"console", "python", "yaml", "json", "bash", "dockerfile", "text"}

@@ -16,11 +16,17 @@ from recorded import FOLDER, NAMES, Get, one_of
 from rendezvous_peers import altered
 
 from distboot import detect
-from distboot.cli.doctor import Findings, examine, gathered, grouped, text
-from distboot.doctor.finding import Finding
-from distboot.doctor.machine import Machine
-from distboot.rendezvous.job_info import JobInfo
+from distboot.agent.session import Session
 from distboot.rendezvous.protocol import Channel
+from distboot.tools.doctor.command import (
+    Findings,
+    examine,
+    gathered,
+    grouped,
+    text,
+)
+from distboot.tools.doctor.finding import Finding
+from distboot.tools.doctor.machine import Machine
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -212,7 +218,7 @@ def test_alike_is_what_has_one_name_and_one_remedy() -> None:
 def _sent(data: bytes) -> list[Finding]:
     """What rank 0 makes of a rank that sends this."""
     here, there = socket.socketpair()
-    job = JobInfo(detect({"RANK": "0", "WORLD_SIZE": "2"}), 10.0)
+    job = Session(detect({"RANK": "0", "WORLD_SIZE": "2"}), 10.0)
     job.detach_all = lambda: [(1, here, Channel())]  # type: ignore[method-assign]
     with there:
         there.sendall(data)

@@ -7,8 +7,8 @@ from unittest.mock import Mock
 import pytest
 from recorded import PACKAGES, READY, Get, bad, lay_out, one_of
 
-from distboot.cli.doctor import examine, text
 from distboot.host import cpus
+from distboot.tools.doctor.command import examine, text
 
 AZURE, LAPTOP, VISIBLE = "azure-nd-h100", "laptop", "visible-devices"
 THREADS, CUDA_VISIBLE = "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"

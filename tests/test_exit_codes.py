@@ -9,8 +9,8 @@ from conftest import ROOT
 from launched import in_both_ways
 from supervised import ENDS, FAILING, Start, raised, until
 
-from distboot.agent.exit_status import ExitStatus
-from distboot.agent.root_cause import RootCause, from_signal, ranks_of
+from distboot.job.exit_status import ExitStatus
+from distboot.job.root_cause import RootCause, from_signal, ranks_of
 from distboot.rendezvous.membership import Membership
 
 OF_A_PEER = raised("RuntimeError: Connection closed by peer").exception

@@ -98,7 +98,7 @@ EXCEPTIONS, STOPPED = ("exception", "system-exit", "ulimit"), 143
 
 def check(outcome: Outcome, fault: Fault, way: str, launcher: str) -> None:
     assert "Exception in thread" not in outcome.output
-    assert "/distboot/agent/" not in outcome.output
+    assert not re.search("/distboot/(agent|job|report|script)/", outcome.output)
     # mpirun passes on nothing more once all ranks have ended, and the sidecar of rank 0 speaks last; so does a wrapper
     # where a Python takes longer than three seconds to end, as the others are stopped first then, and so is mpirun.
     may_be_lost = (

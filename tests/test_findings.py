@@ -10,7 +10,7 @@ from recorded import lay_out
 from rendezvous_peers import record
 
 from distboot import __version__
-from distboot.errors import DistbootError
+from distboot.base.errors import DistbootError
 from distboot.host import FRAMEWORK, accelerators
 from distboot.rendezvous.coordinator import consistency_warnings, refuse_several_frameworks
 from distboot.rendezvous.membership import build_membership

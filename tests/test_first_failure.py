@@ -13,7 +13,7 @@ from launched import in_both_ways
 from process1 import NAMESPACE, needs_namespace
 from supervised import FAILING, Start
 
-from distboot.agent import exit_status
+from distboot.job import exit_status
 
 # In the place of /dev and /opt, which are the machine's: the same with a file, or a folder, more.
 _MOUNTS = """

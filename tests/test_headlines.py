@@ -8,8 +8,8 @@ import pytest
 from conftest import Run
 from launched import MPIRUN, needs_mpirun
 
-from distboot.agent.exit_status import LONGEST_HEADLINE, ExitStatus, UncaughtException
-from distboot.agent.root_cause import RankState, from_exit
+from distboot.job.exit_status import LONGEST_HEADLINE, ExitStatus, UncaughtException
+from distboot.job.root_cause import RankState, from_exit
 
 HOST = os.uname().nodename
 WRAPPER = (sys.executable, "-m", "distboot")

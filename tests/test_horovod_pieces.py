@@ -9,9 +9,9 @@ import pytest
 from captured import one
 
 from distboot import DistbootError, detect
+from distboot.agent.session import Session
 from distboot.frameworks._horovod_build import Build, controller, set_own_device
 from distboot.frameworks.horovod import serve_rendezvous
-from distboot.rendezvous.job_info import JobInfo
 
 _ALL, _NO_GLOO, _NO_MPI = (
     Build(True, True, "Open MPI v4.1.4"),
@@ -63,7 +63,7 @@ def test_gpus_that_horovod_was_not_built_for_are_refused(monkeypatch: pytest.Mon
 
 
 def test_rendezvous_on_ipv6_alone_is_refused() -> None:
-    job = JobInfo(detect({}), 1.0)
+    job = Session(detect({}), 1.0)
     job.own_address = "2001:db8::1"
     with pytest.raises(DistbootError, match="needs IPv4, and rank 0 was reached at 2001:db8::1"):
         serve_rendezvous(job, ExitStack())

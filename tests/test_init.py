@@ -16,9 +16,9 @@ from ranks import HIDE, RunRanks
 from supervised import Start, until
 
 from distboot import DistbootError, detect
+from distboot.agent.session import Session
 from distboot.frameworks import Options, preload
 from distboot.frameworks._base import imported
-from distboot.rendezvous.job_info import JobInfo
 from distboot.rendezvous.messages import Ready
 
 pytestmark = needs_torch
@@ -311,7 +311,7 @@ def test_import_that_fails_meanwhile_is_told_as_it_failed_first(
         "import sys\nsys.attempts = getattr(sys, 'attempts', 0) + 1\nraise ImportError(f'attempt {sys.attempts}')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    job = JobInfo(detect({}), 1.0)
+    job = Session(detect({}), 1.0)
     preload(Options("torch"), job)
     with pytest.raises(DistbootError, match="attempt 1"):
         job.ready(lambda: (imported("torch"), Ready()))

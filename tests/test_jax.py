@@ -9,8 +9,8 @@ from launched import all_with
 from ranks import BEGIN, WRAPPER, RunRanks
 
 from distboot import DistbootError, detect, frameworks
+from distboot.agent.session import Session, alone
 from distboot.frameworks import jax as framework
-from distboot.rendezvous.job_info import JobInfo, alone
 
 # A proxy that nobody is at: what asks it for a rank fails.
 _ENV = {
@@ -156,7 +156,7 @@ say(**found)
         assert line == {"rank": rank, "size": 2, "total": [0, 1], "launcher": "torch"}
 
 
-def _meeting(capture: str, rank: int, **more: str) -> tuple[JobInfo, dict[str, str]]:
+def _meeting(capture: str, rank: int, **more: str) -> tuple[Session, dict[str, str]]:
     environ = {**one(capture, rank), **more}
     return alone(detect(environ), 1.0), environ
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from rendezvous_peers import record
 
-from distboot.rendezvous.keys import Keys
+from distboot.job.keys import Keys
 from distboot.rendezvous.membership import JoinTable, Membership
 from distboot.rendezvous.messages import (
     BARRIER,

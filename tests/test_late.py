@@ -12,16 +12,22 @@ from conftest import Run
 from launched import in_both_ways
 from supervised import Job, Start, raised, until
 
-from distboot.agent.exit_status import ExitStatus
-from distboot.agent.late import Late, LateWatch, find_late, may_be_late, text_of
-from distboot.agent.messages import Locate, Position, Stalled
-from distboot.agent.progress import Movement
-from distboot.agent.root_cause import RankState, RootCause
-from distboot.agent.stacks import Stacks, frame
-from distboot.cli import stacks
+from distboot.base.settings import SupervisionSettings
 from distboot.host import free_port
-from distboot.report import EventLog
-from distboot.settings import SupervisionSettings
+from distboot.job.exit_status import ExitStatus
+from distboot.job.late import (
+    Late,
+    LateWatch,
+    find_late,
+    may_be_late,
+    text_of,
+)
+from distboot.job.messages import Locate, Position, Stalled
+from distboot.job.root_cause import RankState, RootCause
+from distboot.job.stacks import Stacks, frame
+from distboot.rendezvous.events import EventLog
+from distboot.script.progress import Movement
+from distboot.tools import stacks
 
 AFTER = 60.0
 LOADS = Stacks((frame("load_batch", "/job/data.py", 41), frame("train", "/job/train.py", 80)))
@@ -164,7 +170,7 @@ class Job0:
         self.said: list[str] = []
         self.say: Callable[..., None] = lambda text, *_, **__: self.said.append(text)
         self.blamed: list[RootCause] = []
-        self.watch = LateWatch(self)  # type: ignore[arg-type]
+        self.watch = LateWatch(self)
         self.positions, self.silent = positions, set[int]()
 
     def stall(self, *looks: float) -> None:

@@ -13,9 +13,9 @@ from launched import MPI_ENV, TWO_OF_MPIRUN, all_with, json_lines, needs_mpirun
 from ranks import BEGIN, WRAPPER, RunRanks
 
 from distboot import DistbootError, detect, frameworks
+from distboot.agent.session import alone
 from distboot.detection.export import variables
 from distboot.lightning import callbacks
-from distboot.rendezvous.job_info import alone
 
 # A rank that trains on data of its own must end with the weights of all.
 _BEGIN = (

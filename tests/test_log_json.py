@@ -113,7 +113,7 @@ def test_hint_after_a_traceback(run: Run) -> None:
         "RANK": "1",
         "WORLD_SIZE": "2",
         "DISTBOOT_LOG": "json",
-        "PYTHONPATH": str(PACKAGE / "agent" / "injected"),
+        "PYTHONPATH": str(PACKAGE / "script" / "injected"),
     }
     done = run(sys.executable, "train.py", train=script, env=env)
     hint = _only(_said(done.stderr), "hint")

@@ -12,12 +12,12 @@ from conftest import Run
 from rendezvous_peers import record
 
 from distboot import DistbootError, detect
+from distboot.base.text import with_nodes
 from distboot.detection.export import merged, variables
 from distboot.detection.inherited import VARIABLE
 from distboot.rendezvous.membership import build_membership
 from distboot.rendezvous.messages import WorkerInfo
 from distboot.rendezvous.plan import plan_of
-from distboot.text import with_nodes
 
 
 def _placed(records: Sequence[WorkerInfo]) -> dict[str, list[int]]:

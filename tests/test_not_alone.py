@@ -9,7 +9,12 @@ import pytest
 from captured import ALL, Capture, Process, refused
 from conftest import Run
 
-from distboot import DistbootError, Placement, detect, init
+from distboot import (
+    DistbootError,
+    Placement,
+    detect,
+    init,
+)
 from distboot.detection.detect import NODE_PLATFORMS
 from distboot.detection.here import detect_here
 

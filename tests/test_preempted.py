@@ -11,7 +11,7 @@ from ranks import RunRanks
 from supervised import Job, Start, until
 
 import distboot
-from distboot.settings import supervision_settings
+from distboot.base.settings import supervision_settings
 
 # Each rank says that it trains once it has come to its fifth step, and at which read it was told to stop.
 TRAIN = """

@@ -7,7 +7,12 @@ from random import Random
 
 import pytest
 
-from distboot.detection.parse import expand_counts, expand_hosts, parse_address, parse_port
+from distboot.detection.parse import (
+    expand_counts,
+    expand_hosts,
+    parse_address,
+    parse_port,
+)
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,15 @@ from conftest import StartRank0
 from rendezvous_peers import HELLO, OPEN, Rank, altered, answers, framed, peer, plan_for, record
 
 from distboot import DistbootError
+from distboot.base.text import ranges
 from distboot.rendezvous.coordinator import Coordinator
 from distboot.rendezvous.membership import JoinTable, Membership
-from distboot.rendezvous.messages import Ready, Refused, Welcome, WorkerInfo
-from distboot.text import ranges
+from distboot.rendezvous.messages import (
+    Ready,
+    Refused,
+    Welcome,
+    WorkerInfo,
+)
 
 
 def test_all_ranks_get_the_same_exact_membership(rank0: StartRank0) -> None:

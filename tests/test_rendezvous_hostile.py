@@ -31,7 +31,15 @@ from rendezvous_peers import (
 
 from distboot.rendezvous import connection_pool
 from distboot.rendezvous.membership import Membership
-from distboot.rendezvous.messages import Failed, Go, Hello, Members, Ready, Refused, Welcome
+from distboot.rendezvous.messages import (
+    Failed,
+    Go,
+    Hello,
+    Members,
+    Ready,
+    Refused,
+    Welcome,
+)
 from distboot.rendezvous.protocol import HEADER, Channel
 
 MEMBERS = Members(("a",), (((0, 2),),), None)

@@ -201,12 +201,12 @@ def test_host_that_reaches_nobody_is_named_everywhere(
 
 def test_host_that_is_cut_off_after_it_joined_is_named_everywhere(three: Hosts) -> None:
     (three.shared / "cut.py").write_text(
-        "import subprocess, sys, distboot.rendezvous.job_info as m\n"
-        "ready = m.JobInfo.ready\n"
+        "import subprocess, sys, distboot.agent.session as m\n"
+        "ready = m.Session.ready\n"
         "def cut(self, step):\n"
         "    if self.placement.rank == 3: subprocess.run(['ip', 'link', 'set', 'eth0', 'down'], check=True)\n"
         "    return ready(self, step)\n"
-        "m.JobInfo.ready = cut\n"
+        "m.Session.ready = cut\n"
         "import distboot; distboot.init('none', join_timeout=8)\n"
     )
     done = _job(three, UNEVEN, "cut.py")

@@ -5,10 +5,24 @@ from typing import Any
 import pytest
 from rendezvous_peers import record
 
-from distboot.agent.exit_status import ExitStatus, UncaughtException
-from distboot.agent.messages import Exited
-from distboot.rendezvous.messages import Detach, Failed, Members, Ready, Refused, WorkerInfo
-from distboot.rendezvous.protocol import Broadcast, Channel, Frames, ProtocolError, decode, encode
+from distboot.job.exit_status import ExitStatus, UncaughtException
+from distboot.job.messages import Exited
+from distboot.rendezvous.messages import (
+    Detach,
+    Failed,
+    Members,
+    Ready,
+    Refused,
+    WorkerInfo,
+)
+from distboot.rendezvous.protocol import (
+    Broadcast,
+    Channel,
+    Frames,
+    ProtocolError,
+    decode,
+    encode,
+)
 
 OF_RANK_0 = {"secret": "secret", "us": "rank 0", "challenge": "challenge", "nonce": "nonce"}
 

@@ -18,7 +18,7 @@ from rendezvous_peers import Rank, Rank0, record
 from reported import NOON, begun
 from supervised import FAILING, Start, until
 
-from distboot.errors import DistbootError
+from distboot.base.errors import DistbootError
 from distboot.rendezvous.messages import Ready
 from distboot.report.content import startup_report
 from distboot.report.files import unwritable, write

@@ -10,11 +10,9 @@ from conftest import PACKAGE, ROOT
 from rendezvous_peers import record
 from reported import NOON, Log, begun, join
 
-from distboot.agent.messages import Phases
-from distboot.errors import DistbootError
-from distboot.rendezvous.membership import Membership
-from distboot.rendezvous.protocol import ProtocolError, decode, encode
-from distboot.report import (
+from distboot.base.errors import DistbootError
+from distboot.job.messages import Phases
+from distboot.rendezvous.events import (
     ClockOffset,
     EventLog,
     JobState,
@@ -24,7 +22,14 @@ from distboot.report import (
     slowest,
     spans,
 )
-from distboot.report.content import Doubts, job_report, startup_report, summary_line
+from distboot.rendezvous.membership import Membership
+from distboot.rendezvous.protocol import ProtocolError, decode, encode
+from distboot.report.content import (
+    Doubts,
+    job_report,
+    startup_report,
+    summary_line,
+)
 from distboot.report.files import page
 
 PAIR = Membership(("node-0",), ((0, 1),))

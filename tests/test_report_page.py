@@ -8,9 +8,14 @@ import pytest
 from browser import Browser, browser, missing_for_browser
 from reported import NOON, begun
 
-from distboot.errors import DistbootError
+from distboot.base.errors import DistbootError
 from distboot.rendezvous.membership import Membership
-from distboot.report.content import Doubts, job_report, startup_report, utc
+from distboot.report.content import (
+    Doubts,
+    job_report,
+    startup_report,
+    utc,
+)
 from distboot.report.files import write
 
 pytestmark = [

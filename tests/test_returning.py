@@ -11,14 +11,22 @@ from rendezvous_peers import HELLO, OPEN, Rank, answers, peer, record
 from supervised import pair, until
 
 from distboot.agent.backlog import Backlog
-from distboot.agent.exit_status import ExitStatus
 from distboot.agent.failure_coordinator import FailureCoordinator
 from distboot.agent.heartbeat import HeartbeatConnection
 from distboot.agent.loop import DISCONNECTED
-from distboot.agent.messages import CountReads, Exited, Position, Register, Terminating
-from distboot.agent.root_cause import ranks_of
+from distboot.base.settings import SupervisionSettings
+from distboot.job.exit_status import ExitStatus
+from distboot.job.keys import Keys
+from distboot.job.messages import (
+    CountReads,
+    Exited,
+    Position,
+    Register,
+    Terminating,
+)
+from distboot.job.root_cause import ranks_of
 from distboot.rendezvous.connection_pool import Connection
-from distboot.rendezvous.keys import Keys
+from distboot.rendezvous.events import EventLog, JobState
 from distboot.rendezvous.membership import JoinTable, Membership
 from distboot.rendezvous.messages import (
     BARRIER,
@@ -31,8 +39,6 @@ from distboot.rendezvous.messages import (
     Resumed,
 )
 from distboot.rendezvous.protocol import Broadcast, Channel, ProtocolError
-from distboot.report import EventLog, JobState
-from distboot.settings import SupervisionSettings
 
 MEMBERSHIP = Membership(("host-0", "host-1"), ((0,), (1,)), round=3)
 SETTINGS = SupervisionSettings(grace=5)

@@ -13,22 +13,21 @@ from unittest.mock import MagicMock
 import pytest
 
 from distboot.agent.loop import EventLoop
-from distboot.agent.messages import Position
 from distboot.agent.monitored_process import HookReader, Process
-from distboot.agent.progress import MOST_GROUPS
-from distboot.agent.stacks import (
+from distboot.agent.stack_reader import StackReader
+from distboot.job.messages import Position
+from distboot.job.stacks import (
     MOST_FRAMES,
-    StackReader,
     Stacks,
     frame,
     from_dump,
-    from_py_spy,
     lines,
     waits,
     where,
 )  # fmt: skip
 from distboot.rendezvous.messages import ShowStacks
 from distboot.rendezvous.protocol import BEFORE_AUTHENTICATION, decode, encode
+from distboot.script.progress import MOST_GROUPS
 
 _C10D = "/env/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py"
 _TORCH = "/env/lib/python3.12/site-packages/torch"
@@ -57,7 +56,7 @@ class Watched:
 
     def __init__(self, script: str, secret: str = "") -> None:
         self._pipe, writing = os.pipe()
-        begin = f"import os, sys, time\nfrom distboot.agent import crash_hooks\ncrash_hooks.install({writing})\n"
+        begin = f"import os, sys, time\nfrom distboot.script import crash_hooks\ncrash_hooks.install({writing})\n"
         said = "def ready():\n    print('ready', flush=True)\n"
         self.process = subprocess.Popen(
             [sys.executable, "-c", begin + said + script],
@@ -96,7 +95,7 @@ class Watched:
 
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., Watched]]:
-    monkeypatch.setenv("PATH", str(tmp_path))  # without py-spy
+    monkeypatch.setenv("PATH", str(tmp_path))
     started: list[Watched] = []
 
     def start(*arguments: str) -> Watched:
@@ -229,7 +228,7 @@ def test_handler_of_the_script_for_the_signal_stays_also_in_a_fork(before: bool)
     sets = "signal.signal(signal.SIGURG, lambda *_: print('own', flush=True))"
     script = f"""
 import os, signal
-from distboot.agent import crash_hooks
+from distboot.script import crash_hooks
 {sets if before else ""}
 crash_hooks.install(os.pipe()[1])
 {"" if before else sets}
@@ -248,57 +247,6 @@ os.wait()
 def test_secret_of_the_job_is_in_no_stack(watch: Callable[..., Watched]) -> None:
     script = "exec(compile('ready()\\ntime.sleep(60)', '/job/top-secret/train.py', 'exec'))"
     assert "secret" not in str(watch(script, "top-secret").read("in <module> (train.py:2)"))
-
-
-_FRAME = '{"name": "f", "filename": "/a.py", "line": 3}'
-_WRITTEN = '[{"pid": 1, "os_thread_id": 1, "thread_name": "x", "frames": [' + _FRAME + "]}]"
-_FAKE = f"""#!{sys.executable}
-import sys, time
-"""
-
-
-@pytest.mark.parametrize(
-    ("does", "expected"),
-    [
-        (f"print({_WRITTEN!r})", "in f (a.py:3)"),
-        ("time.sleep(60)", "in <module> (<string>:7)"),
-        ("print('nonsense')", "in <module> (<string>:7)"),
-        ("sys.exit('Permission Denied: Try running again with elevated permissions')", "in <module> (<string>:7)"),
-    ],
-    ids=["answers", "hangs", "nonsense", "may-not"],
-)  # fmt: skip
-def test_py_spy_is_asked_but_not_waited_for(
-    watch: Callable[..., Watched], tmp_path: Path, does: str, expected: str
-) -> None:
-    fake = tmp_path / "py-spy"  # what it writes is as version 0.4.1 does
-    fake.write_text(_FAKE + does)
-    fake.chmod(0o755)
-    watched = watch("ready()\ntime.sleep(60)")
-    watched.read(expected)
-
-
-def test_py_spy_reads_a_stopped_process_and_passes_no_secret_on(
-    watch: Callable[..., Watched], tmp_path: Path
-) -> None:
-    fake = tmp_path / "py-spy"
-    fake.write_text(
-        f"{_FAKE}assert '--nonblocking' in sys.argv\nprint({_WRITTEN.replace('a.py', 'top-secret.py')!r})"
-    )
-    fake.chmod(0o755)
-    watched = watch("ready()\ntime.sleep(60)", "top-secret")
-    watched.process.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, watched.process.pid, os.WSTOPPED)
-    stacks = watched.read()
-    assert where(stacks).startswith("in f (***.py:3), stopped by a signal")
-    assert lines({0: stacks})[0].startswith("rank 0: f (***.py:3), stopped by a signal")
-    assert not waits(replace(stacks, main=REDUCES))
-
-
-def test_nonsense_of_py_spy_is_none() -> None:
-    nonsense = ("", "[]", "{", "[1]", '[{"frames": 1}]', "[" * 10**5, '[{"thread_name": "x"}]')
-    assert {from_py_spy(output) for output in (*nonsense, _WRITTEN.replace("3}", "Infinity}"))} == {
-        None
-    }
 
 
 @pytest.mark.parametrize(

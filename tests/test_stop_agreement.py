@@ -7,10 +7,11 @@ from collections import deque
 
 import pytest
 
-from distboot.agent.messages import StopAt
-from distboot.agent.stop_agreement import StopAgreement
-from distboot.agent.stop_pages import ASKED, LARGEST, READS, STOP, Page, StopPages, answer, mapped
+from distboot.agent.stop_pages import StopPages
+from distboot.job.messages import StopAt
+from distboot.job.stop_agreement import StopAgreement
 from distboot.rendezvous.protocol import decode, encode
+from distboot.script.stop_page import ASKED, LARGEST, READS, STOP, Page, answer, mapped
 
 SCHEDULES = int(os.environ.get("SCHEDULES", "3000"))  # 1,000,000 take 10 minutes of CPU
 IN_TIME = 0  # as `now` of a read: before any limit

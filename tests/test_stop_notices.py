@@ -14,9 +14,14 @@ from ranks import RunRanks
 from supervised import until
 
 import distboot
-from distboot.agent import stop_notices
-from distboot.agent.stop_notices import MetadataService, aws_notice, azure_notice, watch
-from distboot.settings import supervision_settings
+from distboot.base.settings import supervision_settings
+from distboot.script import stop_notices
+from distboot.script.stop_notices import (
+    MetadataService,
+    aws_notice,
+    azure_notice,
+    watch,
+)
 
 AWS = "/latest/meta-data/spot/instance-action"
 TOKEN = "/latest/api/token"

@@ -16,14 +16,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 from supervised import pair
 
-from distboot.agent.exit_status import ExitStatus
 from distboot.agent.heartbeat import HeartbeatConnection, LivenessFault, close_gracefully
-from distboot.agent.messages import KINDS, Abort, Done, Exited, Exiting, Terminating
 from distboot.agent.monitored_process import HookReader
-from distboot.agent.root_cause import RankState, RootCause, from_exit
-from distboot.rendezvous.messages import Detach, Go, Leave, Offer
-from distboot.rendezvous.protocol import Broadcast, Channel, Frames, ProtocolError, decode, encode
-from distboot.text import without_secret
+from distboot.base.text import without_secret
+from distboot.job.exit_status import ExitStatus
+from distboot.job.messages import (
+    KINDS,
+    Abort,
+    Done,
+    Exited,
+    Exiting,
+    Terminating,
+)
+from distboot.job.root_cause import RankState, RootCause, from_exit
+from distboot.rendezvous.messages import (
+    Detach,
+    Go,
+    Leave,
+    Offer,
+)
+from distboot.rendezvous.protocol import (
+    Broadcast,
+    Channel,
+    Frames,
+    ProtocolError,
+    decode,
+    encode,
+)
 
 
 @contextmanager
@@ -224,7 +243,7 @@ def test_thread_that_crashed_is_shown_first_and_our_own_not_at_all(
     crash = """Fatal Python error: Segmentation fault
 
 Thread 0x00007f01 (most recent call first):
-  File "/env/distboot/agent/progress.py", line 79 in _watch
+  File "/env/distboot/script/progress.py", line 79 in _watch
   File "/usr/lib/python3.11/threading.py", line 982 in run
 
 Thread 0x00007f02 (most recent call first):

@@ -9,19 +9,27 @@ import pytest
 from rendezvous_peers import altered, framed
 from supervised import pair, raised
 
-from distboot.agent.exit_status import ExitStatus
 from distboot.agent.failure_coordinator import FailureCoordinator
 from distboot.agent.failure_reporter import FailureReporter
 from distboot.agent.heartbeat import HeartbeatConnection
 from distboot.agent.loop import Participant
-from distboot.agent.messages import Abort, Exited, Exiting, Failing, Phases, Register, Terminating
-from distboot.agent.root_cause import RootCause, ranks_of
-from distboot.rendezvous.keys import Keys
+from distboot.base.settings import SupervisionSettings
+from distboot.job.exit_status import ExitStatus
+from distboot.job.keys import Keys
+from distboot.job.messages import (
+    Abort,
+    Exited,
+    Exiting,
+    Failing,
+    Phases,
+    Register,
+    Terminating,
+)
+from distboot.job.root_cause import RootCause, ranks_of
+from distboot.rendezvous.events import EventLog, JobState
 from distboot.rendezvous.membership import JoinTable, Membership
 from distboot.rendezvous.messages import Detach, Members
 from distboot.rendezvous.protocol import Channel
-from distboot.report import EventLog, JobState
-from distboot.settings import SupervisionSettings
 
 SETTINGS = SupervisionSettings(grace=5)
 MEMBERSHIP = Membership(("host-0", "host-1"), ((0, 1), (2, 3)))

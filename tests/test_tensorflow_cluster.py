@@ -10,21 +10,21 @@ import pytest
 from tensorflows import tasks
 
 from distboot import DistbootError
+from distboot.agent.session import Session
 from distboot.detection.placement import Placement
 from distboot.frameworks import Options, _tf_cluster
 from distboot.frameworks._tf_cluster import Cluster
 from distboot.frameworks.tensorflow import own_gpus
-from distboot.rendezvous.job_info import JobInfo
 from distboot.rendezvous.membership import Membership
 
 PROXY = {"http_proxy": "http://127.0.0.1:9", "no_proxy": "example.org"}
 
 
-def _meeting(rank: int, world_size: int, *nodes: Sequence[int]) -> JobInfo:
+def _meeting(rank: int, world_size: int, *nodes: Sequence[int]) -> Session:
     placement = Placement(
         "torch", None, rank, world_size, None, None, None, None, "127.0.0.1", 29500, None
     )
-    job = JobInfo(placement, 10.0)
+    job = Session(placement, 10.0)
     nodes = nodes or (range(world_size),)
     job.membership = Membership(
         tuple(f"node{index}" for index, _ in enumerate(nodes)), tuple(map(tuple, nodes))

@@ -12,8 +12,8 @@ from conftest import PACKAGE
 from launched import needs_torch
 from supervised import exceptions_of, raised
 
-from distboot.agent.exit_status import ExitStatus, UncaughtException
-from distboot.agent.root_cause import RankState, from_exit
+from distboot.job.exit_status import ExitStatus, UncaughtException
+from distboot.job.root_cause import RankState, from_exit
 from distboot.script.exceptions import describe
 
 HAS_GROUPS = sys.version_info >= (3, 11)
@@ -634,7 +634,7 @@ def _shown(excerpt: str) -> list[str]:
 
 def test_long_traceback_shows_the_script_rather_than_distboot() -> None:
     ours = _frame("/elsewhere/site-packages/distboot/context.py") + _frame(
-        f"{PACKAGE}/rendezvous/job_info.py"
+        f"{PACKAGE}/agent/session.py"
     )
     script = _frame("/home/me/distboot/train.py")
     begin, end = "Traceback (most recent call last):\n", "ValueError: boom"

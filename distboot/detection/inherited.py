@@ -17,10 +17,15 @@ import zlib
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ..errors import UNKNOWN_RANK, DistbootError
-from ..text import digits, short_repr
+from ..base.errors import UNKNOWN_RANK, DistbootError
+from ..base.text import digits, short_repr
 from .parse import parse_address
-from .placement import NUMBERS, SIZES, VARIABLES, Placement
+from .placement import (
+    NUMBERS,
+    SIZES,
+    VARIABLES,
+    Placement,
+)
 
 VARIABLE = "DISTBOOT_PLACEMENT"
 
