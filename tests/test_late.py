@@ -103,6 +103,8 @@ def test_busy_rank_without_numbers_waits_if_its_stack_stays_the_same() -> None:
     assert find_late(spins, {}, AFTER) is None
     assert find_late(spins, spins, AFTER) == Late([1], [0])
     assert find_late(spins, {**spins, 0: at(0, SENDS)}, AFTER) is None
+    has_left_a_barrier = replace(spins[0], keys=2)
+    assert find_late({**spins, 0: has_left_a_barrier}, spins, AFTER) is None
 
 
 def test_ranks_without_numbers_do_not_move_if_they_are_idle_at_the_same_places() -> None:
@@ -377,6 +379,19 @@ def test_ranks_outside_of_collectives_are_named_if_none_works(
         re.search(r"no rank has moved for \d s: ranks 0-1 are in <module> \(", notices(job))
     )
     assert named == ("ranks 0-1 continue" in notices(job)), notices(job)
+
+
+@in_both_ways
+@pytest.mark.parametrize("waits", ["ctx.barrier()", "with ctx.main_first(): pass"])
+def test_ranks_that_only_meet_at_keys_move(start: Start, init: bool, waits: str) -> None:
+    script = (
+        "import time, distboot\nctx = distboot.init('none', join_timeout=60)\n"
+        f"for _ in range(16):\n    time.sleep(0.5)\n    {waits}\nctx.barrier()\n"
+    )
+    job = start(script, ranks=2, init=init, DISTBOOT_LATE_AFTER="2")
+    assert job.codes() == [0, 0], job.output(0)
+    assert "no rank has moved" not in job.output(0)
+    assert "waiting for" not in job.output(0)
 
 
 @in_both_ways

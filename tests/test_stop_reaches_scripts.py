@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,72 @@ time.sleep(50)
     ended = ranks(script, 2, *before, TARGET=target, DISTBOOT_GRACE="40")
     assert [code for _, code in ended] == [-15, -15] or [code for _, code in ended] == [143, 143]
     assert "killed" not in ended[0][0], ended
+
+
+FAILED_WHILE = """
+import ctypes, signal, threading
+def lock_in_c(library):
+    lock = ctypes.create_string_buffer(128)
+    library.pthread_mutex_lock(lock)
+    library.pthread_mutex_lock(lock)  # as a signal does not interrupt it
+def lock():
+    lock = threading.Lock()
+    with lock:
+        lock.acquire()
+def save():
+    while not ctx.preempted:
+        time.sleep(0.01)
+    time.sleep(5)
+    touch("saved")
+def handle():
+    def handler(*_):
+        time.sleep(5)
+        touch("saved")
+        sys.exit(7)
+    signal.signal(signal.SIGTERM, handler)
+    time.sleep(50)
+def work():
+    end = time.monotonic() + 6
+    while time.monotonic() < end:
+        pass
+    save()
+ctx = distboot.init("none", join_timeout=60)
+ctx.barrier()
+if ctx.rank == 1:
+    time.sleep(0.3)  # until the other one is there
+    raise ValueError("boom")
+"""
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("does", "code"),
+    [
+        ("lock_in_c(ctypes.CDLL(None))", 143),
+        ("lock_in_c(ctypes.PyDLL(None))", 137),  # no thread of Python runs
+        ("lock()", 143),
+        ("time.sleep(50)", 143),
+    ],
+)
+def test_failed_job_does_not_wait_for_who_waits(
+    ranks: Ranks, before: tuple[str, ...], does: str, code: int
+) -> None:
+    begun = time.monotonic()
+    first, second = ranks(FAILED_WHILE + does, 2, *before, DISTBOOT_GRACE="45")
+    assert time.monotonic() - begun < 35, first
+    assert second[1] == 1, second
+    assert first[1] == (1 if before else 128 - code), first
+    assert ("waits in a call that TERM does not end: killed" in first[0]) == (code == 137), first
+
+
+@BOTH
+@pytest.mark.parametrize("does", ["save()", "handle()", "work()"])
+def test_failed_job_waits_for_who_saves(
+    ranks: Ranks, before: tuple[str, ...], tmp_path: Path, does: str
+) -> None:
+    first, second = ranks(FAILED_WHILE + does, 2, *before, DISTBOOT_GRACE="15")
+    assert (tmp_path / "saved").exists(), first
+    assert [first[1], second[1]] == [1, 1], first
 
 
 def test_term_ends_a_script_that_has_closed_its_context(start: Start) -> None:

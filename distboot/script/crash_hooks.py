@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 MOST = 3500  # bytes of a text; a write to a pipe of up to 4096 is all or nothing (pipe(7))
 VARIABLE = "DISTBOOT_CRASH_HOOKS"  # the pipe, and its inode
 EXCEPTION, INTERRUPT, TERM, ENDING, STEPS = "exception", "interrupt", "term", "ending", "steps"
+# Whose handler SIGTERM has, if not that of the system
+TERM_HANDLER, OURS, OF_SCRIPT = "term_handler", "distboot", "script"
 # With which exit code to end; whether another rank has failed first
 ASK, ASK_FIRST = "ask", "ask_first"
 # That flag of the pipe, which its reader sets: no message, so that a good end asks for none
