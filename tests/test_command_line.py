@@ -223,6 +223,7 @@ def test_folder_of_the_same_name_is_not_why_a_command_cannot_be_run(
             "HEARTBEAT_TIMEOUT=1",
         ),
         *("GRACE=soon", "STOP_SIGNALS=KILL", "HANG=kill", "SIGQUIT=dump", "NPROC_PER_NODE=-1"),
+        "SHIELD_WORKERS=yes",
     ],
 )
 def test_every_command_refuses_what_a_job_would(distboot: Run, command: str, setting: str) -> None:

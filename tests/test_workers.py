@@ -14,11 +14,13 @@ from supervised import Started, until
 from tensorflows import ByHand
 
 from distboot.base.process import proc_stat
+from distboot.script.workers import VARIABLE
 
 METHODS = ["fork", "spawn", "forkserver"]
 WAYS = ["init", "wrapper"]
 
-# Below `init` a script asks its context, and below the wrapper it has a handler of its own.
+# Below `init` a script reads `ctx.preempted`, which shields its workers. Below the wrapper it has a handler of its own,
+# and its workers are shielded by DISTBOOT_SHIELD_WORKERS.
 _BEGIN = """
 import json, os, signal, subprocess, sys, time
 import multiprocessing as mp
@@ -41,7 +43,7 @@ def begin():
     if sys.argv[1] == "init":
         import distboot
         ctx = distboot.init("none", join_timeout=60)
-        asked = lambda: ctx.preempted
+        asked = lambda: getattr(ctx, "preempted")  # not named, so that the first read matters
     else:
         signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
         asked = lambda: bool(told)
@@ -111,11 +113,18 @@ def begin(by_hand: ByHand) -> Iterator[Begin]:
     """Starts a script below `init`, as two ranks, or below the wrapper, as one."""
     jobs = []
 
-    def start(script: str, way: str, *arguments: str) -> Started:
-        ranks, wrapper = (
-            (2, []) if way == "init" else (1, ["-m", "distboot", "run", "--", sys.executable])
-        )
-        jobs.append(by_hand(_BEGIN + script, ranks, wrapper=wrapper, arguments=[way, *arguments]))
+    def start(script: str, way: str, *arguments: str, shield: str | None = None) -> Started:
+        ranks = 2
+        wrapper: list[str] = []
+        env: dict[str, str] = {}
+        if way == "wrapper":
+            ranks = 1
+            wrapper = ["-m", "distboot", "run", "--", sys.executable]
+            env[VARIABLE] = "1"
+        if shield is not None:
+            env[VARIABLE] = shield
+        arguments = (way, *arguments)
+        jobs.append(by_hand(_BEGIN + script, ranks, env=env, wrapper=wrapper, arguments=arguments))
         return jobs[-1]
 
     yield start
@@ -182,6 +191,40 @@ def test_workers_end_with_their_parent(begin: Begin, method: str, way: str) -> N
     for pid in until_ready(job):
         os.kill(pid, signal.SIGKILL)
     until(lambda: not everybody(job))
+
+
+_UNSHIELDED = """
+if __name__ == "__main__":
+    if sys.argv[2] == "reads":
+        begin()
+    elif sys.argv[1] == "init":
+        import distboot
+        ctx = distboot.init("none", join_timeout=60)
+    worker = mp.get_context("spawn").Process(target=time.sleep, args=(3600,))
+    worker.start()
+    os.kill(worker.pid, signal.SIGSTOP)  # so that the signal waits until the shell has sent it
+    subprocess.run(["kill", "-TERM", str(worker.pid)], check=True)
+    os.kill(worker.pid, signal.SIGCONT)
+    worker.join(timeout=20)
+    worker.kill()
+    touch("ended-" + os.environ["RANK"], json.dumps([worker.exitcode]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "reads", "shield"),
+    [
+        pytest.param("init", "", None, id="init, without a read"),
+        pytest.param("wrapper", "", "", id="wrapper, not set"),
+        pytest.param("init", "reads", "0", id="init, with a read, but turned off"),
+    ],
+)
+def test_workers_are_not_shielded_unasked(
+    begin: Begin, way: str, reads: str, shield: str | None
+) -> None:
+    job = begin(_UNSHIELDED, way, reads, shield=shield)
+    assert set(job.codes()) == {0}, job.output(0)
+    assert written(job, "ended") == [[-signal.SIGTERM]] * len(job.processes)
 
 
 # That it always is: WORKERS_RUNS=50 pytest tests/test_workers.py -n 0 -k "data_loader and fork-wrapper"

@@ -40,6 +40,7 @@ DEFAULTS: Mapping[str, str] = {
     "DISTBOOT_RESTART_DELAY": "0",  # seconds
     "DISTBOOT_RESTART_WINDOW": "600",  # seconds
     "DISTBOOT_SECRET": "",
+    "DISTBOOT_SHIELD_WORKERS": "",
     "DISTBOOT_SIGQUIT": "forward",
     "DISTBOOT_STOP_SIGNALS": "",
     "DISTBOOT_STOP_BEFORE_END": "",
@@ -153,6 +154,13 @@ def _stops_hangs(environ: Mapping[str, str]) -> bool:
 
 def _quit_shows(environ: Mapping[str, str]) -> bool:
     return _switch(environ, "DISTBOOT_SIGQUIT", choices=("forward", "stacks"))
+
+
+def _shield_workers(environ: Mapping[str, str]) -> bool | None:
+    """Whether workers outlive SIGTERM in every script, or in none; None: where it reads `ctx.preempted`."""
+    if not environ.get("DISTBOOT_SHIELD_WORKERS"):
+        return None
+    return _switch(environ, "DISTBOOT_SHIELD_WORKERS")
 
 
 def _join_timeout(environ: Mapping[str, str]) -> float:
@@ -398,6 +406,7 @@ _READERS: tuple[Callable[[Mapping[str, str]], object], ...] = (
     _hang_after,
     _stops_hangs,
     _quit_shows,
+    _shield_workers,
     _stop_notice,
     _notice_address,
     heartbeat_timeout,

@@ -162,7 +162,7 @@ def context(
     `barrier` is the framework's own, if it has one; `leave` ends the framework, if it is up; `adds` are fields.
     """
     hints.install()
-    workers.install()
+    workers.install_at_start()
     crash_hooks.install_below_wrapper()
     placement = job.placement
     if job.link is not None and placement.rank == 0 and not job.is_listener_taken:

@@ -21,7 +21,7 @@ from functools import partial
 from types import CodeType, FrameType
 
 from ..base.text import log_line
-from . import crash_hooks
+from . import crash_hooks, workers
 from .exceptions import OF_LIBRARIES
 from .stop_page import (
     ASKED,
@@ -124,6 +124,11 @@ class Preemption:
                 stop_signals.listen(number, partial(_receive, number), chain=callable(before))
             _signals.add(number)
 
+    def expect_reads(self) -> None:
+        """The script reads `ctx.preempted`: from now on SIGTERM ends neither this process nor its workers."""
+        self.listen([signal.SIGTERM])
+        workers.install_for_reader()
+
     def detach(self) -> None:
         """The context is closed: from now on no other rank is asked."""
         self._agent = None
@@ -165,7 +170,7 @@ class Preemption:
     def _read_in_new_thread(self) -> None:
         thread = threading.get_ident()
         if self._reader == 0:
-            self.listen([signal.SIGTERM])
+            self.expect_reads()
         elif thread in self._readers and not self._is_warned:
             self._is_warned = True
             log_line(self._who, _TWO_THREADS)
