@@ -21,6 +21,7 @@ from distboot.detection.detect import INNERMOST_FIRST, NODE_PLATFORMS
 from distboot.detection.launchers import Launcher
 from distboot.detection.node_platform import NodePlatform
 from distboot.detection.placement import PLATFORMS, Platform
+from distboot.script.patches import GROUPS
 
 REFERENCE = Path(__file__).parent / "reference"
 PACKAGE = Path(distboot.__file__).parent
@@ -201,6 +202,20 @@ def _of_platforms() -> str:
     return "\n".join(rows)
 
 
+def _patches() -> str:
+    """What distboot changes in the process of a script, a table for each purpose."""
+    sections = []
+    for group in GROUPS:
+        sections += [f"## {group.title}", ""]
+        if group.about:
+            sections += [group.about, ""]
+        sections += ["| what | why | when | turned off by |", "|---|---|---|---|"]
+        for patch in group.patches:
+            sections.append(f"| {patch.what} | {patch.why} | {patch.when} | {patch.off} |")
+        sections.append("")
+    return "\n".join(sections).rstrip()
+
+
 def _help() -> str:
     """What every command says of itself."""
     sections = []
@@ -221,6 +236,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "variables of launchers": _of_launchers,
     "variables of platforms": _of_platforms,
     "platforms that number nodes": _of_nodes,
+    "patches": _patches,
     "help": _help,
 }
 
