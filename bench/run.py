@@ -22,6 +22,7 @@ FOLDER = Path(__file__).parent
 sys.path[:0] = [str(FOLDER.parent), str(FOLDER.parent / "tests")]
 
 import container  # noqa: E402 - beside this file, and so are the next
+import detection  # noqa: E402
 import diagnosis  # noqa: E402
 import group  # noqa: E402
 import join  # noqa: E402
@@ -35,6 +36,7 @@ from page import Limit, Section, gpu_part, limits_table, page, section_text, wit
 
 PARTS: dict[str, Callable[[Effort], Section]] = {
     "start": start.section,
+    "detect": detection.section,
     "group": group.section,
     "join": join.section,
     "diagnosis": diagnosis.section,

@@ -81,9 +81,8 @@ def _exported(environ: dict[str, str]) -> dict[str, str]:
 
 def test_port_that_the_wrapper_found_reaches_the_child() -> None:
     environ = {**_exported({}), "MASTER_PORT": "61234"}
-    environ[VARIABLE] = environ[VARIABLE].replace(
-        "exported=", "master_port=61234,exported=MASTER_PORT+"
-    )
+    found = environ[VARIABLE].replace("master_addr=", "master_port=61234,master_addr=")
+    environ[VARIABLE] = found.replace("exported=", "exported=MASTER_PORT+")
     placement = detect(environ)
     assert (placement.launcher, placement.master_port, placement.sources["master_port"]) == (
         "single",

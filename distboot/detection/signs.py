@@ -25,7 +25,7 @@ from .placement import Placement
 # Independent jobs, or an allocation in which a launcher starts the ranks: CI systems, batch systems, clusters of data
 # processing, databases. A launcher has a record of its own; an allocation has a warning (`allocation`).
 _INDEPENDENT = re.compile(
-    r"(\w+_)?("
+    r"(\w+_)??("
     # CI systems and tests
     r"CI|CIRCLE|BUILDKITE|SEMAPHORE|KNAPSACK|HARNESS|TRAVIS|GITHUB|BITRISE|DRONE|JENKINS|"
     r"PYTEST|JEST|"
