@@ -1,7 +1,7 @@
 """Rewrite what the reference says about the code, from the records that the code itself uses: `make docs`.
 
 A page has `<!-- name: written by `make docs` -->` and `<!-- end of name -->` around what is written here, and is a
-person's otherwise. tests/test_reference.py fails when a page is not as this would write it.
+person's otherwise. tests/docs/test_reference.py fails when a page is not as this would write it.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from pathlib import Path
 from distboot import DistbootError, Placement, detect
 from distboot.detection.placement import NUMBERS as _FIELDS
 
-_FOLDER = Path(__file__).parent / "captures"
+_FOLDER = Path(__file__).parents[1] / "captures"
 
 # Families of variables by which a launcher around the tests and benchmarks themselves could leak into what they start.
 _LAUNCHER_PREFIXES = (

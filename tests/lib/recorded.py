@@ -9,7 +9,7 @@ from distboot.tools.doctor.command import examine
 from distboot.tools.doctor.finding import Finding
 from distboot.tools.doctor.machine import Machine
 
-FOLDER = Path(__file__).parent / "machines"
+FOLDER = Path(__file__).parents[1] / "machines"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
 PACKAGES = "usr/lib/python3/dist-packages"
 INSTALLED = 1_780_000_000.0  # seconds since the epoch: 2026-05-28

@@ -211,7 +211,7 @@ def _named(outcome: Outcome, fault: Fault) -> str:
 
 pytestmark = [needs_hosts, needs_torch]
 
-DOCS = Path(__file__).parent.parent / "docs" / "faults.md"
+DOCS = Path(__file__).parents[2] / "docs" / "faults.md"
 WORKER = Path(__file__).parent / "faults_worker.py"
 WRITE = bool(os.environ.get("DISTBOOT_WRITE_FAULTS"))
 EVERY = [

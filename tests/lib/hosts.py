@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Done = subprocess.CompletedProcess[str]
     Env = Mapping[str, str] | None
 
-SCRIPTS = Path(__file__).resolve().parent / "cluster"
+SCRIPTS = Path(__file__).resolve().parents[1] / "cluster"
 REPOSITORY = SCRIPTS.parents[1]
 NAMES = ("head", "nodea", "nodeb")
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

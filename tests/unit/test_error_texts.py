@@ -1,7 +1,7 @@
 """What a user reads when something is wrong, word for word: `error_texts/` has the text of each case.
 
 After a change that is meant, write them again and read the difference aloud:
-    DISTBOOT_WRITE_ERROR_TEXTS=1 make test ARGS=tests/test_error_texts.py
+    DISTBOOT_WRITE_ERROR_TEXTS=1 make test ARGS=tests/unit/test_error_texts.py
 """
 
 import os
@@ -22,7 +22,7 @@ from documented import (
     tf_config,
 )
 
-FOLDER = Path(__file__).parent / "error_texts"
+FOLDER = Path(__file__).parents[1] / "error_texts"
 WRITE = bool(os.environ.get("DISTBOOT_WRITE_ERROR_TEXTS"))
 
 OPENMPI = one("openmpi-5.0.11/uneven_3_1", 3)

@@ -82,7 +82,7 @@ def exceptions_of(script: str, folder: Path, **variables: str) -> list[UncaughtE
         train.write_text(_HOOKED % (writing, script))
         subprocess.run(
             [sys.executable, "train.py"],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), **variables},
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **variables},
             cwd=folder,
             stderr=subprocess.DEVNULL,
             pass_fds=[writing],

@@ -14,7 +14,7 @@ import distboot
 from distboot.base.errors import CODES
 
 REFERENCE = ROOT / "docs" / "reference"
-TEXTS = Path(__file__).parent / "error_texts"
+TEXTS = Path(__file__).parents[1] / "error_texts"
 ERRORS = (REFERENCE / "errors.md").read_text()
 ENVIRONMENT = (REFERENCE / "environment.md").read_text()
 SOURCES = sorted(PACKAGE.rglob("*.py"))

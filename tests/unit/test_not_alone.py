@@ -18,7 +18,7 @@ from distboot import (
 from distboot.detection.detect import NODE_PLATFORMS
 from distboot.detection.here import detect_here
 
-FOLDER = Path(__file__).parent / "signs"
+FOLDER = Path(__file__).parents[1] / "signs"
 
 
 def _records(name: str) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """What users can rely on, name by name, and what a type checker says of it: the package has types, and the right ones.
 
 A change of a name shows as a difference to api.txt, to be confirmed, and told. After a change that is meant:
-DISTBOOT_WRITE_API=1 make test ARGS=tests/test_api.py; and a line in CHANGELOG.md.
+DISTBOOT_WRITE_API=1 make test ARGS=tests/unit/test_api.py; and a line in CHANGELOG.md.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from distboot.detection.placement import PLATFORMS, VARIABLES
 from distboot.frameworks import FILES
 from distboot.lightning import DistbootEnvironment
 
-TEXT = Path(__file__).with_name("api.txt")
+TEXT = Path(__file__).parents[1] / "api.txt"
 
 
 class _Plain(str):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rendezvous_peers import Rank0, answers, peer
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 from simulate import written
 from simulate_costs import Costs

@@ -76,7 +76,7 @@ def test_deepspeed_over_pdsh_on_uneven_nodes(hosts: Hosts) -> None:
     env = {
         "DS_ACCELERATOR": "cpu",
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(Path(__file__).parent.parent),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
     }
     lines = json_lines(hosts.run("nodea", launch, env, 180))
     # DeepSpeed's own LOCAL_RANK is RANK % LOCAL_SIZE, here 0 and 1, 0: it stays, and is the index of the device.

@@ -26,7 +26,7 @@ from packaging.requirements import Requirement
 
 import distboot
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 _PROGRAMS = ("podman", "runc", "conmon", "iptables", "mmdebstrap")
 _DISTRIBUTIONS = ("torch", "scikit-learn", "tensorflow-cpu", "hatchling")

@@ -184,7 +184,7 @@ def test_workers_end_with_their_parent(begin: Begin, method: str, way: str) -> N
     until(lambda: not everybody(job))
 
 
-# That it always is: WORKERS_RUNS=50 pytest tests/test_workers.py -n 0 -k "data_loader and fork-wrapper"
+# That it always is: WORKERS_RUNS=50 pytest tests/ranks/test_workers.py -n 0 -k "data_loader and fork-wrapper"
 @needs_torch
 @pytest.mark.parametrize("run", range(int(os.environ.get("WORKERS_RUNS", "1"))))
 @pytest.mark.parametrize("way", WAYS)

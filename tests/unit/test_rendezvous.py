@@ -184,7 +184,7 @@ first = Rank0(record(0, 200), 600)
 print(first.port, flush=True)
 print(first.failed().message)
 """
-    env = {**clean_env, "PYTHONPATH": f"{Path(__file__).parent}:{clean_env['PYTHONPATH']}"}
+    env = {**clean_env, "PYTHONPATH": f"{Path(__file__).parents[1]}/lib:{clean_env['PYTHONPATH']}"}
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", script], env=env, **pipes) as process:
         assert process.stdout is not None

@@ -11,8 +11,8 @@ from distboot import DistbootError, Placement, detect
 from distboot.detection.detect import LAUNCHERS
 
 # What the environment of each captured process cannot prove: capture -> the unknown numbers, rank by rank. After a
-# change that is meant: DISTBOOT_WRITE_UNKNOWN=1 make test ARGS=tests/test_captures.py, and read the difference.
-_UNKNOWN_FILE = Path(__file__).parent / "unknown_numbers.json"
+# change that is meant: DISTBOOT_WRITE_UNKNOWN=1 make test ARGS=tests/unit/test_captures.py, and read the difference.
+_UNKNOWN_FILE = Path(__file__).parents[1] / "unknown_numbers.json"
 _UNKNOWN: dict[str, list[str]] = json.loads(_UNKNOWN_FILE.read_text())
 
 

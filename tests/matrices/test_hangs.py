@@ -27,7 +27,7 @@ from page_of_cells import Tables
 pytestmark = [needs_hosts, needs_torch]
 
 HERE = Path(__file__).parent
-DOCS = HERE.parent / "docs" / "hangs.md"
+DOCS = HERE.parents[1] / "docs" / "hangs.md"
 WRITE = bool(os.environ.get("DISTBOOT_WRITE_HANGS"))
 AFTER = 3  # seconds: DISTBOOT_LATE_AFTER
 BOUND = AFTER + 5
