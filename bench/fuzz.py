@@ -18,6 +18,7 @@ import atheris
 with atheris.instrument_imports(include=["distboot", "json"]):
     import json  # noqa: F401 - TF_CONFIG's reader imports it when it is called
 
+    from distboot.base.errors import DistbootError
     from distboot.detection.detect import read_placement
     from distboot.detection.launchers.tf_config import TF_CONFIG
     from distboot.detection.parse import (
@@ -28,7 +29,6 @@ with atheris.instrument_imports(include=["distboot", "json"]):
         parse_address,
         parse_port,
     )
-    from distboot.errors import DistbootError
 
 
 def _hosts(text: str) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/lib")]
 
 import late_jobs  # noqa: E402 - beside this file, and so are the next
 import late_rank0  # noqa: E402
@@ -49,13 +49,13 @@ _LIMIT = 300  # seconds for a job
 _BEGIN = """
 import json, os, random, statistics, sys, threading, time
 if os.environ["DISTBOOT_LATE_AFTER"] == "0":  # then the thread is there, too: without it altogether
-    sys.meta_path = [finder for finder in sys.meta_path if type(finder).__module__ != "_distboot.agent.crash_hooks"]
+    sys.meta_path = [finder for finder in sys.meta_path if type(finder).__module__ != "_distboot.script.crash_hooks"]
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 """
 _RANK = f"""{_BEGIN}
-progress, value = sys.modules["_distboot.agent.progress"], torch.zeros(1)
+progress, value = sys.modules["_distboot.script.progress"], torch.zeros(1)
 counts, groups = progress.counts, [dist.new_group([0, 1]) for _ in range(31)]
 (thread,) = [thread.native_id for thread in threading.enumerate() if thread.name == "distboot-progress"]
 def used(tasks):

@@ -22,7 +22,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), *(str(ROOT / each) for each in ("bench", "tests"))]
+sys.path[:0] = [str(ROOT), *(str(ROOT / each) for each in ("bench", "tests/lib"))]
 
 from measure import PYTHON, UnmeasuredError, output_of  # noqa: E402 - beside this file, and so are the next
 from simulate_costs import coordinator_of  # noqa: E402
@@ -30,9 +30,9 @@ from simulate_messages import place, plan  # noqa: E402
 from simulate_peers import Peers, allow_all_files  # noqa: E402
 
 from distboot.agent.heartbeat import BEATS, BOUND, HeartbeatConnection  # noqa: E402
-from distboot.agent.late import LateWatch  # noqa: E402
-from distboot.agent.messages import Locate, Position, Register  # noqa: E402
-from distboot.agent.stacks import lines  # noqa: E402
+from distboot.job.late import LateWatch  # noqa: E402
+from distboot.job.messages import Locate, Position, Register  # noqa: E402
+from distboot.job.stacks import lines  # noqa: E402
 from distboot.rendezvous.coordinator import Coordinator  # noqa: E402
 from distboot.rendezvous.messages import Ready  # noqa: E402
 

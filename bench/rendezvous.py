@@ -27,7 +27,12 @@ from distboot.rendezvous.coordinator import Coordinator
 from distboot.rendezvous.membership import JoinPlan, Membership, build_membership
 from distboot.rendezvous.messages import Hello, Members, WorkerInfo
 from distboot.rendezvous.plan import environment_facts
-from distboot.rendezvous.protocol import HEADER, Channel, Frames, most_from_rank_0
+from distboot.rendezvous.protocol import (
+    HEADER,
+    Channel,
+    Frames,
+    most_from_rank_0,
+)
 from distboot.rendezvous.worker import Worker
 
 JOB = "5c2f10aa"

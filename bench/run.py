@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-sys.path[:0] = [str(FOLDER.parent), str(FOLDER.parent / "tests")]
+sys.path[:0] = [str(FOLDER.parent), str(FOLDER.parent / "tests/lib")]
 
 import container  # noqa: E402 - beside this file, and so are the next
 import detection  # noqa: E402

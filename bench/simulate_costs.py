@@ -38,7 +38,8 @@ from distboot.agent.agent import participant_of  # noqa: E402
 from distboot.agent.failure_coordinator import FailureCoordinator  # noqa: E402
 from distboot.agent.heartbeat import BEATS, BEATS_OF_RANK_0, BOUND  # noqa: E402
 from distboot.agent.loop import EventLoop  # noqa: E402
-from distboot.agent.messages import Abort, Register  # noqa: E402
+from distboot.base.settings import SupervisionSettings  # noqa: E402
+from distboot.job.messages import Abort, Register  # noqa: E402
 from distboot.rendezvous.connection_pool import send_to_all  # noqa: E402
 from distboot.rendezvous.coordinator import (  # noqa: E402
     Coordinator,
@@ -46,9 +47,18 @@ from distboot.rendezvous.coordinator import (  # noqa: E402
     refuse_several_frameworks,
 )
 from distboot.rendezvous.membership import Membership, build_membership  # noqa: E402
-from distboot.rendezvous.messages import Go, Members, Offer, Ready  # noqa: E402
-from distboot.rendezvous.protocol import Broadcast, Channel, Frames, most_from_rank_0  # noqa: E402
-from distboot.settings import SupervisionSettings  # noqa: E402
+from distboot.rendezvous.messages import (  # noqa: E402
+    Go,
+    Members,
+    Offer,
+    Ready,
+)
+from distboot.rendezvous.protocol import (  # noqa: E402
+    Broadcast,
+    Channel,
+    Frames,
+    most_from_rank_0,
+)
 
 _LINES = 2000  # with which the costs are measured
 _ACCEPTED_AT_ONCE = 64  # as rendezvous/connection_pool.py has it

@@ -10,12 +10,22 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from distboot.agent.exit_status import ExitStatus
-from distboot.agent.messages import Exited, Position, Register, Stalled
-from distboot.agent.root_cause import RootCause, from_disconnect, ranks_of
-from distboot.agent.stacks import Stacks, frame
+from distboot.job.exit_status import ExitStatus
+from distboot.job.messages import (
+    Exited,
+    Position,
+    Register,
+    Stalled,
+)
+from distboot.job.root_cause import RootCause, from_disconnect, ranks_of
+from distboot.job.stacks import Stacks, frame
 from distboot.rendezvous.membership import JoinPlan, Membership
-from distboot.rendezvous.messages import Hello, Ready, Welcome, WorkerInfo
+from distboot.rendezvous.messages import (
+    Hello,
+    Ready,
+    Welcome,
+    WorkerInfo,
+)
 from distboot.rendezvous.plan import environment_facts
 from distboot.rendezvous.protocol import Channel
 

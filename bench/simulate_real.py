@@ -27,7 +27,7 @@ from simulate_peers import Peers  # noqa: E402
 from distboot.agent.failure_coordinator import FailureCoordinator  # noqa: E402
 from distboot.agent.heartbeat import BEATS, BOUND  # noqa: E402
 from distboot.agent.loop import EventLoop  # noqa: E402
-from distboot.agent.messages import Register  # noqa: E402
+from distboot.job.messages import Register  # noqa: E402
 from distboot.rendezvous.coordinator import Coordinator  # noqa: E402
 from distboot.rendezvous.messages import Ready  # noqa: E402
 

@@ -18,9 +18,9 @@ from simulate_costs import Costs
 from simulate_job import Line, Link, Outcome, Setting, lines_of, way
 from simulate_messages import RANKS_A_NODE, membership_bytes
 
+from distboot.base.text import with_nodes
 from distboot.rendezvous.messages import Failed
 from distboot.rendezvous.protocol import Channel
-from distboot.text import with_nodes
 
 _BACKLOG = 4096  # connections that wait to be accepted (net.core.somaxconn)
 # Seconds after the first, where the queue was full (tcp(7): the timeout doubles)

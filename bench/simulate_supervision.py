@@ -9,7 +9,7 @@ from simulate_costs import Costs
 from simulate_job import Link
 
 from distboot.agent.heartbeat import BEATS, BOUND
-from distboot.agent.root_cause import GATHERING
+from distboot.job.root_cause import GATHERING
 
 # Seconds, at the most, from the last sign of a host that vanishes until it does
 _SINCE = BEATS * BOUND

@@ -5,21 +5,21 @@ from __future__ import annotations
 # Type checkers take the name for typing's, whose import costs more than all of this
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .base.errors import DistbootError as DistbootError
+    from .base.version import __version__ as __version__
     from .context import Context as Context
     from .detection.detect import detect as detect
     from .detection.placement import Placement as Placement
-    from .errors import DistbootError as DistbootError
     from .initialize import init as init
-
-__version__ = "0.1.0"
 
 __all__ = ["Context", "DistbootError", "Placement", "__version__", "detect", "init"]
 
 # `import distboot` costs next to nothing: each public name is imported when it is first used (PEP 562).
 _HOMES = {
     "Context": "context",
-    "DistbootError": "errors",
+    "DistbootError": "base.errors",
     "Placement": "detection.placement",
+    "__version__": "base.version",
     "detect": "detection.detect",
     "init": "initialize",
 }

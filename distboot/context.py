@@ -8,14 +8,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from .errors import DistbootError
-from .limits import seconds
+from .base.errors import DistbootError
+from .base.limits import seconds
+from .base.text import (
+    escape_control,
+    first_line,
+    short_repr,
+    without_secret,
+)
 from .rendezvous.messages import LONGEST_FAILURE
-from .text import escape_control, first_line, short_repr, without_secret
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .agent.preemption import Preemption
+    from .script.preemption import Preemption
 
 _AFTER_A_FAILURE = 1.0  # seconds for the same when its block has failed
 _BARRIER = "barrier()"
@@ -107,7 +112,7 @@ class Context:
     job_id: str | None
     hosts: tuple[str, ...]
     _barrier: Callable[[], None] = field(repr=False)
-    _wait_for: Callable[..., None] = field(repr=False)  # as `JobInfo.wait_for`
+    _wait_for: Callable[..., None] = field(repr=False)  # as `Session.wait_for`
     _stop: Callable[[], None] = field(repr=False)
     _is_up: Callable[[], bool] = field(repr=False)
     _preemption: Preemption = field(repr=False)

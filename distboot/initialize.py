@@ -12,28 +12,35 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
-from . import frameworks, settings, surroundings
-from .agent.preemption import is_mentioned
+from . import frameworks
+from .agent.meet import join_here, joining
+from .agent.session import Session, alone
+from .base import settings
+from .base.errors import DistbootError, with_rank
+from .base.limits import seconds
+from .base.text import log_line, short_repr
 from .context import Context, who_of
-from .detection import export, inherited
+from .detection import export, inherited, surroundings
 from .detection.detect import LAUNCHERS, refuse_unless_rank
-from .detection.export import EnvTransaction, require_master, thread_variables, wait_until_resolves
+from .detection.export import (
+    EnvTransaction,
+    require_master,
+    thread_variables,
+    wait_until_resolves,
+)
 from .detection.here import detect_here
 from .detection.launchers.slurm import SINGLE
 from .detection.placement import Placement
-from .errors import DistbootError, with_rank
-from .limits import seconds
-from .rendezvous.job_info import JobInfo, alone
-from .rendezvous.plan import join_here, joining, plan_of
-from .report import ALL_CALLED, CALLED, GROUP
-from .text import log_line, short_repr
+from .rendezvous.events import ALL_CALLED, CALLED, GROUP
+from .rendezvous.plan import plan_of
+from .script.preemption import is_mentioned
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from datetime import timedelta
 
+    from .agent.link import AgentLink
     from .agent.sidecar_start import Sidecar
-    from .rendezvous.local import AgentLink
     from .rendezvous.membership import JoinResult
     from .report.files import StartupReport
 
@@ -198,7 +205,7 @@ def _leave_at_end(error: DistbootError | None = None) -> None:
         # Ctrl-C is no failure; and with what is imported below, Python would forget to end by SIGINT for it.
         if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):
             return
-        from .agent.exit_status import leave, leave_uncaught  # here, as most scripts end well
+        from .job.exit_status import leave, leave_uncaught  # here, as most scripts end well
 
         if error is None:
             leave_uncaught()
@@ -248,7 +255,7 @@ def _started(call: _Call) -> Context:
         found = None
         if outer.met:
             # Here and below, as a process that is alone has no agent
-            from .rendezvous.local import attached
+            from .agent.link import attached
 
             found = attached(os.environ)
         if found is None and call.supervision.stop_signals:
@@ -325,11 +332,11 @@ def _refuse_spawned(placement: Placement) -> None:
 @contextmanager
 def _met_in_wrapper(
     call: _Call, link: AgentLink, result: JoinResult, called: float
-) -> Iterator[JobInfo]:
+) -> Iterator[Session]:
     """All ranks, which the agents of their wrappers have let meet."""
     from .agent import sidecar_start
 
-    job = JobInfo(call.placement, call.join_timeout)
+    job = Session(call.placement, call.join_timeout)
     job.link, job.framework, job.count = link, call.options.said, next(_counts)
     job.is_watched = call.supervision.detects
     job.take(result)
@@ -338,7 +345,7 @@ def _met_in_wrapper(
     sidecar_start.tell_steps(job)
 
 
-def _meeting(call: _Call, exported: EnvTransaction) -> AbstractContextManager[JobInfo]:
+def _meeting(call: _Call, exported: EnvTransaction) -> AbstractContextManager[Session]:
     """All ranks together, or, where the roll call is off, what this process's environment alone proves."""
     for_plan: dict[str, Any] = {
         "framework": call.options.said,
@@ -381,13 +388,13 @@ def _with_sidecar(
     sidecar: Sidecar,
     report: StartupReport,
     exported: EnvTransaction,
-) -> Iterator[JobInfo]:
+) -> Iterator[Session]:
     """All ranks together, with the agent in a process beside this one."""
     from .agent.sidecar_start import tell_steps
 
     placement = call.placement
     plan, problem = plan_of(placement, os.environ, call.join_timeout, **for_plan)
-    job = JobInfo(placement, call.join_timeout)
+    job = Session(placement, call.join_timeout)
     job.link, job.framework = sidecar.link, call.options.said
     job.when_ready = lambda: sidecar.take_over(job)
     try:
@@ -409,7 +416,7 @@ def _with_sidecar(
 @contextmanager
 def _without_sidecar(
     call: _Call, for_plan: Mapping[str, Any], why: OSError, report: StartupReport
-) -> Iterator[JobInfo]:
+) -> Iterator[Session]:
     """All ranks together, with a thread of this process as its agent, which cannot detect how it ends."""
     from .agent.in_wrapper import WrapperAgent
     from .frameworks._base import at_end

@@ -16,14 +16,14 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+from .base.errors import DistbootError
+from .base.text import counted, log_line
 from .context import Context, who_of
 from .detection import inherited
 from .detection.detect import OFF
-from .errors import DistbootError
 from .frameworks._base import at_end
 from .frameworks._process_group import end_group
 from .initialize import current, init
-from .text import counted, log_line
 
 # One and the same code in two packages: `lightning`, and `pytorch_lightning` with `lightning_fabric`.
 _HOMES = ("lightning.fabric.plugins.environments", "lightning_fabric.plugins.environments")

@@ -1,7 +1,7 @@
 """Rewrite what the reference says about the code, from the records that the code itself uses: `make docs`.
 
 A page has `<!-- name: written by `make docs` -->` and `<!-- end of name -->` around what is written here, and is a
-person's otherwise. tests/test_reference.py fails when a page is not as this would write it.
+person's otherwise. tests/docs/test_reference.py fails when a page is not as this would write it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from functools import partial
 from pathlib import Path
 
 import distboot
+from distboot.base.errors import CODES
 from distboot.detection.detect import INNERMOST_FIRST, NODE_PLATFORMS
 from distboot.detection.launchers import Launcher
 from distboot.detection.node_platform import NodePlatform
 from distboot.detection.placement import PLATFORMS, Platform
-from distboot.errors import CODES
 
 REFERENCE = Path(__file__).parent / "reference"
 PACKAGE = Path(distboot.__file__).parent

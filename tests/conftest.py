@@ -28,8 +28,8 @@ from supervised import Start, job
 from tensorflows import QUIET, ByHand, by_rank
 
 import distboot as package
-from distboot.doctor.machine import Machine
 from distboot.rendezvous.messages import Ready
+from distboot.tools.doctor.machine import Machine
 
 ROOT = Path(__file__).parent.parent  # of the repository, or of an sdist
 # What is tested: in ROOT, or where the wheel is installed (environments.py)
@@ -58,7 +58,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 
     shared = {
         path.name
-        for path in Path(__file__).parent.glob("test_*.py")
+        for path in Path(__file__).parent.rglob("test_*.py")
         if 'scope="module"' in path.read_text()
     }
 

@@ -14,11 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ..errors import DistbootError
-from ..rendezvous import local
+from ..base.errors import DistbootError
+from ..base.settings import SupervisionSettings
+from ..base.text import log_line
+from ..job.keys import Keys
+from ..job.root_cause import ranks_of
 from ..rendezvous.coordinator import Coordinator
 from ..rendezvous.join import Joined, PortInUse, listening
-from ..rendezvous.keys import Keys
 from ..rendezvous.membership import Membership
 from ..rendezvous.messages import (
     Arrive,
@@ -31,17 +33,20 @@ from ..rendezvous.messages import (
     ShowStacks,
     as_problem,
 )
-from ..rendezvous.protocol import BEFORE_AUTHENTICATION, Frames, ProtocolError, most_from_rank_0
+from ..rendezvous.protocol import (
+    BEFORE_AUTHENTICATION,
+    Frames,
+    ProtocolError,
+    most_from_rank_0,
+)
 from ..rendezvous.worker import Worker
-from ..settings import SupervisionSettings
-from ..text import log_line
+from . import link as local
 from .failure_coordinator import FailureCoordinator
 from .failure_reporter import FailureReporter
 from .heartbeat import HeartbeatConnection
 from .launcher_process import LauncherProcess
 from .loop import Answer, EventLoop
 from .returning import Returning
-from .root_cause import ranks_of
 
 _EXPLANATION = 1.0  # seconds for rank 0 to say why all stop, once our launcher is gone
 _POLL_INTERVAL = 1.0  # seconds, where the kernel does not tell that a process has ended
@@ -192,7 +197,7 @@ class Agent:
 
     def _watch_notices(self, settings: SupervisionSettings) -> None:
         """Ask for notices that this machine will be taken away; one agent of each node does."""
-        from .stop_notices import watch  # here, as few jobs do
+        from ..script.stop_notices import watch  # here, as few jobs do
 
         ours, its = socket.socketpair()
         ours.setblocking(False)

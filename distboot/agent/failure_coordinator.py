@@ -9,8 +9,21 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..base.text import escape_control, ranks_said
+from ..job import messages
+from ..job.exit_status import signal_name
+from ..job.keys import Keys
+from ..job.late import LateWatch
+from ..job.root_cause import (
+    GATHERING,
+    FailureReport,
+    RankState,
+    RootCause,
+    RootCauseAnalysis,
+)
+from ..job.stop_agreement import StopAgreement
 from ..rendezvous.connection_pool import Connection
-from ..rendezvous.keys import Keys
+from ..rendezvous.events import EventLog, own_steps
 from ..rendezvous.membership import Membership
 from ..rendezvous.messages import (
     READY,
@@ -27,20 +40,18 @@ from ..rendezvous.messages import (
     ShowStacks,
 )
 from ..rendezvous.protocol import Broadcast, ProtocolError
-from ..report import EventLog, own_steps
-from ..text import escape_control, ranks_said
-from . import messages
-from .exit_status import signal_name
 from .heartbeat import (
     BEATS_OF_RANK_0,
     DisconnectedError,
     HeartbeatConnection,
     close_gracefully,
 )
-from .late import LateWatch
-from .loop import AFTER_THE_FIRST, DISCONNECTED, Answer, Participant
-from .root_cause import GATHERING, FailureReport, RankState, RootCause, RootCauseAnalysis
-from .stop_agreement import StopAgreement
+from .loop import (
+    AFTER_THE_FIRST,
+    DISCONNECTED,
+    Answer,
+    Participant,
+)
 
 _LINGER = 5.0  # seconds after rank 0 has ended well, for the others to end, too
 _LAST_MESSAGE = 2.0  # seconds beyond the grace for ranks that were told to stop

@@ -8,7 +8,16 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from ..errors import DistbootError
+from ..base.errors import DistbootError
+from ..base.text import escape_control
+from ..job import messages
+from ..job.messages import (
+    Exited,
+    Failing,
+    Register,
+    Terminating,
+)
+from ..job.root_cause import RankState, from_disconnect, from_exit
 from ..rendezvous.messages import (
     LONGEST_TEXT,
     READY,
@@ -26,13 +35,14 @@ from ..rendezvous.messages import (
     as_problem,
 )
 from ..rendezvous.protocol import ProtocolError
-from ..text import escape_control
-from . import messages
 from .heartbeat import DisconnectedError, HeartbeatConnection, close_gracefully
-from .loop import AFTER_THE_FIRST, DISCONNECTED, Answer, Participant
-from .messages import Exited, Failing, Register, Terminating
+from .loop import (
+    AFTER_THE_FIRST,
+    DISCONNECTED,
+    Answer,
+    Participant,
+)
 from .returning import NewConnection, Returning, is_refused
-from .root_cause import RankState, from_disconnect, from_exit
 
 _RETURNING = 2.0  # seconds to come back over another connection
 _CAUSE = 1.0  # seconds after our end to hear why

@@ -9,25 +9,25 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from ..process import start_without_signals
-from ..rendezvous.job_info import JobInfo
-from ..rendezvous.local import VARIABLE, AgentLink
+from ..base.process import start_without_signals
+from ..base.settings import SupervisionSettings
+from ..job.exit_status import ExitStatus, shown
+from ..job.messages import Phases, Register
+from ..rendezvous.events import COMMAND
 from ..rendezvous.membership import EarlierAgent
-from ..report import COMMAND
-from ..settings import SupervisionSettings
+from ..script.crash_hooks import VARIABLE as VARIABLE_OF_HOOKS
+from ..script.crash_hooks import out_of_the_way
 from .agent import Agent
-from .crash_hooks import VARIABLE as VARIABLE_OF_HOOKS
-from .crash_hooks import out_of_the_way
-from .exit_status import ExitStatus, shown
 from .failure_coordinator import FailureCoordinator
-from .messages import Phases, Register
+from .link import VARIABLE, AgentLink
 from .monitored_process import HookReader, MonitoredProcess, Process
+from .session import Session
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ..job.restarts import Restarts
+    from ..job.root_cause import RootCause
     from .launcher_process import LauncherProcess
-    from .restarts import Restarts
-    from .root_cause import RootCause
 
 _END_LIMIT = 5.0  # seconds for the thread to say that it is over
 
@@ -37,7 +37,7 @@ class WrapperAgent:
 
     def __init__(
         self,
-        job: JobInfo,
+        job: Session,
         settings: SupervisionSettings,
         restarts: Restarts | None,
         launcher: LauncherProcess | None = None,

@@ -24,9 +24,9 @@ import signal
 from contextlib import suppress
 from typing import NamedTuple
 
-from ..errors import DistbootError
-from ..process import proc_stat, start_without_signals
-from ..text import escape_control, log_line
+from ..base.errors import DistbootError
+from ..base.process import proc_stat, start_without_signals
+from ..base.text import escape_control, log_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

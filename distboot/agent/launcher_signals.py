@@ -6,10 +6,10 @@ import os
 import signal
 from collections.abc import Iterable
 
+from ..base.process import ends_at
+from ..base.text import log_line
 from ..detection.detect import LAUNCHERS
 from ..detection.placement import Placement
-from ..process import ends_at
-from ..text import log_line
 
 
 def warn_of_signals(placement: Placement, numbers: Iterable[int]) -> None:

@@ -19,9 +19,9 @@ from collections.abc import Callable
 from functools import partial
 from math import inf
 
-from ..errors import DistbootError, too_few_files
-from ..process import start_without_signals
-from ..text import host_name, log_line, short_repr
+from ..base.errors import DistbootError, too_few_files
+from ..base.process import start_without_signals
+from ..base.text import host_name, log_line, short_repr
 from .log_lines import PrefixedLines
 
 # Seconds for the rest of a line to come; then it is passed on as it is, as a prompt has to be

@@ -14,22 +14,41 @@ from functools import partial
 from math import inf
 from typing import NamedTuple
 
-from ..rendezvous.messages import Arrive, Detach, Failed, Go, Key, Ready, Release
+from ..base.settings import SupervisionSettings
+from ..base.text import first_line
+from ..job.exit_status import ExitStatus, leave
+from ..job.messages import (
+    KINDS,
+    Failing,
+    Locate,
+    Reads,
+)
+from ..job.root_cause import RankState, RootCause, from_exit
+from ..rendezvous.messages import (
+    Arrive,
+    Detach,
+    Failed,
+    Go,
+    Key,
+    Ready,
+    Release,
+)
 from ..rendezvous.protocol import Channel, ProtocolError
-from ..settings import SupervisionSettings
-from ..text import first_line
-from .exit_status import ExitStatus, leave
-from .heartbeat import BEATS, BOUND, DisconnectedError, HeartbeatConnection, Probe
-from .messages import KINDS, Failing, Locate, Reads
-from .root_cause import RankState, RootCause, from_exit
+from .heartbeat import (
+    BEATS,
+    BOUND,
+    DisconnectedError,
+    HeartbeatConnection,
+    Probe,
+)
 from .stop_pages import StopPages
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ..job.restarts import Restarts
     from .failure_coordinator import FailureCoordinator
     from .failure_reporter import FailureReporter
     from .monitored_process import MonitoredProcess
-    from .restarts import Restarts
 
 # Seconds; torchrun looks 10 times a second who has ended, and lists them in that order
 AFTER_THE_FIRST = 0.15

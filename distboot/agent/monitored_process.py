@@ -11,18 +11,41 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-from ..process import proc_stat
+from ..base.process import proc_stat
+from ..base.text import without_secret
+from ..job.exit_status import (
+    FATAL,
+    LAST_RESORT,
+    ExitStatus,
+    UncaughtException,
+    leave,
+    shown,
+)
+from ..job.messages import (
+    Exited,
+    Exiting,
+    Failing,
+    Locate,
+    Phases,
+    Position,
+    Stalled,
+    Terminating,
+)
+from ..job.root_cause import from_exit
+from ..job.stacks import ANOTHER, THREADS, Stacks
 from ..rendezvous.messages import RequestStop
 from ..rendezvous.protocol import ProtocolError, decode
-from ..text import without_secret
-from .crash_hooks import ENDING, EXCEPTION, INTERRUPT, STEPS, TERM
-from .exit_status import FATAL, LAST_RESORT, ExitStatus, UncaughtException, leave, shown
+from ..script.crash_hooks import (
+    ENDING,
+    EXCEPTION,
+    INTERRUPT,
+    STEPS,
+    TERM,
+)
+from ..script.progress import KIND as PROGRESS
+from ..script.progress import Movement, is_our_thread
 from .loop import StopRequest
-from .messages import Exited, Exiting, Failing, Locate, Phases, Position, Stalled, Terminating
-from .progress import KIND as PROGRESS
-from .progress import Movement, is_our_thread
-from .root_cause import from_exit
-from .stacks import ANOTHER, THREADS, StackReader, Stacks
+from .stack_reader import StackReader
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

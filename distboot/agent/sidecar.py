@@ -18,16 +18,24 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from ..errors import DistbootError, with_too_few_files
+from ..base.errors import DistbootError, with_too_few_files
+from ..job.exit_status import ExitStatus
+from ..job.messages import Register
 from ..rendezvous.join import Joined
-from ..rendezvous.local import MOST, OPEN, AskLog, Begin, Finish, Log, Raised
 from ..rendezvous.protocol import Frames
+from ..script.crash_hooks import ASK, ASK_FIRST, JOB_ENDS
 from .agent import CREDENTIALS, Agent
-from .crash_hooks import ASK, ASK_FIRST, JOB_ENDS
-from .exit_status import ExitStatus
 from .launcher_process import LauncherProcess, find
+from .link import (
+    MOST,
+    OPEN,
+    AskLog,
+    Begin,
+    Finish,
+    Log,
+    Raised,
+)
 from .loop import AFTER_THE_FIRST
-from .messages import Register
 from .monitored_process import HookReader, MonitoredProcess, Process
 
 

@@ -20,12 +20,12 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from ..rendezvous.job_info import JobInfo
-from ..rendezvous.local import AgentLink, Begin
+from ..base.settings import SupervisionSettings
+from ..base.text import log_line
 from ..rendezvous.membership import JoinPlan
-from ..settings import SupervisionSettings
-from ..text import log_line
-from . import crash_hooks, progress
+from ..script import crash_hooks, progress
+from .link import AgentLink, Begin
+from .session import Session
 
 # The first process ends at once: the script must not find a child that it did not start. The second has a session of
 # its own, as Open MPI kills the script's whole process group before there is time to say what there is to say.
@@ -72,7 +72,7 @@ class Sidecar:
         """Whether it has taken over."""
         return _current is self
 
-    def take_over(self, job: JobInfo) -> None:
+    def take_over(self, job: Session) -> None:
         """All ranks are ready: from now on it hears how this process ends."""
         global _current  # noqa: PLW0603 - a process has one
         if _current is not None:
@@ -150,7 +150,7 @@ class Sidecar:
         self.link = AgentLink(socket.socket(fileno=crash_hooks.out_of_the_way(control.detach())))
 
 
-def tell_steps(job: JobInfo) -> None:
+def tell_steps(job: Session) -> None:
     """Tell the agent of this process how its beginning went, so far."""
     # A message `Phases`, without the modules of the agent's messages, which no script needs.
     crash_hooks.emit(crash_hooks.STEPS, json.dumps({"kind": "Phases", "times": job.steps}))
@@ -202,7 +202,7 @@ def _register(file: int, instead: int = 0) -> None:
     at_exit(ctypes.cast(libc.fgetc, ctypes.c_void_p), ctypes.c_void_p(reading), None)
     on_exit(ctypes.cast(libc.fputc, ctypes.c_void_p), ctypes.c_void_p(writing))
     if os.getpid() == 1:
-        from .exit_status import LAST_RESORT
+        from ..job.exit_status import LAST_RESORT
 
         # The kernel keeps SIGKILL away from process 1 of a container, and every signal without a handler. This one is
         # _exit(2), which takes the number of the signal as its exit code.

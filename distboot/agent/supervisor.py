@@ -17,9 +17,15 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from ..errors import DistbootError
-from ..process import FROM_OUTSIDE, command_error, limit_files, proc_stat
-from ..text import escape_control, log_line
+from .. import script
+from ..base.errors import DistbootError
+from ..base.process import (
+    FROM_OUTSIDE,
+    command_error,
+    limit_files,
+    proc_stat,
+)
+from ..base.text import escape_control, log_line
 
 # Type checkers take the name for typing's, whose import would slow every start
 TYPE_CHECKING = False
@@ -42,7 +48,7 @@ _FORWARDED = {*FROM_OUTSIDE, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, sig
 # What the terminal sends to every process of the foreground group, the child included.
 _FROM_TERMINAL = {signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH}
 _WAITED_FOR = _FORWARDED | {signal.SIGCHLD, signal.SIGALRM}
-_HOOKS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "injected")
+_HOOKS = os.path.join(os.path.dirname(script.__file__), "injected")
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _GROUP_LOOK = 0.02  # seconds
 _KILLED = 5.0  # seconds for a process to end that was killed

@@ -1,1 +1,1 @@
-"""The command line: one file a command; `main` has what all of them share."""
+"""The command line: `main` finds the command, `run` is the wrapper; the other commands are in `tools/`."""

@@ -17,10 +17,10 @@ from functools import partial
 from importlib import import_module
 from typing import Any, NoReturn, TextIO
 
-from .. import __version__
+from ..base.errors import DistbootError, printed
+from ..base.text import did_you_mean, escape_control
+from ..base.version import __version__
 from ..detection.export import without_local_rank
-from ..errors import DistbootError, printed
-from ..text import did_you_mean, escape_control
 
 _HELP = """\
 usage: python -m distboot [run] [options] script.py [arguments …]
@@ -56,12 +56,12 @@ _LAUNCHER = "--launcher NAME  believe this launcher, like DISTBOOT_LAUNCHER=NAME
 # Each is a function in a module, which is imported only when it is asked for.
 _COMMANDS = {
     "run": (".run", "run"),
-    "show": (".show", "show"),
-    "env": (".env", "env"),
-    "doctor": (".doctor", "doctor"),
-    "launchers": (".launchers", "launchers"),
-    "stacks": (".stacks", "stacks"),
-    "try": (".try_script", "try_script"),
+    "show": ("..tools.show", "show"),
+    "env": ("..tools.env", "env"),
+    "doctor": ("..tools.doctor.command", "doctor"),
+    "launchers": ("..tools.launchers", "launchers"),
+    "stacks": ("..tools.stacks", "stacks"),
+    "try": ("..tools.try_script", "try_script"),
 }
 
 
@@ -76,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
         # Standard error is full or closed: the exit code has to do
         with suppress(OSError, AttributeError):
             _write(sys.stderr, printed(error))
-        from ..agent.exit_status import leave  # here, as it is rarely needed
+        from ..job.exit_status import leave  # here, as it is rarely needed
 
         leave(str(error))
         return error.exit_code
@@ -88,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _end_by_signals() -> None:
     """Let signals end us as process 1 of a container, too: the kernel drops those to it that have no handler."""
-    from ..process import FROM_OUTSIDE  # here, as no other process needs it
+    from ..base.process import FROM_OUTSIDE  # here, as no other process needs it
 
     def end(number: int, _: object) -> None:
         raise SystemExit(128 + number)
@@ -110,7 +110,7 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     command, rest = (first, arguments[1:]) if first in _COMMANDS else ("run", arguments)
     if command in ("show", "env", "doctor", "try") and not {"-h", "--help"} & set(rest[:1]):
-        from ..settings import refuse_invalid, warn_of_unknown  # here, as --version needs none
+        from ..base.settings import refuse_invalid, warn_of_unknown  # here, as --version needs none
 
         try:
             refuse_invalid(os.environ)

@@ -8,19 +8,35 @@ from argparse import Namespace
 from functools import partial
 from typing import Any, NamedTuple
 
-from .. import frameworks, surroundings
+from .. import frameworks
 from ..agent import supervisor
-from ..detection import export, inherited
+from ..base.errors import (
+    DistbootError,
+    rendezvous_needed,
+    with_rank,
+    with_too_few_files,
+)
+from ..base.process import at_once, become
+from ..base.settings import (
+    RANK,
+    rendezvous_setting,
+    supervision_settings,
+    warn_of_unknown,
+)
+from ..base.text import escape_control, log_line
+from ..detection import export, inherited, surroundings
 from ..detection.detect import LAUNCHERS, detect, refuse_unless_rank
 from ..detection.here import detect_here
 from ..detection.launchers.tf_config import has_servers
 from ..detection.placement import NUMBERS, Placement
-from ..errors import DistbootError, rendezvous_needed, with_rank, with_too_few_files
 from ..frameworks import _torch
-from ..process import at_once, become
-from ..settings import RANK, rendezvous_setting, supervision_settings, warn_of_unknown
-from ..text import escape_control, log_line
-from .run_options import check_local_rank, complete, count_of, parse, warn_if_bound
+from .run_options import (
+    check_local_rank,
+    complete,
+    count_of,
+    parse,
+    warn_if_bound,
+)
 from .run_warnings import warn_of_misplaced, warn_of_world_size
 from .target import (
     Nested,
@@ -38,11 +54,11 @@ if TYPE_CHECKING:
     from ..agent.in_wrapper import WrapperAgent
     from ..agent.launcher_process import LauncherProcess
     from ..agent.logs import Logs
-    from ..agent.restarts import Restarts
+    from ..agent.session import Session
+    from ..base.settings import SupervisionSettings
     from ..detection.allocation import Unused
-    from ..rendezvous.job_info import JobInfo
+    from ..job.restarts import Restarts
     from ..report.files import StartupReport
-    from ..settings import SupervisionSettings
 
 
 def run(words: list[str]) -> int:
@@ -170,7 +186,7 @@ def _alone(launch: _Launch, placement: Placement, logs: Logs | None) -> int:
     others = _torch.torchelastic_variables(placement, os.environ)
     # A start of it does not pay for sockets
     if launch.options.framework != "torch" and launch.inner is None:
-        from ..rendezvous.job_info import alone
+        from ..agent.session import alone
 
         others = frameworks.exports(
             launch.options.framework, alone(placement, launch.options.join_timeout), os.environ
@@ -186,7 +202,7 @@ def _alone(launch: _Launch, placement: Placement, logs: Logs | None) -> int:
         end_if_left(placement.who, programs)
     code = supervisor.run([command], grace=launch.options.grace)
     if code:
-        from ..agent.exit_status import leave  # here, as most end well
+        from ..job.exit_status import leave  # here, as most end well
 
         leave(f"exit code {code}: the output of the script says why")
     return code
@@ -227,7 +243,7 @@ class _Job(NamedTuple):
     def round(self, report: StartupReport, problem: DistbootError | None, logs: Logs | None) -> int:
         """From the moment in which all agents meet to the end of the ranks: the exit code."""
         from ..agent.in_wrapper import WrapperAgent
-        from ..rendezvous.plan import join_here
+        from ..agent.meet import join_here
 
         launch, options, restarts, settings = (
             self.launch,
@@ -287,7 +303,7 @@ class _Job(NamedTuple):
         if self.launcher is not None:
             self.launcher.refuse_if_gone()
 
-    def _environ_of(self, job: JobInfo, watch: WrapperAgent, rank: int) -> dict[str, str]:
+    def _environ_of(self, job: Session, watch: WrapperAgent, rank: int) -> dict[str, str]:
         from ..host import network  # here, so that a process that is alone does not pay for it
 
         one, base = _of_rank(job, rank) if self.ranks else (job, dict(os.environ))
@@ -333,7 +349,7 @@ def _together(
 
     # Here, so that a process that is alone does not pay for them
     from ..agent.launcher_signals import warn_of_signals
-    from ..agent.restarts import Restarts
+    from ..job.restarts import Restarts
     from ..report.files import StartupReport
 
     warn_of_signals(placement, settings.stop_signals)
@@ -378,7 +394,7 @@ def _warn_of_hidden_hooks(launch: _Launch, placement: Placement) -> None:
         log_line(placement.who, text)
 
 
-def _of_rank(job: JobInfo, rank: int) -> tuple[JobInfo, dict[str, str]]:
+def _of_rank(job: Session, rank: int) -> tuple[Session, dict[str, str]]:
     """What a rank of this node holds, once the nodes have met, and the environment with its numbers."""
     assert job.membership is not None
     numbers = {"rank": rank, "world_size": job.membership.world_size, **job.membership.place(rank)}

@@ -8,14 +8,15 @@ from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .. import frameworks, settings
+from .. import frameworks
+from ..base import settings
+from ..base.errors import DistbootError
+from ..base.text import did_you_mean, log_line
 from ..detection.detect import LAUNCHERS, NODE_PLATFORMS
 from ..detection.export import LOCAL_RANK, empty_local_rank
 from ..detection.node_platform import ranks_per_node
 from ..detection.placement import Placement
-from ..errors import DistbootError
 from ..host import cpus
-from ..text import did_you_mean, log_line
 from .main import Parser
 from .target import Nested, Target
 

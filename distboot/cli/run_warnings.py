@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..base.text import escape_control, log_line, short_repr
 from ..detection.placement import Placement
-from ..text import escape_control, log_line, short_repr
 from .target import Target, misplaced_options
 
 

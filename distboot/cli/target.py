@@ -16,14 +16,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from ..base.errors import DistbootError
+from ..base.process import command_error, command_not_found
+from ..base.text import did_you_mean, escape_control, short_repr
 from ..detection.export import with_local_rank
 from ..detection.launchers.records import MPI_LAUNCHERS
 from ..detection.launchers.tf_config import has_servers
 from ..detection.placement import Placement
-from ..errors import DistbootError
 from ..host import free_port
-from ..process import command_error, command_not_found
-from ..text import did_you_mean, escape_control, short_repr
 
 # An option of Python that takes a value, which may be in the next word: -m, -um, -mname, -W, -Xname
 _PYTHON_OPTION = re.compile(r"-[A-Za-z]*?([mcWX])(.*)", re.DOTALL)

@@ -8,8 +8,8 @@ Hosts are counted everywhere. Tasks are counted only where the user asked for ta
 PBS Professional's node file (`mpiprocs`). What Torque (PBS_NP), LSF, Grid Engine (NSLOTS) and OAR count are processors,
 which one process uses with its threads as often as not.
 
-All is pure: `texts` has what the files hold that variables name, by variable, and `distboot/surroundings.py` reads
-those. A text that cannot be read counts nothing.
+All is pure: `texts` has what the files hold that variables name, by variable, and `surroundings`
+reads those. A text that cannot be read counts nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from ..text import counted, digits
+from ..base.text import counted, digits
 from .env_reader import variable
 from .launchers.records import DISTBOOT, OPENMPI
 from .launchers.slurm import INTERACTIVE_STEP, SINGLE

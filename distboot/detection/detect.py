@@ -7,23 +7,44 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from ..errors import UNKNOWN_RANK, DistbootError
-from ..text import did_you_mean, digits, short_repr
+from ..base.errors import UNKNOWN_RANK, DistbootError
+from ..base.text import did_you_mean, digits, short_repr
 from . import inherited, signs
 from .env_reader import EnvReader, container_env_hint
 from .inherited import InheritedEnv
 from .launchers import Launcher, of_platform
 from .launchers.aws import AWSBATCH, SAGEMAKER
 from .launchers.by_hand import NODES
-from .launchers.frameworks import DEEPSPEED, HOROVODRUN, LIGHTNING, TORCH, TORCHRUN
+from .launchers.frameworks import (
+    DEEPSPEED,
+    HOROVODRUN,
+    LIGHTNING,
+    TORCH,
+    TORCHRUN,
+)
 from .launchers.google import TPU, VERTEX
 from .launchers.jax import JAX, JAXJOB
 from .launchers.kubernetes import KUBEFLOW, PODS, VOLCANO
 from .launchers.platforms import MODELARTS, PLAIN_PLATFORMS
-from .launchers.records import DISTBOOT, FLUX, INTELMPI, LSF, MPICH, MVAPICH, OPENMPI, PALS, PMI
+from .launchers.records import (
+    DISTBOOT,
+    FLUX,
+    INTELMPI,
+    LSF,
+    MPICH,
+    MVAPICH,
+    OPENMPI,
+    PALS,
+    PMI,
+)
 from .launchers.slurm import SINGLE, SLURM
 from .launchers.tf_config import TF_CONFIG
-from .placement import NUMBERS, PLATFORMS, VARIABLES, Placement
+from .placement import (
+    NUMBERS,
+    PLATFORMS,
+    VARIABLES,
+    Placement,
+)
 
 # The innermost launcher, the one that started this very process, owns its rank: what an outer launcher
 # has set is inherited by all processes alike and wrong for most of them.

@@ -11,11 +11,24 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from ..errors import UNKNOWN_RANK, DistbootError
+from ..base.errors import UNKNOWN_RANK, DistbootError
+from ..base.text import short_repr
 from ..host import derived_port
-from ..text import short_repr
-from .parse import is_loopback, json_hosts, parse_address, parse_count, parse_number, parse_port
-from .placement import FIELDS, NUMBERS, Placement, Platform, recognise
+from .parse import (
+    is_loopback,
+    json_hosts,
+    parse_address,
+    parse_count,
+    parse_number,
+    parse_port,
+)
+from .placement import (
+    FIELDS,
+    NUMBERS,
+    Placement,
+    Platform,
+    recognise,
+)
 
 T = TypeVar("T")
 

@@ -12,10 +12,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..errors import DistbootError
+from ..base.errors import DistbootError
+from ..base.settings import RANK
+from ..base.text import is_address
 from ..host import cpus, free_port
-from ..settings import RANK
-from ..text import is_address
 from . import inherited
 from .detect import INNERMOST_FIRST, LAUNCHERS, traces
 from .launchers.records import MPI_LAUNCHERS

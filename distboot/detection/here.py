@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from ..errors import DistbootError
+from ..base.errors import DistbootError
 from . import inherited, signs
 from .detect import detect
 from .launchers.slurm import SINGLE
@@ -92,8 +92,8 @@ def _is_own(host: str) -> bool:
     """Whether this is the name of this host, or an address that a socket of it can have."""
     import socket
 
+    from ..base.text import is_address
     from ..host import network
-    from ..text import is_address
 
     if not is_address(host):
         return network.is_this_host(host)

@@ -18,10 +18,15 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..errors import UNKNOWN_RANK, DistbootError
-from ..text import short_repr
+from ..base.errors import UNKNOWN_RANK, DistbootError
+from ..base.text import short_repr
 from .parse import parse_address
-from .placement import NUMBERS, SIZES, VARIABLES, Placement
+from .placement import (
+    NUMBERS,
+    SIZES,
+    VARIABLES,
+    Placement,
+)
 
 VARIABLE = "DISTBOOT_PLACEMENT"
 

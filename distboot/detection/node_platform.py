@@ -10,9 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from ..text import digits
+from ..base.text import digits
 from .env_reader import EnvReader, variable
-from .parse import parse_address, parse_hosts, parse_number, parse_port, repeated_host
+from .parse import (
+    parse_address,
+    parse_hosts,
+    parse_number,
+    parse_port,
+    repeated_host,
+)
 
 # What numbers processes itself, and is more exact than any number of a node.
 _OF_PROCESSES = ("RANK", "LOCAL_RANK", "TF_CONFIG")

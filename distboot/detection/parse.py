@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 
-from ..text import is_address, short_repr
+from ..base.text import is_address, short_repr
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?", re.ASCII)
 _SCOPE = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)  # the name or the number of an interface

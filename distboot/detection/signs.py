@@ -17,8 +17,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ..errors import UNKNOWN_RANK, DistbootError
-from ..text import digits, short_repr
+from ..base.errors import UNKNOWN_RANK, DistbootError
+from ..base.text import digits, short_repr
 from .parse import is_loopback, parse_address
 from .placement import Placement
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 from importlib import import_module
 from typing import NamedTuple
 
-from ..errors import DistbootError
-from ..text import did_you_mean, short_repr
+from ..base.errors import DistbootError
+from ..base.text import did_you_mean, short_repr
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import ModuleType
 
+    from ..agent.session import Session
     from ..context import Context
     from ..detection.export import EnvTransaction
-    from ..rendezvous.job_info import JobInfo
 
 # Name of a framework -> the file that starts it, which is also its name for the wrapper: `--framework horovod`.
 FILES = {
@@ -96,7 +96,7 @@ def refuse(options: Options) -> None:
             raise DistbootError("usage", problem, hint)
 
 
-def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
+def start(job: Session, exported: EnvTransaction, options: Options) -> Context:
     """Start a framework, on all ranks together."""
     file = FILES[options.framework]
     # The wrapper asks for torch's `exports` only, at every start: so what starts it has a file of its own.
@@ -105,15 +105,15 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
     return context
 
 
-def exports(file: str, job: JobInfo, environ: Mapping[str, str]) -> dict[str, str]:
+def exports(file: str, job: Session, environ: Mapping[str, str]) -> dict[str, str]:
     """What an unmodified script of a framework, a value of `FILES`, reads besides the variables of torch."""
-    of_file: Callable[[JobInfo, Mapping[str, str]], dict[str, str]] | None = getattr(
+    of_file: Callable[[Session, Mapping[str, str]], dict[str, str]] | None = getattr(
         _module(file), "exports", None
     )
     return {} if of_file is None else of_file(job, environ)
 
 
-def preload(options: Options, job: JobInfo) -> None:
+def preload(options: Options, job: Session) -> None:
     """Import what a framework is built on, where that reads nothing which is known only once all ranks have met.
 
     If that fails all of them hear of it then: a second attempt may fail in another way.

@@ -16,20 +16,26 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from ..agent import crash_hooks, hints, workers
-from ..agent.preemption import Preemption
+from ..agent.session import Session
+from ..base.errors import DistbootError, printed
+from ..base.process import (
+    EXCEPTION,
+    EXIT,
+    WELL,
+    exit_outcome,
+    watch_exit,
+)
+from ..base.text import first_line
 from ..context import Context
 from ..detection import inherited
 from ..detection.env_reader import variable
 from ..detection.export import EnvTransaction, variables
 from ..detection.placement import FIELDS
-from ..errors import DistbootError, printed
 from ..host import free_port
 from ..host.network import NO_PROXIES, PROXIES
-from ..process import EXCEPTION, EXIT, WELL, exit_outcome, watch_exit
-from ..rendezvous.job_info import JobInfo
 from ..rendezvous.messages import BARRIER, Ready
-from ..text import first_line
+from ..script import crash_hooks, hints, workers
+from ..script.preemption import Preemption
 from . import Options
 
 _BARRIER_LIMIT = 1800.0  # seconds; what PyTorch gives a collective operation on Gloo
@@ -63,7 +69,7 @@ def imported(module: str, install: str = "") -> Any:
             gc.enable()
 
 
-def export(job: JobInfo, exported: EnvTransaction, others: Mapping[str, str] = {}) -> None:
+def export(job: Session, exported: EnvTransaction, others: Mapping[str, str] = {}) -> None:
     """Export this rank's place, which this process has joined as, and what only the one framework reads."""
     placement, before = job.placement, exported.environ_before()
     # What the wrapper around us does for this rank it does until the end, for the next `init`, too.
@@ -114,7 +120,7 @@ def in_our_words(code: str, problem: str, hint: str, *kinds: type[Exception]) ->
 
 
 @contextmanager
-def limited(job: JobInfo, what: str) -> Iterator[None]:
+def limited(job: Session, what: str) -> Iterator[None]:
     """End this process if the block has not ended within the join timeout: there is no other way out of C code.
 
     Only for code that lets go of Python's lock while it waits; for other code there is `deadline`. `what` says for the
@@ -142,7 +148,7 @@ def limited(job: JobInfo, what: str) -> Iterator[None]:
 
 
 def context(
-    job: JobInfo,
+    job: Session,
     exported: EnvTransaction,
     options: Options,
     *,
@@ -182,7 +188,7 @@ def context(
     )
 
 
-def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
+def start(job: Session, exported: EnvTransaction, options: Options) -> Context:
     """Start no framework: export, when all ranks are there, with a MASTER_PORT that is free for the script."""
     placement = job.placement
     # torchrun's is that of its own store, which torch will use.

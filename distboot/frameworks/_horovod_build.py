@@ -13,10 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..base.errors import DistbootError
+from ..base.text import log_line, short_repr
 from ..detection.launchers.records import MPI_LAUNCHERS
 from ..detection.placement import Placement
-from ..errors import DistbootError
-from ..text import log_line, short_repr
 from ._base import imported, in_our_words
 from ._torch import device_id, set_device
 

@@ -14,16 +14,23 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from ..agent.session import Session
+from ..base.errors import DistbootError
+from ..base.process import result_within
+from ..base.text import escape_control, format_address, short_repr
 from ..context import Context
 from ..detection.export import EnvTransaction, variables
-from ..errors import DistbootError
 from ..host import network
-from ..process import result_within
-from ..rendezvous.job_info import JobInfo
 from ..rendezvous.messages import Arrive, Ready
-from ..text import escape_control, format_address, short_repr
 from . import Options, _torch
-from ._base import at_end, context, export, imported, in_our_words, limited
+from ._base import (
+    at_end,
+    context,
+    export,
+    imported,
+    in_our_words,
+    limited,
+)
 from ._torch import device_and_backend, device_id, set_device
 
 _MOMENT = 0.1  # seconds for Gloo's threads to let go of their tensors
@@ -32,7 +39,7 @@ _FIRST = "the first rank"
 
 
 def start(
-    job: JobInfo,
+    job: Session,
     exported: EnvTransaction,
     options: Options,
     *,
@@ -87,7 +94,7 @@ def start(
     return result
 
 
-def _start_group(torch: Any, job: JobInfo, backend: str, timeout: float | None) -> None:
+def _start_group(torch: Any, job: Session, backend: str, timeout: float | None) -> None:
     """Start the default process group where the ranks have met, or leave nothing behind.
 
     It does not return the store: torch 2.2 keeps the frames in which it was imported, the caller's is below them, and
@@ -123,7 +130,7 @@ def _at_store(store: Any, who: str | None) -> Callable[[Arrive], None]:
     Rank 0 must not end before the others have seen it.
     """
     # Here, as with a roll call the agent has them
-    from ..rendezvous.keys import leader_failed, not_opened
+    from ..job.keys import leader_failed, not_opened
 
     def arrive(message: Arrive) -> None:
         key, said = (
@@ -145,7 +152,7 @@ def _at_store(store: Any, who: str | None) -> Callable[[Arrive], None]:
     return arrive
 
 
-def _store(torch: Any, job: JobInfo) -> Any:
+def _store(torch: Any, job: Session) -> Any:
     """The store of the process group: at the socket where the ranks have met, else the one of env://."""
     limit = timedelta(seconds=job.join_timeout)
 

@@ -14,14 +14,14 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
+from ..agent.session import Session
+from ..base.errors import DistbootError, rendezvous_needed
+from ..base.text import format_address, ranks_said, short_repr
 from ..detection import inherited
 from ..detection.detect import read_placement
 from ..detection.launchers.tf_config import TF_CONFIG, corrected
 from ..detection.parse import parse_address
 from ..detection.placement import Placement
-from ..errors import DistbootError, rendezvous_needed
-from ..rendezvous.job_info import JobInfo
-from ..text import format_address, ranks_said, short_repr
 from . import Options
 from ._base import past_proxies
 
@@ -37,7 +37,7 @@ _GIVEN = "given "  # how the offer of a rank with a TF_CONFIG of its own begins
 class Cluster:
     """TensorFlow's cluster as one rank sees it: what all tasks are, and, once it is `completed`, where they are."""
 
-    def __init__(self, job: JobInfo, environ: Mapping[str, str], options: Options) -> None:
+    def __init__(self, job: Session, environ: Mapping[str, str], options: Options) -> None:
         placement, (bare, _) = job.placement, inherited.strip(environ)
         self._job_info = job
         self.is_given, self.is_alone = VARIABLE in bare, placement.world_size == 1
@@ -192,7 +192,7 @@ def refuse_options(options: Options) -> None:
         raise DistbootError("usage", problem, "help(distboot.init) says what each of them does")
 
 
-def refuse_job(cluster: Cluster, job: JobInfo, options: Options) -> None:
+def refuse_job(cluster: Cluster, job: Session, options: Options) -> None:
     """Refuse a strategy that this job cannot have."""
     kinds, strategy, problem = cluster.kinds, options.strategy, ""
     if strategy == PARAMETER_SERVER:

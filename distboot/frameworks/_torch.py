@@ -9,14 +9,14 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from ..base.errors import DistbootError
+from ..base.text import short_repr
 from ..detection.detect import NODE_LEVEL_HINT
 from ..detection.placement import Placement
-from ..errors import DistbootError
-from ..text import short_repr
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..rendezvous.job_info import JobInfo
+    from ..agent.session import Session
     from . import Options
 
 _CPU_BACKENDS = ("gloo", "mpi", "ucc")
@@ -142,7 +142,7 @@ def torchelastic_variables(placement: Placement, environ: Mapping[str, str]) -> 
     }
 
 
-def exports(job: JobInfo, environ: Mapping[str, str]) -> dict[str, str]:
+def exports(job: Session, environ: Mapping[str, str]) -> dict[str, str]:
     """What an unmodified script needs: what PyTorch Lightning reads, and oneCCL on a host where torch may use it."""
     from ..host.accelerators import has_intel_gpu
 

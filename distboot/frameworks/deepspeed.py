@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from ..agent.session import Session
 from ..context import Context
 from ..detection import inherited
 from ..detection.export import EnvTransaction, variables
-from ..rendezvous.job_info import JobInfo
 from . import Options, _process_group, _torch
 from ._base import imported, in_our_words
 
@@ -28,7 +28,7 @@ def on_cpu(options: Options) -> bool:
     return _torch.on_cpu(_chosen(options))
 
 
-def exports(job: JobInfo, environ: Mapping[str, str]) -> dict[str, str]:
+def exports(job: Session, environ: Mapping[str, str]) -> dict[str, str]:
     """What DeepSpeed's launcher sets, as far as DeepSpeed needs it; and what it would stumble over.
 
     Its parallel checkpoint writer reads the number of this node and of all nodes. Not LOCAL_SIZE: on CPUs that makes
@@ -43,7 +43,7 @@ def exports(job: JobInfo, environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in needed.items() if bare.get(name) != value}
 
 
-def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
+def start(job: Session, exported: EnvTransaction, options: Options) -> Context:
     """Start torch's process group, and let DeepSpeed use it."""
     others = exports(job, exported.environ_before())
     prepare = partial(imported, "deepspeed")

@@ -13,19 +13,25 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
+from ..agent.session import Session
+from ..base.errors import DistbootError, rendezvous_needed
+from ..base.process import start_without_signals
+from ..base.text import ranks_said, without_mapping
 from ..context import Context
 from ..detection import inherited
 from ..detection.export import EnvTransaction
 from ..detection.launchers.records import MPI_LAUNCHERS
-from ..errors import DistbootError, rendezvous_needed
 from ..host import network
-from ..process import start_without_signals
-from ..rendezvous.job_info import JobInfo
 from ..rendezvous.messages import Ready
-from ..text import ranks_said, without_mapping
 from . import Options
 from . import _horovod_build as _build
-from ._base import context, export, imported, in_our_words, limited
+from ._base import (
+    context,
+    export,
+    imported,
+    in_our_words,
+    limited,
+)
 from ._horovod_build import SAME_MPI, Build, controller
 
 # The launcher that runs a rendezvous server, and sets all of Horovod's variables
@@ -39,7 +45,7 @@ def on_cpu(_: Options) -> bool:
     return False
 
 
-def exports(job: JobInfo, environ: Mapping[str, str]) -> dict[str, str]:
+def exports(job: Session, environ: Mapping[str, str]) -> dict[str, str]:
     """What `hvd.init()` of an unmodified script reads. On Gloo, rank 0's wrapper serves the rendezvous."""
     if job.placement.world_size == 1:
         return {}
@@ -54,7 +60,7 @@ def exports(job: JobInfo, environ: Mapping[str, str]) -> dict[str, str]:
     return _exports(job.ready(step), job, bare)
 
 
-def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
+def start(job: Session, exported: EnvTransaction, options: Options) -> Context:
     """Start Horovod, and see that it has the numbers of the roll call."""
     placement, before = job.placement, exported.environ_before()
     bare = inherited.strip(before)[0]
@@ -101,7 +107,7 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
     )
 
 
-def _offer(kind: str, job: JobInfo, undo: ExitStack) -> str:
+def _offer(kind: str, job: Session, undo: ExitStack) -> str:
     """What the others hear of this rank: "mpi", "gloo", or "gloo 10.0.0.1:61234" with a server, until `undo`."""
     placement = job.placement
     if kind == "gloo" and placement.world_size > 1 and placement.launcher != _SERVES:
@@ -115,7 +121,7 @@ def _offer(kind: str, job: JobInfo, undo: ExitStack) -> str:
 
 
 def _exports(
-    kind: str, job: JobInfo, bare: Mapping[str, str], timeout: float | None = None
+    kind: str, job: Session, bare: Mapping[str, str], timeout: float | None = None
 ) -> dict[str, str]:
     """What Horovod reads, now that every rank has said what it is about to use."""
     others = [rank for rank, offer in sorted(job.offers.items()) if offer.partition(" ")[0] != kind]
@@ -131,7 +137,7 @@ def _exports(
     return _gloo_variables(job, bare, timeout)
 
 
-def _compare(hvd: Any, build: Build, kind: str, job: JobInfo) -> None:
+def _compare(hvd: Any, build: Build, kind: str, job: Session) -> None:
     """Refuse a Horovod that has other numbers than the job: a world of its own, most likely."""
     expected = _numbers(job)
     # There it has local ranks in the order of ranks, whatever those of the launcher are
@@ -165,7 +171,7 @@ def _describe(found: Mapping[str, int]) -> str:
     )
 
 
-def _numbers(job: JobInfo) -> dict[str, int]:
+def _numbers(job: Session) -> dict[str, int]:
     """What Horovod's functions of these names must say on this rank; as far as it is known without the roll call."""
     own, local_rank = job.placement, job.placement.local_rank
     assert local_rank is not None
@@ -184,7 +190,7 @@ def _numbers(job: JobInfo) -> dict[str, int]:
 
 
 def _gloo_variables(
-    job: JobInfo, environ: Mapping[str, str], timeout: float | None
+    job: Session, environ: Mapping[str, str], timeout: float | None
 ) -> dict[str, str]:
     """What Horovod reads to start on Gloo, with the rendezvous server of rank 0, if it has one."""
     ours = _own_place(job, environ)
@@ -206,7 +212,7 @@ def _gloo_variables(
     return {**{name: value for name, value in choices.items() if not environ.get(name)}, **ours}
 
 
-def _own_place(job: JobInfo, environ: Mapping[str, str]) -> dict[str, str]:
+def _own_place(job: Session, environ: Mapping[str, str]) -> dict[str, str]:
     """This rank's numbers as Horovod reads them.
 
     Without them Horovod runs one process, so that one that is alone needs them only where others are left over.
@@ -219,7 +225,7 @@ def _own_place(job: JobInfo, environ: Mapping[str, str]) -> dict[str, str]:
     return numbers
 
 
-def serve_rendezvous(job: JobInfo, undo: ExitStack) -> str:
+def serve_rendezvous(job: Session, undo: ExitStack) -> str:
     """Run Horovod's own rendezvous server in a daemon thread, until `undo`; its address."""
     host = _ipv4(job)
     module = imported("horovod.runner.http.http_server")
@@ -242,7 +248,7 @@ def serve_rendezvous(job: JobInfo, undo: ExitStack) -> str:
     return f"{host}:{server.server_address[1]}"
 
 
-def _ipv4(job: JobInfo) -> str:
+def _ipv4(job: Session) -> str:
     """The address of this host for the other ranks; Horovod's client speaks IPv4 only (0.28.1, http_store.cc)."""
     own = without_mapping(job.own_address)
     if ":" not in own:

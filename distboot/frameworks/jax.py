@@ -16,15 +16,15 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from ..agent.session import Session
+from ..base.errors import DistbootError, rendezvous_needed
+from ..base.text import format_address, log_line
 from ..context import Context
 from ..detection import inherited
 from ..detection.export import EnvTransaction
 from ..detection.placement import Placement
-from ..errors import DistbootError, rendezvous_needed
 from ..host import accelerators, free_port
-from ..rendezvous.job_info import JobInfo
 from ..rendezvous.messages import Ready
-from ..text import format_address, log_line
 from . import Options
 from ._base import (
     at_end,
@@ -54,7 +54,7 @@ def on_cpu(_: Options) -> bool:
     return platforms == "cpu"
 
 
-def exports(job: JobInfo, environ: Mapping[str, str]) -> dict[str, str]:
+def exports(job: Session, environ: Mapping[str, str]) -> dict[str, str]:
     """What scripts read, and `jax.distributed.initialize()` without arguments.
 
     Nothing for a process that is alone: JAX itself may find in its environment that there are others.
@@ -100,7 +100,7 @@ def _as_openmpi(placement: Placement, environ: Mapping[str, str]) -> dict[str, s
     return {name: value for name, value in numbers.items() if name not in environ}
 
 
-def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
+def start(job: Session, exported: EnvTransaction, options: Options) -> Context:
     """Start JAX's coordinator in rank 0, and connect all ranks to it."""
     placement, before = job.placement, exported.environ_before()
 
@@ -164,7 +164,7 @@ def _import(options: Options) -> Any:
     return jax
 
 
-def _initialize(jax: Any, job: JobInfo, address: str, devices: list[int] | None) -> None:
+def _initialize(jax: Any, job: Session, address: str, devices: list[int] | None) -> None:
     if "JAX_ENABLE_PREEMPTION_SERVICE" not in os.environ:
         # It would take SIGTERM for a notice that the script may ask for, and no rank would end by it.
         jax.config.update("jax_enable_preemption_service", False)
@@ -187,7 +187,7 @@ def _initialize(jax: Any, job: JobInfo, address: str, devices: list[int] | None)
         )
 
 
-def _port(job: JobInfo) -> int:
+def _port(job: Session) -> int:
     """Where rank 0 can serve without having told the other ranks."""
     placement = job.placement
     if job.store_address is not None:

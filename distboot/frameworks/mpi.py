@@ -14,18 +14,24 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
+from ..agent.session import Session
+from ..base.errors import DistbootError
+from ..base.process import deadline, exit_asked
 from ..context import Context
 from ..detection.export import EnvTransaction
 from ..detection.launchers.records import MPI_LAUNCHERS
 from ..detection.placement import Placement
-from ..errors import DistbootError
 from ..host import free_port
 from ..host.network import addresses
-from ..process import deadline, exit_asked
-from ..rendezvous.job_info import JobInfo
 from ..rendezvous.messages import Ready
 from . import Options
-from ._base import at_end, context, export, imported, in_our_words
+from ._base import (
+    at_end,
+    context,
+    export,
+    imported,
+    in_our_words,
+)
 
 # They start processes of their own, and never through MPI.
 _WITHOUT_MPI = ("torchrun", "deepspeed", "horovodrun", "lightning")
@@ -36,7 +42,7 @@ _MEND = (
 )
 
 
-def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
+def start(job: Session, exported: EnvTransaction, options: Options) -> Context:
     """Start MPI, unless it has been started, and split its world."""
     placement = job.placement
 

@@ -16,18 +16,29 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any, NoReturn
 
-from ..agent import crash_hooks
+from ..agent.session import Session
+from ..base.errors import DistbootError
+from ..base.process import deadline
+from ..base.settings import supervision_settings
+from ..base.text import log_line
 from ..context import Context
 from ..detection.export import EnvTransaction
-from ..errors import DistbootError
 from ..host.accelerators import own_index
-from ..process import deadline
-from ..rendezvous.job_info import JobInfo
-from ..rendezvous.messages import SERVE, Arrive, Key, Ready
-from ..settings import supervision_settings
-from ..text import log_line
+from ..rendezvous.messages import (
+    SERVE,
+    Arrive,
+    Key,
+    Ready,
+)
+from ..script import crash_hooks
 from . import Options
-from ._base import at_end, context, export, imported, in_our_words
+from ._base import (
+    at_end,
+    context,
+    export,
+    imported,
+    in_our_words,
+)
 from ._tf_cluster import (
     DEFAULT,
     EVALUATOR,
@@ -53,7 +64,7 @@ def on_cpu(options: Options) -> bool:
     return options.strategy == PARAMETER_SERVER
 
 
-def exports(job: JobInfo, environ: Mapping[str, str]) -> dict[str, str]:
+def exports(job: Session, environ: Mapping[str, str]) -> dict[str, str]:
     """What a script reads that creates its MultiWorkerMirroredStrategy itself; a given TF_CONFIG stays."""
     if job.placement.world_size == 1:
         return {}
@@ -71,7 +82,7 @@ def exports(job: JobInfo, environ: Mapping[str, str]) -> dict[str, str]:
     return job.ready(step).completed().exports(environ)
 
 
-def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
+def start(job: Session, exported: EnvTransaction, options: Options) -> Context:
     """Create the strategy; or serve, and end with the chief."""
     before = exported.environ_before()
     with ExitStack() as ports:
@@ -107,7 +118,7 @@ def start(job: JobInfo, exported: EnvTransaction, options: Options) -> Context:
         return context(job, exported, options, **adds)
 
 
-def _strategy(tf: Any, job: JobInfo, cluster: Cluster, options: Options, gpus: int) -> Any:
+def _strategy(tf: Any, job: Session, cluster: Cluster, options: Options, gpus: int) -> Any:
     """That of a rank that runs the script; with one process the one that suits the number of its GPUs."""
     chosen = options.strategy or (
         MULTI_WORKER if not cluster.is_alone else MIRRORED if gpus > 1 else DEFAULT
@@ -133,7 +144,7 @@ def _strategy(tf: Any, job: JobInfo, cluster: Cluster, options: Options, gpus: i
 
 
 @contextmanager
-def _in_time(job: JobInfo) -> Iterator[None]:
+def _in_time(job: Session) -> Iterator[None]:
     """A limit for TensorFlow's tasks to find each other, for which it would wait an hour, or for ever."""
     limit = job.join_timeout
     too_late = DistbootError(
@@ -161,14 +172,14 @@ def _term_kept() -> Iterator[None]:
         libc.sigaction(signal.SIGTERM, action, None)
 
 
-def _dismiss(job: JobInfo) -> None:
+def _dismiss(job: Session) -> None:
     """Let the tasks end that serve this one, unless that was done."""
     assert job.link is not None
     with suppress(DistbootError):  # its agent has ended; or a task has waited for longer than a day
         job.link.arrive(Arrive(_CHIEF, 0.0, leads=True))
 
 
-def _serve(tf: Any, job: JobInfo, cluster: Cluster, gpus: list[int]) -> NoReturn:
+def _serve(tf: Any, job: Session, cluster: Cluster, gpus: list[int]) -> NoReturn:
     """Serve as a worker or a parameter server until the chief ends, and end this process."""
     config = tf.compat.v1.ConfigProto(device_count={} if gpus else {"GPU": 0})
     config.gpu_options.visible_device_list = ",".join(map(str, gpus))
@@ -190,7 +201,7 @@ def _serve(tf: Any, job: JobInfo, cluster: Cluster, gpus: list[int]) -> NoReturn
     raise SystemExit(0)
 
 
-def _wait_for_chief(job: JobInfo) -> None:
+def _wait_for_chief(job: Session) -> None:
     """`DistbootError`: it has ended, and not said so."""
     assert job.link is not None
     while True:
@@ -212,7 +223,7 @@ def _starting(what: str) -> AbstractContextManager[None]:
 
 
 def own_gpus(
-    tf: Any, job: JobInfo, cluster: Cluster, options: Options, environ: Mapping[str, str]
+    tf: Any, job: Session, cluster: Cluster, options: Options, environ: Mapping[str, str]
 ) -> list[int]:
     """Leave this rank all GPUs of its node, or one of them if several of the ranks there use some; their indexes."""
     found = tf.config.list_physical_devices("GPU")
@@ -240,7 +251,7 @@ def own_gpus(
     return own
 
 
-def _here(job: JobInfo) -> list[int]:
+def _here(job: Session) -> list[int]:
     """The ranks of this node, in the order of local ranks."""
     placement, membership = job.placement, job.membership
     if membership is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from ..errors import DistbootError
+from ..base.errors import DistbootError
 
 FRAMEWORK = "framework to start"  # the one fact about a process that must be the same on all ranks
 

@@ -12,10 +12,16 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from ..text import escape_control, format_address
+from ..base.text import escape_control, format_address
 from .foreign import CLIENTS, identify
 from .messages import LONGEST_TEXT, Refused
-from .protocol import Channel, Frame, Frames, ProtocolError, random_nonce
+from .protocol import (
+    Channel,
+    Frame,
+    Frames,
+    ProtocolError,
+    random_nonce,
+)
 
 # The rank at its other end, and what its messages are authenticated with.
 DetachedConnection = tuple[int, socket.socket, Channel]

@@ -10,11 +10,17 @@ from dataclasses import replace
 from functools import partial
 from typing import NoReturn
 
-from ..errors import DistbootError
+from ..base.errors import DistbootError
+from ..base.text import (
+    escape_control,
+    log_line,
+    nodes_said,
+    ranks_said,
+    short_repr,
+    without_mapping,
+)
 from ..host import FRAMEWORK
 from ..host.network import LEAST_PROGRESS, PROGRESS
-from ..report import JobState, JoinLog
-from ..text import escape_control, log_line, nodes_said, ranks_said, short_repr, without_mapping
 from .connection_pool import (
     Connection,
     ConnectionPool,
@@ -23,7 +29,14 @@ from .connection_pool import (
     allow_files,
     send_to_all,
 )
-from .membership import COME_BACK, JoinPlan, JoinTable, Membership, build_membership
+from .events import JobState, JoinLog
+from .membership import (
+    COME_BACK,
+    JoinPlan,
+    JoinTable,
+    Membership,
+    build_membership,
+)
 from .messages import (
     ONE_DISTBOOT,
     Failed,
@@ -34,7 +47,15 @@ from .messages import (
     WorkerInfo,
     as_problem,
 )
-from .protocol import HEADER, VERSION, Broadcast, Channel, Frame, ProtocolError, decode
+from .protocol import (
+    HEADER,
+    VERSION,
+    Broadcast,
+    Channel,
+    Frame,
+    ProtocolError,
+    decode,
+)
 
 _ANSWER_LIMIT = 10.0  # seconds that all of them together have to take the answer
 _LINGER = 0.5  # seconds for ranks that come a little later than a failure to hear of it

@@ -11,7 +11,7 @@ import re
 import socket
 from typing import Any, NamedTuple, TypeAlias
 
-from ..text import short_repr
+from ..base.text import short_repr
 from .protocol import MOST, announced_length
 
 Address: TypeAlias = tuple[int, Any]  # family, and where it is in that

@@ -11,12 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from ..errors import DistbootError
+from ..base.errors import DistbootError
+from ..base.text import escape_control, log_line
 from ..host import network
-from ..report import EventLog
-from ..text import escape_control, log_line
 from .connection_pool import allow_files
 from .coordinator import Coordinator
+from .events import EventLog
 from .membership import LOOPBACK, JoinPlan, JoinResult
 from .worker import NoAnswerError, Worker
 

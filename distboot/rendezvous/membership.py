@@ -7,8 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
-from ..errors import DistbootError
-from ..text import escape_control, ranges, runs, short_repr, with_nodes
+from ..base.errors import DistbootError
+from ..base.text import (
+    escape_control,
+    ranges,
+    runs,
+    short_repr,
+    with_nodes,
+)
 from .messages import (
     MOST_RANKS_A_NODE,
     Members,

@@ -2,7 +2,7 @@
 
 Rank 0 answers only when it has heard of all ranks. In place of Members and Go it may send Failed, which ends the job on
 every rank: a rank is missing, there twice, does not fit or has failed. In place of any message it may send Refused,
-which ends this connection only. What a rank says of its end is in `agent.messages`.
+which ends this connection only. What a rank says of its end is in `job.messages`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ..errors import CODES, DistbootError
-from ..text import escape_control, without_secret
+from ..base.errors import CODES, DistbootError
+from ..base.text import escape_control, without_secret
 from .protocol import (
     VERSION,
     both,

@@ -7,19 +7,23 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
-from .. import __version__
+from ..base.errors import DistbootError
+from ..base.process import proc_stat
+from ..base.settings import heartbeat_timeout
+from ..base.version import __version__
 from ..detection import inherited
 from ..detection.detect import LAUNCHERS
 from ..detection.node_platform import NODES_OF_WORLD_SIZE
 from ..detection.placement import LEFT_OPEN, Placement
-from ..errors import DistbootError, with_too_few_files
-from ..host import FRAMEWORK, accelerators, derived_port, network
-from ..process import proc_stat
-from ..settings import heartbeat_timeout
-from .job_info import JobInfo
+from ..host import (
+    FRAMEWORK,
+    accelerators,
+    derived_port,
+    network,
+)
 from .membership import EarlierAgent, JoinPlan
 from .messages import WorkerInfo, as_problem
 
@@ -113,48 +117,6 @@ def plan_of(
         name=placement.job_id or "",
     )
     return plan, problem
-
-
-@contextmanager
-def join_here(
-    placement: Placement,
-    environ: Mapping[str, str],
-    join_timeout: float,
-    *,
-    failed: Callable[[JobInfo, BaseException], object] = lambda _, __: None,
-    wanted: Callable[[], None] = lambda: None,
-    **more: object,
-) -> Iterator[JobInfo]:
-    """Meet all other ranks once, with this very process as the agent, whose connections end with the block.
-
-    `failed` is called if they do not meet, with what there is of the meeting, and why; `wanted` again and again, and
-    may raise. The rest is as for `plan_of`.
-    """
-    from .join import Joined  # here, as a process with a sidecar does not join by itself
-
-    plan, problem = plan_of(placement, environ, join_timeout, **more)  # type: ignore[arg-type]
-    job = JobInfo(placement, join_timeout)
-    job.joined = Joined(plan, wanted=wanted)
-    try:
-        with joining(job, problem, failed), with_too_few_files():
-            job.take(job.joined.join())
-        yield job
-    finally:
-        job.close()
-
-
-@contextmanager
-def joining(
-    job: JobInfo, problem: DistbootError | None, failed: Callable[[JobInfo, BaseException], object]
-) -> Iterator[None]:
-    """If the ranks do not meet in this block, call `failed` with why, and raise that: its own problem, if any."""
-    try:
-        yield
-    except BaseException as error:
-        failed(job, problem or error)
-        if problem is not None and isinstance(error, DistbootError):
-            raise problem from None
-        raise
 
 
 def candidate_ports(placement: Placement) -> list[int]:

@@ -8,14 +8,35 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ..errors import DistbootError
+from ..base.errors import DistbootError
+from ..base.text import format_address, short_repr
 from ..host.network import Backoff, is_this_host, look_up
-from ..text import format_address, short_repr
 from . import foreign
 from .connection_pool import DetachedConnection
-from .membership import COME_BACK, JoinPlan, Membership, describe_earlier
-from .messages import ONE_DISTBOOT, Failed, Hello, Members, Refused, Welcome, as_error
-from .protocol import Channel, Frame, Frames, ProtocolError, decode, most_from_rank_0, random_nonce
+from .membership import (
+    COME_BACK,
+    JoinPlan,
+    Membership,
+    describe_earlier,
+)
+from .messages import (
+    ONE_DISTBOOT,
+    Failed,
+    Hello,
+    Members,
+    Refused,
+    Welcome,
+    as_error,
+)
+from .protocol import (
+    Channel,
+    Frame,
+    Frames,
+    ProtocolError,
+    decode,
+    most_from_rank_0,
+    random_nonce,
+)
 
 # Seconds for an unknown process to answer; it grows, because rank 0 may be busy with thousands
 _FIRST_LIMIT = 1.0

@@ -11,12 +11,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any, NamedTuple, TypeAlias
 
-from .. import __version__
-from ..errors import DistbootError
-from ..process import FROM_OUTSIDE
+from ..base.errors import DistbootError
+from ..base.process import FROM_OUTSIDE
+from ..base.text import (
+    counted,
+    first_line,
+    ranks_said,
+    without_secret,
+)
+from ..base.version import __version__
+from ..rendezvous.events import (
+    CALLED,
+    PLACE,
+    Event,
+    JobState,
+    slowest,
+)
 from ..rendezvous.membership import Membership, node_size
-from ..text import counted, first_line, ranks_said, without_secret
-from . import CALLED, PLACE, Event, JobState, slowest
 
 Rounds: TypeAlias = Sequence[Mapping[str, Any]]
 Place: TypeAlias = dict[str, Any]  # host, node_rank and local_rank; None: not known

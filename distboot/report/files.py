@@ -17,15 +17,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
-from ..errors import DistbootError
-from ..process import FROM_OUTSIDE
-from ..text import escape_control, first_line, log_line, short_repr
+from ..base.errors import DistbootError
+from ..base.process import FROM_OUTSIDE
+from ..base.text import (
+    escape_control,
+    first_line,
+    log_line,
+    short_repr,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..detection.placement import Placement
+    from ..rendezvous.events import EventLog
     from ..rendezvous.membership import Membership
-    from . import EventLog
 
 _NO_CAUSE = {"text": "", "traceback": "", "hint": ""}
 _TEMPLATE = os.path.join(os.path.dirname(__file__), "page.html")
@@ -178,7 +183,7 @@ def _start_file(path: str) -> tuple[int, str, str]:
 
 
 class _Job(Protocol):
-    """What the report needs of a job that starts, which is a `JobInfo`."""
+    """What the report needs of a job that starts, which is a `Session`."""
 
     membership: Membership | None
     steps: dict[str, float]

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from distboot.doctor import machine
 from distboot.host import accelerators
+from distboot.tools.doctor import machine
 
 _ROOT = Path(os.environ["STAND_IN_ROOT"])  # where the driver's files are
 # "apart": gradients are not averaged; "named": torch has other UUIDs

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..env_reader import EnvReader
-from ..node_platform import NODES_OF_WORLD_SIZE, NodePlatform, check_world_size, locate, node_level
+from ..node_platform import (
+    NODES_OF_WORLD_SIZE,
+    NodePlatform,
+    check_world_size,
+    locate,
+    node_level,
+)
 from ..parse import parse_number
 from . import has_any
 

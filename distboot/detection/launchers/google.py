@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ...text import short_repr
+from ...base.text import short_repr
 from ..env_reader import EnvReader
 from ..node_platform import NodePlatform
 from ..parse import parse_address, parse_hosts, repeated_host

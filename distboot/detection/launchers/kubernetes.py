@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...errors import DistbootError
-from ...text import digits, short_repr
+from ...base.errors import DistbootError
+from ...base.text import digits, short_repr
 from ..env_reader import EnvReader, variable
 from ..node_platform import NodePlatform
 from ..parse import parse_address, parse_number, parse_port

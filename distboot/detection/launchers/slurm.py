@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...errors import UNKNOWN_RANK, DistbootError
-from ...text import digits
+from ...base.errors import UNKNOWN_RANK, DistbootError
+from ...base.text import digits
 from ..env_reader import EnvReader, container_env_hint, variable
 from ..parse import expand_counts, expand_hosts
 from . import Launcher, has_any

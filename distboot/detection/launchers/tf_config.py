@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ...text import short_repr
+from ...base.text import short_repr
 from ..env_reader import EnvReader
 from ..parse import is_loopback, parse_address
 from . import Launcher

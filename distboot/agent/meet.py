@@ -1,0 +1,55 @@
+"""All ranks meet once, with this very process as the agent; `sidecar_start` is the other way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from ..base.errors import DistbootError, with_too_few_files
+from ..detection.placement import Placement
+from ..rendezvous.plan import plan_of
+from .session import Session
+
+
+@contextmanager
+def join_here(
+    placement: Placement,
+    environ: Mapping[str, str],
+    join_timeout: float,
+    *,
+    failed: Callable[[Session, BaseException], object] = lambda _, __: None,
+    wanted: Callable[[], None] = lambda: None,
+    **more: object,
+) -> Iterator[Session]:
+    """Meet all other ranks once, with this very process as the agent, whose connections end with the block.
+
+    `failed` is called if they do not meet, with what there is of the meeting, and why; `wanted` again and again, and
+    may raise. The rest is as for `plan_of`.
+    """
+    from ..rendezvous.join import (
+        Joined,  # here, as a process with a sidecar does not join by itself
+    )
+
+    plan, problem = plan_of(placement, environ, join_timeout, **more)  # type: ignore[arg-type]
+    job = Session(placement, join_timeout)
+    job.joined = Joined(plan, wanted=wanted)
+    try:
+        with joining(job, problem, failed), with_too_few_files():
+            job.take(job.joined.join())
+        yield job
+    finally:
+        job.close()
+
+
+@contextmanager
+def joining(
+    job: Session, problem: DistbootError | None, failed: Callable[[Session, BaseException], object]
+) -> Iterator[None]:
+    """If the ranks do not meet in this block, call `failed` with why, and raise that: its own problem, if any."""
+    try:
+        yield
+    except BaseException as error:
+        failed(job, problem or error)
+        if problem is not None and isinstance(error, DistbootError):
+            raise problem from None
+        raise

@@ -1,0 +1,89 @@
+"""What only this host can add to the environment: the files and the broker that its variables name.
+
+`detect` reads variables alone. `init`, the wrapper, `show` and `doctor` ask here, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from functools import cache
+
+from ..base.text import counted, escape_control, log_line
+from . import allocation
+from .allocation import Unused
+from .detect import OFF
+from .launchers.records import DISTBOOT
+from .launchers.slurm import SINGLE
+from .placement import Placement
+
+_LONGEST = 1 << 20  # bytes of a list of hosts
+_FLUX_LIMIT = 5.0  # seconds for the broker on this host to answer
+
+
+def read_file(path: str) -> str:
+    """The beginning of a file; empty if it cannot be read."""
+    try:
+        if not os.path.isfile(path):  # a pipe could wait for ever
+            return ""
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(_LONGEST)
+    except (OSError, ValueError):
+        return ""
+
+
+def unused(
+    placement: Placement,
+    environ: Mapping[str, str],
+    launcher: str | None = None,  # that the caller named
+    read: Callable[[str], str] = read_file,
+) -> Unused | None:
+    """Tasks or hosts that the environment reserves, and on which no rank of this job runs."""
+    named = launcher or environ.get("DISTBOOT_LAUNCHER")
+    if named in (OFF, SINGLE.name):
+        return None
+    texts = {name: read(environ[name]) for name in allocation.files(environ)}
+    if allocation.FLUX in environ and placement.launcher in (SINGLE.name, DISTBOOT.name):
+        texts[allocation.FLUX] = _flux_size()
+    return allocation.unused(placement, environ, texts)
+
+
+def warn_of_unused(placement: Placement, found: Unused | None) -> None:
+    """Say on rank 0 what the job leaves unused."""
+    if found is None or placement.rank:
+        return
+    log_line(
+        placement.who, escape_control(f"warning: {described(placement, found)}: {found.remedy}")
+    )
+
+
+def described(placement: Placement, found: Unused) -> str:
+    """`"this process is alone, but the Slurm allocation has 4 tasks (SLURM_NTASKS='4')"`."""
+    ranks = "this process is alone"
+    if placement.world_size > 1:
+        where = "1 host" if placement.num_nodes is None else counted(placement.num_nodes, "host")
+        ranks = f"the {placement.world_size} ranks are on {where}"
+    return f"{ranks}, but {found.found}"
+
+
+@cache
+def _flux_size() -> str:
+    """The number of brokers as text; empty if there is no answer."""
+    import subprocess  # here and below, as few processes are in a job of Flux
+    from shutil import which
+
+    flux = which("flux")
+    if flux is None:
+        return ""
+    try:
+        asked = subprocess.run(
+            [flux, "getattr", "size"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_FLUX_LIMIT,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return asked.stdout

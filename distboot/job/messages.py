@@ -1,0 +1,160 @@
+"""The messages of failure detection, on the connections on which the ranks have met.
+
+A connection that ends before Exited or Detach is that of a rank that was lost. So is one that is silent for the bound,
+unless its host answers elsewhere: then only the connection is cut, which is said, and the training goes on. Whether the
+other side's kernel takes what we send tells an unreachable host from a stopped process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..rendezvous import messages as rendezvous
+from ..rendezvous.protocol import (
+    both,
+    flag,
+    integer,
+    nested,
+    number,
+    of,
+    optional,
+    table,
+    time_or_duration,
+    valid,
+)
+from ..script.progress import MOST_GROUPS
+from ..script.stop_page import LARGEST
+from .exit_status import ExitStatus
+from .root_cause import RootCause
+from .stacks import Stacks
+
+_count = integer(most=LARGEST)
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """The process of this rank is watched from now on; rank 0 answers with its own."""
+
+    pid: int = of(number)
+    # Whether its failure is to be told to all, which may be switched off
+    detects: bool = of(flag, default=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """When a rank took which step of its start, in seconds since the epoch, for the report of the job."""
+
+    times: dict[str, float] = of(table(20, both(time_or_duration, valid(bool, "time"))))
+
+
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """The script fails (its traceback is there, say), and will end soon, or cannot go on."""
+
+    end: ExitStatus = of(nested(ExitStatus))
+
+
+@dataclass(frozen=True, slots=True)
+class Exiting:
+    """The script is about to end, well or not, and its connections to other ranks end first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terminating:
+    """An external signal asks this rank to stop."""
+
+    signal: int = of(integer(1, 64, "signal"))
+    # Whether the wrapper got it, and not the script
+    of_wrapper: bool = of(flag, default=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """The script has ended: exit code or signal, traceback, time."""
+
+    end: ExitStatus = of(nested(ExitStatus))
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """From rank 0: why all stop."""
+
+    root_cause: RootCause = of(nested(RootCause))
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """From rank 0: its script has ended well, which this rank only serves, and so this one ends, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountReads:
+    """From rank 0, as a rank is asked to stop: how far is each script?"""
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """The script of this rank has begun so many reads of `ctx.preempted`."""
+
+    count: int = of(_count)
+
+
+@dataclass(frozen=True, slots=True)
+class StopAt:
+    """From rank 0: the read of `ctx.preempted` from which on it is true."""
+
+    read: int = of(integer(1, LARGEST))
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    """This rank has not moved for as long as DISTBOOT_LATE_AFTER says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Locate:
+    """From rank 0: how far are the ranks of this agent, and, with `stacks`, where in their scripts?"""
+
+    number: int = of(number)  # of the question; 0: whose answer is not awaited
+    stacks: bool = of(flag, default=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a rank is, as its agent knows."""
+
+    number: int = of(number)  # of the question
+    since: float = of(time_or_duration)  # seconds for which it has not moved
+    # Collective operations begun, by process group
+    counts: dict[str, int] = of(table(MOST_GROUPS, _count))
+    reads: int = of(_count)  # of `ctx.preempted`
+    steps: int = of(_count)  # calls of `ctx.step()`
+    stacks: Stacks | None = of(optional(nested(Stacks)), default=None)
+    idle: float = of(time_or_duration, default=0.0)  # seconds for which it has not used a processor
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it has a number that grows as it moves."""
+        return any((*self.counts.values(), self.reads, self.steps))
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it cannot go on, as far as is known: stopped, or in the kernel."""
+        return self.stacks is not None and bool(self.stacks.state)
+
+
+KINDS = (
+    *(Register, Phases, Failing, Exiting, Terminating, Exited, Abort, Done, rendezvous.Detach),
+    *(rendezvous.RequestStop, CountReads, Reads, StopAt),
+    *(Stalled, Locate, Position, rendezvous.AskStacks, rendezvous.ShowStacks),
+    *(
+        rendezvous.Arrive,
+        rendezvous.Ready,
+        rendezvous.Leave,
+        rendezvous.Release,
+        rendezvous.Go,
+        rendezvous.Failed,
+        rendezvous.Resumed,
+        rendezvous.Refused,
+    ),
+)

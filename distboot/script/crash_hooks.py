@@ -1,0 +1,410 @@
+"""In the process of the script: what it leaves behind for its agent when it fails.
+
+An uncaught exception goes through `sys.excepthook`, the text of `sys.exit` through `sys.stderr`, and a crash through
+`faulthandler`, all to a pipe. If the script has replaced our hook, the exception goes there at exit. The process prints
+what it prints without us. This file is also read by the Python of an unmodified script, which may have another
+distboot, or none: it imports what it needs late.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import sys
+import time
+from contextlib import suppress
+
+from .exceptions import (
+    EXIT,
+    OF_LIBRARIES,
+    Description,
+    describe,
+    describe_text,
+    escaped,
+    is_of_distboot,
+    last_line,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import faulthandler
+    import signal
+    from collections.abc import Callable
+    from types import FrameType, TracebackType
+    from typing import Any
+
+MOST = 3500  # bytes of a text; a write to a pipe of up to 4096 is all or nothing (pipe(7))
+VARIABLE = "DISTBOOT_CRASH_HOOKS"  # the pipe, and its inode
+EXCEPTION, INTERRUPT, TERM, ENDING, STEPS = "exception", "interrupt", "term", "ending", "steps"
+# With which exit code to end; whether another rank has failed first
+ASK, ASK_FIRST = "ask", "ask_first"
+# That flag of the pipe, which its reader sets: no message, so that a good end asks for none
+JOB_ENDS = os.O_APPEND
+# Through which a process speaks to its peers
+_FRAMEWORKS = (
+    "torch",
+    "tensorflow",
+    "jax",
+    "mpi4py",
+    "horovod",
+)
+_EXPLAINED = 2.0  # seconds for the wrapper to stop a rank that fails for another one
+
+# Asks the agent whether another rank has failed first
+is_of_another: Callable[[], bool] | None = None
+# Where words go: file descriptor, inode; None: nothing listens
+_pipe: tuple[int, int] | None = None
+_of_parent: tuple[int, int] | None = None  # the same of the process that has forked this one
+_clean: Callable[[str], str] = str  # takes the secret of the job out of a text
+_mask: set[int] = set()  # of signals, before a fork
+term_is_held = False  # whether `stop_signals` has taken SIGTERM, and reports it
+_reported: BaseException | None = None  # the last exception that the agent has been told of
+# The end of what the script has written to stderr: argparse and others write there why they end
+_stderr_tail = ""
+_TAIL = 4096  # characters of it
+
+
+def install(pipe: int, *, term: bool = False) -> None:
+    """Send why this process fails to a pipe; and, with `term`, that SIGTERM has come."""
+    global _pipe, _clean, faulthandler, signal  # noqa: PLW0603 - as a process has one excepthook; and late
+    import faulthandler
+    import signal
+
+    secret = os.environ.get("DISTBOOT_SECRET")  # now: the script may remove it
+    if secret:
+        from ..base.text import without_secret
+
+        _clean = functools.partial(without_secret, secret=secret)
+        _clean("")  # it imports what it needs now: later the script may have no file left to open
+    _hook()
+    _pipe = pipe, os.fstat(pipe).st_ino
+    # Also again: of what is registered the last runs first, and the frameworks end their groups in such functions.
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit)
+    if signal.getsignal(signal.SIGURG) == signal.SIG_DFL:  # else the script uses it
+        faulthandler.register(signal.SIGURG, pipe, all_threads=True)  # see `stacks`
+    if not faulthandler.is_enabled():  # else the user has said where its dumps are to go
+        faulthandler.enable(pipe)
+    if term:
+        _register_term()
+        _follow_term()
+
+
+def install_below_wrapper() -> None:
+    """Do so in a Python that has not run the wrapper's `sitecustomize`, as `python -I` does not."""
+    with suppress(
+        OSError, ValueError, KeyError
+    ):  # it has, and has taken the variable out; or this is another process
+        pipe, inode = map(int, os.environ[VARIABLE].split(":"))
+        del os.environ[VARIABLE]
+        if os.fstat(pipe).st_ino == inode:
+            os.set_inheritable(pipe, False)
+            install(pipe)
+
+
+@functools.cache  # a fork has it, too
+def _hook() -> None:
+    wrap_excepthook()
+    _watch_stderr()
+    os.register_at_fork(before=_hold_term, after_in_parent=_release_term, after_in_child=_forget)
+
+
+def wrap_excepthook() -> None:
+    """Let ours be called before the hook that there is."""
+    if getattr(sys.excepthook, "func", None) is not _excepthook:
+        sys.excepthook = functools.partial(_excepthook, sys.excepthook)
+
+
+def _at_exit() -> None:
+    """Before the frameworks end their groups: report an exception that a hook in place of ours has shown."""
+    with suppress(Exception):
+        error = getattr(sys, "last_value", None)
+        trace = getattr(sys, "last_traceback", None)
+        # Python sets them before it calls the hook. So do others, for exceptions that they show and go on; only
+        # those that end the script have come through its outermost frame, which nothing has called.
+        if error is not None and trace is not None and trace.tb_frame.f_back is None:
+            if not _is_interactive():
+                _report(error, trace)
+    emit(ENDING, last_line(_clean(_stderr_tail)))
+
+
+def _report(error: BaseException, trace: TracebackType | None) -> Description | None:
+    """Tell the agent with which exception this process ends, once; None: it knows."""
+    global _reported  # noqa: PLW0603 - a process ends once
+    if error is _reported or _pipe is None:
+        return None
+    found = None
+    if isinstance(error, KeyboardInterrupt):
+        emit(INTERRUPT)
+    else:
+        found = describe(error, trace, _clean)
+        _emit_description(found)
+    _reported = error
+    return found
+
+
+class _Finder:
+    """Finds nothing, but sees that the script imports a module."""
+
+    def __init__(self, name: str, act: Callable[[], object]) -> None:
+        self.name = name
+        self._act = act
+
+    def find_spec(self, found: str, *_: object) -> None:
+        if found == self.name:
+            # The list is being read
+            sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
+            self._act()
+
+
+def when_imported(name: str, act: Callable[[], object]) -> None:
+    """Do something when the script imports this module, or now if it has: it is not imported for us.
+
+    A second call for the same module before that has no effect.
+    """
+    if name in sys.modules:
+        act()
+    elif not _is_awaited(name):
+        sys.meta_path.insert(0, _Finder(name, act))
+
+
+def _is_awaited(name: str) -> bool:
+    return any(isinstance(one, _Finder) and one.name == name for one in sys.meta_path)
+
+
+def emit(kind: str, text: str = "") -> None:
+    """Send something in one piece: what it is, whose it is, and the text."""
+    if _pipe is not None:
+        data = _clean(text).encode(errors="replace").replace(b"\0", b"\\0")
+        _write(_pipe, kind, os.getpid(), data[:MOST])
+    elif f"_{__name__}" in sys.modules:  # where the wrapper has had this file loaded
+        sys.modules[f"_{__name__}"].emit(kind, text)
+
+
+def emit_error(text: str) -> None:
+    """Send the DistbootError with which this process ends, without an exception."""
+    if _pipe is not None:
+        _emit_description(_of_error(text))
+    elif f"_{__name__}" in sys.modules:
+        sys.modules[f"_{__name__}"].emit_error(text)
+
+
+def emit_error_for_parent(text: str) -> None:
+    """In a fork, which is not the rank: send the DistbootError with which the process ends that has forked it."""
+    if _of_parent is not None:
+        pipe, inode = _of_parent
+        with suppress(OSError):
+            own = os.open(f"/proc/{os.getppid()}/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK)
+            _write((own, inode), EXCEPTION, os.getppid(), _of_error(text).encode(MOST))
+
+
+def _of_error(text: str) -> Description:
+    return describe_text("distboot.DistbootError", text, _clean)
+
+
+def _emit_description(found: Description) -> None:
+    if _pipe is not None:
+        _write(_pipe, EXCEPTION, os.getpid(), found.encode(MOST))
+    _write_error_file(found)
+
+
+def _write(to: tuple[int, int], kind: str, pid: int, data: bytes) -> None:
+    pipe, inode = to
+    with suppress(OSError):  # the reader has ended
+        # Else the script has closed all files, and this is another one
+        if os.fstat(pipe).st_ino == inode:
+            os.write(pipe, b"\0%s %d\n%s\0" % (kind.encode(), pid, data))
+
+
+def out_of_the_way(file: int) -> int:
+    """A file descriptor moved to a high number: if a script closes all files, those that it opens then are others."""
+    import fcntl
+
+    try:
+        moved = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, min(os.sysconf("SC_OPEN_MAX"), 1024) - 64)
+    except OSError:
+        return file
+    os.close(file)
+    return moved
+
+
+def _register_term() -> None:
+    """Let faulthandler write to the pipe when SIGTERM comes, and then what was to happen happen.
+
+    In C: it does not wait for Python's lock.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    if _pipe is not None and not term_is_held and (handler == signal.SIG_DFL or callable(handler)):
+        faulthandler.register(signal.SIGTERM, _pipe[0], all_threads=False, chain=True)
+
+
+@functools.cache
+def _follow_term() -> None:
+    """A handler that the script sets would take the place of ours: let `signal.signal` put ours before that one."""
+    before = signal.signal
+
+    @functools.wraps(before)
+    def set_handler(number: int, handler: Any) -> Any:
+        if number != signal.SIGTERM or _pipe is None:
+            return before(number, handler)
+        global term_is_held  # noqa: PLW0603
+        faulthandler.unregister(signal.SIGTERM)
+        term_is_held = False
+        try:
+            return before(number, handler)
+        finally:
+            _register_term()
+
+    signal.signal = set_handler  # type: ignore[assignment]
+
+
+def quiet(file: int) -> None:
+    """Turn this file of a forked process into none: its number must not become that of another file."""
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, file, inheritable=False)
+    os.close(null)
+
+
+def _hold_term() -> None:
+    """A signal for a process that is just being forked is not to be written about as ours."""
+    global _mask  # noqa: PLW0603
+    _mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _release_term() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _mask)
+
+
+def _forget() -> None:
+    """A forked process, say a worker of a data loader, is not the rank."""
+    global _pipe, _of_parent  # noqa: PLW0603
+    if _pipe is not None:
+        faulthandler.unregister(signal.SIGTERM)
+        # Else it would take away the handler of the script
+        if signal.getsignal(signal.SIGURG) == signal.SIG_DFL:
+            faulthandler.unregister(signal.SIGURG)
+        pipe, inode = _of_parent = _pipe
+        _pipe = None
+        with suppress(OSError):
+            if os.fstat(pipe).st_ino == inode:
+                quiet(pipe)
+    _release_term()
+
+
+def _excepthook(
+    before: Callable[..., object],
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+) -> None:
+    for _ in range(2):  # a signal handler may raise meanwhile, as torch's for SIGCHLD does
+        with suppress(Exception):
+            if _pipe is not None and _is_the_end():
+                found = _report(error, trace)
+                if issubclass(kind, KeyboardInterrupt):
+                    # One of those that an agent has started
+                    if "DISTBOOT_RANK" in os.environ and trace is not None:
+                        _say_interrupted(trace)
+                        return
+                elif found is not None and found.is_secondary and _follows_another():
+                    return  # the agent has it, and says which rank was first
+            break
+    before(kind, error, trace)
+
+
+def _say_interrupted(trace: TracebackType) -> None:
+    """Where Ctrl-C has come, in one line: all ranks of a node get it, and their tracebacks would be mixed."""
+    inner: TracebackType | None = trace
+    libraries = (*OF_LIBRARIES, "<frozen ")
+    # Not by `traceback`: its import calls `eval`, and Python forgets that Ctrl-C ends it
+    while inner is not None:
+        file = inner.tb_frame.f_code.co_filename
+        is_of_library = any(part in file for part in libraries)
+        if not is_of_library and not is_of_distboot(file):
+            trace = inner
+        inner = inner.tb_next
+    code = trace.tb_frame.f_code
+    where = f"{code.co_name} ({os.path.basename(code.co_filename)}:{trace.tb_lineno})"
+    # Not to a file in memory in place of stderr, whose lines torch's hook shows with a prefix: "[rank0]: "
+    stderr = sys.__stderr__ or sys.stderr
+    who = f"rank {os.environ['DISTBOOT_RANK']} on {escaped(os.uname().nodename)}"
+    stderr.write(f"distboot: {who}: interrupted in {where}\n")
+
+
+def _is_the_end() -> bool:
+    """Whether Python calls the hook, for the main thread. Scripts call it, too, to show an exception, and go on.
+
+    So does an interactive session: Python's own prompt, `python -i`, IPython, and the kernel of a notebook.
+    """
+    import threading
+
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
+            return False
+        frame = frame.f_back
+    return not _is_interactive() and threading.current_thread() is threading.main_thread()
+
+
+def _is_interactive() -> bool:
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
+
+
+def _follows_another() -> bool:
+    """Whether this rank fails because another one has: the agent says so, or the wrapper stops us meanwhile."""
+    if is_of_another is not None:
+        with suppress(OSError):  # an agent that a user has stopped does not answer in time
+            return is_of_another()
+    elif any(
+        name in sys.modules for name in _FRAMEWORKS
+    ):  # else it is another program of the script
+        time.sleep(_EXPLAINED)
+    return False
+
+
+def _watch_stderr() -> None:
+    """Send the text of `sys.exit("text")` and `raise SystemExit("text")`, once that is the end.
+
+    Python calls no hook for it: with no frame left it writes the text to `sys.stderr`, and then the end of the line.
+    What is registered with `atexit` may write so, too, but later; and of a `__del__` that fails more is written.
+    """
+    import threading  # now: only then does Python tell it that the main thread has ended
+
+    written: list[str] = []
+
+    def write(text: str) -> int:
+        _keep_tail(text)
+        frame: FrameType | None = sys._getframe()  # noqa: SLF001
+        # Also that of a script's class, which writes here
+        while frame is not None and frame.f_code.co_name == "write":
+            frame = frame.f_back
+        if frame is None and len(written) < 2 and threading.main_thread().is_alive():
+            written.append(text)
+            if text == "\n" and written[0].strip():
+                with suppress(Exception):
+                    _emit_description(describe_text(EXIT, written[0], _clean))
+        return before(text)
+
+    with suppress(AttributeError):  # it is missing, or the script's own
+        before = sys.stderr.write
+        sys.stderr.write = write  # type: ignore[method-assign]
+
+
+def _keep_tail(text: str) -> None:
+    global _stderr_tail  # noqa: PLW0603
+    with suppress(TypeError):  # which the write raises, too
+        _stderr_tail = (_stderr_tail + text[-_TAIL:])[-_TAIL:]
+
+
+def _write_error_file(found: Description) -> None:
+    """What torchrun reads to show the first failure, as torch's @record writes it, unless that has."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path or os.path.exists(path):
+        return
+    import json
+
+    # torch.distributed.elastic.multiprocessing.errors.error_handler, ErrorHandler.record_exception
+    extra = {"py_callstack": "\n".join(found.lines), "timestamp": str(int(time.time()))}
+    with suppress(OSError, ValueError), open(path, "w", encoding="utf-8", errors="replace") as file:
+        json.dump({"message": {"message": found.headline, "extraInfo": extra}}, file)

@@ -1,0 +1,189 @@
+"""Checks of RDMA: InfiniBand, RoCE and EFA.
+
+Every container sees the devices in /sys, but may lack the device files and libraries to use them.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from .finding import (
+    Finding,
+    ok,
+    problem,
+    problem_if,
+    warning,
+)
+from .machine import Machine, Port, describe
+
+_INFINIBAND = "0x0207"  # class of PCI devices, include/linux/pci_ids.h
+_NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
+_EFA_PLUGINS = (
+    "opt/*/lib*/libnccl-net*.so",
+    "opt/amazon/*/lib*/libnccl-net*.so",
+    "opt/amazon/*/lib/*/libnccl-net*.so",
+)
+_VERBS_FILES = "sys/class/infiniband_verbs/uverbs*"
+_VERBS = "apt-get install libibverbs1 ibverbs-providers, or dnf install libibverbs, in the image"
+
+
+def rdma_devices(machine: Machine) -> Finding:
+    """The device files: without them a program finds no RDMA and uses TCP."""
+    ports = machine.rdma_ports()
+    if not ports:
+        return _no_ports(machine)
+    usable = _devices_with_a_file(machine)
+    missing = [port for port in ports if port.device not in usable]
+    if not missing:
+        return ok(describe(ports))
+    whose = "of the RDMA ports of this host"
+    if len(missing) == len(ports):
+        whose = "this host has"
+    seen = (
+        f"{whose} {describe(missing)}, but their files in /dev/infiniband are not here: "
+        "NCCL and UCX use TCP"
+    )
+    kind = missing[0].kind
+    remedy = machine.remedy(
+        "--device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1",
+        _devices_pod(kind, len(ports)),
+        "modprobe ib_uverbs",
+    )
+    # Every Ethernet card of this kind offers RoCE, also where the network does not carry it.
+    return problem_if(kind != "RoCE", seen, remedy)
+
+
+def _devices_with_a_file(machine: Machine) -> set[str]:
+    found = set()
+    for path in machine.matching(_VERBS_FILES):
+        if machine.has(f"dev/infiniband/{Path(path).name}"):
+            found.add(machine.text(f"{path}/ibdev"))  # the device that uverbs0 belongs to
+    return found
+
+
+def _devices_pod(kind: str, count: int) -> str:
+    limit = "rdma/hca_shared_devices_a: 1"
+    comment = "  # or as `kubectl describe node` calls it"
+    if kind == "EFA":
+        limit = f"vpc.amazonaws.com/efa: {count}"
+        comment = ""
+    security = "securityContext: {capabilities: {add: [IPC_LOCK]}}"
+    return f"containers: [{{{security}, resources: {{limits: {{{limit}}}}}}}]{comment}"
+
+
+def _no_ports(machine: Machine) -> Finding:
+    count = sum(device_class.startswith(_INFINIBAND) for _, device_class in machine.pci_devices())
+    if not count:
+        return ok("none: ranks on several nodes use TCP")
+    seen = f"{count} InfiniBand cards on this host, but its kernel has no driver for them"
+    if machine.is_azure():
+        remedy = "use Azure's HPC image for the hosts, or their extension InfiniBandDriverLinux"
+        return problem(seen, remedy)
+    return problem(seen, "on the host: modprobe mlx5_ib; lsmod | grep ib_")
+
+
+def rdma_ports(machine: Machine) -> Finding:
+    """Links that are down."""
+    ports = machine.rdma_ports()
+    if not ports:
+        return ok("none")
+    down = [port for port in ports if not port.is_active]
+    if not down:
+        return ok(f"{len(ports)} active")
+    listed = ", ".join(f"{port.device} is {port.state}" for port in down[:4])
+    seen = f"{len(down)} of {len(ports)} not active: {listed}"
+    remedy = "look at the cable, the switch and, for INIT, the subnet manager (ibstat on the host)"
+    return problem_if(len(down) == len(ports), seen, remedy)
+
+
+def rdma_libraries(machine: Machine) -> Finding:
+    """The libraries that NCCL and UCX load at the start; without them both silently use TCP."""
+    ports = machine.rdma_ports()
+    if not ports:
+        return ok("not needed")
+    if any(port.kind == "EFA" for port in ports):
+        return _efa_plugin(machine)
+    if not machine.has_library("libibverbs.so.1"):
+        return problem(
+            "the image has no libibverbs.so.1, without which NCCL and UCX use TCP", _VERBS
+        )
+    for port in ports:
+        file = _provider_file(machine, port)
+        if file is not None and not machine.has(file):
+            seen = f"libibverbs.so.1 is here, but its driver for {port.device} (/{file}) is not"
+            return problem(seen, _VERBS)
+    return ok("libibverbs.so.1 is here")
+
+
+def _provider_file(machine: Machine, port: Port) -> str | None:
+    """The file that names the userspace driver of a port; None if it is not a card of NVIDIA."""
+    # DRIVER=mlx5_core
+    uevent = machine.text(f"sys/class/infiniband/{port.device}/device/uevent")
+    driver = re.search("DRIVER=(mlx[45])_core", uevent)
+    if driver is None:
+        return None
+    return f"etc/libibverbs.d/{driver[1]}.driver"
+
+
+def _efa_plugin(machine: Machine) -> Finding:
+    given = machine.environ.get("NCCL_NET_PLUGIN")
+    names = ["libnccl-net.so"]
+    if given:
+        names = [given, f"libnccl-net-{given}.so"]
+    if any(map(machine.has_library, names)):
+        return ok("NCCL's plugin for EFA is here")
+    for pattern in _EFA_PLUGINS:
+        for path in machine.matching(pattern):
+            folder = path.rpartition("/")[0]
+            seen = (
+                f"NCCL's plugin for EFA is in /{folder}, where the dynamic linker does not look: "
+                "NCCL uses TCP"
+            )
+            return problem(seen, f"LD_LIBRARY_PATH=/{folder}:$LD_LIBRARY_PATH")
+    return problem(
+        "the image has no NCCL plugin for EFA (libnccl-net.so of aws-ofi-nccl), "
+        "without which NCCL uses TCP",
+        "in the image, run the EFA installer of AWS: efa_installer.sh -y --skip-kmod --no-verify",
+    )
+
+
+def rdma_gids(machine: Machine) -> Finding:
+    """GIDs of RoCE, which are derived from IP addresses in this network namespace."""
+    usable = {}
+    for port in machine.rdma_ports():
+        if port.kind == "RoCE" and port.is_active:
+            usable[port.device] = _routed_gids(machine, port)
+    if not usable:
+        return ok("not needed: no RoCE")
+    for device, gids in usable.items():
+        if not gids:
+            pod = "hostNetwork: true  # or a network of the RDMA CNI plugin"
+            remedy = machine.remedy("--network=host", pod, "give its network interface an address")
+            seen = f"{device} has no GID of RoCE v2 with an IP address in this network namespace"
+            return warning(seen, remedy)
+    index = machine.environ.get("NCCL_IB_GID_INDEX", "-1")  # -1: NCCL looks for it
+    for device, gids in usable.items():
+        if index not in ("-1", *gids):
+            seen = (
+                f"NCCL_IB_GID_INDEX={index!r} is not a GID of RoCE v2 on {device}, "
+                f"which has {', '.join(gids)}"
+            )
+            return problem(seen, "unset NCCL_IB_GID_INDEX: NCCL finds it (since 2.21)")
+    first = next(iter(usable.values()))
+    return ok(f"RoCE v2 at index {', '.join(first)}")
+
+
+def _routed_gids(machine: Machine, port: Port) -> list[str]:
+    """The indices of the GIDs of RoCE v2 that are derived from an IP address."""
+    folder = Path("sys/class/infiniband", port.device, "ports", port.number)
+    found = []
+    for index in sorted(machine.names(f"{folder}/gids"), key=int):
+        gid = machine.text(f"{folder}/gids/{index}")
+        # fe80:… is derived from the card, and passes no router. Reading the type of an empty one
+        # fails.
+        if gid in ("", _NO_GID) or gid.startswith("fe80:"):
+            continue
+        if machine.text(f"{folder}/gid_attrs/types/{index}") == "RoCE v2":
+            found.append(index)
+    return found

@@ -1,0 +1,82 @@
+"""The jobs of this host: the command, process and age of each, from the sockets of their agents."""
+
+from __future__ import annotations
+
+import glob
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+
+from ..base.errors import DistbootError
+from ..base.process import proc_stat
+from ..base.text import escape_control
+
+_SOCKETS = "/proc/net/unix"
+_SIDECAR = "distboot.agent.sidecar"  # in the command of the agent of a bare `init`
+_START_TIME = 19  # among the fields of `proc_stat`; in clock ticks after boot
+_LONGEST_COMMAND = 100  # characters
+
+
+def several_jobs(agents: Mapping[str, Sequence[str]]) -> DistbootError:
+    """The error that lists the jobs of this host: id, script, process and age."""
+    inodes: dict[str, str] = {}
+    for line in unix_sockets()[1:]:
+        fields = line.split()
+        inodes[f"socket:[{fields[6]}]"] = fields[-1].removeprefix("@")
+    processes = _holders(inodes)
+    lines = [f"{len(agents)} jobs run on this host:"]
+    for job in sorted(agents):
+        found = [processes[name] for name in agents[job] if name in processes]
+        lines.append(f"  --job {job}: {_described(found)}")
+    return DistbootError(
+        "usage", "\n".join(lines), "give one, for example " + lines[1].split(": ")[0].strip()
+    )
+
+
+def _holders(inodes: Mapping[str, str]) -> dict[str, int]:
+    """The process that holds the socket of each name, as far as this user may see it."""
+    found: dict[str, int] = {}
+    for link in glob.iglob("/proc/[0-9]*/fd/*"):
+        with suppress(OSError):  # it has ended, or is another user's
+            name = inodes.get(os.readlink(link))
+            if name is not None:
+                found[name] = int(link.split("/")[2])
+    return found
+
+
+def _described(processes: Sequence[int]) -> str:
+    """`"python -m distboot train.py (process 4711, running for 1:05:20)"`."""
+    if not processes:
+        return "its processes belong to another user or container"
+    process = min(processes)
+    command = _command(process)
+    if _SIDECAR in command:  # beside the process of the script, whose id is its next word
+        process = int(command[command.index(_SIDECAR) + 1])
+        command = _command(process)
+    text = escape_control(" ".join(command))[:_LONGEST_COMMAND]
+    return f"{text} (process {process}, running for {_age(process)})"
+
+
+def _command(process: int) -> list[str]:
+    with suppress(OSError), open(f"/proc/{process}/cmdline", "rb") as file:
+        return [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
+    return []
+
+
+def _age(process: int) -> str:
+    """How long a process has been running, `"0:00:09"`."""
+    fields = proc_stat(process)
+    if not fields:
+        return "0 s: it has ended"
+    started = int(fields[_START_TIME]) / os.sysconf("SC_CLK_TCK")
+    seconds = max(0, round(time.clock_gettime(time.CLOCK_BOOTTIME) - started))
+    return str(timedelta(seconds=seconds))
+
+
+def unix_sockets() -> list[str]:
+    """The lines of the kernel's table of Unix sockets; none if it cannot be read."""
+    with suppress(OSError), open(_SOCKETS, encoding="ascii", errors="replace") as file:
+        return file.read().splitlines()
+    return []

@@ -1,0 +1,159 @@
+"""`show`: print what was detected, with the source of every value; with `--job`, where all ranks
+are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+from ..base.errors import with_rank
+from ..base.settings import join_timeout_setting, warn_of_unknown
+from ..base.text import counted, escape_control, ranks_said
+from ..cli.main import Parser, emit
+from ..detection import surroundings
+from ..detection.detect import LAUNCHERS, refuse_unless_rank
+from ..detection.export import require_master
+from ..detection.here import detect_here
+from ..detection.placement import FIELDS, PLATFORMS, Placement
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..agent.session import Session
+    from ..rendezvous.membership import Membership
+
+_OF_THE_JOB = ("launcher", "world_size", "num_nodes", "master_addr", "master_port")
+# What `show` says of a field that has no value; any other is completed when the ranks meet.
+_MISSING = {
+    "platform": "",
+    "job_id": "",
+    "master_addr": "not known: set MASTER_ADDR for every process",
+    "master_port": "not known: set MASTER_PORT for every process",
+}
+
+
+def show(arguments: list[str]) -> int:
+    """The command `show`."""
+    options = Parser(
+        "show",
+        "Print what was detected, every value with its source.",
+        "--json  print one JSON object\n"
+        "--job  run on all ranks: they meet once, and rank 0 says where each is, or who is missing",
+    ).parse_args(arguments)
+    placement = detect_here(launcher=options.launcher)
+    warn_of_unknown(os.environ, placement.rank, placement.who)
+    if options.job:
+        _show_job(placement, as_json=options.json)
+        return 0
+    placement = _with_unused(placement, options.launcher)
+    if options.json:
+        emit(json.dumps(placement.as_dict()))
+    else:
+        emit(_table(placement))
+    return 0
+
+
+def _with_unused(placement: Placement, launcher: str | None) -> Placement:
+    """The placement with a note on tasks and hosts that the job leaves unused."""
+    unused = surroundings.unused(placement, os.environ, launcher)
+    if unused is None:
+        return placement
+    note = f"{surroundings.described(placement, unused)}: {unused.remedy}"
+    return placement._replace(notes=(*placement.notes, note))
+
+
+def _table(placement: Placement) -> str:
+    shown = {field: _shown(getattr(placement, field)) for field in FIELDS}
+    width = max(map(len, shown.values()))
+    lines = [_headline(placement), ""]
+    for field, value in shown.items():
+        source = placement.sources.get(field) or _missing(field, placement)
+        lines.append(f"{field:<16}  {value:<{width}}  {source}".rstrip())
+    for note in placement.notes:
+        lines.append(f"note: {escape_control(note)}")
+    return "\n".join(lines)
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "-"
+    return escape_control(str(value))
+
+
+def _headline(placement: Placement) -> str:
+    """One sentence: rank or node, launcher and platform."""
+    launcher = LAUNCHERS[placement.launcher].title
+    platform = ""
+    for known in PLATFORMS:
+        if known.name == placement.platform:
+            platform = f", in {known.title}"
+    number = f"{placement.rank} of {placement.world_size}"
+    if placement.node_level is not None:
+        why = escape_control(placement.node_level)
+        return (
+            f"Node {number}, not a rank: {why}.\n"
+            f"Started by {launcher}{platform}.\n"
+            "Start the ranks with: python -m distboot --nproc-per-node N script.py …"
+        )
+    if placement.launcher == "single":
+        return f"Not started by a launcher: rank {number}{platform}."
+    where = f"Rank {number}"
+    where += _index_of("local rank", placement.local_rank, placement.local_world_size)
+    where += _index_of("node", placement.node_rank, placement.num_nodes)
+    return f"{where}: started by {launcher}{platform}."
+
+
+def _index_of(what: str, index: int | None, count: int | None) -> str:
+    """`", node 0 of 2"`; empty if the index is not known."""
+    if index is None:
+        return ""
+    if count is None:
+        return f", {what} {index}"
+    return f", {what} {index} of {count}"
+
+
+def _missing(field: str, placement: Placement) -> str:
+    if getattr(placement, field) is not None:
+        return ""
+    if field == "master_port" and placement.world_size == 1:
+        return "not set: a free port is taken at the start"
+    return _MISSING.get(field, "not known from one process alone: completed when the ranks meet")
+
+
+def _show_job(placement: Placement, *, as_json: bool) -> None:
+    """Let all ranks meet once, and print where each is; or every rank prints who is missing."""
+    from ..agent.meet import join_here  # here, so that a plain `show` does not pay for sockets
+
+    with with_rank(placement.who):
+        refuse_unless_rank(placement)
+        with join_here(require_master(placement), os.environ, join_timeout_setting(None)) as job:
+            pass
+    if placement.rank != 0 or job.membership is None:
+        return
+    if as_json:
+        emit(_job_as_json(job, job.membership))
+    else:
+        emit(_job_as_text(job, job.membership))
+
+
+def _job_as_json(job: Session, membership: Membership) -> str:
+    found = {name: getattr(job.placement, name) for name in _OF_THE_JOB}
+    found["nodes"] = []
+    for node, host in enumerate(job.hosts):
+        ranks = list(membership.nodes[node])
+        found["nodes"].append({"node_rank": node, "host": host, "ranks": ranks})
+    found["warnings"] = job.warnings
+    return json.dumps(found)
+
+
+def _job_as_text(job: Session, membership: Membership) -> str:
+    who = f"All {job.placement.world_size} ranks"
+    if job.placement.world_size == 1:
+        who = "The only rank"
+    where = f"rank 0 at {job.placement.master_addr}, port {job.placement.master_port}"
+    lines = [f"{who} joined, on {counted(len(job.hosts), 'node')}; {where}."]
+    width = max(map(len, job.hosts))
+    for node, host in enumerate(job.hosts):
+        ranks = ranks_said(sorted(membership.nodes[node]))
+        lines.append(f"node {node:<5} {escape_control(host):<{width}}  {ranks}")
+    return "\n".join(lines)

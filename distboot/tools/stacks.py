@@ -1,0 +1,93 @@
+"""`stacks`: print the Python stacks of all ranks, grouped by identical stack, those of fewest ranks
+first.
+
+Each agent on this host has a Unix socket with an abstract name, which has the job's id in it. The
+command asks one of them, which asks the agents of all other ranks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+
+from ..base.errors import DistbootError
+from ..base.text import escape_control
+from ..cli.main import Parser, emit
+from .jobs_here import several_jobs, unix_sockets
+
+_TIMEOUT = 20.0  # seconds for an agent to answer, which asks all others
+_WHERE = (
+    "run it on a host of the job, in the container or the network namespace of a rank, "
+    "as its user or root"
+)
+
+
+def stacks(arguments: list[str]) -> int:
+    """The command `stacks`."""
+    parser = Parser(
+        "stacks", "Print where all ranks of a job on this host are: their Python stacks, folded."
+    )
+    parser.add_argument(
+        "--pid", type=int, default=0, help="of a wrapper, a sidecar or a script of the job"
+    )
+    parser.add_argument(
+        "--job", default="", help="the launcher's id of it, where several jobs are here"
+    )
+    options = parser.parse_args(arguments)
+    agents = agents_here(options.job)
+    if not agents:
+        raise DistbootError("usage", "no agent of a job runs on this host", _WHERE)
+    if len(agents) > 1 and not options.pid:
+        raise several_jobs(agents)
+    for names in agents.values():
+        for name in names:
+            lines = ask(name, options.pid)
+            if lines is not None:
+                emit("\n".join(map(escape_control, lines)))
+                return 0
+    problem = "no agent on this host answers"
+    if options.pid:
+        problem = f"{problem} for --pid {options.pid}"
+    raise DistbootError(
+        "usage",
+        problem,
+        _WHERE,
+    )
+
+
+def agents_here(job: str) -> dict[str, list[str]]:
+    """By job, the names of its agents' sockets in this network namespace; of one job, or of all if
+    it is empty.
+    """
+    from ..agent.link import PREFIX, socket_name
+
+    wanted: tuple[str, ...] = ("",)
+    if job:  # 4711 includes the steps of a job: 4711.0
+        wanted = (f"{socket_name(job)}.", f"{socket_name(job)}-")
+    found: dict[str, list[str]] = defaultdict(list)
+    for line in unix_sockets():
+        # 0000000000000000: 00000002 00000000 00010000 0001 01 26312 @distboot-agent-4711.0-9f86d081
+        match = re.search(rf"@({PREFIX}([\w.-]+)-[0-9a-f]+)$", line)
+        if match is None:
+            continue
+        name, of_job = match.groups()
+        if f"{of_job}-".startswith(wanted) and name not in found[of_job]:
+            found[of_job].append(name)
+    return {of_job: names for of_job, names in found.items() if names}
+
+
+def ask(name: str, pid: int) -> Sequence[str] | None:
+    """The answer of an agent; None if it has ended, or if `pid` is not a process of its job."""
+    import socket
+
+    from ..agent.link import AgentLink
+    from ..rendezvous.messages import AskStacks, ShowStacks
+
+    with socket.socket(socket.AF_UNIX) as connection, suppress(OSError, DistbootError):
+        connection.settimeout(_TIMEOUT)
+        connection.connect(f"\0{name}")
+        answer: ShowStacks = AgentLink(connection).ask(AskStacks(pid), _TIMEOUT, ShowStacks)
+        return answer.lines
+    return None

@@ -1,0 +1,169 @@
+"""Launches that are tried on this host: `"mpirun 2x4"` is two nodes with four ranks each.
+
+A launch gives each rank the environment that the launcher would give it, as the captures in
+`tests/captures` have it, and is run without the launcher.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from ..base.errors import DistbootError
+from ..base.text import did_you_mean, short_repr
+
+_SHAPE = re.compile(r"(\w[\w ]*?) +(?:([1-9]\d{0,2})x([1-9]\d{0,2})|([1-9]\d{0,2})\+1)")
+_STOPPING = 10.0  # seconds for a process to end after a signal
+_HINT = (
+    "--as 'mpirun 2x4' is two nodes with four ranks each, "
+    "--as 'kubeflow 3+1' three workers and a master"
+)
+
+# The variables of a rank by launcher, besides MASTER_ADDR and MASTER_PORT, which job scripts and
+# platforms set. Open MPI 5, without the address of its server: MPI itself cannot be used.
+_MPIRUN = """
+OMPI_COMM_WORLD_RANK={rank} OMPI_COMM_WORLD_SIZE={size} OMPI_COMM_WORLD_LOCAL_RANK={local}
+OMPI_COMM_WORLD_LOCAL_SIZE={per_node} OMPI_COMM_WORLD_NODE_RANK={local} OMPI_UNIVERSE_SIZE={size}
+OMPI_WORLD_SIZE={size} OMPI_WORLD_LOCAL_SIZE={per_node} OMPI_VERSION=5.0.11
+"""
+VARIABLES: Mapping[str, str] = {
+    "mpirun": _MPIRUN,
+    # Slurm 22.05.
+    "srun": """
+SLURM_JOB_ID=4711 SLURM_JOBID=4711 SLURM_STEP_ID=0 SLURM_STEPID=0
+SLURM_PROCID={rank} SLURM_LOCALID={local}
+SLURM_NTASKS={size} SLURM_NPROCS={size} SLURM_STEP_NUM_TASKS={size} SLURM_NTASKS_PER_NODE={per_node}
+SLURM_NODEID={node} SLURM_NNODES={nodes} SLURM_JOB_NUM_NODES={nodes} SLURM_STEP_NUM_NODES={nodes}
+SLURM_JOB_NODELIST={hosts} SLURM_NODELIST={hosts} SLURM_STEP_NODELIST={hosts}
+SLURMD_NODENAME=node-{node}
+SLURM_TASKS_PER_NODE={per_node}(x{nodes}) SLURM_STEP_TASKS_PER_NODE={per_node}(x{nodes})
+SLURM_SRUN_COMM_HOST=node-0 SLURM_STEP_LAUNCHER_PORT=1
+""",
+    # PyTorch 2.13; the script starts its own store.
+    "torchrun": """
+RANK={rank} WORLD_SIZE={size} LOCAL_RANK={local} LOCAL_WORLD_SIZE={per_node} GROUP_RANK={node}
+GROUP_WORLD_SIZE={nodes} ROLE_NAME=default ROLE_RANK={rank} ROLE_WORLD_SIZE={size}
+OMP_NUM_THREADS=1 TORCHELASTIC_RUN_ID=try TORCHELASTIC_RESTART_COUNT=0
+TORCHELASTIC_MAX_RESTARTS=0 TORCHELASTIC_USE_AGENT_STORE=False
+""",
+    # Azure ML's distribution of type mpi
+    "azureml mpi": f"{_MPIRUN} AZUREML_RUN_ID=try AZ_BATCH_MASTER_NODE=node-0:6000",
+    # A PyTorchJob of the training operator: RANK counts pods, and there is no local rank.
+    "kubeflow": """
+RANK={rank} WORLD_SIZE={size} PYTHONUNBUFFERED=1 PET_NNODES={nodes} PET_NPROC_PER_NODE=auto
+KUBERNETES_SERVICE_HOST=10.96.0.1
+""",
+}
+_LAUNCHER_VARIABLE = re.compile(
+    r"(OMPI|PMIX?|PRTE|SLURMD?|TORCHELASTIC|ROLE|GROUP|PET|AZ|AZUREML|KUBERNETES)_|"
+    r"((LOCAL_)?(RANK|WORLD_SIZE)|NODE_RANK|MASTER_(ADDR|PORT))$"
+)
+
+
+class Launch(NamedTuple):
+    """A launcher, and the nodes and ranks that it starts."""
+
+    text: str
+    launcher: str
+    nodes: int
+    per_node: int
+
+    def environs(self, port: int, environ: Mapping[str, str]) -> list[dict[str, str]]:
+        """By rank: `environ`, with the variables of this launcher in place of all others."""
+        common = {
+            name: value for name, value in environ.items() if not _LAUNCHER_VARIABLE.match(name)
+        }
+        common["MASTER_ADDR"] = _address()
+        common["MASTER_PORT"] = str(port)
+        found = []
+        for rank in range(self.nodes * self.per_node):
+            node = f"node-{rank // self.per_node}"
+            found.append({**common, **self._variables(rank), "DISTBOOT_HOST": node})
+        return found
+
+    def _variables(self, rank: int) -> dict[str, str]:
+        node, local = divmod(rank, self.per_node)
+        text = VARIABLES[self.launcher].format(
+            rank=rank,
+            size=self.nodes * self.per_node,
+            local=local,
+            per_node=self.per_node,
+            node=node,
+            nodes=self.nodes,
+            hosts=",".join(f"node-{each}" for each in range(self.nodes)),
+        )
+        return dict(word.split("=", 1) for word in text.split())
+
+
+def parse(text: str) -> Launch:
+    """Read `"srun 2x4"` or `"kubeflow 3+1"`."""
+    given = f"--as {short_repr(text)}"
+    found = _SHAPE.fullmatch(text.strip())
+    if found is None:
+        raise DistbootError("usage", f"{given} is not a launcher and a shape", _HINT)
+    launcher, nodes, per_node, workers = found.groups()
+    if launcher not in VARIABLES:
+        hint = f"{did_you_mean(launcher, VARIABLES)}one of {', '.join(VARIABLES)}"
+        raise DistbootError("usage", f"{given}: unknown launcher", hint)
+    if not workers:
+        return Launch(text.strip(), launcher, int(nodes), int(per_node))
+    if launcher != "kubeflow":
+        raise DistbootError("usage", f"{given}: only kubeflow has a master beside workers", _HINT)
+    return Launch(text.strip(), launcher, int(workers) + 1, 1)
+
+
+def _address() -> str:
+    """An address of this host that other nodes could reach; that of loopback if there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # an address for documentation (RFC 5737); nothing is sent
+        return str(probe.getsockname()[0])
+    return "127.0.0.1"
+
+
+def run(
+    command: Sequence[str],
+    environs: Sequence[Mapping[str, str]],
+    limit: float,
+    late: Callable[[subprocess.Popen[bytes]], object] = lambda _: None,
+    **output: Any,
+) -> list[int | None]:
+    """Run a command once for each of these ranks; its exit codes, None if not ended within `limit`
+    seconds.
+
+    Processes that still run then, or at an interrupt, are ended. Before, `late` gets the process of
+    rank 0.
+    """
+    end = time.monotonic() + limit
+    processes = []
+    for environ in environs:
+        process = subprocess.Popen(
+            command,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # so that neither it nor its children get keys of the terminal
+            **output,
+        )
+        processes.append(process)
+    try:
+        _wait(processes, end)
+        codes = [process.returncode for process in processes]
+        if None in codes:
+            late(processes[0])
+        return codes
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for process in processes:
+                process.send_signal(number)
+            _wait(processes, time.monotonic() + _STOPPING)
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], end: float) -> None:
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(end - time.monotonic(), 0.0))

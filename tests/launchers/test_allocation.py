@@ -1,0 +1,183 @@
+"""A job that leaves tasks or hosts of its allocation unused is told so, once, and its summary says so."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from captured import ALL
+from conftest import Run
+from hosts import Slurm
+from launched import MPIRUN, needs_mpirun, needs_slurm
+
+from distboot import detect
+from distboot.detection import surroundings
+
+JOB = "import distboot; context = distboot.init('none'); print('rank', context.rank, 'of', context.world_size)"
+ALONE = "warning: this process is alone, but the {} allocation has {}"
+
+NODES = "PBS_NODEFILE='/PBS_NODEFILE'"
+PBS = {"PBS_JOBID": "1.srv", "PBS_ENVIRONMENT": "PBS_BATCH"}
+TORQUE = {**PBS, "PBS_NUM_NODES": "2", "PBS_NUM_PPN": "2", "PBS_NP": "4"}
+LSF = {"LSB_JOBID": "42", "LSB_DJOB_NUMPROC": "3"}
+SGE = {"SGE_ROOT": "/opt/sge", "JOB_ID": "8", "NSLOTS": "4"}
+OAR = {"OAR_JOB_ID": "8"}
+
+
+def _found(environ: Mapping[str, str], **files: str) -> str:
+    """What a process that no launcher started leaves unused; `files` by the variable that names them."""
+    named = {**environ, **{name: f"/{name}" for name in files}}
+    texts = {f"/{name}": text for name, text in files.items()}
+    unused = surroundings.unused(detect(named), named, read=lambda path: texts.get(path, ""))
+    return "" if unused is None else unused.found.partition("allocation has ")[2]
+
+
+@pytest.mark.parametrize(
+    ("environ", "files", "found"),
+    [
+        (PBS, {"PBS_NODEFILE": "a\na\nb\nb\n"}, f"4 tasks ({NODES}) and 2 hosts ({NODES})"),
+        (PBS, {"PBS_NODEFILE": "a\na\n"}, f"2 tasks ({NODES})"),
+        (PBS, {"PBS_NODEFILE": "a\n"}, ""),
+        (PBS, {"PBS_NODEFILE": ""}, ""),
+        (TORQUE, {"PBS_NODEFILE": "a\na\nb\nb\n"}, f"2 hosts ({NODES})"),
+        (TORQUE, {}, "2 hosts (PBS_NUM_NODES='2')"),
+        ({**TORQUE, "PBS_NUM_NODES": "1"}, {}, ""),
+        ({**LSF, "LSB_MCPU_HOSTS": "h1 2 h2 1 "}, {}, "2 hosts (LSB_MCPU_HOSTS='h1 2 h2 1 ')"),
+        ({**LSF, "LSB_HOSTS": "h1 h1 h2"}, {}, "2 hosts (LSB_HOSTS='h1 h1 h2')"),
+        (LSF, {"LSB_DJOB_HOSTFILE": "h1\nh1\nh2\n"}, "2 hosts (LSB_DJOB_HOSTFILE='/LSB_DJOB_HOSTFILE')"),
+        ({**LSF, "LSB_MCPU_HOSTS": "h1 3 "}, {}, ""),
+        ({**SGE, "NHOSTS": "2"}, {}, "2 hosts (NHOSTS='2')"),
+        (SGE, {"PE_HOSTFILE": "a 2 all.q@a <NULL>\nb 2 all.q@b <NULL>\n"}, "2 hosts (PE_HOSTFILE='/PE_HOSTFILE')"),
+        ({**SGE, "NHOSTS": "1"}, {}, ""),
+        (OAR, {"OAR_NODEFILE": "a\na\nb\nb\n"}, "2 hosts (OAR_NODEFILE='/OAR_NODEFILE')"),
+        (OAR, {"OAR_NODEFILE": "a\na\n"}, ""),
+        ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4"}, {}, "4 tasks (SLURM_NTASKS='4')"),
+        ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "many", "SLURM_JOB_NUM_NODES": "-2"}, {}, ""),
+        ({"FLUX_URI": "local:///run/flux/local-0", "FLUX_JOB_NNODES": "2"}, {}, "2 hosts (FLUX_JOB_NNODES='2')"),
+    ],
+)  # fmt: skip
+def test_tasks_and_hosts_of_batch_systems(
+    environ: dict[str, str], files: dict[str, str], found: str
+) -> None:
+    assert _found(environ, **files) == found
+
+
+def test_captures_of_launchers_are_not_warned_of() -> None:
+    warned = set()
+    for capture in ALL:
+        for process in capture.processes:
+            placement = detect(process.environ)
+            if surroundings.unused(placement, process.environ) is not None:
+                warned.add(capture.name)
+    assert warned == {
+        "slurm-interactive-22.05.8/uis_salloc_shell_typed_python",
+        "slurm-salloc-22.05.8/salloc_shell_python",
+        "slurm-sbatch-22.05.8/batch_step_python_no_ntasks",
+        # mpirun was told to use one of two hosts
+        "slurm-sbatch+openmpi4-22.05.8/mpirun_subset_1node",
+    }
+
+
+@pytest.mark.parametrize("command", [["train.py"], ["-m", "distboot", "train.py"]])
+def test_one_warning_from_init_and_wrapper(run: Run, tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "nodes").write_text("a\nb\n")
+    environ = {**TORQUE, "PBS_NODEFILE": str(tmp_path / "nodes")}
+    ended = run(sys.executable, *command, train=JOB, env=environ)
+    assert (ended.returncode, ended.stdout) == (0, "rank 0 of 1\n")
+    assert ended.stderr.count("warning:") == 1
+    assert ALONE.format("PBS", "2 hosts") in ended.stderr
+    assert "mpiexec -n 2 python train.py" in ended.stderr
+    assert "DISTBOOT_LAUNCHER=none" in ended.stderr
+    for named in (
+        {"DISTBOOT_LAUNCHER": "none"},
+        {"PBS_NODEFILE": "/nowhere", "PBS_NUM_NODES": "1"},
+    ):
+        assert not run(sys.executable, *command, env={**environ, **named}).stderr
+
+
+def test_show_and_doctor_name_it(distboot: Run) -> None:
+    environ = {**SGE, "NHOSTS": "2"}
+    said = "this process is alone, but the Grid Engine allocation has 2 hosts (NHOSTS='2')"
+    assert f"note: {said}: start a process" in distboot("show", env=environ).stdout
+    report = json.loads(distboot("doctor", "--json", env=environ).stdout)
+    (finding,) = [one for one in report["findings"] if one["name"] == "allocation"]
+    assert (finding["status"], finding["seen"]) == ("warning", said)
+
+
+def test_launcher_in_a_command_is_not_warned_of(distboot: Run) -> None:
+    script = "import os; print(os.environ['NHOSTS'])"
+    command = ["sh", "-c", f'{sys.executable} -c "{script}"']
+    ended = distboot("run", "--", *command, env={**SGE, "NHOSTS": "2"})
+    assert (ended.stdout, ended.stderr) == ("2\n", "")
+
+
+@pytest.mark.parametrize(
+    ("answer", "warns"), [("echo 2", True), ("echo 1", False), ("exit 1", False)]
+)
+def test_flux_is_asked_for_its_size(run: Run, tmp_path: Path, answer: str, *, warns: bool) -> None:
+    # Its batch scripts have no variable with it: flux-environment(7).
+    flux = tmp_path / "flux"
+    flux.write_text(f'#!/bin/sh\n[ "$*" = "getattr size" ] || exit 2\n{answer}\n')
+    flux.chmod(0o755)
+    environ = {"FLUX_URI": "local:///x", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ended = run(sys.executable, "train.py", train=JOB, env=environ)
+    assert (ALONE.format("Flux", "2 hosts") in ended.stderr) == warns
+    assert ended.returncode == 0
+    command = [sys.executable, "-m", "distboot", "--nproc-per-node", "2", "train.py"]
+    ended = run(*command, env=environ)
+    assert ("all ended, but the Flux allocation has 2 hosts" in ended.stderr) == warns
+
+
+def test_summary_of_a_smaller_job(distboot: Run) -> None:
+    ended = distboot("--nproc-per-node", "2", "train.py", train=JOB, env={**SGE, "NHOSTS": "2"})
+    assert "the 2 ranks are on 1 host, but the Grid Engine allocation has 2 hosts" in ended.stderr
+    assert (
+        "s: all ended, but the Grid Engine allocation has 2 hosts (NHOSTS='2'); exit"
+        in ended.stderr
+    )
+    assert "ended well" not in ended.stderr
+
+
+@needs_mpirun
+def test_hostfile_that_openmpi_5_ignores(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "hostfile").write_text("node-0 slots=1\nnode-1 slots=1\n# node-2\n")
+    name = "OMPI_MCA_orte_default_hostfile"
+    environ = {name: str(tmp_path / "hostfile")}
+    mpirun = [str(MPIRUN), "--map-by", ":OVERSUBSCRIBE", "-n", "2", sys.executable]
+    ended = run(*mpirun, "train.py", train=JOB, env=environ)
+    said = f"the file {name}='{tmp_path}/hostfile' names 2 hosts, and Open MPI 5 does not read that variable"
+    assert (
+        f"warning: the 2 ranks are on 1 host, but {said}: name the file in PRTE_MCA" in ended.stderr
+    )
+    assert f"all ended, but the file {name}=" in ended.stderr
+    assert ended.stderr.count("warning:") == 1
+    found = run(*mpirun, "-m", "distboot", "doctor", "--job", env=environ).stdout
+    assert f"warning  allocation: all ranks: the 2 ranks are on 1 host, but {said}" in found
+
+
+@needs_slurm
+def test_batch_script_without_srun(slurm: Slurm) -> None:
+    folder = slurm.hosts.shared / "without-srun"
+    folder.mkdir()
+    (folder / "train.py").write_text(JOB)
+    (folder / "job.sh").write_text(
+        f"#!/bin/bash\nexport PATH={Path(sys.executable).parent}:$PATH\n"
+        "python train.py\npython -m distboot train.py\n"
+        "DISTBOOT_LAUNCHER=none python train.py\nsrun python train.py\n"
+    )
+    submit = f"sbatch --ntasks=4 --chdir={folder} --output={folder}/out {folder}/job.sh"
+    wait = 'while [ -n "$(squeue --noheader)" ]; do sleep 0.1; done'
+    done = slurm.run(["bash", "-c", f"{submit} && {wait}"], timeout=100)
+    text = (folder / "out").read_text()
+    assert done.returncode == 0, done.stderr
+    assert text.count("rank 0 of 1") == 3, text
+    assert text.count(" of 4\n") == 4, text
+    assert text.count("warning:") == 2, text
+    said = ALONE.format("Slurm", "4 tasks (SLURM_NTASKS='4')")
+    typed = "start a process for each task: srun python train.py …; or start the ranks here: python -m distboot"
+    assert (
+        text.count(f"{said}: {typed} --nproc-per-node 4 train.py …; or set DISTBOOT_LAUNCHER=none")
+        == 2
+    )

@@ -1,0 +1,201 @@
+"""The first failure where platforms look for it.
+
+A rank is process 1 of a container here, whose kubelet is a file that is mounted: with it, all of its processes end.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Run
+from launched import in_both_ways
+from process1 import NAMESPACE, needs_namespace
+from supervised import FAILING, Start
+
+from distboot.job import exit_status
+
+# In the place of /dev and /opt, which are the machine's: the same with a file, or a folder, more.
+_MOUNTS = """
+set -e
+mkdir dev-$RANK opt-$RANK
+mount -n -t tmpfs none dev-$RANK
+for name in null zero full random urandom; do : > dev-$RANK/$name; mount -n --bind /dev/$name dev-$RANK/$name; done
+mkdir dev-$RANK/shm
+mount -n --rbind /dev/shm dev-$RANK/shm
+cp -P /dev/fd dev-$RANK
+: > dev-$RANK/termination-log
+mount -n --bind log-$RANK dev-$RANK/termination-log
+mount -n --rbind dev-$RANK /dev
+for path in /opt/*/; do
+  [ ! -d $path ] || { mkdir opt-$RANK${path#/opt}; mount -n --rbind $path opt-$RANK${path#/opt}; }
+done
+mkdir -p opt-$RANK/ml/output
+mount -n --bind output-of-$RANK opt-$RANK/ml/output
+mount -n --rbind opt-$RANK /opt
+exec "$@"
+"""
+_CONTAINER = (*NAMESPACE, "sh", "-c", _MOUNTS, "sh")
+_SECRET = "s3cr\"et'\\word"
+_BOOM = "raise ValueError('boom ' + os.environ['DISTBOOT_SECRET'])"
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> list[Path]:
+    """The termination logs of three containers; the folders for SageMaker's file are beside them."""
+    found = [tmp_path / f"log-{rank}" for rank in range(3)]
+    for rank, path in enumerate(found):
+        path.touch()
+        (tmp_path / f"output-of-{rank}").mkdir()
+    return found
+
+
+@needs_namespace
+@in_both_ways
+def test_every_container_has_the_first_failure(start: Start, logs: list[Path], init: bool) -> None:
+    own = "if rank == 2:\n    Path('/dev/termination-log').write_text('mine')\n"
+    (logs[2].parent / "output-of-2" / "failure").write_text("mine")
+    platform = {"TRAINING_JOB_NAME": "train"} if init else {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    env = {"CULPRIT": "1", "DISTBOOT_SECRET": _SECRET, **platform}
+    running = start(own + FAILING % _BOOM, init=init, before=_CONTAINER, **env)
+    assert running.fail()[1] == 1
+    for rank, log in enumerate(logs[:2]):
+        text = log.read_text()
+        said = f"distboot: rank 1 failed first: uncaught exception: ValueError: boom ***, on {os.uname().nodename}, in "
+        assert text.startswith(said), (rank, text, running.output(rank))
+        assert text.endswith("\n  | ValueError: boom ***")
+        failure = log.parent / f"output-of-{rank}" / "failure"
+        assert (failure.read_text() if init else failure.exists()) == (text if init else False)
+    assert logs[2].read_text() == (logs[2].parent / "output-of-2" / "failure").read_text() == "mine"
+
+
+@needs_namespace
+@in_both_ways
+def test_process_that_is_alone_leaves_its_failure_there(
+    start: Start, logs: list[Path], init: bool
+) -> None:
+    job = start(_BOOM, 1, init=init, before=_CONTAINER, DISTBOOT_SECRET=_SECRET, DISTBOOT_REPORT="")
+    assert job.codes() == [1]
+    text = logs[0].read_text()
+    if init:
+        assert text.startswith("distboot: uncaught exception: ValueError: boom ***\n  | Traceback ")
+    else:
+        assert text == "distboot: exit code 1: the output of the script says why"
+
+
+@needs_namespace
+def test_agent_that_ends_with_its_rank_does_not_wait_for_the_root_cause(
+    start_init: Start, logs: list[Path]
+) -> None:
+    # Where rank 0 has no failure detection, it never says one.
+    before = (
+        *_CONTAINER,
+        "sh",
+        "-c",
+        '[ $RANK = 1 ] || export DISTBOOT_FAILURE_DETECTION=0; exec "$@"',
+        "sh",
+    )
+    running = start_init(FAILING % "sys.exit(3)", 2, before=before, CULPRIT="1")
+    running.all_ready()
+    running.touch("fail")
+    assert running.processes[1].wait(60) == 3
+    assert (
+        logs[1]
+        .read_text()
+        .startswith(f"distboot: rank 1 failed first: exit code 3, on {os.uname().nodename}")
+    )
+    assert logs[0].read_text() == ""
+
+
+@needs_namespace
+@in_both_ways
+def test_start_that_failed_is_there_too(start: Start, logs: list[Path], init: bool) -> None:
+    alone = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "DISTBOOT_JOIN_TIMEOUT": "1",
+        "JOIN_TIMEOUT": "1",
+    }
+    start("", 1, init=init, before=_CONTAINER, **alone).codes()
+    who = f"rank 0 on {os.uname().nodename}"
+    first, hint = logs[0].read_text().splitlines()
+    assert (
+        first
+        == f"distboot: error[missing-rank]: {who}: 1 of 2 ranks joined within 1 s; missing: rank 1 (node 0)"
+    )
+    assert hint.startswith(f"distboot: hint: {who}: look at ")
+
+
+@needs_namespace
+@pytest.mark.parametrize("code", [0, 3])
+def test_start_that_failed_is_not_there_if_the_script_ends_well(
+    run: Run, logs: list[Path], code: int
+) -> None:
+    script = f"""
+import distboot, os, sys
+try:
+    distboot.init("torhc-" + os.environ["DISTBOOT_SECRET"])
+except distboot.DistbootError:
+    sys.exit({code})
+"""
+    env = {"RANK": "0", "WORLD_SIZE": "1", "DISTBOOT_SECRET": _SECRET}
+    assert run(*_CONTAINER, sys.executable, "-c", script, env=env).returncode == code
+    said = logs[0].read_text()
+    assert (
+        said.startswith("distboot: error[unknown-framework]: ")
+        == ("torhc-***" in said)
+        == bool(code)
+    )
+    assert "s3cr" not in said
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "termination-log"
+    monkeypatch.setattr(exit_status, "_KUBERNETES", str(path))
+    return path
+
+
+def test_termination_log_that_is_not_there_is_not_made(log: Path) -> None:
+    exit_status.leave("rank 1 failed first")
+    assert not log.exists()
+    os.mkfifo(log)
+    pipe = os.open(log, os.O_RDWR | os.O_NONBLOCK)
+    os.write(pipe, b"distboot: ")
+    exit_status.leave("rank 1 failed first", replaces=True)
+    assert os.read(pipe, 100) == b"distboot: "  # what is no file is left alone
+    os.close(pipe)
+
+
+def test_root_cause_takes_the_place_of_what_is_less_certain(log: Path) -> None:
+    log.touch()
+    exit_status.leave("rank 2 failed first, and this was a longer text")
+    exit_status.leave("rank 3 failed first")
+    exit_status.leave("rank 1 failed first", replaces=True)
+    assert log.read_text() == "distboot: rank 1 failed first"
+    log.write_text("of the script")
+    exit_status.leave("rank 1 failed first", replaces=True)
+    assert log.read_text() == "of the script"
+
+
+@pytest.mark.parametrize("headline", ["short", "\N{GRINNING FACE}" * 5000])
+def test_termination_log_has_the_headline_and_the_end_of_what_is_too_long(
+    log: Path, headline: str
+) -> None:
+    log.touch()
+    exit_status.leave(
+        "\n".join([headline, *(f"line {number}: \udcff" for number in range(1000)), "the end"])
+    )
+    first, mark, *_, last = log.read_text().split("\n")
+    assert (first, mark, last) == (f"distboot: {headline[:900]}", "…", "the end")
+    assert 4000 < log.stat().st_size <= 4096
+
+
+def test_termination_log_on_a_full_disk_has_what_there_was_room_for(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.touch()
+    write = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, data, at: write(file, data[:14], at))
+    exit_status.leave("rank 1 failed first")
+    assert log.read_bytes() == b"distboot: rank"

@@ -1,0 +1,332 @@
+"""`init("torch")` in real processes: what it gives, and that after a failure everything is as it was."""
+
+import json
+import os
+import re
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from captured import one
+from conftest import ROOT, Run
+from launched import needs_torch
+from ranks import HIDE, RunRanks
+from supervised import Start, until
+
+from distboot import DistbootError, detect
+from distboot.agent.session import Session
+from distboot.frameworks import Options, preload
+from distboot.frameworks._base import imported
+from distboot.rendezvous.messages import Ready
+
+pytestmark = needs_torch
+
+# A failed init must leave the environment exactly as it was; prints the error's code.
+_FAILING = """
+import os, sys
+import distboot
+before = dict(os.environ)
+try:
+    distboot.init({arguments})
+except distboot.DistbootError as error:
+    print(error.code, dict(os.environ) == before, error, sep="|")
+else:
+    print("no error")
+"""
+
+
+def _failed(run: Run, arguments: str = "", env: dict[str, str] | None = None) -> tuple[str, str]:
+    """Code and text of the error of an `init` that must fail and must leave `os.environ` alone."""
+    result = run(sys.executable, "-c", _FAILING.format(arguments=arguments), env=env)
+    assert result.stdout.count("|") >= 2, result.stdout + result.stderr
+    code, unchanged, text = result.stdout.split("|", 2)
+    assert unchanged == "True"
+    return code, text
+
+
+def test_alone(run: Run) -> None:
+    script = """
+import json, os
+import distboot
+with distboot.init() as ctx:
+    assert distboot.init("torch") is ctx
+    import torch
+    names = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    group = (torch.distributed.get_rank(), torch.distributed.get_world_size(), torch.distributed.get_backend())
+    with ctx.main_first():
+        pass
+    ctx.barrier()
+    print(json.dumps([ctx.launcher, ctx.is_main, ctx.is_local_main, str(ctx.device), group, ctx.hosts,
+                      {name: os.environ[name] for name in names}, ctx.master_port]))
+assert not torch.distributed.is_initialized()
+ctx.close()
+with distboot.init() as again:
+    assert again is not ctx
+"""
+    result = run(sys.executable, "-c", script)
+    assert result.stderr == ""
+    launcher, is_main, is_local_main, device, group, hosts, environ, port = json.loads(
+        result.stdout
+    )
+    assert (launcher, is_main, is_local_main, device) == ("single", True, True, "cpu")
+    assert (group, hosts) == ([0, 1, "gloo"], [socket.gethostname()])
+    assert environ == {
+        "RANK": "0", "LOCAL_RANK": "0", "NODE_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
+
+
+def test_init_process_group_that_is_left_in_the_script_is_named(run: Run) -> None:
+    script = "import distboot; distboot.init(); import torch.distributed as dist; dist.init_process_group('gloo')"
+    result = run(sys.executable, "-c", script)
+    *_, of_torch, said = result.stderr.splitlines()
+    assert "trying to initialize the default process group twice!" in of_torch
+    has_started = (
+        "distboot.init() has started the process group: remove init_process_group() from the script"
+    )
+    assert said == f"distboot: hint: {has_started}"
+    assert result.returncode == 1
+
+
+def test_bare_multi_node_mpirun_without_mpi4py(run: Run) -> None:
+    script = HIDE.format(module="mpi4py") + _FAILING.format(arguments="")
+    result = run(sys.executable, "-c", script, env=one("openmpi-5.0.11/2nodes_2procs", 1))
+    assert result.stdout.startswith("no-master-addr|True|"), result.stdout + result.stderr
+    assert "-x MASTER_ADDR=" in result.stdout
+
+
+def test_bare_multi_node_mpirun_with_an_mpi4py_for_another_mpi(run: Run) -> None:
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+    # Not in a job of any MPI: a world of one
+    code, text = _failed(run, env=one("mpich-5.0.2/2nodes_2procs", 1))
+    assert code == "mpi-mismatch", text
+    assert "rank 1 of 4, and mpi4py that it is rank 0 of 1" in text
+
+
+def test_mpi_that_hangs_is_the_end_in_time(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mpi4py").mkdir()  # stands in for an MPI whose daemons do not answer
+    (tmp_path / "mpi4py/__init__.py").write_text(
+        "class rc: initialize, finalize, threads = True, None, False"
+    )
+    (tmp_path / "mpi4py/MPI.py").write_text(
+        "import ctypes\nIs_finalized = Is_initialized = lambda: False\nGet_library_version = lambda: 'Some MPI v1, …'\n"
+        "Init = lambda: ctypes.PyDLL(None).sleep(60)"
+    )
+    env = {**one("openmpi-5.0.11/2nodes_2procs", 1), "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    result = run(sys.executable, "-c", "import distboot; distboot.init(join_timeout=1)", env=env)
+    assert result.returncode == -signal.SIGKILL
+    said = f"distboot: error[join-timeout]: rank 1 on {os.uname().nodename}: MPI did not say where rank 0 is within 1 s"
+    assert result.stderr.splitlines()[0] == f"{said} (Some MPI v1)"
+
+
+def test_port_that_somebody_else_has_is_not_needed(run: Run) -> None:
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        env = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        result = run(
+            sys.executable, "-c", "import distboot; print(distboot.init().master_port)", env=env
+        )
+    assert int(result.stdout) != port
+
+
+def test_second_call_returns_the_same_and_says_what_has_no_effect(run: Run) -> None:
+    script = """
+import distboot
+ctx = distboot.init("none")
+print(distboot.init("none") is ctx, distboot.init("none", timeout=5) is ctx)
+ctx.close()
+distboot.init("none", timeout=5).close()
+"""
+    done = run(sys.executable, "-c", script)
+    said = "warning: init() was called again: timeout=5.0 after timeout=None has no effect, the first context stays"
+    assert (done.stdout, done.stderr) == ("True True\n", f"distboot: {said}\n")
+
+
+def test_refusal_shows_the_line_of_the_script_and_none_of_ours(run: Run) -> None:
+    done = run(sys.executable, "-c", "import distboot\ndistboot.init('pytroch')\n")
+    files = [line for line in done.stderr.splitlines() if line.startswith("  File ")]
+    assert len(files) == 2, done.stderr  # the script's, and init itself
+    assert "did you mean 'torch'?" in done.stderr
+
+
+_OFF = {"DISTBOOT_RENDEZVOUS": "0"}
+_PLACE = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0"}
+_HERE = f"rank 1 on {os.uname().nodename}: rank 0 did not answer at 127.0.0.1:"
+
+
+@pytest.mark.parametrize(
+    ("env", "code", "said"),
+    [
+        ({"MASTER_PORT": "abc"}, "broken-environment", "MASTER_PORT='abc'"),
+        ({"MASTER_PORT": None}, "no-master-port", "MASTER_PORT=29500"),
+        ({}, "missing-rank", _HERE),
+        (
+            {"RANK": "0", "DISTBOOT_JOIN_TIMEOUT": "1.5"},
+            "missing-rank",
+            "1 of 2 ranks joined within 1.5 s; missing: rank 1",
+        ),
+        (
+            {"GLOO_SOCKET_IFNAME": "ib7"},
+            "unknown-interface",
+            "='ib7', but this host has no interface 'ib7': it has lo",
+        ),
+        (
+            {"DISTBOOT_RENDEZVOUS": "no"},
+            "broken-environment",
+            "DISTBOOT_RENDEZVOUS='no' is neither 0 nor 1",
+        ),
+        (_OFF, "rendezvous-needed", "launcher 'torch' does not say the local_rank"),
+        ({**_OFF, **_PLACE}, "join-timeout", "could not connect to torch's TCPStore"),
+    ],
+)
+def test_job_that_cannot_start(
+    run: Run, port: int, env: dict[str, str | None], code: str, said: str
+) -> None:
+    job = {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        **env,
+    }
+    limit = "" if "DISTBOOT_JOIN_TIMEOUT" in env else "join_timeout=1"
+    found, text = _failed(
+        run, limit, {name: value for name, value in job.items() if value is not None}
+    )
+    assert (found, said in text) == (code, True), text
+    assert said != _HERE or "127.0.0.1 is this host: " in text
+
+
+_WRONG = {
+    "unknown-framework": ["'pytroch'"],
+    "backend-not-available": ["backend='nccl'", "backend='bogus'"],
+    "unknown-launcher": ["launcher='mpirun'"],
+    "launcher-mismatch": ["launcher='openmpi'"],
+    "usage": [
+        *(
+            "None",
+            "3",
+            "['torch']",
+            "join_timeout=0",
+            "timeout=-1",
+            "timeout=True",
+            "timeout=10**400",
+            "ps=None",
+        ),
+        *(
+            "backend=1",
+            "backend=''",
+            "backend=b'gloo'",
+            "evaluator='yes'",
+            "pass_local_rank='no'",
+            "'torch', ps=1",
+        ),
+        *("'mpi', timeout=5", "'mpi', backend='gloo'", "'none', backend='gloo'"),
+    ],
+}
+
+
+def test_wrong_arguments(run: Run) -> None:
+    calls = [(code, arguments) for code, each in _WRONG.items() for arguments in each]
+    result = run(
+        sys.executable,
+        "-c",
+        "".join(_FAILING.format(arguments=arguments) for _, arguments in calls),
+    )
+    found = [line.split("|")[:2] for line in result.stdout.splitlines() if line.count("|") >= 2]
+    assert found == [[code, "True"] for code, _ in calls], result.stdout + result.stderr
+    assert "did you mean 'openmpi'?" in result.stdout
+
+
+def test_torch_that_cannot_be_used(run: Run) -> None:
+    failing = _FAILING.format(arguments="")
+    found = "u.find_spec = find\ndel sys.modules['torch']\n"
+    # Stands in for one
+    too_old = "import torch; real, torch.__version__ = torch.__version__, '1.13.1+cpu'\n"
+    there = "torch.__version__ = real; import torch.distributed as d\n"
+    there += "d.init_process_group('gloo', store=d.HashStore(), rank=0, world_size=1)\n"
+    script = [HIDE.format(module="torch"), failing, found, too_old, failing, there, failing]
+    result = run(sys.executable, "-c", "".join(script))
+    missing, too_old, there = re.split(
+        r"\n(?=framework-not-installed\||already-initialized\|)", result.stdout
+    )
+    assert missing.startswith("framework-not-installed|True|")
+    assert "hint: pip install torch" in missing
+    assert too_old.startswith("framework-not-installed|True|")
+    assert "torch 1.13.1+cpu is older than 2.2" in too_old
+    assert there.startswith("already-initialized|True|")
+
+
+_CODE = """
+import distboot
+try:
+    distboot.init("torch", join_timeout=60)
+except distboot.DistbootError as error:
+    print(error.code)
+"""
+
+
+def test_ranks_that_contradict_each_other_all_say_so(run_ranks: RunRanks) -> None:
+    ended = run_ranks(_CODE, places=[{"LOCAL_RANK": "0"}] * 2)
+    assert [rank.out for rank in ended] == ["membership-mismatch\n"] * 2
+
+
+def _broken_torch(folder: Path, fails: str) -> dict[str, str]:
+    (folder / "broken").mkdir()
+    (folder / "broken" / "torch.py").write_text(fails)
+    return {"PYTHONPATH": f"{folder / 'broken'}:{ROOT}"}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_one_rank_lacks_is_told_to_all_at_once(
+    run_ranks: RunRanks, tmp_path: Path, rank: int
+) -> None:
+    lacking = _broken_torch(tmp_path, "raise ModuleNotFoundError(name='torch')")
+    ended = run_ranks(_CODE, places=[lacking if each == rank else {} for each in range(2)])
+    assert [rank.out for rank in ended] == ["framework-not-installed\n"] * 2
+
+
+def test_rank_that_dies_before_the_framework_starts_is_named(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    places: list[dict[str, str]] = [{}, _broken_torch(tmp_path, "import os; os._exit(9)")]
+    survivor, culprit = run_ranks("import distboot; distboot.init()", places=places)
+    assert culprit.code == 9
+    assert "error[rank-failed]" in survivor.err
+    assert (
+        f"rank 1 (process {culprit.pid} on '{socket.gethostname()}') joined, and ended before"
+        in survivor.err
+    )
+
+
+def test_import_that_fails_meanwhile_is_told_as_it_failed_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    (tmp_path / "torch.py").write_text(
+        "import sys\nsys.attempts = getattr(sys, 'attempts', 0) + 1\nraise ImportError(f'attempt {sys.attempts}')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    job = Session(detect({}), 1.0)
+    preload(Options("torch"), job)
+    with pytest.raises(DistbootError, match="attempt 1"):
+        job.ready(lambda: (imported("torch"), Ready()))
+
+
+def test_ctrl_c_while_the_ranks_meet_is_the_scripts_own_interrupt(start_init: Start) -> None:
+    job = start_init("", 1, WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+    until(lambda: "ranks joined; missing: " in job.output(0))
+    job.processes[0].send_signal(signal.SIGINT)
+    assert job.codes() == [128 + signal.SIGINT]
+    assert job.output(0).count("Traceback") == 1
+
+
+def test_ctrl_c_ends_a_process_that_is_alone_as_it_does_without_distboot(run: Run) -> None:
+    script = (
+        "import os, signal, distboot\ndistboot.init('none')\nos.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    assert run(sys.executable, "-c", script).returncode == -signal.SIGINT

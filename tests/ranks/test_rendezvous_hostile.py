@@ -1,0 +1,394 @@
+"""A roll call with strangers and enemies: they are sent away, and everybody ends in time, with our error or none."""
+
+import gc
+import json
+import random
+import socket
+import struct
+import sys
+import time
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+from conftest import Fake, Run, StartRank0
+from rendezvous_peers import (
+    HELLO,
+    NONCE,
+    OPEN,
+    OURS,
+    Rank,
+    altered,
+    answers,
+    framed,
+    peer,
+    plan_for,
+    record,
+    refusal,
+    welcome,
+)
+
+from distboot.rendezvous import connection_pool
+from distboot.rendezvous.membership import Membership
+from distboot.rendezvous.messages import (
+    Failed,
+    Go,
+    Hello,
+    Members,
+    Ready,
+    Refused,
+    Welcome,
+)
+from distboot.rendezvous.protocol import HEADER, Channel
+
+MEMBERS = Members(("a",), (((0, 2),),), None)
+
+
+def _saying(*said: bytes, welcomes: bool = True) -> Callable[[socket.socket], None]:
+    """In the place of rank 0: say each of these once something has come, with `welcomes` after the handshake."""
+
+    def talk(connection: socket.socket) -> None:
+        if welcomes:
+            welcome(connection)
+        for data in said:
+            connection.sendall(data)
+            connection.recv(65536)
+
+    return talk
+
+
+@pytest.mark.parametrize("depth", [50, 900, 960, 970, 980, 990, 2000, 30_000])
+@pytest.mark.parametrize("secret", ["", "secret"])
+def test_nested_content_is_refused(depth: int, secret: str, rank0: StartRank0) -> None:
+    first = rank0(2, 20, secret)
+    body = f'{{"kind":"WorkerInfo","rank":{"[" * depth}{"]" * depth}}}'
+    assert refusal(peer(first.port, HELLO + framed(body)))
+    assert Rank(first.port, record(1, 2), 20, secret).met() == first.met()
+
+
+def test_mutated_messages_of_a_rank_end_nothing(rank0: StartRank0) -> None:
+    chance = random.Random(7)
+    first = rank0(2, 60)
+    whole = HELLO + OPEN.sign(record(1, 3, facts=(("torch", "1"),)))
+    odd = [
+        b"null",
+        b"true",
+        b"-1",
+        b"1e999",
+        b"NaN",
+        b'"\\ud800"',
+        b"[]",
+        b"{}",
+        b"99999999999999999999",
+    ]
+    for _ in range(150):
+        data = bytearray(whole)
+        for _ in range(chance.randrange(1, 4)):
+            at = chance.randrange(len(HELLO) if chance.random() < 0.2 else 0, len(data))
+            data[at : at + chance.randrange(3)] = (
+                chance.choice(odd) if chance.random() < 0.5 else chance.randbytes(2)
+            )
+        # It may be closed already
+        with peer(first.port, bytes(data)) as connection, suppress(OSError):
+            connection.shutdown(socket.SHUT_WR)
+    first.server._end = 0.0
+    first.join(20)
+    # A mutant may still be a record: of another world size, which is the end of a job, and an error of ours.
+    assert first.failed().code in ("missing-rank", "membership-mismatch")
+
+
+def _compressed(message: bytes) -> bytes:
+    body = zlib.compress(message[HEADER:], 9)
+    return (len(body) | 1 << 31).to_bytes(4, "big") + bytes(HEADER - 4) + body
+
+
+LONG = framed(f'{{"x":[{"0," * 70_000}0]}}')
+
+
+@pytest.mark.parametrize(
+    ("welcomes", "data", "why"),
+    [
+        (False, b"\xff" * 64, ""),
+        (False, altered(Welcome(NONCE), challenge=7), ""),
+        (False, OPEN.sign(Refused("\x1b[31mno")), ""),
+        (False, _compressed(LONG), "more than 65536 bytes"),
+        (
+            False,
+            (70_000).to_bytes(4, "big"),
+            "announces a message of 70000 bytes, of at most 65536",
+        ),
+        (True, altered(MEMBERS, hosts=5), ""),
+        (True, OPEN.sign(MEMBERS)[:20] + b"x" + OPEN.sign(MEMBERS)[21:], ""),  # as with a secret
+        (True, altered(MEMBERS, nodes=[[[0, 1]]]), "not all there"),
+        (True, altered(MEMBERS, nodes=[[[0, 2.0]]]), ""),
+        (True, altered(MEMBERS, master_addr=5), ""),
+        (True, altered(Failed(("a", "b", "c")), problem=["x"]), ""),
+        (True, framed('{"kind":' + "[" * 3995 + "]" * 3995), ""),
+        (True, _compressed(LONG), "more than 67584 bytes"),
+        (True, _compressed(altered(MEMBERS, nodes=[[[0, 9999999]]])), "too many ranks"),
+    ],
+)
+def test_somebody_who_is_not_rank_0_is_not_believed(
+    welcomes: bool, data: bytes, why: str, fake: Fake
+) -> None:
+    somebody = fake(_saying(data, welcomes=welcomes))
+    error = Rank(somebody.port, record(1, 2), 1).failed()
+    assert error.code == "missing-rank"
+    assert "the process that listens there" in error.message
+    assert why in error.message
+    assert error.message.isprintable()
+
+
+@pytest.mark.parametrize("says", ["nothing", "welcome", "membership"])
+def test_silence_and_a_trickle_do_not_outlast_the_join_timeout(says: str, fake: Fake) -> None:
+    def talk(connection: socket.socket) -> None:
+        while says == "nothing" and connection.recv(65536):
+            pass
+        if says == "membership":
+            welcome(connection)
+        connection.sendall((1 << 16).to_bytes(4, "big"))
+        while True:
+            connection.sendall(b" ")
+            time.sleep(0.02)
+
+    somebody = fake(talk)
+    error = Rank(somebody.port, record(1, 2), 0.5).failed()
+    assert error.code == "missing-rank"
+    assert "a process listens there, and does not answer as rank 0" in error.message
+
+
+def test_rank_0_that_has_ended_while_the_ranks_joined_is_said_to_have(fake: Fake) -> None:
+    somebody = fake(welcome)
+    error = Rank(somebody.port, record(1, 3), 0.5).failed()
+    assert error.code == "missing-rank"
+    assert "rank 0 was reached, but disconnected before all ranks had joined" in error.message
+    assert error.hint.startswith("look at the output of rank 0: it ended, or was stopped")
+
+
+def test_membership_and_error_in_one_segment_are_both_read(fake: Fake) -> None:
+    failure = ("framework-not-installed", "rank 0 on 'a': torch is not installed", "hint")
+    somebody = fake(_saying(OPEN.sign(MEMBERS) + OPEN.sign(Failed(failure))))
+    error = Rank(somebody.port, record(1, 2), ready=Ready()).failed()
+    assert (error.code, error.hint) == ("framework-not-installed", "hint")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        None,
+        {},
+        [[1]],
+        [{"rank": "1", "offer": "x"}],
+        [{"rank": 1, "offer": 2}],
+        [{"rank": 1, "offer": "x" * 301}],
+    ],
+)
+def test_broken_word_to_go_is_refused(said: object, fake: Fake) -> None:
+    somebody = fake(_saying(OPEN.sign(MEMBERS), altered(Go(), offers=said)))
+    error = Rank(somebody.port, record(1, 2), ready=Ready()).failed()
+    assert (error.code, "sends a broken Go" in error.message) == ("rank-failed", True)
+
+
+def test_error_with_a_code_of_a_newer_version_is_told(fake: Fake) -> None:
+    somebody = fake(_saying(OPEN.sign(Failed(("code-of-tomorrow", "the sky\x1b[2J\nfell", "")))))
+    error = Rank(somebody.port, record(1, 2)).failed()
+    assert error.code == "rank-failed"
+    assert error.message == "rank 0 says: the sky\\x1b[2J\nfell"
+
+
+def test_reason_for_a_refusal_is_not_forgotten(fake: Fake) -> None:
+    somebody = fake(
+        lambda connection: connection.sendall(OPEN.sign(Refused("the peer belongs to another job")))
+    )
+    rank = Rank(somebody.port, record(1, 2), 1.5)
+    rank.join(0.3)
+    somebody.close()  # and from now on nobody listens
+    message = rank.failed().message
+    assert (
+        "the process that listens there refused this rank: 'the peer belongs to another job'"
+        in message
+    )
+
+
+@pytest.mark.parametrize("stderr", ["2>&-", "2>/dev/full", "2>&1 | true"])
+def test_stderr_that_takes_nothing_costs_no_job(run: Run, port: int, stderr: str) -> None:
+    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    script = f"""
+    {{ RANK=0 {sys.executable} -m distboot run -- sh -c 'echo up > up'; }} {stderr} &
+    sleep 1.5  # longer than the second after which rank 0 has a line to say
+    RANK=1 {sys.executable} -m distboot run -- true && wait && cat up
+    """
+    assert run("bash", "-c", script, env=job).stdout == "up\n"
+
+
+def test_message_that_a_rank_sends_reaches_no_terminal(rank0: StartRank0) -> None:
+    first = rank0(2, 600)
+    problem = ("device-failed", "a\x1b[2Jb\nc", "\x07")
+    error = Rank(first.port, record(1, 2, problem=problem)).failed()
+    assert error.message == "rank 0 says: rank 1 on 'a': a\\x1b[2Jb\nc"
+    assert error.hint == "\\x07"
+
+
+def test_fact_with_strange_names_reaches_no_terminal(
+    capfd: pytest.CaptureFixture[str], rank0: StartRank0
+) -> None:
+    first = rank0(2, 600)
+    strange = (("accelerators", "\x1b[2J"), ("\x1b[1m\n", "\x1b"), ("NCCL_\x1b=", "\x1b"))
+    assert Rank(first.port, record(1, 2, facts=strange)).met() == first.met()
+    said = capfd.readouterr().err
+    assert "\x1b" not in said
+    assert len(said.splitlines()) == 3, json.dumps(said)
+
+
+def test_second_record_on_one_connection_is_refused(rank0: StartRank0) -> None:
+    first = rank0(3, 20)
+    said = b"".join(OPEN.sign(record(rank, 3)) for rank in (1, 2))
+    assert "reports twice" in refusal(peer(first.port, HELLO + said))
+    ranks = [Rank(first.port, record(rank, 3)) for rank in (1, 2)]
+    assert {each.met() for each in (first, *ranks)} == {Membership(("a",), ((0, 1, 2),))}
+
+
+def test_ranks_that_have_gone_are_forgotten(rank0: StartRank0) -> None:
+    def there() -> int:
+        return sum(type(each) is connection_pool.Connection for each in gc.get_objects())
+
+    before = there()  # of other tests
+    first = rank0(3, 20)
+    for reset in (False, True) * 30:
+        gone = peer(first.port, HELLO + OPEN.sign(record(1, 3)))
+        if reset:
+            gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        gone.close()
+    ranks = [Rank(first.port, record(rank, 3)) for rank in (1, 2)]
+    assert {each.met() for each in (first, *ranks)} == {Membership(("a",), ((0, 1, 2),))}
+    assert there() < before + 10
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (OPEN.sign(Hello("another", NONCE)), "belongs to another job"),
+        (
+            altered(Hello(OURS, NONCE), job="x" * 9000),
+            "sends a broken Hello: job is not a valid text",
+        ),
+        (
+            altered(Hello(OURS, NONCE), nonce="0"),
+            "sends a broken Hello: nonce is not a valid nonce",
+        ),
+        (
+            altered(Hello(OURS, NONCE), nonce="\ud800" * 32),
+            "sends a broken Hello: nonce is not a valid nonce",
+        ),
+        (
+            b"\x00\xce\xf7\x85\x3c",
+            "looks for torch's store: it runs without distboot, or with DISTBOOT_RENDEZVOUS=0",
+        ),
+        (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", "sends HTTP ('GET')"),
+        (b"\xff" * 100, "does not use distboot's protocol: it begins with ff ff"),
+        (framed("[1,2]"), "does not send the expected Hello"),
+        (framed("abc"), "sends no JSON"),
+        (framed("[" * 4000), "sends no JSON"),
+        (HELLO + OPEN.sign(Ready()), "does not send the expected WorkerInfo"),
+        (HELLO + framed({"kind": "WorkerInfo"}), "sends a broken WorkerInfo"),
+        *(
+            (HELLO + altered(record(1, 2), rank=rank), "rank is not a valid number")
+            for rank in ("1", True, -1)
+        ),
+        (HELLO + altered(record(1, 2), facts={"a": 1}), "facts is not a valid list"),
+        (
+            HELLO + altered(record(1, 2), facts=[["a", "b", "c"]]),
+            "facts is not a valid list of names and values",
+        ),
+        (HELLO + altered(record(1, 2), clock="now"), "clock is not a valid number of seconds"),
+        (HELLO + altered(record(1, 2), problem=["x"]), "problem is not a valid error"),
+        (HELLO + altered(record(1, 2), more=1), "sends a broken WorkerInfo"),
+    ],
+)
+def test_who_does_not_belong_is_told_so_and_the_job_goes_on(
+    rank0: StartRank0, capfd: pytest.CaptureFixture[str], data: bytes, why: str
+) -> None:
+    first = rank0(2)
+    assert why in refusal(peer(first.port, data))
+    assert Rank(first.port, record(1, 2)).met() == Membership(("a",), ((0, 1),))
+    assert why in capfd.readouterr().err
+
+
+def test_other_version_ends_the_job_at_once(rank0: StartRank0) -> None:
+    first = rank0(3, 600)
+    early = Rank(first.port, record(1, 3))
+    (said,) = answers(peer(first.port, OPEN.sign(Hello(OURS, NONCE, 99))))
+    assert said == Refused(
+        "the connecting process speaks version 99 of the protocol, and rank 0 2", incompatible=True
+    )
+    for error in (first.failed(), early.failed()):
+        assert (error.code, "speaks version 99" in error.message) == ("version-mismatch", True)
+
+
+def test_other_version_is_nobodys_word_where_there_is_a_secret(rank0: StartRank0) -> None:
+    first = rank0(2, 600, "secret")
+    assert "speaks version 99" in refusal(peer(first.port, OPEN.sign(Hello(OURS, NONCE, 99))))
+    assert Rank(first.port, record(1, 2), 20, "secret").met() == first.met()
+
+
+def test_who_does_not_report_in_time_is_sent_away(
+    rank0: StartRank0, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_pool, "_REPORT_LIMIT", 0.3)
+    first = rank0(2, 600)
+    slow = [peer(first.port, data) for data in (b"", HELLO[:3], HELLO)]
+    for each in slow:
+        assert "did not report within 0.3 s" in refusal(each)
+    assert Rank(first.port, record(1, 2)).met() == first.met()
+
+
+def test_more_strangers_than_there_is_room_for_do_not_keep_a_rank_out(rank0: StartRank0) -> None:
+    first = rank0(2)
+    strangers = [peer(first.port, data) for data in (HELLO[:3], *[b""] * 100)]
+    peer(first.port, HELLO).close()
+    assert Rank(first.port, record(1, 2), 5).met()
+    for each in strangers:
+        each.close()
+
+
+def test_who_comes_after_the_last_rank_gets_no_membership(rank0: StartRank0) -> None:
+    first = rank0(2)
+    before = peer(first.port, HELLO)  # has not reported when the roll call ends
+    assert Rank(first.port, record(1, 2)).met()
+    first.join(20)
+    after = peer(first.port, HELLO)
+    first.close()
+    assert not any(isinstance(message, Members) for message in answers(before))
+    with suppress(ConnectionResetError):
+        assert answers(after) == []
+
+
+def test_secret_is_needed_on_both_sides(
+    rank0: StartRank0, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ours, others = "correct horse", "battery staple"
+    first = rank0(2, 20, ours)
+    for wrong, why in (
+        (others, "has another DISTBOOT_SECRET"),
+        ("", "has a DISTBOOT_SECRET, and this rank has none"),
+    ):
+        error = Rank(first.port, record(1, 2), 0.3, wrong).failed()
+        assert f"the process that listens there {why}" in error.message
+    assert Rank(first.port, record(1, 2), 20, ours).met()
+    said = capfd.readouterr().err
+    assert "the connecting process has another DISTBOOT_SECRET" in said
+    assert "the connecting process has no DISTBOOT_SECRET" in said
+    said += repr(plan_for(record(0, 2), secret=ours)) + repr(Channel(ours))
+    assert "horse" not in said
+    assert "staple" not in said
+
+
+def test_rank_0_without_the_secret_is_not_believed(rank0: StartRank0) -> None:
+    first = rank0(2, 2.0)
+    error = Rank(first.port, record(1, 2), 0.5, "correct horse").failed()
+    assert "the process that listens there has no DISTBOOT_SECRET" in error.message
+    assert (
+        "refused: the connecting process has a DISTBOOT_SECRET, and rank 0 has none"
+        in first.failed().message
+    )

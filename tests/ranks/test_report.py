@@ -1,0 +1,338 @@
+"""The report of a job from real jobs, JSON and page: how it began, what became of each rank, and its file."""
+
+import html
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, Run
+from hosts import Hosts
+from launched import MPI_ENV, MPIRUN, mpirun_on, needs_hosts, needs_mpirun
+from rendezvous_peers import Rank, Rank0, record
+from reported import NOON, begun
+from supervised import FAILING, Start, until
+
+from distboot.base.errors import DistbootError
+from distboot.rendezvous.messages import Ready
+from distboot.report.content import startup_report
+from distboot.report.files import unwritable, write
+
+BEGIN = ["process_start", "detected", "joined", "all_joined"]
+INIT = ["framework_imported", "all_ready", "group_ready"]
+FAILS = """
+import distboot
+ctx = distboot.init("none", join_timeout=60)
+ctx.barrier()
+if ctx.rank == 1:
+    raise ValueError("the loss is <b>NaN</b>")
+ctx.barrier()
+"""
+
+
+def _in_order(steps: Mapping[str, str], names: list[str]) -> None:
+    assert list(steps) == names
+    assert sorted(steps.values()) == list(steps.values())
+
+
+def _read(path: Path) -> dict[str, Any]:
+    until(path.exists, 20)
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def test_unmodified_script_is_known_until_its_command_starts(start: Start) -> None:
+    running = start(FAILING % "raise ValueError('boom')", CULPRIT="1")
+    running.fail()
+    report = running.report()
+    assert [rank["state"] for rank in report["ranks"]] == ["stopped", "failed first", "stopped"]
+    lines = (running.folder / "train.py").read_text().splitlines()
+    line = next(number for number, text in enumerate(lines, 1) if "boom" in text)
+    where = f"on {os.uname().nodename}, in <module> (train.py:{line})"
+    assert (
+        report["headline"]
+        == f"Rank 1 failed first: uncaught exception: ValueError: boom, {where}; 2 stopped"
+    )
+    for rank in report["ranks"]:
+        _in_order(rank["steps"], [*BEGIN, "command_started"])
+        assert rank["clock"] == {"ahead": 0.0, "within": 0.0}  # one host has one clock
+    assert [one["step"] for one in report["slowest"]] == [
+        "process_start",
+        "detected",
+        "joined",
+        "command_started",
+    ]
+    assert report["findings"] == []
+    assert report["versions"]["Python"].startswith(
+        f"{sys.version_info.major}.{sys.version_info.minor}."
+    )
+
+
+def test_script_that_calls_init_under_the_wrapper_tells_all_its_steps(start: Start) -> None:
+    running = start(
+        'import distboot\ndistboot.init("none", join_timeout=60)\nready()\nuntil("end")'
+    )
+    assert running.finish() == [0, 0, 0]
+    report = running.report()
+    assert report["headline"] == "3 ranks on 1 node: all ended well"
+    for rank in report["ranks"]:
+        _in_order(rank["steps"], [*BEGIN, "command_started", "init_called", "all_called", *INIT])
+
+
+@needs_mpirun
+def test_page_of_a_bare_init_under_mpirun(run: Run, tmp_path: Path) -> None:
+    env = {**MPI_ENV, "DISTBOOT_REPORT": "job.html"}
+    run(
+        str(MPIRUN),
+        "--map-by",
+        ":OVERSUBSCRIBE",
+        "-n",
+        "3",
+        sys.executable,
+        "train.py",
+        train=FAILS,
+        env=env,
+    )
+    until((tmp_path / "job.html").exists, 20)
+    page = (tmp_path / "job.html").read_text()
+    assert (
+        "<h1>Rank 1 failed first: uncaught exception: ValueError: the loss is &lt;b&gt;NaN&lt;/b&gt;"
+        in page
+    )
+    report = json.loads(page.partition('id="report">')[2].partition("</script>")[0])
+    assert report["ranks"][1]["state"] == "failed first"
+    assert all(set(INIT) < set(rank["steps"]) for rank in report["ranks"])
+    assert list(tmp_path.glob("*.part")) == []
+
+
+@needs_hosts
+@needs_mpirun
+def test_two_hosts_are_on_one_clock(hosts: Hosts) -> None:
+    (hosts.shared / "fails.py").write_text(FAILS)
+    path = hosts.shared / "job.json"
+    variables = {"PYTHONPATH": str(ROOT), "DISTBOOT_REPORT": str(path)}
+    mpirun_on(
+        hosts,
+        "nodea:2,nodeb:1",
+        sys.executable,
+        "fails.py",
+        options=(),
+        MASTER_ADDR="nodea",
+        **variables,
+    )
+    report = _read(path)
+    places = [(rank["host"], rank["node_rank"], rank["local_rank"]) for rank in report["ranks"]]
+    assert places == [("nodea", 0, 0), ("nodea", 0, 1), ("nodeb", 1, 0)]
+    for rank in report["ranks"][:2]:
+        _in_order(rank["steps"], [*BEGIN, *INIT])
+    assert set(report["ranks"][2]["steps"]) == {*BEGIN, *INIT}
+    clock = report["ranks"][2]["clock"]
+    assert 0 < clock["within"] < 10
+    assert abs(clock["ahead"]) <= clock["within"], (
+        "it is one machine: the truth is 0, and lies within"
+    )
+
+
+@pytest.mark.parametrize("way", ["wrapper", "init"])
+def test_job_whose_ranks_do_not_meet_says_who_is_there(start: Start, way: str) -> None:
+    more = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "NODE_RANK": "0"}
+    # Of the wrapper, and of the script's init
+    more |= {"DISTBOOT_JOIN_TIMEOUT": "2", "JOIN_TIMEOUT": "2"}
+    running = start("ready()\n" if way == "wrapper" else "", init=way == "init", **more)
+    assert set(running.codes()) <= {75, 1}
+    report = running.report()
+    assert (report["outcome"], report["first_failure"]["code"]) == ("failed", "missing-rank")
+    assert report["first_failure"]["ranks"] == [3]
+    assert [rank["state"] for rank in report["ranks"]] == ["joined", "joined", "joined", "missing"]
+    assert [rank["node_rank"] for rank in report["ranks"]] == [0, 0, 0, 0]
+    assert report["headline"].startswith("The job did not start: 3 of 4 ranks joined within")
+    _in_order(report["ranks"][1]["steps"], BEGIN[:3])
+    assert report["ranks"][3]["steps"] == {}
+
+
+def test_rank_that_does_not_get_ready_is_told_apart() -> None:
+    first = Rank0(record(0, 3, local_rank=0, node_rank=0, local_world_size=3), ready=Ready())
+    problem = (
+        "framework-not-installed",
+        "torch is not installed in this Python",
+        "pip install torch",
+    )
+    others = [
+        Rank(
+            first.port,
+            record(1, 3),
+            ready=Ready(problem=problem),
+            gate=lambda _: until(first.is_ready),
+        )
+    ]
+    others += [Rank(first.port, record(2, 3), gate=lambda _: others[0].join(30))]
+    error = first.failed()
+    report = startup_report(first.server.log, None, error, 0.0)
+    first.close()
+    ranks: Any = report["ranks"]
+    assert [rank["state"] for rank in ranks] == ["joined", "not ready", "not ready"]
+    assert all("all_joined" in rank["steps"] for rank in ranks)
+
+
+@pytest.mark.parametrize("way", ["wrapper", "init"])
+def test_job_of_one_process(run: Run, distboot: Run, tmp_path: Path, way: str) -> None:
+    if way == "wrapper":
+        done = distboot("--report", "job.json", "train.py", train="raise ValueError('boom')")
+    else:
+        fails = FAILS.replace("== 1", "== 0")
+        done = run(sys.executable, "train.py", train=fails, env={"DISTBOOT_REPORT": "job.json"})
+    assert done.returncode == 1
+    report = _read(tmp_path / "job.json")
+    assert [rank["state"] for rank in report["ranks"]] == ["failed first"]
+    assert report["first_failure"]["traceback"].startswith("Traceback (most recent call last):")
+
+
+def test_variable_is_not_for_a_wrapper_that_is_alone(distboot: Run, tmp_path: Path) -> None:
+    # It may be an ENTRYPOINT around mpirun, whose ranks write a report of their own there.
+    done = distboot("train.py", train="", env={"DISTBOOT_REPORT": "job.json"})
+    assert (done.returncode, done.stderr, (tmp_path / "job.json").exists()) == (0, "", False)
+
+
+def test_job_without_a_supervision_is_reported_as_started(start: Start) -> None:
+    running = start(DISTBOOT_FAILURE_DETECTION="0")
+    running.all_ready()
+    report = running.report()
+    assert (report["outcome"], report["first_failure"]) == ("started", None)
+    assert {rank["state"] for rank in report["ranks"]} == {"joined"}
+    running.touch("end")
+    running.codes()
+
+
+def test_report_that_cannot_be_had_is_said(distboot: Run, tmp_path: Path) -> None:
+    done = distboot("--report", "job.json", "train.py", train="", env={"DISTBOOT_RENDEZVOUS": "0"})
+    assert (done.returncode, (tmp_path / "job.json").exists()) == (0, False)
+    assert "warning: there will be no report: DISTBOOT_RENDEZVOUS=0" in done.stderr
+
+
+def test_secret_is_passed_on_to_nobody(start: Start) -> None:
+    # As repr writes it, and where what is cut off of a long line would begin within it.
+    script = FAILING % "raise KeyError('x' * 285 + os.environ['DISTBOOT_SECRET'] + 200 * 'x')"
+    running = start(
+        script, 2, CULPRIT="1", DISTBOOT_SECRET="s3cr\u00e9t'\\word", DISTBOOT_REPORT="job.html",
+        TORCHELASTIC_ERROR_FILE="error.json",
+    )  # fmt: skip
+    running.fail()
+    path = running.folder / "job.html"
+    until(path.exists, 20)
+    error: str = json.loads((running.folder / "error.json").read_text())["message"]["message"]
+    for said in (html.unescape(path.read_text()), error):
+        assert 'KeyError: "' + 285 * "x" + "***x" in said
+        assert "s3cr" not in said
+
+
+@pytest.mark.parametrize(
+    ("way", "number"),
+    [("wrapper", signal.SIGTERM), ("wrapper", signal.SIGINT), ("init", signal.SIGTERM)],
+)
+def test_rank_0_that_is_stopped_while_it_waits_for_the_others(
+    start: Start, way: str, number: signal.Signals
+) -> None:
+    running = start("", 1, init=way == "init", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+    until(lambda: "1/2 ranks joined" in running.output(0))
+    running.processes[0].send_signal(number)
+    assert running.processes[0].wait(60) == -number  # as without a report
+    report = running.report()
+    assert (report["outcome"], report["headline"]) == (
+        "stopped",
+        "The job was stopped while rank 1 was missing",
+    )
+    assert report["stopped"]["text"] == f"stopped by an external {number.name}"
+
+
+def test_world_size_that_is_mistyped_makes_no_large_report(tmp_path: Path) -> None:
+    log = begun(1 << 24, {0: {}, 2: {}})
+    report = startup_report(
+        log, None, DistbootError("missing-rank", "ranks are missing"), NOON + 300
+    )
+    assert report["unlisted"] == [[1, 1], [3, (1 << 24) - 1]]
+    write(str(tmp_path / "job.json"), report)
+    assert (tmp_path / "job.json").stat().st_size < 5_000
+
+
+PROTECTED = Path("/proc/sys/fs/protected_symlinks")
+
+
+@pytest.mark.parametrize("path", ["/proc/no/report.json", "/", "/proc/report.json"])
+@pytest.mark.parametrize("way", ["wrapper", "init"])
+def test_report_that_cannot_be_written_is_an_error_before_anything_starts(
+    start: Start, way: str, path: str
+) -> None:
+    running = start("ready()", ranks=2, init=way == "init", DISTBOOT_REPORT=path)
+    assert running.codes() == ([74, 74] if way == "wrapper" else [1, 1])
+    for rank in (0, 1):
+        assert f"error[output-failed]: rank {rank} on " in running.output(rank)
+        assert f"the report '{path}' cannot be written" in running.output(rank)
+        assert not (running.folder / f"pid-{rank}").exists()
+
+
+def test_earlier_report_stays_when_a_new_one_cannot_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_text("earlier")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))  # as if the disk were full
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write(str(path), {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_text() == "earlier"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("path", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/2"])
+def test_own_output_is_no_file_for_a_report(path: str) -> None:
+    assert "a different file for each process" in str(unwritable(path))
+
+
+def test_link_stays_a_link_and_a_pipe_needs_no_reader_yet(tmp_path: Path) -> None:
+    (tmp_path / "link.json").symlink_to("job.json")
+    assert unwritable(str(tmp_path / "link.json")) is None
+    write(str(tmp_path / "link.json"), {"outcome": "ended"})
+    assert (tmp_path / "link.json").is_symlink()
+    assert json.loads((tmp_path / "job.json").read_text()) == {"outcome": "ended"}
+    os.mkfifo(tmp_path / "pipe")
+    assert unwritable(str(tmp_path / "pipe")) is None
+
+
+def test_report_is_for_no_more_eyes_than_the_one_that_it_replaces(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    for mode in (0o600, 0o666):
+        path.touch()
+        path.chmod(mode)
+        write(str(path), {})
+        assert path.stat().st_mode & 0o777 == mode
+
+
+def test_link_that_cannot_be_followed_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "job.json").symlink_to("job.json")
+    assert "Too many levels of symbolic links" in str(unwritable(str(tmp_path / "job.json")))
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        write(str(tmp_path / "job.json"), {})
+    assert (tmp_path / "job.json").is_symlink()
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not PROTECTED.exists() or PROTECTED.read_text().strip() == "0",
+    reason="needs root, for another user's link, and fs.protected_symlinks",
+)
+def test_link_of_another_user_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("earlier")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    (shared / "job.json").symlink_to(tmp_path / "precious")
+    os.chown(shared / "job.json", 65534, 65534, follow_symlinks=False)
+    assert "Permission denied" in str(unwritable(str(shared / "job.json")))
+    with pytest.raises(PermissionError):
+        write(str(shared / "job.json"), {})
+    assert (tmp_path / "precious").read_text() == "earlier"

@@ -1,0 +1,218 @@
+"""Keys, where ranks wait for each other: who may come, who is named, and whom rank 0 tells what."""
+
+from typing import Any
+
+import pytest
+from rendezvous_peers import record
+
+from distboot.job.keys import Keys
+from distboot.rendezvous.membership import JoinTable, Membership
+from distboot.rendezvous.messages import (
+    BARRIER,
+    LOCAL_MAIN_FIRST,
+    MAIN_FIRST,
+    READY,
+    Arrive,
+    Go,
+    Key,
+    Ready,
+    Release,
+)
+from distboot.rendezvous.protocol import ProtocolError, decode, encode
+
+THERE = Key(BARRIER)
+FIRST = Key(MAIN_FIRST)
+
+
+class Job:
+    """Four ranks on two nodes."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        register = JoinTable(4)
+        for rank in range(4):
+            register.add(record(rank, 4, "ab"[rank // 2]))
+        self.keys = Keys(
+            Membership(("a", "b"), ((0, 1), (2, 3))),
+            register,
+            lambda text, **_: self.said.append(text),
+        )
+
+    def sent(self) -> dict[int, Any]:
+        """What was sent since, by rank; a rank gets one answer at a time."""
+        replies, self.keys.outbox = self.keys.outbox, []
+        assert len({rank for rank, _ in replies}) == len(replies)
+        return dict(replies)
+
+    def arrive(
+        self, *ranks: int, key: Key = THERE, limit: float = 10.0, now: float = 0.0, **more: Any
+    ) -> dict[int, Any]:
+        for rank in ranks:
+            self.keys.take(rank, Arrive(key, limit, **more), now)
+        return self.sent()
+
+    def ready(self, *ranks: int, **more: Any) -> dict[int, Any]:
+        for rank in ranks:
+            self.keys.take(rank, Ready(**more), 0.0)
+        return self.sent()
+
+
+def _why(message: Any) -> str:
+    return str(message.problem[1])
+
+
+def test_those_that_are_waited_for_are_said_now_and_then() -> None:
+    job = Job()
+    job.arrive(0, limit=100.0)
+    for now in (9.9, 10.0, 15.0, 20.0):
+        job.keys.expire(now)
+    assert job.said == [
+        "barrier(): 1/4 ranks are here; missing: ranks 1-3 (nodes 0-1); giving up in 90 s",
+        "barrier(): 1/4 ranks are here; missing: ranks 1-3 (nodes 0-1); giving up in 80 s",
+    ]
+    assert min(job.keys.due()) == 40.0
+
+
+def test_ranks_that_still_start_are_named_late() -> None:
+    job = Job()
+    job.ready(0, 2, 3, limit=300.0)
+    for now in (1.0, 14.9, 15.0, 29.0, 30.0):
+        job.keys.expire(now)
+    assert job.said == [
+        "all ranks joined; rank 1 (node 0) is still starting (limit 285 s)",
+        "all ranks joined; rank 1 (node 0) is still starting (limit 270 s)",
+    ]
+
+
+def test_nodes_have_leaders_of_their_own() -> None:
+    job, key = Job(), Key(LOCAL_MAIN_FIRST, 1)
+    assert job.arrive(3, key=key) == {}
+    assert job.arrive(2, key=key, leads=True) == dict.fromkeys((2, 3), Release(key))
+
+
+@pytest.mark.parametrize(
+    ("rank", "message"),
+    [
+        (1, Arrive(FIRST, 1.0, leads=True)),  # rank 0 leads there
+        (3, Arrive(Key(LOCAL_MAIN_FIRST, 1), 1.0, leads=True)),  # rank 2 does
+        (3, Arrive(Key(LOCAL_MAIN_FIRST, 0), 1.0)),  # another node's
+        (3, Arrive(Key(LOCAL_MAIN_FIRST, 7), 1.0)),
+        (3, Arrive(Key(READY), 1.0)),
+    ],
+)
+def test_what_no_rank_of_ours_says_is_refused(rank: int, message: Arrive) -> None:
+    with pytest.raises(ProtocolError):
+        Job().keys.take(rank, message, 0.0)
+
+
+def test_keys_are_bounded() -> None:
+    job = Job()
+
+    def come() -> None:
+        for count in range(1, 5000):
+            job.arrive(1, key=Key(BARRIER, None, count))
+
+    with pytest.raises(ProtocolError):
+        come()
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        Key("elsewhere()"), Key(BARRIER, -1), Key(BARRIER, None, 0), Key(BARRIER, None, 10**30),
+        {"name": BARRIER}, None, [BARRIER, None, 1],
+    ],
+    ids=range(7),
+)  # fmt: skip
+def test_broken_keys_are_refused(key: Any) -> None:
+    with pytest.raises(ProtocolError):
+        decode(encode(Arrive(key, 1.0)), Arrive)
+
+
+def test_closing_a_context_is_no_end_for_those_that_get_ready_again() -> None:
+    job = Job()
+    job.ready(0, 1, 2, 3)
+    job.keys.leave(3, has_ended=False)
+    assert job.ready(0, 1, 2, count=2) == {}
+    assert job.ready(3, count=2).keys() == {0, 1, 2, 3}
+    job.keys.leave(3)
+    sent = job.ready(2, count=3)
+    assert (
+        "rank 3 (process 1003 on 'b') joined, and ended before the framework could start"
+        in _why(sent[2])
+    )
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_rank_that_was_ready_and_ends_is_named_and_not_the_one_that_is_slow(begun: bool) -> None:
+    job = Job()
+    if begun:
+        job.ready(0, 1, 2, 3)
+    job.ready(0, 1, count=1 + begun)
+    job.keys.leave(1)
+    sent = job.sent()
+    assert sent[0].problem[0] == "rank-failed"
+    assert _why(sent[0]).startswith("rank 1 (process ")
+
+
+def test_rank_that_gets_ready_with_another_count_and_leaves_harms_no_key() -> None:
+    job = Job()
+    job.ready(0)
+    job.ready(1, count=2)
+    job.keys.leave(1)
+    assert job.sent().keys() == {0, 1, 2, 3}
+
+
+def test_failures_of_leaders_are_not_kept_for_ever() -> None:
+    job = Job()
+    for count in range(1, 50):
+        job.arrive(0, key=Key(MAIN_FIRST, None, count), leads=True, failure="no\x07 disk")
+    assert _why(job.arrive(1, key=Key(MAIN_FIRST, None, 49))[1]).endswith("no\\x07 disk")
+    assert len(job.keys._failed) == 1
+
+
+def test_a_second_context_below_one_wrapper_knows_nothing_of_the_first() -> None:
+    job = Job()
+    job.ready(0, 1, 2, 3)
+    job.arrive(0, key=FIRST, leads=True, failure="no disk")
+    job.arrive(1, 2, now=0.0)
+    job.keys.expire(10.0)
+    job.sent()
+    job.ready(0, 1, 2, 3, count=2)
+    assert job.arrive(1, key=FIRST) == job.arrive(0, 1, 2) == {}
+    assert job.arrive(0, key=FIRST, leads=True) == {0: Release(FIRST), 1: Release(FIRST)}
+    assert job.arrive(3) == dict.fromkeys(range(4), Release(THERE))
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_init_after_one_that_has_failed(begun: bool) -> None:
+    job = Job()
+    first = 2 if begun else 1
+    if begun:
+        job.ready(0, 1, 2, 3)
+    job.ready(1, count=first, problem=("device-failed", "no driver", ""))
+    assert _why(job.ready(0, count=first)[0]).endswith("no driver")
+    assert _why(job.ready(2, count=first)[2]).endswith("no driver")
+    assert job.ready(0, 1, 2, count=first + 1) == {}
+    assert job.ready(3, count=first + 1) == dict.fromkeys(range(4), Go())
+    assert job.ready(0, count=first) == {}, (
+        "another process below the same wrapper, which counts from 1"
+    )
+
+
+def test_rank_that_has_missed_several_barriers_waits_at_none_of_them() -> None:
+    job = Job()
+    for count in (1, 2):
+        job.arrive(0, 1, 2, key=Key(BARRIER, None, count))
+        job.keys.expire(10.0)
+        assert job.sent().keys() == {0, 1, 2}
+    assert all(
+        "timed out" in _why(job.arrive(3, key=Key(BARRIER, None, count))[3]) for count in (1, 2)
+    )
+
+
+def test_ranks_that_get_ready_with_a_smaller_count_are_those_that_are_waited_for() -> None:
+    job = Job()
+    job.ready(0, 1, 2)
+    job.ready(3, count=2)
+    assert job.keys.unready == [0, 1, 2]

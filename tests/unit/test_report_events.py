@@ -1,0 +1,254 @@
+"""The events of a job and the steps of each rank: how they become the report and its page, and what is bounded."""
+
+import json
+import re
+import time
+from typing import Any, get_args
+
+import pytest
+from conftest import PACKAGE, ROOT
+from rendezvous_peers import record
+from reported import NOON, Log, begun, join
+
+from distboot.base.errors import DistbootError
+from distboot.job.messages import Phases
+from distboot.rendezvous.events import (
+    ClockOffset,
+    EventLog,
+    JobState,
+    JoinLog,
+    Kind,
+    own_steps,
+    slowest,
+    spans,
+)
+from distboot.rendezvous.membership import Membership
+from distboot.rendezvous.protocol import ProtocolError, decode, encode
+from distboot.report.content import (
+    Doubts,
+    job_report,
+    startup_report,
+    summary_line,
+)
+from distboot.report.files import page
+
+PAIR = Membership(("node-0",), ((0, 1),))
+HOSTILE = "</script><!-- <script>alert(1)</script> {{report}} \u2028 \udcff & '\""
+WORDS = "rank 1 failed first: exit code 3, there, at noon"
+CAUSE = {"ranks": [1], "text": WORDS, "location": "there", "traceback": "T"}
+EXIT = {"signal": None, "stopped_by_us": False, "external_signal": None, "at": NOON + 60}
+
+
+def _trained(size: int) -> Log:
+    log = begun(size, {rank: {"pid": rank + 1} for rank in range(size)}).at(
+        NOON + 6, "all_joined", findings=["odd"]
+    )
+    for rank in range(size):
+        log.at(NOON + 7, "registered", rank, pid=100 + rank).at(
+            NOON + 8, "phases", rank, group_ready=NOON + 7.5
+        )
+    return log
+
+
+def test_report_is_made_of_events_and_membership_alone() -> None:
+    log = _trained(2).at(NOON + 60, "failing", 1, text="exit code 3")
+    log.at(NOON + 60, "root_cause", 1, kind="failed", **CAUSE)
+    log.at(NOON + 61, "exited", 1, exit_code=3, **EXIT, traceback="whole")
+    log.at(NOON + 62, "exited", 0, exit_code=143, **{**EXIT, "stopped_by_us": True})
+    copy = EventLog.from_json(json.loads(json.dumps(log)))
+    assert copy == log
+    report: Any = job_report(copy, PAIR, Doubts(), NOON + 63)
+    assert report["headline"] == "Rank 1 failed first: exit code 3, there, at noon; 1 stopped"
+    ranks = [(one["state"], one["exit_code"], one["pid"]) for one in report["ranks"]]
+    assert ranks == [("stopped", 143, 100), ("failed first", 3, 101)]
+    assert (report["first_failure"]["traceback"], report["findings"]) == ("whole", ["odd"])
+    assert [one["event"] for one in report["events"]][-4:] == [
+        "failing",
+        "root_cause",
+        "exited",
+        "exited",
+    ]
+    assert report["events"][0]["time"] == report["start"]
+    said = "summary: 2 ranks on 1 node, 56.0 s: rank 1 failed first at 11:07:40 UTC, there"
+    said += f": {WORDS.partition(': ')[2]}; exit codes: "
+    assert summary_line(log, PAIR, Doubts(), NOON + 63) == said + "143 (rank 0), 3 (rank 1)"
+
+
+@pytest.mark.parametrize("kinds", [2, 50])
+def test_summary_is_of_at_most_220_characters(kinds: int) -> None:
+    log = _trained(104).at(NOON + 60, "root_cause", 1, kind="failed", **CAUSE)
+    for rank in range(104):
+        log.at(NOON + 61, "exited", rank, exit_code=1 + rank % kinds, **EXIT)
+    membership = Membership(("a",), (tuple(range(104)),))
+    said = summary_line(log, membership, Doubts(), NOON + 63, 1)
+    assert len(said) <= 220
+    assert "; exit codes: 1 (job), 1 (" in said
+    assert kinds > 2 or said.endswith("1 (job), 1 (52 ranks), 2 (52 ranks)")
+
+
+def test_summary_refers_to_the_headline_of_a_rank_that_ended_too_early() -> None:
+    text = "rank 1 exited with code 0 while 3 others were still training, there; then rank 0 failed, because it did"
+    log = _trained(2).at(NOON + 60, "root_cause", 1, kind="failed", **{**CAUSE, "text": text})
+    said = summary_line(log, PAIR, Doubts(), NOON + 63)
+    assert "s: rank 1 exited with code 0 at 11:07:40 UTC, there; exit codes: " in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "more", "state", "later"),
+    [
+        ("failed", 1, {}, "failed later", 1),
+        ("failed", 143, {"external_signal": 15}, "stopped", 0),
+        ("stopped", 0, {}, "ended", 0),
+        ("lost", 0, {"stopped_by_us": True}, "stopped", 0),
+    ],
+)
+def test_state_follows_from_the_events(
+    kind: str, code: int, more: dict[str, Any], state: str, later: int
+) -> None:
+    log = (
+        Log()
+        .at(NOON, "root_cause", 1, kind=kind, **CAUSE)
+        .at(NOON, "exited", 0, exit_code=code, **{**EXIT, **more})
+    )
+    job = JobState(log)
+    assert (job.of_rank(0), job.later_failures()) == (state, later)
+    assert (
+        job.of_rank(1) == {"failed": "failed first", "lost": "lost", "stopped": "not known"}[kind]
+    )
+
+
+@pytest.mark.parametrize("kind", ["late", "failed", ""])
+def test_rank_for_which_the_others_waited_to_the_end_is_late(kind: str) -> None:
+    log = Log().at(NOON, "late", 0, ranks=[0], text="once", stacks=[]).at(NOON, "late_over", 0)
+    log.at(NOON, "late", 1, ranks=[1, 2], text="waiting for ranks 1-2", stacks=[])
+    for rank, more in {
+        0: {"exit_code": 1},
+        1: {"exit_code": 143, "external_signal": 15},
+        2: {"exit_code": 0},
+    }.items():
+        log.at(NOON, "exited", rank, **{**EXIT, **more})
+    job = JobState(log.at(NOON, "root_cause", 1, kind=kind, **CAUSE) if kind else log)
+    assert [job.of_rank(rank) for rank in range(3)] == [
+        "failed later", "failed first" if kind == "failed" else "late", "ended",
+    ]  # fmt: skip
+
+
+def test_rank_that_left_before_all_had_joined_is_missing() -> None:
+    log = JoinLog(record(0, 3))
+    for rank in (1, 2):
+        log.joined(record(rank, 3), welcomed=0.0)
+    log.add("left", 1)
+    report: Any = startup_report(log, None, DistbootError("missing-rank", "2 of 3"), NOON)
+    assert [one["state"] for one in report["ranks"]] == ["joined", "missing", "joined"]
+
+
+def test_events_of_a_large_job_are_bounded_and_the_rare_ones_stay() -> None:
+    log = _trained(4000).at(NOON + 60, "root_cause", 1, kind="failed", **CAUSE)
+    membership = Membership(("node-0",), (tuple(range(4000)),))
+    report: Any = job_report(log, membership, Doubts(), NOON + 63)
+    assert (len(report["events"]), report["events_left_out"]) == (10_000, 2_003)
+    assert report["events"][-1]["event"] == "root_cause"
+    assert sorted(report["events"], key=lambda one: one["time"]) == report["events"]
+
+
+def test_what_a_rank_sends_again_and_again_is_bounded() -> None:
+    log = EventLog()
+    for _ in range(10_000):
+        log.add("phases", 3, group_ready=1.0)
+    log.add("exited", 3)
+    assert len(log) == 101
+
+
+def test_page_is_text_without_its_script_and_nothing_in_it_is_markup() -> None:
+    log = begun(2, {0: {"host": HOSTILE}}, launcher=HOSTILE)
+    report = startup_report(log, None, DistbootError("missing-rank", HOSTILE, HOSTILE), NOON + 300)
+    text = page(report)
+    assert text.count("<script") == text.count("</script>") == 2
+    assert text.count("<!--") == 0
+    data = text.partition('id="report">')[2].partition("</script>")[0]
+    assert json.loads(data) == report
+    nonces = re.findall(r"nonce-(\w+)'|nonce=\"(\w+)\"", text)
+    assert len({found for pair in nonces for found in pair if found}) == 1
+    static = re.sub(r"<(style|script).*?</\1>", "", text, flags=re.DOTALL)
+    assert '<span class="badge failed">failed</span>' in static
+    shown = "&lt;/script&gt;&lt;!-- &lt;script&gt;alert(1)&lt;/script&gt; {{report}} \\u2028 \\udcff &amp; &#x27;&quot;"
+    assert f"<h1>The job did not start: {shown[:60]}" in static
+    assert f"<p>{shown}</p>" in static
+    assert f"<b>What to do:</b> {shown}" in static
+
+
+def test_every_event_is_documented() -> None:
+    table = (
+        (ROOT / "docs" / "how-to" / "report.md")
+        .read_text()
+        .partition("### Events")[2]
+        .partition("\n## ")[0]
+    )
+    assert tuple(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == get_args(Kind)
+
+
+def test_template_asks_the_network_for_nothing_and_writes_no_markup() -> None:
+    template = (PACKAGE / "report" / "page.html").read_text()
+    assert not re.search(
+        r"https?:|innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", template
+    )
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        *(None, [], {str(number): 1.0 for number in range(100)}),
+        *({"group_ready": time} for time in ("now", True, -1.0, 1e300, float("nan"))),
+    ],
+)
+def test_steps_that_are_none_are_refused(times: Any) -> None:
+    with pytest.raises(ProtocolError):
+        decode(encode(Phases(times)), Phases)
+
+
+def test_steps_of_a_newer_distboot_are_left_out() -> None:
+    assert own_steps({"group_ready": 5, "coffee_made": 6}) == {"group_ready": 5.0}
+
+
+def test_clock_of_a_rank_is_read_between_two_moments_of_rank_0(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = JoinLog(record(0, 3))
+    monkeypatch.setattr(time, "time", lambda: 101.0)
+    for rank, node in ((1, "a"), (2, "b")):
+        log.joined(record(rank, 3, node=node, clock=107.0), welcomed=100.0)
+    assert JobState(log).clock(2) == ClockOffset(offset=6.5, uncertainty=0.5)
+    assert JobState(log).offsets() == {1: 0.0, 2: 6.5}  # rank 1 is on rank 0's own host
+
+
+def test_times_of_a_rank_are_put_on_the_clock_of_rank_0() -> None:
+    log = begun(2).at(12.0, "joined", 1, **join(process_start=107.0, detected=108.0, offset=97.5))
+    log.at(13.0, "all_joined", findings=[]).at(16.0, "phases", 1, group_ready=112.5)
+    assert JobState(EventLog.from_json(json.loads(json.dumps(log)))).steps(1) == {
+        "process_start": 9.5,
+        "detected": 10.5,
+        "joined": 12.0,
+        "all_joined": 13.0,
+        "group_ready": 15.0,
+    }
+
+
+def test_phases_are_between_what_is_known() -> None:
+    assert spans({}) == {}
+    known = {"detected": 5.0, "joined": 6.0, "all_joined": 9.0, "framework_imported": 12.0}
+    assert spans(known) == {"join": (5.0, 6.0), "wait": (6.0, 9.0), "import": (9.0, 12.0)}
+    # Clocks differ a little
+    assert spans({"joined": 6.0, "all_joined": 5.9}) == {"wait": (5.9, 5.9)}
+
+
+def test_slowest_of_a_phase_is_named_with_the_usual_time() -> None:
+    ranks = {
+        rank: {"process_start": 1.0, "detected": 2.0 + 5 * (rank == 2), "joined": 9.0}
+        for rank in range(4)
+    }
+    found = [(one["step"], one["rank"], one["seconds"], one["median"]) for one in slowest(ranks)]
+    assert found == [
+        ("process_start", 0, 0.0, 0.0),
+        ("detected", 2, 6.0, 1.0),
+        ("joined", 0, 7.0, 7.0),
+    ]

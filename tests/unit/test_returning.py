@@ -1,0 +1,310 @@
+"""A connection that ends or gives no sign while both agents live: what was said meanwhile arrives, and arrives once."""
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+
+import pytest
+from conftest import StartRank0
+from rendezvous_peers import HELLO, OPEN, Rank, answers, peer, record
+from supervised import pair, until
+
+from distboot.agent.backlog import Backlog
+from distboot.agent.failure_coordinator import FailureCoordinator
+from distboot.agent.heartbeat import HeartbeatConnection
+from distboot.agent.loop import DISCONNECTED
+from distboot.base.settings import SupervisionSettings
+from distboot.job.exit_status import ExitStatus
+from distboot.job.keys import Keys
+from distboot.job.messages import (
+    CountReads,
+    Exited,
+    Position,
+    Register,
+    Terminating,
+)
+from distboot.job.root_cause import ranks_of
+from distboot.rendezvous.connection_pool import Connection
+from distboot.rendezvous.events import EventLog, JobState
+from distboot.rendezvous.membership import JoinTable, Membership
+from distboot.rendezvous.messages import (
+    BARRIER,
+    Arrive,
+    Key,
+    Ready,
+    Refused,
+    Release,
+    Resume,
+    Resumed,
+)
+from distboot.rendezvous.protocol import Broadcast, Channel, ProtocolError
+
+MEMBERSHIP = Membership(("host-0", "host-1"), ((0,), (1,)), round=3)
+SETTINGS = SupervisionSettings(grace=5)
+SECRET = "shared"
+STOP = Terminating(15)
+
+
+class Job:
+    """Rank 0's side with one other agent, whose part a test plays."""
+
+    def __init__(self, secret: str = "") -> None:
+        self.secret = secret
+        self.now = time.monotonic()
+        self.said: list[str] = []
+        self.peers: list[socket.socket] = []
+        ours, self.channel = self.connect("first")
+        self.line = HeartbeatConnection(ours, self.as_rank_0("first"))
+        keys = Keys(MEMBERSHIP, JoinTable(2), self.say)
+        keys.has_begun = True
+        self.log = EventLog()
+        self.side = FailureCoordinator(
+            ranks_of(MEMBERSHIP), {1: self.line}, SETTINGS, False, self.say,
+            membership=MEMBERSHIP, keys=keys, log=self.log,
+        )  # fmt: skip
+        self.side.take(0, Register(100), self.now)
+        self.send(Register(101))
+        self.read()
+
+    def say(self, text: str, *_: object, **__: object) -> None:
+        self.said.append(text)
+
+    def as_rank_0(self, challenge: str, round_: int = 3) -> Channel:
+        return Channel(self.secret, "rank 0", challenge, "nonce", round_)
+
+    def connect(self, challenge: str) -> tuple[socket.socket, Channel]:
+        """Our end of a new connection, and what authenticates the other one."""
+        ours, theirs = pair()
+        theirs.settimeout(5)
+        self.peers.append(theirs)
+        return ours, Channel(self.secret, "this rank", challenge, "nonce", 3)
+
+    def send(self, *messages: object) -> None:
+        for message in messages:
+            self.peers[-1].sendall(self.channel.sign(message, 1))
+
+    def read(self) -> None:
+        self.line.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        self.line.socket.settimeout(5)
+        with suppress(OSError):
+            self.line.socket.recv(1, socket.MSG_PEEK)
+        self.line.socket.setblocking(False)
+        self.side.read(self.line, self.now)
+        self.turn(0.0)
+
+    def turn(self, seconds: float) -> None:
+        self.now += seconds
+        self.side.turn(self.now)
+
+    def end(self) -> None:
+        """The connection ends, and nothing is heard of its agent."""
+        self.peers[-1].close()
+        self.read()
+
+    def come_back(self, received: int, agent: int = 1, round_: int = 3) -> None:
+        """The agent connects again; `ProtocolError`: it is refused."""
+        challenge = f"again {len(self.peers)}"
+        ours, channel = self.connect(challenge)
+        its = Connection(ours, "10.0.0.2", channel=self.as_rank_0(challenge, 0))
+        try:
+            self.side.take_back(its, Resume(agent, "its process", round_, received))
+        except ProtocolError:
+            ours.close()
+            self.peers.pop().close()
+            raise
+        self.channel = channel
+
+    def received(self) -> list[object]:
+        """All that has come over the newest connection, without heartbeats."""
+        other = HeartbeatConnection(self.peers[-1], self.channel)
+        self.peers[-1].setblocking(True)
+        self.peers[-1].settimeout(5)
+        self.peers[-1].recv(1, socket.MSG_PEEK)
+        self.peers[-1].setblocking(False)
+        return [message for _, message in other.drain(self.now, *_EXPECTED)]
+
+    @property
+    def first(self) -> tuple[int, ...] | None:
+        return None if self.side.root_cause is None else self.side.root_cause.ranks
+
+    def close(self) -> None:
+        self.side.close()
+        for each in self.peers:
+            each.close()
+
+
+_EXPECTED = (type(None), Register, Resumed, Release, CountReads, Exited)
+
+
+@pytest.fixture(params=["", SECRET], ids=["open", "secret"])
+def job(request: pytest.FixtureRequest) -> Iterator[Job]:
+    with closing(Job(request.param)) as one:
+        yield one
+
+
+def test_agent_that_comes_back_in_time_is_no_failure(job: Job) -> None:
+    job.end()
+    job.turn(0.05)
+    job.side.expect_return()  # it greets, and takes a while
+    job.turn(0.5)
+    job.come_back(received=1)
+    job.turn(60)
+    assert (job.first, JobState(job.log).failed) == (None, set())
+    assert job.said == ["rank 1 on host-1 (node 1, local rank 0, process 101) has connected again"]
+
+
+def test_agent_that_does_not_come_back_is_lost(job: Job) -> None:
+    job.end()
+    job.turn(0.05)
+    assert job.said == []
+    job.turn(0.1)
+    assert job.first == (1,)
+    assert DISCONNECTED in job.said[0]
+
+
+def test_what_both_say_meanwhile_arrives_once(job: Job) -> None:
+    key = Key(BARRIER)
+    job.send(Arrive(key, 60.0))
+    job.read()
+    job.end()
+    job.side.ask(0, Arrive(key, 60.0), lambda _: None, job.now)  # which lets both ranks go
+    job.turn(0.0)
+    job.come_back(received=1)  # the first Register alone
+    assert job.received() == [Resumed(2), Release(key)]
+    job.send(Exited(ExitStatus(code=0, when=1.0)))
+    job.read()
+    member = job.side.members[1]
+    assert member.end is not None
+    assert member.end.code == 0
+    assert job.line.received == 3
+
+
+def test_what_came_over_the_old_connection_counts(job: Job) -> None:
+    job.send(Arrive(Key(BARRIER), 60.0))
+    job.come_back(received=1)  # before rank 0 has seen anything
+    assert job.received() == [Resumed(2)]
+    assert job.line.received == 2
+
+
+@pytest.mark.parametrize(
+    ("attempt", "why"),
+    [
+        (lambda job: job.come_back(1, round_=2), "goes on in round 2 of the job, and this is round 3"),
+        (lambda job: job.come_back(2), "has received 2 of 1 messages"),
+        (lambda job: job.come_back(0, agent=0), "goes on as rank 0, which is not connected any more"),
+    ],
+    ids=["another-round", "more-than-was-sent", "another-rank"],
+)  # fmt: skip
+def test_peer_that_cannot_go_on_is_refused(
+    job: Job, attempt: Callable[[Job], None], why: str
+) -> None:
+    with pytest.raises(ProtocolError, match=why):
+        attempt(job)
+    job.send(Arrive(Key(BARRIER), 60.0))  # over the connection that it has
+    job.read()
+    assert job.line.received == 2
+    assert job.first is None
+
+
+def test_rank_that_was_given_up_is_refused(job: Job) -> None:
+    job.end()
+    job.turn(0.3)
+    with pytest.raises(ProtocolError, match="goes on as rank 1, which is not connected any more"):
+        job.come_back(received=1)
+
+
+def test_frames_of_before_are_refused_on_a_new_connection() -> None:
+    with closing(Job(SECRET)) as job:
+        old = job.channel.sign(Exited(ExitStatus(code=1, when=1.0)), 1)
+        job.come_back(received=1)
+        job.peers[-1].sendall(old)
+        job.read()
+        assert job.side.members[1].end is None
+        assert "it is not watched any more" in job.said[-1]
+
+
+def test_agent_may_come_back_twice(job: Job) -> None:
+    for _ in range(2):
+        job.end()
+        job.come_back(received=1)
+    job.turn(60)
+    assert job.first is None
+    assert job.received() == [Resumed(1)]
+
+
+def test_unreachable_rank_keeps_its_place_at_a_key(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HeartbeatConnection, "silence", lambda _: (1000.0, False))
+    answers: list[object] = []
+    job.side.ask(0, Arrive(Key(BARRIER), 60.0), answers.append, job.now)
+    for _ in range(20):
+        job.now += 1
+        job.side.tick(job.now)
+    assert "gave no answer for 15 s, though its host answers (a firewall?)" in job.said[0]
+    assert (job.first, answers) == (None, [])
+    job.turn(41)
+    assert len(answers) == 1
+    assert (
+        "1 of 2 ranks arrived within 60 s; missing: rank 1 (node 1); rank 1 (host-1) has been"
+        in str(answers[0])
+    )
+    job.side.take(0, STOP, job.now)  # and no failure of that rank
+    job.turn(1)
+    assert job.first == (0,)
+
+
+def test_message_that_is_not_kept_is_not_passed_over() -> None:
+    backlog = Backlog()
+    for _ in range(3):
+        backlog.add(1, Broadcast(Resumed(1)))
+    backlog.confirm(2)
+    assert len(list(backlog)) == 1
+    backlog.clear()
+    backlog.add(1, Broadcast(Position(1, 1.0, {}, 0, 0)))
+    with pytest.raises(ProtocolError, match="has received 2 of 4 messages, and those before 3"):
+        backlog.confirm(2)
+    backlog.confirm(4)
+    assert list(backlog) == []
+
+
+def test_backlog_is_bounded() -> None:
+    backlog = Backlog()
+    long = Broadcast(Refused("x" * 1000))
+    for _ in range(5000):
+        backlog.add(1, long)
+    assert sum(message.size for _, message in backlog) <= 1 << 20
+    assert backlog.sent == 5000
+
+
+def test_process_that_did_not_join_is_refused(rank0: StartRank0) -> None:
+    first = rank0(1)
+    first.met()
+    connection = peer(first.port, HELLO + OPEN.sign(Resume(0, "another process", 0, 0)))
+    for _ in range(3):  # to accept it, and to read twice
+        first.server.serve(0.5)
+    why = "the connecting process is not the process that joined as rank 0"
+    assert answers(connection)[-1] == Refused(why)
+
+
+@pytest.mark.parametrize("secret", ["", SECRET], ids=["open", "secret"])
+def test_connection_that_is_reset_is_replaced(rank0: StartRank0, secret: str) -> None:
+    first = rank0(2, secret=secret, ready=Ready())
+    first.ended.clear()
+    other = Rank(first.port, record(1, 2), secret=secret, ready=Ready())
+    other.ended.clear()
+    until(lambda: other.offers is not None and first.agent is not None and first.is_ready())
+    until(lambda: other.agent is not None and not other.agent.role.is_starting)
+    assert other.agent is not None
+    assert first.agent is not None
+    (line,) = other.agent.role.peers
+    before = line.socket
+    before.shutdown(socket.SHUT_RDWR)
+    until(lambda: line.socket is not before and not line.is_closed)
+    (its,) = first.agent.role.peers
+    assert not its.is_closed
+    assert first.agent.role.root_cause is None
+    assert other.agent.role.root_cause is None
+    for each in (first, other):
+        each.ended.set()

@@ -1,0 +1,369 @@
+"""The Python stacks of a process: how they are read, shortened and folded."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+
+from distboot.agent.loop import EventLoop
+from distboot.agent.monitored_process import HookReader, Process
+from distboot.agent.stack_reader import StackReader
+from distboot.job.messages import Position
+from distboot.job.stacks import (
+    MOST_FRAMES,
+    Stacks,
+    frame,
+    from_dump,
+    lines,
+    waits,
+    where,
+)  # fmt: skip
+from distboot.rendezvous.messages import ShowStacks
+from distboot.rendezvous.protocol import BEFORE_AUTHENTICATION, decode, encode
+from distboot.script.progress import MOST_GROUPS
+
+_C10D = "/env/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py"
+_TORCH = "/env/lib/python3.12/site-packages/torch"
+REDUCES = (
+    frame("all_reduce", _C10D, 3252),
+    frame("wrapper", _C10D, 83),
+    frame("train", "/job/train.py", 84),
+)
+LOADS = (
+    frame("wait", "/usr/lib/python3.12/selectors.py", 415),
+    frame("_try_get_data", f"{_TORCH}/utils/data/dataloader.py", 1131),
+    frame("__next__", f"{_TORCH}/utils/data/dataloader.py", 630),
+    frame("train", "/job/train.py", 80),
+    frame("<module>", "/job/train.py", 99),
+)
+# In FSDP, and not in a collective operation: the user's own code was called by it.
+COMPUTES = (
+    frame("forward", "/job/model.py", 7),
+    frame("forward", f"{_TORCH}/distributed/fsdp/api.py", 9),
+    *LOADS[3:],
+)
+
+
+class Watched:
+    """A process that runs a script, with the hooks in it."""
+
+    def __init__(self, script: str, secret: str = "") -> None:
+        self._pipe, writing = os.pipe()
+        begin = f"import os, sys, time\nfrom distboot.script import crash_hooks\ncrash_hooks.install({writing})\n"
+        said = "def ready():\n    print('ready', flush=True)\n"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", begin + said + script],
+            pass_fds=[writing],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        os.close(writing)
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "ready\n"
+        self._hooks = HookReader(self._pipe, secret)
+
+    def read(self, place: str = "", meanwhile: Callable[[], object] = lambda: None) -> Stacks:
+        """Its stacks, once it is there: on a busy machine it may take a while."""
+        end = time.monotonic() + 30
+        found: list[Stacks] = []
+        while True:
+            found.clear()
+            side = MagicMock(peers=[], over=lambda now: found or now > end, due=lambda _: end)
+            loop = EventLoop(side)
+            StackReader(Process(self.process.pid), self._hooks, loop).read(
+                found.append, time.monotonic()
+            )
+            meanwhile()
+            loop.run()
+            assert len(found) == 1
+            if where(found[0]).startswith(place):
+                return found[0]
+            assert time.monotonic() < end, found[0]
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+        os.close(self._pipe)
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., Watched]]:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    started: list[Watched] = []
+
+    def start(*arguments: str) -> Watched:
+        started.append(Watched(*arguments))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.end()
+
+
+def test_stack_of_a_process_is_read_again_and_again(watch: Callable[..., Watched]) -> None:
+    watched = watch(
+        "def load():\n    ready()\n    time.sleep(60)\ndef train():\n    load()\ntrain()"
+    )
+    for _ in range(3):
+        stacks = watched.read("in load (")
+        assert [one.partition(" ")[0] for one in stacks.main] == ["load", "train", "<module>"]
+    assert watched.process.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("import re\nready()\nre.match('(a+)+b', 'a' * 99)", "in match (<string>:8)"),
+        ("import signal\nready()\nos.kill(os.getpid(), signal.SIGSTOP)", "stopped by a signal"),
+        ("import signal\nsignal.signal(signal.SIGURG, signal.SIG_DFL)\nready()\ntime.sleep(60)", "at a place"),
+        ("ready()\nos.execvp('/bin/sleep', ['sleep', '60'])", "at a place"),
+    ],
+    ids=["holds-the-lock", "stopped", "own-handler", "another-program"],
+)  # fmt: skip
+def test_where_a_process_is_that_runs_no_python(
+    watch: Callable[..., Watched], script: str, expected: str
+) -> None:
+    watched = watch(script)
+    watched.read(expected)
+    assert watched.process.poll() is None, "the signal has not ended it"
+
+
+@pytest.mark.parametrize(
+    ("threads", "expected"), [(90, "in deep ("), (300, "in a process of more than 100 threads, ")]
+)
+def test_many_threads_and_a_deep_stack(
+    watch: Callable[..., Watched], threads: int, expected: str
+) -> None:
+    script = """
+import threading
+sys.setrecursionlimit(10**7)
+threading.stack_size(1 << 16)
+for number in range(THREADS):
+    threading.Thread(target=time.sleep, args=[60], daemon=True).start()
+def deep(number):
+    if number:
+        return deep(number - 1)
+    ready()
+    time.sleep(60)
+deep(20_000)
+"""
+    stacks = watch(script.replace("THREADS", str(threads))).read(expected)
+    assert len(stacks.main) == (0 if threads > 100 else MOST_FRAMES)
+    assert where(stacks).startswith(expected)
+    assert stacks.others == ()
+
+
+def test_process_that_reads_a_disk_is_asked(
+    watch: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = watch("ready()\ntime.sleep(60)")
+    monkeypatch.setattr(Process, "state", "D")
+    watched.read("in <module> (<string>:7)")
+
+
+def test_process_that_ends_while_it_is_read(watch: Callable[..., Watched]) -> None:
+    watched = watch("ready()\ntime.sleep(60)")
+
+    def kill() -> None:
+        watched.process.kill()
+        watched.process.wait()
+
+    watched.read(meanwhile=kill)
+    assert watched.read() == Stacks(state="at a place where it has no Python stack to show")
+
+
+def test_sigterm_is_told_also_while_the_stacks_are_read() -> None:
+    reading, writing = os.pipe()
+    hooks = HookReader(reading)
+    hooks.expects_stacks = True
+    os.write(writing, b'Thread 0x1 (most recent call first):\n  File "a.py", line 1 in f\n\n')
+    os.write(writing, b'Stack (most recent call first):\n  File "b.py", line 2 in g\n')
+    os.write(writing, b'Current thread 0x2 (most recent call first):\n  File "c.py", line 3 in h\n')
+    assert hooks.read() == []
+    assert hooks.take_dump()
+    assert not hooks.take_dump(), "said once"
+    found = from_dump(hooks.stacks())
+    assert found is not None
+    assert found.main == (frame("h", "c.py", 3),)
+    hooks.forget_stacks()
+    assert hooks.stacks() == ""
+    os.close(writing)
+    os.close(reading)
+
+
+@pytest.mark.parametrize("source", ["file", "pipe", "endless", "another-library"])
+def test_call_of_mpi_is_read_in_a_source_file(
+    watch: Callable[..., Watched], tmp_path: Path, source: str
+) -> None:
+    path = Path("/dev/zero") if source == "endless" else tmp_path / "a.py"
+    library = tmp_path / ("other.so" if source == "another-library" else "mpi4py.so")
+    library.write_bytes(bytes(4096))
+    if source == "pipe":
+        os.mkfifo(path)
+    elif source != "endless":
+        path.write_text("ready()\nMPI.Barrier(60)")
+    script = f"""
+import mmap
+class MPI:
+    Barrier = time.sleep
+with open({str(library)!r}) as file:
+    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+exec(compile("ready()\\nMPI.Barrier(60)", {str(path)!r}, "exec"))
+"""
+    stacks = watch(script).read(
+        f"in {'Barrier' if source == 'file' else '<module>'} ({path.name}:2)"
+    )
+    assert waits(stacks) == (source == "file")
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_handler_of_the_script_for_the_signal_stays_also_in_a_fork(before: bool) -> None:
+    sets = "signal.signal(signal.SIGURG, lambda *_: print('own', flush=True))"
+    script = f"""
+import os, signal
+from distboot.script import crash_hooks
+{sets if before else ""}
+crash_hooks.install(os.pipe()[1])
+{"" if before else sets}
+signal.raise_signal(signal.SIGURG)
+if not os.fork():
+    signal.raise_signal(signal.SIGURG)
+    os._exit(0)
+os.wait()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "own\n" * 2
+
+
+def test_secret_of_the_job_is_in_no_stack(watch: Callable[..., Watched]) -> None:
+    script = "exec(compile('ready()\\ntime.sleep(60)', '/job/top-secret/train.py', 'exec'))"
+    assert "secret" not in str(watch(script, "top-secret").read("in <module> (train.py:2)"))
+
+
+@pytest.mark.parametrize(
+    ("stack", "expected", "is_waiting"),
+    [
+        (REDUCES, "in all_reduce (train.py:84)", True),
+        (LOADS, "in __next__ (train.py:80)", False),
+        (COMPUTES, "in forward (model.py:7)", False),
+        (
+            (frame("Barrier", "mpi4py", 0), frame("main", "/job/a.py", 3)),
+            "in Barrier (a.py:3)",
+            True,
+        ),
+        ((frame("load\x1b[2J\n", "/job/\x07da\nta.py", 3),), "in load", False),
+        (
+            (frame("main", "/env/lib/python3.12/site-packages/tool/cli.py", 3),),
+            "in main (cli.py:3)",
+            False,
+        ),
+        (("no frame at all",), "in no frame at all", False),
+    ],
+)
+def test_where_is_in_the_code_of_the_user(
+    stack: tuple[str, ...], expected: str, is_waiting: bool
+) -> None:
+    stacks = Stacks(stack)
+    assert where(stacks).startswith(expected)
+    assert where(stacks).isprintable()
+    assert waits(stacks) == is_waiting
+
+
+def test_only_threads_that_matter_are_kept() -> None:
+    dump = f"""Thread 0x00007f01 (most recent call first):
+  File "/usr/lib/python3.12/threading.py", line 331 in wait
+  File "/env/lib/python3.12/site-packages/tqdm/_monitor.py", line 60 in run
+
+Thread 0x00007f02 [Thread-3] (most recent call first):
+  File "/usr/lib/python3.12/queue.py", line 180 in get
+  File "/usr/lib/python3.12/concurrent/futures/thread.py", line 80 in _worker
+
+Thread 0x00007f03 (most recent call first):
+  File "{_TORCH}/utils/data/_utils/pin_memory.py", line 36 in do_one_step
+  ...
+
+Current thread 0x00007f04 (most recent call first):
+  File "/job/a "b", line 3 in c.py", line 84 in train
+  File "/job/train.py", line 99 in <module>
+"""
+    found = from_dump(dump)
+    assert found is not None
+    assert found.main == (
+        frame("train", '/job/a "b", line 3 in c.py', 84),
+        frame("<module>", "/job/train.py", 99),
+    )
+    assert found.others == (
+        (frame("do_one_step", f"{_TORCH}/utils/data/_utils/pin_memory.py", 36),),
+    )
+    assert from_dump(dump.partition("Current")[0]) is None
+
+
+def test_equal_stacks_are_folded_those_of_fewest_ranks_first() -> None:
+    job = {rank: Stacks(LOADS if rank == 95 else REDUCES) for rank in range(104)}
+    assert lines(job) == [
+        "rank 95: __next__ < train (train.py:80) < <module> (train.py:99)",
+        "ranks 0-94, 96-103: all_reduce < train (train.py:84)",
+    ]
+    each = {rank: Stacks((frame("f", "/job/train.py", rank),)) for rank in range(30)}
+    assert lines(each)[-1] == "10 more ranks, at other places"
+    assert lines(each, [29])[0] == "rank 29: f (train.py:29)"
+    alike = {rank: Stacks((frame("f", _C10D, rank), *REDUCES)) for rank in range(3)}
+    assert len(lines(alike)) == 1, "they differ in what is not shown"
+    assert lines({0: Stacks(state="stopped by a signal")}) == ["rank 0: stopped by a signal"]
+    long = Stacks(tuple(frame("f" * 1000, "/" + "d" * 5000, 1) for _ in range(10**4)))
+    assert len(lines({0: long})[0]) < 5000
+
+
+def test_signal_is_one_that_is_ignored_where_nothing_is_registered() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        process.send_signal(signal.SIGURG)
+        process.communicate(b"\n")
+        assert process.returncode == 0
+
+
+def _dump(function: str, file: str) -> str:
+    """What faulthandler writes of five threads whose stacks are as long as it shows them."""
+    frames = f'  File "{file}", line 1 in {function}\n' * 100
+    other = f"Thread 0x00007f01 (most recent call first):\n{frames}\n"
+    return other * 4 + f"Current thread 0x00007f02 (most recent call first):\n{frames}"
+
+
+@pytest.mark.parametrize("letter", ["x", "ü", "\U0001f600"], ids=ascii)
+def test_longest_answer_fits_into_a_message(letter: str) -> None:
+    stacks = from_dump(_dump(letter * 100, letter * 400))
+    assert stacks is not None
+    assert len(stacks.others) == 4
+    counts = {f"{group}{letter * 58}": 2**63 for group in range(10, 10 + MOST_GROUPS)}
+    answer = Position(1, 1.5, counts, 2**63, 2**63, replace(stacks, state="s" * 200), 1.5)
+    assert len(encode(answer)) <= BEFORE_AUTHENTICATION
+    shown = ShowStacks(tuple(lines(dict.fromkeys(range(0, 20_000, 2), stacks))))
+    assert len(encode(shown)) <= BEFORE_AUTHENTICATION
+    assert decode(encode(shown), ShowStacks) == shown
+
+
+def test_deep_stacks_of_few_threads_are_read(watch: Callable[..., Watched]) -> None:
+    script = """
+import threading
+name = "f" * 100
+code = f"def {name}(n, wait):\\n    return {name}(n - 1, wait) if n else wait()\\n"
+space = {}
+exec(compile(code, "/home/" + "x" * 250 + "/module.py", "exec"), space)
+for _ in range(4):
+    threading.Thread(target=space[name], args=(95, threading.Event().wait), daemon=True).start()
+def last():
+    ready()
+    time.sleep(60)
+space[name](95, last)
+"""
+    stacks = watch(script).read("in last (<string>:16)")
+    assert len(stacks.others) == 4
+    assert stacks.state == ""

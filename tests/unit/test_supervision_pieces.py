@@ -1,0 +1,275 @@
+"""The pieces of failure detection, one by one: a connection, what a rank says of its end, the exit code at the exit."""
+
+import json
+import os
+import resource
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from supervised import pair
+
+from distboot.agent.heartbeat import HeartbeatConnection, LivenessFault, close_gracefully
+from distboot.agent.monitored_process import HookReader
+from distboot.base.text import without_secret
+from distboot.job.exit_status import ExitStatus
+from distboot.job.messages import (
+    KINDS,
+    Abort,
+    Done,
+    Exited,
+    Exiting,
+    Terminating,
+)
+from distboot.job.root_cause import RankState, RootCause, from_exit
+from distboot.rendezvous.messages import (
+    Detach,
+    Go,
+    Leave,
+    Offer,
+)
+from distboot.rendezvous.protocol import (
+    Broadcast,
+    Channel,
+    Frames,
+    ProtocolError,
+    decode,
+    encode,
+)
+
+
+@contextmanager
+def connected(bound: float = 15.0) -> Iterator[tuple[HeartbeatConnection, socket.socket]]:
+    """A connection, and its raw other end."""
+    one, other = pair()
+    line = HeartbeatConnection(one, Channel(), bound)
+    with closing(line), other:
+        yield line, other
+
+
+@pytest.fixture
+def silence(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets for how many seconds the kernel of the peer has given no sign: no real one is so silent on one host."""
+    return lambda seconds: monkeypatch.setattr(
+        HeartbeatConnection, "silence", lambda _: (seconds, True)
+    )
+
+
+def test_silence_is_noticed_although_no_file_is_left(silence: Callable[[float], None]) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    silence(11.3)
+    with connected() as (line, _):
+        try:
+            with open(os.devnull) as next_file:
+                lowest = next_file.fileno()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+            assert line.fault(100.0) is None
+            fault = line.fault(104.0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert fault == LivenessFault(
+        True, "no answer for 15 s: the host, or the network to it, is down"
+    )
+
+
+def test_old_opinion_on_a_silence_that_ended_well_is_not_asked_again(
+    silence: Callable[[float], None],
+) -> None:
+    with connected() as (line, _):
+        now = time.monotonic()
+        for seconds, after in ((11.3, 0.0), (1.0, 1.0), (11.3, 4.0)):
+            silence(seconds)
+            assert line.fault(now + after) is None
+        fault = line.fault(now + 8.0)
+        assert fault == LivenessFault(
+            False, "gave no answer for 15 s, though its host answers (a firewall?)"
+        )
+
+
+def test_peer_that_sends_no_heartbeat_is_frozen_although_its_kernel_answers() -> None:
+    with connected() as (line, other):
+        other.sendall(Channel().sign(None))
+        now = time.monotonic() + 20
+        line.receive(now)
+        assert line.fault(now + 34) is None
+        fault = line.fault(now + 35)
+        assert fault == LivenessFault(
+            True, "no answer for 34 s, though the host answers: stopped or frozen"
+        )
+
+
+def test_last_word_arrives_although_something_is_left_unread() -> None:
+    with connected() as (line, other):
+        other.sendall(Channel().sign(None))
+        line.send(Exited(ExitStatus(signal=9, when=1.0)))
+        reader = threading.Timer(0.1, lambda: other.shutdown(socket.SHUT_WR))
+        reader.start()
+        close_gracefully([line], 10)
+        line.close()
+        reader.join()
+        received = b""
+        while data := other.recv(65536):  # and no reset
+            received += data
+        assert b'"Exited"' in received
+
+
+def test_what_the_kernel_does_not_take_at_once_is_sent_later_and_whole() -> None:
+    with connected() as (line, other):
+        line.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        go = Go(tuple(Offer(rank, os.urandom(100).hex()) for rank in range(2000)))
+        received: list[object] = []
+        line.send(Broadcast(go), 1)
+        line.heartbeat()
+        line.send(Detach(), 1)
+        other.settimeout(0.05)
+        frames = Frames(1 << 20)
+        while len(received) < 2:
+            line.flush()
+            with suppress(TimeoutError):
+                received += [
+                    Channel().verify(each, frames, Go, type(None), *KINDS)
+                    for each in frames.feed(other.recv(1 << 20))
+                ]
+            received = [each for each in received if each is not None]
+        assert received == [go, Detach()]
+
+
+@pytest.mark.parametrize(
+    "message", [Exiting(), Leave(), Done(), Detach(), Terminating(15)], ids=repr
+)
+def test_every_message_but_a_heartbeat_wakes_its_reader(message: object) -> None:
+    with connected() as (line, other):
+        other.sendall(Channel().sign(None))
+        assert select.select([line], [], [], 0.1)[0] == []
+        other.sendall(Channel().sign(message, 3))
+        assert select.select([line], [], [], 5)[0] == [line]
+        assert line.receive(time.monotonic(), *KINDS) == [(3, message)]
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+        lambda inner: (
+            st.lists(inner)
+            | st.dictionaries(st.sampled_from([*ExitStatus.__slots__, *RootCause.__slots__]), inner)
+        ),
+    )
+)
+def test_whatever_a_peer_sends_is_taken_or_refused(content: object) -> None:
+    for kind, field in ((Exited, "end"), (Abort, "root_cause")):
+        try:
+            taken = decode(json.dumps({"kind": kind.__name__, field: content}).encode(), kind)
+        except ProtocolError:
+            continue
+        assert isinstance(taken, kind)
+
+
+_KILLED = "killed by SIGKILL (out of memory, or kill -9)"
+_UNSEEN = "exited without reporting a status: killed by SIGKILL (out of memory?) or called os._exit"
+
+
+@pytest.mark.parametrize(
+    ("end", "is_failure", "stopped_by", "said"),
+    [
+        (ExitStatus(code=0), False, None, "exit code 0"),
+        (ExitStatus(code=3), True, None, "exit code 3"),
+        (ExitStatus(signal=15), False, 15, "killed by SIGTERM"),
+        (ExitStatus(code=143), False, 15, "exit code 143"),
+        (ExitStatus(code=1, external_signal=15), False, 15, "exit code 1"),
+        (ExitStatus(signal=9, stopped_by_us=True), False, None, _KILLED),
+        (ExitStatus(signal=11), True, None, "killed by SIGSEGV"),
+        (ExitStatus(signal=40), True, None, "killed by signal 40"),
+        (ExitStatus(), True, None, _UNSEEN),
+    ],
+)
+def test_ends(end: ExitStatus, is_failure: bool, stopped_by: int | None, said: str) -> None:
+    assert (end.is_failure, end.terminated_by, end.describe()) == (is_failure, stopped_by, said)
+    assert end.succeeded == (end.code == 0)
+    assert not replace(end, stopped_by_us=True).succeeded, (
+        "it was stopped for the failure of another rank"
+    )
+    assert decode(encode(Exited(end)), Exited).end == end
+    with pytest.raises(ProtocolError):
+        decode(encode(Exited(replace(end, crash="x" * 5000))), Exited)
+
+
+WRITERS = (repr, ascii, json.dumps, lambda text: json.dumps(text, ensure_ascii=False))
+
+
+@given(
+    st.text(st.characters(codec="utf-8", exclude_characters="<*>\0"), min_size=1),
+    st.lists(st.sampled_from(WRITERS), max_size=2),
+)
+def test_secret_is_recognised_however_it_is_written(
+    secret: str, writers: list[Callable[[str], str]]
+) -> None:
+    text = f"<{secret}>"
+    for write in writers:
+        text = write(text)
+    # But for quotes, and what escapes them
+    assert set(without_secret(text, secret)) <= set("<***>'\"\\")
+
+
+@pytest.fixture
+def hooks() -> Iterator[tuple[HookReader, int]]:
+    """The reader of a pipe, and where to write into it."""
+    reading, writing = os.pipe()
+    with open(reading), open(writing):
+        yield HookReader(reading), writing
+
+
+def test_crash_of_many_threads_begins_with_what_it_is(hooks: tuple[HookReader, int]) -> None:
+    reader, writing = hooks
+    os.write(
+        writing,
+        b"Fatal Python error: Segmentation fault\n\n" + b'  File "train.py", line 1 in f\n' * 200,
+    )
+    assert reader.read() == []
+    assert reader.crash().startswith("Fatal Python error: Segmentation fault\n  File")
+
+
+def test_thread_that_crashed_is_shown_first_and_our_own_not_at_all(
+    hooks: tuple[HookReader, int],
+) -> None:
+    reader, writing = hooks
+    crash = """Fatal Python error: Segmentation fault
+
+Thread 0x00007f01 (most recent call first):
+  File "/env/distboot/script/progress.py", line 79 in _watch
+  File "/usr/lib/python3.11/threading.py", line 982 in run
+
+Thread 0x00007f02 (most recent call first):
+  File "queue.py", line 180 in get
+
+Current thread 0x00007f03 (most recent call first):
+  File "train.py", line 3 in load
+  File "train.py", line 9 in <module>
+
+Extension modules: numpy.core (total: 1)
+"""
+    os.write(writing, crash.encode())
+    assert reader.read() == []
+    assert reader.crash().splitlines() == [
+        "Fatal Python error: Segmentation fault",
+        "Current thread 0x00007f03 (most recent call first):",
+        '  File "train.py", line 3 in load',
+        '  File "train.py", line 9 in <module>',
+        "Thread 0x00007f02 (most recent call first):",
+        '  File "queue.py", line 180 in get',
+    ]
+
+
+def test_long_crash_shows_the_innermost_calls() -> None:
+    crash = "Fatal Python error: Aborted\n" + "".join(
+        f'  File "train.py", line {line} in f\n' for line in range(40)
+    )
+    shown = from_exit(RankState(1, "a", 0, 1), ExitStatus(crash=crash), 0.0).text.splitlines()[1:]
+    assert (shown[0], shown[-1], len(shown)) == ("  | Fatal Python error: Aborted", "  | …", 13)

@@ -1,0 +1,255 @@
+"""Both sides of failure detection in this process, over real connections: what is first, and peers that misbehave."""
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+from rendezvous_peers import altered, framed
+from supervised import pair, raised
+
+from distboot.agent.failure_coordinator import FailureCoordinator
+from distboot.agent.failure_reporter import FailureReporter
+from distboot.agent.heartbeat import HeartbeatConnection
+from distboot.agent.loop import Participant
+from distboot.base.settings import SupervisionSettings
+from distboot.job.exit_status import ExitStatus
+from distboot.job.keys import Keys
+from distboot.job.messages import (
+    Abort,
+    Exited,
+    Exiting,
+    Failing,
+    Phases,
+    Register,
+    Terminating,
+)
+from distboot.job.root_cause import RootCause, ranks_of
+from distboot.rendezvous.events import EventLog, JobState
+from distboot.rendezvous.membership import JoinTable, Membership
+from distboot.rendezvous.messages import Detach, Members
+from distboot.rendezvous.protocol import Channel
+
+SETTINGS = SupervisionSettings(grace=5)
+MEMBERSHIP = Membership(("host-0", "host-1"), ((0, 1), (2, 3)))
+DIED = ExitStatus(signal=9, when=1.0)
+OF_A_PEER = raised(
+    "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:3456", when=1.0
+)
+
+
+class Job:
+    """One side of failure detection, the raw other ends of its connections by rank, and what it has printed."""
+
+    def __init__(self, *others: int) -> None:
+        pairs = {rank: pair() for rank in others}
+        self.peers = {rank: other for rank, (_, other) in pairs.items()}
+        self.lines = {rank: HeartbeatConnection(one, Channel()) for rank, (one, _) in pairs.items()}
+        self.said: list[str] = []
+        self.now = time.monotonic()
+        self.side: Participant
+        if 0 in others:
+            self.side = FailureReporter(
+                ranks_of(MEMBERSHIP)[:2], self.lines, SETTINGS, False, self.say
+            )
+            return
+        self.log, keys = EventLog(), Keys(MEMBERSHIP, JoinTable(4), self.say)
+        keys.has_begun = True
+        self.side = FailureCoordinator(
+            ranks_of(MEMBERSHIP),
+            self.lines,
+            SETTINGS,
+            False,
+            self.say,
+            membership=MEMBERSHIP,
+            keys=keys,
+            log=self.log,
+        )
+        self.side.take(0, Register(100), self.now)
+        for rank in others:
+            self.send(rank, Register(100 + rank))
+
+    def say(self, text: str, *_: object, **__: object) -> None:
+        self.said.append(text)
+
+    def send(self, rank: int, message: object) -> None:
+        self.send_raw(rank, Channel().sign(message, rank))
+
+    def send_raw(self, rank: int, data: bytes) -> None:
+        self.peers[rank].sendall(data)
+        self.read(rank)
+
+    def end(self, rank: int) -> None:
+        self.peers[rank].close()
+        self.read(rank)
+
+    def read(self, rank: int) -> None:
+        """Let our side read, once there is something to read."""
+        ours = self.lines[rank].socket
+        ours.settimeout(5)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        with suppress(ConnectionResetError):
+            ours.recv(1, socket.MSG_PEEK)
+        ours.setblocking(False)
+        self.side.read(self.lines[rank], self.now)
+        self.later(0)
+
+    def later(self, seconds: float) -> None:
+        self.now += seconds
+        self.side.turn(self.now)
+
+    @property
+    def first(self) -> tuple[int, ...] | None:
+        return None if self.side.root_cause is None else self.side.root_cause.ranks
+
+    def close(self) -> None:
+        self.side.close()
+        for other in self.peers.values():
+            other.close()
+
+
+@pytest.fixture
+def running() -> Iterator[Job]:
+    """Rank 0's side of four ranks."""
+    job = Job(1, 2, 3)
+    yield job
+    job.close()
+
+
+@pytest.fixture
+def reporter() -> Iterator[Job]:
+    """Rank 1's side."""
+    job = Job(0)
+    yield job
+    job.close()
+
+
+LOST = "the connection ends"
+OPEN = "nothing is decided yet"
+SPEAKS_OF_A_PEER = (3, Failing(OF_A_PEER))
+# What happens, also seconds that go by; who is named then, and how that begins; how many fail later.
+ORDERS = {
+    "cause-before-consequence": (
+        [SPEAKS_OF_A_PEER, OPEN, (2, Exited(DIED)), 1],
+        "rank 2 failed first: killed by",
+        1,
+    ),
+    "consequence-alone": (
+        [SPEAKS_OF_A_PEER, 1],
+        "rank 3 failed first, because a peer disconnected: ",
+        0,
+    ),
+    "ended-too-early": (
+        [(1, Exited(ExitStatus(code=0, when=1.0))), SPEAKS_OF_A_PEER, 1],
+        "rank 1 exited with code 0 while 3 other ranks were still training, on host-0; then rank 3 failed, because a ",
+        1,
+    ),
+    "consequences-alone": (  # none of which ends before it has heard what the other one may explain
+        [SPEAKS_OF_A_PEER, (3, Exiting()), (2, Failing(OF_A_PEER)), (2, Exiting()), 1],
+        "rank 3 failed first, because a peer disconnected: ",
+        1,
+    ),
+    "about-to-end": (
+        [(2, Exiting()), SPEAKS_OF_A_PEER, 1, OPEN, (2, Exited(ExitStatus(code=3, when=1.0))), 1],
+        "rank 2 failed first: exit code 3",
+        1,
+    ),
+    "about-to-end-for-ever": (
+        [(2, Exiting()), SPEAKS_OF_A_PEER, 1, OPEN, 15],
+        "rank 3 failed first, because ",
+        0,
+    ),
+    "signal-answers-a-failure": (
+        [(1, Terminating(15)), OPEN, (2, Exited(DIED))],
+        "rank 2 failed first: killed by",
+        0,
+    ),
+    "signal-first": (
+        [(1, Terminating(15)), SPEAKS_OF_A_PEER, 1],
+        "stopped by an external SIGTERM: rank 1 ",
+        1,
+    ),
+    "signal-alone": (
+        [(1, Terminating(15)), OPEN, 1],
+        "stopped by an external SIGTERM: rank 1 got it first, on ",
+        0,
+    ),
+    "host": (
+        [(3, LOST), (2, LOST), 1],
+        "ranks 2-3 became unreachable first: the connection closed without an exit report, on host-1 (node 1)",
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize(("steps", "text", "later"), list(ORDERS.values()), ids=list(ORDERS))
+def test_first_is_named(
+    running: Job, steps: list[tuple[int, object] | int | str], text: str, later: int
+) -> None:
+    for step in steps:
+        if step == OPEN:
+            assert running.first is None
+        elif isinstance(step, int):
+            running.later(step)
+        elif step[1] == LOST:
+            running.end(int(step[0]))
+        else:
+            running.send(int(step[0]), step[1])
+    (said,) = running.said
+    assert said.startswith(text)
+    cause = running.side.root_cause
+    assert cause is not None
+    assert (cause.is_failure, len(cause.ranks)) == (
+        "stopped" not in text,
+        1 + text.startswith("ranks"),
+    )
+    assert JobState(running.log).later_failures() == later
+
+
+GARBAGE = [
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"\xff" * 100,
+    (100).to_bytes(4, "big") + b"x" * 140,
+    Channel().sign(Members((), (), None)),
+    framed({"kind": "Abort"}),
+    *(altered(Exited(DIED), end=end) for end in ({"code": True}, {"code": 1}, 5)),
+    *(altered(Phases({}), times={"a": time}) for time in (1e999, -1.0)),
+    framed('{"kind":"Exited","end":' + "[" * 30_000 + "]" * 30_000 + "}"),
+    altered(Terminating(15), signal="TERM"),
+    altered(Register(1), pid="1; rm"),
+    Channel("not ours").sign(Exited(DIED)),
+    Channel(round=1).sign(Exited(DIED)),
+]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE, ids=range(len(GARBAGE)))
+def test_garbage_is_said_once_and_the_training_goes_on(
+    running: Job, reporter: Job, garbage: bytes
+) -> None:
+    for job, rank in ((running, 2), (reporter, 0)):
+        job.send_raw(rank, garbage)
+        job.peers[rank].close()
+        job.later(100)
+        assert (len(job.said), job.first, job.side.orders) == (1, None, {})
+        assert job.said[0].isprintable()
+    assert running.said[0].startswith(
+        "warning: rank 2 on host-1 (node 1, local rank 0, process 102) "
+    )
+    assert running.said[0].endswith("; it is not watched any more")
+    assert reporter.said[0].endswith("this rank continues without failure detection")
+    running.send(1, Exited(DIED))  # the others are still watched
+    assert running.first == (1,)
+
+
+def test_rank_that_says_goodbye_may_end_as_it_likes(running: Job) -> None:
+    # In one piece, of which nothing counts after the goodbye.
+    running.send_raw(1, Channel().sign(Detach(), 1) + Channel().sign(Exited(DIED), 1))
+    running.later(100)
+    assert (running.first, running.said) == (None, [])
+
+
+def test_what_rank_0_says_is_shown_without_control_characters(reporter: Job) -> None:
+    reporter.send(0, Abort(RootCause((2,), True, "rank 2\x1b[2J failed\n  | \x07")))
+    assert reporter.said == ["rank 2\\x1b[2J failed"]  # its traceback is there, and on rank 0
+    assert list(reporter.side.orders) == [1]
