@@ -173,7 +173,7 @@ def detect(environ: Mapping[str, str] | None = None, *, launcher: str | None = N
             and outer.fields.get("world_size", 1) != 1
         ):
             placement = _as_exported(environ, outer)
-        _refuse_not_alone(placement, without_ours)
+        _refuse_signs(placement, without_ours)
     else:
         option = "DISTBOOT_LAUNCHER" if launcher is None else "launcher"
         placement = _named(environ, without_ours, name, f"{option}={short_repr(name)}")
@@ -394,14 +394,32 @@ def _nodes_by(
     return None
 
 
-def _refuse_not_alone(placement: Placement, environ: Mapping[str, str]) -> None:
-    """Refuse a process that is alone by its placement, and not by what else its environment says."""
-    is_one = placement.world_size == 1 and placement.node_level is None
-    if not is_one or placement.launcher not in _OF_ONE:
-        return
-    found = signs.signs(environ)
-    if found:
-        raise signs.not_alone([*found, *signs.addresses(environ)], placement)
+def _refuse_signs(placement: Placement, environ: Mapping[str, str]) -> None:
+    """Refuse a process that is alone by its placement, or another node, and not by what else its environment says."""
+    launcher = LAUNCHERS[placement.launcher]
+    if placement.world_size == 1 and placement.node_level is None:
+        if placement.launcher not in _OF_ONE:
+            return
+        found = signs.signs(environ)
+        if found:
+            raise signs.not_alone([*found, *signs.addresses(environ)], placement)
+    elif launcher.numbers_nodes:
+        other = signs.other_nodes(environ, placement, launcher.markers)
+        if other is not None:
+            raise _other_node(placement, other)
+
+
+def _other_node(placement: Placement, sign: signs.Sign) -> DistbootError:
+    index, count = sign.variables
+    says = f"{placement.launcher} says node {placement.rank} of {placement.world_size}"
+    theirs = f"{index}={short_repr(sign.values[0])} and {count}={short_repr(sign.values[1])}"
+    return DistbootError(
+        "conflicting-launchers",
+        f"{says} ({placement.sources['rank']}), but {theirs} disagree",
+        f"DISTBOOT_LAUNCHER={placement.launcher} if {index} and {count} are about something else; "
+        f"if they are right, set NODE_RANK=${index} NUM_NODES=${count} DISTBOOT_LAUNCHER=nodes, "
+        "and MASTER_ADDR to the host of node 0",
+    ).of(UNKNOWN_RANK)
 
 
 def _notes_on_others(

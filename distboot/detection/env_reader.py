@@ -204,6 +204,8 @@ class EnvReader:
     def _check_numbers(self) -> None:
         rank, world_size, local_rank, here, node_rank, nodes = self._numbers()
         self._check_below("rank", rank, "world_size", world_size)
+        if rank is None:
+            self._check_part("world_size", world_size, None)
         if here is None:
             self._check_below("local_rank", local_rank, "world_size", world_size)
         else:
@@ -217,11 +219,14 @@ class EnvReader:
         self._check_part("local_world_size", here, world_size)
         self._check_part("num_nodes", nodes, world_size)
         if world_size is not None and here is not None and nodes is not None:
-            # Every other node has at least one process; on a single node they are all here.
-            others = world_size - here
-            if others < nodes - 1 or (nodes == 1 and others > 0):
-                fields = ("world_size", "local_world_size", "num_nodes")
-                self.problems.append(f"{', '.join(map(self._text, fields))} do not fit together")
+            self._check_fit(world_size, here, nodes)
+
+    def _check_fit(self, world_size: int, here: int, nodes: int) -> None:
+        # Every other node has at least one process; on a single node they are all here.
+        others = world_size - here
+        if others < nodes - 1 or (nodes == 1 and others > 0):
+            fields = ("world_size", "local_world_size", "num_nodes")
+            self.problems.append(f"{', '.join(map(self._text, fields))} do not fit together")
 
     def _check_below(self, index: str, low: int | None, size: str, high: int | None) -> None:
         if low is not None and high is not None and low >= high:

@@ -99,6 +99,16 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
             "LWS_GROUP_SIZE": "3",
         },
     ),
+    "platform_and_other_prefix_disagree": (
+        RUN,
+        {
+            "SKYPILOT_NODE_RANK": "0",
+            "SKYPILOT_NUM_NODES": "2",
+            "ACME_NODE_RANK": "1",
+            "ACME_NUM_NODES": "3",
+        },
+    ),
+    "number_of_nodes_malformed": (RUN, {"NNODES": "two"}),
     "sagemaker_eight_gpus": (RUN, {**SAGEMAKER, "SM_NUM_GPUS": "8"}),
     "pals_without_a_size": (RUN, {name: value for name, value in PALS.items() if name != "PMI_SIZE"}),
     "slurm_task_0_of_a_container": (RUN, {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}),

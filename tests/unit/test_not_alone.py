@@ -120,6 +120,8 @@ def test_documented_environment_is_read_or_refused(record: dict[str, Any]) -> No
         {"NNODES": "02"},
         {"NNODES": "2.0"},
         {"NNODES": "1:3"},
+        {"NNODES": " 2"},
+        {"NUM_NODES": "0x2"},
         {"NRANKS": "9" * 30},
         {"TOTAL_NODES": "2"},
         {"WORKER_HOSTS": "a:1,b:1"},
@@ -180,6 +182,11 @@ def test_hint_has_the_variables_to_type() -> None:
         {"CASSANDRA_HOST_IPS": "10.0.0.4,10.0.0.5"},
         {"NEURON_PJRT_PROCESSES_NUM_DEVICES": "32"},
         {"NNODES": "01"},
+        {"NNODES": "1.0"},
+        {"NNODES": "1:1"},
+        {"NUM_NODES": ""},
+        {"NUM_PROCESSES": "auto"},
+        {"ACME_NODE_RANK": "0", "ACME_NUM_NODES": " 1"},
         {"DIST_URL": "env://"},
         {"MASTER_ADDR": ""},
         {"ACME_INIT_METHOD": "file:///tmp/shared"},
@@ -188,6 +195,69 @@ def test_hint_has_the_variables_to_type() -> None:
 )
 def test_what_is_no_sign_refuses_nothing(environ: dict[str, str]) -> None:
     assert _elsewhere(environ).world_size == 1
+
+
+@pytest.mark.parametrize("value", ["two", "0", "-2", "all"])
+@pytest.mark.parametrize(
+    "name", ["NNODES", "NUM_NODES", "NODE_COUNT", "NUM_MACHINES", "WORLD_SIZE"]
+)
+def test_malformed_size_is_named_with_its_value(name: str, value: str) -> None:
+    refusal = _refusal({name: value})
+    assert refusal.code == "broken-environment"
+    assert f"{name}={value!r}" in refusal.message
+    assert name in refusal.hint
+
+
+# -- prefixes that disagree
+
+SKYPILOT = {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_NODES": "2"}
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"ACME_NODE_RANK": "1", "ACME_NUM_NODES": "3"},
+        {"ACME_NODE_RANK": "1", "ACME_NUM_NODES": "2"},
+        {"ACME_WORKER_INDEX": "0", "ACME_GROUP_SIZE": "4"},
+        {"ACME_WORKER_INDEX": "2", "ACME_GROUP_SIZE": "2"},
+        {"ACME_RANK": "1", "ACME_WORLD_SIZE": "3"},
+    ],
+    ids=" ".join,
+)
+def test_platform_and_other_prefix_that_disagree_are_named(environ: dict[str, str]) -> None:
+    refusal = _refusal({**SKYPILOT, **environ})
+    assert refusal.code == "conflicting-launchers"
+    assert "skypilot says node 0 of 2 (SKYPILOT_NODE_RANK)" in refusal.message
+    for name, value in environ.items():
+        assert f"{name}={value!r}" in refusal.message
+    believed = detect({**SKYPILOT, **environ, "DISTBOOT_LAUNCHER": "skypilot"})
+    assert (believed.rank, believed.num_nodes) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"ACME_NODE_RANK": "0", "ACME_NUM_NODES": "2"},
+        {"ACME_NODE_INDEX": "1", "ACME_NODE_COUNT": "2"},
+        {"ACME_RANK": "5", "ACME_WORLD_SIZE": "16"},
+        {"ACME_NODE_RANK": "0", "ACME_NUM_NODES": "two"},
+        {"CI_NODE_INDEX": "3", "CI_NODE_TOTAL": "4"},
+        {"RAY_NODE_ID": "3", "RAY_NUM_NODES": "4"},
+        {"SKYPILOT_WORKER_INDEX": "3", "SKYPILOT_WORKER_COUNT": "4"},
+    ],
+    ids=" ".join,
+)
+def test_platform_and_other_prefix_that_agree_are_read(environ: dict[str, str]) -> None:
+    placement = _elsewhere({**SKYPILOT, **environ})
+    assert (placement.launcher, placement.rank, placement.num_nodes) == ("skypilot", 0, 2)
+
+
+def test_two_unknown_prefixes_that_disagree_are_both_named() -> None:
+    refusal = _refusal({**UNKNOWN, "BETA_NODE_RANK": "0", "BETA_NUM_NODES": "3"})
+    assert refusal.code == "not-alone"
+    assert "ACME_NODE_RANK='1', ACME_NUM_NODES='2'" in refusal.message
+    assert "BETA_NODE_RANK='0', BETA_NUM_NODES='3'" in refusal.message
+    assert "NODE_RANK=<number of this node> NUM_NODES=<nodes>" in refusal.hint
 
 
 def test_rank_0_of_1_is_no_proof_against_signs() -> None:
