@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -17,7 +18,8 @@ from conftest import Run
 from rendezvous_peers import plan_for, record
 
 from distboot import DistbootError, detect
-from distboot.host import network
+from distboot.host import network, sockets
+from distboot.rendezvous import join
 from distboot.rendezvous.join import PortInUse, PortLease, listening
 from distboot.rendezvous.plan import candidate_ports
 
@@ -126,8 +128,45 @@ def test_all_ports_taken(run: Run) -> None:
             each.close()
     assert result.returncode == 75
     assert "error[port-taken]" in result.stderr
-    assert f"{port}: Address already in use; " in result.stderr
+    assert f"{port}: Address already in use by process {os.getpid()}: " in result.stderr
     assert result.stderr.count(str(port)) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux's kernel is asked")
+def test_process_that_holds_a_port_is_named(port: int) -> None:
+    assert sockets.listener(port) == ""
+    with socket.create_server(("127.0.0.1", port)):
+        assert sockets.listener(port).startswith(f"process {os.getpid()}: ")
+    script = "import socket; s = socket.create_server(('', 0)); print(s.getsockname()[1]); input()"
+    command = [sys.executable, "-uc", script, "--token=secret"]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as other:
+        assert other.stdout is not None
+        found = sockets.listener(int(other.stdout.readline()))
+        other.communicate("\n")
+    assert found.startswith(f"process {other.pid}: {sys.executable} -uc import socket")
+    assert "secret" not in found
+
+
+def test_port_of_another_user_is_named_by_its_answer(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whose files cannot be seen
+    monkeypatch.setattr(sockets, "listener", lambda _: "")
+    with socket.create_server(("127.0.0.1", port)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as connection:
+                connection.recv(1024)
+                connection.send(b"SSH-2.0-x\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert join._held_by(port) == (
+            ": the process that listens there is an SSH server ('SSH-2.0-x')"
+        )
+        thread.join()
+    assert join._held_by(port) == ""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux's kernel is asked")
