@@ -10,7 +10,7 @@ from contextlib import suppress
 from datetime import timedelta
 
 from ..base.errors import DistbootError
-from ..base.process import proc_stat
+from ..base.procfs import proc_stat
 from ..base.text import escape_control
 
 _SOCKETS = "/proc/net/unix"

@@ -25,7 +25,8 @@ from ...base.text import (
     ranges,
     ranks_said,
 )
-from ...cli.main import Parser, emit
+from ...cli.output import emit
+from ...cli.parser import Parser
 from ...detection.export import require_master
 from ...detection.here import detect_here
 from ...rendezvous.membership import Membership
