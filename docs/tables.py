@@ -17,7 +17,8 @@ from pathlib import Path
 
 import distboot
 from distboot.base.errors import CODES
-from distboot.base.settings import INTERNAL, SETTINGS, Setting
+from distboot.base.internal_variables import INTERNAL
+from distboot.base.settings import SETTINGS, Setting
 from distboot.detection.detect import INNERMOST_FIRST, NODE_PLATFORMS
 from distboot.detection.launchers import Launcher
 from distboot.detection.node_platform import NodePlatform
@@ -233,8 +234,8 @@ def _setting_meaning(known: Setting) -> str:
 
 def _internal() -> str:
     rows = ["| variable | set | meaning |", "|---|---|---|"]
-    for known in INTERNAL:
-        rows.append(f"| `{known.variable}` | {known.written} | {known.help} |")
+    for variable, known in INTERNAL.items():
+        rows.append(f"| `{variable}` | {known.written} | {known.help} |")
     return "\n".join(rows)
 
 

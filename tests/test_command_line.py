@@ -216,7 +216,7 @@ def test_folder_of_the_same_name_is_not_why_a_command_cannot_be_run(
     "setting",
     [
         *(
-            "LOG=xml",
+            "LOG_FORMAT=xml",
             "JOIN_TIMEOUT=abc",
             "RENDEZVOUS=yes",
             "FAILURE_DETECTION=yes",

@@ -1,4 +1,4 @@
-"""Every setting of distboot: its variable, option and argument, default, reader and help, in `SETTINGS`.
+"""Every setting of distboot, in the table `SETTINGS`.
 
 A variable `DISTBOOT_JOIN_TIMEOUT`, an option `--join-timeout` and an argument `join_timeout` have
 the same word. What is given with an option or argument has precedence over the variable. A value
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from . import setting_readers as readers
 from .errors import DistbootError
+from .internal_variables import INTERNAL, RANK
 from .setting_readers import Given, Reader, given_by_option, given_by_variable
 from .text import escape_control, log_line
 
@@ -224,65 +225,8 @@ SETTINGS = (
     ),
 )
 
-# What the agent of a node sets for each of its ranks
-RANK = (
-    "DISTBOOT_RANK",
-    "DISTBOOT_WORLD_SIZE",
-    "DISTBOOT_LOCAL_RANK",
-    "DISTBOOT_LOCAL_WORLD_SIZE",
-    "DISTBOOT_NODE_RANK",
-    "DISTBOOT_NUM_NODES",
-)
-
-
-class Internal(NamedTuple):
-    """A variable that one process of distboot sets for another; not for users."""
-
-    variable: str
-    written: str  # by what, and for what
-    help: str
-
-
-INTERNAL = (
-    Internal(
-        "DISTBOOT_AGENT",
-        "by the wrapper, for `init()` in its child",
-        "the address of its agent, and the token for it",
-    ),
-    Internal(
-        "DISTBOOT_CRASH_HOOKS",
-        "by the wrapper, for Python in its child",
-        "the pipe to which an uncaught exception is reported",
-    ),
-    Internal(
-        "DISTBOOT_HOST",
-        "by `try` and by the plugin for pytest",
-        "the node name that a rank reports instead of the host's",
-    ),
-    Internal(
-        "DISTBOOT_PLACEMENT",
-        "by distboot, for an inner distboot",
-        "the placement that was detected, and which variables were set. Do not set it",
-    ),
-    Internal(
-        "DISTBOOT_PYTEST",
-        "by the plugin for pytest, for the ranks of a test, whose `PYTEST_ADDOPTS` is empty",
-        "the folder for their reports",
-    ),
-    Internal(
-        "DISTBOOT_RESTART_COUNT",
-        "by the wrapper, for the script",
-        "how often the command was started again, the same on all ranks",
-    ),
-    Internal(
-        "DISTBOOT_TRY",
-        "by `try`",
-        "the folder in which its hook records the device that each rank takes",
-    ),
-)
-
 _BY_VARIABLE = {setting.variable: setting for setting in SETTINGS}
-KNOWN = (*_BY_VARIABLE, *(internal.variable for internal in INTERNAL), *RANK)
+KNOWN = (*_BY_VARIABLE, *INTERNAL, *RANK)
 
 # What users set by hand; other names are too common
 _OF_PYTORCH = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
@@ -291,7 +235,7 @@ _SIMILARITY = 0.85  # difflib's ratio, at most 1
 
 
 def value_of(variable: str, environ: Mapping[str, str], given: object = None) -> Any:
-    """The value of a setting: `given` by its option, or else the variable's, or else the default."""
+    """The value of a setting: as `given` by its option, else of the variable, else the default."""
     setting = _BY_VARIABLE[variable]
     if given is not None:
         return setting.read(given_by_option(setting.option, given))

@@ -10,7 +10,7 @@ from ..base.errors import DistbootError, rendezvous_needed
 from ..base.text import log_line
 from ..detection import export, inherited, surroundings
 from ..detection.placement import Placement
-from .nested_launcher import Nested
+from .nested_launcher import Nested, nested_launcher
 from .script_text import missing_framework_option
 from .target import Target
 
@@ -28,20 +28,15 @@ class Launch(NamedTuple):
     options: Namespace
     target: Target
     nested: Nested | None  # a launcher that the command starts
-
-    @property
-    def inner(self) -> Nested | None:
-        """The launcher if it is the command itself: it gets nothing that is about this process."""
-        if self.nested is None or self.nested.is_in_shell:
-            return None
-        return self.nested
+    # The same if it is the command itself: it gets nothing that is about this process
+    inner: Nested | None
 
     @property
     def is_for_node(self) -> bool:
         """Whether the command or the wrapper starts ranks, so that this process need not be one."""
-        if self.options.nproc_per_node:
+        if self.inner is not None and self.inner.is_told_of_nodes:
             return True
-        return self.inner is not None and self.inner.is_told_of_nodes
+        return self.options.nproc_per_node is not None
 
     def apart(self, placement: Placement, ranks: int) -> str | None:
         """Why the processes may train apart, or None.
@@ -78,23 +73,22 @@ class Launch(NamedTuple):
 
     def logs(self, rank: int, who: str | None, round_: int = 0) -> Logs | None:
         """Where the output goes; None: to this process's stdout and stderr, as it is."""
-        options = self.options
-        folder = options.log_dir
+        prefix = self.options.log_prefix
+        folder = self.options.log_dir
         # Ranks share stdout: each line has to come in one piece
-        needs_lines = options.log_prefix or options.nproc_per_node
-        if not needs_lines and folder is None:
+        if not any((prefix, folder, self.options.nproc_per_node)):
             return None
         from ..agent.logs import Logs
 
         try:
-            return Logs(rank, who, prefix=options.log_prefix, folder=folder)
+            return Logs(rank, who, prefix=prefix, folder=folder)
         except DistbootError as error:
-            if round_ == 0 or folder is None:
+            if round_ == 0:
                 raise
             # A job that continues is worth more than its log.
             where = "its output goes to this process's stdout and stderr"
             log_line(who, f"warning: {error.message}; {where}")
-            return Logs(rank, who, prefix=options.log_prefix, folder=None)
+            return Logs(rank, who, prefix=prefix, folder=None)
 
     def exports(
         self, placement: Placement, environ: Mapping[str, str], **more: Any
@@ -109,21 +103,29 @@ class Launch(NamedTuple):
 
     def words(self, environ: Mapping[str, str]) -> list[str]:
         """The command in this environment, for example with the local rank."""
-        words = self.target.words
+        if self.inner is not None:
+            return self.inner.command(self.target.words)
         name = self.options.pass_local_rank
-        if name is not None:
-            if "LOCAL_RANK" not in environ:
-                raise rendezvous_needed(
-                    "one process alone cannot tell its local rank, which --pass-local-rank passes"
-                )
-            words = self.target.with_local_rank(environ["LOCAL_RANK"], name)
-        if self.inner is None:
-            return words
-        return self.inner.command(words)
+        if name is None:
+            return self.target.words
+        if "LOCAL_RANK" not in environ:
+            raise rendezvous_needed(
+                "one process alone cannot tell its local rank, which --pass-local-rank passes"
+            )
+        return self.target.with_local_rank(environ["LOCAL_RANK"], name)
+
+
+def launch_of(options: Namespace, target: Target, environ: Mapping[str, str]) -> Launch:
+    """The launch, with the launcher that its command starts."""
+    nested = nested_launcher(target, environ)
+    inner = nested
+    if nested is not None and nested.is_in_shell:
+        inner = None
+    return Launch(options, target, nested, inner)
 
 
 def with_ranks(placement: Placement, ranks: int) -> Placement:
-    """The placement of a job whose nodes start so many ranks each; 0: the processes are the ranks."""
+    """The placement where each node starts so many ranks; 0: the processes are the ranks."""
     if not ranks:
         return placement
     nodes = placement.world_size

@@ -56,6 +56,7 @@ _COMMANDS = {
     "stacks": ("..tools.stacks", "stacks"),
     "try": ("..tools.try_script", "try_script"),
 }
+_ASKS_FOR_HELP = {"-h", "--help"}
 # `run` refuses invalid settings itself: an option may override them.
 _WITH_SETTINGS = ("show", "env", "doctor", "try")
 
@@ -101,7 +102,7 @@ def _dispatch(arguments: list[str]) -> int:
         emit(_HELP.rstrip())
         return 2
     first = arguments[0]
-    if first in ("-h", "--help"):
+    if first in _ASKS_FOR_HELP:
         emit(_HELP.rstrip())
         return 0
     if first == "--version":
@@ -113,8 +114,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _call(command: str, arguments: list[str]) -> int:
-    asks_for_help = arguments[:1] in (["-h"], ["--help"])
-    if command in _WITH_SETTINGS and not asks_for_help:
+    if command in _WITH_SETTINGS and _ASKS_FOR_HELP.isdisjoint(arguments[:1]):
         _refuse_invalid_settings()
     module, name = _COMMANDS[command]
     function = getattr(import_module(module, __package__), name)

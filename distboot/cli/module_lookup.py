@@ -30,7 +30,7 @@ def missing_part(name: str) -> str | None:
 
 
 def _spec(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
-    """What Python would import by this name; `path`: the folders of its package, None at the top."""
+    """What Python would import; `path`: the folders of its package, None at the top."""
     if path is None:
         # `python -m` looks in the working directory first.
         spec = PathFinder.find_spec(name, [os.getcwd()])

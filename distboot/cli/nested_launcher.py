@@ -18,7 +18,7 @@ from .target import SHELLS, Target
 
 _ENV_OPTIONS_WITH_VALUE = ("-u", "-C", "--unset", "--chdir")
 _ENV_OPTION_OR_VARIABLE = re.compile("-.*|.*=.*", re.DOTALL)
-_SHELL_COMMAND = re.compile("-[a-z]*c")
+_SHELL_COMMAND = re.compile(rf"(?:[^\0]*/)?(?:{'|'.join(SHELLS)})\0-[a-z]*c\0([^\0]*)")
 
 _LAUNCHER_PROGRAM = re.compile(
     r"(torchrun|deepspeed|horovodrun|mpirun|mpiexec|orterun|prterun|mpirun_rsh|srun|jsrun|aprun"
@@ -74,12 +74,11 @@ class Nested(NamedTuple):
 
     def command(self, words: Sequence[str]) -> list[str]:
         """The command, with a free port for DeepSpeed, which would use 29500 for every job."""
-        if self.name != "deepspeed" or self.is_told_of_nodes or self.is_in_shell:
-            return list(words)
-        if _HAS_PORT.search("\0".join(words)):
-            return list(words)
-        port = f"--master_port={free_port()}"
-        return [*words[: self.start], port, *words[self.start :]]
+        command = list(words)
+        is_one_node = not (self.is_told_of_nodes or self.is_in_shell)
+        if self.name == "deepspeed" and is_one_node and not _HAS_PORT.search("\0".join(words)):
+            command.insert(self.start, f"--master_port={free_port()}")
+        return command
 
     def separate_jobs(self, placement: Placement, per_node: str | None = None) -> str | None:
         """A warning if each rank starts its own job, or None; `per_node`: of --nproc-per-node."""
@@ -96,16 +95,16 @@ class Nested(NamedTuple):
         count = placement.world_size
         if count == 1:
             return None
-        warning = (
+        options = ""
+        if self.name in _MULTI_NODE:
+            options = f"; or pass it {_MULTI_NODE[self.name].options}"
+        return (
             f"warning: each of the {count} ranks {starts}: {count} jobs that train separately. "
             f"Leave {self.name} out, as there are {count} ranks already "
             "(python -m distboot script.py …); "
             "or start one process per node, and let the wrapper start the ranks "
-            "(python -m distboot --nproc-per-node N script.py …)"
+            f"(python -m distboot --nproc-per-node N script.py …){options}"
         )
-        if self.name in _MULTI_NODE:
-            warning += f"; or pass it {_MULTI_NODE[self.name].options}"
-        return warning
 
 
 def nested_launcher(target: Target, environ: Mapping[str, str]) -> Nested | None:
@@ -132,11 +131,10 @@ def nested_launcher(target: Target, environ: Mapping[str, str]) -> Nested | None
 
 def _shell_script(command: list[str]) -> str | None:
     """The script of `sh -c script`."""
-    if len(command) < 3 or os.path.basename(command[0]) not in SHELLS:
+    found = _SHELL_COMMAND.match("\0".join(command))
+    if found is None:
         return None
-    if _SHELL_COMMAND.fullmatch(command[1]) is None:
-        return None
-    return command[2]
+    return found[1]
 
 
 def _launcher_in(words: list[str]) -> tuple[str, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 
 from ..base.errors import DistbootError
@@ -18,6 +19,13 @@ _UNBOUND = (
     "environment of the job OMPI_MCA_hwloc_base_binding_policy=none and "
     "PRTE_MCA_hwloc_default_binding_policy=none"
 )
+
+_ABOVE_1 = re.compile("(?!1$)[0-9]+")
+_NOTHING_TO_COUNT = {
+    "gpu": ": no accelerator is visible",
+    "cpu": ", and the number of CPUs is not known",
+    "auto": ", and the number of CPUs is not known",
+}
 
 
 def count_of(wanted: str, placement: Placement, environ: Mapping[str, str]) -> int:
@@ -37,13 +45,11 @@ def count_of(wanted: str, placement: Placement, environ: Mapping[str, str]) -> i
 
 def _refuse_unless_alone_on_node(placement: Placement, environ: Mapping[str, str]) -> None:
     launcher = LAUNCHERS[placement.launcher]
-    local_count = environ.get(launcher.local_count)
-    if not local_count:
-        local_count = str(placement.local_world_size or 1)
+    local_count = environ.get(launcher.local_count) or str(placement.local_world_size or 1)
     if local_count == "1" and not placement.local_rank:
         return
     many = "several"
-    if local_count.isdigit() and local_count != "1":
+    if _ABOVE_1.fullmatch(local_count):
         many = local_count
     raise DistbootError(
         "usage",
@@ -56,25 +62,16 @@ def _count_here(wanted: str, environ: Mapping[str, str]) -> int:
     """How many accelerators or CPUs this process sees."""
     from ..host import accelerators  # here, as most processes start no others
 
-    count = 0
+    found = 0
     if wanted != "cpu":
-        count = len(accelerators.visible(environ))
-    if wanted == "gpu" and not count:
-        raise _nothing_to_count(wanted, ": no accelerator is visible here")
-    if not count:
-        count = cpus.affinity() or os.cpu_count() or 0
-    if not count:
-        raise _nothing_to_count(wanted, ", and the number of CPUs is not known here")
-    return count
-
-
-def _nothing_to_count(wanted: str, why: str) -> DistbootError:
-    hint = "give the number of processes"
-    return DistbootError(
-        "usage",
-        f"--nproc-per-node {wanted}{why}",
-        hint,
-    )
+        found = len(accelerators.visible(environ))
+    if wanted != "gpu":
+        found = found or cpus.affinity() or os.cpu_count() or 0
+    if found:
+        return found
+    why = _NOTHING_TO_COUNT[wanted]
+    problem = f"--nproc-per-node {wanted}{why} here"
+    raise DistbootError("usage", problem, "give the number of processes")
 
 
 def warn_if_bound(placement: Placement) -> None:

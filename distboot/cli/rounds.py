@@ -13,7 +13,7 @@ from .. import frameworks
 from ..agent import supervisor
 from ..base.commands import become
 from ..base.errors import DistbootError, with_too_few_files
-from ..base.settings import RANK
+from ..base.internal_variables import RANK
 from ..base.threads import at_once
 from ..detection import export
 from ..detection.detect import detect
@@ -155,7 +155,8 @@ class Rounds(NamedTuple):
             others |= counts
         exports = self.launch.exports(placement, base, others=others, met=True) | counts
         if is_torchruns and self.launch.options.restarts.most:
-            # The store of torchrun's agent has the keys of the first round. The script makes its own.
+            # The store of torchrun's agent has the keys of the first round: the script needs a new
+            # one.
             assert session.store_address is not None
             exports["TORCHELASTIC_USE_AGENT_STORE"] = None
             exports["MASTER_PORT"] = str(session.store_address[1])

@@ -16,8 +16,7 @@ from ..detection.detect import LAUNCHERS, refuse_unless_rank
 from ..detection.here import detect_here
 from ..detection.placement import Placement
 from ..frameworks import _torch
-from .launch import Launch, with_ranks
-from .nested_launcher import nested_launcher
+from .launch import Launch, launch_of, with_ranks
 from .nproc_per_node import count_of, warn_if_bound
 from .run_options import check_local_rank, complete, parse
 from .run_warnings import warn_of_misplaced, warn_of_world_size
@@ -38,9 +37,8 @@ def run(words: list[str]) -> int:
     with with_rank(placement.who):
         complete(options, os.environ)
         target = target_of(given)
-        nested = nested_launcher(target, os.environ)
-        launch = Launch(options, target, nested)
-        check_local_rank(options, target, nested, placement)
+        launch = launch_of(options, target, os.environ)
+        check_local_rank(options, target, launch.nested, placement)
         warn_of_misplaced(target, placement)
         warn_of_world_size(placement, os.environ)
         if not launch.is_for_node:

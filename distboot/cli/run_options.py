@@ -57,7 +57,8 @@ _OPTIONS = (
     f"""\
 --pass-local-rank NAME  pass the local rank to the script, for example as {LOCAL_RANK}=3 (=NAME: in
   another spelling); without it, the local rank that torch.distributed.launch or DeepSpeed's
-  launcher passes is removed; with --framework deepspeed, a script that has such an option gets it""",
+  launcher passes is removed; with --framework deepspeed, a script that has such an option gets
+  it""",
     """\
 --exec  replace the wrapper by the command: no failure detection and no grace; not with --framework
   horovod or tensorflow, because the wrapper holds a port for their scripts""",

@@ -62,14 +62,12 @@ def misplaced_options(target: Target) -> list[str]:
         return []
     text = target.text
     found = []
+    text = text.replace("_", "-")  # of a name, `args.max_restarts`
     arguments = target.words[target.start :]
     for word in itertools.takewhile(lambda word: word != "--", arguments):
         given = word.partition("=")[0]
         option = given.replace("_", "-")
-        if option not in _WRAPPERS_ALONE:
-            continue
-        name = option.removeprefix("--")
-        if name not in text and name.replace("-", "_") not in text:
+        if option in _WRAPPERS_ALONE and option.removeprefix("--") not in text:
             found.append(given)
     return found
 
@@ -111,10 +109,8 @@ def missing_framework_option(
 
     Without these variables each process is a world of its own, and trains a model of its own.
     """
-    if framework != "torch":
-        return None
     text = target.text
-    if _IMPORTS_DISTBOOT.search(text):
+    if framework != "torch" or _IMPORTS_DISTBOOT.search(text):
         return None
     name = _framework_without_variables(text, placement, environ)
     if name is None:

@@ -16,8 +16,8 @@ from ..detection.export import with_local_rank
 
 # An option of Python that takes a value, which may be in the next word: -m, -um, -mname, -W, -Xname
 _PYTHON_OPTION = re.compile(r"-[A-Za-z]*?([mcWX])(.*)", re.DOTALL)
-# The first flag that takes a value, or that keeps Python from running `sitecustomize`
-_HIDING_FLAG = re.compile("-[A-Za-z]*?([mcWXISE])")
+# A flag that keeps Python from running `sitecustomize`, before any flag that takes a value
+_HIDING_FLAG = re.compile("-(?:(?![mcWX])[A-Za-z])*?([ISE])")
 # Flags before an `m`: -m, or -Im, or -mdistboot; the others take a value, which may have an m
 _MODULE_OPTION = re.compile(r"-(?![-WXc])([^m]*)m")
 _PYTHON = re.compile(r"python[0-9.]*")
@@ -84,7 +84,7 @@ class Target(NamedTuple):
             if not word.startswith("-"):
                 break
             flag = _HIDING_FLAG.match(word)
-            if flag is not None and flag[1] in "ISE":
+            if flag is not None:
                 return f"-{flag[1]}"
         return ""
 
