@@ -152,7 +152,7 @@ GROUPS = (
                 "keeps the exit code, which Python does not give to functions of `atexit`",
                 "`init()` of one process; with DeepSpeed, Horovod, JAX, MPI or TensorFlow",
                 _NOTHING,
-                "base/process.py",
+                "script/sys_exit.py",
                 ("sys.exit",),
             ),
             Patch(
@@ -418,7 +418,7 @@ GROUPS = (
                 "a store of torch that does not answer must not hold the script",
                 "while `init()` connects to a store",
                 _NOTHING,
-                "base/process.py",
+                "base/threads.py",
                 ("start_without_signals",),
             ),
             Patch(
@@ -426,7 +426,7 @@ GROUPS = (
                 "ends the rank if MPI or TensorFlow does not start in time",
                 "while `init()` starts MPI or TensorFlow",
                 _NOTHING,
-                "base/process.py",
+                "base/deadline.py",
                 ("os.fork",),
             ),
             Patch(
