@@ -17,6 +17,8 @@ from pathlib import Path
 
 import distboot
 from distboot.base.errors import CODES
+from distboot.base.internal_variables import INTERNAL
+from distboot.base.settings import SETTINGS, Setting
 from distboot.detection.detect import INNERMOST_FIRST, NODE_PLATFORMS
 from distboot.detection.launchers import Launcher
 from distboot.detection.node_platform import NodePlatform
@@ -30,6 +32,7 @@ _COMMANDS = ("", "run", "show", "env", "doctor", "launchers", "try")
 # beginning of many; and those few that have no underscore.
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_(?:[A-Za-z0-9_]*[A-Za-z0-9])?")
 _WORDS = ("RANK", "ENVIRONMENT", "HOME", "HOSTNAME", "PYTHONPATH", "PYTHONUNBUFFERED", "container")
+_LOOKS_LIKE_VARIABLE = re.compile(r"\b(?:DISTBOOT|SLURM)_[A-Z_]+\b")
 _PROXY = re.compile(r"(no_)?(grpc|https?|no)_proxy|no_proxy")
 
 
@@ -201,6 +204,41 @@ def _of_platforms() -> str:
     return "\n".join(rows)
 
 
+def _settings() -> str:
+    """What users can set: variable, option of `run` and argument of `init`, default, meaning."""
+    rows = [
+        "| variable | option | argument of `init` | default | meaning |",
+        "|---|---|---|---|---|",
+    ]
+    for known in SETTINGS:
+        names = (known.variable, known.option, known.argument)
+        cells = [f"`{name}`" if name else "" for name in names]
+        rows.append(f"| {' | '.join(cells)} | {_default(known)} | {_setting_meaning(known)} |")
+    return "\n".join(rows)
+
+
+def _default(known: Setting) -> str:
+    if known.default:
+        return f"`{known.default}` {known.unit}".rstrip()
+    return _LOOKS_LIKE_VARIABLE.sub(r"`\g<0>`", known.without)
+
+
+def _setting_meaning(known: Setting) -> str:
+    text = _LOOKS_LIKE_VARIABLE.sub(r"`\g<0>`", known.help)
+    if known.unit and not known.default:
+        text = f"{text}; in {known.unit}"
+    if known.page:
+        text = f"{text}. [More]({known.page})"
+    return text
+
+
+def _internal() -> str:
+    rows = ["| variable | set | meaning |", "|---|---|---|"]
+    for variable, known in INTERNAL.items():
+        rows.append(f"| `{variable}` | {known.written} | {known.help} |")
+    return "\n".join(rows)
+
+
 def _help() -> str:
     """What every command says of itself."""
     sections = []
@@ -222,6 +260,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "variables of platforms": _of_platforms,
     "platforms that number nodes": _of_nodes,
     "help": _help,
+    "settings": _settings,
+    "variables of distboot's own": _internal,
 }
 
 

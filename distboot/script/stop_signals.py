@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable
 from functools import partial
 
-from ..base.process import start_without_signals
+from ..base.threads import start_without_signals
 from . import crash_hooks
 from .crash_hooks import out_of_the_way, quiet
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import timedelta
 
 from ..base.errors import DistbootError
-from ..base.process import proc_stat
+from ..base.procfs import proc_stat
 from ..base.text import escape_control
 from ..host.sockets import command, holders
 

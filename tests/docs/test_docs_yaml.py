@@ -26,7 +26,7 @@ from pages import ROOT, blocks
 from test_docs_console import TRAIN
 
 from distboot import DistbootError, detect
-from distboot.cli.run_options import count_of
+from distboot.cli.nproc_per_node import count_of
 from distboot.detection.detect import refuse_unless_rank
 from distboot.rendezvous.foreign import CLOSES
 

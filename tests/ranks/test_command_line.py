@@ -14,8 +14,8 @@ from conftest import Run
 from ranks import RunRanks
 
 from distboot import detect
+from distboot.base.commands import command_error
 from distboot.base.errors import CODES
-from distboot.base.process import command_error
 from distboot.detection.export import with_local_rank, without_local_rank, wrong_local_rank
 from distboot.detection.placement import FIELDS
 from distboot.tools.env import docker_options
@@ -99,7 +99,7 @@ def test_docker_options_are_quoted_for_a_shell() -> None:
     assert _evaluated(docker_options(texts)) == [word for text in texts for word in ("-e", text)]
 
 
-_SECONDS = "is not a number of seconds\ndistboot: hint: give a number"
+_SECONDS = "is not a number of seconds\ndistboot: hint: use a number of seconds"
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_folder_of_the_same_name_is_not_why_a_command_cannot_be_run(
     "setting",
     [
         *(
-            "LOG=xml",
+            "LOG_FORMAT=xml",
             "JOIN_TIMEOUT=abc",
             "RENDEZVOUS=yes",
             "FAILURE_DETECTION=yes",

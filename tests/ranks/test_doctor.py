@@ -18,14 +18,9 @@ from rendezvous_peers import altered
 from distboot import detect
 from distboot.agent.session import Session
 from distboot.rendezvous.protocol import Channel
-from distboot.tools.doctor.command import (
-    Findings,
-    examine,
-    gathered,
-    grouped,
-    text,
-)
+from distboot.tools.doctor.command import examine, text
 from distboot.tools.doctor.finding import Finding
+from distboot.tools.doctor.job_findings import Findings, gathered, grouped
 from distboot.tools.doctor.machine import Machine
 
 

@@ -1,4 +1,4 @@
-"""What distboot says as JSON, for programs: DISTBOOT_LOG=json, or --log-json."""
+"""What distboot says as JSON, for programs: DISTBOOT_LOG_FORMAT=json, or --log-format json."""
 
 import json
 import os
@@ -47,9 +47,13 @@ def test_every_line_of_a_job_that_fails_is_an_object(run: Run, port: int, init: 
         "MASTER_PORT": str(port),
         "DISTBOOT_SECRET": secret,
     }
-    command = [sys.executable, *([] if init else ["-m", "distboot", "--log-json"]), "train.py"]
+    command = [
+        sys.executable,
+        *([] if init else ["-m", "distboot", "--log-format=json"]),
+        "train.py",
+    ]
     before = time.time()
-    env |= {"DISTBOOT_LOG": "json"} if init else {}
+    env |= {"DISTBOOT_LOG_FORMAT": "json"} if init else {}
     done = run(*TWO_OF_MPIRUN, *command, train=_FAILS.format(init=init), env=env)
     assert done.returncode != 0
     said = _said(done.stderr)
@@ -67,7 +71,9 @@ def test_every_line_of_a_job_that_fails_is_an_object(run: Run, port: int, init: 
 
 
 def test_node_says_which_it_is(distboot: Run) -> None:
-    done = distboot("--log-json", "--nproc-per-node=2", "train.py", train="import os\nos.abort()")
+    done = distboot(
+        "--log-format=json", "--nproc-per-node=2", "train.py", train="import os\nos.abort()"
+    )
     said = _said(done.stderr)
     assert (_only(said, "root_cause")["rank"], _only(said, "root_cause")["node"]) == (None, 0)
     crashes = [line for line in said if line["event"] == "crash"]
@@ -76,7 +82,7 @@ def test_node_says_which_it_is(distboot: Run) -> None:
 
 
 def test_ranks_that_are_waited_for(start: Start) -> None:
-    more = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "DISTBOOT_LOG": "json"}
+    more = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "DISTBOOT_LOG_FORMAT": "json"}
     running = start("", 1, init=True, **more)
     until(lambda: "waiting" in running.output(0))
     running.processes[0].send_signal(signal.SIGKILL)
@@ -86,7 +92,11 @@ def test_ranks_that_are_waited_for(start: Start) -> None:
 def test_script_that_is_killed_after_the_grace(start: Start) -> None:
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     running = start(
-        deaf + FAILING % "os._exit(5)", 2, CULPRIT="1", DISTBOOT_GRACE="0.1", DISTBOOT_LOG="json"
+        deaf + FAILING % "os._exit(5)",
+        2,
+        CULPRIT="1",
+        DISTBOOT_GRACE="0.1",
+        DISTBOOT_LOG_FORMAT="json",
     )
     running.fail()
     assert _only(_said(running.output(0)), "killed")["rank"] == 0
@@ -94,8 +104,8 @@ def test_script_that_is_killed_after_the_grace(start: Start) -> None:
 
 def test_error_has_its_code_and_its_hint(distboot: Run) -> None:
     for arguments, code in (
-        (("--log-json", "train.py"), 127),
-        (("--log-json", "--grace=soon", "train.py"), 2),
+        (("--log-format=json", "train.py"), 127),
+        (("--log-format=json", "--grace=soon", "train.py"), 2),
     ):
         done = distboot(*arguments)
         (error,) = _said(done.stderr)
@@ -112,7 +122,7 @@ def test_hint_after_a_traceback(run: Run) -> None:
     env = {
         "RANK": "1",
         "WORLD_SIZE": "2",
-        "DISTBOOT_LOG": "json",
+        "DISTBOOT_LOG_FORMAT": "json",
         "PYTHONPATH": str(PACKAGE / "script" / "injected"),
     }
     done = run(sys.executable, "train.py", train=script, env=env)

@@ -189,14 +189,14 @@ def sidecar_of(job: Job, rank: int) -> int:
     [
         ({"DISTBOOT_STOP_SIGNALS": "USR1,KILL"},
          "DISTBOOT_STOP_SIGNALS: 'KILL' is not a signal that can ask a script to stop",
-         "give some of USR1, USR2, INT, HUP, XCPU, with commas; SIGTERM always asks"),
+         "use some of USR1, USR2, INT, HUP, XCPU, with commas; SIGTERM always asks"),
         ({"DISTBOOT_STOP_BEFORE_END": "60"},
          "DISTBOOT_STOP_BEFORE_END is set, and nothing says when the job ends: SLURM_JOB_END_TIME is missing",
          "DISTBOOT_JOB_END_TIME=$(( $(date +%s) + 86400 )) for a day from now, or unset it"),
         ({"DISTBOOT_STOP_BEFORE_END": "60", "SLURM_JOB_END_TIME": "tomorrow"},
          "SLURM_JOB_END_TIME='tomorrow' is not a time in seconds since 1970", "date +%s prints the time now"),
         ({"DISTBOOT_STOP_BEFORE_END": "-1"},
-         "DISTBOOT_STOP_BEFORE_END='-1' is not a number of seconds", "give a number above 0, at most 86400"),
+         "DISTBOOT_STOP_BEFORE_END='-1' is not a number of seconds", "use a number of seconds above 0, at most 86400"),
     ],
 )  # fmt: skip
 def test_settings_that_cannot_be_are_refused(env: dict[str, str], what: str, hint: str) -> None:

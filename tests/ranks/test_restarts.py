@@ -402,7 +402,7 @@ if os.environ["DISTBOOT_RESTART_COUNT"] == "0":
             {},
             "--restart-delay='-1' is not a number of seconds",
         ),
-        (["--max-restarts", "1", "--restart-delay", "inf"], {}, "hint: give 0 to 86400"),
+        (["--max-restarts", "1", "--restart-delay", "inf"], {}, "hint: use 0 to 86400 seconds"),
         (
             [],
             {"DISTBOOT_RESTART_WINDOW": "x"},

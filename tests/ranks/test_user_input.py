@@ -47,7 +47,7 @@ def test_options_after_the_script_are_named(distboot: Run, tmp_path: Path) -> No
     script = tmp_path / "train.py"
     script.write_text("")
     late = ["--nproc_per_node=2", "--epochs", "3", "--max-restarts", "1", "--report", "x"]
-    said = distboot("train.py", *late, "--", "--log-json").stderr
+    said = distboot("train.py", *late, "--", "--log-format=json").stderr
     assert said == (
         "distboot: warning: --nproc_per_node and --max-restarts after the script: passed to the "
         "script, not used by distboot; options of distboot come before the script\n"
@@ -73,7 +73,7 @@ def test_wrapper_refuses_all_invalid_settings_at_once(distboot: Run, command: li
     result = distboot(*command, env={"DISTBOOT_LATE_AFTER": "abc", "DISTBOOT_HANG": "x"})
     assert result.stderr == (
         "distboot: error[broken-environment]: 2 problems:\n"
-        "distboot:   DISTBOOT_LATE_AFTER='abc' is not a number of seconds: give 0 to 86400\n"
+        "distboot:   DISTBOOT_LATE_AFTER='abc' is not a number of seconds: use 0 to 86400 seconds\n"
         "distboot:   DISTBOOT_HANG='x' is neither warn nor stop: unset it, or set it to warn\n"
         "distboot: hint: unset them, or correct them\n"
     )
@@ -94,7 +94,7 @@ def test_init_takes_a_timedelta(run: Run) -> None:
     assert _python(run, "distboot.init('none', timeout=minute, join_timeout=minute)") == ""
     refused = _python(run, "distboot.init('none', timeout=minute * 0)")
     assert "error[usage]: timeout=datetime.timedelta(0) is not a number of seconds" in refused
-    assert refused.endswith("\ndistboot: hint: give a number above 0, at most 86400\n")
+    assert refused.endswith("\ndistboot: hint: use a number of seconds above 0, at most 86400\n")
 
 
 def test_second_init_names_a_different_launcher(run: Run) -> None:

@@ -9,7 +9,8 @@ from conftest import Run
 from launched import MPI_ENV, MPIRUN, json_lines, needs_mpirun, needs_torch
 from ranks import WRAPPER, RunRanks
 
-from distboot.cli.target import Target, nested_launcher
+from distboot.cli.nested_launcher import nested_launcher
+from distboot.cli.target import Target
 
 SAY = """
 import json, os, sys

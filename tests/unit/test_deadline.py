@@ -7,7 +7,7 @@ from conftest import Run
 
 _SCRIPT = """
 import os, signal, sys, time
-from distboot.base.process import deadline
+from distboot.base.deadline import deadline
 from distboot.base.errors import DistbootError
 def handler(number, frame):
     os.write(1, b"handled\\n")

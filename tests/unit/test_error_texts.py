@@ -121,7 +121,7 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
         "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_WORLD_LOCAL_SIZE": "2"}),
     "nproc_per_node_malformed": (("run", "--nproc-per-node", "many", "--", "true"), {}),
     "join_timeout_malformed": (RUN, {**OPENMPI, "DISTBOOT_JOIN_TIMEOUT": "soon"}),
-    "log_malformed": (RUN, {**OPENMPI, "DISTBOOT_LOG": "xml"}),
+    "log_malformed": (RUN, {**OPENMPI, "DISTBOOT_LOG_FORMAT": "xml"}),
     "no_such_script": (("train.py",), {}),
     "no_such_option": (("show", "--jsno"), {}),
 }  # fmt: skip
