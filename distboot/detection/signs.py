@@ -42,14 +42,17 @@ _INDEPENDENT = re.compile(
 
 _NOUNS = (
     *("NODE", "WORKER", "TASK", "HOST", "MACHINE", "POD", "REPLICA", "INSTANCE", "PROCESS", "PROC"),
-    *("MEMBER", "PEER", "TRAINER", "ROLE", "RANK"),
+    *("MEMBER", "PEER", "TRAINER", "ROLE", "RANK", "VM"),
 )
 _PLURAL_NOUNS = tuple(f"{noun}ES" if noun == "PROCESS" else f"{noun}S" for noun in _NOUNS)
 # Plurals that count without a further word (`UPC_NODES`). Not WORKERS and TASKS, which one process may have.
-_COUNTING_PLURALS = ("NODES", "HOSTS", "MACHINES", "PROCESSES", "PROCS", "TRAINERS")
+_COUNTING_PLURALS = (
+    *("NODES", "HOSTS", "MACHINES", "PROCESSES", "PROCS", "TRAINERS"),
+    *("PODS", "REPLICAS", "INSTANCES", "VMS"),
+)
 _KINDS = (
     *("RANK", "INDEX", "IDX", "ID", "NUMBER", "ORDINAL", "NODEID", "NODENUM", "PROCNO", "PROCID"),
-    "RANKID",
+    *("RANKID", "NO"),
 )
 _PROCESSES = f"(?:{'|'.join(_NOUNS)})"
 _PLURALS = f"(?:{'|'.join(_PLURAL_NOUNS)})"
@@ -61,6 +64,7 @@ _COUNT_NOUNS = (
     rf"NUM_{_PLURALS}",
     rf"N_?{_PLURALS}",
     rf"TOTAL_{_PLURALS}",
+    rf"NUMBER_OF_{_PLURALS}",
     rf"{_PLURALS}_(?:NUM|COUNT|CNT|TOTAL)",
     rf"NUM_{_PROCESSES}",
     rf"{_PROCESSES}_(?:NUM|COUNT|CNT)",
@@ -93,7 +97,7 @@ _HOSTS = re.compile(
 )
 _ADDRESS = re.compile(
     r"(\w+_)?(MASTER_ADDR|COORDINATOR_ADDR(ESS)?|LEADER_ADDR(ESS)?|MASTER_NODE_IP|INIT_METHOD|"
-    r"BATCH_MASTER_NODE)|"
+    r"BATCH_MASTER_NODE|CHIEF_ADDR(ESS)?|RANK_?0_(IP|HOST|ADDR|ADDRESS))|"
     r"(PET_)?RDZV_ENDPOINT|PRIMARY_ADDR|MAIN_PROCESS_IP|CHIEF_IP|DIST_URL|NCCL_COMM_ID|"
     r"NEURON_RT_ROOT_COMM_ID|DMLC_PS_ROOT_URI|DMLC_TRACKER_URI|MS_SCHED_HOST|PADDLE_MASTER|"
     r"DET_CHIEF_IP|BEAKER_LEADER_REPLICA_HOSTNAME"
@@ -211,7 +215,11 @@ def _remedy(found: Sequence[Sign]) -> str:
     pairs = [sign for sign in found if len(sign.variables) == 2]
     if len({sign.values for sign in pairs}) == 1:  # else they disagree
         index, count = (f"${name}" for name in pairs[0].variables)
-    address = next((f"${sign.variables[0]}" for sign in found if sign.host), "<host of node 0>")
+    address = "<host of node 0>"
+    for sign in found:
+        if sign.host:
+            address = _typed_address(sign)
+            break
     of_nodes = f"NODE_RANK={index} NUM_NODES={count} MASTER_ADDR={address} MASTER_PORT=29500"
     wrapper = "python -m distboot run --nproc-per-node auto -- python train.py"
     return (
@@ -219,6 +227,13 @@ def _remedy(found: Sequence[Sign]) -> str:
         "or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for every process; "
         "or DISTBOOT_LAUNCHER=none if this process is alone"
     )
+
+
+def _typed_address(sign: Sign) -> str:
+    """The value to type for MASTER_ADDR; a URL is no address."""
+    if "://" in sign.values[0]:
+        return sign.host
+    return f"${sign.variables[0]}"
 
 
 def _pairs(environ: Mapping[str, str], present: Sequence[str]) -> Iterator[Sign]:

@@ -120,6 +120,12 @@ def test_documented_environment_is_read_or_refused(record: dict[str, Any]) -> No
         {"NNODES": "02"},
         {"NNODES": "2.0"},
         {"NNODES": "1:3"},
+        {"ACME_REPLICA_INDEX": "1", "ACME_REPLICAS": "4"},
+        {"ACME_NODE_NUMBER": "1", "ACME_NUMBER_OF_NODES": "2"},
+        {"ACME_NODE_NO": "1", "ACME_TOTAL_NODES": "2"},
+        {"ACME_VM_INDEX": "1", "ACME_VM_COUNT": "2"},
+        {"ACME_CHIEF_ADDRESS": "10.0.0.4"},
+        {"ACME_RANK0_IP": "10.0.0.4"},
         {"NNODES": " 2"},
         {"NUM_NODES": "0x2"},
         {"NRANKS": "9" * 30},
@@ -195,6 +201,11 @@ def test_hint_has_the_variables_to_type() -> None:
 )
 def test_what_is_no_sign_refuses_nothing(environ: dict[str, str]) -> None:
     assert _elsewhere(environ).world_size == 1
+
+
+def test_hint_has_the_host_of_a_url() -> None:
+    refusal = _refusal({"ACME_INIT_METHOD": "tcp://job-master-0:23456"})
+    assert "MASTER_ADDR=job-master-0 MASTER_PORT=29500" in refusal.hint
 
 
 @pytest.mark.parametrize("value", ["two", "0", "-2", "all"])
