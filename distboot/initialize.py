@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import sys
 import threading
 import time
@@ -278,7 +277,7 @@ def _started(call: _Call) -> Context:
             preemption = context._preemption  # noqa: SLF001 - of this package
             preemption.listen(call.supervision.stop_signals)
             if is_mentioned():  # a stop that comes before the first read is for it
-                preemption.listen([signal.SIGTERM])
+                preemption.expect_reads()
             preemption.request_at(call.supervision.stop_at, "the job ends soon")
             preemption.request_at_notice(
                 call.supervision.stop_notice, call.supervision.notice_address

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-from ..base.process import proc_stat
+from ..base.procfs import proc_stat
 from ..base.text import without_secret
 from ..job.exit_status import (
     FATAL,

@@ -15,8 +15,8 @@ from typing import Any
 
 from ..agent.session import Session
 from ..base.errors import DistbootError, rendezvous_needed
-from ..base.process import start_without_signals
 from ..base.text import ranks_said, without_mapping
+from ..base.threads import start_without_signals
 from ..context import Context
 from ..detection import inherited
 from ..detection.export import EnvTransaction

@@ -17,8 +17,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from typing import Any, NoReturn
 
 from ..agent.session import Session
+from ..base.deadline import deadline
 from ..base.errors import DistbootError
-from ..base.process import deadline
 from ..base.settings import supervision_settings
 from ..base.text import log_line
 from ..context import Context

@@ -21,7 +21,7 @@ from functools import partial
 from types import CodeType, FrameType
 
 from ..base.text import log_line
-from . import crash_hooks
+from . import crash_hooks, workers
 from .exceptions import OF_LIBRARIES
 from .stop_page import (
     ASKED,
@@ -136,6 +136,11 @@ class Preemption:
             self._watches_end = True
             stop_signals.watch_end(self._page, self._over, _is_term_ours)
 
+    def expect_reads(self) -> None:
+        """The script reads `ctx.preempted`: from now on SIGTERM ends neither this process nor its workers."""
+        self.listen([signal.SIGTERM])
+        workers.install_for_reader()
+
     def detach(self) -> None:
         """The context is closed: from now on no other rank is asked."""
         self._agent = None
@@ -181,7 +186,7 @@ class Preemption:
     def _read_in_new_thread(self) -> None:
         thread = threading.get_ident()
         if self._reader == 0:
-            self.listen([signal.SIGTERM])
+            self.expect_reads()
         elif thread in self._readers and not self._is_warned:
             self._is_warned = True
             log_line(self._who, _TWO_THREADS)

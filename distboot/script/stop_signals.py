@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from ..base.process import start_without_signals
+from ..base.threads import start_without_signals
 from . import crash_hooks
 from .crash_hooks import out_of_the_way, quiet
 from .stop_page import END, Page
