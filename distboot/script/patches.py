@@ -248,6 +248,15 @@ GROUPS = (
                 ("os.register_at_fork",),
             ),
             Patch(
+                "a thread, `distboot-end`",
+                "ends the process by SIGTERM where another rank has failed and the main thread"
+                " waits in C, so that no handler of Python's runs",
+                _FIRST_READ,
+                _NO_READ,
+                "script/stop_signals.py",
+                ("start_without_signals", "distboot-end"),
+            ),
+            Patch(
                 "`os.register_at_fork`, once more",
                 "signals have the effect on a forked process that they had before",
                 "with `distboot-SIGTERM`",

@@ -4,9 +4,10 @@
 in C++ for good. So faulthandler handles the signal, in C and in the thread to which the kernel delivers it: it writes
 to a pipe, and the process goes on. A thread of distboot reads the pipe.
 
-Where the main thread is in C, in a collective operation say, a handler of Python's waits until that is over. Once the job
-has failed it may never be: then the agent notes in the page that the process has to end, and a thread gives SIGTERM back
-its default effect. So the exit code is that of a script without a handler.
+While the main thread is in C, for example in a collective operation, a handler of Python's waits.
+Once the job has failed that may be for good: then the agent notes in the page that the process has
+to end, and a thread gives SIGTERM back its default effect. So the exit code is that of a script
+without a handler.
 """
 
 from __future__ import annotations
