@@ -32,6 +32,7 @@ from .detection.launchers.slurm import SINGLE
 from .detection.placement import Placement
 from .rendezvous.events import ALL_CALLED, CALLED, GROUP
 from .rendezvous.plan import plan_of
+from .script import error_exit
 from .script.preemption import is_mentioned
 
 TYPE_CHECKING = False
@@ -120,6 +121,7 @@ def init(
             )
     except DistbootError as error:
         _leave_at_end(error)
+        error_exit.install()
         # What is wrong is in the script or outside, and not in the lines of ours that found it.
         raise error.with_traceback(None) from None
 
