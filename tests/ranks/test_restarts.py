@@ -87,7 +87,7 @@ REFUSED = {
     "broken environment": ("sys.exit(78)", 78, r"exit code 78 \(a broken environment\) would happen again"),
     "error of ours": (
         "import distboot; distboot.init('no such')",
-        1,
+        2,
         r"error\[unknown-framework\] \(a usage error\) would happen again",
     ),
     "bug": (
