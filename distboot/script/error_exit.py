@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from functools import cache
 
+from ..base.errors import DistbootError
 from .crash_hooks import is_the_end
 
 TYPE_CHECKING = False
@@ -17,15 +18,15 @@ if TYPE_CHECKING:
 
 @cache
 def install() -> None:
-    """From now on an uncaught error with an `exit_code` ends the script with that."""
+    """From now on an uncaught `DistbootError` ends the script with its `exit_code`."""
     before = sys.excepthook
 
     def excepthook(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         before(kind, error, trace)
-        code = getattr(error, "exit_code", None)
-        if code is not None and is_the_end():
-            raise SystemExit(code)
+        # Other exceptions may have an `exit_code`, too, as click's have
+        if isinstance(error, DistbootError) and is_the_end():
+            raise SystemExit(error.exit_code)
 
     sys.excepthook = excepthook

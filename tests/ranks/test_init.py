@@ -330,3 +330,22 @@ def test_ctrl_c_ends_a_process_that_is_alone_as_it_does_without_distboot(run: Ru
         "import os, signal, distboot\ndistboot.init('none')\nos.kill(os.getpid(), signal.SIGINT)\n"
     )
     assert run(sys.executable, "-c", script).returncode == -signal.SIGINT
+
+
+_CAUGHT = """
+try:
+    distboot.init("none")
+except distboot.DistbootError:
+    pass
+class OfAnotherLibrary(Exception):
+    exit_code = 5
+raise OfAnotherLibrary
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("distboot.init('none')", 78), (_CAUGHT, 1)], ids=["ours", "of others"]
+)
+def test_only_an_error_of_init_sets_the_exit_code(run: Run, script: str, code: int) -> None:
+    done = run(sys.executable, "-c", f"import distboot\n{script}", env={"WORLD_SIZE": "4"})
+    assert done.returncode == code, done.stderr
