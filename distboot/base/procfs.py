@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
+
+# In clock ticks after boot: proc_pid_stat(5), counted from the state
+_START_TIME = 19
 
 
 def proc_stat(process: object = "self") -> list[str]:
@@ -18,6 +22,17 @@ def proc_stat(process: object = "self") -> list[str]:
     return []
 
 
+def started(process: object = "self") -> float | None:
+    """When a process began, in seconds after boot, as CLOCK_BOOTTIME counts.
+
+    None if the process has ended, or if there is no /proc.
+    """
+    fields = proc_stat(process)
+    if not fields:
+        return None
+    return int(fields[_START_TIME]) / os.sysconf("SC_CLK_TCK")
+
+
 def ends_at(process: int, number: int) -> bool:
     """Whether a signal ends a process: it does not block, ignore or handle the signal.
 
@@ -27,8 +42,8 @@ def ends_at(process: int, number: int) -> bool:
         with open(f"/proc/{process}/status", encoding="ascii", errors="replace") as file:
             lines = dict(line.split(":", 1) for line in file)
         # proc_pid_status(5): SigCgt:	0000000180004a02
-        masks = [int(lines[name], 16) for name in ("SigBlk", "SigIgn", "SigCgt")]
+        kept = int(lines["SigBlk"], 16) | int(lines["SigIgn"], 16) | int(lines["SigCgt"], 16)
     except (OSError, ValueError, KeyError):
         return False
     own_bit = 1 << (number - 1)
-    return not any(mask & own_bit for mask in masks)
+    return not kept & own_bit

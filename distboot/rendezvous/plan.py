@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from ..base.errors import DistbootError
-from ..base.procfs import proc_stat
+from ..base.procfs import proc_stat, started
 from ..base.settings import heartbeat_timeout
 from ..base.version import __version__
 from ..detection import inherited
@@ -46,8 +46,6 @@ _FAMILIES = ("NCCL_", "GLOO_", "FI_")
 _OWN = re.compile(r".*_(SOCKET_IFNAME|HOSTID|IB_HCA|TOPO_FILE|(DEBUG|DUMP)(_.*)?)|.*_DUMP_FILE")
 _MOST_SETTINGS = 80  # settings
 _LONGEST_FACT = 200  # characters of a name or a value
-# Of proc_pid_stat(5), counted from the state: in clock ticks since the host has booted
-_START_TIME = 19
 
 
 def plan_of(
@@ -222,11 +220,14 @@ def _installed(folders: Iterable[str]) -> dict[str, str]:
 def _own_start() -> float:
     """When this process began, in seconds since the epoch; 0.0 where there is no /proc."""
     try:
-        ticks = int(proc_stat()[_START_TIME])
-        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+        begin = started()
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
     except (OSError, ValueError, IndexError, AttributeError):
         return 0.0
-    return time.time() - age if ticks and age >= 0 else 0.0
+    # 0: this /proc does not count it
+    if not begin or begin > now:
+        return 0.0
+    return time.time() - (now - begin)
 
 
 def _node(host: str) -> str:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 
 from ..base.errors import DistbootError
-from ..base.procfs import proc_stat
+from ..base.procfs import started
 from ..base.text import escape_control
 from ..host.sockets import command, holders
 
 _SOCKETS = "/proc/net/unix"
 _SIDECAR = "distboot.agent.sidecar"  # in the command of the agent of a bare `init`
-_START_TIME = 19  # among the fields of `proc_stat`; in clock ticks after boot
 _LONGEST_COMMAND = 100  # characters
 
 
@@ -50,11 +48,10 @@ def _described(processes: Sequence[int]) -> str:
 
 def _age(process: int) -> str:
     """How long a process has been running, `"0:00:09"`."""
-    fields = proc_stat(process)
-    if not fields:
+    begin = started(process)
+    if begin is None:
         return "0 s: it has ended"
-    started = int(fields[_START_TIME]) / os.sysconf("SC_CLK_TCK")
-    seconds = max(0, round(time.clock_gettime(time.CLOCK_BOOTTIME) - started))
+    seconds = max(0, round(time.clock_gettime(time.CLOCK_BOOTTIME) - begin))
     return str(timedelta(seconds=seconds))
 
 
