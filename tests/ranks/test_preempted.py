@@ -10,9 +10,6 @@ import pytest
 from ranks import RunRanks
 from supervised import Job, Start, until
 
-import distboot
-from distboot.base.settings import supervision_settings
-
 # Each rank says that it trains once it has come to its fifth step, and at which read it was told to stop.
 TRAIN = """
 step = 0
@@ -182,28 +179,3 @@ def sidecar_of(job: Job, rank: int) -> int:
             if is_sidecar and own <= set((process / "environ").read_bytes().split(b"\0")):
                 return int(process.name)
     raise AssertionError(f"rank {rank} has no agent")
-
-
-@pytest.mark.parametrize(
-    ("env", "what", "hint"),
-    [
-        ({"DISTBOOT_STOP_SIGNALS": "USR1,KILL"},
-         "DISTBOOT_STOP_SIGNALS: 'KILL' is not a signal that can ask a script to stop",
-         "use some of USR1, USR2, INT, HUP, XCPU, with commas; SIGTERM always asks"),
-        ({"DISTBOOT_STOP_BEFORE_END": "60"},
-         "DISTBOOT_STOP_BEFORE_END is set, and nothing says when the job ends: SLURM_JOB_END_TIME is missing",
-         "DISTBOOT_JOB_END_TIME=$(( $(date +%s) + 86400 )) for a day from now, or unset it"),
-        ({"DISTBOOT_STOP_BEFORE_END": "60", "SLURM_JOB_END_TIME": "tomorrow"},
-         "SLURM_JOB_END_TIME='tomorrow' is not a time in seconds since 1970", "date +%s prints the time now"),
-        ({"DISTBOOT_STOP_BEFORE_END": "-1"},
-         "DISTBOOT_STOP_BEFORE_END='-1' is not a number of seconds", "use a number of seconds above 0, at most 86400"),
-    ],
-)  # fmt: skip
-def test_settings_that_cannot_be_are_refused(env: dict[str, str], what: str, hint: str) -> None:
-    with pytest.raises(distboot.DistbootError) as caught:
-        supervision_settings(env)
-    assert (caught.value.code, caught.value.message, caught.value.hint) == (
-        "broken-environment",
-        what,
-        hint,
-    )

@@ -13,8 +13,6 @@ import pytest
 from ranks import RunRanks
 from supervised import until
 
-import distboot
-from distboot.base.settings import supervision_settings
 from distboot.script import stop_notices
 from distboot.script.stop_notices import (
     MetadataService,
@@ -242,26 +240,3 @@ print(time.monotonic() - begin < 3)
             DISTBOOT_NOTICE_ADDRESS=found.address,
         )
     assert [(rank.out, rank.code) for rank in ended] == [("True\n", 0)] * 2
-
-
-@pytest.mark.parametrize(
-    ("env", "what", "hint"),
-    [
-        ({"DISTBOOT_STOP_NOTICE": "gcp"}, "DISTBOOT_STOP_NOTICE='gcp' is not a provider of stop notices",
-         "use azure or aws, or unset it"),
-        ({"DISTBOOT_NOTICE_ADDRESS": "nowhere"}, "DISTBOOT_NOTICE_ADDRESS='nowhere' is not a host with a port",
-         "unset it, or use HOST:PORT"),
-        ({"DISTBOOT_NOTICE_ADDRESS": "a\nb:80"}, "DISTBOOT_NOTICE_ADDRESS='a\\nb:80' is not a host with a port",
-         "unset it, or use HOST:PORT"),
-        ({"DISTBOOT_NOTICE_ADDRESS": "a:70000"}, "DISTBOOT_NOTICE_ADDRESS='a:70000' is not a host with a port",
-         "unset it, or use HOST:PORT"),
-    ],
-)  # fmt: skip
-def test_settings_that_cannot_be_are_refused(env: dict[str, str], what: str, hint: str) -> None:
-    with pytest.raises(distboot.DistbootError) as caught:
-        supervision_settings(env)
-    assert (caught.value.code, caught.value.message, caught.value.hint) == (
-        "broken-environment",
-        what,
-        hint,
-    )
