@@ -26,9 +26,8 @@ def join_here(
     `failed` is called if they do not meet, with what there is of the meeting, and why; `wanted` again and again, and
     may raise. The rest is as for `plan_of`.
     """
-    from ..rendezvous.join import (
-        Joined,  # here, as a process with a sidecar does not join by itself
-    )
+    # Here, as a process with a sidecar does not join by itself
+    from ..rendezvous.join import Joined
 
     plan, problem = plan_of(placement, environ, join_timeout, **more)  # type: ignore[arg-type]
     job = Session(placement, join_timeout)

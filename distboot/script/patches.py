@@ -1,7 +1,7 @@
 """The table of what distboot changes in the process of the user's script, and why.
 
-docs/reference/your-process.md is written from it, and tests/test_patches.py compares it with real
-processes and with the source: a patch without a row fails, and so does a row without a patch.
+docs/reference/your-process.md is written from it, and tests/ranks/test_patches.py compares it with
+real processes and with the source: a patch without a row fails, and so does a row without a patch.
 Nothing reads it at run time.
 """
 
