@@ -125,6 +125,7 @@ class HeartbeatConnection:
             False  # whether this connection has ended, and the peer may open another one
         )
         self.received = 0  # messages, ever
+        self._has_spoken = False  # whether a message has come since it is unreachable
         self._kept = Backlog()
         self._has_all = False  # whether nothing was left to read at the last attempt
         self._unsent = bytearray()
@@ -203,6 +204,7 @@ class HeartbeatConnection:
         # Beats do not wake us up: they are read when we are awake anyway. The rest of a longer message does.
         self._wake_for(HEADER + 1 if self._frames.missing == HEADER else 1)
         found = [each for each in messages if each[1] is not None]
+        self._has_spoken |= bool(found)
         self.received += sum(not isinstance(message, _UNCOUNTED) for _, message in found)
         return found
 
@@ -277,6 +279,11 @@ class HeartbeatConnection:
         """Whether it is silent for so long that a second opinion is asked for."""
         return self._probe is not None and self.unreachable_since is None
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether it is unreachable, and no message has come from it since."""
+        return self.unreachable_since is not None and not self._has_spoken
+
     def unreachable_for(self, now: float) -> str:
         """`"40 s"`."""
         return f"{now - (self.unreachable_since or now):.0f} s"
@@ -334,6 +341,7 @@ class HeartbeatConnection:
         if self.unreachable_since is not None:
             return None
         self.unreachable_since = now - silence
+        self._has_spoken = False
         why = f"gave no answer for {self._bound:g} s, though its host answers (a firewall?)"
         return LivenessFault(False, why)
 

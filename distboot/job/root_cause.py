@@ -92,7 +92,7 @@ class RankState:
     @property
     def is_reachable(self) -> bool:
         """The same, and its agent can be reached now."""
-        if self.connection is not None and self.connection.unreachable_since is not None:
+        if self.connection is not None and self.connection.is_silent:
             return False
         return self.is_open
 

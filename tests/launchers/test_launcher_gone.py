@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from horovods import needs_horovod
 from launched import (
     BIN,
     MPI_ENV,
@@ -40,6 +41,10 @@ KILLED = [
     pytest.param([str(MPICH), "-n", "2"], signal.SIGKILL, 1, marks=needs_mpich, id="proxy of mpiexec"),
     pytest.param(_TORCHRUN, signal.SIGKILL, 0, marks=needs_torch, id="torchrun"),
     pytest.param(_AGENT, signal.SIGUSR1, 0, marks=[needs_torch, pytest.mark.all], id="torchrun, USR1"),
+    pytest.param(
+        [str(BIN / "horovodrun"), "--gloo", "-np", "2"], signal.SIGKILL, 0,
+        marks=[needs_horovod, pytest.mark.all], id="horovodrun",
+    ),
 ]  # fmt: skip
 _SCRIPT = """
 import os, sys, time

@@ -20,6 +20,7 @@ from distboot.job.keys import Keys
 from distboot.job.messages import (
     CountReads,
     Exited,
+    Exiting,
     Position,
     Register,
     Terminating,
@@ -253,6 +254,22 @@ def test_unreachable_rank_keeps_its_place_at_a_key(
     job.side.take(0, STOP, job.now)  # and no failure of that rank
     job.turn(1)
     assert job.first == (0,)
+
+
+@pytest.mark.parametrize("speaks", [True, False])
+def test_agent_that_speaks_again_is_waited_for(
+    job: Job, monkeypatch: pytest.MonkeyPatch, speaks: bool
+) -> None:
+    """Before it is known that its host confirms what we send: its ranks may have ended just now, too."""
+    monkeypatch.setattr(HeartbeatConnection, "silence", lambda _: (1000.0, False))
+    for _ in range(20):
+        job.now += 1
+        job.side.tick(job.now)
+    if speaks:
+        job.send(Exiting())
+        job.read()
+    job.side.take(0, Exited(ExitStatus(code=0)), job.now)
+    assert job.side.over(job.now + 0.1) is not speaks
 
 
 def test_message_that_is_not_kept_is_not_passed_over() -> None:

@@ -205,6 +205,8 @@ HOROVODRUN = Launcher(
     name="horovodrun",
     title="horovodrun --gloo, static and elastic",
     markers=("HOROVOD_RANK", "HOROVOD_SIZE"),
+    # The process that the user starts; it starts the ranks of its own host only
+    programs=("horovodrun", "horovod.runner.launch"),
     numbers=("HOROVOD_RANK", "HOROVOD_SIZE"),
     more=_read_horovodrun,
     nodes_are_hosts=True,
